@@ -1,0 +1,1 @@
+"""XRT: one model on several engines."""

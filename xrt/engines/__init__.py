@@ -1,0 +1,21 @@
+"""Engines: the contract that an author implements, and the way from a name to an engine.
+
+A Function and a CompileContext go in, an Executable comes out. The engines themselves are leaves below this package;
+they never see each other, nor the partitioner, the cache or the runtime.
+"""
+
+from xrt.engines.contract import Executable, GraphCompiler
+from xrt.engines.options import CompileContext, ExecutionOptions, Precision, RunOptions
+from xrt.engines.optable import Kernel, OpTable, Predicate
+
+__all__ = [
+    "CompileContext",
+    "Executable",
+    "ExecutionOptions",
+    "GraphCompiler",
+    "Kernel",
+    "OpTable",
+    "Precision",
+    "Predicate",
+    "RunOptions",
+]

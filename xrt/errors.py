@@ -1,0 +1,129 @@
+"""Every error that XRT raises on purpose, in one tree.
+
+    XRTError
+    ├── ModelError (ValueError)            the model is not what it must be
+    ├── InputError (ValueError)            the values given to a call do not fit the model
+    ├── OptionError (ValueError)           an option is unknown or has an impossible value
+    ├── EngineError
+    │   ├── UnknownEngine (ValueError)     no engine of that name is registered
+    │   ├── EngineUnavailable              registered, but its library is missing or broken
+    │   ├── CompileRefused                 the engine declines a function, with the reason
+    │   ├── CompileFailed                  the engine's library failed while it compiled
+    │   └── RunFailed (RuntimeError)       the engine's library failed while it ran
+    ├── PlanError (ValueError)             no plan satisfies what was asked
+    ├── CacheError
+    ├── BundleError (ValueError)
+    └── DeviceError (ValueError)           the device is unknown, or not at hand
+
+    XRTWarning (UserWarning)
+    ├── FallbackWarning                    a node went to another engine than the first choice
+    └── SignatureWarning                   a module has compiled suspiciously many signatures
+
+A message says what was asked, what is the case, and what to do next; it names the object and its nearest neighbours.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "BundleError",
+    "CacheError",
+    "CompileFailed",
+    "CompileRefused",
+    "DeviceError",
+    "EngineError",
+    "EngineUnavailable",
+    "FallbackWarning",
+    "InputError",
+    "ModelError",
+    "OptionError",
+    "PlanError",
+    "RunFailed",
+    "SignatureWarning",
+    "UnknownEngine",
+    "XRTError",
+    "XRTWarning",
+    "did_you_mean",
+]
+
+
+class XRTError(Exception):
+    """Catch this to catch everything that XRT raises on purpose."""
+
+
+class ModelError(XRTError, ValueError):
+    """The model cannot be read, or breaks a rule of the graph."""
+
+
+class InputError(XRTError, ValueError):
+    """The values given to a call do not fit the model's declared inputs."""
+
+
+class OptionError(XRTError, ValueError):
+    """An option is unknown, or its value is impossible or not honoured by the engine."""
+
+
+class EngineError(XRTError):
+    """Something about an engine, as opposed to the model."""
+
+
+class UnknownEngine(EngineError, ValueError):
+    """No engine of that name is registered."""
+
+
+class EngineUnavailable(EngineError):
+    """The engine is registered, but its library is missing or does not import."""
+
+
+class CompileRefused(EngineError):
+    """The engine declines this function; the message is the reason, and the nodes are placed elsewhere."""
+
+
+class CompileFailed(EngineError):
+    """The engine's library failed while it compiled a function; the cause is chained."""
+
+
+class RunFailed(EngineError, RuntimeError):
+    """The engine's library failed while it ran an executable; the cause is chained."""
+
+
+class PlanError(XRTError, ValueError):
+    """No plan satisfies what was asked (``strict=True``, or a pin that cannot be kept)."""
+
+
+class CacheError(XRTError):
+    """The cache cannot serve; a run goes on without it wherever it can."""
+
+
+class BundleError(XRTError, ValueError):
+    """A saved module cannot be read: damaged, too new, or lacking what it needs."""
+
+
+class DeviceError(XRTError, ValueError):
+    """The device is unknown, or not at hand."""
+
+
+class XRTWarning(UserWarning):
+    """Catch or filter this to treat everything that XRT warns of."""
+
+
+class FallbackWarning(XRTWarning):
+    """Nodes run on another engine than the first choice; ``explain()`` has the reasons."""
+
+
+class SignatureWarning(XRTWarning):
+    """A module was called with so many different signatures that it compiles more than it runs."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `` Did you mean 'x'?`` for the nearest known word, or an empty string when none is near.
+
+    >>> did_you_mean("ort2", ["toy", "ort"])
+    " Did you mean 'ort'?"
+    >>> did_you_mean("zebra", ["toy", "ort"])
+    ''
+    """
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""

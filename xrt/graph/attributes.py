@@ -1,0 +1,138 @@
+"""Attributes of a node: a name, one of ONNX's kinds, and an immutable value."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xrt.errors import ModelError
+from xrt.graph.constants import Constant
+from xrt.graph.types import MapType, OptionalType, SequenceType, TensorType
+
+if TYPE_CHECKING:
+    from xrt.graph.function import Function
+
+__all__ = ["AttrKind", "Attribute"]
+
+
+class AttrKind(enum.Enum):
+    """The kinds of ``AttributeProto``, numbered as there. Sparse tensors are made dense when a model is read."""
+
+    FLOAT = 1
+    INT = 2
+    STRING = 3
+    TENSOR = 4
+    GRAPH = 5
+    FLOATS = 6
+    INTS = 7
+    STRINGS = 8
+    TENSORS = 9
+    GRAPHS = 10
+    TYPE = 13
+    TYPES = 14
+
+    @property
+    def is_list(self) -> bool:
+        return self in _LISTS
+
+    @property
+    def element(self) -> AttrKind:
+        """The kind of one element of a list kind; itself for a scalar kind."""
+        return _LISTS.get(self, self)
+
+
+_LISTS = {
+    AttrKind.FLOATS: AttrKind.FLOAT,
+    AttrKind.INTS: AttrKind.INT,
+    AttrKind.STRINGS: AttrKind.STRING,
+    AttrKind.TENSORS: AttrKind.TENSOR,
+    AttrKind.GRAPHS: AttrKind.GRAPH,
+    AttrKind.TYPES: AttrKind.TYPE,
+}
+_AS_LIST = {element: kind for kind, element in _LISTS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """One attribute: ``value`` is int, float, str (bytes where it is not UTF-8), Constant, Function, a Type, or a tuple of one of these.
+
+    Make one with `Attribute.of`, which normalises the value and checks it against the kind.
+    """
+
+    name: str
+    kind: AttrKind
+    value: Any
+
+    @classmethod
+    def of(cls, name: str, value: Any, kind: AttrKind | None = None) -> Attribute:
+        """Return an attribute; without a kind, it is read from the value's own type.
+
+        Raises ModelError when the value does not fit the kind, or is an empty list whose kind was not given.
+        """
+        kind = kind or _kind_of(name, value)
+        if not kind.is_list:
+            return cls(name, kind, _normal(name, value, kind))
+        if isinstance(value, np.ndarray):
+            value = value.tolist()
+        if not isinstance(value, list | tuple):
+            raise ModelError(f"attribute {name!r} must be a list of {kind.element.name.lower()}s; got {type(value).__name__} {value!r}")
+        return cls(name, kind, tuple(_normal(name, item, kind.element) for item in value))
+
+    def bodies(self) -> Iterator[Function]:
+        """Yield the Functions that the attribute holds."""
+        if self.kind is AttrKind.GRAPH:
+            yield self.value
+        elif self.kind is AttrKind.GRAPHS:
+            yield from self.value
+
+
+def _kind_of(name: str, value: Any) -> AttrKind:
+    if isinstance(value, list | tuple):
+        if not value:
+            raise ModelError(f"attribute {name!r} is an empty list, whose kind cannot be read from it; give the kind")
+        kinds = {_kind_of(name, item) for item in value}
+        if kinds == {AttrKind.INT, AttrKind.FLOAT}:
+            kinds = {AttrKind.FLOAT}
+        if len(kinds) == 1 and (only := kinds.pop()) in _AS_LIST:
+            return _AS_LIST[only]
+        raise ModelError(f"attribute {name!r} is a list of mixed kinds: {value!r}")
+    if isinstance(value, bool | int | np.integer | np.bool_):
+        return AttrKind.INT
+    if isinstance(value, float | np.floating):
+        return AttrKind.FLOAT
+    if isinstance(value, str | bytes):
+        return AttrKind.STRING
+    if isinstance(value, Constant | np.ndarray):
+        return AttrKind.TENSOR
+    if isinstance(value, TensorType | SequenceType | OptionalType | MapType):
+        return AttrKind.TYPE
+    if hasattr(value, "nodes") and hasattr(value, "captures"):
+        return AttrKind.GRAPH
+    raise ModelError(f"attribute {name!r} has a value that ONNX has no kind for: {type(value).__name__} {value!r}")
+
+
+def _normal(name: str, value: Any, kind: AttrKind) -> Any:
+    """Return the value as the kind stores it; floats are rounded to float32, as ONNX stores them."""
+    got = _kind_of(name, value)
+    if kind is AttrKind.FLOAT and got in (AttrKind.FLOAT, AttrKind.INT):
+        return float(np.float32(value))
+    if got is not kind:
+        raise ModelError(f"attribute {name!r} must be {kind.name.lower()}; got {got.name.lower()} {value!r}")
+    if kind is AttrKind.INT:
+        return int(value)
+    if kind is AttrKind.TENSOR and not isinstance(value, Constant):
+        return Constant(value)
+    if kind is AttrKind.STRING and isinstance(value, bytes):
+        return _text_or_bytes(value)
+    return value
+
+
+def _text_or_bytes(raw: bytes) -> str | bytes:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return raw

@@ -1,0 +1,99 @@
+"""A constant tensor: an array that nobody may write to, hashed at most once."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from xrt.errors import ModelError
+from xrt.graph.dtypes import DType
+from xrt.graph.types import TensorType
+
+__all__ = ["Constant"]
+
+
+class Constant:
+    """A read-only tensor, shared by reference between every Function that holds it.
+
+    ``array`` may be memory-mapped. The caller hands it over: it must not be written to afterwards through another
+    view. Equality is of type, shape and bytes, so ``-0.0 != 0.0`` and a NaN equals itself.
+    """
+
+    __slots__ = ("_digest", "array", "dtype")
+
+    array: np.ndarray[Any, Any]
+    dtype: DType
+
+    def __init__(self, array: np.ndarray[Any, Any] | np.generic) -> None:
+        view = np.asarray(array)
+        dtype = DType.of(view)
+        if dtype is DType.STRING:
+            view = _strings(view)
+        elif view.dtype != dtype.numpy:
+            view = view.astype(dtype.numpy)
+        view = view.view()
+        view.flags.writeable = False
+        self.array = view
+        self.dtype = dtype
+        self._digest: bytes | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    @property
+    def type(self) -> TensorType:
+        return TensorType(self.dtype, self.array.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held in memory; strings count their UTF-8 text."""
+        if self.dtype is DType.STRING:
+            return sum(len(s.encode("utf-8", "surrogateescape")) for s in self.array.flat)
+        return self.array.nbytes
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 over type, shape and content; linear in the size, computed once."""
+        if self._digest is None:
+            hasher = hashlib.sha256(f"{self.dtype}{self.array.shape}".encode())
+            if self.dtype is DType.STRING:
+                for text in self.array.flat:
+                    raw = text.encode("utf-8", "surrogateescape")
+                    hasher.update(len(raw).to_bytes(8, "little") + raw)
+            else:
+                contiguous = np.ascontiguousarray(self.array)
+                hasher.update(contiguous.reshape(-1).view(np.uint8))
+            self._digest = hasher.digest()
+        return self._digest
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Constant):
+            return NotImplemented
+        if self is other or self.array is other.array:
+            return True
+        return self.dtype is other.dtype and self.shape == other.shape and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f"Constant({self.type})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Constant, (np.asarray(self.array),))
+
+
+def _strings(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the array as objects that are all ``str``; bytes are decoded as UTF-8."""
+    out = np.empty(array.shape, dtype=object)
+    for index in np.ndindex(array.shape):
+        item = array[index]
+        if isinstance(item, bytes):
+            item = item.decode("utf-8", "surrogateescape")
+        if not isinstance(item, str):
+            raise ModelError(f"a string tensor holds {type(item).__name__} {item!r} at {index}; every element must be str")
+        out[index] = str(item)
+    return out

@@ -1,0 +1,33 @@
+"""A dictionary that cannot be changed: as quick to read as ``dict``, and it can be pickled."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn, TypeVar
+
+__all__ = ["FrozenDict"]
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class FrozenDict(dict[K, V]):
+    """A ``dict`` whose mutators raise TypeError.
+
+    >>> FrozenDict(a=1)["b"] = 2
+    Traceback (most recent call last):
+    TypeError: a FrozenDict cannot be changed; make a new one
+    """
+
+    __slots__ = ()
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise TypeError("a FrozenDict cannot be changed; make a new one")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse  # type: ignore[assignment]  # narrowed to never return, on purpose
+    clear = pop = popitem = setdefault = update = _refuse  # type: ignore[assignment]  # as above
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (dict(self),))
+
+    def __repr__(self) -> str:
+        return f"FrozenDict({dict(self)!r})"

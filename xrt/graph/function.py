@@ -1,0 +1,251 @@
+"""The Function: the only graph there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from xrt.errors import ModelError, did_you_mean
+from xrt.graph.constants import Constant
+from xrt.graph.frozen import FrozenDict
+from xrt.graph.node import Node
+from xrt.graph.order import canonical_order
+from xrt.graph.types import Type, Value
+
+__all__ = ["Function", "Use"]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One reading of a value: by which node, and in which place of `Node.uses`."""
+
+    node: Node
+    slot: int
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Function:
+    """Inputs, outputs, nodes, constants and aliases; a whole model, a folded cluster, or the body of an If.
+
+    Construction brings the nodes into a topological order that depends on the content alone (depth first from the
+    outputs; nodes that no output needs come last, as listed), gives every node a unique name, and checks what every
+    reader relies on: each value is defined once, no cycle, no control predecessor that is not there. It raises
+    ModelError otherwise. The rules about operators, types and opsets are `verify`'s. Cost: linear.
+    """
+
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    nodes: tuple[Node, ...] = ()
+    constants: Mapping[str, Constant] = FrozenDict()
+    """Constant tensors by value name; none is also an input."""
+    opsets: Mapping[str, int] = FrozenDict()
+    """Version of each operator domain; the empty string is ai.onnx."""
+    aliases: tuple[tuple[str, str], ...] = ()
+    """(input, output) pairs: after a call the input's buffer holds that output."""
+    types: Mapping[str, Type] = FrozenDict()
+    """What is known of inner values; inputs, outputs and constants carry their own."""
+    name: str = "main"
+    doc: str = ""
+    metadata: Mapping[str, str] = FrozenDict()
+    """Text carried along (ONNX ``metadata_props``); it does not enter the fingerprint."""
+
+    def __post_init__(self) -> None:
+        for field in ("constants", "opsets", "types", "metadata"):
+            value = getattr(self, field)
+            if type(value) is not FrozenDict:
+                object.__setattr__(self, field, FrozenDict(value))
+        for field in ("inputs", "outputs", "aliases"):
+            object.__setattr__(self, field, tuple(getattr(self, field)))
+        named = _with_unique_names(tuple(self.nodes))
+        producer = _producers(self, named)
+        order = canonical_order(named, producer, [v.name for v in self.outputs])
+        object.__setattr__(self, "nodes", tuple(named[i] for i in order))
+        rank = {old: new for new, old in enumerate(order)}
+        object.__setattr__(self, "_producer", {name: rank[i] for name, i in producer.items()})
+
+    # ------------------------------------------------------------------ who defines, who reads
+
+    def position(self, value: str) -> int | None:
+        """Return the index in `nodes` of the node that defines the value; None for inputs, constants and captures."""
+        return self._producer.get(value)  # type: ignore[attr-defined, no-any-return]  # set in __post_init__
+
+    def producer(self, value: str) -> Node | None:
+        """Return the node that defines the value; None for inputs, constants and captures."""
+        index = self.position(value)
+        return None if index is None else self.nodes[index]
+
+    @cached_property
+    def _users(self) -> dict[str, tuple[Use, ...]]:
+        users: dict[str, list[Use]] = {}
+        for node in self.nodes:
+            for slot, name in enumerate(node.uses):
+                users.setdefault(name, []).append(Use(node, slot))
+        return {name: tuple(uses) for name, uses in users.items()}
+
+    def users(self, value: str) -> tuple[Use, ...]:
+        """Return every reading of the value by a node, in node order; a node that reads it twice stands twice."""
+        return self._users.get(value, ())
+
+    @cached_property
+    def _by_name(self) -> dict[str, Node]:
+        return {node.name: node for node in self.nodes}
+
+    def node(self, name: str) -> Node:
+        """Return the node of that name; raises ModelError naming the nearest one."""
+        try:
+            return self._by_name[name]
+        except KeyError:
+            raise ModelError(f"function {self.name!r} has no node {name!r}.{did_you_mean(name, self._by_name)}") from None
+
+    @cached_property
+    def captures(self) -> tuple[str, ...]:
+        """Values that the Function reads but does not define: what a body takes from outside, in order of first use."""
+        own = self._own
+        read = dict.fromkeys(name for node in self.nodes for name in node.uses if name not in own)
+        read.update(dict.fromkeys(v.name for v in self.outputs if v.name not in own))
+        return tuple(read)
+
+    @cached_property
+    def _own(self) -> frozenset[str]:
+        return frozenset([*(v.name for v in self.inputs), *self.constants, *self._producer])  # type: ignore[attr-defined]  # as above
+
+    # ------------------------------------------------------------------ types
+
+    @cached_property
+    def _types(self) -> dict[str, Type]:
+        known = dict(self.types)
+        known.update((name, c.type) for name, c in self.constants.items())
+        known.update((v.name, v.type) for v in (*self.outputs, *self.inputs) if v.type is not None)
+        return known
+
+    def type_of(self, value: str) -> Type | None:
+        """Return what is known of the value's type, None when nothing is."""
+        return self._types.get(value)
+
+    def value(self, name: str) -> Value:
+        """Return the name with its type."""
+        return Value(name, self.type_of(name))
+
+    def opset(self, domain: str = "") -> int:
+        """Return the version of a domain; raises ModelError when the Function does not import it."""
+        try:
+            return self.opsets[domain]
+        except KeyError:
+            known = ", ".join(repr(d) for d in self.opsets) or "none"
+            raise ModelError(f"function {self.name!r} imports no opset for domain {domain!r} (it imports: {known})") from None
+
+    def value_names(self) -> Iterator[str]:
+        """Yield the name of every value that the Function itself defines: inputs, constants, then node outputs."""
+        yield from (v.name for v in self.inputs)
+        yield from self.constants
+        for node in self.nodes:
+            yield from node.defines
+
+    def walk(self) -> Iterator[tuple[Function, Node]]:
+        """Yield every node with the Function that holds it, bodies included, outer nodes first."""
+        for node in self.nodes:
+            yield self, node
+            for body in node.bodies:
+                yield from body.walk()
+
+    # ------------------------------------------------------------------ other Functions from this one
+
+    def replace(self, **changes: Any) -> Function:
+        """Return a Function with those fields changed, ordered and checked anew."""
+        return replace(self, **changes)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash over what the Function computes: see `xrt.graph.fingerprint`. Linear, computed once."""
+        from xrt.graph.fingerprint import fingerprint
+
+        return fingerprint(self)
+
+    # ------------------------------------------------------------------ comparison and text
+
+    def __eq__(self, other: object) -> bool:
+        """Compare content, names included. For equality up to renaming compare `fingerprint`."""
+        if not isinstance(other, Function):
+            return NotImplemented
+        if self is other:
+            return True
+        return all(getattr(self, f) == getattr(other, f) for f in self.__dataclass_fields__)
+
+    def __hash__(self) -> int:
+        return hash((self.inputs, self.outputs, len(self.nodes)))
+
+    def __str__(self) -> str:
+        from xrt.graph.printer import text_of
+
+        return text_of(self)
+
+    def __repr__(self) -> str:
+        inside = f"{len(self.inputs)} inputs, {len(self.outputs)} outputs, {len(self.nodes)} nodes, {len(self.constants)} constants"
+        return f"<Function {self.name!r}: {inside}>"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            object.__setattr__(self, name, value)
+        self.__post_init__()
+
+
+def _with_unique_names(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Fill in empty names from the first output; a name given twice is an error only where control edges need it."""
+    taken = {node.name for node in nodes if node.name}
+    blank = any(not node.name for node in nodes)
+    if not blank and len(taken) == len(nodes):
+        return nodes
+    referred = {name for node in nodes for name in node.control}
+    seen: set[str] = set()
+    out = []
+    for node in nodes:
+        name = node.name
+        if name and name not in seen:
+            seen.add(name)
+            out.append(node)
+            continue
+        if name in referred:
+            raise ModelError(f"two nodes are named {name!r}, and a control edge refers to that name; give them different names")
+        base = name or next(node.defines, node.op_type)
+        fresh = _fresh(base, taken)
+        taken.add(fresh)
+        seen.add(fresh)
+        out.append(replace(node, name=fresh))
+    return tuple(out)
+
+
+def _fresh(base: str, taken: set[str]) -> str:
+    if base not in taken:
+        return base
+    count = 2
+    while f"{base}_{count}" in taken:
+        count += 1
+    return f"{base}_{count}"
+
+
+def _producers(function: Function, nodes: Iterable[Node]) -> dict[str, int]:
+    """Map each value to the index of the node that defines it; raises ModelError for a value defined twice."""
+    given = {}
+    for value in function.inputs:
+        if value.name in given:
+            raise ModelError(f"function {function.name!r} has two inputs named {value.name!r}")
+        given[value.name] = "an input"
+    for name in function.constants:
+        if name in given:
+            raise ModelError(f"value {name!r} of function {function.name!r} is both an input and a constant")
+        given[name] = "a constant"
+    producer: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        for name in node.defines:
+            if name in producer or name in given:
+                raise ModelError(
+                    f"value {name!r} of function {function.name!r} is defined twice: by node {node.name!r} ({node.op}) and by "
+                    f"{given.get(name) or 'another node'}; every value has one definition"
+                )
+            producer[name] = index
+    return producer

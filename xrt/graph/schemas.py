@@ -1,0 +1,58 @@
+"""The operator schemas of the ``onnx`` package: the only part of it that the graph reads."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from onnx import defs
+
+from xrt.graph.function import Function
+from xrt.graph.node import Node
+
+__all__ = ["is_deterministic", "is_training", "latest_opset", "schema_of", "since_version"]
+
+
+@lru_cache(maxsize=4096)
+def schema_of(op_type: str, version: int, domain: str = "") -> defs.OpSchema | None:
+    """Return the operator's schema in force at an opset version, None where the domain or the operator is unknown."""
+    try:
+        return defs.get_schema(op_type, version, domain)
+    except defs.SchemaError:
+        return None
+
+
+def since_version(node: Node, function: Function) -> int | None:
+    """Return the version at which the node's operator took its present meaning; None where it is unknown."""
+    version = function.opsets.get(node.domain)
+    schema = None if version is None else schema_of(node.op_type, version, node.domain)
+    return None if schema is None else schema.since_version
+
+
+@lru_cache(maxsize=1)
+def latest_opset() -> int:
+    """Return the newest version of ai.onnx that the installed ``onnx`` knows."""
+    return defs.onnx_opset_version()
+
+
+_RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
+
+
+def is_deterministic(node: Node, function: Function) -> bool:
+    """Whether the node gives the same outputs whenever it is given the same inputs.
+
+    Random operators, Dropout told to train, operators of domains that ``onnx`` does not describe, and nodes whose
+    bodies hold such a node do not: they are never folded into constants, merged or shared.
+    """
+    if since_version(node, function) is None or node.op_type in _RANDOM:
+        return False
+    if node.op_type == "Dropout" and is_training(node, function):
+        return False
+    return all(is_deterministic(inner, body) for body in node.bodies for inner in body.nodes)
+
+
+def is_training(node: Node, function: Function) -> bool:
+    """Whether the node is the training form of its operator; a Dropout whose flag is not a constant counts as one."""
+    if node.op_type == "Dropout" and not node.domain and len(node.inputs) > 2 and node.inputs[2]:
+        flag = function.constants.get(node.inputs[2])
+        return flag is None or bool(flag.array)
+    return node.op_type == "BatchNormalization" and node.attr("training_mode", 0) == 1
