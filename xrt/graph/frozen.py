@@ -26,6 +26,9 @@ class FrozenDict(dict[K, V]):
     __setitem__ = __delitem__ = __ior__ = _refuse  # type: ignore[assignment]  # narrowed to never return, on purpose
     clear = pop = popitem = setdefault = update = _refuse  # type: ignore[assignment]  # as above
 
+    def __hash__(self) -> int:  # type: ignore[override]  # it cannot change, so it can be hashed; over the keys, which are cheap
+        return hash(frozenset(self))
+
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (dict(self),))
 
