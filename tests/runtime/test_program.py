@@ -161,7 +161,7 @@ def test_refusals_come_back_with_the_nodes_to_place_elsewhere() -> None:
         ("xrt_first_0", ("Refuse_b",), CompileRefused),
         ("xrt_first_2", ("Crash_y",), CompileFailed),
     ]
-    assert str(refusals[1].error) == "engine 'first' failed to compile xrt_first_1 (1 nodes): ZeroDivisionError: in the compiler"
+    assert str(refusals[1].error) == "engine 'first' failed to compile xrt_first_2 (1 nodes): ZeroDivisionError: in the compiler"
 
 
 def test_prepare_is_called_once_per_compile() -> None:
