@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -209,14 +209,18 @@ def _labels(operator: Operator, count: int) -> tuple[str, ...]:
 
 
 def _output_types(
-    builder: Builder, operator: Operator, node: Node, symbols: Iterable[Symbol | None], bound: Mapping[str, str]
+    builder: Builder, operator: Operator, node: Node, symbols: Sequence[Symbol | None], bound: Mapping[str, str]
 ) -> Sequence[Type | None]:
     declared = declared_outputs(operator, node, bound)
     if builder.inference is None:
         return declared
     given = {s.name: s.type for s in symbols if s is not None and s.type is not None}
     constants = {s.name: c for s in symbols if s is not None and (c := builder.constant_of(s)) is not None}
-    inferred = builder.inference(node, given, constants, builder.opsets)
+    try:
+        inferred = builder.inference(node, given, constants, builder.opsets)
+    except ModelError as error:
+        shown = ", ".join("None" if s is None else str(s.value) for s in symbols)
+        raise ModelError(f"{error} (its inputs are {shown or 'none'})") from error
     return [refined(i, d) for i, d in zip(inferred, declared, strict=True)]
 
 
