@@ -54,15 +54,14 @@ def check(function: Callable[..., Any], *arrays: Any) -> None:
     """Compare with NumPy, which may refuse: then so must the trace."""
     try:
         expected = numpy(function, *arrays)
-    except (TypeError, OverflowError) as error:
+    except (TypeError, OverflowError):
         with pytest.raises(ModelError):
             trace(function, *arrays)
-        assert error is not None
         return
     try:
         (actual,) = run(function, *arrays)
     except ModelError as error:  # ONNX may have no operator for the type that NumPy computes in; nothing else is excused
-        assert " takes no tensor(" in str(error), error  # noqa: PT017
+        assert " takes no tensor(" in str(error), error  # noqa: PT017  # which errors are excused is the point
         return
     assert actual.dtype == np.asarray(expected).dtype
     np.testing.assert_array_equal(actual, expected)
@@ -162,7 +161,7 @@ def test_arrays_are_strong_and_numbers_weak() -> None:
     assert trace(lambda x: x * np.array(2.5), x).outputs[0].type == TensorType(DType.FLOAT64, (3,))
     assert trace(lambda x: x * np.float64(2.5), x).outputs[0].type == TensorType(DType.FLOAT64, (3,))
     assert trace(lambda x: np.float32(2.5) * x, x).outputs[0].type == TensorType(DType.FLOAT32, (3,))
-    assert trace(lambda x: x + [1, 2, 3], x).outputs[0].type == TensorType(DType.FLOAT64, (3,))
+    assert trace(lambda x: x * [1, 2, 3], x).outputs[0].type == TensorType(DType.FLOAT64, (3,))
     assert trace(lambda x: x + Constant(np.ones(3, np.float16)), x).outputs[0].type == TensorType(DType.FLOAT32, (3,))
 
 
