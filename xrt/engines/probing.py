@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 from xrt.engines.registry import EngineStatus, names, probe, registered
 
@@ -29,7 +30,7 @@ def probe_all(engines: Sequence[str] | None = None, timeout: float = 60) -> tupl
 
 
 def _probe_apart(unknown: EngineStatus, timeout: float) -> EngineStatus:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
     command = [sys.executable, "-P", "-c", "from xrt.engines.probing import answer; answer()", unknown.name]
     try:
         done = subprocess.run(
