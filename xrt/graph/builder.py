@@ -24,7 +24,20 @@ from xrt.graph.function import Function
 from xrt.graph.node import Node
 from xrt.graph.types import MapType, OptionalType, SequenceType, TensorType, Type, Value
 
-__all__ = ["DEFAULT_OPSET", "Builder", "DTypeLike", "Graph", "Inference", "Operand", "Tensor", "after", "device", "inline", "scope", "trace"]
+__all__ = [
+    "DEFAULT_OPSET",
+    "Builder",
+    "DTypeLike",
+    "Graph",
+    "Inference",
+    "Operand",
+    "Tensor",
+    "after",
+    "device",
+    "inline",
+    "scope",
+    "trace",
+]
 
 
 class Graph:
@@ -53,7 +66,7 @@ class Graph:
     def infer(
         self, node: Node, types: Mapping[str, Type], constants: Mapping[str, Constant], opsets: Mapping[str, int]
     ) -> Sequence[Type | None]:
-        """Return the types of a node's outputs while it is traced, None where the schema's element type must do; see `Inference`."""
+        """Return the types of a node's outputs, None where the element type that the schema tells must do; see `Inference`."""
         return [None] * len(node.outputs)
 
     def trace(self, *inputs: Any, **named: Any) -> Function:
@@ -70,9 +83,9 @@ class Graph:
             return self.build(*inputs, **named)
 
     @staticmethod
-    def update(input: Tensor, value: Any) -> Tensor:
+    def update(target: Tensor, value: Any) -> Tensor:
         """Make the buffer of an input hold the value after each call; see `Builder.update`."""
-        return current("update").update(input, value)
+        return current("update").update(target, value)
 
 
 def trace(
@@ -102,7 +115,8 @@ def _bound(title: str, build: Callable[..., Any], inputs: Sequence[Any], named: 
     try:
         return signature.bind(*inputs, **named)
     except TypeError as error:
-        raise ModelError(f"build of {title!r} takes {signature}; it was given {len(inputs)} positional inputs and {sorted(named)}: {error}") from error
+        given = ", ".join([f"{len(inputs)} in their places", *named])
+        raise ModelError(f"build of {title!r} takes {signature}; the inputs given are {given}: {error}") from error
 
 
 def _make_inputs(builder: Builder, bound: inspect.BoundArguments) -> None:
@@ -146,17 +160,17 @@ def _part_name(builder: Builder, title: str) -> str:
 
 
 def scope(name: str) -> AbstractContextManager[None]:
-    """Prefix the names of the nodes recorded inside ``with scope("block"):`` with ``block/``."""
+    """Prefix the names of the nodes recorded inside with the name and a slash."""
     return current("scope").scope(name)
 
 
 def device(name: str) -> AbstractContextManager[None]:
-    """Say where the nodes recorded inside ``with device("cuda:1"):`` must run."""
+    """Say where the nodes recorded inside must run: ``"cpu"``, ``"cuda:1"``."""
     return current("device").device(name)
 
 
 def after(*values: Tensor) -> AbstractContextManager[None]:
-    """Make the nodes recorded inside ``with after(x):`` run after the one that computes x, without reading it."""
+    """Make the nodes recorded inside run after those that compute the values, without reading them."""
     return current("after").after(*values)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -74,7 +74,8 @@ def _apply(
     bodies = trace_bodies(builder, operator, symbols, attributes) if operator.name in CONTROL_FLOW else None
     made = _attributes(operator, {**attributes, **bodies.functions} if bodies else attributes)
     count = _output_count(operator, bodies, symbols, attributes, outputs, builder)
-    node = builder.new_node(operator.name, symbols, count, made, domain=operator.domain, name=name, labels=_labels(operator, count))
+    labels = _labels(operator, count)
+    node = builder.new_node(operator.name, symbols, count, made, domain=operator.domain, name=name, labels=labels)
     types = bodies.outputs if bodies else _output_types(builder, operator, node, symbols, bound)
     results = builder.record(node, types)
     single = bodies.is_single if bodies else operator.max_outputs is not None and count == 1
@@ -113,9 +114,10 @@ def _operands(
     for index, item in enumerate(given):
         if item is None or symbols[index] is not None:
             continue
+        formal = operator.formal_input(index)
         if not is_weak(item):
-            raise ModelError(f"input {operator.formal_input(index).name!r} is a {type(item).__name__}, {item!r}; it must be a tensor")
-        symbols[index] = builder.symbol(weak_array(item, weak_dtype(operator.formal_input(index), bound, item)))
+            raise ModelError(f"input {formal.name!r} is a {type(item).__name__}, {item!r}; it must be a tensor")
+        symbols[index] = builder.symbol(weak_array(item, weak_dtype(formal, bound, item)))
         bound = bind(operator, [None if symbol is None else symbol.type for symbol in symbols])
     return symbols, bound
 
@@ -141,7 +143,8 @@ def _check_attribute_names(operator: Operator, attributes: Mapping[str, Any]) ->
             raise ModelError(f"has no attribute {name!r}; its attributes are: {has}.{did_you_mean(name, known)}")
     missing = sorted(name for name in operator.required if attributes.get(name) is None)
     if missing:
-        raise ModelError(f"needs the attribute {missing[0]!r} ({operator.attributes[missing[0]].kind.name.lower()}); it was not given")
+        kind = operator.attributes[missing[0]].kind.name.lower()
+        raise ModelError(f"needs the attribute {missing[0]!r} ({kind}); it was not given")
 
 
 def _attributes(operator: Operator, attributes: Mapping[str, Any]) -> tuple[Attribute, ...]:
@@ -174,7 +177,7 @@ def _output_count(
     builder: Builder,
 ) -> int:
     known = len(bodies.outputs) if bodies else _implied_count(operator, symbols, attributes, builder)
-    count = known if asked is None else asked
+    count: object = known if asked is None else asked
     if count is None:
         raise ModelError("the number of its outputs cannot be read from what was given; say it with outputs=")
     if not isinstance(count, int) or not operator.allows_outputs(count):
@@ -206,14 +209,18 @@ def _labels(operator: Operator, count: int) -> tuple[str, ...]:
 
 
 def _output_types(
-    builder: Builder, operator: Operator, node: Node, symbols: Iterable[Symbol | None], bound: Mapping[str, str]
+    builder: Builder, operator: Operator, node: Node, symbols: Sequence[Symbol | None], bound: Mapping[str, str]
 ) -> Sequence[Type | None]:
     declared = declared_outputs(operator, node, bound)
     if builder.inference is None:
         return declared
     given = {s.name: s.type for s in symbols if s is not None and s.type is not None}
     constants = {s.name: c for s in symbols if s is not None and (c := builder.constant_of(s)) is not None}
-    inferred = builder.inference(node, given, constants, builder.opsets)
+    try:
+        inferred = builder.inference(node, given, constants, builder.opsets)
+    except ModelError as error:
+        shown = ", ".join("None" if s is None else str(s.value) for s in symbols)
+        raise ModelError(f"{error} (its inputs are {shown or 'none'})") from error
     return [refined(i, d) for i, d in zip(inferred, declared, strict=True)]
 
 

@@ -126,7 +126,7 @@ def _settled(
         states, _ = _split(function, first, len(carried))
         for index, (before, after) in enumerate(zip(carried, states, strict=True)):
             _check_same("carried value", index, "the input", before, "the body's output", after.type)
-        widened = [before if after.type is None else joined(before, after.type) for before, after in zip(carried, states, strict=True)]
+        widened = [b if after.type is None else joined(b, after.type) for b, after in zip(carried, states, strict=True)]
         if widened == list(carried) or isinstance(body, Function):
             return function
         builder.names.rewind(mark)
@@ -137,7 +137,8 @@ def _split(function: Function, first: int, count: int) -> tuple[Sequence[Value],
     """Return the body's outputs that are carried on, and those that are gathered."""
     if len(function.outputs) < first + count:
         condition = "the condition and " if first else ""
-        raise ModelError(f"the body gives {len(function.outputs)} outputs; it must give {condition}{count} carried value(s) first")
+        given = len(function.outputs)
+        raise ModelError(f"the body gives {given} output(s); it must give {condition}{count} carried value(s) first")
     return function.outputs[first : first + count], function.outputs[first + count :]
 
 

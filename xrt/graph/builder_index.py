@@ -73,7 +73,8 @@ def _normal(x: Tensor, item: Any) -> Any:
         array = np.asarray(item)
         array = array.astype(np.int64) if array.size == 0 and not isinstance(item, np.ndarray) else array
         return int(array) if array.ndim == 0 and array.dtype.kind in "iu" else _checked_kind(x, array, DType.of(array))
-    raise ModelError(f"{x.name!r} cannot be indexed with {type(item).__name__} {item!r}; use integers, slices, None, ... or arrays")
+    what = f"{type(item).__name__} {item!r}"
+    raise ModelError(f"{x.name!r} cannot be indexed with {what}; use integers, slices, None, ... or arrays")
 
 
 def _checked_kind(x: Tensor, item: Any, dtype: DType) -> Any:

@@ -51,7 +51,8 @@ def _check_opset(symbol: str) -> None:
     version = current(f"the operator {symbol}").version("")
     if version < MINIMUM_OPSET:
         raise ModelError(
-            f"the operator {symbol} on tensors needs opset {MINIMUM_OPSET} or newer; the graph is at {version}. Raise it, or use xrt.ops"
+            f"the operator {symbol} on tensors needs opset {MINIMUM_OPSET} or newer; the graph is at {version}. "
+            f"Raise the graph's opset, or use xrt.ops"
         )
 
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DTypeLike", "Operand", "dtype_of", "is_strong", "is_weak", "natural_dtype", "weak_array", "weak_dtype"]
 
-Operand: TypeAlias = "Tensor | Constant | np.ndarray[Any, Any] | np.generic | bool | int | float | complex | str | list[Any] | tuple[Any, ...]"
+Number: TypeAlias = "bool | int | float | complex"
+Operand: TypeAlias = "Tensor | Constant | np.ndarray[Any, Any] | np.generic | Number | str | list[Any] | tuple[Any, ...]"
 DTypeLike: TypeAlias = "DType | np.dtype[Any] | type[Any] | str"
 
 
@@ -40,7 +41,7 @@ def is_weak(value: object) -> bool:
 
 
 def dtype_of(like: DTypeLike) -> DType:
-    """Return the element type that a person means: a DType, its text (``"float32"``), a NumPy type, or ``int``, ``float``, ``bool``."""
+    """Return the element type that a person means: a DType, its text (``"float32"``), a NumPy type, or ``int``, ``float``."""
     if isinstance(like, DType):
         return like
     if isinstance(like, str) and like in _TEXTS:
@@ -50,7 +51,7 @@ def dtype_of(like: DTypeLike) -> DType:
     try:
         return DType.of(np.empty(0, np.dtype(like)))
     except TypeError:
-        raise ModelError(f"{like!r} is not an element type; give an xrt DType, a NumPy dtype, or a name such as 'float32'") from None
+        raise ModelError(f"{like!r} is no element type; give an xrt DType, a NumPy dtype, or a name such as 'float32'") from None
 
 
 _TEXTS = frozenset(d.text for d in DType)
@@ -111,7 +112,8 @@ def weak_array(value: Any, dtype: DType) -> np.ndarray[Any, Any]:
 def _plain_array(value: Any) -> np.ndarray[Any, Any]:
     if isinstance(value, list | tuple) and any(isinstance(item, Symbol) for item in value):
         raise ModelError(
-            "a list that holds tensors of the graph is not an operand; pass the tensors one by one, as in xrt.ops.Concat(a, b, axis=0)"
+            "a list that holds tensors of the graph is not an operand; pass the tensors one by one, as in "
+            "xrt.ops.Concat(a, b, axis=0)"
         )
     try:
         return np.asarray(value)

@@ -19,12 +19,12 @@ from xrt.graph.builder_operand import is_strong, is_weak, natural_dtype, weak_ar
 from xrt.graph.builder_outputs import finished
 from xrt.graph.builder_symbol import Symbol, recording
 from xrt.graph.builder_tensor import Tensor
-from xrt.graph.builder_types import Inference
+from xrt.graph.builder_types import Inference, may_equal
 from xrt.graph.constants import Constant
 from xrt.graph.function import Function
 from xrt.graph.node import Node
 from xrt.graph.operators import domain_title, latest_version
-from xrt.graph.types import TensorType, Type
+from xrt.graph.types import Type
 
 __all__ = ["DEFAULT_OPSET", "Builder"]
 
@@ -62,7 +62,8 @@ class Builder:
         outer: Builder | None = None,
     ) -> None:
         self.name = name
-        self.opsets: dict[str, int] = outer.opsets if outer else {"": opsets} if isinstance(opsets, int) else {"": DEFAULT_OPSET, **opsets}
+        versions = {"": opsets} if isinstance(opsets, int) else {"": DEFAULT_OPSET, **opsets}
+        self.opsets: dict[str, int] = outer.opsets if outer else versions
         self.inference = inference
         self.outer = outer
         self.names: Names = outer.names if outer else Names()
@@ -92,7 +93,7 @@ class Builder:
         recording.reset(self._tokens.pop())
 
     def version(self, domain: str) -> int:
-        """Return the opset version of a domain, the newest of those that ``onnx`` describes and the graph has not imported yet."""
+        """Return the opset version of a domain; one that is not imported yet is, at the newest that ``onnx`` describes."""
         if domain not in self.opsets:
             self.opsets[domain] = latest_version(domain)
         return self.opsets[domain]
@@ -100,7 +101,8 @@ class Builder:
     def import_domain(self, domain: str, version: int) -> None:
         """Import a domain; raises ModelError when the graph already imports it at another version."""
         if self.opsets.setdefault(domain, version) != version:
-            raise ModelError(f"the graph imports {domain_title(domain)} at version {self.opsets[domain]}; version {version} was asked")
+            known = f"the graph imports {domain_title(domain)} at version {self.opsets[domain]}"
+            raise ModelError(f"{known}; version {version} was asked")
 
     def new_node(
         self,
@@ -196,7 +198,8 @@ class Builder:
             return self.constant(item)
         if not any(item.builder is builder for builder in self.lineage()):
             where = "a body that has ended, or another graph" if item.builder.names is self.names else "another graph"
-            raise ModelError(f"value {item.name!r} belongs to {where} ({item.builder.name!r}) and cannot be used in {self.name!r}")
+            whose = f"value {item.name!r} belongs to {where} ({item.builder.name!r})"
+            raise ModelError(f"{whose} and cannot be used in {self.name!r}")
         return item  # type: ignore[return-value]  # every Symbol that a builder makes is a Tensor
 
     def constant_of(self, symbol: Symbol) -> Constant | None:
@@ -216,7 +219,7 @@ class Builder:
         """Add an output; without a name it keeps the value's own."""
         self.outputs.append((self.symbol(value), name))
 
-    def update(self, input: Symbol, value: Any) -> Tensor:
+    def update(self, target: Symbol, value: Any) -> Tensor:
         """Make the buffer of an input hold the value after each call; the value becomes an output if it is none.
 
         What the graph reads from the input stays what was given. Raises ModelError unless the input is one of this graph's,
@@ -224,15 +227,14 @@ class Builder:
         """
         if self.outer is not None:
             raise ModelError(f"an input can be updated only in the graph itself, not in the body {self.name!r}")
-        target = self.symbol(input)
         if all(target is not known for known in self.inputs):
             names = ", ".join(known.name for known in self.inputs)
-            raise ModelError(f"only an input can be updated; {target.name!r} is none (the inputs are: {names or 'none'})")
+            raise ModelError(f"only an input can be updated; {target!r} is none (the inputs are: {names or 'none'})")
         if target.name in self.updates:
             raise ModelError(f"input {target.name!r} is updated twice; a buffer can hold one value after a call")
         new = self.symbol(value)
-        if new.type is not None and target.type is not None and not _may_equal(new.type, target.type):
-            raise ModelError(f"input {target.name!r} is {target.type} and cannot be updated with {new.name!r}, which is {new.type}")
+        if new.type is not None and target.type is not None and not may_equal(new.type, target.type):
+            raise ModelError(f"input {target.value} cannot be updated with {new.value}; their types differ")
         self.updates[target.name] = new
         return new
 
@@ -277,11 +279,14 @@ class Builder:
             if value.builder is self and value.name in node.outputs:
                 return node.name
         names = [name for node in self.nodes for name in node.outputs]
-        raise ModelError(f"no node of {self.name!r} computes {value.name!r}, so nothing can run after it.{did_you_mean(value.name, names)}")
+        near = did_you_mean(value.name, names)
+        raise ModelError(f"no node of {self.name!r} computes {value.name!r}, so nothing can run after it.{near}")
 
     # ------------------------------------------------------------------ bodies and sub-functions
 
-    def body(self, title: str, body: Callable[..., Any] | Function, inputs: Sequence[tuple[str, Type | None]]) -> tuple[Function, bool]:
+    def body(
+        self, title: str, body: Callable[..., Any] | Function, inputs: Sequence[tuple[str, Type | None]]
+    ) -> tuple[Function, bool]:
         """Return a body as a Function, and whether it gives one bare tensor: traced from a callable, or taken as it is."""
         if isinstance(body, Function):
             return adopted(self, title, body, len(inputs)), len(body.outputs) == 1
@@ -303,16 +308,6 @@ class Builder:
 
 def _unshared(array: Any) -> Any:
     return array.copy() if isinstance(array, np.ndarray) and array.flags.writeable else array
-
-
-def _may_equal(a: Type, b: Type) -> bool:
-    if not isinstance(a, TensorType) or not isinstance(b, TensorType):
-        return a == b
-    if a.dtype is not b.dtype or a.shape is None or b.shape is None:
-        return a.dtype is b.dtype
-    return len(a.shape) == len(b.shape) and all(
-        x == y or not (isinstance(x, int) and isinstance(y, int)) for x, y in zip(a.shape, b.shape, strict=True)
-    )
 
 
 def _parameter_names(title: str, body: Callable[..., Any], inputs: Sequence[tuple[str, Type | None]]) -> list[str]:

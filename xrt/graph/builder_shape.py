@@ -58,7 +58,7 @@ def _extent(x: Tensor, item: Any, place: int, has_zero: bool) -> Any:
     names = [dim for dim in x.shape if isinstance(dim, str)]
     if not isinstance(item, str) or item not in names:
         near = did_you_mean(item, names) if isinstance(item, str) else ""
-        raise ModelError(f"an extent of reshape must be an integer, a tensor or one of {x.name!r}'s own ({x.type}); got {item!r}.{near}")
+        raise ModelError(f"an extent of reshape is an integer, a tensor or a name in {x.name!r} ({x.type}); got {item!r}.{near}")
     axis = place if place < x.ndim and x.shape[place] == item else x.shape.index(item)
     return 0 if axis == place and not has_zero else emit("Shape", x, start=axis, end=axis + 1)
 

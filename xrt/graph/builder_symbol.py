@@ -62,7 +62,9 @@ class Symbol:
         """The extents; raises ModelError where not even their number is known."""
         shape = self.tensor_type.shape
         if shape is None:
-            raise ModelError(f"the rank of {self.name!r} is not known while the graph is traced; xrt.ops.Shape computes it at run time")
+            raise ModelError(
+                f"the rank of {self.value} is not known while the graph is traced; xrt.ops.Shape computes it at run time"
+            )
         return shape
 
     @property

@@ -152,7 +152,7 @@ class Tensor(Symbol):
         return index(self, key)
 
     @property
-    def T(self) -> Tensor:
+    def T(self) -> Tensor:  # noqa: N802  # as NumPy calls it
         """The tensor with its axes reversed."""
         return transpose(self, ())
 
@@ -195,11 +195,13 @@ class Tensor(Symbol):
     def __len__(self) -> int:
         extent = self.shape[0] if self.shape else None
         if not isinstance(extent, int):
-            raise ModelError(f"len() of {self.value} is not known while the graph is traced; xrt.ops.Shape computes it at run time")
+            raise ModelError(f"len() of {self.value} is not known while the graph is traced; xrt.ops.Shape computes it")
         return extent
 
     def __bool__(self) -> NoReturn:  # noqa: PLE0304  # there is no truth to return
-        self._refuse("its truth is asked (by if, while, and, or, not or in)", "use xrt.ops.If or xrt.ops.Where, and & | ~ for and, or, not")
+        self._refuse(
+            "its truth is asked (by if, while, and, or, not, in)", "use xrt.ops.If or xrt.ops.Where; & | ~ for and, or, not"
+        )
 
     def __iter__(self) -> NoReturn:
         self._refuse("it is iterated over", "use x[i] for the parts you need, xrt.ops.Split, or xrt.ops.Loop and xrt.ops.Scan")

@@ -17,7 +17,17 @@ from xrt.graph.node import Node
 from xrt.graph.operators import Operator
 from xrt.graph.types import Dim, OptionalType, SequenceType, Shape, TensorType, Type
 
-__all__ = ["DTYPE_ATTRIBUTES", "Inference", "bind", "declared_outputs", "joined", "onnx_spelling", "parse_onnx_spelling", "refined"]
+__all__ = [
+    "DTYPE_ATTRIBUTES",
+    "Inference",
+    "bind",
+    "declared_outputs",
+    "joined",
+    "may_equal",
+    "onnx_spelling",
+    "parse_onnx_spelling",
+    "refined",
+]
 
 Inference: TypeAlias = Callable[[Node, Mapping[str, Type], Mapping[str, Constant], Mapping[str, int]], Sequence[Type | None]]
 """Says the types of a node's outputs, from the types of its inputs, those of them that are constants, and the opsets.
@@ -131,6 +141,17 @@ def _joined_shape(a: Shape | None, b: Shape | None) -> Shape | None:
 
 def _joined_dim(a: Dim, b: Dim) -> Dim:
     return a if a == b and type(a) is type(b) else None
+
+
+def may_equal(a: Type, b: Type) -> bool:
+    """Whether values of the two types can be equal at run time: same kind and element type, no two extents that differ."""
+    if not isinstance(a, TensorType) or not isinstance(b, TensorType):
+        return a == b
+    if a.dtype is not b.dtype or a.shape is None or b.shape is None:
+        return a.dtype is b.dtype
+    return len(a.shape) == len(b.shape) and all(
+        x == y or not (isinstance(x, int) and isinstance(y, int)) for x, y in zip(a.shape, b.shape, strict=True)
+    )
 
 
 def refined(inferred: Type | None, declared: Type | None) -> Type | None:

@@ -12,9 +12,20 @@ from onnx import defs, helper
 from xrt.errors import ModelError, did_you_mean
 from xrt.graph.attributes import AttrKind
 from xrt.graph.frozen import FrozenDict
-from xrt.graph.schemas import schema_of
+from xrt.graph.schemas import latest_opset, schema_of
 
-__all__ = ["Formal", "FormalAttribute", "Operator", "domain_title", "first_version", "latest_version", "operator_names", "operator_of", "require_operator", "why_unknown"]
+__all__ = [
+    "Formal",
+    "FormalAttribute",
+    "Operator",
+    "domain_title",
+    "first_version",
+    "latest_version",
+    "operator_names",
+    "operator_of",
+    "require_operator",
+    "why_unknown",
+]
 
 UNBOUNDED = 2**31 - 1
 """How a schema writes that there is no upper limit to inputs or outputs."""
@@ -127,23 +138,31 @@ def why_unknown(op_type: str, version: int, domain: str) -> str:
     return f"{op_type} is not an operator of {title} at opset {version}.{did_you_mean(op_type, operator_names(domain))}"
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1)
+def _history() -> Mapping[str, Mapping[str, tuple[int, ...]]]:
+    """Return the versions of every operator that ``onnx`` knows, by domain and name."""
+    history: dict[str, dict[str, tuple[int, ...]]] = {}
+    for schema in defs.get_all_schemas_with_history():
+        versions = history.setdefault(schema.domain, {})
+        versions[schema.name] = (*versions.get(schema.name, ()), schema.since_version)
+    return history
+
+
 def operator_names(domain: str = "") -> tuple[str, ...]:
     """Return the names of every operator that a domain has ever had, sorted."""
-    return tuple(sorted({schema.name for schema in defs.get_all_schemas_with_history() if schema.domain == domain}))
+    return tuple(sorted(_history().get(domain, ())))
 
 
 def first_version(op_type: str, domain: str = "") -> int:
-    """Return the opset version with which the operator came; linear in the number of all schemas."""
-    return min(s.since_version for s in defs.get_all_schemas_with_history() if s.domain == domain and s.name == op_type)
+    """Return the opset version with which the operator came; raises KeyError where there is none."""
+    return min(_history()[domain][op_type])
 
 
-@lru_cache(maxsize=64)
 def latest_version(domain: str = "") -> int:
     """Return the newest version of a domain that the installed ``onnx`` knows, 0 for a domain it does not know."""
     if not domain:
-        return defs.onnx_opset_version()
-    return max((s.since_version for s in defs.get_all_schemas_with_history() if s.domain == domain), default=0)
+        return latest_opset()
+    return max((max(versions) for versions in _history().get(domain, {}).values()), default=0)
 
 
 def domain_title(domain: str) -> str:
@@ -184,7 +203,12 @@ def _formal(parameter: defs.OpSchema.FormalParameter) -> Formal:
     )
 
 
-_KINDS = {"TYPE_PROTO": AttrKind.TYPE, "TYPE_PROTOS": AttrKind.TYPES, "SPARSE_TENSOR": AttrKind.TENSOR, "SPARSE_TENSORS": AttrKind.TENSORS}
+_KINDS = {
+    "TYPE_PROTO": AttrKind.TYPE,
+    "TYPE_PROTOS": AttrKind.TYPES,
+    "SPARSE_TENSOR": AttrKind.TENSOR,
+    "SPARSE_TENSORS": AttrKind.TENSORS,
+}
 
 
 def _attribute(name: str, formal: defs.OpSchema.Attribute) -> FormalAttribute:

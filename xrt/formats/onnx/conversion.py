@@ -61,9 +61,8 @@ def _converted(function: Function, scope: Scope, max_opset: int, fresh: FreshNam
     constants = dict(function.constants)
     for node in function.nodes:
         older = _convert_node(node, scope, max_opset)
-        node = map_bodies(node, lambda body: _converted(body, scope.inside(body), max_opset, fresh))
         if older is None:
-            nodes.append(node)
+            nodes.append(map_bodies(node, lambda body: _converted(body, scope.inside(body), max_opset, fresh)))
         else:
             spliced = _spliced(older, node, fresh)
             nodes += spliced.nodes
@@ -88,7 +87,8 @@ def _convert_node(node: Node, scope: Scope, max_opset: int) -> Function | None:
         result, reason = _convert(_alone(node, scope), max_opset)
     if reason:
         raise ModelError(
-            f"node {node.name!r} ({node.op}) took its meaning at opset {since}; the limit is {max_opset}, and it cannot be converted: {reason}"
+            f"node {node.name!r} ({node.op}) took its meaning at opset {since}; the limit is {max_opset}, "
+            f"and it cannot be converted: {reason}"
         )
     return result
 
@@ -147,7 +147,7 @@ def _convert(function: Function, max_opset: int) -> tuple[Function | None, str]:
         older = version_converter.convert_version(model, max_opset)
         shape_inference.infer_shapes(older, check_type=True, strict_mode=True)
         result = function_of(older, ExternalData())
-    except Exception as error:  # the converter raises whatever its C++ does; all of it says that it cannot
+    except Exception as error:  # noqa: BLE001  # the converter raises whatever its C++ does; all of it says that it cannot
         return None, _reason(str(error))
     if [v.name for v in result.outputs] != [v.name for v in function.outputs]:
         return None, "onnx's converter changes its outputs"

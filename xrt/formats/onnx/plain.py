@@ -34,12 +34,12 @@ def _plain(function: Function, fresh: FreshNames, *, is_body: bool) -> Function:
     taken = set(function.captures) if is_body else set()
     outputs = []
     for value in function.outputs:
-        if value.name in taken:
-            copy = Value(fresh.like(value.name), value.type)
-            nodes.append(Node("Identity", (value.name,), (copy.name,)))
-            value = copy
-        taken.add(value.name)
-        outputs.append(value)
+        name = value.name
+        if name in taken:
+            name = fresh.like(value.name)
+            nodes.append(Node("Identity", (value.name,), (name,)))
+        taken.add(name)
+        outputs.append(Value(name, value.type))
     opsets = function.opsets if "" in function.opsets else {**function.opsets, "": 1}
     return function.replace(nodes=tuple(nodes), outputs=tuple(outputs), opsets=opsets, aliases=())
 

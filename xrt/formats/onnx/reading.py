@@ -196,7 +196,7 @@ _BY_CONTENT = {
 }
 
 
-def _kind_by_content(proto: AttributeProto, what: str) -> int:
+def _kind_by_content(proto: AttributeProto, what: str) -> Any:
     """Return the kind of an attribute that does not say it: models before IR version 2 did not."""
     for field, _ in proto.ListFields():
         if field.name in _BY_CONTENT:

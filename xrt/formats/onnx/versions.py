@@ -95,7 +95,10 @@ def content_ir(function: Function) -> tuple[int, str]:
 
 def node_ir(node: Node, function: Function) -> tuple[int, str]:
     """Return the same for one node, bodies included, and the values that it touches."""
-    touched = ((_type_ir(function.type_of(name)), f"value {name!r} of type {function.type_of(name)}") for name in (*node.uses, *node.defines))
+    touched = (
+        (_type_ir(function.type_of(name)), f"value {name!r} of type {function.type_of(name)}")
+        for name in (*node.uses, *node.defines)
+    )
     return max((*touched, *_inside(node)), key=lambda need: need[0], default=(INITIALISERS_IR, ""))
 
 
