@@ -14,7 +14,7 @@ from xrt.formats.onnx.types import write_type, write_value
 from xrt.formats.onnx.versions import check_same_meaning, lowest_ir
 from xrt.graph import Attribute, AttrKind, Constant, Function, Node, Type
 
-__all__ = ["Style", "TensorWriter", "model_of", "styled_model", "to_model"]
+__all__ = ["Style", "TensorWriter", "model_of", "node_message", "styled_model", "to_model"]
 
 TensorWriter = Callable[[Constant, str], TensorProto]
 """Makes the message of a constant under a name."""
@@ -62,6 +62,13 @@ def model_of(function: Function, opsets: Mapping[str, int], ir_version: int, sty
         metadata.write_props(function.metadata, model)
     _Writer(style).graph(function, model.graph, style.constants, is_body=False)
     return model
+
+
+def node_message(node: Node) -> NodeProto:
+    """Return one node as a message, without what ONNX has no word for."""
+    graph = GraphProto()
+    _Writer(Style(carries=False)).node(node, graph.node)
+    return graph.node[0]
 
 
 class _Writer:
