@@ -87,7 +87,7 @@ class ClusteringOptions:
     """How nodes are grouped into regions; part of the Plan. Raises OptionError for an impossible value."""
 
     minimum_nodes: int = 1
-    """A cluster of fewer nodes dissolves: each of its nodes goes to the next engine that takes it, or stays where there is none."""
+    """A cluster of fewer nodes dissolves: its nodes go to the next engine that takes them, or stay where there is none."""
     maximum_nodes: int | None = None
     """The most nodes that a region may have; None for no limit."""
     ignore_pipeline: bool = True
