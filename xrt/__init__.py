@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from xrt.errors import XRTError as XRTError
     from xrt.errors import XRTWarning as XRTWarning
     from xrt.formats.onnx import load as load_onnx
+    from xrt.frontends.graph import Graph as Graph
     from xrt.graph import DType as DType
     from xrt.graph import Function as Function
     from xrt.graph import Node as Node
     from xrt.graph import Value as Value
-    from xrt.graph.builder import Graph as Graph
     from xrt.module import XRTModule as XRTModule
     from xrt.partition import ClusteringOptions as ClusteringOptions
     from xrt.partition import Plan as Plan
@@ -48,7 +48,7 @@ _HOMES = {
     "Executable": "xrt.engines",
     "ExecutionOptions": "xrt.engines",
     "Function": "xrt.graph",
-    "Graph": "xrt.graph.builder",
+    "Graph": "xrt.frontends.graph",
     "GraphCompiler": "xrt.engines",
     "Node": "xrt.graph",
     "OpTable": "xrt.engines",

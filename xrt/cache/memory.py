@@ -44,9 +44,10 @@ class Lease:
     """A hold on an executable: it is not closed before every lease on it has been released."""
 
     def __init__(self, cache: CompileCache, entry: _Entry) -> None:
+        self._entry: _Entry | None = None  # until the promise is kept: what raises here never held anything
         self.executable: Executable = entry.made.result()
         self._cache = cache
-        self._entry: _Entry | None = entry
+        self._entry = entry
 
     def release(self) -> None:
         """Give the hold back; a second call does nothing."""

@@ -1,0 +1,65 @@
+"""How ONNX Runtime spells types, errors and itself."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+import onnxruntime
+
+from xrt.graph import DType, MapType, OptionalType, SequenceType, TensorType, Type
+
+__all__ = ["LIBRARY", "plain_type", "sense", "type_name"]
+
+LIBRARY = f"ONNX Runtime {onnxruntime.__version__}"
+"""The library as reasons and errors call it."""
+
+_C_NAMES = {DType.FLOAT32: "float", DType.FLOAT64: "double"}
+_PLAIN = {"float": "float32", "double": "float64"}
+
+
+@lru_cache(maxsize=4096)
+def type_name(type_: Type) -> str:
+    """Return the type as ONNX Runtime spells it, without its shape.
+
+    >>> type_name(SequenceType(TensorType(DType.FLOAT32, (2, 3))))
+    'seq(tensor(float))'
+    """
+    if isinstance(type_, TensorType):
+        return f"tensor({_C_NAMES.get(type_.dtype, type_.dtype)})"
+    if isinstance(type_, SequenceType):
+        return f"seq({type_name(type_.element)})"
+    if isinstance(type_, OptionalType):
+        return f"optional({type_name(type_.element)})"
+    assert_never: MapType = type_
+    return f"map({_C_NAMES.get(assert_never.key, assert_never.key)},{type_name(assert_never.value)})"
+
+
+def plain_type(name: str) -> str:
+    """Return ONNX Runtime's spelling of a type as XRT spells it.
+
+    >>> plain_type("seq(tensor(float))")
+    'seq(float32)'
+    """
+    return re.sub(r"tensor\((\w+)\)", lambda found: _PLAIN.get(found[1], found[1]), name)
+
+
+_NOISE = (
+    r"^\[ONNXRuntimeError\] : \d+ : \w+ : ",
+    r"/[\w./+-]+\.(?:cc|h|cpp)(?::\d+)? ",  # absolute source paths
+    r"\b\w+\.(?:cc|h):\d+ \w+ ",
+    r"Load model from .*? failed:",
+    r"Exception during (?:loading|initialization): ",
+    r"This is an invalid model\. ",
+    r"Non-zero status code returned while running \w+ node\. Name:'[^']*' Status Message: ",
+)
+
+
+def sense(error: BaseException, limit: int = 300) -> str:
+    """Return the sense of one of ONNX Runtime's errors: without codes, source files and stack traces, on one line."""
+    text = str(error).partition("\nStacktrace")[0]
+    text = " ".join(text.split())
+    for noise in _NOISE:
+        text = re.sub(noise, "", text)
+    text = text.strip().rstrip(".")
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -1,0 +1,110 @@
+"""Values across the border: NumPy arrays into ONNX Runtime's own values, and back.
+
+The library takes and gives NumPy's own types, strings, lists, dictionaries and None by itself. Element types that NumPy
+lacks go by their bits: those of a byte or two as they lie, those under a byte packed as ONNX packs them, low bits first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+from onnxruntime import OrtValue
+
+from xrt.engines.ort.names import LIBRARY
+from xrt.graph import DType, MapType, TensorType, Type
+
+__all__ = ["Way", "by_reference", "from_ort", "to_ort", "way_of", "why_not_carried"]
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+
+class Way(enum.Enum):
+    """How a value of some type crosses the border."""
+
+    DIRECT = "the library takes and gives the Python object itself"
+    BITS = "as one of the library's values over the same bytes"
+    PACKED = "as one of the library's values, several elements to a byte"
+    NONE = "not at all"
+
+
+_BITS = {DType.BFLOAT16: np.uint16} | {
+    d: np.uint8
+    for d in (DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ, DType.FLOAT8E8M0)
+}
+_PACKED = frozenset({DType.UINT4, DType.INT4, DType.FLOAT4E2M1, DType.UINT2, DType.INT2})
+_NONE = frozenset({DType.COMPLEX64, DType.COMPLEX128, DType.FLOAT6E2M3, DType.FLOAT6E3M2})
+
+
+@lru_cache(maxsize=4096)
+def way_of(type_: Type | None) -> Way:
+    """Return how values of the type cross; a type that is not known is taken to cross directly."""
+    if isinstance(type_, TensorType):
+        if type_.dtype in _NONE:
+            return Way.NONE
+        if type_.dtype in _PACKED:
+            return Way.PACKED
+        return Way.BITS if type_.dtype in _BITS else Way.DIRECT
+    if type_ is None:
+        return Way.DIRECT
+    inside = type_.value if isinstance(type_, MapType) else type_.element
+    return Way.DIRECT if way_of(inside) is Way.DIRECT else Way.NONE
+
+
+def why_not_carried(name: str, type_: Type | None) -> str | None:
+    """Return why a value of the type cannot enter or leave ONNX Runtime; None when it can."""
+    if way_of(type_) is not Way.NONE:
+        return None
+    return f"{LIBRARY} cannot pass {name!r} in or out: its Python interface has no values of type {type_}"
+
+
+def to_ort(array: Array, dtype: DType) -> OrtValue:
+    """Return the array as one of the library's values: over the same memory where it can be, else over a copy."""
+    if dtype in _PACKED:
+        return _packed(array, dtype)
+    return by_reference(array, dtype)
+
+
+def by_reference(array: Array, dtype: DType) -> OrtValue:
+    """Return a value over the array's own memory, which it keeps alive; an array that does not lie in order is copied."""
+    array = np.require(array, requirements=["C", "A"])
+    bits = _BITS.get(dtype)
+    if bits is None:
+        return OrtValue.ortvalue_from_numpy(array)
+    return OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(bits), dtype.onnx)
+
+
+def from_ort(value: OrtValue, dtype: DType) -> Array:
+    """Return a tensor of the library's as a fresh array."""
+    shape = tuple(value.shape())
+    size = value.tensor_size_in_bytes()
+    raw = np.frombuffer((ctypes.c_uint8 * size).from_address(value.data_ptr()), np.uint8) if size else np.empty(0, np.uint8)
+    if dtype in _PACKED:
+        return _unpacked(raw, dtype, shape)
+    return raw.view(dtype.numpy).reshape(shape).copy()
+
+
+def _packed(array: Array, dtype: DType) -> OrtValue:
+    value = OrtValue.ortvalue_from_shape_and_type(list(array.shape), dtype.onnx)
+    per_byte = 8 // dtype.bits
+    elements = np.zeros((value.tensor_size_in_bytes(), per_byte), np.uint8)
+    elements.reshape(-1)[: array.size] = np.ascontiguousarray(array).reshape(-1).view(np.uint8) & (2**dtype.bits - 1)
+    shifts = np.arange(per_byte, dtype=np.uint8) * dtype.bits
+    raw = np.bitwise_or.reduce(elements << shifts, axis=1, dtype=np.uint8)
+    ctypes.memmove(value.data_ptr(), raw.ctypes.data, raw.size)
+    return value
+
+
+def _unpacked(raw: Array, dtype: DType, shape: tuple[int, ...]) -> Array:
+    per_byte = 8 // dtype.bits
+    shifts = np.arange(per_byte, dtype=np.uint8) * dtype.bits
+    elements = (raw[:, None] >> shifts) & np.uint8(2**dtype.bits - 1)
+    elements = elements.reshape(-1)[: int(np.prod(shape, dtype=np.int64))]
+    if dtype in (DType.INT4, DType.INT2):
+        spare = 8 - dtype.bits  # carry the sign bit up through the byte
+        elements = (elements << spare).view(np.int8) >> spare
+        return elements.astype(dtype.numpy).reshape(shape)
+    return elements.view(dtype.numpy).reshape(shape)

@@ -1,0 +1,101 @@
+"""Types and named values: between ONNX's messages and XRT's."""
+
+from __future__ import annotations
+
+from onnx import TypeProto, ValueInfoProto
+
+from xrt.graph import Dim, DType, MapType, OptionalType, SequenceType, Shape, TensorType, Type, Value
+
+__all__ = ["read_type", "read_value", "type_string", "write_type", "write_value"]
+
+
+def read_type(proto: TypeProto) -> Type | None:
+    """Return the type, None where the message says nothing definite (no element type; an opaque type).
+
+    A sparse tensor becomes a dense one, as its data does. Raises ModelError for an element type that ONNX has not.
+    """
+    kind = proto.WhichOneof("value")
+    if kind in ("tensor_type", "sparse_tensor_type"):
+        return _read_tensor_type(getattr(proto, kind))
+    if kind == "sequence_type":
+        element = read_type(proto.sequence_type.elem_type)
+        return None if element is None else SequenceType(element)
+    if kind == "optional_type":
+        element = read_type(proto.optional_type.elem_type)
+        return None if element is None else OptionalType(element)
+    if kind == "map_type" and proto.map_type.key_type:
+        element = read_type(proto.map_type.value_type)
+        return None if element is None else MapType(DType.from_onnx(proto.map_type.key_type), element)
+    return None
+
+
+def _read_tensor_type(proto: TypeProto.Tensor | TypeProto.SparseTensor) -> TensorType | None:
+    if not proto.elem_type:
+        return None
+    dtype = DType.from_onnx(proto.elem_type)
+    return TensorType(dtype, _read_shape(proto) if proto.HasField("shape") else None)
+
+
+def _read_shape(proto: TypeProto.Tensor | TypeProto.SparseTensor) -> Shape:
+    dims: list[Dim] = []
+    for dim in proto.shape.dim:
+        if dim.dim_param:
+            dims.append(dim.dim_param)
+        elif dim.HasField("dim_value") and dim.dim_value >= 0:  # exporters write -1 for an extent they do not know
+            dims.append(dim.dim_value)
+        else:
+            dims.append(None)
+    return tuple(dims)
+
+
+def read_value(proto: ValueInfoProto) -> Value:
+    """Return the name with its type."""
+    return Value(proto.name, read_type(proto.type) if proto.HasField("type") else None)
+
+
+def write_type(type_: Type, proto: TypeProto) -> None:
+    """Fill in the message."""
+    if isinstance(type_, TensorType):
+        _write_tensor_type(type_, proto.tensor_type)
+    elif isinstance(type_, SequenceType):
+        write_type(type_.element, proto.sequence_type.elem_type)
+    elif isinstance(type_, OptionalType):
+        write_type(type_.element, proto.optional_type.elem_type)
+    else:
+        proto.map_type.key_type = type_.key.onnx
+        write_type(type_.value, proto.map_type.value_type)
+
+
+def _write_tensor_type(type_: TensorType, proto: TypeProto.Tensor) -> None:
+    proto.elem_type = type_.dtype.onnx
+    if type_.shape is None:
+        return
+    proto.shape.SetInParent()
+    for dim in type_.shape:
+        if isinstance(dim, int):
+            proto.shape.dim.add(dim_value=dim)
+        elif dim is None:
+            proto.shape.dim.add()
+        else:
+            proto.shape.dim.add(dim_param=dim)
+
+
+def type_string(type_: Type) -> str:
+    """Return the type as operator schemas spell it: ``tensor(float)``, ``seq(tensor(int64))``."""
+    if isinstance(type_, TensorType):
+        return f"tensor({_SCHEMA_WORDS.get(type_.dtype, type_.dtype.text)})"
+    if isinstance(type_, SequenceType):
+        return f"seq({type_string(type_.element)})"
+    if isinstance(type_, OptionalType):
+        return f"optional({type_string(type_.element)})"
+    return f"map({type_.key}, {type_string(type_.value)})"
+
+
+_SCHEMA_WORDS = {DType.FLOAT32: "float", DType.FLOAT64: "double"}
+
+
+def write_value(name: str, type_: Type | None, proto: ValueInfoProto) -> None:
+    """Fill in the message; a value of which nothing is known gets no type."""
+    proto.name = name
+    if type_ is not None:
+        write_type(type_, proto.type)
