@@ -35,7 +35,7 @@ def _why_not(node: Node, function: Function, type_of: TypeOf, providers: tuple[s
     version = function.opsets.get(node.domain)
     if version is None:
         return f"the function imports no opset for domain {node.domain!r}"
-    reason = known_gap(node, type_of) or _why_not_crossing(node, function, type_of)
+    reason = known_gap(node, function, type_of) or _why_not_crossing(node, function, type_of)
     if reason:
         return reason
     since = _since(node, function, version)
