@@ -16,7 +16,9 @@ from xrt.engines.toy.kernels import (
     quantization,
     recurrent,
     reduction,
+    regions,
     resize,
+    sampling,
     sequence,
     softmax,
 )
@@ -38,7 +40,9 @@ FAMILIES = (
     quantization,
     recurrent,
     reduction,
+    regions,
     resize,
+    sampling,
     sequence,
     softmax,
 )

@@ -12,7 +12,7 @@ from xrt.engines.toy.env import Env
 from xrt.engines.toy.table import Array, Run, ops
 from xrt.graph import Node
 
-__all__: list[str] = []
+__all__ = ["Sampling", "weight"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def _rounded(xp: Any, places: Array, how: str) -> Array:
     return rules[how]()
 
 
-def _kernel(xp: Any, distance: Array, sampling: Sampling) -> Array:
+def weight(xp: Any, distance: Array, sampling: Sampling) -> Array:
     """Return the weight of an element at a distance: a triangle, or the cubic convolution of Keys (1981)."""
     d = xp.abs(distance)
     if sampling.mode == "linear":
@@ -103,7 +103,7 @@ def _taps(xp: Any, axis: Axis, sampling: Sampling) -> tuple[Array, Array]:
     shrink = min(axis.scale, 1.0) if sampling.antialias else 1.0
     reach = int(np.ceil(sampling.reach / shrink))
     indices = xp.floor(places)[:, None] + xp.arange(1 - reach, reach + 1)
-    weights = _kernel(xp, (indices - places[:, None]) * shrink, sampling)
+    weights = weight(xp, (indices - places[:, None]) * shrink, sampling)
     if sampling.exclude_outside:
         weights = weights * ((indices >= 0) & (indices < axis.extent))
     if sampling.exclude_outside or sampling.antialias:
