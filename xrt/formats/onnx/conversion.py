@@ -11,7 +11,6 @@ from onnx import shape_inference, version_converter
 from xrt.errors import ModelError
 from xrt.formats.onnx.external import ExternalData
 from xrt.formats.onnx.names import FreshNames
-from xrt.formats.onnx.plain import map_bodies
 from xrt.formats.onnx.reading import function_of
 from xrt.formats.onnx.types import type_string
 from xrt.formats.onnx.versions import lowest_ir, newest_nodes
@@ -62,7 +61,7 @@ def _converted(function: Function, scope: Scope, max_opset: int, fresh: FreshNam
     for node in function.nodes:
         older = _convert_node(node, scope, max_opset)
         if older is None:
-            nodes.append(map_bodies(node, lambda body: _converted(body, scope.inside(body), max_opset, fresh)))
+            nodes.append(node.map_bodies(lambda body: _converted(body, scope.inside(body), max_opset, fresh)))
         else:
             spliced = _spliced(older, node, fresh)
             nodes += spliced.nodes

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
 from xrt.formats.onnx.names import FreshNames
 from xrt.formats.onnx.operators import operator_versions
 from xrt.formats.onnx.types import type_string
-from xrt.graph import Attribute, AttrKind, Function, Node, Type, Value, schema_of
+from xrt.graph import Function, Node, Type, Value, schema_of
 
-__all__ = ["identity_opset", "map_bodies", "plain"]
+__all__ = ["identity_opset", "plain"]
 
 
 def plain(function: Function) -> Function:
@@ -30,7 +27,7 @@ def _is_odd(function: Function, *, is_body: bool = False) -> bool:
 
 
 def _plain(function: Function, fresh: FreshNames, *, is_body: bool) -> Function:
-    nodes = [map_bodies(node, lambda body: _plain(body, fresh, is_body=True)) for node in function.nodes]
+    nodes = [node.map_bodies(lambda body: _plain(body, fresh, is_body=True)) for node in function.nodes]
     taken = set(function.captures) if is_body else set()
     outputs = []
     for value in function.outputs:
@@ -42,21 +39,6 @@ def _plain(function: Function, fresh: FreshNames, *, is_body: bool) -> Function:
         outputs.append(Value(name, value.type))
     opsets = function.opsets if "" in function.opsets else {**function.opsets, "": 1}
     return function.replace(nodes=tuple(nodes), outputs=tuple(outputs), opsets=opsets, aliases=())
-
-
-def map_bodies(node: Node, change: Callable[[Function], Function]) -> Node:
-    """Return the node with its bodies changed; the node itself where it has none."""
-    if not node.bodies:
-        return node
-    return replace(node, attributes=tuple(_map_attribute(attribute, change) for attribute in node.attributes))
-
-
-def _map_attribute(attribute: Attribute, change: Callable[[Function], Function]) -> Attribute:
-    if attribute.kind is AttrKind.GRAPH:
-        return replace(attribute, value=change(attribute.value))
-    if attribute.kind is AttrKind.GRAPHS:
-        return replace(attribute, value=tuple(change(body) for body in attribute.value))
-    return attribute
 
 
 def identity_opset(type_: Type | None) -> int:
