@@ -44,7 +44,9 @@ def _absence(domain: str, op_type: str, version: int) -> str | None:
     """Return why `onnx.reference` has no implementation of an operator's version; None when it has one."""
     module, distribution = _NEEDS.get((domain, op_type), ("", ""))
     if module and find_spec(module) is None:
-        return f"the reference implementation of {op_type} needs {distribution}, which is not installed: pip install {distribution}"
+        return (
+            f"the reference implementation of {op_type} needs {distribution}, which is not installed: pip install {distribution}"
+        )
     schema = schema_of(op_type, version, domain)
     if schema is not None and (schema.has_function or schema.has_context_dependent_function) and not domain:
         return None
@@ -53,7 +55,7 @@ def _absence(domain: str, op_type: str, version: int) -> str | None:
         return f"neither toy nor onnx.reference has operators of domain {domain!r}"
     try:
         load(domain, op_type, version)
-    except Exception as error:  # the loaders raise RuntimeError, NotImplementedError, ValueError and others for the one answer "no"
+    except Exception as error:  # noqa: BLE001  # the loaders say "no" by RuntimeError, NotImplementedError, ValueError and others
         return f"neither toy nor onnx.reference implements {op_type} in version {version}: {str(error).splitlines()[0]}"
     return None
 

@@ -45,7 +45,7 @@ def _aligned(xp: Any, image: Array, box: Array, node: Node, shift: float) -> Arr
     if 0 in each:
         return xp.zeros((len(image), *bins))
     if node.attr("mode", "avg") == "avg":
-        return sum(corners).reshape(shape).mean(axis=(2, 4))  # type: ignore[union-attr]  # there are four
+        return sum(corners).reshape(shape).mean(axis=(2, 4))
     # The greatest of the four weighted neighbours, not of their sum: so it is defined by what engines do.
     return xp.stack(corners).max(axis=0).reshape(shape).max(axis=(2, 4))
 

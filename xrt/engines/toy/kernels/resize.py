@@ -33,10 +33,6 @@ class Sampling:
         return 2 if self.mode == "cubic" else 1
 
 
-FLOORED = {"coordinates": "asymmetric", "nearest": "floor"}
-"""What Upsample and the first Resize do: coordinates are divided by the scale and rounded down."""
-
-
 @dataclass(frozen=True, slots=True)
 class Axis:
     """One axis that is resized."""
@@ -147,7 +143,9 @@ def _scaled(x: Array, scales: Sequence[float], chosen: Sequence[int], parts: Seq
     return [Axis(i, x.shape[i], int(np.floor(x.shape[i] * (e - s) * scale)), scale, s, e) for i, scale, (s, e) in triples]
 
 
-def _sized(x: Array, sizes: Sequence[int], chosen: Sequence[int], parts: Sequence[tuple[float, float]], policy: str) -> list[Axis]:
+def _sized(
+    x: Array, sizes: Sequence[int], chosen: Sequence[int], parts: Sequence[tuple[float, float]], policy: str
+) -> list[Axis]:
     """Return the axes for given extents, or for the one scale that keeps the aspect ratio and is not larger, or not smaller."""
     scales = [size / x.shape[i] for i, size in zip(chosen, sizes, strict=True)]
     if policy != "stretch":
@@ -189,7 +187,8 @@ def resize(node: Node, env: Env) -> Run:
 
 
 def _floored(node: Node) -> Sampling:
-    return Sampling("linear" if "linear" in node.attr("mode", "nearest") else "nearest", **FLOORED)
+    """Return what Upsample and the first Resize do: places are divided by the scale, and rounded down."""
+    return Sampling("linear" if "linear" in node.attr("mode", "nearest") else "nearest", "floor", "asymmetric")
 
 
 def _by_scales(xp: Any, x: Array, scales: Sequence[float], sampling: Sampling) -> Array:
