@@ -15,7 +15,7 @@ from onnxruntime import OrtValue
 
 from xrt.engines.ort.library import newest_ir, newest_opset
 from xrt.engines.ort.values import by_reference
-from xrt.formats.onnx import lowest_model
+from xrt.formats.onnx import external_weights, lowest_model
 from xrt.graph import Function
 
 __all__ = ["FOLDER", "Handed", "hand_over"]
@@ -23,7 +23,6 @@ __all__ = ["FOLDER", "Handed", "hand_over"]
 FOLDER = str(Path(__file__).parent)
 """The folder of the file that stands in for the constants' bytes."""
 _STAND_IN = Path(__file__).name
-_EXTERNAL = 1  # TensorProto.EXTERNAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +37,9 @@ class Handed:
 def hand_over(function: Function) -> Handed:
     """Return the Function at the lowest opset and IR version at which it means the same.
 
-    Raises ModelError when that is newer than the library knows.
+    Raises ModelError when that is newer than the library knows, and cannot be converted.
     """
-    model = lowest_model(function, max_opset=newest_opset(), max_ir=newest_ir(), weights="external")
-    constants = {}
-    for tensor in model.graph.initializer:
-        if tensor.data_location == _EXTERNAL:
-            constant = function.constants[tensor.name]
-            constants[tensor.name] = by_reference(constant.array, constant.dtype)
-            _point_at_stand_in(tensor, constant.nbytes)
+    model = lowest_model(function, newest_opset(), newest_ir(), weights="external", location=_STAND_IN)
+    large = external_weights(function)
+    constants = {name: by_reference(array, function.constants[name].dtype) for name, array in large.items()}
     return Handed(model.SerializeToString(), constants)
-
-
-def _point_at_stand_in(tensor, nbytes: int) -> None:
-    del tensor.external_data[:]
-    for key, value in (("location", _STAND_IN), ("offset", "0"), ("length", str(nbytes))):
-        tensor.external_data.add(key=key, value=value)

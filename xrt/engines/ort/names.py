@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import onnxruntime
 
-from xrt.graph import DType, MapType, OptionalType, SequenceType, TensorType, Type
+from xrt.graph import DType, OptionalType, SequenceType, TensorType, Type
 
 __all__ = ["LIBRARY", "plain_type", "sense", "type_name"]
 
@@ -31,8 +31,8 @@ def type_name(type_: Type) -> str:
         return f"seq({type_name(type_.element)})"
     if isinstance(type_, OptionalType):
         return f"optional({type_name(type_.element)})"
-    assert_never: MapType = type_
-    return f"map({_C_NAMES.get(assert_never.key, assert_never.key)},{type_name(assert_never.value)})"
+    key, value = (type_.key, type_.value)
+    return f"map({_C_NAMES.get(key, key)},{type_name(value)})"
 
 
 def plain_type(name: str) -> str:
@@ -46,20 +46,24 @@ def plain_type(name: str) -> str:
 
 _NOISE = (
     r"^\[ONNXRuntimeError\] : \d+ : \w+ : ",
-    r"/[\w./+-]+\.(?:cc|h|cpp)(?::\d+)? ",  # absolute source paths
-    r"\b\w+\.(?:cc|h):\d+ \w+ ",
     r"Load model from .*? failed:",
     r"Exception during (?:loading|initialization): ",
     r"This is an invalid model\. ",
     r"Non-zero status code returned while running \w+ node\. Name:'[^']*' Status Message: ",
+    r"\S*\.(?:cc|h):\d+ ",  # the source file of a check, and after it the check
+    r"^.*::\S*\(.*\).* was false\. (?=\S)",
+    r"^.*::<lambda\(\)> ",
 )
 
 
 def sense(error: BaseException, limit: int = 300) -> str:
-    """Return the sense of one of ONNX Runtime's errors: without codes, source files and stack traces, on one line."""
-    text = str(error).partition("\nStacktrace")[0]
-    text = " ".join(text.split())
+    """Return the sense of one of ONNX Runtime's errors: on one line, without codes, source files, signatures and stack traces.
+
+    >>> sense(RuntimeError("[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation"))
+    'Could not find an implementation'
+    """
+    text = " ".join(str(error).partition("\nStacktrace")[0].split())
     for noise in _NOISE:
         text = re.sub(noise, "", text)
-    text = text.strip().rstrip(".")
+    text = text.strip(" .")
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
