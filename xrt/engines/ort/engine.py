@@ -97,7 +97,7 @@ class Ort(GraphCompiler):
         except ModelError as error:
             raise CompileRefused(f"the function cannot be written for ONNX Runtime: {error}") from error
         session = open_session(handed, self._session_options(context.threads), self._providers())
-        return OrtExecutable(function, session, tuple(handed.constants.values()))
+        return OrtExecutable(function, session, handed.files)
 
     def version(self) -> str:
         """Return the library's version and what its build says of itself."""

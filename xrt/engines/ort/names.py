@@ -9,7 +9,7 @@ import onnxruntime
 
 from xrt.graph import DType, OptionalType, SequenceType, TensorType, Type
 
-__all__ = ["LIBRARY", "plain_type", "sense", "type_name"]
+__all__ = ["LIBRARY", "plain_type", "sense", "tensor_of", "type_name"]
 
 LIBRARY = f"ONNX Runtime {onnxruntime.__version__}"
 """The library as reasons and errors call it."""
@@ -35,6 +35,16 @@ def type_name(type_: Type) -> str:
     return f"map({_C_NAMES.get(key, key)},{type_name(value)})"
 
 
+def tensor_of(name: str) -> TensorType | None:
+    """Return the type that ONNX Runtime spells so, without its shape; None where it is not a tensor.
+
+    >>> tensor_of("tensor(float)")
+    TensorType(dtype=DType.FLOAT32, shape=None)
+    """
+    found = re.fullmatch(r"tensor\((\w+)\)", name)
+    return TensorType(DType.parse(_PLAIN.get(found[1], found[1]))) if found else None
+
+
 def plain_type(name: str) -> str:
     """Return ONNX Runtime's spelling of a type as XRT spells it.
 
@@ -45,7 +55,8 @@ def plain_type(name: str) -> str:
 
 
 _NOISE = (
-    r"^\[ONNXRuntimeError\] : \d+ : \w+ : ",
+    r"\[ONNXRuntimeError\] : \d+ : \w+ : ",
+    r"Error in execution: ",
     r"Load model from .*? failed:",
     r"Exception during (?:loading|initialization): ",
     r"This is an invalid model\. ",
@@ -53,6 +64,7 @@ _NOISE = (
     r"\S*\.(?:cc|h):\d+ ",  # the source file of a check, and after it the check
     r"^.*::\S*\(.*\).* was false\. (?=\S)",
     r"^.*::<lambda\(\)> ",
+    r"^[\w:*&<> ]*onnxruntime::[\w:~<>]+\([^)]*\)(?: const)?(?: \[with [^\]]*\])? ",  # the signature of what failed
 )
 
 

@@ -67,7 +67,12 @@ def why_not_carried(name: str, type_: Type | None) -> str | None:
 
 
 def to_ort(array: Array, dtype: DType) -> OrtValue:
-    """Return the array as one of the library's values: over the same memory where it can be, else over a copy."""
+    """Return the array as one of the library's values: over the same memory where it can be, else over a copy.
+
+    Raises TypeError for an array of another type, whose bits the library would otherwise take for that type's.
+    """
+    if array.dtype != dtype.numpy:
+        raise TypeError(f"an array of {array.dtype} was given for {dtype}")
     if dtype in _PACKED:
         return _packed(array, dtype)
     return by_reference(array, dtype)
@@ -105,7 +110,8 @@ def _unpacked(raw: Array, dtype: DType, shape: tuple[int, ...]) -> Array:
     if dtype in (DType.INT4, DType.INT2):
         spare = 8 - dtype.bits  # carry the sign bit up through the byte
         elements = (elements << spare).view(np.int8) >> spare
-    return elements.astype(np.uint8, copy=False).view(dtype.numpy).reshape(shape)
+    bits: Array = elements.view(dtype.numpy)
+    return bits.reshape(shape)
 
 
 def _shifts(dtype: DType) -> Array:
