@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from xrt.formats.onnx.inference import Inferred, infer_types
 from xrt.graph import Dim, Function, Node, OptionalType, SequenceType, TensorType, Type, Value, since_version
-from xrt.passes.dims import map_dims, symbols_of
+from xrt.passes.dims import symbols_of
 
 __all__ = ["infer_shapes"]
 
@@ -23,15 +23,15 @@ def infer_shapes(function: Function) -> Function:
     What onnx cannot infer keeps its declaration. The function itself is returned where nothing new is known. Weights are
     not copied. Linear.
     """
-    inferred = infer_types(_without_claims(function))
+    symbols = frozenset(symbols_of(function))
+    inferred = infer_types(_without_claims(function), symbols)
     if inferred is None:
         return function
-    symbols = frozenset(symbols_of(function))
-    merged = _merged(function, inferred, symbols)
-    if _declares_more(function, inferred, symbols):
+    merged = _merged(function, inferred)
+    if _declares_more(function, inferred):
         # The declaration knows what the operators do not say; what follows from it is still to be found.
-        again = infer_types(merged)
-        merged = merged if again is None else _merged(merged, again, symbols)
+        again = infer_types(merged, symbols)
+        merged = merged if again is None else _merged(merged, again)
     return function if merged == function else merged
 
 
@@ -55,19 +55,19 @@ def _with_bodies(function: Function, nodes: list[Node]) -> Function:
     return function.replace(nodes=tuple(nodes))
 
 
-def _merged(function: Function, inferred: Inferred, symbols: frozenset[str]) -> Function:
+def _merged(function: Function, inferred: Inferred) -> Function:
     """Return the Function with what is inferred about its outputs and inner values."""
-
-    def type_of(name: str, declared: Type | None) -> Type | None:
-        return _combined(_known(inferred.types.get(name), symbols), declared)
-
     types = dict(function.types)
     for name in _inner_values(function):
-        type_ = type_of(name, types.get(name))
+        type_ = _combined(inferred.types.get(name), types.get(name))
         if type_ is not None:
             types[name] = type_
-    outputs = [Value(v.name, type_of(v.name, v.type)) for v in function.outputs]
-    return _with_bodies(function.with_types(types, outputs), [_with_merged_bodies(n, inferred, symbols) for n in function.nodes])
+    outputs = [_merged_value(value, inferred) for value in function.outputs]
+    return _with_bodies(function.with_types(types, outputs), [_with_merged_bodies(node, inferred) for node in function.nodes])
+
+
+def _merged_value(value: Value, inferred: Inferred) -> Value:
+    return Value(value.name, _combined(inferred.types.get(value.name), value.type))
 
 
 def _inner_values(function: Function) -> Iterator[str]:
@@ -75,26 +75,28 @@ def _inner_values(function: Function) -> Iterator[str]:
     return (name for node in function.nodes for name in node.outputs if name and name not in outputs)
 
 
-def _with_merged_bodies(node: Node, inferred: Inferred, symbols: frozenset[str]) -> Node:
+def _with_merged_bodies(node: Node, inferred: Inferred) -> Node:
+    if not node.attributes:
+        return node
     bodies = iter(inferred.bodies.get(node.name, ()))
-    return node.map_bodies(lambda body: _merged_body(body, next(bodies), symbols))
+    return node.map_bodies(lambda body: _merged_body(body, next(bodies)))
 
 
-def _merged_body(body: Function, inferred: Inferred, symbols: frozenset[str]) -> Function:
+def _merged_body(body: Function, inferred: Inferred) -> Function:
     """Return the body merged; its inputs too, as the node around it decides what they are."""
-    inputs = tuple(Value(v.name, _combined(_known(inferred.types.get(v.name), symbols), v.type)) for v in body.inputs)
-    merged = _merged(body, inferred, symbols)
+    inputs = tuple(_merged_value(value, inferred) for value in body.inputs)
+    merged = _merged(body, inferred)
     return merged if inputs == body.inputs else merged.replace(inputs=inputs)
 
 
-def _declares_more(function: Function, inferred: Inferred, symbols: frozenset[str]) -> bool:
+def _declares_more(function: Function, inferred: Inferred) -> bool:
     """Whether a declaration of an inner value, in bodies too, says what the operators do not."""
     for name, declared in function.types.items():
-        found = _known(inferred.types.get(name), symbols)
+        found = inferred.types.get(name)
         if _is_judged(name, function) and _combined(found, declared) != found:
             return True
     return any(
-        _declares_more(body, inner, symbols)
+        _declares_more(body, inner)
         for node in function.nodes
         if node.bodies
         for body, inner in zip(node.bodies, inferred.bodies[node.name], strict=True)
@@ -127,8 +129,3 @@ def _combined_dim(inferred: Dim, declared: Dim) -> Dim:
     if isinstance(inferred, int) or declared is None:
         return inferred
     return declared
-
-
-def _known(type_: Type | None, symbols: frozenset[str]) -> Type | None:
-    """Return the type without dims that onnx has made up."""
-    return None if type_ is None else map_dims(type_, lambda dim: None if isinstance(dim, str) and dim not in symbols else dim)

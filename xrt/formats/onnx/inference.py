@@ -10,7 +10,7 @@ from onnx import GraphProto, NodeProto, TensorProto, shape_inference
 
 from xrt.errors import ModelError
 from xrt.formats.onnx.tensors import write_tensor
-from xrt.formats.onnx.types import read_value
+from xrt.formats.onnx.types import read_type
 from xrt.formats.onnx.writing import Style, model_of
 from xrt.graph import Constant, Function, Type
 
@@ -29,16 +29,17 @@ class Inferred:
     """By node name, in the order of the node's bodies."""
 
 
-def infer_types(function: Function) -> Inferred | None:
+def infer_types(function: Function, symbols: frozenset[str]) -> Inferred | None:
     """Return what onnx infers, values propagated through shape computations; None where it cannot read the Function at all.
 
-    What the Function already says of a value is taken as true. Symbolic dims that onnx makes up are among the result.
+    What the Function already says of a value is taken as true. Extents of other names than the symbols are made up
+    by onnx, which is to say unknown.
     """
     style = Style(constants=_type_only, inner=_type_only, carries=False)
     model = model_of(function, function.opsets, onnx.IR_VERSION, style)
     try:
         result = shape_inference.infer_shapes(model, data_prop=True)
-        return _read(result.graph, function)
+        return _read(result.graph, function, symbols)
     except (RuntimeError, ValueError, ModelError):  # its InferenceError is a RuntimeError; a dim too large is a ValueError
         return None
 
@@ -49,11 +50,13 @@ def _type_only(constant: Constant, name: str) -> TensorProto:
     return TensorProto(name=name, data_type=constant.dtype.onnx, dims=constant.shape)
 
 
-def _read(graph: GraphProto, function: Function) -> Inferred:
-    values = [read_value(proto) for part in (graph.value_info, graph.output, graph.input) for proto in part]
-    types = {value.name: value.type for value in values if value.type is not None}
+def _read(graph: GraphProto, function: Function, symbols: frozenset[str]) -> Inferred:
+    read = (
+        (proto.name, read_type(proto.type, symbols)) for part in (graph.value_info, graph.output, graph.input) for proto in part
+    )
+    types = {name: type_ for name, type_ in read if type_ is not None}
     bodies = {
-        node.name: tuple(_read(inner, body) for inner, body in zip(_graphs(graph.node[k]), node.bodies, strict=True))
+        node.name: tuple(_read(inner, body, symbols) for inner, body in zip(_graphs(graph.node[k]), node.bodies, strict=True))
         for k, node in enumerate(function.nodes)
         if node.bodies
     }

@@ -6,6 +6,7 @@ from xrt.engines.toy.kernels import (
     control,
     convolution,
     creation,
+    embedding,
     elementwise,
     indexing,
     layout,
@@ -15,6 +16,7 @@ from xrt.engines.toy.kernels import (
     quantization,
     recurrent,
     reduction,
+    resize,
     sequence,
     softmax,
 )
@@ -26,6 +28,7 @@ FAMILIES = (
     control,
     convolution,
     creation,
+    embedding,
     elementwise,
     indexing,
     layout,
@@ -35,6 +38,7 @@ FAMILIES = (
     quantization,
     recurrent,
     reduction,
+    resize,
     sequence,
     softmax,
 )

@@ -107,6 +107,23 @@ def non_zero(node: Node, env: Env) -> Run:
     return run
 
 
+@ops("Unique")
+def unique(node: Node, env: Env) -> Run:
+    """Return the distinct elements (or parts along an axis), where each stands first, which is where, and how many of each."""
+    xp, axis, in_order = env.xp, node.attr("axis"), bool(node.attr("sorted", 1))
+
+    def run(x: Array) -> tuple[Array, ...]:
+        _, first, inverse, counts = xp.unique(x, True, True, True, axis=axis)
+        inverse = inverse.reshape(-1)
+        if not in_order:
+            order = xp.argsort(first)
+            first, counts, inverse = first[order], counts[order], xp.argsort(order)[inverse]
+        y = x.reshape(-1)[first] if axis is None else xp.take(x, first, axis=axis)
+        return y, *(v.astype(np.int64, copy=False) for v in (first, inverse, counts))
+
+    return run
+
+
 # ---------------------------------------------------------------------- writing at indices
 
 
