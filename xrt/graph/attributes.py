@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +80,9 @@ class Attribute:
         if isinstance(value, np.ndarray):
             value = value.tolist()
         if not isinstance(value, list | tuple):
-            raise ModelError(f"attribute {name!r} must be a list of {kind.element.name.lower()}s; got {type(value).__name__} {value!r}")
+            raise ModelError(
+                f"attribute {name!r} must be a list of {kind.element.name.lower()}s; got {type(value).__name__} {value!r}"
+            )
         return cls(name, kind, tuple(_normal(name, item, kind.element) for item in value))
 
     def bodies(self) -> Iterator[Function]:
@@ -89,6 +91,14 @@ class Attribute:
             yield self.value
         elif self.kind is AttrKind.GRAPHS:
             yield from self.value
+
+    def map_bodies(self, change: Callable[[Function], Function]) -> Attribute:
+        """Return the attribute with each Function changed; the attribute itself where none changes."""
+        old = tuple(self.bodies())
+        new = tuple(map(change, old))
+        if all(a is b for a, b in zip(new, old, strict=True)):
+            return self
+        return Attribute(self.name, self.kind, new if self.kind is AttrKind.GRAPHS else new[0])
 
 
 def _kind_of(name: str, value: Any) -> AttrKind:

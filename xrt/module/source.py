@@ -88,10 +88,11 @@ class Traced:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
+        self._inputs = tuple(Value(name) for name in graph.input_names)
 
     @property
     def inputs(self) -> tuple[Value, ...]:
-        return tuple(Value(name) for name in self._graph.input_names)
+        return self._inputs
 
     @property
     def outputs(self) -> tuple[Value, ...]:
@@ -106,6 +107,7 @@ class Traced:
         return passes.infer_shapes(function)
 
     def declared(self) -> Function:
-        if self._graph.input_names:
+        if self._inputs:
             raise InputError("an xrt.Graph is traced for its inputs; call the module, or m.compile(*examples), first")
         return self.function([], dynamic=False)
+

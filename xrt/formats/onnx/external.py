@@ -40,7 +40,8 @@ class ExternalData:
         length = _number(entries, "length", max(len(data) - offset, 0), what)
         if offset + length > len(data):
             raise ModelError(
-                f"{what} is bytes {offset} to {offset + length} of external data file {location!r}, which has only {len(data)} bytes"
+                f"{what} is bytes {offset} to {offset + length} of external data file {location!r}, "
+                f"which has only {len(data)} bytes"
             )
         return data[offset : offset + length]
 
@@ -53,14 +54,18 @@ class ExternalData:
 
     def _path(self, location: str, what: str) -> Path:
         if self.directory is None:
-            raise ModelError(f"{what} is in external data file {location!r}, but the model did not come from a file; load it by its path")
+            raise ModelError(
+                f"{what} is in external data file {location!r}, but the model did not come from a file; load it by its path"
+            )
         root = self.directory.resolve()
         try:
             path = (root / location.replace("\\", "/")).resolve()
         except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name too long, a NUL in it
             raise ModelError(f"{what} is in external data file {location!r}, which is no path: {error}") from None
         if not path.is_relative_to(root):
-            raise ModelError(f"{what} is in external data file {location!r}, which leads outside the model's directory {str(root)!r}")
+            raise ModelError(
+                f"{what} is in external data file {location!r}, which leads outside the model's directory {str(root)!r}"
+            )
         if not path.is_file():
             raise ModelError(f"{what} is in external data file {location!r}, which is missing from {str(root)!r}")
         return path

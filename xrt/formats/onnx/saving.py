@@ -112,9 +112,10 @@ def _large_constants(function: Function) -> Iterator[Constant]:
 
 def _serialised(model: ModelProto) -> bytes:
     try:
-        return model.SerializeToString()
+        data: bytes = model.SerializeToString()
     except (EncodeError, ValueError) as error:
         raise ModelError(f"the model takes more than 2 GB in one file ({error}); save it with external_data=True") from error
+    return data
 
 
 def _replace(path: Path, write: Callable[[BinaryIO], Any]) -> None:

@@ -81,7 +81,8 @@ def _from_bytes(data: bytes | memoryview, dtype: DType, shape: tuple[int, ...], 
     if needed != given:
         raise ModelError(f"{what} is {TensorType(dtype, shape)}, which takes {needed} bytes, but its data is {given} bytes")
     if dtype.bits < 8:
-        return numpy_helper.to_array(TensorProto(data_type=dtype.onnx, dims=shape, raw_data=bytes(data)))
+        packed = TensorProto(data_type=dtype.onnx, dims=shape, raw_data=bytes(data))
+        return np.asarray(numpy_helper.to_array(packed))
     return _reshaped(np.frombuffer(data, dtype.numpy.newbyteorder("<")), shape, what)
 
 
@@ -89,14 +90,16 @@ def _from_field(tensor: TensorProto, dtype: DType, shape: tuple[int, ...], what:
     field = getattr(tensor, _FIELD.get(dtype, "int32_data"))
     needed = _entries(dtype, math.prod(shape))
     if needed != len(field):
-        raise ModelError(f"{what} is {TensorType(dtype, shape)}, which takes {needed} entries, but its data is {len(field)} entries")
+        raise ModelError(
+            f"{what} is {TensorType(dtype, shape)}, which takes {needed} entries, but its data is {len(field)} entries"
+        )
     if dtype is DType.STRING:
         out = np.empty(len(field), dtype=object)
         out[:] = list(field)
         return _reshaped(out, shape, what)
     if not needed:
         return _reshaped(np.empty(0, dtype.numpy), shape, what)
-    return numpy_helper.to_array(tensor)
+    return np.asarray(numpy_helper.to_array(tensor))
 
 
 def _entries(dtype: DType, count: int) -> int:
@@ -159,7 +162,7 @@ def stored_data(constant: Constant) -> memoryview:
     if constant.dtype.bits < 8:
         return memoryview(numpy_helper.from_array(constant.array).raw_data)
     array = constant.array.astype(constant.dtype.numpy.newbyteorder("<"), copy=False)
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def external_tensor(constant: Constant, name: str, location: str, offset: int) -> TensorProto:

@@ -12,7 +12,7 @@ from xrt.formats.onnx import metadata
 from xrt.formats.onnx.tensors import write_tensor
 from xrt.formats.onnx.types import write_type, write_value
 from xrt.formats.onnx.versions import check_same_meaning, lowest_ir
-from xrt.graph import Attribute, AttrKind, Constant, Function, Node
+from xrt.graph import Attribute, AttrKind, Constant, Function, Node, Type
 
 __all__ = ["Style", "TensorWriter", "model_of", "node_message", "styled_model", "to_model"]
 
@@ -108,6 +108,15 @@ class _Writer:
     def body(self, function: Function, proto: GraphProto) -> None:
         self.graph(function, proto, self.style.inner, is_body=True)
 
+    def bodies(self, functions: tuple[Function, ...], proto: AttributeProto) -> None:
+        for function in functions:
+            self.body(function, proto.graphs.add())
+
+
+def _write_types(types: tuple[Type, ...], proto: AttributeProto) -> None:
+    for type_ in types:
+        write_type(type_, proto.type_protos.add())
+
 
 def _bytes(value: str | bytes) -> bytes:
     return value if isinstance(value, bytes) else value.encode("utf-8")
@@ -124,6 +133,6 @@ _ATTRIBUTE_WRITERS: dict[AttrKind, Callable[[_Writer, Any, AttributeProto], Any]
     AttrKind.INTS: lambda _, value, proto: proto.ints.extend(value),
     AttrKind.STRINGS: lambda _, value, proto: proto.strings.extend(map(_bytes, value)),
     AttrKind.TENSORS: lambda writer, value, proto: proto.tensors.extend(writer.style.inner(item, "") for item in value),
-    AttrKind.GRAPHS: lambda writer, value, proto: [writer.body(item, proto.graphs.add()) for item in value],
-    AttrKind.TYPES: lambda _, value, proto: [write_type(item, proto.type_protos.add()) for item in value],
+    AttrKind.GRAPHS: lambda writer, value, proto: writer.bodies(value, proto),
+    AttrKind.TYPES: lambda _, value, proto: _write_types(value, proto),
 }

@@ -1,0 +1,10 @@
+"""The ``tvm`` engine: regions compiled by Apache TVM (Relax) for this processor.
+
+A Function goes in through TVM's ONNX importer, is fused and scheduled by XRT's own pipeline, and comes out as a Relax
+executable on which each concurrent call has a virtual machine of its own. This package is the only home of TVM, whose
+import costs seconds and hundreds of megabytes; nothing else of XRT imports it.
+"""
+
+from xrt.engines.tvm.compiler import Tvm
+
+__all__ = ["Tvm"]

@@ -1,0 +1,61 @@
+"""The engine itself: its options, what it takes, and how it compiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import tvm
+import tvm_ffi
+from tvm.target import codegen
+
+from xrt.engines.contract import Executable, GraphCompiler
+from xrt.engines.options import CompileContext
+from xrt.engines.tvm.capability import refusal
+from xrt.engines.tvm.executable import RelaxExecutable, to_tensor
+from xrt.engines.tvm.host import check_mcpu, target_of
+from xrt.engines.tvm.importer import compiler_lock, import_function
+from xrt.engines.tvm.pipeline import build
+from xrt.engines.tvm.reasons import shortened
+from xrt.errors import CompileRefused, OptionError
+from xrt.graph import Function, Node
+
+__all__ = ["Tvm"]
+
+
+@dataclass(frozen=True)
+class Tvm(GraphCompiler):
+    """Apache TVM on the CPU: quick to compile, best at chains of elementwise operators, untuned elsewhere."""
+
+    name: ClassVar[str] = "tvm"
+
+    opt_level: int = 3
+    """0 to 3: how much TVM fuses (nothing at 0) and LLVM optimises."""
+    mcpu: str | None = None
+    """The processor to compile for, as LLVM names it (``"x86-64-v3"``); None is this one."""
+
+    def __post_init__(self) -> None:
+        if type(self.opt_level) is not int or not 0 <= self.opt_level <= 3:
+            raise OptionError(f"tvm: opt_level must be 0, 1, 2 or 3; got {self.opt_level!r}")
+        if self.mcpu is not None:
+            check_mcpu(self.mcpu)
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        return refusal(node, function)
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        target = target_of(self.mcpu, self.opt_level)
+        try:
+            with compiler_lock:
+                imported = import_function(function)
+                weights = [to_tensor(constant.array) for constant in imported.weights]
+                program = build(imported.module, weights, target, context.threads, self.opt_level)
+        except Exception as cause:
+            raise CompileRefused(f"TVM cannot compile {function.name!r}: {shortened(cause)}") from cause
+        return RelaxExecutable(program, context.threads, function.name)
+
+    def remarks(self, function: Function) -> tuple[str, ...]:
+        return ("untuned: loops follow fixed rules, not measurements on this processor",)
+
+    def version(self) -> str:
+        return f"tvm {tvm.__version__}, llvm {codegen.llvm_version_major()}, tvm-ffi {tvm_ffi.__version__}"

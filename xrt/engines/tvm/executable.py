@@ -1,0 +1,105 @@
+"""Running a compiled Relax program on NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import relax
+
+from xrt.engines.contract import Executable
+from xrt.engines.options import RunOptions
+from xrt.engines.tvm.host import use_threads
+from xrt.engines.tvm.pipeline import Program
+from xrt.errors import RunFailed
+
+__all__ = ["RelaxExecutable", "to_tensor"]
+
+Array = np.ndarray[Any, Any]
+
+
+class RelaxExecutable(Executable):
+    """A compiled program, with one virtual machine per concurrent call: a machine mixes up its registers if two share it."""
+
+    outputs_are_fresh = True
+
+    def __init__(self, program: Program, threads: int, name: str) -> None:
+        self._program = program
+        self._threads = threads
+        self._name = name
+        self._idle: list[Callable[..., Any]] = []
+
+    def prepare(self) -> None:
+        self._idle.append(self._machine())
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        try:
+            main = self._idle.pop()
+        except IndexError:
+            main = self._machine()
+        if self._threads > 1:
+            use_threads(self._threads)
+        try:
+            returned = main(*[to_tensor(array) for array in inputs])
+        except Exception as cause:
+            raise RunFailed(f"TVM failed while it ran {self._name!r}: {_first_line(cause)}") from cause
+        finally:
+            self._idle.append(main)
+        results = self._arrays(returned)
+        return results if options.out is None else _placed(results, options.out)
+
+    def close(self) -> None:
+        self._idle.clear()
+
+    def _machine(self) -> Callable[..., Any]:
+        machine: Callable[..., Any] = relax.VirtualMachine(self._program.code, tvm.cpu())["main"]
+        return machine
+
+    def _arrays(self, returned: Any) -> list[Array]:
+        tensors = (returned,) if isinstance(returned, tvm.runtime.Tensor) else returned
+        pairs = zip(tensors, self._program.fresh, strict=True)
+        return [_to_array(tensor) if fresh else _to_array(tensor).copy() for tensor, fresh in pairs]
+
+
+def to_tensor(array: Array) -> Any:
+    """Return the array as a TVM tensor: the same memory where it is contiguous and DLPack has its type, else a copy."""
+    if array.flags.forc and array.flags.c_contiguous and array.flags.aligned and array.dtype.kind in "biuf":
+        return tvm_ffi.from_dlpack(array if array.flags.writeable else _writable_alias(array))
+    return tvm.runtime.tensor(np.ascontiguousarray(array))
+
+
+def _to_array(tensor: Any) -> Array:
+    """Return the tensor's memory as an array, a copy for the types that DLPack and NumPy do not share."""
+    try:
+        return np.from_dlpack(tensor)
+    except RuntimeError:
+        return np.asarray(tensor.numpy())
+
+
+class _Memory:
+    """Memory that says it may be written to. NumPy exports nothing else by DLPack; TVM only reads its arguments."""
+
+    def __init__(self, array: Array) -> None:
+        self._owner = array
+        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
+
+
+def _writable_alias(array: Array) -> Array:
+    return np.asarray(_Memory(array))
+
+
+def _placed(results: Sequence[Array], out: Sequence[Any]) -> list[Array]:
+    """Copy each result into the buffer that the caller gave for it."""
+    placed = []
+    for result, buffer in zip(results, out, strict=True):
+        if buffer is not None:
+            np.copyto(buffer, result)
+        placed.append(result if buffer is None else buffer)
+    return placed
+
+
+def _first_line(cause: BaseException) -> str:
+    return str(cause).strip().partition("\n")[0]

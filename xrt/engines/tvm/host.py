@@ -1,0 +1,59 @@
+"""The processor to compile for, and the threads that TVM may use on it."""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+
+import tvm
+from numpy._core._multiarray_umath import __cpu_features__ as detected  # the only place where NumPy tells them
+from tvm.target import Target, codegen
+
+from xrt.errors import OptionError, did_you_mean
+
+__all__ = ["check_mcpu", "target_of", "use_threads"]
+
+CORES = len(os.sched_getaffinity(0))
+
+# TVM makes a pool of workers for each calling thread and reads these when it makes the first one. They are set where the user has
+# not: all cores of this process (TVM's default is half of the machine's), no pinning (which would also bind the calling thread, and
+# with it the threads that other engines start from it), and idle workers that sleep after some 50 us instead of spinning 150 ms.
+os.environ.setdefault("TVM_NUM_THREADS", str(CORES))
+os.environ.setdefault("TVM_BIND_THREADS", "0")
+os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "1000")
+
+_configure = tvm.get_global_func("runtime.config_threadpool")
+_ANY_CORE = 1
+"""TVM's number for "big" cores, which on a processor of equal cores are all of them."""
+
+_FEATURES = {"AVX512F": "avx512f", "AVX2": "avx2", "FMA3": "fma", "F16C": "f16c"}
+"""NumPy's name of each vector extension that a virtual machine may hide from its guest, and LLVM's."""
+_EXTENSIONS = ("avx", "amx", "fma", "f16c", "bmi", "sse", "vaes", "vpclmul", "gfni", "neon", "sve", "sme")
+
+
+def use_threads(count: int) -> None:
+    """Let parallel loops that the calling thread starts use that many threads, at most `TVM_NUM_THREADS`."""
+    _configure(_ANY_CORE, count)
+
+
+@lru_cache(maxsize=8)
+def target_of(mcpu: str | None, opt_level: int) -> Target:
+    """Return the LLVM target for a processor by LLVM's name; None is this one with the features that it really has."""
+    config = {"kind": "llvm", "mcpu": mcpu or codegen.llvm_get_system_cpu(), "num-cores": CORES, "opt-level": opt_level}
+    hidden = [f"-{llvm}" for numpy, llvm in _FEATURES.items() if detected.get(numpy) is False]
+    return Target({**config, "mattr": hidden} if hidden else config)
+
+
+def check_mcpu(mcpu: str) -> None:
+    """Raise OptionError for a processor that LLVM does not know, or whose code this one cannot run."""
+    here = target_of(None, 3)
+    known = [str(name) for name in codegen.llvm_get_cpu_archlist(here)]
+    if mcpu not in known:
+        raise OptionError(f"tvm: mcpu={mcpu!r} is not a processor that LLVM knows.{did_you_mean(mcpu, known)}")
+    lacking = _extensions(Target({"kind": "llvm", "mcpu": mcpu})) - _extensions(here)
+    if lacking:
+        raise OptionError(f"tvm: mcpu={mcpu!r} asks for {', '.join(sorted(lacking))}, which this processor does not have")
+
+
+def _extensions(target: Target) -> set[str]:
+    return {name for name in codegen.llvm_get_cpu_features(target) if name.startswith(_EXTENSIONS)}

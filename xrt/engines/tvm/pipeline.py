@@ -1,0 +1,104 @@
+"""From an imported Relax module to a program: XRT's own passes, because TVM's CPU pipeline neither fuses nor schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.ir import IRModule
+from tvm.relax.backend import DispatchSampling, DispatchSortScan
+from tvm.s_tir import dlight
+from tvm.target import Target
+
+from xrt.engines.tvm.schedules import Nests
+
+__all__ = ["Program", "build", "legalise"]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Compiled code, and which of its results are memory of their own."""
+
+    code: relax.VMExecutable
+    fresh: tuple[bool, ...]
+    """False for a result that is an argument, a constant, or an earlier result: it must be copied."""
+
+
+def legalise(module: IRModule, target: Target) -> IRModule:
+    """Return the module with its operators as loops; raises for an operator that has none on a CPU."""
+    passes = [
+        relax.transform.DecomposeOpsForInference(),
+        relax.transform.CanonicalizeBindings(),
+        DispatchSampling(),
+        DispatchSortScan(),
+        relax.transform.LegalizeOps(),
+    ]
+    with target:
+        return tvm.transform.Sequential(passes)(module)
+
+
+def build(module: IRModule, weights: Sequence[Any], target: Target, threads: int, opt_level: int) -> Program:
+    """Compile the module's ``main`` with its last parameters bound; its loops are shared between that many threads."""
+    with target, tvm.transform.PassContext(opt_level=opt_level):
+        fused = tvm.transform.Sequential(_FUSION)(legalise(module, target))
+        scheduled = dlight.ApplyDefaultSchedule(Nests(threads))(_any_alignment(fused))
+        bound = _bind(scheduled, weights)
+        code = relax.build(tvm.transform.Sequential(_LOWERING)(bound), target, relax_pipeline=None)
+    return Program(code, _fresh(fused["main"]))
+
+
+_FUSION = [
+    relax.transform.AnnotateTIROpPattern(),
+    relax.transform.FuseOps(),
+    relax.transform.FuseTIR(),
+    relax.transform.DeadCodeElimination(),
+]
+
+_LOWERING = [
+    relax.transform.ToNonDataflow(),
+    relax.transform.RemovePurityChecking(),
+    relax.transform.CallTIRRewrite(),
+    relax.transform.StaticPlanBlockMemory(),
+    relax.transform.LowerAllocTensor(),
+    relax.transform.KillAfterLastUse(),
+    relax.transform.LowerRuntimeBuiltin(),
+    relax.transform.ComputePrimValue(),
+    relax.transform.VMShapeLower(),
+    relax.transform.AttachGlobalSymbol(),
+]
+
+
+def _any_alignment(module: IRModule) -> IRModule:
+    """Let loops take arrays at any address, where TVM demands multiples of 64 and NumPy gives multiples of 16.
+
+    A buffer's alignment cannot be changed from Python, but a module can be written and read. Vector loads that need no
+    alignment are as quick on the processors of the last ten years.
+    """
+    return tvm.ir.load_json(tvm.ir.save_json(module).replace('"data_alignment":64', '"data_alignment":1'))
+
+
+def _bind(module: IRModule, weights: Sequence[Any]) -> IRModule:
+    """Bind the last parameters to the weights, by reference; after fusion, so that nobody tries to fold them."""
+    if not weights:
+        return module
+    main = module["main"]
+    names = main.params[len(main.params) - len(weights) :]
+    module["main"] = main.bind_params(dict(zip(names, weights, strict=True)))
+    return module
+
+
+def _fresh(main: relax.Function) -> tuple[bool, ...]:
+    """Tell which results come out of a call, each for the first time."""
+    values = {binding.var: binding.value for block in main.body.blocks for binding in block.bindings}
+    returned = _origin(main.body.body, values)
+    results = [_origin(field, values) for field in returned.fields] if isinstance(returned, relax.Tuple) else [returned]
+    return tuple(isinstance(r, tvm.ir.Call | relax.TupleGetItem) and r not in results[:i] for i, r in enumerate(results))
+
+
+def _origin(expression: Any, values: dict[Any, Any]) -> Any:
+    while expression in values and not isinstance(expression, tvm.ir.Call):
+        expression = values[expression]
+    return expression
