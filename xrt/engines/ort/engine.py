@@ -12,6 +12,7 @@ from onnxruntime import ExecutionMode, GraphOptimizationLevel, SessionOptions
 from xrt.engines.contract import GraphCompiler
 from xrt.engines.options import CompileContext
 from xrt.engines.ort import fields
+from xrt.engines.ort.calls import why_not_given
 from xrt.engines.ort.capability import why_not
 from xrt.engines.ort.executable import OrtExecutable, computed_outputs
 from xrt.engines.ort.handing import hand_over
@@ -96,7 +97,7 @@ class Ort(GraphCompiler):
         except ModelError as error:
             raise CompileRefused(f"the function cannot be written for ONNX Runtime: {error}") from error
         session = open_session(handed, self._session_options(context.threads), self._providers())
-        return OrtExecutable(function, session, tuple(handed.constants.values()))
+        return OrtExecutable(function, session, handed.files)
 
     def version(self) -> str:
         """Return the library's version and what its build says of itself."""
@@ -140,8 +141,11 @@ def _check_border(function: Function) -> None:
     """Raise CompileRefused for an input or output whose values cannot cross, or whose type is not known."""
     for value in function.inputs:
         if value.type is None:
-            raise CompileRefused(f"the type of input {value.name!r} is not known, and ONNX Runtime needs it; infer the types first")
-    for value in (*function.inputs, *computed_outputs(function)):
-        reason = why_not_carried(value.name, value.type)
-        if reason:
-            raise CompileRefused(reason)
+            raise CompileRefused(
+                f"the type of input {value.name!r} is not known, and ONNX Runtime needs it; infer the types first"
+            )
+    computed = computed_outputs(function)
+    reasons = (why_not_carried(value.name, value.type) for value in (*function.inputs, *computed))
+    reason = next(filter(None, reasons), None) or why_not_given(function.inputs, computed)
+    if reason:
+        raise CompileRefused(reason)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
@@ -53,6 +54,7 @@ class Schema:
     deprecated: bool
     inputs: tuple[Formal, ...]
     outputs: tuple[Formal, ...]
+    attributes: frozenset[str]
 
 
 @lru_cache(maxsize=1)
@@ -70,12 +72,13 @@ def _all_kernels() -> Mapping[tuple[str, str], tuple[Kernel, ...]]:
 def _all_schemas() -> Mapping[tuple[str, str], tuple[Schema, ...]]:
     found: dict[tuple[str, str], list[Schema]] = {}
     for known in native.get_all_operator_schema():
-        one = Schema(known.since_version, known.deprecated, _formals(known.inputs), _formals(known.outputs))
+        formals = _formals(known.inputs), _formals(known.outputs)
+        one = Schema(known.since_version, known.deprecated, *formals, frozenset(known.attributes))
         found.setdefault((known.domain, known.name), []).append(one)
     return {key: tuple(sorted(schemas, key=lambda s: -s.since)) for key, schemas in found.items()}
 
 
-def _formals(parameters: Iterable[native.schemadef.OpSchema.FormalParameter]) -> tuple[Formal, ...]:
+def _formals(parameters: Iterable[Any]) -> tuple[Formal, ...]:
     return tuple(Formal(p.name, p.typeStr) for p in parameters)
 
 
@@ -102,7 +105,7 @@ def newest_ir() -> int:
     return max(version for version in range(ir, ir + 32) if version == ir or _reads(ir=version))
 
 
-def _trivial_model():
+def _trivial_model() -> Any:
     value = TensorType(DType.FLOAT32, (1,))
     node = Node("Relu", ("x",), ("y",))
     return lowest_model(Function((Value("x", value),), (Value("y", value),), (node,), opsets={"": 14}))
@@ -118,6 +121,6 @@ def _reads(opset: int | None = None, ir: int | None = None) -> bool:
     options.log_severity_level = 4
     try:
         onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"], enable_fallback=0)
-    except Exception:  # the library's errors have no common base; any of them means that it does not read the model
+    except Exception:  # noqa: BLE001  # the library's errors have no common base; any of them means that it does not read the model
         return False
     return True

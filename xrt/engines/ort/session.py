@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from onnxruntime import InferenceSession, SessionOptions
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
-from xrt.engines.ort.handing import FOLDER, Handed
+from xrt.engines.ort.handing import Handed
 from xrt.engines.ort.names import LIBRARY, sense
 from xrt.errors import CompileRefused
 
@@ -29,13 +29,14 @@ def quiet_options() -> SessionOptions:
 
 
 def open_session(handed: Handed, options: SessionOptions, providers: Sequence[Provider]) -> InferenceSession:
-    """Return a session over the model; ``handed.constants`` must live as long as it does.
+    """Return a session over the model; ``handed.files`` must live as long as it does.
 
     Raises CompileRefused where the library says that the model is not implemented or invalid; the library's other errors pass.
     """
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", FOLDER)
-    for name, value in handed.constants.items():
-        options.add_initializer(name, value)
+    if handed.files:
+        sizes = [content.nbytes for content in handed.files.values()]
+        options.add_external_initializers_from_files_in_memory(list(handed.files), list(handed.files.values()), sizes)
+        options.add_session_config_entry("session.use_external_initializer_file_buffers_directly", "1")
     settings: Any = {"enable_fallback": 0}  # otherwise the library prints errors of a provider, and tries another one
     try:
         return InferenceSession(handed.model, options, list(providers), **settings)
