@@ -85,6 +85,10 @@ class GraphCompiler(abc.ABC):
         shown = ", ".join(f"{name}={value!r}" for name, value in asked.items())
         return f"engine {self.name!r} does not honour {shown}"
 
+    def remarks(self, function: Function) -> tuple[str, ...]:
+        """Return what a person should know of the engine's work on a function that it takes, one sentence each."""
+        return ()
+
     def save(self, executable: Executable) -> bytes:
         """Return the executable as bytes that `load` reads; raises CompileRefused where the library cannot."""
         raise CompileRefused(f"engine {self.name!r} cannot save an executable")

@@ -63,6 +63,13 @@ class Graph:
         """Return the outputs, computed from symbolic inputs with `xrt.ops` and Python's operators."""
         raise ModelError(f"{type(self).__name__} has no build; write `def build(self, x): ...` that returns its outputs")
 
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The names of the inputs: the parameters of ``build`` that have no default."""
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        parameters = inspect.signature(self.build).parameters.values()
+        return tuple(p.name for p in parameters if p.kind in kinds and p.default is p.empty)
+
     def infer(
         self, node: Node, types: Mapping[str, Type], constants: Mapping[str, Constant], opsets: Mapping[str, int]
     ) -> Sequence[Type | None]:

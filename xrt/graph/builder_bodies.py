@@ -79,6 +79,8 @@ def _loop(builder: Builder, inputs: Symbols, attributes: Mapping[str, Any]) -> B
 
 
 def _scan(builder: Builder, inputs: Symbols, attributes: Mapping[str, Any]) -> Bodies:
+    if builder.version("") < 9:
+        raise ModelError("a graph is traced with Scan from opset 9 on; at 8 it works on batches. Raise the graph's opset")
     count = attributes["num_scan_inputs"]
     if not isinstance(count, int) or not 0 < count <= len(inputs):
         raise ModelError(f"num_scan_inputs must be 1 to {len(inputs)}, the number of its inputs; got {count!r}")

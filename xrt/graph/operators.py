@@ -24,6 +24,7 @@ __all__ = [
     "operator_names",
     "operator_of",
     "require_operator",
+    "why_deprecated",
     "why_unknown",
 ]
 
@@ -123,11 +124,16 @@ def require_operator(op_type: str, version: int, domain: str = "") -> Operator:
     if operator is None:
         raise ModelError(why_unknown(op_type, version, domain))
     if operator.is_deprecated:
-        raise ModelError(
-            f"{operator.title} is deprecated since version {operator.since_version} of {domain_title(domain)} and cannot be used "
-            f"at opset {version}; use its successor, or an older opset"
-        )
+        raise ModelError(why_deprecated(operator, version))
     return operator
+
+
+def why_deprecated(operator: Operator, version: int) -> str:
+    """Return that the operator is deprecated at an opset version, and since when."""
+    return (
+        f"{operator.title} is deprecated since opset {operator.since_version} of {domain_title(operator.domain)} and cannot "
+        f"be used at opset {version}; use its successor, or an older opset"
+    )
 
 
 def why_unknown(op_type: str, version: int, domain: str) -> str:

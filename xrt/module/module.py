@@ -61,7 +61,7 @@ class XRTModule:
         self._source = source_of(model)
         self._cache = cache or default_cache()
         self._builds: OrderedDict[object, Build] = OrderedDict()
-        self._ready: OrderedDict[object, Call] = OrderedDict()
+        self._ready: OrderedDict[object, tuple[Call, Build]] = OrderedDict()
         self._last: Build | None = None
         self._lock = threading.RLock()
         self._warned = False
@@ -147,7 +147,7 @@ class XRTModule:
         """
         if fetch is None and out is None and options is None and not named:
             try:
-                call = self._ready[tuple([(type(a), a.dtype, a.shape) for a in args])]
+                call, self._last = self._ready[tuple([(type(a), a.dtype, a.shape) for a in args])]
             except (KeyError, AttributeError, TypeError):
                 pass
             else:
@@ -160,7 +160,7 @@ class XRTModule:
         program = self._program(build)
         if fetch is None and out is None and options is None:
             call = _straight_line(program)
-            self._remember(values, call)
+            self._remember(values, call, build)
             return call(values)
         results = program.run(values, self._run_options(options, out, build, values))
         if fetch is None:
@@ -187,13 +187,13 @@ class XRTModule:
             return options
         return replace(options, out=check_buffers(given, build.function.outputs, values))
 
-    def _remember(self, values: Sequence[Any], call: Call) -> None:
+    def _remember(self, values: Sequence[Any], call: Call, build: Build) -> None:
         """Keep a prepared call for further values of these types and shapes; lists and dicts go the long way each time."""
         if any(not hasattr(value, "dtype") for value in values):
             return
         with self._lock:
             if not self._closed:
-                self._ready[tuple([(type(v), v.dtype, v.shape) for v in values])] = call
+                self._ready[tuple([(type(v), v.dtype, v.shape) for v in values])] = call, build
                 while len(self._ready) > MAX_READY:
                     self._ready.popitem(last=False)
 

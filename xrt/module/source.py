@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -89,7 +88,7 @@ class Traced:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._inputs = tuple(Value(name) for name in _parameters(graph))
+        self._inputs = tuple(Value(name) for name in graph.input_names)
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -112,14 +111,3 @@ class Traced:
             raise InputError("an xrt.Graph is traced for its inputs; call the module, or m.compile(*examples), first")
         return self.function([], dynamic=False)
 
-
-def _parameters(graph: Graph) -> list[str]:
-    """Return the names of `build`'s parameters; one with a default keeps it, and is no input."""
-    names = []
-    for parameter in inspect.signature(graph.build).parameters.values():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            title = type(graph).__name__
-            raise ModelError(f"{title}.build takes {parameter}; a module needs a name for each input: write them out")
-        if parameter.default is parameter.empty:
-            names.append(parameter.name)
-    return names

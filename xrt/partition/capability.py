@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xrt.engines import GraphCompiler
@@ -101,8 +101,3 @@ def _content(attribute: Attribute) -> tuple[object, ...]:
     if attribute.kind in _BY_IDENTITY:
         return (attribute.name, id(attribute.value))
     return (attribute.name, attribute.kind, repr(attribute.value))
-
-
-def listed(reasons: Iterable[tuple[str, str]]) -> str:
-    """Return ``engine: reason`` pairs on one line."""
-    return "; ".join(f"{engine}: {reason}" for engine, reason in reasons)

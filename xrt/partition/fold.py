@@ -7,23 +7,13 @@ from dataclasses import dataclass, field, replace
 
 from xrt.graph import Constant, FrozenDict, Function, Node, Type
 from xrt.graph.order import canonical_order
+from xrt.partition.clustering import Cluster
 from xrt.partition.plan import DOMAIN, LAUNCH, launch_node
 
-__all__ = ["Cluster", "fold"]
+__all__ = ["fold"]
 
 VERSION = 1
 """Version of the operator domain that holds the launch node."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """Nodes that one engine takes together."""
-
-    nodes: tuple[int, ...]
-    """Positions in the Function, ascending."""
-    engine: int
-    """Position in the list of engines."""
-    device: str = ""
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
 
 from xrt.errors import OptionError, did_you_mean
@@ -66,21 +67,19 @@ class Pin:
         prefix = "name:" if self.by == "name" else ""
         return f"{prefix}{'|'.join(self.patterns)}{'!=' if self.forbid else '='}{self.engine}"
 
-    def matcher(self) -> re.Pattern[str]:
-        """Return the patterns as one regular expression, to be matched against the whole of the subject."""
-        return re.compile("|".join(_as_regex(pattern) for pattern in self.patterns), re.DOTALL)
-
-    def subject(self, node: Node) -> str:
-        """Return what of the node the patterns are held against."""
-        return node.name if self.by == "name" else node.op
+    def matches(self, node: Node) -> bool:
+        """Whether the pin is about the node."""
+        return _matcher(self.patterns).fullmatch(node.name if self.by == "name" else node.op) is not None
 
     def covers(self, name: str, spec: str) -> bool:
         """Whether the pin speaks of the engine of that name and spec."""
         return self.engine in (name, spec)
 
 
-def _as_regex(pattern: str) -> str:
-    return re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
+@lru_cache(maxsize=64)
+def _matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    regexes = (re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".") for pattern in patterns)
+    return re.compile("|".join(regexes), re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +87,14 @@ class ClusteringOptions:
     """How nodes are grouped into regions; part of the Plan. Raises OptionError for an impossible value."""
 
     minimum_nodes: int = 1
-    """A cluster of fewer nodes dissolves, and each of its nodes is offered to the next engine that takes it; the last one keeps it."""
+    """A cluster of fewer nodes dissolves: its nodes go to the next engine that takes them, or stay where there is none."""
     maximum_nodes: int | None = None
     """The most nodes that a region may have; None for no limit."""
     ignore_pipeline: bool = True
     """Whether regions may be merged although one of them then waits for more. With False, every region starts as soon
     as any of its first nodes could: it waits for no other region than each of these nodes itself waits for."""
-    sweeps: int | None = None
-    """How often the regions are gone over to shorten their boundaries; None until nothing improves, 0 never."""
+    sweeps: int | None = 3
+    """How often the nodes are gone over to let fewer values cross between regions; None until nothing improves."""
     pins: tuple[Pin, ...] = ()
     """Pins, or their text. Of the forcing pins that match a node the last one holds; forbidding ones add up."""
 
@@ -106,7 +105,7 @@ class ClusteringOptions:
                 _check_count(name, getattr(self, name), least, " or None for no limit")
         if self.maximum_nodes is not None and self.maximum_nodes < self.minimum_nodes:
             raise OptionError(
-                f"minimum_nodes={self.minimum_nodes} is more than maximum_nodes={self.maximum_nodes}; no cluster could satisfy both"
+                f"minimum_nodes={self.minimum_nodes} is more than maximum_nodes={self.maximum_nodes}; no cluster satisfies both"
             )
         if not isinstance(self.ignore_pipeline, bool):
             raise OptionError(f"ignore_pipeline must be True or False; got {self.ignore_pipeline!r}")

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from xrt.engines import GraphCompiler
 from xrt.errors import OptionError, did_you_mean
 from xrt.graph import Function
-from xrt.partition.choices import Choices, Refused
+from xrt.partition.choices import Choices, Refused, check_all_taken
 from xrt.partition.clustering import Clustering, cluster
-from xrt.partition.dependencies import DependencyGraph
 from xrt.partition.fold import fold
 from xrt.partition.options import ClusteringOptions
 from xrt.partition.plan import Plan, Reason
@@ -39,8 +38,10 @@ def partition(
     names = [(engine.name, engine.spec) for engine in engines]
     _check_engines([spec for _, spec in names], implicit)
     options.check_pins(names)
-    choices = Choices.of(function, engines, options, refused, strict=strict, device=device)
-    found = cluster(DependencyGraph.of(function), choices.open, [node.device for node in function.nodes], options)
+    choices = Choices.of(function, engines, options.pins, refused, device)
+    candidates = choices.candidates()
+    check_all_taken(function, choices, candidates, options.pins, strict)
+    found = cluster(function, candidates, options)
     folded = fold(function, found.clusters, names)
     reasons = tuple(_reasons(function, choices, found, options))
     return Plan(folded, choices.engines, reasons, options, implicit)
@@ -62,10 +63,9 @@ def _reasons(function: Function, choices: Choices, found: Clustering, options: C
     """Yield, for each node in order, why each engine before its own does not have it."""
     home = [0] * len(function.nodes)
     for one in found.clusters:
-        for node in one.nodes:
-            home[node] = one.engine
-    for number, engine in enumerate(home):
-        node = function.nodes[number]
+        for number in one.nodes:
+            home[number] = one.engine
+    for number, (node, engine) in enumerate(zip(function.nodes, home, strict=True)):
         for earlier in range(engine):
             text = choices.reason(number, earlier) or _too_small(found.dissolved[number, earlier], options.minimum_nodes)
             yield Reason(node.name, node.op, choices.engines[earlier], text)

@@ -6,8 +6,9 @@ seeded generator, which needs no library. Shapes are concrete while a graph is d
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -95,17 +96,13 @@ class Draft:
     inputs: list[Known] = field(default_factory=list)
     constants: dict[str, Constant] = field(default_factory=dict)
     values: list[Known] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
 
     # ------------------------------------------------------------------ names
 
     def fresh(self, prefix: str) -> str:
-        """Return a name that no value of the whole draft has, parents and bodies included."""
-        root = self
-        while root.parent is not None:
-            root = root.parent
-        count = root.__dict__.setdefault("_count", 0)
-        root.__dict__["_count"] = count + 1
-        return f"{prefix}{count}"
+        """Return a name that nothing of the whole draft has, parents and bodies included."""
+        return f"{prefix}{next(self.numbers)}"
 
     # ------------------------------------------------------------------ values
 
@@ -118,7 +115,9 @@ class Draft:
         found = [v for v in self.visible() if not v.leaf and fits(v)]
         return self.choose.pick(found[::-1]) if found else None
 
-    def want(self, dtypes: Iterable[DType], shape: tuple[int, ...] | None = None, *, ranks: tuple[int, int] | None = None) -> Known:
+    def want(
+        self, dtypes: Iterable[DType], shape: tuple[int, ...] | None = None, *, ranks: tuple[int, int] | None = None
+    ) -> Known:
         """Return a value of one of those types, of that shape or rank; where none is at hand, a new input or constant.
 
         Now and then a new one is made all the same, so that graphs have several inputs.
@@ -150,7 +149,7 @@ class Draft:
         return value
 
     def constant(self, array: Any) -> Known:
-        """Return a new constant; one of int64 without magnitude (axes, a shape) may as well be computed with."""
+        """Return a new constant that other operators may compute with too."""
         constant = Constant(np.asarray(array))
         name = self.fresh("c")
         self.constants[name] = constant
@@ -158,7 +157,14 @@ class Draft:
         return self._known(name, constant.dtype, constant.shape, float(np.abs(wide).max()))
 
     def axes(self, *numbers: int) -> str:
-        """Return the name of a new int64 constant that only the operator at hand reads: axes, a shape, starts."""
+        """Return the name of a new list of int64 that only the operator at hand reads: axes, a shape, starts."""
+        return self._private(numbers)
+
+    def axis(self, number: int) -> str:
+        """Return the name of a new 0-d int64 that only the operator at hand reads."""
+        return self._private(number)
+
+    def _private(self, numbers: int | tuple[int, ...]) -> str:
         name = self.fresh("k")
         self.constants[name] = Constant(np.array(numbers, np.int64))
         return name
@@ -183,7 +189,7 @@ class Draft:
 
     def body(self) -> Draft:
         """Return a draft for a body, which sees what this one sees now."""
-        return Draft(self.choose, self.dtypes, self.empty, self.rank, parent=self, smooth=self.smooth)
+        return Draft(self.choose, self.dtypes, self.empty, self.rank, parent=self, smooth=self.smooth, numbers=self.numbers)
 
     # ------------------------------------------------------------------ the end
 

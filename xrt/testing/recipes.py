@@ -10,10 +10,12 @@ import math
 from collections.abc import Callable
 from typing import TypeAlias
 
+import numpy as np
+
 from xrt.graph import DType
 from xrt.testing.draft import LARGEST, Draft, Known, broadcastable
 
-__all__ = ["FAMILIES", "Recipe"]
+__all__ = ["FAMILIES", "Recipe", "gentle"]
 
 Recipe: TypeAlias = Callable[[Draft], None]
 
@@ -38,6 +40,16 @@ _UNARY: dict[str, Callable[[float], float]] = {
 }
 _FLOAT32_ONLY = frozenset({"Erf", "Softplus", "HardSigmoid", "Softsign", "Sin", "Cos"})
 """Operators for which engines commonly have no float64 kernel."""
+
+
+_GENTLE = ("Relu", "Neg", "Tanh", "Abs", "Sigmoid")
+"""Operators for float32 and float64 alike that every engine has."""
+
+
+def gentle(draft: Draft, x: Known) -> Known:
+    """Add a unary operator that keeps the type, and return its result; for the inside of bodies."""
+    op = draft.choose.pick(_GENTLE) if x.dtype.is_float else "Identity"
+    return draft.node(op, [x], draft.out(x.dtype, x.shape, _UNARY[op](x.bound)))[0]
 
 
 def _kinds(draft: Draft, kinds: tuple[DType, ...]) -> tuple[DType, ...]:
@@ -133,7 +145,9 @@ def reduce(draft: Draft) -> None:
     x = draft.want(_kinds(draft, FLOATS), ranks=(1, draft.rank))
     axes = [a for a in range(x.rank) if draft.choose.integer(0, 1)] or [x.rank - 1]
     count = math.prod(x.shape[a] for a in axes)
-    ops = {"ReduceSum": count * x.bound} | ({} if count == 0 else dict.fromkeys(("ReduceMean", "ReduceMax", "ReduceMin"), x.bound))
+    ops = {"ReduceSum": count * x.bound} | (
+        {} if count == 0 else dict.fromkeys(("ReduceMean", "ReduceMax", "ReduceMin"), x.bound)
+    )
     op = draft.choose.pick(list(ops))
     if ops[op] > LARGEST:
         return
@@ -152,9 +166,7 @@ def cumsum(draft: Draft) -> None:
     x = draft.want((DType.FLOAT32,), ranks=(1, draft.rank))
     axis = draft.choose.integer(0, x.rank - 1)
     if (bound := x.bound * max(x.shape[axis], 1)) <= LARGEST:
-        name = draft.fresh("k")
-        draft.constants[name] = draft.constants[draft.constant_scalar(axis)]
-        draft.node("CumSum", [x, name], draft.out(x.dtype, x.shape, bound))
+        draft.node("CumSum", [x, draft.axis(axis)], draft.out(x.dtype, x.shape, bound))
 
 
 def matmul(draft: Draft) -> None:
@@ -200,6 +212,14 @@ def pool(draft: Draft) -> None:
     draft.node(op, [x], draft.out(x.dtype, shape, x.bound), kernel_shape=[2, 2], strides=[stride] * 2)
 
 
+def dropout(draft: Draft) -> None:
+    """Dropout outside of training: what it reads, and a mask that may be left out; so may the ratio."""
+    x = draft.want((DType.FLOAT32,))
+    given = draft.choose.pick([[x], [x, draft.constant(np.float32(0.5))], [x, "", draft.constant(np.array(False))]])
+    out, mask = draft.out(x.dtype, x.shape, x.bound), draft.out(DType.BOOL, x.shape, 1.0)
+    draft.node("Dropout", given, *draft.choose.pick([(out,), (out, mask)]))
+
+
 # ---------------------------------------------------------------------- shapes
 
 
@@ -208,7 +228,7 @@ def _anything(draft: Draft, low: int = 0) -> Known:
 
 
 def transpose(draft: Draft) -> None:
-    x = _anything(draft)
+    x = _anything(draft, 1)
     order = list(range(x.rank))
     for last in range(x.rank - 1, 0, -1):
         other = draft.choose.integer(0, last)
@@ -255,7 +275,9 @@ def expand(draft: Draft) -> None:
 def tile(draft: Draft) -> None:
     x = _anything(draft, 1)
     times = [draft.choose.integer(1, 2) for _ in x.shape]
-    draft.node("Tile", [x, draft.axes(*times)], draft.out(x.dtype, tuple(d * t for d, t in zip(x.shape, times, strict=True)), x.bound))
+    draft.node(
+        "Tile", [x, draft.axes(*times)], draft.out(x.dtype, tuple(d * t for d, t in zip(x.shape, times, strict=True)), x.bound)
+    )
 
 
 def slice_(draft: Draft) -> None:
@@ -297,7 +319,8 @@ def concat(draft: Draft) -> None:
     axis = draft.choose.integer(0, x.rank - 1)
 
     def fits(v: Known) -> bool:
-        return v.dtype is x.dtype and v.rank == x.rank and all(a == b for i, (a, b) in enumerate(zip(v.shape, x.shape, strict=True)) if i != axis)
+        others = [pair for i, pair in enumerate(zip(v.shape, x.shape, strict=False)) if i != axis]
+        return v.dtype is x.dtype and v.rank == x.rank and all(a == b for a, b in others)
 
     parts = [x, *(draft.find(fits) or x for _ in range(draft.choose.integer(0, 2)))]
     shape = (*x.shape[:axis], sum(p.shape[axis] for p in parts), *x.shape[axis + 1 :])
@@ -348,7 +371,7 @@ def arg(draft: Draft) -> None:
 
 
 def top(draft: Draft) -> None:
-    """TopK, whose values are smooth and whose indices step; one of the two may be left out."""
+    """TopK, whose values are smooth and whose indices step."""
     x = draft.want((DType.FLOAT32,), ranks=(1, draft.rank))
     axis = draft.choose.integer(0, x.rank - 1)
     if x.size == 0:
@@ -356,17 +379,15 @@ def top(draft: Draft) -> None:
     k = draft.choose.integer(1, x.shape[axis])
     shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
     values, indices = draft.out(x.dtype, shape, x.bound), draft.out(DType.INT64, shape, max(x.shape), steps=True)
-    left_out = Known("", x.dtype, shape, 0.0)
-    outs = draft.choose.pick([(values, indices), (left_out, indices), (values,)])
-    draft.node("TopK", [x, draft.axes(k)], *outs, axis=axis)
+    draft.node("TopK", [x, draft.axes(k)], values, indices, axis=axis)
 
 
 FAMILIES: dict[str, tuple[Recipe, ...]] = {
-    "elementwise": (unary, binary, twice, unary, binary, clip, variadic, logic, compare_integers, where, cast),
+    "elementwise": (unary, binary, twice, unary, binary, clip, variadic, logic, compare_integers, where, cast, dropout),
     "reduction": (reduce, softmax, cumsum),
     "product": (matmul, gemm),
     "window": (conv, pool),
     "shape": (transpose, reshape, flatten, unsqueeze, squeeze, expand, tile, slice_, pad, gather, shape_of, concat, split),
     "stepping": (rounding, cast_to_integers, threshold, arg, top),
 }
-"""What a generated graph may be made of; control flow is in `bodies`."""
+"""What a generated graph may be made of; control flow, which has bodies, is in `xrt.testing.bodies`."""

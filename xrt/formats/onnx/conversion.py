@@ -11,12 +11,12 @@ from onnx import shape_inference, version_converter
 from xrt.errors import ModelError
 from xrt.formats.onnx.external import ExternalData
 from xrt.formats.onnx.names import FreshNames
-from xrt.formats.onnx.plain import map_bodies
 from xrt.formats.onnx.reading import function_of
-from xrt.formats.onnx.types import type_string
 from xrt.formats.onnx.versions import lowest_ir, newest_nodes
 from xrt.formats.onnx.writing import Style, model_of
-from xrt.graph import Constant, Function, Node, Type, Value, schema_of, since_version
+from xrt.graph import Constant, Function, Node, Type, Value, since_version
+from xrt.graph.builder_types import onnx_spelling
+from xrt.graph.operators import operator_of
 
 __all__ = ["Scope", "check_convertible", "converted"]
 
@@ -62,7 +62,7 @@ def _converted(function: Function, scope: Scope, max_opset: int, fresh: FreshNam
     for node in function.nodes:
         older = _convert_node(node, scope, max_opset)
         if older is None:
-            nodes.append(map_bodies(node, lambda body: _converted(body, scope.inside(body), max_opset, fresh)))
+            nodes.append(node.map_bodies(lambda body: _converted(body, scope.inside(body), max_opset, fresh)))
         else:
             spliced = _spliced(older, node, fresh)
             nodes += spliced.nodes
@@ -103,14 +103,15 @@ def check_convertible(node: Node, scope: Scope, max_opset: int) -> None:
 
 def _why_not_older_control(node: Node, scope: Scope, max_opset: int) -> str:
     """Return why a node with bodies cannot be taken for its older self."""
-    schema = schema_of(node.op_type, max_opset)
-    if schema is None or schema.since_version < _OLDEST_CONTROL:
+    operator = operator_of(node.op_type, max_opset)
+    if operator is None or operator.since_version < _OLDEST_CONTROL:
         return f"opset {max_opset} has no such operator, or one that means something else"
-    allowed = {text for constraint in schema.type_constraints for text in constraint.allowed_type_strs}
+    allowed = frozenset().union(*(formal.types for formal in (*operator.inputs, *operator.outputs)))
     for name in (*node.inputs, *node.outputs):
         type_ = scope.type_of(name) if name else None
-        if type_ is not None and type_string(type_) not in allowed:
-            return f"opset {max_opset} does not take {type_string(type_)}"
+        text = None if type_ is None else onnx_spelling(type_)
+        if text is not None and text not in allowed:
+            return f"opset {max_opset} does not take {text}"
     return ""
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
 from xrt.formats.onnx.names import FreshNames
-from xrt.formats.onnx.operators import operator_versions
-from xrt.formats.onnx.types import type_string
-from xrt.graph import Attribute, AttrKind, Function, Node, Type, Value, schema_of
+from xrt.graph import Function, Node, Type, Value, latest_opset
+from xrt.graph.builder_types import onnx_spelling
+from xrt.graph.operators import require_operator
 
-__all__ = ["identity_opset", "map_bodies", "plain"]
+__all__ = ["identity_opset", "plain"]
 
 
 def plain(function: Function) -> Function:
@@ -30,7 +27,7 @@ def _is_odd(function: Function, *, is_body: bool = False) -> bool:
 
 
 def _plain(function: Function, fresh: FreshNames, *, is_body: bool) -> Function:
-    nodes = [map_bodies(node, lambda body: _plain(body, fresh, is_body=True)) for node in function.nodes]
+    nodes = [node.map_bodies(lambda body: _plain(body, fresh, is_body=True)) for node in function.nodes]
     taken = set(function.captures) if is_body else set()
     outputs = []
     for value in function.outputs:
@@ -44,28 +41,8 @@ def _plain(function: Function, fresh: FreshNames, *, is_body: bool) -> Function:
     return function.replace(nodes=tuple(nodes), outputs=tuple(outputs), opsets=opsets, aliases=())
 
 
-def map_bodies(node: Node, change: Callable[[Function], Function]) -> Node:
-    """Return the node with its bodies changed; the node itself where it has none."""
-    if not node.bodies:
-        return node
-    return replace(node, attributes=tuple(_map_attribute(attribute, change) for attribute in node.attributes))
-
-
-def _map_attribute(attribute: Attribute, change: Callable[[Function], Function]) -> Attribute:
-    if attribute.kind is AttrKind.GRAPH:
-        return replace(attribute, value=change(attribute.value))
-    if attribute.kind is AttrKind.GRAPHS:
-        return replace(attribute, value=tuple(change(body) for body in attribute.value))
-    return attribute
-
-
 def identity_opset(type_: Type | None) -> int:
     """Return the first opset of ai.onnx whose Identity takes that type; 1 where the type is unknown."""
-    if type_ is None:
-        return 1
-    text = type_string(type_)
-    for version in operator_versions("", "Identity"):
-        schema = schema_of("Identity", version)
-        if schema is not None and text in {allowed for c in schema.type_constraints for allowed in c.allowed_type_strs}:
-            return version
-    return 1
+    text = None if type_ is None else onnx_spelling(type_)
+    versions = range(1, latest_opset() + 1)
+    return next((v for v in versions if text in require_operator("Identity", v).inputs[0].types), 1)

@@ -234,9 +234,11 @@ def _inner_types(graph: GraphProto, nodes: Sequence[Node], elsewhere: Set[str]) 
 
     Entries about values that are nowhere in the graph are common after optimisation passes; they are left out.
     """
-    known = {name for node in nodes for name in (*node.uses, *node.outputs)}
-    values = (read_value(proto) for proto in graph.value_info if proto.name in known and proto.name not in elsewhere)
-    return {value.name: value.type for value in values if value.type is not None}
+    defined = {name for node in nodes for name in node.outputs}
+    values = [value for value in map(read_value, graph.value_info) if value.type is not None and value.name not in elsewhere]
+    if any(value.name not in defined for value in values):
+        defined.update(name for node in nodes for name in node.uses)
+    return {value.name: value.type for value in values if value.type is not None and value.name in defined}
 
 
 def _undefined(function: Function) -> ModelError:
