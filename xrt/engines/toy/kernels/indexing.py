@@ -17,7 +17,9 @@ __all__: list[str] = []
 # ---------------------------------------------------------------------- ranges
 
 
-def _sliced(x: Array, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int] | None, steps: Sequence[int] | None) -> Array:
+def _sliced(
+    x: Array, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int] | None, steps: Sequence[int] | None
+) -> Array:
     ranges = [slice(None)] * x.ndim
     for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
         axis = i if axes is None else axes[i] % x.ndim
@@ -135,7 +137,7 @@ def _writer(xp: Any, reduction: str) -> Write:
     if reduction == "none":
         return lambda target, places, values: target.__setitem__(places, values)
     combine = {"add": xp.add, "mul": xp.multiply, "min": xp.minimum, "max": xp.maximum}[reduction]
-    return lambda target, places, values: combine.at(target, places, values)
+    return combine.at  # type: ignore[no-any-return]  # a method of a function of the array module
 
 
 @ops("Scatter", "ScatterElements")

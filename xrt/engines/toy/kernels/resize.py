@@ -12,7 +12,7 @@ from xrt.engines.toy.env import Env
 from xrt.engines.toy.table import Array, Run, ops
 from xrt.graph import Node
 
-__all__: list[str] = []
+__all__ = ["Sampling", "weight"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,6 @@ class Sampling:
     def reach(self) -> int:
         """How many old elements to each side take part."""
         return 2 if self.mode == "cubic" else 1
-
-
-FLOORED = {"coordinates": "asymmetric", "nearest": "floor"}
-"""What Upsample and the first Resize do: coordinates are divided by the scale and rounded down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +79,7 @@ def _rounded(xp: Any, places: Array, how: str) -> Array:
     return rules[how]()
 
 
-def _kernel(xp: Any, distance: Array, sampling: Sampling) -> Array:
+def weight(xp: Any, distance: Array, sampling: Sampling) -> Array:
     """Return the weight of an element at a distance: a triangle, or the cubic convolution of Keys (1981)."""
     d = xp.abs(distance)
     if sampling.mode == "linear":
@@ -103,7 +99,7 @@ def _taps(xp: Any, axis: Axis, sampling: Sampling) -> tuple[Array, Array]:
     shrink = min(axis.scale, 1.0) if sampling.antialias else 1.0
     reach = int(np.ceil(sampling.reach / shrink))
     indices = xp.floor(places)[:, None] + xp.arange(1 - reach, reach + 1)
-    weights = _kernel(xp, (indices - places[:, None]) * shrink, sampling)
+    weights = weight(xp, (indices - places[:, None]) * shrink, sampling)
     if sampling.exclude_outside:
         weights = weights * ((indices >= 0) & (indices < axis.extent))
     if sampling.exclude_outside or sampling.antialias:
@@ -147,7 +143,9 @@ def _scaled(x: Array, scales: Sequence[float], chosen: Sequence[int], parts: Seq
     return [Axis(i, x.shape[i], int(np.floor(x.shape[i] * (e - s) * scale)), scale, s, e) for i, scale, (s, e) in triples]
 
 
-def _sized(x: Array, sizes: Sequence[int], chosen: Sequence[int], parts: Sequence[tuple[float, float]], policy: str) -> list[Axis]:
+def _sized(
+    x: Array, sizes: Sequence[int], chosen: Sequence[int], parts: Sequence[tuple[float, float]], policy: str
+) -> list[Axis]:
     """Return the axes for given extents, or for the one scale that keeps the aspect ratio and is not larger, or not smaller."""
     scales = [size / x.shape[i] for i, size in zip(chosen, sizes, strict=True)]
     if policy != "stretch":
@@ -189,7 +187,8 @@ def resize(node: Node, env: Env) -> Run:
 
 
 def _floored(node: Node) -> Sampling:
-    return Sampling("linear" if "linear" in node.attr("mode", "nearest") else "nearest", **FLOORED)
+    """Return what Upsample and the first Resize do: places are divided by the scale, and rounded down."""
+    return Sampling("linear" if "linear" in node.attr("mode", "nearest") else "nearest", "floor", "asymmetric")
 
 
 def _by_scales(xp: Any, x: Array, scales: Sequence[float], sampling: Sampling) -> Array:
