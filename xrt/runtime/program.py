@@ -105,11 +105,12 @@ class Program:
 
     def _unshare(self, results: list[Any], inputs: Sequence[Any]) -> None:
         """Copy each suspect output that is, or may be a view of, something that is not this output alone."""
-        aliased = {id(inputs[target]) for _, target in self._aliases}
+        updates = dict(self._aliases)
         taken = {id(x) for x in inputs} | {id(x) for x in self._template}
         for index in range(len(results)):
             result = results[index]
-            if index in self._suspects and id(result) not in aliased and (id(result) in taken or not _owns(result)):
+            updated = index in updates and result is inputs[updates[index]]
+            if index in self._suspects and not updated and (id(result) in taken or not _owns(result)):
                 result = results[index] = _copied(result)
             taken.add(id(result))
 
