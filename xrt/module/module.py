@@ -128,7 +128,11 @@ class XRTModule:
         open_ended = self._source.key([None] * len(self._source.inputs), self._engines.are_dynamic) is not None
         if open_ended and self._source.inputs:
             rigid = [e.spec for e in self._engines.engines if not e.supports_dynamic_shapes]
-            why = f"engine {rigid[0]!r} needs every extent fixed" if rigid and not self._traced else "the graph is traced for its inputs"
+            why = (
+                f"engine {rigid[0]!r} needs every extent fixed"
+                if rigid and not self._traced
+                else "the graph is traced for its inputs"
+            )
             raise InputError(f"compile() needs example inputs: {why}; pass m.compile(x, ...)")
         return None
 
@@ -181,7 +185,9 @@ class XRTModule:
     def _run_options(self, options: RunOptions | None, out: Any, build: Build, values: Sequence[Any]) -> RunOptions:
         options = options or RunOptions()
         if options.stream is not None:
-            raise DeviceError(f"a stream was given, but the module runs on {self._engines.context.device}, which has none; pass stream=None")
+            raise DeviceError(
+                f"a stream was given, but the module runs on {self._engines.context.device}, which has none; pass stream=None"
+            )
         given = out if out is not None else options.out
         if given is None:
             return options
@@ -225,8 +231,8 @@ class XRTModule:
         self._builds.popitem(last=False)
         self._ready.clear()
         message = (
-            f"this module has met more than max_signatures={limit} signatures and forgets the oldest; give inputs of fewer shapes, "
-            f"or engines that keep symbolic extents, or raise max_signatures"
+            f"this module has met more than max_signatures={limit} signatures and forgets the oldest; give inputs of fewer "
+            f"shapes, or engines that keep symbolic extents, or raise max_signatures"
         )
         warnings.warn(message, SignatureWarning, stacklevel=5)
 
@@ -244,8 +250,8 @@ class XRTModule:
         self._warned = True
         why = next((f": {r.text}" for r in plan.reasons if r.node == taken[0]), "")
         message = (
-            f"{len(taken)} node(s) run on {self._engines.implicit!r}, which was not named: first {taken[0]!r}{why}. "
-            f"m.explain() lists them; name {self._engines.implicit!r} in the list to accept it, or pass strict=True to refuse it"
+            f"{len(taken)} node(s) run on {self._engines.implicit!r}, which was not named: first {taken[0]!r}{why}. m.explain() "
+            f"lists them; name {self._engines.implicit!r} in the list to accept it, or pass strict=True to refuse it"
         )
         warnings.warn(message, FallbackWarning, stacklevel=4)
 

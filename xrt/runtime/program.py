@@ -83,7 +83,8 @@ class Program:
             raise RunFailed(f"engine {step.launch.engine!r} failed to run {step.launch.name}: {shown}") from error
         if len(results) != len(step.writes):
             raise RunFailed(
-                f"engine {step.launch.engine!r} returned {len(results)} outputs from {step.launch.name}, which has {len(step.writes)}"
+                f"engine {step.launch.engine!r} returned {len(results)} outputs from {step.launch.name}, "
+                f"which has {len(step.writes)}"
             )
         for slot, result in zip(step.writes, results, strict=True):
             frame[slot] = result
@@ -178,11 +179,13 @@ def _fill(results: list[Any], buffers: Sequence[Any]) -> None:
         if buffer is None or results[index] is buffer:
             continue
         if buffer.shape != results[index].shape or buffer.dtype != results[index].dtype:
-            raise InputError(
-                f"out[{index}] is {buffer.dtype}{list(buffer.shape)}, but the output is {results[index].dtype}{list(results[index].shape)}"
-            )
+            raise InputError(f"out[{index}] is {_described(buffer)}, but the output is {_described(results[index])}")
         np.copyto(buffer, results[index])
         results[index] = buffer
+
+
+def _described(array: Any) -> str:
+    return f"{array.dtype}{list(array.shape)}"
 
 
 def _owns(result: Any) -> bool:
