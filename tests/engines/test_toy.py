@@ -152,6 +152,16 @@ def test_a_buffer_with_a_live_view_is_not_written_to() -> None:
     same(run(f, x)[0], (-x - np.exp(-x)).reshape(-1))
 
 
+def test_a_view_of_an_input_is_not_written_to() -> None:
+    f = function(
+        "x", "y", node("Slice", "x a b", "part"), node("Neg", "part", "y"), constants={"a": i64([0]), "b": i64([LARGE[0] // 2])}
+    )
+    x = large()
+    before = x.copy()
+    same(run(f, x)[0], -before[: LARGE[0] // 2])
+    same(x, before)
+
+
 def test_a_buffer_that_a_sequence_holds_is_not_written_to() -> None:
     f = function(
         "x",
