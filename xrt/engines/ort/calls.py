@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from onnxruntime import InferenceSession
 
+from xrt.engines.ort.names import tensor_of
 from xrt.engines.ort.values import Way, by_reference, from_ort, to_ort, way_of
 from xrt.graph import DType, TensorType, Type, Value
 
@@ -33,6 +34,8 @@ class SessionCalls:
     """A session with what is known of its inputs and outputs; keeps nothing of a call, so threads may share it."""
 
     def __init__(self, session: InferenceSession, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
+        known = {output.name: tensor_of(output.type) for output in session.get_outputs()}
+        outputs = [Value(value.name, value.type or known[value.name]) for value in outputs]
         self._session = session
         self._inputs = {value.name: value.type for value in inputs}
         self._outputs = {value.name: value.type for value in outputs}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
-from onnxruntime import InferenceSession, OrtValue
+from onnxruntime import InferenceSession
 
 from xrt.engines.contract import Executable
 from xrt.engines.options import RunOptions
@@ -23,7 +23,7 @@ __all__ = ["OrtExecutable", "computed_outputs"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-BIND_FROM = 32 * 1024
+BIND_FROM = 512 * 1024
 """Bytes from which a caller's buffer is bound to the session; a smaller one is filled by a copy, which is quicker."""
 
 
@@ -38,7 +38,7 @@ class OrtExecutable(Executable):
 
     outputs_are_fresh: ClassVar[bool] = True
 
-    def __init__(self, function: Function, session: InferenceSession | None, held: Sequence[OrtValue] = ()) -> None:
+    def __init__(self, function: Function, session: InferenceSession | None, held: object = None) -> None:
         """`session` computes `computed_outputs`; None where there are none. `held` must live as long as it."""
         computed = computed_outputs(function)
         self._function = function
@@ -47,7 +47,9 @@ class OrtExecutable(Executable):
         self._names = [value.name for value in computed]
         self._calls = None if session is None else SessionCalls(session, function.inputs, computed)
         self._call: Callable[..., Any] = _nothing if self._calls is None else self._calls.direct
-        self._is_direct = self._calls is not None and self._calls.is_direct and computed == function.outputs
+        self._gives_all = computed == function.outputs
+        self._is_direct = self._gives_all and self._calls is not None and self._calls.is_direct
+        self._constants = {v.name: function.constants[v.name].array for v in function.outputs if v.name in function.constants}
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         try:
@@ -64,7 +66,7 @@ class OrtExecutable(Executable):
         self._is_direct = True
         self._call = _closed
         self._calls = None
-        self._held = ()
+        self._held = None
 
     # ------------------------------------------------------------------ values to convert, copies, buffers of the caller's
 
@@ -76,13 +78,11 @@ class OrtExecutable(Executable):
 
     def _in_order(self, feed: Mapping[str, Any], results: Mapping[str, Any]) -> list[Any]:
         """Return one value per output; what is not the session's own, or was given already, is a copy."""
+        if self._gives_all:
+            return list(results.values())
         fresh = dict(results)
-        sources = {**self._constant_outputs(), **feed, **results}
+        sources = {**self._constants, **feed, **results}
         return [fresh.pop(v.name) if v.name in fresh else _copy(sources[v.name]) for v in self._function.outputs]
-
-    def _constant_outputs(self) -> dict[str, Array]:
-        constants = self._function.constants
-        return {v.name: constants[v.name].array for v in self._function.outputs if v.name in constants}
 
     def _to_bind(self, calls: SessionCalls, feed: Mapping[str, Any], buffers: Sequence[Array | None]) -> dict[str, Array]:
         """Return the buffers that the session itself shall write: large ones, and none that may share memory with an input."""

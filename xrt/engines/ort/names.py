@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 
 import onnxruntime
 
 from xrt.graph import DType, OptionalType, SequenceType, TensorType, Type
 
-__all__ = ["LIBRARY", "plain_type", "sense", "type_name"]
+__all__ = ["LIBRARY", "plain_type", "sense", "tensor_of", "type_name"]
 
 LIBRARY = f"ONNX Runtime {onnxruntime.__version__}"
 """The library as reasons and errors call it."""
 
 _C_NAMES = {DType.FLOAT32: "float", DType.FLOAT64: "double"}
 _PLAIN = {"float": "float32", "double": "float64"}
+_TENSORS = {dtype: f"tensor({_C_NAMES.get(dtype, dtype)})" for dtype in DType}
 
 
-@lru_cache(maxsize=4096)
 def type_name(type_: Type) -> str:
     """Return the type as ONNX Runtime spells it, without its shape.
 
@@ -26,13 +25,23 @@ def type_name(type_: Type) -> str:
     'seq(tensor(float))'
     """
     if isinstance(type_, TensorType):
-        return f"tensor({_C_NAMES.get(type_.dtype, type_.dtype)})"
+        return _TENSORS[type_.dtype]
     if isinstance(type_, SequenceType):
         return f"seq({type_name(type_.element)})"
     if isinstance(type_, OptionalType):
         return f"optional({type_name(type_.element)})"
     key, value = (type_.key, type_.value)
     return f"map({_C_NAMES.get(key, key)},{type_name(value)})"
+
+
+def tensor_of(name: str) -> TensorType | None:
+    """Return the type that ONNX Runtime spells so, without its shape; None where it is not a tensor.
+
+    >>> tensor_of("tensor(float)")
+    TensorType(dtype=DType.FLOAT32, shape=None)
+    """
+    found = re.fullmatch(r"tensor\((\w+)\)", name)
+    return TensorType(DType.parse(_PLAIN.get(found[1], found[1]))) if found else None
 
 
 def plain_type(name: str) -> str:
@@ -45,7 +54,8 @@ def plain_type(name: str) -> str:
 
 
 _NOISE = (
-    r"^\[ONNXRuntimeError\] : \d+ : \w+ : ",
+    r"\[ONNXRuntimeError\] : \d+ : \w+ : ",
+    r"Error in execution: ",
     r"Load model from .*? failed:",
     r"Exception during (?:loading|initialization): ",
     r"This is an invalid model\. ",
@@ -53,6 +63,7 @@ _NOISE = (
     r"\S*\.(?:cc|h):\d+ ",  # the source file of a check, and after it the check
     r"^.*::\S*\(.*\).* was false\. (?=\S)",
     r"^.*::<lambda\(\)> ",
+    r"^[\w:*&<> ]*onnxruntime::[\w:~<>]+\([^)]*\)(?: const)?(?: \[with [^\]]*\])? ",  # the signature of what failed
 )
 
 

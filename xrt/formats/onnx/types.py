@@ -8,7 +8,7 @@ from onnx import TensorShapeProto, TypeProto, ValueInfoProto
 
 from xrt.graph import Dim, DType, MapType, OptionalType, SequenceType, TensorType, Type, Value
 
-__all__ = ["read_type", "read_value", "type_string", "write_type", "write_value"]
+__all__ = ["read_type", "read_value", "write_type", "write_value"]
 
 
 def read_type(proto: TypeProto, symbols: frozenset[str] | None = None) -> Type | None:
@@ -89,20 +89,6 @@ def _write_tensor_type(type_: TensorType, proto: TypeProto.Tensor) -> None:
             proto.shape.dim.add()
         else:
             proto.shape.dim.add(dim_param=dim)
-
-
-def type_string(type_: Type) -> str:
-    """Return the type as operator schemas spell it: ``tensor(float)``, ``seq(tensor(int64))``."""
-    if isinstance(type_, TensorType):
-        return f"tensor({_SCHEMA_WORDS.get(type_.dtype, type_.dtype.text)})"
-    if isinstance(type_, SequenceType):
-        return f"seq({type_string(type_.element)})"
-    if isinstance(type_, OptionalType):
-        return f"optional({type_string(type_.element)})"
-    return f"map({type_.key}, {type_string(type_.value)})"
-
-
-_SCHEMA_WORDS = {DType.FLOAT32: "float", DType.FLOAT64: "double"}
 
 
 def write_value(name: str, type_: Type | None, proto: ValueInfoProto) -> None:

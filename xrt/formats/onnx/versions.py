@@ -8,8 +8,8 @@ from itertools import chain
 from onnx import OperatorSetIdProto, helper
 
 from xrt.errors import ModelError
-from xrt.formats.onnx.operators import known_domains
 from xrt.graph import AttrKind, DType, Function, Node, OptionalType, TensorType, Type, schema_of, since_version
+from xrt.graph.operators import latest_version
 from xrt.graph.types import MapType, SequenceType
 
 __all__ = ["check_same_meaning", "content_ir", "lowest_ir", "lowest_opsets", "newest_nodes", "node_ir"]
@@ -82,7 +82,7 @@ def lowest_ir(function: Function, opsets: Mapping[str, int], *, floor: int = 0, 
 
     The pairing with opsets is a custom (each release of ONNX has one of each) and no rule: it yields to the ceiling.
     """
-    known = [OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items() if d in known_domains()]
+    known = [OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items() if latest_version(d)]
     paired: int = helper.find_min_ir_version_for(known, ignore_unknown=True)
     if ceiling is not None:
         paired = min(paired, ceiling)
