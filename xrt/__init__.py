@@ -1,1 +1,82 @@
-"""XRT: one model on several engines."""
+"""XRT runs one model on several engines: partition, place, compile, cache, launch.
+
+    import numpy as np, xrt
+
+    class ReluGraph(xrt.Graph):
+        def build(self, x):
+            return xrt.ops.Relu(x)
+
+    m = xrt.XRTModule(ReluGraph(), engine="toy")
+    m(np.ones((2, 3), "float32"))
+
+Names load on first use, so that importing the package stays cheap.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from xrt import errors as errors
+    from xrt import ops as ops
+    from xrt.engines import CompileContext as CompileContext
+    from xrt.engines import Executable as Executable
+    from xrt.engines import ExecutionOptions as ExecutionOptions
+    from xrt.engines import GraphCompiler as GraphCompiler
+    from xrt.engines import OpTable as OpTable
+    from xrt.engines import RunOptions as RunOptions
+    from xrt.errors import XRTError as XRTError
+    from xrt.errors import XRTWarning as XRTWarning
+    from xrt.formats.onnx import load as load_onnx
+    from xrt.frontends.graph import Graph as Graph
+    from xrt.graph import DType as DType
+    from xrt.graph import Function as Function
+    from xrt.graph import Node as Node
+    from xrt.graph import Value as Value
+    from xrt.module import XRTModule as XRTModule
+    from xrt.partition import ClusteringOptions as ClusteringOptions
+    from xrt.partition import Plan as Plan
+    from xrt.partition import partition as partition
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "ClusteringOptions": "xrt.partition",
+    "CompileContext": "xrt.engines",
+    "DType": "xrt.graph",
+    "Executable": "xrt.engines",
+    "ExecutionOptions": "xrt.engines",
+    "Function": "xrt.graph",
+    "Graph": "xrt.frontends.graph",
+    "GraphCompiler": "xrt.engines",
+    "Node": "xrt.graph",
+    "OpTable": "xrt.engines",
+    "Plan": "xrt.partition",
+    "RunOptions": "xrt.engines",
+    "Value": "xrt.graph",
+    "XRTError": "xrt.errors",
+    "XRTModule": "xrt.module",
+    "XRTWarning": "xrt.errors",
+    "partition": "xrt.partition",
+}
+_MODULES = ("errors", "ops")
+
+__all__ = [*_HOMES, *_MODULES, "__version__", "load_onnx"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"xrt.{name}")
+    if name == "load_onnx":
+        value = importlib.import_module("xrt.formats.onnx").load
+    elif name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    else:
+        raise AttributeError(f"module 'xrt' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

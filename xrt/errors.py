@@ -78,7 +78,14 @@ class EngineUnavailable(EngineError):
 
 
 class CompileRefused(EngineError):
-    """The engine declines this function; the message is the reason, and the nodes are placed elsewhere."""
+    """The engine declines this function; the message is the reason, and the nodes are placed elsewhere.
+
+    ``nodes`` names those that the engine cannot take, where it knows; empty means all of the function's.
+    """
+
+    def __init__(self, reason: str, nodes: Iterable[str] = ()) -> None:
+        super().__init__(reason)
+        self.nodes = tuple(nodes)
 
 
 class CompileFailed(EngineError):

@@ -5,11 +5,14 @@ they never see each other, nor the partitioner, the cache or the runtime.
 """
 
 from xrt.engines.contract import Executable, GraphCompiler
-from xrt.engines.options import CompileContext, ExecutionOptions, Precision, RunOptions
 from xrt.engines.optable import Kernel, OpTable, Predicate
+from xrt.engines.options import CompileContext, ExecutionOptions, Precision, RunOptions
+from xrt.engines.registry import EngineStatus, create, engine_class, names, probe
+from xrt.engines.spec import build, parse_spec, spec_of, split_specs
 
 __all__ = [
     "CompileContext",
+    "EngineStatus",
     "Executable",
     "ExecutionOptions",
     "GraphCompiler",
@@ -18,4 +21,12 @@ __all__ = [
     "Precision",
     "Predicate",
     "RunOptions",
+    "build",
+    "create",
+    "engine_class",
+    "names",
+    "parse_spec",
+    "probe",
+    "spec_of",
+    "split_specs",
 ]

@@ -22,7 +22,7 @@ class Executable(abc.ABC):
     """What a GraphCompiler makes of one Function. It holds no state of a call: threads may run it at once."""
 
     outputs_are_fresh: ClassVar[bool] = False
-    """Whether no output ever shares memory with an input, a constant or another output. False is conservative: XRT then copies."""
+    """Whether no output ever shares memory with an input, a constant or another output. False is conservative: XRT copies."""
 
     def prepare(self) -> None:  # noqa: B027  # optional on purpose: an empty default is the honest one
         """Allocate, bind and choose kernels; called once before the first run."""
@@ -32,8 +32,10 @@ class Executable(abc.ABC):
         """Return the Function's outputs, in its order, from its inputs, in its order.
 
         Tensors are NumPy arrays of the declared type (0-d ones too, never scalars), native byte order, any strides;
-        sequences are lists; an absent optional is None. Inputs are not modified, except those that an alias names.
-        With ``options.out`` the given buffers hold the outputs afterwards, and are what is returned in their places.
+        sequences are lists; an absent optional is None. Every run allocates its outputs anew. Inputs are not modified,
+        except that an engine may write an output into the input that an alias of the Function pairs with it, and return
+        that input in its place; where it does not, XRT copies. With ``options.out`` the given buffers hold the outputs
+        afterwards, and are what is returned in their places.
         """
 
     def close(self) -> None:  # noqa: B027  # optional on purpose: an empty default is the honest one
@@ -49,8 +51,6 @@ class GraphCompiler(abc.ABC):
     """Kinds of device on which it runs: ``"cpu"``, ``"cuda"``."""
     supports_dynamic_shapes: ClassVar[bool] = False
     """Whether one executable serves every size of a symbolic dimension. False is conservative: one is compiled per shape."""
-    supports_aliases: ClassVar[bool] = False
-    """Whether the executable itself keeps a Function's aliases. False is conservative: XRT copies the output into the input."""
 
     @abc.abstractmethod
     def why_not(self, node: Node, function: Function) -> str | None:
@@ -92,6 +92,10 @@ class GraphCompiler(abc.ABC):
             return None
         shown = ", ".join(f"{name}={value!r}" for name, value in asked.items())
         return f"engine {self.name!r} does not honour {shown}"
+
+    def remarks(self, function: Function) -> tuple[str, ...]:
+        """Return what a person should know of the engine's work on a function that it takes, one sentence each."""
+        return ()
 
     def save(self, executable: Executable) -> bytes:
         """Return the executable as bytes that `load` reads; raises CompileRefused where the library cannot."""

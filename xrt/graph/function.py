@@ -156,6 +156,20 @@ class Function:
         """Return a Function with those fields changed, ordered and checked anew."""
         return replace(self, **changes)
 
+    def with_types(self, types: Mapping[str, Type], outputs: Iterable[Value] | None = None) -> Function:
+        """Return the same Function with other types of inner values and, if given, of the outputs, which keep their names.
+
+        Far quicker than `replace`: neither the order of the nodes nor a definition can change by it.
+        """
+        other = object.__new__(Function)
+        kept = {*self.__dataclass_fields__, "_producer", "_users", "_by_name", "_own", "captures"}
+        other.__dict__.update((name, value) for name, value in self.__dict__.items() if name in kept)
+        other.__dict__["types"] = FrozenDict(types)
+        other.__dict__["outputs"] = self.outputs if outputs is None else tuple(outputs)
+        if [v.name for v in other.outputs] != [v.name for v in self.outputs]:
+            raise ModelError(f"function {self.name!r} returns {[v.name for v in self.outputs]}; with_types cannot change that")
+        return other
+
     @cached_property
     def fingerprint(self) -> str:
         """A hash over what the Function computes: see `xrt.graph.fingerprint`. Linear, computed once."""
@@ -182,7 +196,9 @@ class Function:
         return text_of(self)
 
     def __repr__(self) -> str:
-        inside = f"{len(self.inputs)} inputs, {len(self.outputs)} outputs, {len(self.nodes)} nodes, {len(self.constants)} constants"
+        inside = (
+            f"{len(self.inputs)} inputs, {len(self.outputs)} outputs, {len(self.nodes)} nodes, {len(self.constants)} constants"
+        )
         return f"<Function {self.name!r}: {inside}>"
 
     def __getstate__(self) -> dict[str, Any]:

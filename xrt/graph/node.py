@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,15 @@ class Node:
         if not self.attributes:
             return ()
         return tuple(body for attribute in self.attributes for body in attribute.bodies())
+
+    def map_bodies(self, change: Callable[[Function], Function]) -> Node:
+        """Return the node with each body changed; the node itself where it has none, or where none changes."""
+        if not self.bodies:
+            return self
+        attributes = tuple(attribute.map_bodies(change) for attribute in self.attributes)
+        if all(new is old for new, old in zip(attributes, self.attributes, strict=True)):
+            return self
+        return replace(self, attributes=attributes)
 
     @property
     def captures(self) -> tuple[str, ...]:

@@ -1,1 +1,12 @@
-"""TODO"""
+"""The runtime: a Plan becomes a Program, and a Program runs.
+
+A Plan and engines come in; the compile (through the cache) turns its launch nodes into executables; the Program is the
+straight line of launches over slots. Nothing here decides where a node goes or knows an engine by name.
+"""
+
+from xrt.runtime.compile import Refusal, compile_plan
+from xrt.runtime.devices import available_cores, check_device, kind_of
+from xrt.runtime.profile import LaunchTime, Profile
+from xrt.runtime.program import Program
+
+__all__ = ["LaunchTime", "Profile", "Program", "Refusal", "available_cores", "check_device", "compile_plan", "kind_of"]

@@ -1,1 +1,13 @@
-"""TODO"""
+"""What an engine author runs to prove an engine: conformance, a corpus, generated graphs, and engines that misbehave.
+
+An engine goes in, and what it passes, declines and fails comes out, case by case with the reason. Importing the package
+needs neither pytest nor hypothesis: `suite` needs the first, `strategies` the second, and both are imported by name. Nothing
+else in XRT but the command line may import it.
+"""
+
+from xrt.testing.cases import Case, node_cases
+from xrt.testing.conformance import conform, run_case, run_reference
+from xrt.testing.ledgers import Gap, gaps_of, settle
+from xrt.testing.report import Outcome, Report, Word
+
+__all__ = ["Case", "Gap", "Outcome", "Report", "Word", "conform", "gaps_of", "node_cases", "run_case", "run_reference", "settle"]

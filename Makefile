@@ -1,0 +1,59 @@
+# Each target makes the virtual environment that it needs; from a fresh clone `make demo` or `make test` is all there is to say.
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench proto clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/engines.stamp ## run three real models on each engine and on a mixture
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/dev.stamp ## run all tests
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope
+
+check: $(VENV)/dev.stamp ## what to run before a commit: format, lint, types, quick tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope -m "not slow" -q
+
+format: $(VENV)/dev.stamp ## format the code and mend what the linter can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/engines.stamp ## measure: partitioning, and the cost of a call
+	$(BIN)/python benchmarks/partition.py
+	$(BIN)/python benchmarks/dispatch.py
+
+proto: $(VENV)/proto.stamp ## regenerate xrt/formats/xrt_pb2.py from proto/xrt.proto
+	touch proto/xrt.proto
+	$(VENV)/proto/bin/cmake -S . -B build/proto -DPython3_EXECUTABLE=$(abspath $(VENV)/proto/bin/python)
+	$(VENV)/proto/bin/cmake --build build/proto --target proto
+
+clean: ## remove the virtual environment and everything built
+	rm -rf $(VENV) build dist xrt.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || \
+	  { echo "XRT needs Python 3.11 or 3.12, and $(PYTHON) is another; say: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { rm -rf $(VENV); echo "$(PYTHON) cannot make a virtual environment; on Debian: apt-get install python3-venv"; exit 1; }
+
+$(VENV)/engines.stamp: pyproject.toml setup.py | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all]'
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml setup.py | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all,dev]'
+	@touch $@
+
+$(VENV)/proto.stamp: CMakeLists.txt | $(BIN)/python
+	$(BIN)/python -m venv $(VENV)/proto
+	$(VENV)/proto/bin/python -m pip install --quiet --disable-pip-version-check cmake onnx \
+	  "grpcio-tools==$$(sed -n 's/^set(XRT_GRPCIO_TOOLS "\([0-9.]*\)".*/\1/p' CMakeLists.txt)"
+	@touch $@

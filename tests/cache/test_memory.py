@@ -1,0 +1,106 @@
+"""The memory tier: one compile per signature, bounded, and nothing closed while in use."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from xrt.cache import CompileCache, Signature
+from xrt.engines import Executable, RunOptions
+from xrt.errors import CompileRefused, OptionError
+
+
+class Counting(Executable):
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        if self.closed:
+            raise RuntimeError("used after close")
+        return list(inputs)
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def signature(name: str) -> Signature:
+    return Signature((("function", name),))
+
+
+def test_the_second_asking_is_a_hit() -> None:
+    cache = CompileCache()
+    first = cache.lease(signature("a"), Counting)
+    second = cache.lease(signature("a"), Counting)
+    assert first.executable is second.executable
+    assert (cache.statistics.hits, cache.statistics.misses, cache.statistics.size) == (1, 1, 1)
+
+
+def test_threads_that_ask_at_once_share_one_compile() -> None:
+    cache, made, barrier = CompileCache(), [], threading.Barrier(8)
+
+    def make() -> Executable:
+        made.append(Counting())
+        return made[-1]
+
+    leases: list[Any] = []
+
+    def ask() -> None:
+        barrier.wait()
+        leases.append(cache.lease(signature("a"), make))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+    assert {id(lease.executable) for lease in leases} == {id(made[0])}
+
+
+def test_a_failed_compile_is_raised_and_not_kept() -> None:
+    cache = CompileCache()
+
+    def refuse() -> Executable:
+        raise CompileRefused("no")
+
+    with pytest.raises(CompileRefused, match=r"^no$"):
+        cache.lease(signature("a"), refuse)
+    assert signature("a") not in cache
+    assert cache.statistics.failures == 1
+    assert isinstance(cache.lease(signature("a"), Counting).executable, Counting)
+
+
+def test_a_forced_compile_leaves_the_old_executable_to_its_users() -> None:
+    """The ancestor freed it under them."""
+    cache = CompileCache()
+    old = cache.lease(signature("a"), Counting)
+    new = cache.lease(signature("a"), Counting, force=True)
+    assert new.executable is not old.executable
+    assert old.executable.run([1]) == [1]
+    kept = old.executable
+    old.release()
+    old.release()
+    assert kept.closed == 1  # type: ignore[attr-defined]  # a Counting
+    assert new.executable.run([2]) == [2]
+
+
+def test_eviction_closes_the_least_recently_used_once_nobody_holds_it() -> None:
+    cache = CompileCache(capacity=2)
+    leases = {name: cache.lease(signature(name), Counting) for name in "ab"}
+    a, b = leases["a"].executable, leases["b"].executable
+    leases.clear()
+    cache.lease(signature("a"), Counting)
+    held = cache.lease(signature("c"), Counting)
+    assert (a.closed, b.closed) == (0, 1)  # type: ignore[attr-defined]  # Countings
+    assert cache.statistics.evictions == 1
+    cache.clear()
+    assert a.closed == 1  # type: ignore[attr-defined]  # a Counting
+    assert held.executable.run([1]) == [1]
+
+
+def test_a_cache_of_no_capacity_is_refused() -> None:
+    with pytest.raises(OptionError, match="the capacity of a cache must be at least 1; got 0"):
+        CompileCache(0)

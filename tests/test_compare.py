@@ -1,0 +1,264 @@
+"""What `xrt.compare` calls equal, what it calls different, and what it says then."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from xrt.compare import BIT_EQUAL, EXACT, IndexTies, StepTies, Tolerance, compare, compare_all, tolerance_for
+from xrt.errors import InputError
+
+F32 = np.float32
+
+
+def floats(*values: float) -> np.ndarray:
+    return np.array(values, F32)
+
+
+# ---------------------------------------------------------------------- tolerances
+
+
+def test_one_tolerance_is_declared_for_operators_and_one_for_networks():
+    operator, network = tolerance_for("float32"), tolerance_for(np.float32, "network")
+    assert (operator.rtol, operator.peak) == (1e-4, 1e-5)
+    assert (network.rtol, network.peak) == (1e-3, 1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"])
+def test_a_network_is_given_more_room_than_an_operator(dtype):
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    operator, network = tolerance_for(kind), tolerance_for(kind, "network")
+    assert 0 < operator.rtol < network.rtol
+    assert 0 < operator.peak < network.peak
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.bool_, np.object_, ml_dtypes.int4, ml_dtypes.float8_e4m3fn])
+def test_types_without_room_are_exact(dtype):
+    assert tolerance_for(dtype) == EXACT
+
+
+def test_an_unknown_scope_is_refused():
+    with pytest.raises(InputError, match="^a tolerance is declared for the scope 'operator' or 'network'; got 'model'$"):
+        tolerance_for("float32", "model")  # type: ignore[arg-type]
+
+
+def test_the_peak_carries_the_error_of_large_neighbours():
+    tolerance = Tolerance(peak=1e-5)
+    assert compare(floats(1e4, 0.05), floats(1e4, 0.0), tolerance)
+    assert not compare(floats(1.0, 0.05), floats(1.0, 0.0), tolerance)
+
+
+def test_an_infinite_neighbour_gives_no_room():
+    assert not compare(floats(np.inf, 1.5), floats(np.inf, 1.0), Tolerance(peak=1e-5))
+
+
+# ---------------------------------------------------------------------- numbers
+
+
+def test_differences_are_told_even_when_they_are_admitted():
+    result = compare(floats(1.0, 2.00001), floats(1.0, 2.0), name="y")
+    assert result
+    assert result.where == "y[1]"
+    assert result.absolute == pytest.approx(1e-5, rel=0.1)
+    assert result.relative == pytest.approx(5e-6, rel=0.1)
+
+
+def test_a_wrong_number_is_shown_with_its_place():
+    actual, expected = np.zeros((2, 2), F32), np.array([[0, 0], [0.5, 0]], F32)
+    assert compare(actual, expected, Tolerance(rtol=0.1), name="y").message == (
+        "y differs in 1 of 4 elements; at worst y[1,0] is 0.0, 0.5 was expected (absolute difference 0.5, relative 1; beyond rtol 0.1)"
+    )
+
+
+def test_nan_equals_nan_and_infinities_have_signs():
+    assert compare(floats(np.nan, np.inf, -np.inf), floats(np.nan, np.inf, -np.inf))
+    for actual, expected in [(np.inf, -np.inf), (np.nan, 1.0), (1.0, np.nan), (np.inf, 1.0), (1.0, np.inf), (np.nan, np.inf)]:
+        result = compare(floats(actual), floats(expected), Tolerance(rtol=1.0, atol=1e30))
+        assert not result, (actual, expected)
+        assert result.absolute == np.inf
+
+
+def test_bit_equality_tells_zeros_apart_but_not_nans():
+    assert compare(floats(-0.0), floats(0.0), EXACT)
+    assert not compare(floats(-0.0), floats(0.0), BIT_EQUAL)
+    assert compare(floats(np.nan, 1), -floats(np.nan, -1), BIT_EQUAL)
+    assert compare(floats(1.0000001), floats(1.0), BIT_EQUAL).message.endswith("; beyond equality of bits)")
+
+
+def test_type_and_shape_are_exact():
+    one = floats(1.0)
+    assert compare(one.astype(np.float64), one, name="y").message == "y is of type float64; float32 was expected"
+    assert compare(one.reshape(1, 1), one).message == "result has shape (1, 1); (1,) was expected"
+    assert compare(one.astype(">f4"), one)
+
+
+def test_a_scalar_is_not_an_array():
+    assert compare(np.float32(1.0), np.float32(1.0), name="y").message == "y is a float32; it must be an array"
+    assert compare(np.array(1.0, F32), np.float32(1.0))
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.int8, np.bool_, ml_dtypes.int4, ml_dtypes.uint2])
+def test_integers_are_exact(dtype):
+    one, zero = np.array([1, 1]).astype(dtype), np.array([1, 0]).astype(dtype)
+    assert compare(one, one, Tolerance(rtol=9.0))
+    assert not compare(one, zero, Tolerance(rtol=9.0))
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_the_gap_of_the_extremes_does_not_overflow(dtype):
+    limits = np.iinfo(dtype)
+    result = compare(np.array([limits.max], dtype), np.array([limits.min], dtype))
+    assert result.absolute == pytest.approx(2.0**64)
+
+
+def test_floats_of_a_byte_differ_by_a_step():
+    one = np.array([1.0, -448]).astype(ml_dtypes.float8_e4m3fn)
+    assert compare(one, one)
+    assert not compare(one, (one.astype(F32) * F32(1.125)).astype(ml_dtypes.float8_e4m3fn))
+
+
+def test_bfloat16_is_held_to_two_roundings():
+    one = np.array([1.0]).astype(ml_dtypes.bfloat16)
+    assert compare(np.array([1.0078125]).astype(ml_dtypes.bfloat16), one)
+    assert not compare(np.array([1.1]).astype(ml_dtypes.bfloat16), one)
+
+
+def test_complex_numbers_are_compared_by_part():
+    expected = np.array([1 + 2j, 3 - 1j], np.complex64)
+    assert compare(expected * np.complex64(1 + 1e-6), expected)
+    result = compare(np.array([1 + 2j, 3 + 1j], np.complex64), expected, name="y")
+    assert result.where == "y[1]"
+    assert "1 of 4" in result.message
+
+
+def test_empty_tensors_agree_when_their_shapes_do():
+    assert compare(np.zeros((0, 3), F32), np.zeros((0, 3), F32))
+    assert not compare(np.zeros((0, 3), F32), np.zeros((3, 0), F32))
+
+
+# ---------------------------------------------------------------------- text, lists, absent values
+
+
+def test_text_is_exact_whatever_array_holds_it():
+    expected = np.array(["a", "bc"])
+    assert compare(np.array(["a", "bc"], object), expected)
+    assert compare(np.array(["a", "b"], object), expected, name="s").message == (
+        "s differs in 1 of 2 elements; s[1] is 'b', 'bc' was expected"
+    )
+
+
+def test_lists_are_compared_element_by_element():
+    assert compare([floats(1), floats(2)], [floats(1), floats(2)])
+    assert compare([floats(1)], [floats(1), floats(2)]).message == "result has 1 elements; 2 were expected"
+    assert compare(floats(1), [floats(1)]).message == "result is a ndarray; it must be a list"
+    assert compare([floats(1), floats(3)], [floats(1), floats(2)], name="s").message.startswith("s[1] differs in 1 of 1 elements")
+    assert compare([], [])
+
+
+def test_absent_values_equal_only_each_other():
+    assert compare(None, None)
+    assert compare(None, floats(1)).message == "result is absent; a ndarray was expected"
+    assert compare([floats(1)], None).message == "result is a list; it must be absent"
+
+
+def test_dictionaries_need_the_same_keys():
+    assert compare({"a": floats(1)}, {"a": floats(1)})
+    assert compare({"a": floats(1)}, {"b": floats(1)}).message == "result has the keys ['a']; ['b'] were expected"
+    assert compare([], {}).message == "result is a list; it must be a dictionary"
+
+
+def test_outputs_are_compared_under_their_names():
+    good, bad = floats(1), floats(2)
+    result = compare_all([good, bad], [good, good], names=["a", "b"])
+    assert result.message.startswith("b differs")
+    assert result.where == "b[0]"
+    assert compare_all([good], [good, good]).message == "there are 1 outputs; 2 were expected"
+    assert compare_all([], [])
+
+
+# ---------------------------------------------------------------------- ties
+
+
+def test_a_rounding_may_step_only_where_what_it_read_lies_on_an_edge():
+    read = floats(0.5, 0.9, 1.5000001)
+    ties = StepTies.rounding(read, "halves")
+    expected = np.array([0, 1, 2])
+    assert compare(np.array([1, 1, 1]), expected, ties=ties)
+    assert not compare(np.array([0, 0, 2]), expected, ties=ties), "0.9 is nowhere near an edge"
+    assert not compare(np.array([2, 1, 2]), expected, ties=ties), "two steps are too many"
+
+
+def test_a_rounding_may_give_floats():
+    ties = StepTies.rounding(floats(0.5, 0.9), "halves")
+    assert compare(floats(1, 1), floats(0, 1), ties=ties)
+    assert not compare(floats(0, 0), floats(0, 1), ties=ties)
+
+
+def test_the_edges_of_a_cast_are_the_integers():
+    ties = StepTies.rounding(floats(2.9999999, 2.5), "integers")
+    assert compare(np.array([2, 2]), np.array([3, 2]), ties=ties)
+    assert not compare(np.array([3, 3]), np.array([3, 2]), ties=ties)
+
+
+def test_a_threshold_may_flip_where_both_sides_are_as_good_as_equal():
+    ties = StepTies.threshold(floats(1.0, 1.0), floats(1.0000001, 2.0))
+    assert compare(np.array([False, True]), np.array([True, True]), ties=ties)
+    result = compare(np.array([True, False]), np.array([True, True]), ties=ties)
+    assert result.message.endswith("the difference is no tie)")
+
+
+def test_evidence_of_another_shape_is_an_error():
+    with pytest.raises(InputError, match=r"^the evidence of ties has shape \(2,\), the result \(1,\); both must be equal$"):
+        compare(np.array([1]), np.array([2]), ties=StepTies(np.array([True, True])))
+
+
+@pytest.mark.parametrize("keepdims", [True, False])
+def test_another_index_is_as_good_where_its_value_is(keepdims):
+    values = np.array([[1.0, 3.0, 3.0], [5.0, 4.0, 0.0]], F32)
+    expected = np.argmax(values, axis=1, keepdims=keepdims)
+    ties = IndexTies(values, axis=1)
+    other = expected.copy()
+    other.reshape(-1)[0] = 2
+    assert compare(other, expected, ties=ties)
+    other.reshape(-1)[1] = 1
+    assert not compare(other, expected, ties=ties)
+
+
+@pytest.mark.parametrize("index", [-1, 3])
+def test_an_index_outside_of_the_axis_is_no_tie(index):
+    values = np.ones(3, F32)
+    assert not compare(np.array([index]), np.array([0]), ties=IndexTies(values, axis=0))
+
+
+def test_the_same_place_twice_is_no_tie():
+    ties = IndexTies(np.ones(3, F32), axis=0)
+    assert compare(np.array([1, 0]), np.array([0, 1]), ties=ties)
+    assert not compare(np.array([1, 1]), np.array([0, 1]), ties=ties)
+
+
+# ---------------------------------------------------------------------- for any array
+
+ARRAYS = hnp.arrays(
+    st.sampled_from([np.float32, np.float16, np.int16, np.bool_, np.complex64]), hnp.array_shapes(min_dims=0, min_side=0)
+)
+
+
+@given(ARRAYS)
+def test_everything_equals_itself_to_the_bit(array):
+    result = compare(array.copy(), array, BIT_EQUAL)
+    assert result
+    assert (result.absolute, result.relative, result.where) == (0.0, 0.0, "")
+
+
+@given(ARRAYS.filter(lambda a: a.size and a.dtype.kind in "fib"), st.data())
+def test_one_changed_element_is_found_where_it_is(array, data):
+    at = tuple(data.draw(st.integers(0, n - 1)) for n in array.shape)
+    changed = array.copy()
+    changed[at] = not array[at] if array.dtype.kind == "b" else 1 if array[at] == 0 or np.isnan(array[at]) else 0
+    result = compare(changed, array, EXACT)
+    assert not result
+    assert result.where == "result" + (f"[{','.join(map(str, at))}]" if at else "")

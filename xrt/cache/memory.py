@@ -1,0 +1,152 @@
+"""The memory tier: bounded, least recently used out first, one compile per signature."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from xrt.cache.signature import Signature
+from xrt.engines import Executable
+from xrt.errors import OptionError
+
+__all__ = ["CacheStatistics", "CompileCache", "Lease", "default_cache"]
+
+CAPACITY = 256
+"""Executables that the process-wide cache keeps; those in use by a module live on beyond it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStatistics:
+    """Counts since the cache was made."""
+
+    hits: int
+    misses: int
+    """Askings that led to a compile, forced ones included."""
+    failures: int
+    """Compiles that raised."""
+    evictions: int
+    size: int
+    """Executables held now."""
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """An executable, or the promise of one, and how many hold it; the cache's own hold counts."""
+
+    made: Future[Executable] = field(default_factory=Future)
+    holders: int = 1
+
+
+class Lease:
+    """A hold on an executable: it is not closed before every lease on it has been released."""
+
+    def __init__(self, cache: CompileCache, entry: _Entry) -> None:
+        self._entry: _Entry | None = None  # until the promise is kept: what raises here never held anything
+        self.executable: Executable = entry.made.result()
+        self._cache = cache
+        self._entry = entry
+
+    def release(self) -> None:
+        """Give the hold back; a second call does nothing."""
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            self._cache._drop(entry)
+
+    def __del__(self) -> None:
+        self.release()
+
+
+class CompileCache:
+    """Executables by signature. Safe to use from several threads.
+
+    An executable that is evicted, or replaced by a forced compile, lives on for those who hold a lease on it, and is
+    closed when the last of them lets go.
+    """
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        if capacity < 1:
+            raise OptionError(f"the capacity of a cache must be at least 1; got {capacity}")
+        self.capacity = capacity
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._lock = threading.RLock()  # re-entrant: a lease may be collected, and so released, while its thread is in here
+        self._hits = self._misses = self._failures = self._evictions = 0
+
+    def lease(self, signature: Signature, make: Callable[[], Executable], *, force: bool = False) -> Lease:
+        """Return a lease on the signature's executable, calling ``make`` where there is none.
+
+        Threads that ask while another one makes it wait for that one. With ``force`` it is made anew. What ``make``
+        raises is raised to everyone who waited, and nothing is kept.
+        """
+        entry, mine = self._claim(signature.key, force)
+        if mine:
+            self._make(signature.key, entry, make)
+        try:
+            return Lease(self, entry)
+        except BaseException:
+            self._drop(entry)
+            raise
+
+    def _claim(self, key: str, force: bool) -> tuple[_Entry, bool]:
+        """Return the key's entry, held once more, and whether the caller has to make it."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None and not force:
+                self._hits += 1
+                self._entries.move_to_end(key)
+                entry.holders += 1
+                return entry, False
+            self._misses += 1
+            if entry is not None:
+                self._drop(self._entries.pop(key))
+            entry = self._entries[key] = _Entry(holders=2)
+            self._shrink()
+            return entry, True
+
+    def _make(self, key: str, entry: _Entry, make: Callable[[], Executable]) -> None:
+        try:
+            entry.made.set_result(make())
+        except BaseException as error:  # noqa: BLE001  # raised again to whoever waits, this thread among them
+            with self._lock:
+                self._failures += 1
+                if self._entries.get(key) is entry:
+                    self._drop(self._entries.pop(key))
+            entry.made.set_exception(error)
+
+    def _shrink(self) -> None:
+        while len(self._entries) > self.capacity:
+            _, oldest = self._entries.popitem(last=False)
+            self._evictions += 1
+            self._drop(oldest)
+
+    def _drop(self, entry: _Entry) -> None:
+        with self._lock:
+            entry.holders -= 1
+            last = entry.holders == 0
+        if last and entry.made.done() and entry.made.exception() is None:
+            entry.made.result().close()
+
+    def clear(self) -> None:
+        """Forget every executable; those in use are closed when their last lease is released."""
+        with self._lock:
+            while self._entries:
+                self._drop(self._entries.popitem()[1])
+
+    def __contains__(self, signature: Signature) -> bool:
+        with self._lock:
+            return signature.key in self._entries
+
+    @property
+    def statistics(self) -> CacheStatistics:
+        with self._lock:
+            return CacheStatistics(self._hits, self._misses, self._failures, self._evictions, len(self._entries))
+
+
+_SHARED = CompileCache()
+
+
+def default_cache() -> CompileCache:
+    """Return the cache that every module of this process shares unless it is given its own."""
+    return _SHARED

@@ -1,0 +1,68 @@
+"""The signature: everything that can change the result of a compile, ingredient by ingredient, and their hash."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import platform
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from xrt.engines import CompileContext, GraphCompiler
+from xrt.graph import Function
+
+__all__ = ["FORMAT_VERSION", "Signature", "signature_of"]
+
+FORMAT_VERSION = 1
+"""Raised whenever XRT itself changes what it hands to engines for the same Function."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Named ingredients in a fixed order; two signatures are equal when every ingredient is."""
+
+    ingredients: tuple[tuple[str, str], ...]
+
+    @cached_property
+    def key(self) -> str:
+        """SHA-256 (hex) over the ingredients, each with its length before it."""
+        hasher = hashlib.sha256()
+        for name, value in self.ingredients:
+            hasher.update(f"{name}:{len(value)}:{value};".encode())
+        return hasher.hexdigest()
+
+    def difference(self, other: Signature) -> tuple[str, ...]:
+        """Return the names of the ingredients that differ."""
+        mine, theirs = dict(self.ingredients), dict(other.ingredients)
+        return tuple(name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name))
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {value}" for name, value in self.ingredients)
+
+
+def signature_of(function: Function, engine: GraphCompiler, context: CompileContext) -> Signature:
+    """Return the signature of compiling the function with that engine in that context. Linear in the constants' bytes, once."""
+    kind = type(engine)
+    options = {f.name: getattr(context.options, f.name) for f in dataclasses.fields(context.options) if f.name != "threads"}
+    return Signature(
+        (
+            ("format", str(FORMAT_VERSION)),
+            ("function", function.fingerprint),
+            ("entry", ", ".join(str(value.type) for value in function.inputs)),
+            ("engine", f"{kind.__module__}.{kind.__qualname__} {engine.spec}"),
+            ("version", engine.version()),
+            ("options", repr(options)),
+            ("device", context.device),
+            ("threads", str(context.threads)),
+            ("machine", _machine()),
+        )
+    )
+
+
+@lru_cache(maxsize=1)
+def _machine() -> str:
+    """Name the instruction set: what an executable compiled for this processor needs of another."""
+    found = np.show_config(mode="dicts")["SIMD Extensions"]
+    return f"{platform.system()} {platform.machine()} {' '.join([*found.get('baseline', ()), *found.get('found', ())])}"

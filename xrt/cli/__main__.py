@@ -1,0 +1,3 @@
+from xrt.cli import main
+
+main()

@@ -1,0 +1,68 @@
+"""The command's root: it finds the subcommand, and turns every error into one message and exit code 2."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from xrt.cli.screen import complain, warnings_as_lines
+from xrt.errors import XRTError
+
+__all__ = ["main"]
+
+_COMMANDS = ("engines", "inspect", "run", "explain", "conform")
+
+
+class Commands(click.Group):
+    """Subcommands by name, each imported when it is asked for."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"xrt.cli.{name}").command
+        return command
+
+
+@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="xrt", prog_name="xrt")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error")
+def cli(debug: bool) -> None:
+    """Run one model on several engines."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command and leave the process: 0 when it succeeded, 1 for a finding, 2 for an error, 130 when interrupted."""
+    given = sys.argv[1:] if arguments is None else arguments
+    sys.exit(_run([a for a in given if a != "--debug"], debug="--debug" in given))
+
+
+def _run(arguments: list[str], *, debug: bool) -> int:
+    try:
+        with warnings_as_lines():
+            result: Any = cli(args=arguments, prog_name="xrt", standalone_mode=False)
+        return int(result or 0)
+    except click.exceptions.Abort:
+        complain("interrupted", "stopped before the end")
+        return 130
+    except click.ClickException as error:
+        complain("error", error.format_message())
+        return 2
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader left; say nothing more
+        return 0
+    except (XRTError, OSError) as error:
+        if debug:
+            raise
+        complain("error", str(error))
+        return 2
+    except Exception as error:
+        if debug:
+            raise
+        complain("error", f"{type(error).__name__}: {error} (this should not happen; --debug shows where)")
+        return 2

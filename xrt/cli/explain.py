@@ -1,0 +1,45 @@
+"""``xrt explain``: which engine takes which part of a model, and why."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from xrt import passes
+from xrt.cli.options import dims_of, module_keywords, module_options
+from xrt.cli.screen import out
+from xrt.errors import OptionError, did_you_mean
+from xrt.formats import onnx
+from xrt.graph import Function, TensorType
+from xrt.module import XRTModule
+
+__all__ = ["command", "with_dims"]
+
+
+@click.command("explain")
+@click.argument("model", type=click.Path())
+@module_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON")
+def command(model: str, as_json: bool, **given: Any) -> None:
+    """Show the regions in order with size and boundary, and the reason for each node off the first engine."""
+    function = with_dims(onnx.load(model), dims_of(given["dims"]))
+    explanation = XRTModule(function, **module_keywords(given)).explain()
+    if as_json:
+        out.print_json(json.dumps(explanation.to_dict()))
+    else:
+        out.print(str(explanation), markup=False)
+
+
+def with_dims(function: Function, sizes: dict[str, int]) -> Function:
+    """Return the function with those symbolic dimensions fixed; raises OptionError for a name that no input has."""
+    if not sizes:
+        return function
+    tensors = [value.type for value in function.inputs if isinstance(value.type, TensorType)]
+    known = {dim for type_ in tensors for dim in type_.shape or () if isinstance(dim, str)}
+    for name in sizes:
+        if name not in known:
+            listed = ", ".join(sorted(known)) or "none"
+            raise OptionError(f"no input has a dimension {name!r}.{did_you_mean(name, known)} The model has: {listed}")
+    return passes.bind_dims(function, sizes)

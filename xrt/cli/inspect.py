@@ -1,0 +1,61 @@
+"""``xrt inspect``: what a model is."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import click
+
+from xrt.cli.screen import human_bytes, out, show_table
+from xrt.formats import onnx
+from xrt.graph import Function
+from xrt.graph.verify import verify
+
+__all__ = ["command"]
+
+
+@click.command("inspect")
+@click.argument("model", type=click.Path())
+@click.option("--json", "as_json", is_flag=True, help="Print JSON")
+@click.option("--text", "as_text", is_flag=True, help="Print the whole graph as text")
+def command(model: str, as_json: bool, as_text: bool) -> None:
+    """Show a model's inputs, outputs, types, opsets, operators and sizes."""
+    function = onnx.load(model)
+    verify(function)
+    facts = facts_of(function)
+    if as_text:
+        out.print(str(function), markup=False)
+    elif as_json:
+        out.print_json(json.dumps(facts))
+    else:
+        _show(facts)
+
+
+def facts_of(function: Function) -> dict[str, Any]:
+    """Return what there is to say of a model, as plain data."""
+    operators = Counter(node.op for _, node in function.walk())
+    constants = function.constants.values()
+    return {
+        "name": function.name,
+        "opsets": {domain or "ai.onnx": version for domain, version in function.opsets.items()},
+        "inputs": {value.name: str(value.type) for value in function.inputs},
+        "outputs": {value.name: str(value.type) for value in function.outputs},
+        "nodes": sum(operators.values()),
+        "operators": dict(operators.most_common()),
+        "constants": len(function.constants),
+        "constant_bytes": sum(constant.nbytes for constant in constants),
+        "parameters": sum(constant.array.size for constant in constants),
+    }
+
+
+def _show(facts: dict[str, Any]) -> None:
+    opsets = ", ".join(f"{domain} {version}" for domain, version in facts["opsets"].items())
+    out.print(f"{facts['name']}: {facts['nodes']} nodes, opset {opsets}", markup=False)
+    out.print(
+        f"{facts['constants']} constants, {facts['parameters']:,} elements, {human_bytes(facts['constant_bytes'])}", markup=False
+    )
+    rows = [(kind, name, type_) for kind in ("inputs", "outputs") for name, type_ in facts[kind].items()]
+    show_table(("", "name", "type"), [(kind[:-1], name, type_) for kind, name, type_ in rows])
+    show_table(("operator", "nodes"), list(facts["operators"].items()), numbers=("nodes",))

@@ -1,0 +1,77 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from xrt.errors import OptionError
+
+__all__ = ["dims_of", "module_keywords", "module_options", "split_specs"]
+
+Command = Callable[..., Any]
+
+
+def split_specs(text: str) -> list[str]:
+    """Return the engine specs of a comma-separated list; commas inside braces belong to the spec.
+
+    >>> split_specs("tvm{opt_level=2,target=llvm},ort")
+    ['tvm{opt_level=2,target=llvm}', 'ort']
+    """
+    specs, depth, start = [], 0, 0
+    for index, char in enumerate(text):
+        depth += (char == "{") - (char == "}")
+        if char == "," and depth == 0:
+            specs.append(text[start:index])
+            start = index + 1
+    specs = [spec.strip() for spec in (*specs, text[start:])]
+    if not all(specs):
+        raise OptionError(f"the engine list {text!r} has an empty place; write it like 'tvm,ort'")
+    return specs
+
+
+def dims_of(given: tuple[str, ...]) -> dict[str, int]:
+    """Return sizes by name from texts such as ``batch=4``; raises OptionError for another form."""
+    sizes = {}
+    for text in given:
+        name, equals, size = text.partition("=")
+        if not equals or not size.isdecimal():
+            raise OptionError(f"--dim takes NAME=SIZE, such as batch=4; got {text!r}")
+        sizes[name] = int(size)
+    return sizes
+
+
+_SHARED = (
+    click.option("--engine", "-e", default="toy", show_default=True, help="Engines, first choice first: tvm,ort"),
+    click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N"),
+    click.option(
+        "--pin", "pins", multiple=True, help="Force or forbid an engine: 'Conv|Gemm=ort', '!Softmax=tvm', 'name:/layer1/*=ort'"
+    ),
+    click.option("--minimum-nodes", type=int, help="Dissolve regions of fewer nodes"),
+    click.option("--maximum-nodes", type=int, help="Split regions of more nodes"),
+    click.option("--precision", help="fp32, fp16, bf16 or int8"),
+    click.option("--threads", type=int, help="What all engines together may use [default: the cores at hand]"),
+    click.option("--strict", is_flag=True, help="No fallback to toy: a node that no listed engine takes is an error"),
+    click.option("--dim", "dims", multiple=True, help="Size of a symbolic dimension: batch=4"),
+    click.option(
+        "--dump", "dump_subgraph_dir", type=click.Path(file_okay=False), help="Write the graph per stage (text, ONNX, DOT)"
+    ),
+)
+
+
+def module_options(command: Command) -> Command:
+    """Add the options that become keywords of XRTModule."""
+    for option in reversed(_SHARED):
+        command = option(command)
+    return command
+
+
+def module_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return XRTModule's keywords from what `module_options` collected; what was not given is left out."""
+    kept = {name: given[name] for name in ("minimum_nodes", "maximum_nodes", "precision", "threads", "dump_subgraph_dir")}
+    chosen = {name: value for name, value in kept.items() if value is not None}
+    if given["pins"]:
+        chosen["pins"] = given["pins"]
+    return {**chosen, "engine": split_specs(given["engine"]), "device": given["device"], "strict": given["strict"]}

@@ -1,0 +1,144 @@
+"""``xrt run``: run a model once on files or seeded random inputs."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import click
+import numpy as np
+
+from xrt.cli.explain import with_dims
+from xrt.cli.options import dims_of, module_keywords, module_options
+from xrt.cli.screen import err, out, show_table
+from xrt.compare import compare, tolerance_for
+from xrt.errors import EngineError, InputError, OptionError, PlanError
+from xrt.formats import onnx
+from xrt.graph import Function
+from xrt.models import sample_inputs
+from xrt.module import XRTModule
+
+__all__ = ["command"]
+
+
+@click.command("run")
+@click.argument("model", type=click.Path())
+@module_options
+@click.option(
+    "--input", "-i", "files", multiple=True, help="An input from a file: NAME=FILE.npy, or FILE.npz with one array per input"
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of the random inputs that stand in for those not given")
+@click.option("--save", "-o", "target", type=click.Path(dir_okay=False), help="Save the outputs as .npz")
+@click.option("--repeat", default=1, show_default=True, type=click.IntRange(1), help="Runs, of which the median time is shown")
+@click.option("--verify", "verified", is_flag=True, help="Compare the outputs with the reference engine")
+def command(model: str, files: tuple[str, ...], seed: int, target: str | None, repeat: int, verified: bool, **given: Any) -> int:
+    """Run a model; exit code 1 when --verify finds a difference."""
+    function = with_dims(onnx.load(model), dims_of(given["dims"]))
+    values = sample_inputs(function, seed) | _from_files(files, function)
+    with XRTModule(function, **module_keywords(given)) as module:
+        with err.status("compiling"):
+            began = perf_counter()
+            results = _as_tuple(module(**values))
+            first = perf_counter() - began
+        seconds = [_timed(module, values) for _ in range(repeat)]
+        regions = len(module.plan.launches)
+    outputs = dict(zip((v.name for v in function.outputs), results, strict=True))
+    _report(outputs, regions, first, float(np.median(seconds)))
+    if target is not None:
+        _save(outputs, Path(target))
+    return _verify(function, values, results) if verified else 0
+
+
+def _timed(module: XRTModule, values: Mapping[str, Any]) -> float:
+    began = perf_counter()
+    module(**values)
+    return perf_counter() - began
+
+
+def _as_tuple(results: Any) -> tuple[Any, ...]:
+    return results if isinstance(results, tuple) else (results,)
+
+
+def _report(outputs: Mapping[str, Any], regions: int, first: float, median: float) -> None:
+    out.print(f"{regions} region{'s' * (regions != 1)}; first call {first:.3f} s, then {1e3 * median:.3f} ms", markup=False)
+    show_table(("output", "type", "smallest", "mean", "largest"), [(name, *_summary(value)) for name, value in outputs.items()])
+
+
+def _summary(value: Any) -> tuple[str, str, str, str]:
+    if not isinstance(value, np.ndarray):
+        return (f"{type(value).__name__} of {len(value)}" if isinstance(value, list) else str(value), "", "", "")
+    kind = f"{value.dtype}{list(value.shape)}"
+    if value.size == 0 or value.dtype.kind not in "fiub":
+        return (kind, "", "", "")
+    return (kind, f"{value.min():.6g}", f"{value.mean():.6g}", f"{value.max():.6g}")
+
+
+def _from_files(files: Sequence[str], function: Function) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for text in files:
+        name, equals, path = text.partition("=")
+        if equals and not Path(text).exists():
+            values[name] = _array(Path(path))
+        elif text.endswith(".npz"):
+            values.update(_arrays(Path(text)))
+        elif len(function.inputs) == 1:
+            values[function.inputs[0].name] = _array(Path(text))
+        else:
+            raise OptionError(f"--input {text!r} does not say which input it is; write NAME=FILE.npy, or give an .npz")
+    return values
+
+
+def _array(path: Path) -> np.ndarray[Any, Any]:
+    loaded = _loaded(path)
+    if not isinstance(loaded, np.ndarray):
+        raise InputError(f"{path} holds several arrays; give it without NAME=, and each goes to the input of its name")
+    return loaded
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    loaded = _loaded(path)
+    if isinstance(loaded, np.ndarray):
+        raise InputError(f"{path} holds one array, not an archive of several; write NAME={path}")
+    with loaded:
+        return {name: loaded[name] for name in loaded.files}
+
+
+def _loaded(path: Path) -> Any:
+    """Read a .npy or .npz file; never a pickle."""
+    try:
+        return np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise InputError(f"there is no input file {path}") from None
+    except (ValueError, EOFError, zipfile.BadZipFile, OSError) as error:
+        raise InputError(f"{path} is not a .npy or .npz file that can be read: {error}") from error
+
+
+def _save(outputs: Mapping[str, Any], target: Path) -> None:
+    """Write all outputs or none: to a neighbour first, which then takes the target's place."""
+    arrays = {name: value for name, value in outputs.items() if isinstance(value, np.ndarray) and value.dtype != object}
+    if len(arrays) != len(outputs):
+        raise InputError(f"only tensors of numbers can be saved; not: {', '.join(sorted(set(outputs) - set(arrays)))}")
+    partial = target.with_name(f".{target.name}.partial")
+    with partial.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]  # the stub takes the names for its own option
+    partial.replace(target)
+
+
+def _verify(function: Function, values: Mapping[str, Any], results: Sequence[Any]) -> int:
+    try:
+        with err.status("running the reference"):
+            expected = _as_tuple(XRTModule(function, engine="toy", strict=True)(**values))
+    except (PlanError, EngineError) as error:
+        out.print(f"not verified: there is no reference, {error}", markup=False)
+        return 0
+    differs = 0
+    for value, mine, reference in zip(function.outputs, results, expected, strict=True):
+        tolerance = tolerance_for(reference.dtype, "network") if isinstance(reference, np.ndarray) else None
+        found = compare(mine, reference, tolerance, name=value.name)
+        agrees = f"{value.name} agrees with the reference; largest difference {found.absolute:.3g}"
+        out.print(found.message or agrees, markup=False)
+        differs |= not found
+    return int(differs)

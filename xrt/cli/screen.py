@@ -1,0 +1,74 @@
+"""The two consoles: results on standard output, progress and complaints on standard error; plain text off a terminal."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["complain", "err", "human_bytes", "out", "progress", "show_table", "warnings_as_lines"]
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def show_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, numbers: Sequence[str] = ()) -> None:
+    """Print rows under their headings: a table on a terminal, fields separated by tabs elsewhere."""
+    if not out.is_terminal:
+        for row in (columns, *rows):
+            out.print("\t".join(str(cell) for cell in row), markup=False)
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+    out.print(table, soft_wrap=False)
+
+
+def progress() -> Progress:
+    """Return a progress display on standard error that vanishes when done, and shows nothing off a terminal."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+
+
+def complain(kind: str, message: str) -> None:
+    """Print one message on standard error."""
+    style = "bold red" if kind == "error" else "yellow"
+    err.print(Text(f"{kind}: ", style=style) + Text(message))
+
+
+@contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    """Show each warning raised inside as one line, once."""
+    seen: set[str] = set()
+
+    def show(message: Warning | str, *rest: Any, **more: Any) -> None:
+        if str(message) not in seen:
+            seen.add(str(message))
+            complain("warning", str(message))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        warnings.showwarning = show
+        yield
+
+
+def human_bytes(count: float) -> str:
+    """Return a count of bytes in decimal units.
+
+    >>> human_bytes(1_500_000)
+    '1.5 MB'
+    """
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

@@ -1,0 +1,148 @@
+"""`Ort`: ONNX Runtime as an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import onnxruntime
+from onnxruntime import ExecutionMode, GraphOptimizationLevel, SessionOptions
+
+from xrt.engines.contract import GraphCompiler
+from xrt.engines.options import CompileContext
+from xrt.engines.ort import fields
+from xrt.engines.ort.calls import why_not_given
+from xrt.engines.ort.capability import why_not
+from xrt.engines.ort.executable import OrtExecutable, computed_outputs
+from xrt.engines.ort.handing import hand_over
+from xrt.engines.ort.session import Provider, open_session, quiet_options
+from xrt.engines.ort.values import why_not_carried
+from xrt.errors import CompileRefused, ModelError
+from xrt.graph import FrozenDict, Function, Node
+
+__all__ = ["Ort"]
+
+_LEVELS = {
+    "none": GraphOptimizationLevel.ORT_DISABLE_ALL,
+    "basic": GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "extended": GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "layout": GraphOptimizationLevel.ORT_ENABLE_LAYOUT,
+    "all": GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+_MODES = {"sequential": ExecutionMode.ORT_SEQUENTIAL, "parallel": ExecutionMode.ORT_PARALLEL}
+
+
+@dataclass(frozen=True)
+class Ort(GraphCompiler):
+    """Compiles a Function into a session of ONNX Runtime.
+
+    >>> Ort(config={"session.intra_op.allow_spinning": False}).config["session.intra_op.allow_spinning"]
+    '0'
+    """
+
+    name: ClassVar[str] = "ort"
+    supports_dynamic_shapes: ClassVar[bool] = True
+
+    providers: tuple[str, ...] = ("CPUExecutionProvider",)
+    """Execution providers as ONNX Runtime calls them, the preferred first; its CPU provider takes what they leave."""
+    provider_options: Mapping[str, str] = FrozenDict()
+    """Options of the providers, each under ``<provider>.<option>``."""
+    optimization: Literal["none", "basic", "extended", "layout", "all"] = "all"
+    """How far the library rewrites the graph."""
+    execution_mode: Literal["sequential", "parallel"] = "sequential"
+    """Whether independent nodes may run at once, on `inter_op_threads`."""
+    inter_op_threads: int | None = None
+    """Threads over nodes with ``execution_mode="parallel"``; None is the thread budget."""
+    memory_arena: bool = True
+    """Whether the library keeps freed CPU memory for the next call."""
+    memory_pattern: bool = True
+    """Whether it plans one block of memory for calls of shapes that it has seen."""
+    deterministic: bool = False
+    """Whether kernels must give the same bits on every run."""
+    config: Mapping[str, str] = FrozenDict()
+    """Session configuration entries, such as ``session.intra_op.allow_spinning``."""
+
+    def __post_init__(self) -> None:
+        self._set("providers", fields.as_names("providers", self.providers))
+        self._set("provider_options", fields.as_texts("provider_options", self.provider_options))
+        self._set("config", fields.as_texts("config", self.config))
+        fields.check_providers(self.providers, self.provider_options)
+        fields.check_choice("optimization", self.optimization, _LEVELS)
+        fields.check_choice("execution_mode", self.execution_mode, _MODES)
+        fields.check_inter_op_threads(self.inter_op_threads, self.execution_mode)
+        for flag in ("memory_arena", "memory_pattern", "deterministic"):
+            fields.check_flag(flag, getattr(self, flag))
+        fields.check_config(self.config)
+
+    def _set(self, field: str, value: Any) -> None:
+        object.__setattr__(self, field, value)  # the dataclass is frozen; this is its constructor
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        return why_not(node, function, self.providers)
+
+    def compile(self, function: Function, context: CompileContext) -> OrtExecutable:
+        """Return a session over the Function; its large constants stay where they are and are not copied.
+
+        Raises CompileRefused for what the library declines; its other errors pass as they are.
+        """
+        computed = computed_outputs(function)
+        if not computed:
+            return OrtExecutable(function, None)
+        _check_border(function)
+        try:
+            handed = hand_over(function.replace(outputs=computed, aliases=()))
+        except ModelError as error:
+            raise CompileRefused(f"the function cannot be written for ONNX Runtime: {error}") from error
+        session = open_session(handed, self._session_options(context.threads), self._providers())
+        return OrtExecutable(function, session, handed.files)
+
+    def version(self) -> str:
+        """Return the library's version and what its build says of itself."""
+        return f"onnxruntime {onnxruntime.__version__} ({onnxruntime.get_build_info()})"
+
+    def unsupported_options(self, context: CompileContext) -> str | None:
+        """Return which option is not honoured. Any batch size is, and so are strict types: it computes in the model's own."""
+        asked = context.options.unusual()
+        shown = ", ".join(f"{n}={asked[n]!r}" for n in ("precision", "calibration_table", "max_workspace_size") if n in asked)
+        if not shown:
+            return None
+        return f"engine 'ort' computes in the model's own types, in what memory that takes: it does not honour {shown}"
+
+    def _session_options(self, threads: int) -> SessionOptions:
+        options = quiet_options()
+        options.graph_optimization_level = _LEVELS[self.optimization]
+        options.execution_mode = _MODES[self.execution_mode]
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = self.inter_op_threads or threads if self.execution_mode == "parallel" else 1
+        options.enable_cpu_mem_arena = self.memory_arena
+        options.enable_mem_pattern = self.memory_pattern
+        options.use_deterministic_compute = self.deterministic
+        for key, value in {**_CONFIG, **self.config}.items():
+            options.add_session_config_entry(key, value)
+        return options
+
+    def _providers(self) -> list[Provider]:
+        return [(name, self._options_of(name)) for name in self.providers]
+
+    def _options_of(self, provider: str) -> dict[str, str]:
+        start = f"{provider}."
+        return {key.removeprefix(start): value for key, value in self.provider_options.items() if key.startswith(start)}
+
+
+_CONFIG = {"session.force_spinning_stop": "1"}
+"""Threads that spin after a run slow down whatever runs next, another engine's region or another session, up to eight times."""
+
+
+def _check_border(function: Function) -> None:
+    """Raise CompileRefused for an input or output whose values cannot cross, or whose type is not known."""
+    for value in function.inputs:
+        if value.type is None:
+            raise CompileRefused(
+                f"the type of input {value.name!r} is not known, and ONNX Runtime needs it; infer the types first"
+            )
+    computed = computed_outputs(function)
+    reasons = (why_not_carried(value.name, value.type) for value in (*function.inputs, *computed))
+    reason = next(filter(None, reasons), None) or why_not_given(function.inputs, computed)
+    if reason:
+        raise CompileRefused(reason)

@@ -1,0 +1,123 @@
+"""A session as an Executable.
+
+The session computes the outputs that nodes produce, each once. An output that is itself an input or a constant, or that
+stands twice in the Function, is a copy made here: the library would want an Identity for it, and has none for every type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+from onnxruntime import InferenceSession
+
+from xrt.engines.contract import Executable
+from xrt.engines.options import RunOptions
+from xrt.engines.ort.calls import SessionCalls
+from xrt.engines.ort.names import LIBRARY, sense
+from xrt.errors import InputError, RunFailed
+from xrt.graph import Function, Value
+
+__all__ = ["OrtExecutable", "computed_outputs"]
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+BIND_FROM = 512 * 1024
+"""Bytes from which a caller's buffer is bound to the session; a smaller one is filled by a copy, which is quicker."""
+
+
+def computed_outputs(function: Function) -> tuple[Value, ...]:
+    """Return the outputs that a node produces, each once: what a session is asked for."""
+    produced = (value for value in function.outputs if function.position(value.name) is not None)
+    return tuple({value.name: value for value in produced}.values())
+
+
+class OrtExecutable(Executable):
+    """Runs one session; threads may share it, for a session is safe and nothing else is kept of a call."""
+
+    outputs_are_fresh: ClassVar[bool] = True
+
+    def __init__(self, function: Function, session: InferenceSession | None, held: object = None) -> None:
+        """`session` computes `computed_outputs`; None where there are none. `held` must live as long as it."""
+        computed = computed_outputs(function)
+        self._function = function
+        self._held = held
+        self._inputs = [value.name for value in function.inputs]
+        self._names = [value.name for value in computed]
+        self._calls = None if session is None else SessionCalls(session, function.inputs, computed)
+        self._call: Callable[..., Any] = _nothing if self._calls is None else self._calls.direct
+        self._gives_all = computed == function.outputs
+        self._is_direct = self._gives_all and self._calls is not None and self._calls.is_direct
+        self._constants = {v.name: function.constants[v.name].array for v in function.outputs if v.name in function.constants}
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        try:
+            feed = dict(zip(self._inputs, inputs, strict=True))
+            if self._is_direct and options.out is None:
+                return self._call(self._names, feed, None)  # type: ignore[no-any-return]  # a list, as the library says
+            return self._run_indirectly(feed, options.out)
+        except InputError:
+            raise
+        except Exception as error:
+            raise RunFailed(f"{LIBRARY} failed while it ran {self._function.name!r}: {sense(error)}") from error
+
+    def close(self) -> None:
+        self._is_direct = True
+        self._call = _closed
+        self._calls = None
+        self._held = None
+
+    # ------------------------------------------------------------------ values to convert, copies, buffers of the caller's
+
+    def _run_indirectly(self, feed: Mapping[str, Any], out: Sequence[Any] | None) -> list[Any]:
+        buffers: Sequence[Any] = [None] * len(self._function.outputs) if out is None else out
+        results = {} if self._calls is None else self._calls(feed, self._to_bind(self._calls, feed, buffers))
+        outputs = self._in_order(feed, results)
+        return [result if buffer is None else _filled(buffer, result) for result, buffer in zip(outputs, buffers, strict=True)]
+
+    def _in_order(self, feed: Mapping[str, Any], results: Mapping[str, Any]) -> list[Any]:
+        """Return one value per output; what is not the session's own, or was given already, is a copy."""
+        if self._gives_all:
+            return list(results.values())
+        fresh = dict(results)
+        sources = {**self._constants, **feed, **results}
+        return [fresh.pop(v.name) if v.name in fresh else _copy(sources[v.name]) for v in self._function.outputs]
+
+    def _to_bind(self, calls: SessionCalls, feed: Mapping[str, Any], buffers: Sequence[Array | None]) -> dict[str, Array]:
+        """Return the buffers that the session itself shall write: large ones, and none that may share memory with an input."""
+        chosen: dict[str, Array] = {}
+        for value, buffer in zip(self._function.outputs, buffers, strict=True):
+            if buffer is None or buffer.nbytes < BIND_FROM or value.name in chosen or not calls.can_fill(value.name):
+                continue
+            if not any(np.may_share_memory(buffer, array) for array in feed.values()):
+                chosen[value.name] = buffer
+        return chosen
+
+
+def _nothing(*_: Any) -> list[Any]:
+    return []
+
+
+def _closed(*_: Any) -> list[Any]:
+    raise RuntimeError("the executable is closed")
+
+
+def _copy(value: Any) -> Any:
+    """Return a copy that shares no array with the value."""
+    if isinstance(value, np.ndarray):
+        return np.array(value)
+    if isinstance(value, list):
+        return [_copy(item) for item in value]
+    return dict(value) if isinstance(value, dict) else value
+
+
+def _filled(buffer: Array, result: Array) -> Array:
+    """Return the buffer, holding the result; raises InputError when it is of another type or shape."""
+    if buffer is result:
+        return buffer
+    if buffer.dtype != result.dtype or buffer.shape != result.shape:
+        given, due = (f"{array.dtype}{list(array.shape)}" for array in (buffer, result))
+        raise InputError(f"a buffer given in out= is {given}, and the output is {due}; give one just like it, or None")
+    buffer[...] = result
+    return buffer

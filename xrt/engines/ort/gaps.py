@@ -1,0 +1,200 @@
+"""What ONNX Runtime refuses late or computes wrongly, though its kernels and schemas say nothing of it.
+
+Each row names a describable set of nodes, which `why_not` then declines with the reason, and the evidence for it: node
+tests of the onnx package, and upstream issues. A row goes when its tests pass without it. Where a size decides and is not
+known, the row applies: a node declined in vain runs elsewhere, one accepted in vain gives wrong numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from xrt.engines.ort.names import LIBRARY
+from xrt.graph import Constant, Dim, DType, Function, Node, Shape, TensorType, Type
+
+__all__ = ["GAPS", "Gap", "Scope", "known_gap"]
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a predicate may look at beside the node."""
+
+    function: Function
+    type_of: Callable[[str], Type | None]
+
+    def shape(self, node: Node, index: int) -> Shape | None:
+        """Return the shape of the node's input; None where it is left out, not a tensor, or its rank is not known."""
+        type_ = self.type_of(node.inputs[index]) if has_input(node, index) else None
+        return type_.shape if isinstance(type_, TensorType) else None
+
+    def dtype(self, node: Node, index: int) -> DType | None:
+        """Return the element type of the node's input; None where it is left out, not a tensor, or not known."""
+        type_ = self.type_of(node.inputs[index]) if has_input(node, index) else None
+        return type_.dtype if isinstance(type_, TensorType) else None
+
+    def constant(self, node: Node, index: int) -> Constant | None:
+        """Return the constant that the node reads there; None where it is not one."""
+        return self.function.constants.get(node.inputs[index]) if has_input(node, index) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A set of nodes to decline: those of the operators for which the predicate holds."""
+
+    op_types: tuple[str, ...]
+    applies: Callable[[Node, Scope], bool]
+    reason: str
+    """What the library does or fails to do, for a person; it follows on the library's name."""
+    evidence: tuple[str, ...]
+    domain: str = ""
+
+
+def has_input(node: Node, index: int) -> bool:
+    """Whether the node is given that input."""
+    return index < len(node.inputs) and bool(node.inputs[index])
+
+
+def has_output(node: Node, index: int) -> bool:
+    """Whether anybody asks for that output of the node."""
+    return index < len(node.outputs) and bool(node.outputs[index])
+
+
+def _is_batch_major(node: Node, scope: Scope) -> bool:
+    return bool(node.attr("layout", 0))
+
+
+def _has_output_shape(node: Node, scope: Scope) -> bool:
+    return has_input(node, 2)
+
+
+def _may_reduce_no_booleans(node: Node, scope: Scope) -> bool:
+    if scope.dtype(node, 0) is not DType.BOOL:
+        return False
+    shape = scope.shape(node, 0)
+    return shape is None or not all(isinstance(dim, int) and dim > 0 for dim in shape)
+
+
+def _may_have_many_zero_points(node: Node, scope: Scope) -> bool:
+    return has_input(node, 3) and scope.shape(node, 3) not in ((), (1,))
+
+
+def _may_round_resized_corners(node: Node, scope: Scope) -> bool:
+    """Whether corners are aligned by scales that may not give whole sizes."""
+    by_scales = has_input(node, 2) and not has_input(node, 3)
+    if not by_scales or node.attr("coordinate_transformation_mode") != "align_corners":
+        return False
+    scales, shape = scope.constant(node, 2), scope.shape(node, 0)
+    if scales is None or shape is None or not all(isinstance(dim, int) for dim in shape):
+        return True
+    axes = node.attr("axes", range(len(shape)))
+    sizes = [shape[axis] * float(scale) for axis, scale in zip(axes, scales.array, strict=False)]
+    return any(size != round(size) for size in sizes)
+
+
+def _gives_masked_scores(node: Node, scope: Scope) -> bool:
+    masks = node.attr("is_causal", 0) == 1 or scope.dtype(node, 3) is DType.BOOL or has_input(node, 6)
+    return _gives_scores(node, 2) and masks
+
+
+def _gives_capped_scores(node: Node, scope: Scope) -> bool:
+    return _gives_scores(node, 0) and node.attr("softcap", 0.0) != 0.0
+
+
+def _gives_scores(node: Node, mode: int) -> bool:
+    return has_output(node, 3) and node.attr("qk_matmul_output_mode", 0) == mode
+
+
+def _has_odd_mask(node: Node, scope: Scope) -> bool:
+    """Whether the mask's last two extents are not those of the scores (queries by keys, past ones included), where known."""
+    mask, queries, keys = (scope.shape(node, index) for index in (3, 0, 1))
+    if not mask or len(mask) < 2 or not queries or not keys:
+        return False
+    past = (scope.shape(node, 4) or (None, None)) if has_input(node, 4) else (0, 0)
+    return _differ(mask[-2], queries[-2]) or _differ(mask[-1], _sum(keys[-2], past[-2]))
+
+
+def _differ(one: Dim, other: Dim) -> bool:
+    return isinstance(one, int) and isinstance(other, int) and one != other
+
+
+def _sum(one: Dim, other: Dim) -> Dim:
+    return one + other if isinstance(one, int) and isinstance(other, int) else None
+
+
+GAPS: tuple[Gap, ...] = (
+    Gap(
+        ("RNN", "GRU", "LSTM"),
+        _is_batch_major,
+        "has no batch-major recurrent operators (layout=1)",
+        (
+            "test_simple_rnn_batchwise, test_gru_batchwise, test_lstm_batchwise: refused by the kernel's constructor",
+            "https://github.com/opencv/opencv/issues/26456 quotes the error",
+        ),
+    ),
+    Gap(
+        ("MaxUnpool",),
+        _has_output_shape,
+        "places values of MaxUnpool by output_shape where ONNX places them by the shape inferred without it",
+        (
+            "test_maxunpool_export_with_output_shape",
+            "https://github.com/microsoft/onnxruntime/pull/2193 explains the other reading",
+        ),
+    ),
+    Gap(
+        ("ReduceMax", "ReduceMin"),
+        _may_reduce_no_booleans,
+        "cannot reduce an empty set of booleans, which this may be",
+        ("test_reduce_max_empty_set_bool: refused when run",),
+    ),
+    Gap(
+        ("ConvInteger",),
+        _may_have_many_zero_points,
+        "computes ConvInteger with one zero point for all weights only",
+        ("test_convinteger_with_padding: refused when run",),
+    ),
+    Gap(
+        ("Resize",),
+        _may_round_resized_corners,
+        "aligns corners to the rounded size, ONNX to the exact one, and these scales may give a size that is not whole",
+        (
+            "test_resize_downsample_scales_linear_align_corners, test_resize_downsample_scales_cubic_align_corners",
+            "https://github.com/onnx/onnx/issues/2462 has both sides",
+        ),
+    ),
+    Gap(
+        ("Attention",),
+        _gives_masked_scores,
+        "gives the lowest number for a masked score (qk_matmul_output_mode=2) where ONNX gives minus infinity",
+        (
+            "test_attention_4d_with_past_and_present_qk_matmul_bias_3d_mask_causal",
+            "test_attention_4d_with_past_and_present_qk_matmul_bias_4d_mask_causal",
+        ),
+    ),
+    Gap(
+        ("Attention",),
+        _gives_capped_scores,
+        "caps the scores that it gives before the cap (qk_matmul_output_mode=0 with a softcap)",
+        ("compared with onnx.reference: https://onnx.ai/onnx/operators/onnx__Attention.html has the order of the stages",),
+    ),
+    Gap(
+        ("Attention",),
+        _has_odd_mask,
+        "neither broadcasts nor pads the last two extents of an attention mask",
+        ("test_attention_4d_diff_heads_mask4d_padded_kv: refused when run",),
+    ),
+)
+"""Every known gap, of ONNX Runtime 1.31."""
+
+_BY_OP: Mapping[tuple[str, str], tuple[Gap, ...]] = {
+    (gap.domain, op): tuple(g for g in GAPS if g.domain == gap.domain and op in g.op_types) for gap in GAPS for op in gap.op_types
+}
+
+
+def known_gap(node: Node, function: Function, type_of: Callable[[str], Type | None]) -> str | None:
+    """Return the reason of the first gap that the node falls into; None when it falls into none."""
+    gaps = _BY_OP.get((node.domain, node.op_type))
+    if not gaps:
+        return None
+    scope = Scope(function, type_of)
+    return next((f"{LIBRARY} {gap.reason}" for gap in gaps if gap.applies(node, scope)), None)

@@ -1,0 +1,46 @@
+"""A Function as ONNX Runtime takes it: a small model, and the large constants beside it, by reference.
+
+The model says that the bytes of each large constant lie in an external file, and the library is given the file's content:
+the constant's own memory. Told to use such content directly, it copies none of it, reads it where it folds constants
+(which ``add_initializer`` does not allow: the optimiser then looks for the file), and writes no file. Weights are thus
+held once, apart from what the library packs for its products, and protobuf's limit of 2 GB does not apply.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from xrt.engines.ort.library import newest_ir, newest_opset
+from xrt.engines.ort.session import Bytes, Handed
+from xrt.formats.onnx import external_weights, lowest_model
+from xrt.graph import Function
+
+__all__ = ["hand_over"]
+
+
+def hand_over(function: Function) -> Handed:
+    """Return the Function at the lowest opset and IR version at which it means the same.
+
+    Raises ModelError when that is newer than the library knows, and cannot be converted.
+    """
+    model = lowest_model(function, newest_opset(), newest_ir(), weights="external")
+    arrays = external_weights(function)
+    files = {name: f"constant_{index}" for index, name in enumerate(arrays)}
+    for tensor in model.graph.initializer:
+        if tensor.name in files:
+            _name_file(tensor, files[tensor.name])
+    return Handed(model.SerializeToString(), {files[name]: _bytes_of(array) for name, array in arrays.items()})
+
+
+def _name_file(tensor: Any, file: str) -> None:
+    """Give an external tensor a file of its own: constants lie in memory each for itself."""
+    for entry in tensor.external_data:
+        if entry.key == "location":
+            entry.value = file
+
+
+def _bytes_of(array: np.ndarray[Any, Any]) -> Bytes:
+    """Return the array's memory; an array that does not lie in order, or is not aligned, is copied."""
+    return np.require(array, requirements=["C", "A"]).reshape(-1).view(np.uint8)

@@ -1,0 +1,65 @@
+"""The state of every registered engine, each probed in a process of its own: an import that crashes or hangs harms nobody."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from xrt.engines.registry import EngineStatus, names, probe, registered
+
+__all__ = ["probe_all"]
+
+
+def probe_all(engines: Sequence[str] | None = None, timeout: float = 60) -> tuple[EngineStatus, ...]:
+    """Return the state of those engines, of all registered ones by default, in the order of their names.
+
+    The processes run side by side, one per core. One that crashes, or does not answer in that many seconds, is a
+    broken engine. Raises UnknownEngine.
+    """
+    known = [registered(name) for name in (names() if engines is None else engines)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return tuple(pool.map(lambda status: _probe_apart(status, timeout), known))
+
+
+def _probe_apart(unknown: EngineStatus, timeout: float) -> EngineStatus:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
+    command = [sys.executable, "-P", "-c", "from xrt.engines.probing import answer; answer()", unknown.name]
+    try:
+        done = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return replace(unknown, cause=f"its import did not end within {timeout:g} s")
+    if done.stdout:
+        told = json.loads(done.stdout)
+        return EngineStatus(**{**told, "devices": tuple(told["devices"])})
+    return replace(unknown, cause=f"its import ended the process ({_ending(done.returncode)}): {_last_line(done.stderr)}")
+
+
+def _ending(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else f"exit status {code}"
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
+
+
+def answer() -> None:
+    """Write the state of the engine named on the command line to standard output, as JSON, and nothing else there.
+
+    Whatever the import says, in Python or below it, goes to standard error.
+    """
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    status = probe(sys.argv[1])
+    with os.fdopen(answers, "w") as out:
+        json.dump(dataclasses.asdict(status), out)

@@ -1,0 +1,204 @@
+"""From an engine's name to its class: what the installed distributions publish in the entry points of ``xrt.engines``.
+
+XRT's own engines come by the same door as anyone's. Nothing is imported before an engine is asked for; a plug-in that
+is missing its library, does not import, or clashes with another leaves the others untouched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import inspect
+import re
+import sys
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import metadata
+from typing import Literal, TypeAlias
+
+from xrt.engines.contract import GraphCompiler
+from xrt.engines.spec import build, parse_spec, spec_of
+from xrt.errors import EngineError, EngineUnavailable, OptionError, UnknownEngine, XRTError, did_you_mean
+
+__all__ = ["GROUP", "EngineStatus", "create", "engine_class", "names", "pip_line", "probe", "registered"]
+
+GROUP = "xrt.engines"
+"""The group of entry points; a line is ``name = "module:Class [extra]"``."""
+
+Entries: TypeAlias = dict[str, tuple[metadata.EntryPoint, ...]]
+State: TypeAlias = Literal["ready", "missing", "broken"]
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """What is the case with one registered engine."""
+
+    name: str
+    state: State
+    """``missing``: its library is not installed; ``broken``: it is, but does not serve."""
+    distribution: str
+    """Who registers it, with the version."""
+    pip: str = ""
+    """The command that installs what it lacks, where it is missing."""
+    version: str = ""
+    """Its own and its libraries' versions, where it is ready."""
+    devices: tuple[str, ...] = ()
+    """The kinds of device it runs on, where it is ready."""
+    cause: str = ""
+    """Why it is not ready."""
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all registered engines, sorted, whether or not they are ready."""
+    return tuple(sorted(_entries()))
+
+
+def create(engine: str | GraphCompiler) -> GraphCompiler:
+    """Return the engine that a spec (``"ort"``, ``"tvm{opt_level=3}"``) names; an instance is checked and returned.
+
+    Raises UnknownEngine, EngineUnavailable, or OptionError for an option that is unknown or of the wrong type.
+    """
+    if isinstance(engine, GraphCompiler):
+        return _checked(engine)
+    if not isinstance(engine, str):
+        raise OptionError(f"an engine is a name, a spec or an instance of a GraphCompiler; got {engine!r}")
+    name, fields = parse_spec(engine)
+    return build(engine_class(name), fields)
+
+
+def engine_class(name: str) -> type[GraphCompiler]:
+    """Return the class registered under that name, importing it.
+
+    Raises UnknownEngine naming the nearest; EngineUnavailable with the pip line where the library is missing, with the
+    cause chained where the plug-in is broken; EngineError when two distributions claim the name.
+    """
+    entry = _entry(name)
+    try:
+        found = entry.load()
+        return _named(_check_class(found), name)
+    except (Exception, SystemExit) as error:  # an import runs a stranger's code
+        if isinstance(error, ModuleNotFoundError) and _is_missing(error):
+            raise EngineUnavailable(
+                f"engine {name!r} needs {error.name}, which is not installed; install it: {pip_line(entry)}"
+            ) from error
+        raise _broken(entry, error) from error
+
+
+def registered(name: str) -> EngineStatus:
+    """Return what is known of an engine without importing it: who registers it. It counts as broken.
+
+    Raises UnknownEngine.
+    """
+    return EngineStatus(name, "broken", " and ".join(map(_distribution, _claims(name))))
+
+
+def probe(name: str) -> EngineStatus:
+    """Return what is the case with a registered engine; imports it, and raises nothing but UnknownEngine.
+
+    An import may crash the process; `xrt.engines.probing.probe_all` probes each engine in a process of its own.
+    """
+    status = registered(name)
+    try:
+        engine = _checked(engine_class(name)())
+        return replace(status, state="ready", version=engine.version(), devices=tuple(engine.devices))
+    except Exception as error:  # noqa: BLE001  # whatever a stranger's constructor raises is its status
+        if _is_missing(error.__cause__):
+            return replace(status, state="missing", pip=pip_line(_entry(name)), cause=_one_line(error))
+        return replace(status, cause=_one_line(error))
+
+
+def pip_line(entry: metadata.EntryPoint) -> str:
+    """Return the command that installs an engine's distribution with the extras that its entry point names."""
+    distribution = entry.dist.name if entry.dist else entry.module.partition(".")[0]
+    extras = f"[{','.join(entry.extras)}]" if entry.extras else ""
+    return f"pip install '{distribution}{extras}'"
+
+
+# ---------------------------------------------------------------------- the entry points
+
+
+def _entries() -> Entries:
+    return _scan(tuple(sys.path))
+
+
+@lru_cache(maxsize=8)
+def _scan(path: tuple[str, ...]) -> Entries:
+    """Read the entry points once per import path: what is installed on it does not change under a running process."""
+    found: dict[str, list[metadata.EntryPoint]] = {}
+    for entry in metadata.entry_points(group=GROUP):
+        found.setdefault(entry.name, []).append(entry)
+    return {name: tuple(entries) for name, entries in found.items()}
+
+
+def _claims(name: str) -> tuple[metadata.EntryPoint, ...]:
+    entries = _entries()
+    if name not in entries:
+        raise UnknownEngine(
+            f"no engine is named {name!r}.{did_you_mean(name, entries)} Registered: {', '.join(sorted(entries)) or 'none'}; "
+            f"a distribution adds one by an entry point of group {GROUP!r}"
+        )
+    return entries[name]
+
+
+def _entry(name: str) -> metadata.EntryPoint:
+    claims = _claims(name)
+    if len(claims) > 1:
+        both = " and ".join(f"{_distribution(e)} ({e.value})" for e in claims)
+        raise EngineError(
+            f"engine {name!r} is registered by {both}; uninstall one of them, or pass an instance of the class that is meant"
+        )
+    return claims[0]
+
+
+def _distribution(entry: metadata.EntryPoint) -> str:
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.module
+
+
+# ---------------------------------------------------------------------- what may be wrong
+
+
+def _is_missing(error: BaseException | None) -> bool:
+    """Whether an import failed because a distribution is not there at all; one that is there in part is broken."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return False
+    return importlib.util.find_spec(error.name.partition(".")[0]) is None
+
+
+def _broken(entry: metadata.EntryPoint, cause: BaseException) -> EngineUnavailable:
+    return EngineUnavailable(f"engine {entry.name!r} of {_distribution(entry)} ({entry.value}) is broken: {_one_line(cause)}")
+
+
+def _one_line(error: BaseException) -> str:
+    said = " ".join(str(error).split())
+    return said if isinstance(error, XRTError) else f"{type(error).__name__}: {said}"
+
+
+def _checked(engine: GraphCompiler) -> GraphCompiler:
+    """Return the engine; raises EngineError or OptionError when its class or a field's value breaks the contract."""
+    _check_class(type(engine))
+    spec_of(engine)
+    return engine
+
+
+def _check_class(cls: object) -> type[GraphCompiler]:
+    """Return the class; raises EngineError saying which part of the contract it does not keep."""
+    if not (isinstance(cls, type) and issubclass(cls, GraphCompiler)):
+        raise EngineError(f"{cls!r} is not a class that derives from xrt.engines.GraphCompiler")
+    if inspect.isabstract(cls):
+        raise EngineError(f"class {cls.__qualname__} lacks {', '.join(sorted(cls.__abstractmethods__))}")
+    if not dataclasses.is_dataclass(cls) or not cls.__dataclass_params__.frozen:
+        raise EngineError(
+            f"class {cls.__qualname__} must be decorated with @dataclass(frozen=True): its fields are the engine's options"
+        )
+    if not _NAME.fullmatch(getattr(cls, "name", "")):
+        raise EngineError(f"class {cls.__qualname__} must have a name of lower-case letters, digits and underscores")
+    return cls
+
+
+def _named(cls: type[GraphCompiler], name: str) -> type[GraphCompiler]:
+    if cls.name != name:
+        raise EngineError(
+            f"class {cls.__qualname__} calls itself {cls.name!r}, and is registered as {name!r}; the names must be equal"
+        )
+    return cls

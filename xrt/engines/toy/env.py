@@ -1,0 +1,82 @@
+"""What a kernel is told about the place where it will run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from xrt.engines.toy.table import Array
+from xrt.graph import Function, Node, TensorType, Type, Value
+
+__all__ = ["Body", "Env", "closed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A body Function ready to run: the branch of an If, the body of a Loop."""
+
+    function: Function
+    compute: Callable[[Sequence[Any]], list[Any]]
+    """Takes the closed Function's inputs: its own, then what it captures."""
+    picks: tuple[int, ...]
+    """Which of the node's captures the body reads, in the body's order."""
+
+    def __call__(self, inputs: Sequence[Any], captured: Sequence[Any]) -> list[Any]:
+        """Return the body's outputs from its inputs and from all that the node captures."""
+        return self.compute([*inputs, *(captured[i] for i in self.picks)])
+
+
+@dataclass(frozen=True, slots=True)
+class Env:
+    """The surroundings of one node, for the factory of its kernel."""
+
+    xp: Any
+    """The array module, ``numpy``; kernels take from it all that the drop-in modules have too."""
+    node: Node
+    function: Function
+    """The Function that holds the node."""
+    compile: Callable[[Function], Callable[[Sequence[Any]], list[Any]]]
+    """Makes a closed Function callable; `body` is the way for a node's own bodies."""
+
+    @property
+    def version(self) -> int:
+        """The opset version of the node's domain."""
+        return self.function.opset(self.node.domain)
+
+    @property
+    def n_outputs(self) -> int:
+        """How many outputs the node lists, left-out ones in front of a present one included."""
+        return len(self.node.outputs)
+
+    def wants(self, index: int) -> bool:
+        """Whether the node has an output in that place."""
+        return index < len(self.node.outputs) and bool(self.node.outputs[index])
+
+    def type(self, index: int) -> Type | None:
+        """Return what is known of an input's type; None where nothing is, or where the input is left out."""
+        names = self.node.inputs
+        return self.function.type_of(names[index]) if index < len(names) and names[index] else None
+
+    def rank(self, index: int) -> int | None:
+        """Return an input's rank where it is known."""
+        type_ = self.type(index)
+        return type_.rank if isinstance(type_, TensorType) else None
+
+    def constant(self, index: int) -> Array | None:
+        """Return an input's array where it is a constant of the Function."""
+        names = self.node.inputs
+        constant = self.function.constants.get(names[index]) if index < len(names) else None
+        return None if constant is None else constant.array
+
+    def body(self, attribute: str) -> Body:
+        """Return the body that an attribute holds, compiled."""
+        function = self.node.attr(attribute)
+        captures = self.node.captures
+        picks = tuple(captures.index(name) for name in function.captures)
+        return Body(function, self.compile(closed(function, self.function)), picks)
+
+
+def closed(body: Function, outer: Function) -> Function:
+    """Return the body with what it captures from outside as further inputs, typed as they are there."""
+    return body.replace(inputs=(*body.inputs, *(Value(name, outer.type_of(name)) for name in body.captures)))

@@ -1,0 +1,143 @@
+"""Convolutions: columns of windows times a matrix of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from xrt.engines.toy.env import Env
+from xrt.engines.toy.kernels.layout import padded
+from xrt.engines.toy.kernels.precision import rounded_once
+from xrt.engines.toy.kernels.windows import Placement, Window, fold, window_of
+from xrt.engines.toy.table import Array, Run, ops
+from xrt.graph import Node
+
+__all__ = ["convolve", "with_bias"]
+
+BLOCK = 1 << 23
+"""Bytes of columns that are laid out at a time: they stay in the cache, and memory stays bounded."""
+
+
+def convolve(xp: Any, x: Array, w: Array, window: Window, group: int) -> Array:
+    """Return the convolution of (N, C, *spatial) by (M, C/group, *kernel), summed in the tensors' own dtype."""
+    place = window.over(x.shape[2:])
+    x = place.around(xp, x, 0)
+    if group == x.shape[1] and w.shape[1] == 1:
+        return _per_channel(xp, x, w, place)
+    weights = w.reshape(group, w.shape[0] // group, -1)
+    y = xp.empty((len(x), *weights.shape[:2], *place.positions), dtype=x.dtype)
+    for image, out in zip(x, y, strict=True):
+        parts = image.reshape(group, -1, *image.shape[1:])
+        for rows in _blocks(place, image.shape[0] * x.itemsize):
+            columns = _columns(xp, parts, place, rows)
+            product = xp.matmul(weights, columns)
+            target = out if rows is None else out[:, :, rows]
+            target[...] = product.reshape(target.shape)
+    return y.reshape(len(x), -1, *place.positions)
+
+
+def _per_channel(xp: Any, x: Array, w: Array, place: Placement) -> Array:
+    """Convolve each channel by its own kernels, one place of the window after the other."""
+    channels = x.shape[1]
+    weights = w.reshape(channels, -1, *w.shape[2:])
+    each = (1,) * len(place.positions)
+    y = xp.zeros((len(x), channels, weights.shape[1], *place.positions), dtype=x.dtype)
+    for offset, picked in place.offsets():
+        factor = weights[(slice(None), slice(None), *offset)]
+        y += x[picked][:, :, None] * factor.reshape(1, *factor.shape, *each)
+    return y.reshape(len(x), -1, *place.positions)
+
+
+def _blocks(place: Placement, bytes_each: int) -> Iterator[slice | None]:
+    """Yield ranges of the first spatial axis whose columns fill a block; None, once, where there is no such axis to cut."""
+    if not place.positions:
+        yield None
+        return
+    row = max(1, prod(place.positions[1:]) * place.window.size * bytes_each)
+    step = max(1, BLOCK // row)
+    for start in range(0, place.positions[0], step):
+        yield slice(start, min(start + step, place.positions[0]))
+
+
+def _columns(xp: Any, parts: Array, place: Placement, rows: slice | None) -> Array:
+    """Return windows as columns: (group, C/group, *padded) to (group, C/group * window, positions), for a range of rows."""
+    if rows is None:
+        return parts.reshape(*parts.shape[:2], 1)
+    window = place.window
+    positions = (rows.stop - rows.start, *place.positions[1:])
+    stride = window.strides[0]
+    image = parts[:, :, rows.start * stride : (rows.stop - 1) * stride + window.spans[0]]
+    if window.size == 1 and set(window.strides) == {1}:
+        return image.reshape(*parts.shape[:2], -1)
+    columns = xp.empty((*parts.shape[:2], *window.kernel, *positions), dtype=parts.dtype)
+    for offset, picked in replace(place, positions=positions).offsets():
+        columns[(slice(None), slice(None), *offset)] = image[picked]
+    return columns.reshape(len(parts), -1, prod(positions))
+
+
+def with_bias(y: Array, bias: Array | None) -> Array:
+    """Add one number per channel, in place."""
+    if bias is not None:
+        y += bias.reshape(-1, *(1,) * (y.ndim - 2))
+    return y
+
+
+@ops("Conv")
+def conv(node: Node, env: Env) -> Run:
+    xp, group = env.xp, node.attr("group", 1)
+
+    def run(x: Array, w: Array, bias: Array | None = None) -> Array:
+        return with_bias(convolve(xp, x, w, window_of(node, w.shape[2:]), group), bias)
+
+    return rounded_once(run)
+
+
+@ops("ConvTranspose")
+def conv_transpose(node: Node, env: Env) -> Run:
+    """The gradient of a convolution: every element of x lays down a whole window, and what overlaps is summed."""
+    xp, group = env.xp, node.attr("group", 1)
+
+    def run(x: Array, w: Array, bias: Array | None = None) -> Array:
+        window = window_of(node, w.shape[2:])
+        weights = w.reshape(group, w.shape[0] // group, -1).transpose(0, 2, 1)
+        columns = xp.matmul(weights, x.reshape(len(x), group, x.shape[1] // group, -1))
+        columns = columns.reshape(len(x), -1, *window.kernel, *x.shape[2:])
+        extents = [s * (n - 1) + span for s, n, span in zip(window.strides, x.shape[2:], window.spans, strict=True)]
+        nowhere = (0,) * len(extents)
+        whole = fold(xp, columns, Placement(window, tuple(extents), nowhere, nowhere, nowhere, x.shape[2:]), extents)
+        return with_bias(_cropped(xp, whole, node, window, x.shape[2:]), bias)
+
+    return rounded_once(run)
+
+
+def _cropped(xp: Any, whole: Array, node: Node, window: Window, inputs: Sequence[int]) -> Array:
+    """Cut off the declared padding; where an output shape is asked for, as much as leaves that shape."""
+    extra = node.attr("output_padding") or (0,) * len(inputs)
+    asked = node.attr("output_shape")
+    if asked is None and window.auto_pad.startswith("SAME"):
+        asked = [n * s for n, s in zip(inputs, window.strides, strict=True)]
+    begins, ends = window.begins, window.ends
+    if asked is not None:
+        totals = [n + e - a for n, e, a in zip(whole.shape[2:], extra, asked, strict=True)]
+        halves = [total // 2 for total in totals]
+        rests = [total - half for total, half in zip(totals, halves, strict=True)]
+        begins, ends = (halves, rests) if window.auto_pad == "SAME_UPPER" else (rests, halves)  # type: ignore[assignment]  # lists serve as well
+    pads = [*(-b for b in begins), *(x - e for x, e in zip(extra, ends, strict=True))]
+    return padded(xp, whole, pads, "constant", 0, range(2, whole.ndim))
+
+
+@ops("Col2Im")
+def col2im(node: Node, env: Env) -> Run:
+    """Columns of windows back to images: what overlaps is summed."""
+    xp = env.xp
+
+    def run(x: Array, extents: Array, kernel: Array) -> Array:
+        window, sizes = window_of(node, kernel.tolist()), extents.tolist()
+        place = window.over(sizes)
+        columns = x.reshape(len(x), -1, *window.kernel, *place.positions)
+        whole = fold(xp, columns, place, [b + n + e for b, n, e in zip(place.begins, sizes, place.ends, strict=True)])
+        return whole[(..., *(slice(b, b + n) for b, n in zip(place.begins, sizes, strict=True)))]
+
+    return run

@@ -1,0 +1,192 @@
+"""Operators of one tensor, element by element: mathematics and activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from xrt.engines.toy.env import Env
+from xrt.engines.toy.kernels.precision import rounded_once
+from xrt.engines.toy.kernels.special import erf
+from xrt.engines.toy.table import Array, Factory, Run, ops
+from xrt.graph import Node
+
+__all__: list[str] = []
+
+UFUNCS = {
+    "Abs": "abs",
+    "Acos": "arccos",
+    "Acosh": "arccosh",
+    "Asin": "arcsin",
+    "Asinh": "arcsinh",
+    "Atan": "arctan",
+    "Atanh": "arctanh",
+    "BitwiseNot": "bitwise_not",
+    "Ceil": "ceil",
+    "Cos": "cos",
+    "Cosh": "cosh",
+    "Exp": "exp",
+    "Floor": "floor",
+    "Log": "log",
+    "Neg": "negative",
+    "Not": "logical_not",
+    "Reciprocal": "reciprocal",
+    "Round": "rint",
+    "Sign": "sign",
+    "Sin": "sin",
+    "Sinh": "sinh",
+    "Sqrt": "sqrt",
+    "Tan": "tan",
+    "Tanh": "tanh",
+}
+"""Operators that are one universal function of the array module; all keep the dtype."""
+
+
+def universal(name: str) -> Factory:
+    """Return a factory whose kernel is the array module's function of that name."""
+
+    def factory(node: Node, env: Env) -> Run:
+        run: Run = getattr(env.xp, name)
+        return run
+
+    return factory
+
+
+for _op, _name in UFUNCS.items():
+    ops(_op, mutable=(0,))(universal(_name))
+ops("IsNaN")(universal("isnan"))
+
+
+@ops("Identity", "OptionalGetElement")
+def identity(node: Node, env: Env) -> Run:
+    return lambda x: x
+
+
+@ops("IsInf")
+def is_inf(node: Node, env: Env) -> Run:
+    xp = env.xp
+    negative, positive = node.attr("detect_negative", 1), node.attr("detect_positive", 1)
+    if negative and positive:
+        return xp.isinf  # type: ignore[no-any-return]  # a function of the array module
+
+    def run(x: Array) -> Array:
+        found = xp.isinf(x)
+        if not positive:
+            found &= x < 0
+        if not negative:
+            found &= x > 0
+        return found
+
+    return run
+
+
+@ops("Relu", mutable=(0,))
+def relu(node: Node, env: Env) -> Run:
+    xp = env.xp
+    return lambda x, out=None: xp.maximum(x, 0, out=out)
+
+
+def activation(*op_types: str, since: int = 1, **defaults: float) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
+    """Register ``f(xp, x, *attributes)``, a function of one float tensor; the keywords are its attributes' defaults."""
+
+    def register(compute: Callable[..., Array]) -> Callable[..., Array]:
+        def factory(node: Node, env: Env) -> Run:
+            xp = env.xp
+            given = [node.attr(name, default) for name, default in defaults.items()]
+            return rounded_once(lambda x: compute(xp, x, *given))
+
+        ops(*op_types, since=since)(factory)
+        return compute
+
+    return register
+
+
+# Attributes are float32 numbers: so are defaults that binary fractions do not hit.
+SELU_ALPHA, SELU_GAMMA = float(np.float32(1.67326319217681884765625)), float(np.float32(1.05070102214813232421875))
+
+
+@activation("Sigmoid")
+def sigmoid(xp: Array, x: Array) -> Array:
+    return 1 / (1 + xp.exp(-x))
+
+
+@activation("Softplus")
+def softplus(xp: Array, x: Array) -> Array:
+    return xp.logaddexp(x, x.dtype.type(0))
+
+
+@activation("Softsign")
+def softsign(xp: Array, x: Array) -> Array:
+    return x / (1 + xp.abs(x))
+
+
+@activation("Erf")
+def erf_(xp: Array, x: Array) -> Array:
+    return erf(xp, x)
+
+
+@activation("Elu", alpha=1.0)
+def elu(xp: Array, x: Array, alpha: float) -> Array:
+    return xp.where(x < 0, alpha * xp.expm1(x), x)
+
+
+@activation("Selu", alpha=SELU_ALPHA, gamma=SELU_GAMMA)
+def selu(xp: Array, x: Array, alpha: float, gamma: float) -> Array:
+    return gamma * xp.where(x <= 0, alpha * xp.expm1(x), x)
+
+
+@activation("Celu", alpha=1.0)
+def celu(xp: Array, x: Array, alpha: float) -> Array:
+    return xp.where(x < 0, alpha * xp.expm1(x / alpha), x)
+
+
+@activation("LeakyRelu", alpha=0.01)
+def leaky_relu(xp: Array, x: Array, alpha: float) -> Array:
+    return xp.where(x < 0, alpha * x, x)
+
+
+@activation("ThresholdedRelu", alpha=1.0)
+def thresholded_relu(xp: Array, x: Array, alpha: float) -> Array:
+    return xp.where(x > alpha, x, x.dtype.type(0))
+
+
+@activation("HardSigmoid", alpha=0.2, beta=0.5)
+def hard_sigmoid(xp: Array, x: Array, alpha: float, beta: float) -> Array:
+    return xp.minimum(xp.maximum(alpha * x + beta, 0), 1)
+
+
+@activation("HardSwish")
+def hard_swish(xp: Array, x: Array) -> Array:
+    return x * hard_sigmoid(xp, x, 1 / 6, 0.5)
+
+
+@activation("Swish", alpha=1.0)
+def swish(xp: Array, x: Array, alpha: float) -> Array:
+    return x / (1 + xp.exp(-alpha * x))
+
+
+@activation("Mish")
+def mish(xp: Array, x: Array) -> Array:
+    return x * xp.tanh(softplus(xp, x))
+
+
+@ops("Gelu")
+def gelu(node: Node, env: Env) -> Run:
+    xp = env.xp
+    if node.attr("approximate", "none") == "tanh":
+        slope = (2 / np.pi) ** 0.5
+        return rounded_once(lambda x: 0.5 * x * (1 + xp.tanh(slope * (x + 0.044715 * (x * x * x)))))
+    return rounded_once(lambda x: 0.5 * x * (1 + erf(xp, x * 0.5**0.5)))
+
+
+@ops("Shrink")
+def shrink(node: Node, env: Env) -> Run:
+    xp = env.xp
+    bias, bound = node.attr("bias", 0.0), node.attr("lambd", 0.5)
+
+    def run(x: Array) -> Array:
+        moved = xp.where(x < -bound, x + bias, xp.where(x > bound, x - bias, 0))
+        return moved.astype(x.dtype)
+
+    return run

@@ -1,0 +1,251 @@
+"""Operators that move elements without computing: shapes, transposes, joins, splits, padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from xrt.engines.toy.env import Env
+from xrt.engines.toy.table import Array, Run, ops
+from xrt.graph import Node
+
+__all__ = ["padded"]
+
+
+# ---------------------------------------------------------------------- shapes
+
+
+@ops("Shape")
+def shape(node: Node, env: Env) -> Run:
+    start, end = node.attr("start", 0), node.attr("end")
+    return lambda x: np.array(x.shape[start:end], dtype=np.int64)
+
+
+@ops("Size")
+def size(node: Node, env: Env) -> Run:
+    return lambda x: np.array(x.size, dtype=np.int64)
+
+
+def _reshaped(x: Array, target: Sequence[int], allow_zero: bool) -> Array:
+    """A zero copies the extent in that place, unless zeros are allowed."""
+    if not allow_zero:
+        target = [x.shape[i] if extent == 0 else extent for i, extent in enumerate(target)]
+    return x.reshape(target)
+
+
+@ops("Reshape", until=4)
+def reshape_by_attribute(node: Node, env: Env) -> Run:
+    target = node.attr("shape", ())
+    return lambda x: _reshaped(x, target, False)
+
+
+@ops("Reshape", since=5)
+def reshape(node: Node, env: Env) -> Run:
+    allow_zero = bool(node.attr("allowzero", 0))
+    return lambda x, target: _reshaped(x, target.tolist(), allow_zero)
+
+
+@ops("Flatten")
+def flatten(node: Node, env: Env) -> Run:
+    axis = node.attr("axis", 1)
+
+    def run(x: Array) -> Array:
+        start = axis + x.ndim if axis < 0 else axis
+        return x.reshape(prod(x.shape[:start]), prod(x.shape[start:]))
+
+    return run
+
+
+@ops("Squeeze", until=12)
+def squeeze_by_attribute(node: Node, env: Env) -> Run:
+    axes = node.attr("axes")
+    return lambda x: env.xp.squeeze(x, axis=axes)
+
+
+@ops("Squeeze", since=13)
+def squeeze(node: Node, env: Env) -> Run:
+    return lambda x, axes=None: env.xp.squeeze(x, axis=None if axes is None else tuple(axes.tolist()))
+
+
+@ops("Unsqueeze", until=12)
+def unsqueeze_by_attribute(node: Node, env: Env) -> Run:
+    axes = node.attr("axes")
+    return lambda x: env.xp.expand_dims(x, axes)
+
+
+@ops("Unsqueeze", since=13)
+def unsqueeze(node: Node, env: Env) -> Run:
+    return lambda x, axes: env.xp.expand_dims(x, tuple(axes.reshape(-1).tolist()))
+
+
+@ops("Expand")
+def expand(node: Node, env: Env) -> Run:
+    xp = env.xp
+    return lambda x, target: xp.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(target.tolist())))
+
+
+@ops("Tile", until=5)
+def tile_one_axis(node: Node, env: Env) -> Run:
+    """Version 1 repeats along one axis, both given as scalars."""
+
+    def run(x: Array, tiles: Array, axis: Array) -> Array:
+        repeats = [1] * x.ndim
+        repeats[int(axis.reshape(()))] = int(tiles.reshape(()))
+        return env.xp.tile(x, repeats)
+
+    return run
+
+
+@ops("Tile", since=6)
+def tile(node: Node, env: Env) -> Run:
+    return lambda x, repeats: env.xp.tile(x, repeats.tolist())
+
+
+# ---------------------------------------------------------------------- order of axes and elements
+
+
+@ops("Transpose")
+def transpose(node: Node, env: Env) -> Run:
+    order = node.attr("perm")
+    return lambda x: x.transpose(order)
+
+
+@ops("DepthToSpace")
+def depth_to_space(node: Node, env: Env) -> Run:
+    block, column_first = node.attr("blocksize"), node.attr("mode", "DCR") == "CRD"
+
+    def run(x: Array) -> Array:
+        n, c, h, w = x.shape
+        if column_first:
+            parts = x.reshape(n, c // block**2, block, block, h, w).transpose(0, 1, 4, 2, 5, 3)
+        else:
+            parts = x.reshape(n, block, block, c // block**2, h, w).transpose(0, 3, 4, 1, 5, 2)
+        return parts.reshape(n, c // block**2, h * block, w * block)
+
+    return run
+
+
+@ops("SpaceToDepth")
+def space_to_depth(node: Node, env: Env) -> Run:
+    block, column_first = node.attr("blocksize"), node.attr("mode", "DCR") == "CRD"
+
+    def run(x: Array) -> Array:
+        n, c, h, w = x.shape
+        parts = x.reshape(n, c, h // block, block, w // block, block)
+        parts = parts.transpose(0, 1, 3, 5, 2, 4) if column_first else parts.transpose(0, 3, 5, 1, 2, 4)
+        return parts.reshape(n, c * block**2, h // block, w // block)
+
+    return run
+
+
+@ops("ReverseSequence")
+def reverse_sequence(node: Node, env: Env) -> Run:
+    """Each batch entry is reversed in its own leading part of the time axis."""
+    xp, batch, time = env.xp, node.attr("batch_axis", 1), node.attr("time_axis", 0)
+
+    def run(x: Array, lengths: Array) -> Array:
+        steps = xp.arange(x.shape[time])
+        places = xp.where(steps < lengths[:, None], lengths[:, None] - 1 - steps, steps)  # (batch, time)
+        places = places if batch < time else places.T
+        return xp.take_along_axis(x, places.reshape(*places.shape, *(1,) * (x.ndim - 2)), axis=time)
+
+    return run
+
+
+@ops("Trilu")
+def trilu(node: Node, env: Env) -> Run:
+    keep = env.xp.triu if node.attr("upper", 1) else env.xp.tril
+    return lambda x, k=None: keep(x, 0 if k is None else int(k.reshape(())))
+
+
+# ---------------------------------------------------------------------- joins and splits
+
+
+@ops("Concat")
+def concat(node: Node, env: Env) -> Run:
+    axis = node.attr("axis", 1)  # the default is version 1's; later ones require it
+    return lambda *parts: env.xp.concatenate(parts, axis=axis)
+
+
+def _parts(x: Array, sizes: Sequence[int], axis: int) -> tuple[Array, ...]:
+    ends = list(accumulate(sizes))
+    lead = (slice(None),) * (axis % x.ndim)
+    return tuple(x[(*lead, slice(end - size, end))] for size, end in zip(sizes, ends, strict=True))
+
+
+def _even(extent: int, count: int) -> list[int]:
+    """Return ``count`` equal sizes, the last one smaller where they do not divide the extent."""
+    each = -(-extent // count)
+    return [max(0, min(each, extent - i * each)) for i in range(count)]
+
+
+@ops("Split", until=12)
+def split_by_attribute(node: Node, env: Env) -> Run:
+    """Version 1 may also take the sizes as an input."""
+    axis, sizes, count = node.attr("axis", 0), node.attr("split"), env.n_outputs
+
+    def run(x: Array, given: Array | None = None) -> tuple[Array, ...]:
+        chosen = given.tolist() if given is not None else sizes
+        return _parts(x, chosen or _even(x.shape[axis], count), axis)
+
+    return run
+
+
+@ops("Split", since=13)
+def split(node: Node, env: Env) -> Run:
+    axis, count = node.attr("axis", 0), node.attr("num_outputs", env.n_outputs)
+    return lambda x, sizes=None: _parts(x, _even(x.shape[axis], count) if sizes is None else sizes.tolist(), axis)
+
+
+# ---------------------------------------------------------------------- padding
+
+
+def padded(xp: Any, x: Array, pads: Sequence[int], mode: str, value: Any, axes: Sequence[int] | None = None) -> Array:
+    """Return the tensor with ``pads`` (all begins, then all ends) elements more at each axis; fewer where negative."""
+    chosen = range(x.ndim) if axes is None else [axis % x.ndim for axis in axes]
+    widths = [(0, 0)] * x.ndim
+    for axis, begin, end in zip(chosen, pads[: len(chosen)], pads[len(chosen) :], strict=True):
+        widths[axis] = (begin, end)
+    x = x[tuple(slice(max(0, -b), n + min(0, e)) for n, (b, e) in zip(x.shape, widths, strict=True))]
+    more = [(max(0, b), max(0, e)) for b, e in widths]
+    if mode != "constant":
+        return xp.pad(x, more, mode=mode)
+    out = xp.full([n + b + e for n, (b, e) in zip(x.shape, more, strict=True)], value, dtype=x.dtype)
+    out[tuple(slice(b, b + n) for n, (b, _) in zip(x.shape, more, strict=True))] = x
+    return out
+
+
+@ops("Pad", until=10)
+def pad_by_attributes(node: Node, env: Env) -> Run:
+    pads, mode, value = node.attr("pads", node.attr("paddings")), node.attr("mode", "constant"), node.attr("value", 0.0)
+    return lambda x: padded(env.xp, x, pads, mode, value)
+
+
+@ops("Pad", since=11)
+def pad(node: Node, env: Env) -> Run:
+    xp, mode = env.xp, node.attr("mode", "constant")
+
+    def run(x: Array, pads: Array, value: Array | None = None, axes: Array | None = None) -> Array:
+        fill = ("" if x.dtype == object else 0) if value is None else value.reshape(()).item()
+        return padded(xp, x, pads.tolist(), mode, fill, None if axes is None else axes.tolist())
+
+    return run
+
+
+@ops("CenterCropPad")
+def center_crop_pad(node: Node, env: Env) -> Run:
+    """An odd number of elements more, or fewer, is one more at the end."""
+    xp, axes = env.xp, node.attr("axes")
+
+    def run(x: Array, target: Array) -> Array:
+        chosen = range(x.ndim) if axes is None else axes
+        more = [int(extent) - x.shape[axis] for extent, axis in zip(target.tolist(), chosen, strict=True)]
+        begins = [abs(extra) // 2 * (1 if extra > 0 else -1) for extra in more]
+        ends = [extra - begin for extra, begin in zip(more, begins, strict=True)]
+        return padded(xp, x, [*begins, *ends], "constant", 0, chosen)
+
+    return run

@@ -1,0 +1,176 @@
+"""Normalisations: subtract a mean, divide by a deviation or a norm, scale and shift."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xrt.engines.toy.env import Env
+from xrt.engines.toy.kernels.precision import rounded_once, widened
+from xrt.engines.toy.table import Array, Run, ops
+from xrt.graph import DType, Node
+
+__all__: list[str] = []
+
+
+def _per_channel(v: Array, x: Array) -> Array:
+    """Return a vector shaped to broadcast along axis 1 of the tensor; other parameters (a scale per element) as they are."""
+    return v.reshape(-1, *(1,) * (x.ndim - 2)) if v.ndim == 1 else v
+
+
+def _standardised(xp: Any, x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
+    """Return the tensor with mean 0 and variance 1 over the axes, the mean, and one over the deviation."""
+    mean = xp.mean(x, axis=axes, keepdims=True)
+    centred = x - mean
+    inverse = 1 / xp.sqrt(xp.mean(centred * centred, axis=axes, keepdims=True) + epsilon)
+    return centred * inverse, mean, inverse
+
+
+# ---------------------------------------------------------------------- over the batch
+
+
+def _batch_normal(xp: Any, x: Array, scale: Array, bias: Array, mean: Array, var: Array, epsilon: float) -> Array:
+    """Return the tensor scaled and shifted by one factor and one summand per channel."""
+    factor = widened(scale) / xp.sqrt(widened(var) + epsilon)
+    y = widened(x) * _per_channel(factor, x)
+    y += _per_channel(widened(bias) - widened(mean) * factor, x)
+    return y.astype(x.dtype, copy=False)
+
+
+def _statistics(xp: Any, x: Array) -> tuple[Array, Array]:
+    """Return mean and (population) variance of each channel."""
+    axes = (0, *range(2, x.ndim))
+    return xp.mean(widened(x), axis=axes), xp.var(widened(x), axis=axes)
+
+
+def _running(old: Array, new: Array, momentum: float) -> Array:
+    return (widened(old) * momentum + new * (1 - momentum)).astype(old.dtype)
+
+
+@ops("BatchNormalization", until=13)
+def batch_normalization_by_outputs(node: Node, env: Env) -> Run:
+    """Up to version 6, ``is_test`` tells training from inference; then, up to 13, more than one output means training."""
+    xp, epsilon, momentum = env.xp, node.attr("epsilon", 1e-5), node.attr("momentum", 0.9)
+    training = not node.attr("is_test", 0) if env.version <= 6 else any(node.outputs[1:])
+
+    def run(x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> Any:
+        if not training:
+            return _batch_normal(xp, x, scale, bias, mean, var, epsilon)
+        now, spread = _statistics(xp, x)
+        y = _batch_normal(xp, x, scale, bias, now, spread, epsilon)
+        saved = (now.astype(mean.dtype), spread.astype(var.dtype))
+        return y, _running(mean, now, momentum), _running(var, spread, momentum), *saved
+
+    return run
+
+
+@ops("BatchNormalization", since=14, train=True)
+def batch_normalization(node: Node, env: Env) -> Run:
+    xp, epsilon, momentum = env.xp, node.attr("epsilon", 1e-5), node.attr("momentum", 0.9)
+
+    def infer(x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> Array:
+        return _batch_normal(xp, x, scale, bias, mean, var, epsilon)
+
+    def train(x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> tuple[Array, Array, Array]:
+        now, spread = _statistics(xp, x)
+        y = _batch_normal(xp, x, scale, bias, now, spread, epsilon)
+        return y, _running(mean, now, momentum), _running(var, spread, momentum)
+
+    return train if node.attr("training_mode", 0) else infer
+
+
+# ---------------------------------------------------------------------- over the elements of one sample
+
+
+@ops("InstanceNormalization")
+def instance_normalization(node: Node, env: Env) -> Run:
+    xp, epsilon = env.xp, node.attr("epsilon", 1e-5)
+
+    def run(x: Array, scale: Array, bias: Array) -> Array:
+        y, _, _ = _standardised(xp, x, tuple(range(2, x.ndim)), epsilon)
+        return y * _per_channel(scale, x) + _per_channel(bias, x)
+
+    return rounded_once(run)
+
+
+@ops("GroupNormalization")
+def group_normalization(node: Node, env: Env) -> Run:
+    """Before version 21 there is one scale and bias per group, since then one per channel."""
+    xp, epsilon, groups = env.xp, node.attr("epsilon", 1e-5), node.attr("num_groups")
+
+    def run(x: Array, scale: Array, bias: Array) -> Array:
+        parts = x.reshape(len(x), groups, -1)
+        y = _standardised(xp, parts, (2,), epsilon)[0].reshape(x.shape)
+        each = x.shape[1] // len(scale)
+        return y * _per_channel(xp.repeat(scale, each), x) + _per_channel(xp.repeat(bias, each), x)
+
+    return rounded_once(run)
+
+
+def _stash(node: Node, x: Array) -> Array:
+    """Return the tensor in the type in which the node computes its statistics."""
+    dtype = DType.from_onnx(node.attr("stash_type", DType.FLOAT32.onnx)).numpy
+    return x.astype(dtype, copy=False)
+
+
+@ops("LayerNormalization")
+def layer_normalization(node: Node, env: Env) -> Run:
+    xp, epsilon, axis = env.xp, node.attr("epsilon", 1e-5), node.attr("axis", -1)
+
+    def run(x: Array, scale: Array, bias: Array | None = None) -> tuple[Array, Array, Array]:
+        axes = tuple(range(axis % x.ndim, x.ndim))
+        y, mean, inverse = _standardised(xp, _stash(node, x), axes, epsilon)
+        y = widened(y.astype(x.dtype, copy=False)) * widened(scale)
+        y = y if bias is None else y + widened(bias)
+        return y.astype(x.dtype, copy=False), mean, inverse
+
+    return run
+
+
+@ops("RMSNormalization")
+def rms_normalization(node: Node, env: Env) -> Run:
+    xp, epsilon, axis = env.xp, node.attr("epsilon", 1e-5), node.attr("axis", -1)
+
+    def run(x: Array, scale: Array) -> Array:
+        wide = _stash(node, x)
+        square = xp.mean(wide * wide, axis=tuple(range(axis % x.ndim, x.ndim)), keepdims=True)
+        y = (wide / xp.sqrt(square + epsilon)).astype(x.dtype, copy=False)
+        return (widened(y) * widened(scale)).astype(scale.dtype, copy=False)
+
+    return run
+
+
+@ops("MeanVarianceNormalization")
+def mean_variance_normalization(node: Node, env: Env) -> Run:
+    axes = node.attr("axes", (0, 2, 3))
+    return rounded_once(lambda x: _standardised(env.xp, x, tuple(axes), 1e-9)[0])
+
+
+@ops("LpNormalization")
+def lp_normalization(node: Node, env: Env) -> Run:
+    """A vector of zeros stays zero."""
+    xp, axis, p = env.xp, node.attr("axis", -1), node.attr("p", 2)
+
+    def run(x: Array) -> Array:
+        norm = xp.sum(xp.abs(x) ** p, axis=axis, keepdims=True) ** (1 / p)
+        return xp.where(norm == 0, x.dtype.type(0), x / norm)
+
+    return rounded_once(run)
+
+
+@ops("LRN")
+def lrn(node: Node, env: Env) -> Run:
+    """Divide by a power of the sum of squares over neighbouring channels."""
+    xp, size = env.xp, node.attr("size")
+    alpha, beta, bias = node.attr("alpha", 1e-4), node.attr("beta", 0.75), node.attr("bias", 1.0)
+    before = (size - 1) // 2
+
+    def run(x: Array) -> Array:
+        channels = x.shape[1]
+        squares = xp.zeros((len(x), channels + size - 1, *x.shape[2:]), dtype=x.dtype)
+        xp.multiply(x, x, out=squares[:, before : before + channels])
+        total = squares[:, :channels].copy()
+        for shift in range(1, size):
+            total += squares[:, shift : shift + channels]
+        return x / (bias + alpha / size * total) ** beta
+
+    return rounded_once(run)

@@ -1,0 +1,128 @@
+"""Pools: what a sliding window sees, reduced to its greatest element, its mean or its norm."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from xrt.engines.toy.env import Env
+from xrt.engines.toy.kernels.precision import rounded_once
+from xrt.engines.toy.kernels.reduction import extreme
+from xrt.engines.toy.kernels.windows import Placement, window_of
+from xrt.engines.toy.table import Array, Run, ops
+from xrt.graph import Node
+
+__all__: list[str] = []
+
+
+@ops("MaxPool")
+def max_pool(node: Node, env: Env) -> Run:
+    xp, window = env.xp, window_of(node, node.attr("kernel_shape"))
+    if env.wants(1):
+        column_major = bool(node.attr("storage_order", 0))
+        return lambda x: _max_and_places(xp, x, window.over(x.shape[2:]), column_major)
+
+    def run(x: Array) -> Array:
+        place = window.over(x.shape[2:])
+        around = place.around(xp, x, extreme(x.dtype, lowest=True))
+        picks = place.offsets()
+        top = around[next(picks)[1]].copy()
+        for _, picked in picks:
+            xp.maximum(top, around[picked], out=top)
+        return top
+
+    return run
+
+
+def _max_and_places(xp: Any, x: Array, place: Placement, column_major: bool) -> tuple[Array, Array]:
+    """Return each window's greatest element and its place in the flattened tensor (planes flattened by columns if asked)."""
+    order = "F" if column_major else "C"
+    own = xp.arange(prod(place.extents), dtype=np.int64).reshape(place.extents, order=order)
+    around, places = place.around(xp, x, extreme(x.dtype, lowest=True)), place.around(xp, own, -1)
+    shape = (*x.shape[:2], *place.positions)
+    top, where = xp.empty(shape, dtype=x.dtype), xp.full(shape, -1, dtype=np.int64)
+    for _, picked in place.offsets():
+        seen, index = around[picked], places[picked]
+        better = (index >= 0) & ((where < 0) | (seen > top))
+        xp.copyto(top, seen, where=better)
+        xp.copyto(where, index, where=better)
+    planes = xp.arange(prod(x.shape[:2]), dtype=np.int64) * own.size
+    return top, where + planes.reshape(*x.shape[:2], *(1,) * len(place.extents))
+
+
+def _sum(xp: Any, x: Array, place: Placement) -> Array:
+    """Return the sum of what each window sees, padding being zero."""
+    around = place.around(xp, x, 0)
+    picks = place.offsets()
+    total = around[next(picks)[1]].copy()
+    for _, picked in picks:
+        total += around[picked]
+    return total
+
+
+def _counts(xp: Any, place: Placement, with_padding: bool) -> Array:
+    """Return how many elements each window sees; of the padding only what is declared, if asked, and none otherwise."""
+    counts = xp.ones((), dtype=np.int64)
+    for axis, extent in enumerate(place.extents):
+        begin, end = (place.begins[axis], place.declared_ends[axis]) if with_padding else (0, 0)
+        starts = xp.arange(place.positions[axis]) * place.window.strides[axis] - place.begins[axis]
+        seen = starts[:, None] + xp.arange(place.window.kernel[axis]) * place.window.dilations[axis]
+        inside = ((seen >= -begin) & (seen < extent + end)).sum(axis=1)
+        counts = counts[..., None] * inside
+    return counts
+
+
+@ops("AveragePool")
+def average_pool(node: Node, env: Env) -> Run:
+    xp, window = env.xp, window_of(node, node.attr("kernel_shape"))
+    with_padding = bool(node.attr("count_include_pad", 0))
+
+    def run(x: Array) -> Array:
+        place = window.over(x.shape[2:])
+        return _sum(xp, x, place) / _counts(xp, place, with_padding).astype(x.dtype)
+
+    return rounded_once(run)
+
+
+@ops("LpPool")
+def lp_pool(node: Node, env: Env) -> Run:
+    xp, window, p = env.xp, window_of(node, node.attr("kernel_shape")), node.attr("p", 2)
+    return rounded_once(lambda x: _sum(xp, xp.abs(x) ** p, window.over(x.shape[2:])) ** (1 / p))
+
+
+@ops("GlobalAveragePool")
+def global_average_pool(node: Node, env: Env) -> Run:
+    return rounded_once(lambda x: x.mean(axis=tuple(range(2, x.ndim)), keepdims=True))
+
+
+@ops("GlobalMaxPool")
+def global_max_pool(node: Node, env: Env) -> Run:
+    return lambda x: x.max(axis=tuple(range(2, x.ndim)), keepdims=True)
+
+
+@ops("GlobalLpPool")
+def global_lp_pool(node: Node, env: Env) -> Run:
+    xp, p = env.xp, node.attr("p", 2)
+    return rounded_once(lambda x: (xp.abs(x) ** p).sum(axis=tuple(range(2, x.ndim)), keepdims=True) ** (1 / p))
+
+
+@ops("MaxUnpool")
+def max_unpool(node: Node, env: Env) -> Run:
+    """Each element goes back to the place it came from; the rest is zero."""
+    xp, window = env.xp, window_of(node, node.attr("kernel_shape"))
+
+    def run(x: Array, places: Array, asked: Array | None = None) -> Array:
+        pads = zip(window.begins, window.ends, strict=True)
+        steps = zip(x.shape[2:], window.strides, window.kernel, pads, strict=True)
+        natural = (*x.shape[:2], *((n - 1) * s - sum(both) + k for n, s, k, both in steps))
+        flat = xp.zeros(prod(natural), dtype=x.dtype)
+        flat[places.reshape(-1)] = x.reshape(-1)
+        if asked is None:
+            return flat.reshape(natural)
+        out = xp.zeros(asked.tolist(), dtype=x.dtype)
+        out[tuple(slice(n) for n in natural)] = flat.reshape(natural)
+        return out
+
+    return run

@@ -1,0 +1,221 @@
+"""Recurrent layers: RNN, GRU and LSTM, unrolled over time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from xrt.engines.toy.env import Env
+from xrt.engines.toy.kernels import elementwise as e
+from xrt.engines.toy.kernels.precision import widened
+from xrt.engines.toy.table import Array, Run, ops
+from xrt.graph import Node
+
+__all__: list[str] = []
+
+Activation = Callable[[Array], Array]
+Advance = Callable[[Array, tuple[Array, ...]], tuple[Array, ...]]
+"""One step of time: the input's part of the gates (batch, gates * hidden) and the states give the next states."""
+States = tuple[Array, ...]
+
+# Name, function of (xp, x, alpha, beta), default alpha, default beta.
+ACTIVATIONS: dict[str, tuple[Callable[..., Array], float, float]] = {
+    "affine": (lambda xp, x, a, b: a * x + b, 1.0, 0.0),
+    "elu": (lambda xp, x, a, b: e.elu(xp, x, a), 1.0, 0.0),
+    "hardsigmoid": (e.hard_sigmoid, 0.2, 0.5),
+    "leakyrelu": (lambda xp, x, a, b: e.leaky_relu(xp, x, a), 0.01, 0.0),
+    "relu": (lambda xp, x, a, b: xp.maximum(x, 0), 0.0, 0.0),
+    "scaledtanh": (lambda xp, x, a, b: a * xp.tanh(b * x), 1.0, 1.0),
+    "sigmoid": (lambda xp, x, a, b: e.sigmoid(xp, x), 0.0, 0.0),
+    "softplus": (lambda xp, x, a, b: e.softplus(xp, x), 0.0, 0.0),
+    "softsign": (lambda xp, x, a, b: e.softsign(xp, x), 0.0, 0.0),
+    "tanh": (lambda xp, x, a, b: xp.tanh(x), 0.0, 0.0),
+    "thresholdedrelu": (lambda xp, x, a, b: e.thresholded_relu(xp, x, a), 1.0, 0.0),
+}
+TAKES_ALPHA = frozenset({"affine", "elu", "hardsigmoid", "leakyrelu", "scaledtanh", "thresholdedrelu"})
+TAKES_BETA = frozenset({"affine", "hardsigmoid", "scaledtanh"})
+
+
+def _activations(node: Node, xp: Any, default: tuple[str, ...], directions: int) -> list[list[Activation]]:
+    """Return the activation functions of each direction; alphas and betas go to those that take them, in order."""
+    names = [name.lower() for name in (node.attr("activations") or default * directions)]
+    alphas, betas = iter(node.attr("activation_alpha") or ()), iter(node.attr("activation_beta") or ())
+
+    def bound(name: str) -> Activation:
+        function, alpha, beta = ACTIVATIONS[name]
+        a = next(alphas, alpha) if name in TAKES_ALPHA else alpha
+        b = next(betas, beta) if name in TAKES_BETA else beta
+        return lambda x: function(xp, x, a, b)
+
+    functions = [bound(name) for name in names]
+    return [functions[i * len(default) : (i + 1) * len(default)] for i in range(directions)]
+
+
+def _clipped(node: Node, xp: Any) -> Activation:
+    bound = node.attr("clip")
+    return (lambda x: x) if bound is None else (lambda x: xp.clip(x, -bound, bound))
+
+
+def _unrolled(xp: Any, gates: Array, states: States, lengths: Array, backwards: bool, advance: Advance) -> tuple[Array, States]:
+    """Walk through time: return the first state at each time (time, batch, hidden), zero beyond the ends, and the last states."""
+    steps = len(gates)
+    history = xp.zeros((steps, *states[0].shape), dtype=states[0].dtype)
+    for t in range(steps - 1, -1, -1) if backwards else range(steps):
+        alive = (t < lengths)[:, None]
+        following = advance(gates[t], states)
+        states = tuple(xp.where(alive, new, old) for new, old in zip(following, states, strict=True))
+        history[t] = xp.where(alive, states[0], 0)
+    return history, states
+
+
+class _Layer:
+    """What the three layers share: directions, layout, initial states, and how results are put together."""
+
+    def __init__(self, node: Node, env: Env, default: tuple[str, ...], n_states: int) -> None:
+        self.xp = env.xp
+        direction = node.attr("direction", "forward")
+        self.backwards = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
+        self.functions = _activations(node, env.xp, default, len(self.backwards))
+        self.clip = _clipped(node, env.xp)
+        self.batch_first = bool(node.attr("layout", 0))
+        self.n_states = n_states
+
+    def __call__(
+        self,
+        x: Array,
+        w: Array,
+        bias: Array | None,
+        lengths: Array | None,
+        initial: Sequence[Array | None],
+        hidden: int,
+        advance_of: Callable[[int], Advance],
+    ) -> tuple[Array, ...]:
+        """Return Y and the last states; ``bias`` is what is added to the input's part of the gates, per direction."""
+        xp, dtype = self.xp, x.dtype
+        x = widened(x.swapaxes(0, 1) if self.batch_first else x)
+        batch = x.shape[1]
+        ends = xp.full(batch, len(x)) if lengths is None else lengths
+        results = []
+        for d, backwards in enumerate(self.backwards):
+            gates = xp.matmul(x, widened(w[d]).T)
+            gates = gates if bias is None else gates + widened(bias[d])
+            states = tuple(self._state(s, d, batch, hidden, x.dtype) for s in initial)
+            results.append(_unrolled(xp, gates, states, ends, backwards, advance_of(d)))
+        y = xp.stack([history for history, _ in results], axis=1)
+        last = [xp.stack([states[i] for _, states in results]) for i in range(self.n_states)]
+        if self.batch_first:
+            y, last = y.transpose(2, 0, 1, 3), [s.swapaxes(0, 1) for s in last]
+        return tuple(value.astype(dtype, copy=False) for value in (y, *last))
+
+    def _state(self, given: Array | None, d: int, batch: int, hidden: int, dtype: Any) -> Array:
+        if given is None:
+            return self.xp.zeros((batch, hidden), dtype=dtype)
+        return (given[:, d] if self.batch_first else given[d]).astype(dtype, copy=False)
+
+
+def _halves(bias: Array | None) -> tuple[Array | None, Array | None]:
+    """Return the biases of the input and of the recurrence, which come side by side."""
+    return (None, None) if bias is None else tuple(np.split(bias, 2, axis=-1))  # type: ignore[return-value]  # two of them
+
+
+@ops("RNN")
+def rnn(node: Node, env: Env) -> Run:
+    layer = _Layer(node, env, ("Tanh",), 1)
+    xp = env.xp
+
+    def run(
+        x: Array, w: Array, r: Array, bias: Array | None = None, lengths: Array | None = None, h0: Array | None = None
+    ) -> tuple[Array, ...]:
+        both = None if bias is None else sum(_halves(widened(bias)))  # type: ignore[arg-type]  # two arrays
+
+        def advance_of(d: int) -> Advance:
+            (f,), recurrence = layer.functions[d], widened(r[d]).T
+            return lambda gates, states: (f(layer.clip(gates + xp.matmul(states[0], recurrence))),)
+
+        return layer(x, w, both, lengths, [h0], r.shape[-1], advance_of)
+
+    return run
+
+
+@ops("GRU")
+def gru(node: Node, env: Env) -> Run:
+    """Gates are update, reset, hidden (z, r, h); ``linear_before_reset`` resets the product instead of the state."""
+    layer, after = _Layer(node, env, ("Sigmoid", "Tanh"), 1), bool(node.attr("linear_before_reset", 0))
+    xp = env.xp
+
+    def run(
+        x: Array, w: Array, r: Array, bias: Array | None = None, lengths: Array | None = None, h0: Array | None = None
+    ) -> tuple[Array, ...]:
+        hidden = r.shape[-1]
+        of_input, of_state = _halves(None if bias is None else widened(bias))
+
+        def advance_of(d: int) -> Advance:
+            f, g = layer.functions[d]
+            weights = widened(r[d]).T
+            shift = 0 if of_state is None else of_state[d]
+
+            def advance(gates: Array, states: States) -> States:
+                (h,) = states
+                zr = f(layer.clip(gates[:, : 2 * hidden] + xp.matmul(h, weights[:, : 2 * hidden]) + _first(shift, 2 * hidden)))
+                z, reset = zr[:, :hidden], zr[:, hidden:]
+                if after:
+                    inner = reset * (xp.matmul(h, weights[:, 2 * hidden :]) + _rest(shift, 2 * hidden))
+                else:
+                    inner = xp.matmul(reset * h, weights[:, 2 * hidden :]) + _rest(shift, 2 * hidden)
+                candidate = g(layer.clip(gates[:, 2 * hidden :] + inner))
+                return ((1 - z) * candidate + z * h,)
+
+            return advance
+
+        return layer(x, w, of_input, lengths, [h0], hidden, advance_of)
+
+    return run
+
+
+def _first(shift: Any, n: int) -> Any:
+    return shift if isinstance(shift, int) else shift[:n]
+
+
+def _rest(shift: Any, n: int) -> Any:
+    return shift if isinstance(shift, int) else shift[n:]
+
+
+@ops("LSTM")
+def lstm(node: Node, env: Env) -> Run:
+    """Gates are input, output, forget, cell (i, o, f, c), with peepholes where given; ``input_forget`` couples i and f."""
+    layer, coupled = _Layer(node, env, ("Sigmoid", "Tanh", "Tanh"), 2), bool(node.attr("input_forget", 0))
+    xp = env.xp
+
+    def run(
+        x: Array,
+        w: Array,
+        r: Array,
+        bias: Array | None = None,
+        lengths: Array | None = None,
+        h0: Array | None = None,
+        c0: Array | None = None,
+        peepholes: Array | None = None,
+    ) -> tuple[Array, ...]:
+        both = None if bias is None else sum(_halves(widened(bias)))  # type: ignore[arg-type]  # two arrays
+
+        def advance_of(d: int) -> Advance:
+            f, g, h_ = layer.functions[d]
+            weights = widened(r[d]).T
+            pi, po, pf = (0, 0, 0) if peepholes is None else np.split(widened(peepholes[d]), 3)
+
+            def advance(gates: Array, states: States) -> States:
+                h, c = states
+                i, o, forget, cell = xp.split(gates + xp.matmul(h, weights), 4, axis=-1)
+                i = f(layer.clip(i + pi * c))
+                forget = 1 - i if coupled else f(layer.clip(forget + pf * c))
+                c = forget * c + i * g(layer.clip(cell))
+                o = f(layer.clip(o + po * c))
+                return o * h_(c), c
+
+            return advance
+
+        return layer(x, w, both, lengths, [h0, c0], r.shape[-1], advance_of)
+
+    return run

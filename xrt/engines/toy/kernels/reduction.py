@@ -1,0 +1,180 @@
+"""Reductions over axes, and the operators that look for an extreme or add up along one axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from xrt.engines.toy.env import Env
+from xrt.engines.toy.kernels.precision import NARROW, widened
+from xrt.engines.toy.table import Array, Factory, Run, ops
+from xrt.graph import Node
+
+__all__ = ["extreme"]
+
+Axes = tuple[int, ...] | None
+Reduce = Callable[[Any, Array, Axes, bool], Array]
+"""Takes the array module, the tensor, the axes (None for all) and whether they are kept with extent 1."""
+
+
+def reduction(op_type: str, axes_are_input_since: int = 18) -> Callable[[Reduce], Reduce]:
+    """Register a reduction: axes come as an attribute before some version, and as an optional input since."""
+
+    def register(compute: Reduce) -> Reduce:
+        ops(op_type, until=axes_are_input_since - 1)(_by_attribute(compute))
+        ops(op_type, since=axes_are_input_since)(_by_input(compute))
+        return compute
+
+    return register
+
+
+def _by_attribute(compute: Reduce) -> Factory:
+    def factory(node: Node, env: Env) -> Run:
+        axes, keep, xp = node.attr("axes"), bool(node.attr("keepdims", 1)), env.xp
+        axis = tuple(axes) if axes else None
+        return lambda x: _typed(compute, xp, x, axis, keep)
+
+    return factory
+
+
+def _by_input(compute: Reduce) -> Factory:
+    def factory(node: Node, env: Env) -> Run:
+        keep, xp = bool(node.attr("keepdims", 1)), env.xp
+        empty: Axes = () if node.attr("noop_with_empty_axes", 0) else None
+
+        def run(x: Array, axes: Array | None = None) -> Array:
+            axis = empty if axes is None or axes.size == 0 else tuple(axes.tolist())
+            return _typed(compute, xp, x, axis, keep)
+
+        return run
+
+    return factory
+
+
+def _typed(compute: Reduce, xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
+    """Reduce, in float32 for narrower floats; the result has the tensor's dtype."""
+    return compute(xp, widened(x), axis, keep).astype(x.dtype, copy=False)
+
+
+@reduction("ReduceSum", axes_are_input_since=13)
+def reduce_sum(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
+    return xp.sum(x, axis=axis, keepdims=keep)
+
+
+@reduction("ReduceMean")
+def reduce_mean(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
+    return xp.mean(x, axis=axis, keepdims=keep)
+
+
+@reduction("ReduceProd")
+def reduce_prod(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
+    return xp.prod(x, axis=axis, keepdims=keep)
+
+
+@reduction("ReduceMax")
+def reduce_max(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
+    return xp.max(x, axis=axis, keepdims=keep, initial=extreme(x.dtype, lowest=True))
+
+
+@reduction("ReduceMin")
+def reduce_min(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
+    return xp.min(x, axis=axis, keepdims=keep, initial=extreme(x.dtype, lowest=False))
+
+
+def extreme(dtype: Any, *, lowest: bool) -> Any:
+    """Return what the extreme of no elements is: the value that every other one beats."""
+    if dtype.kind == "b":
+        return not lowest
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        return info.min if lowest else info.max
+    return dtype.type(-np.inf if lowest else np.inf)
+
+
+@reduction("ReduceL1")
+def reduce_l1(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
+    return xp.sum(xp.abs(x), axis=axis, keepdims=keep)
+
+
+@reduction("ReduceL2")
+def reduce_l2(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
+    return xp.sqrt(reduce_sum_square(xp, x, axis, keep))
+
+
+@reduction("ReduceSumSquare")
+def reduce_sum_square(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
+    return xp.sum(x * x, axis=axis, keepdims=keep)
+
+
+@reduction("ReduceLogSum")
+def reduce_log_sum(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
+    return xp.log(xp.sum(x, axis=axis, keepdims=keep))
+
+
+@reduction("ReduceLogSumExp")
+def reduce_log_sum_exp(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
+    """The largest element is taken out first, so that no exponential overflows."""
+    x = x if x.dtype.kind == "f" else x.astype(np.float64)
+    top = xp.max(x, axis=axis, keepdims=True, initial=-np.inf)
+    top = xp.where(xp.isfinite(top), top, x.dtype.type(0))
+    total = xp.log(xp.sum(xp.exp(x - top), axis=axis, keepdims=True)) + top
+    return total if keep else xp.squeeze(total, axis=tuple(range(x.ndim)) if axis is None else axis)
+
+
+@ops("ArgMax", "ArgMin")
+def arg_extreme(node: Node, env: Env) -> Run:
+    xp, axis, keep = env.xp, node.attr("axis", 0), bool(node.attr("keepdims", 1))
+    find = xp.argmax if node.op_type == "ArgMax" else xp.argmin
+    last = bool(node.attr("select_last_index", 0))
+
+    def run(x: Array) -> Array:
+        if not last:
+            return find(x, axis=axis, keepdims=keep).astype(np.int64, copy=False)
+        return x.shape[axis] - 1 - find(xp.flip(x, axis), axis=axis, keepdims=keep).astype(np.int64, copy=False)
+
+    return run
+
+
+@ops("CumSum", "CumProd")
+def cumulative(node: Node, env: Env) -> Run:
+    xp = env.xp
+    accumulate, neutral = (xp.cumsum, 0) if node.op_type == "CumSum" else (xp.cumprod, 1)
+    exclusive, reverse = node.attr("exclusive", 0), node.attr("reverse", 0)
+
+    def run(x: Array, axis: Array) -> Array:
+        along = int(axis.reshape(())) % x.ndim
+        x = xp.flip(x, along) if reverse else x
+        total = accumulate(x, axis=along, dtype=np.float32 if x.dtype in NARROW else x.dtype).astype(x.dtype, copy=False)
+        if exclusive:
+            first = xp.full((*x.shape[:along], 1, *x.shape[along + 1 :]), neutral, dtype=x.dtype)
+            rest = total[(slice(None),) * along + (slice(None, -1),)]
+            total = xp.concatenate([first, rest], axis=along) if x.shape[along] else total
+        return xp.flip(total, along) if reverse else total
+
+    return run
+
+
+def _top(xp: Any, x: Array, k: int, axis: int, largest: bool) -> tuple[Array, Array]:
+    """Return the k extreme elements along an axis, in order, and their places; equal elements by place, NaN last as greatest."""
+    along = axis % x.ndim
+    if largest:
+        # A stable sort of the flipped axis, flipped back, is a stable descending sort; no negation, which wraps unsigned numbers.
+        order = x.shape[along] - 1 - xp.flip(xp.argsort(xp.flip(x, along), axis=along, kind="stable"), along)
+    else:
+        order = xp.argsort(x, axis=along, kind="stable")
+    order = xp.take(order, xp.arange(k), axis=along)
+    return xp.take_along_axis(x, order, axis=along), order.astype(np.int64, copy=False)
+
+
+@ops("TopK", until=9)
+def top_k_by_attribute(node: Node, env: Env) -> Run:
+    xp, k, axis = env.xp, node.attr("k"), node.attr("axis", -1)
+    return lambda x: _top(xp, x, k, axis, largest=True)
+
+
+@ops("TopK", since=10)
+def top_k(node: Node, env: Env) -> Run:
+    xp, axis, largest = env.xp, node.attr("axis", -1), bool(node.attr("largest", 1))
+    return lambda x, k: _top(xp, x, int(k.reshape(())), axis, largest)

@@ -1,0 +1,112 @@
+"""Softmax and its kin, and the losses made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from xrt.engines.toy.env import Env
+from xrt.engines.toy.kernels.precision import rounded_once, widened
+from xrt.engines.toy.table import Array, Factory, Run, ops
+from xrt.graph import Node
+
+__all__ = ["log_softmax", "softmax"]
+
+Along = Callable[[Any, Array, int], Array]
+"""Takes the array module, the tensor and the one axis."""
+
+
+def softmax(xp: Any, x: Array, axis: int) -> Array:
+    """Return the exponentials along an axis over their sum; the greatest is taken out first, so none overflows.
+
+    Each step is rounded to the tensor's type, as in the function body that defines the operator.
+    """
+    powers = xp.exp(x - xp.max(x, axis=axis, keepdims=True, initial=-np.inf))
+    powers /= xp.sum(widened(powers), axis=axis, keepdims=True).astype(x.dtype, copy=False)
+    return powers
+
+
+def log_softmax(xp: Any, x: Array, axis: int) -> Array:
+    """Return the logarithm of `softmax`, computed without the quotient; narrow floats are rounded once."""
+    wide = widened(x)
+    shifted = wide - xp.max(wide, axis=axis, keepdims=True, initial=-np.inf)
+    return (shifted - xp.log(xp.sum(xp.exp(shifted), axis=axis, keepdims=True))).astype(x.dtype, copy=False)
+
+
+def hardmax(xp: Any, x: Array, axis: int) -> Array:
+    """Return one at the first greatest element along the axis, zero elsewhere."""
+    first = xp.expand_dims(xp.argmax(x, axis=axis), axis)
+    places = xp.arange(x.shape[axis]).reshape(-1, *(1,) * (x.ndim - 1 - axis % x.ndim))
+    return (places == first).astype(x.dtype)
+
+
+def _along_axis(compute: Along) -> Factory:
+    def factory(node: Node, env: Env) -> Run:
+        xp, axis = env.xp, node.attr("axis", -1)
+        return lambda x: compute(xp, x, axis)
+
+    return factory
+
+
+def _flattened(compute: Along) -> Factory:
+    """Before version 13, all axes from ``axis`` on are one."""
+
+    def factory(node: Node, env: Env) -> Run:
+        xp, axis = env.xp, node.attr("axis", 1)
+
+        def run(x: Array) -> Array:
+            start = axis + x.ndim if axis < 0 else axis
+            rows = x.reshape(prod(x.shape[:start]), prod(x.shape[start:]))
+            return compute(xp, rows, -1).reshape(x.shape)
+
+        return run
+
+    return factory
+
+
+for _op, _compute in {"Softmax": softmax, "LogSoftmax": log_softmax, "Hardmax": hardmax}.items():
+    ops(_op, since=13)(_along_axis(_compute))
+    ops(_op, until=12)(_flattened(_compute))
+
+
+def _weights(xp: Any, target: Array, weight: Array | None, ignored: int | None, classes: int, dtype: Any) -> tuple[Array, Array]:
+    """Return each target's weight, zero for the ignored ones, and the targets made safe to index with."""
+    counts = xp.ones(target.shape, dtype=bool) if ignored is None else target != ignored
+    safe = xp.where(counts, target, 0)
+    each = xp.ones(target.shape, dtype=dtype) if weight is None else xp.take(weight, safe)
+    return xp.where(counts, each, each.dtype.type(0)), safe
+
+
+def _likelihood_loss(xp: Any, logs: Array, target: Array, weight: Array | None, ignored: int | None, reduction: str) -> Array:
+    """Return minus the logarithm (N, C, ...) at each target (N, ...), weighted, and averaged over the weights or summed."""
+    weights, safe = _weights(xp, target, weight, ignored, logs.shape[1], logs.dtype)
+    picked = xp.take_along_axis(logs, xp.expand_dims(safe, 1).astype(np.int64), axis=1).squeeze(1)
+    loss = -picked * weights
+    if reduction == "none":
+        return loss
+    total = xp.sum(loss)
+    return total if reduction == "sum" else total / xp.sum(weights)
+
+
+@ops("NegativeLogLikelihoodLoss")
+def negative_log_likelihood_loss(node: Node, env: Env) -> Run:
+    xp, ignored, reduction = env.xp, node.attr("ignore_index"), node.attr("reduction", "mean")
+
+    def run(logs: Array, target: Array, weight: Array | None = None) -> Array:
+        return _likelihood_loss(xp, logs, target, weight, ignored, reduction)
+
+    return rounded_once(run)
+
+
+@ops("SoftmaxCrossEntropyLoss")
+def softmax_cross_entropy_loss(node: Node, env: Env) -> Run:
+    xp, ignored, reduction = env.xp, node.attr("ignore_index"), node.attr("reduction", "mean")
+
+    def run(scores: Array, target: Array, weight: Array | None = None) -> tuple[Array, Array]:
+        logs = log_softmax(xp, scores, 1)
+        return _likelihood_loss(xp, logs, target, weight, ignored, reduction), logs
+
+    return run

@@ -1,0 +1,101 @@
+"""Operators borrowed from `onnx.reference`: the rare rest that toy has no kernel of its own for."""
+
+from __future__ import annotations
+
+import threading
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.ops import load_op
+from onnx.reference.ops.aionnx_preview import load_op as load_preview
+from onnx.reference.ops.aionnx_preview_training import load_op as load_training
+from onnx.reference.ops.aionnxml import load_op as load_ml
+
+from xrt.engines.toy.env import Env
+from xrt.engines.toy.table import Run
+from xrt.formats.onnx import to_model
+from xrt.graph import Function, Node, schema_of
+
+__all__ = ["borrowed", "why_not"]
+
+_LOADERS = {
+    "": load_op,
+    "ai.onnx.ml": load_ml,
+    "ai.onnx.preview": load_preview,
+    "ai.onnx.preview.training": load_training,
+}
+
+_NEEDS = {("", "ImageDecoder"): ("PIL", "pillow")}
+"""Operators whose reference implementation imports a package beyond NumPy: the module, and the distribution that has it."""
+
+
+def why_not(node: Node, function: Function) -> str | None:
+    """Return why the reference implementation cannot serve the node; None when it can."""
+    if node.device.partition(":")[0] not in ("", "cpu"):
+        return f"the reference operators run on cpu, not on {node.device}"
+    return _absence(node.domain, node.op_type, function.opset(node.domain))
+
+
+@lru_cache(maxsize=1024)
+def _absence(domain: str, op_type: str, version: int) -> str | None:
+    """Return why `onnx.reference` has no implementation of an operator's version; None when it has one."""
+    module, distribution = _NEEDS.get((domain, op_type), ("", ""))
+    if module and find_spec(module) is None:
+        return (
+            f"the reference implementation of {op_type} needs {distribution}, which is not installed: pip install {distribution}"
+        )
+    schema = schema_of(op_type, version, domain)
+    if schema is not None and (schema.has_function or schema.has_context_dependent_function) and not domain:
+        return None
+    load = _LOADERS.get(domain)
+    if load is None:
+        return f"neither toy nor onnx.reference has operators of domain {domain!r}"
+    try:
+        load(domain, op_type, version)
+    except Exception as error:  # noqa: BLE001  # the loaders say "no" by RuntimeError, NotImplementedError, ValueError and others
+        return f"neither toy nor onnx.reference implements {op_type} in version {version}: {str(error).splitlines()[0]}"
+    return None
+
+
+def borrowed(node: Node, env: Env) -> Run:
+    """Return a kernel that runs the node as a model of its own in `onnx.reference.ReferenceEvaluator`.
+
+    Each thread has an evaluator of its own: some of the operators keep what they work on in themselves.
+    """
+    model = to_model(_alone(node, env.function))
+    names = (*node.inputs, *node.captures)
+    own = threading.local()
+    own.evaluator = ReferenceEvaluator(model)
+
+    def run(*values: Any) -> tuple[Any, ...]:
+        if not hasattr(own, "evaluator"):
+            own.evaluator = ReferenceEvaluator(model)
+        results = iter(own.evaluator.run(None, {name: value for name, value in zip(names, values, strict=True) if name}))
+        return tuple(_plain(next(results)) if name else None for name in node.outputs)
+
+    return run
+
+
+def _alone(node: Node, function: Function) -> Function:
+    """Return the node as a Function of its own, with all that it reads as inputs."""
+    reads = dict.fromkeys(node.uses)
+    return Function(
+        inputs=tuple(function.value(name) for name in reads),
+        outputs=tuple(function.value(name) for name in node.defines),
+        nodes=(node,),
+        opsets=function.opsets,
+        name="borrowed",
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Return a reference result as XRT holds it: strings are objects, scalars are arrays."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if value is None:
+        return None
+    array = np.asarray(value)
+    return array.astype(object) if array.dtype.kind in "US" else array

@@ -1,0 +1,28 @@
+"""The toy engine's table of kernels, and what a kernel is.
+
+A kernel is a factory: it is given its node and an `Env`, resolves the node's attributes once, and returns the function
+that computes. That function takes the node's inputs in order (None where one is left out), then its captures; it
+returns the one output, or a tuple of outputs. It never writes to its arguments, except to a buffer given as ``out``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from xrt.engines.optable import OpTable
+from xrt.graph import Node
+
+if TYPE_CHECKING:
+    from xrt.engines.toy.env import Env
+
+__all__ = ["Array", "Factory", "Run", "ops"]
+
+Array: TypeAlias = Any
+"""An array of the module that `Env.xp` names: a NumPy array here."""
+Run: TypeAlias = Callable[..., Any]
+"""What a factory returns."""
+Factory: TypeAlias = "Callable[[Node, Env], Run]"
+
+ops: OpTable[Factory] = OpTable("toy")
+"""Filled by the modules of `xrt.engines.toy.kernels`, one per family of operators."""

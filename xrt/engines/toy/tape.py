@@ -1,0 +1,178 @@
+"""A Function as a straight line: a table of slots, and steps that read and write them.
+
+Everything that does not depend on a call is computed once, when the tape is made: which slot holds which value, which
+kernel computes it, and after which step it is dead. A call is a fresh list of slots and one loop, so any number of
+threads may play a tape at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from xrt.engines.toy.table import Run
+from xrt.errors import RunFailed, XRTError
+from xrt.graph import Function, Node
+
+__all__ = ["Step", "Tape", "tape_of"]
+
+ABSENT, UNWANTED = 0, 1
+"""Slots: of every input that is left out, which holds None; and of every output that is left out."""
+SMALLEST_REUSED = 1 << 15
+"""Bytes below which a fresh result is as quick as looking whether an argument's buffer can be had."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One kernel launch."""
+
+    kernel: Run
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+    free: tuple[int, ...]
+    """Slots whose values nobody reads after this step."""
+    reusable: tuple[int, ...]
+    """Slots among ``free`` to whose buffers the kernel may write its result."""
+    node: Node
+    """For the message of an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tape:
+    """Slots and steps; constants stand in the template."""
+
+    template: tuple[Any, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    steps: tuple[Step, ...]
+
+    def play(self, inputs: Iterable[Any]) -> list[Any]:
+        """Return the outputs, which may share memory with the inputs, the constants and each other.
+
+        Raises RunFailed that names the node whose kernel failed, with the failure as its cause.
+        """
+        slots = list(self.template)
+        for slot, value in zip(self.inputs, inputs, strict=True):
+            slots[slot] = stored(value)
+        del inputs
+        step: Step
+        try:
+            for step in self.steps:
+                _take(step, slots)
+        except XRTError:
+            raise
+        except Exception as cause:
+            raise _failure(step, slots, cause) from cause
+        return [slots[i] for i in self.outputs]
+
+
+def _take(step: Step, slots: list[Any]) -> None:
+    """Run one step: compute, store what came out, drop what is dead."""
+    out = _buffer(step, slots) if step.reusable else None
+    arguments = [slots[i] for i in step.arguments]
+    result = step.kernel(*arguments) if out is None else step.kernel(*arguments, out=out)
+    if isinstance(result, tuple):
+        for slot, value in zip(step.results, result, strict=False):
+            slots[slot] = stored(value)
+    else:
+        slots[step.results[0]] = stored(result)
+    for slot in step.free:
+        slots[slot] = None
+
+
+def stored(value: Any) -> Any:
+    """Return a value as slots hold it: a C-contiguous array (0-d too, never a scalar), a list, or None.
+
+    One layout for all makes results independent of how a value came about (a transposed view is summed in another
+    order than its copy), and with that of where a Function is cut.
+    """
+    if type(value) is np.ndarray:
+        return value if value.flags.c_contiguous else np.ascontiguousarray(value)
+    if value is None or isinstance(value, list):
+        return value
+    if isinstance(value, str):
+        return np.array(value, dtype=object)
+    return np.asarray(value, order="C")
+
+
+def _buffer(step: Step, slots: list[Any]) -> Any:
+    """Return an argument's buffer that the result may overwrite, or None.
+
+    It must be large, own its memory, and be held by its slot alone: inputs, constants, captures and values with a live
+    view all have a second holder, which the reference count shows. And it must fit the result: kernels that allow
+    reuse are elementwise and keep the dtype, so it fits when it has the broadcast shape of all arguments.
+    """
+    for slot in step.reusable:
+        value = slots[slot]
+        # Three holders: the slot, the name `value`, and the argument of getrefcount itself.
+        if type(value) is not np.ndarray or value.nbytes < SMALLEST_REUSED or sys.getrefcount(value) != 3:
+            continue
+        if value.flags.owndata and value.flags.writeable and all(_fits(slots[i], value) for i in step.arguments):
+            return value
+    return None
+
+
+def _fits(argument: Any, buffer: Any) -> bool:
+    """Whether the argument broadcasts to the buffer's shape and has its dtype."""
+    if type(argument) is not np.ndarray or argument.dtype != buffer.dtype or argument.ndim > buffer.ndim:
+        return False
+    return all(a in (1, b) for a, b in zip(reversed(argument.shape), reversed(buffer.shape), strict=False))
+
+
+def _failure(step: Step, slots: Sequence[Any], cause: Exception) -> RunFailed:
+    node = step.node
+    given = ", ".join(described(slots[i]) for i in step.arguments) or "no inputs"
+    return RunFailed(
+        f"engine 'toy' failed at node {node.name!r} ({node.op}) on ({given}): {type(cause).__name__}: {cause}; "
+        "check the node's attributes and the shapes and types of its inputs"
+    )
+
+
+def described(value: Any) -> str:
+    """Return a value's type as errors show it: ``float32[2,3]``, a list of such, or ``None``."""
+    if isinstance(value, list):
+        return f"[{', '.join(described(item) for item in value)}]"
+    if not hasattr(value, "dtype"):
+        return "None" if value is None else type(value).__name__
+    dtype = "string" if value.dtype == object else value.dtype
+    return f"{dtype}[{','.join(map(str, value.shape))}]"
+
+
+def tape_of(function: Function, kernel_of: Callable[[Node], tuple[Run, tuple[int, ...]]]) -> Tape:
+    """Lay a closed Function out as a tape.
+
+    ``kernel_of`` returns a node's kernel, and the places of the inputs whose buffers it may overwrite. Linear.
+    """
+    slot = {name: i for i, name in enumerate(function.value_names(), start=2)}
+    slot[""] = ABSENT
+    template: list[Any] = [None] * (len(slot) + 1)
+    for name, constant in function.constants.items():
+        template[slot[name]] = constant.array
+    last = _last_uses(function)
+    steps = tuple(_step(node, slot, last[index], *kernel_of(node)) for index, node in enumerate(function.nodes))
+    inputs = tuple(slot[v.name] for v in function.inputs)
+    return Tape(tuple(template), inputs, tuple(slot[v.name] for v in function.outputs), steps)
+
+
+def _step(node: Node, slot: dict[str, int], dying: Sequence[str], kernel: Run, mutable: tuple[int, ...]) -> Step:
+    arguments = tuple(slot[name] for name in (*node.inputs, *node.captures))
+    results = tuple(slot[name] or UNWANTED for name in node.outputs)
+    free = (*(slot[name] for name in dying), *({UNWANTED} & set(results)))
+    reusable = tuple(arguments[i] for i in mutable if i < len(arguments) and arguments[i] in free)
+    return Step(kernel, arguments, results, free, reusable, node)
+
+
+def _last_uses(function: Function) -> list[list[str]]:
+    """Return, per node, the values that are dead after it: read for the last time, or never read at all."""
+    kept = {v.name for v in function.outputs} | set(function.constants)
+    seen = set(kept)
+    dying: list[list[str]] = []
+    for node in reversed(function.nodes):
+        names = dict.fromkeys((*node.uses, *node.defines))
+        dying.append([name for name in names if name not in seen])
+        seen.update(names)
+    return dying[::-1]

@@ -1,0 +1,13 @@
+"""ONNX in and out.
+
+A file, bytes or a ModelProto comes in and a Function goes out, or the other way round; engines get models at the lowest
+opset and IR version at which each operator means the same. Nothing here runs an operator or judges whether a node obeys its
+schema (`xrt.graph.verify` does); only what breaks the structure of a model is refused.
+"""
+
+from xrt.formats.onnx.files import load
+from xrt.formats.onnx.lowering import external_weights, lowest_model, lowest_opset, why_not_lowered
+from xrt.formats.onnx.saving import save
+from xrt.formats.onnx.writing import to_model
+
+__all__ = ["external_weights", "load", "lowest_model", "lowest_opset", "save", "to_model", "why_not_lowered"]

@@ -1,0 +1,81 @@
+"""External data: the tensors of a model that lie in files beside it.
+
+Reading maps the files read-only; nothing outside the model's directory is opened, whatever a location says, and no
+offset or length is believed before it is compared with the file.
+"""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+from onnx import TensorProto
+
+from xrt.errors import ModelError
+
+__all__ = ["ExternalData"]
+
+
+class ExternalData:
+    """The files beside one model. Each is mapped once; the maps live as long as an array that views them."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self.directory = directory
+        """Where the model lies; None for a model that came as bytes or as a message, and so has no files."""
+        self._maps: dict[str, memoryview] = {}
+
+    def view(self, tensor: TensorProto, what: str) -> memoryview:
+        """Return the tensor's bytes, as long as its header says or up to the end of the file.
+
+        Raises ModelError when the file is missing, lies outside the model's directory, or ends before the data does.
+        """
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        location = entries.get("location", "")
+        if not location:
+            raise ModelError(f"{what} is external data without a location")
+        if location not in self._maps:
+            self._maps[location] = self._map(location, what)
+        data = self._maps[location]
+        offset = _number(entries, "offset", 0, what)
+        length = _number(entries, "length", max(len(data) - offset, 0), what)
+        if offset + length > len(data):
+            raise ModelError(
+                f"{what} is bytes {offset} to {offset + length} of external data file {location!r}, "
+                f"which has only {len(data)} bytes"
+            )
+        return data[offset : offset + length]
+
+    def _map(self, location: str, what: str) -> memoryview:
+        path = self._path(location, what)
+        with path.open("rb") as file:
+            if not path.stat().st_size:
+                return memoryview(b"")  # an empty file cannot be mapped
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+    def _path(self, location: str, what: str) -> Path:
+        if self.directory is None:
+            raise ModelError(
+                f"{what} is in external data file {location!r}, but the model did not come from a file; load it by its path"
+            )
+        root = self.directory.resolve()
+        try:
+            path = (root / location.replace("\\", "/")).resolve()
+            is_file = path.is_file()
+        except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name too long, a NUL in it
+            raise ModelError(f"{what} is in external data file {location!r}, which is no path: {error}") from None
+        if not path.is_relative_to(root):
+            raise ModelError(
+                f"{what} is in external data file {location!r}, which leads outside the model's directory {str(root)!r}"
+            )
+        if not is_file:
+            raise ModelError(f"{what} is in external data file {location!r}, which is missing from {str(root)!r}")
+        return path
+
+
+def _number(entries: dict[str, str], key: str, default: int, what: str) -> int:
+    text = entries.get(key)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise ModelError(f"{what} is external data with {key} {text!r}, which is not a number of bytes")
+    return int(text)

@@ -1,0 +1,120 @@
+"""A Function as an engine wants it: the lowest opset and IR version at which every operator means the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from onnx import ModelProto, TensorProto
+
+from xrt.errors import ModelError, OptionError
+from xrt.formats.onnx.conversion import Scope, check_convertible, converted
+from xrt.formats.onnx.plain import identity_opset, plain
+from xrt.formats.onnx.tensors import external_tensor, write_tensor
+from xrt.formats.onnx.versions import content_ir, lowest_ir, lowest_opsets, node_ir
+from xrt.formats.onnx.writing import Style, model_of
+from xrt.graph import Constant, DType, Function, Node, since_version
+
+__all__ = ["EXTERNAL_BYTES", "EXTERNAL_LOCATION", "external_weights", "lowest_model", "lowest_opset", "why_not_lowered"]
+
+EXTERNAL_BYTES = 1024
+"""Constants of at least this size are written as references by ``weights="external"``."""
+
+EXTERNAL_LOCATION = "weights"
+"""The file that references name where the caller names none."""
+
+
+def lowest_model(
+    function: Function,
+    max_opset: int | None = None,
+    max_ir: int | None = None,
+    weights: Literal["inline", "external"] = "inline",
+    location: str = EXTERNAL_LOCATION,
+) -> ModelProto:
+    """Return the Function as a model at the lowest opset and IR version at which each operator means the same.
+
+    A Relu of an opset 28 model is emitted at 14, where it took its present meaning. An operator newer than
+    ``max_opset`` (of ai.onnx) is converted where onnx can. Docs, metadata, node devices and control edges are left out, and
+    what ONNX does not allow is put right: an output listed twice, and a body that returns a value from outside, go
+    through an Identity. Inputs and outputs keep their names and places.
+
+    With ``weights="external"`` each large constant of the main graph becomes a reference to external data in the file
+    ``location``, which nobody writes: `external_weights` gives the arrays by name, to be handed over by reference.
+
+    Raises ModelError, whose text is the reason, when a limit cannot be kept.
+    """
+    if max_opset is not None:
+        function = converted(function, max_opset)
+    if max_ir is not None:
+        _check_ir(content_ir(function), max_ir)
+    opsets = lowest_opsets(function)
+    function = plain(function)
+    opsets[""] = max(opsets[""], _identities(function))
+    ir = lowest_ir(function, opsets, ceiling=max_ir)
+    return model_of(function, opsets, ir, _style(weights, location))
+
+
+def lowest_opset(node: Node, function: Function) -> int:
+    """Return the lowest opset of ai.onnx at which the node, bodies included, means the same; 1 where it uses none."""
+    return max((since_version(inner, holder) or 1 for holder, inner in _within(node, function) if not inner.domain), default=1)
+
+
+def why_not_lowered(node: Node, function: Function, max_opset: int | None = None, max_ir: int | None = None) -> str | None:
+    """Return why `lowest_model` could not keep these limits for a Function with this node; None when it could.
+
+    Never raises, and is quick: a conversion is tried once for each kind of node, and only for one that is too new. The
+    types of the node's inputs are needed for that: infer shapes first.
+    """
+    try:
+        if max_opset is not None and lowest_opset(node, function) > max_opset:
+            check_convertible(node, Scope((function,)), max_opset)
+        if max_ir is not None:
+            _check_ir(node_ir(node, function), max_ir)
+    except ModelError as error:
+        return str(error)
+    return None
+
+
+def _within(node: Node, function: Function) -> Iterator[tuple[Function, Node]]:
+    """Yield the node and every node of its bodies, each with the Function that holds it."""
+    yield function, node
+    for body in node.bodies:
+        yield from body.walk()
+
+
+def _identities(function: Function) -> int:
+    """Return the first opset whose Identity takes what the Identities in the Function, bodies included, copy."""
+    types = (holder.type_of(node.outputs[0]) for holder, node in function.walk() if node.op == "Identity")
+    return max(map(identity_opset, types), default=1)
+
+
+def external_weights(function: Function) -> dict[str, np.ndarray[Any, Any]]:
+    """Return, by name, the arrays that ``lowest_model(function, weights="external")`` leaves out."""
+    return {name: constant.array for name, constant in function.constants.items() if _is_large(constant)}
+
+
+def _is_large(constant: Constant) -> bool:
+    """Whether a constant may be a reference: types narrower than a byte may not, as ONNX stores them unlike any array."""
+    return constant.dtype is not DType.STRING and constant.dtype.bits >= 8 and constant.nbytes >= EXTERNAL_BYTES
+
+
+def _style(weights: str, location: str) -> Style:
+    if weights == "inline":
+        return Style(carries=False)
+    if weights == "external":
+        return Style(constants=partial(_reference, location), carries=False)
+    raise OptionError(f"weights must be 'inline' or 'external'; got {weights!r}")
+
+
+def _reference(location: str, constant: Constant, name: str) -> TensorProto:
+    if not _is_large(constant):
+        return write_tensor(constant, name)
+    return external_tensor(constant, name, location, 0)
+
+
+def _check_ir(need: tuple[int, str], max_ir: int) -> None:
+    version, what = need
+    if version > max_ir:
+        raise ModelError(f"{what} needs IR version {version}; the limit is {max_ir}")

@@ -1,0 +1,174 @@
+"""Tensors: between ONNX's messages and Constants.
+
+A tensor's header announces a size; nothing is allocated before the announced size is compared with the data at hand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from onnx import SparseTensorProto, TensorProto, numpy_helper
+
+from xrt.errors import ModelError
+from xrt.formats.onnx.external import ExternalData
+from xrt.graph import Constant, DType, TensorType
+
+__all__ = ["LARGEST_DENSE", "external_tensor", "read_sparse", "read_tensor", "stored_bytes", "stored_data", "write_tensor"]
+
+LARGEST_DENSE = 1 << 30
+"""Bytes that a sparse tensor may take once dense: its header alone decides that size, so it is not taken at its word."""
+
+_FIELD = {
+    DType.FLOAT32: "float_data",
+    DType.COMPLEX64: "float_data",
+    DType.FLOAT64: "double_data",
+    DType.COMPLEX128: "double_data",
+    DType.INT64: "int64_data",
+    DType.UINT32: "uint64_data",
+    DType.UINT64: "uint64_data",
+    DType.STRING: "string_data",
+}
+"""Where an element type's data lies when it is not in ``raw_data``; all others are in ``int32_data``."""
+
+_UNPACKED_IN_FIELD = (DType.FLOAT6E2M3, DType.FLOAT6E3M2)
+"""Types under a byte that ``int32_data`` holds one to an entry."""
+
+
+def stored_bytes(dtype: DType, count: int) -> int:
+    """Return how many bytes ONNX stores that many elements in; types narrower than a byte are packed."""
+    return (dtype.bits * count + 7) // 8
+
+
+def read_tensor(tensor: TensorProto, external: ExternalData, what: str) -> Constant:
+    """Return the tensor; ``raw_data`` and external data are not copied, except to unpack types narrower than a byte.
+
+    ``what`` names the tensor in an error. Raises ModelError when the data does not fit the header.
+    """
+    if tensor.HasField("segment"):
+        raise ModelError(f"{what} is a segment of a larger tensor, which ONNX has never defined how to join")
+    dtype = _dtype(tensor, what)
+    shape = _shape(tensor.dims, what)
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return Constant(_from_bytes(external.view(tensor, what), dtype, shape, what))
+    if tensor.HasField("raw_data"):
+        return Constant(_from_bytes(tensor.raw_data, dtype, shape, what))
+    return Constant(_from_field(tensor, dtype, shape, what))
+
+
+def _dtype(tensor: TensorProto, what: str) -> DType:
+    if not tensor.data_type:
+        raise ModelError(f"{what} has no element type")
+    try:
+        return DType.from_onnx(tensor.data_type)
+    except ModelError as error:
+        raise ModelError(f"{what}: {error}") from None
+
+
+def _shape(dims: Sequence[int], what: str) -> tuple[int, ...]:
+    shape = tuple(dims)
+    if any(dim < 0 for dim in shape):
+        raise ModelError(f"{what} has a negative extent in its shape {list(shape)}")
+    return shape
+
+
+def _from_bytes(data: bytes | memoryview, dtype: DType, shape: tuple[int, ...], what: str) -> np.ndarray[Any, Any]:
+    if dtype is DType.STRING:
+        raise ModelError(f"{what} holds strings as raw bytes; ONNX stores them in string_data only")
+    needed, given = stored_bytes(dtype, math.prod(shape)), len(data)
+    if needed != given:
+        raise ModelError(f"{what} is {TensorType(dtype, shape)}, which takes {needed} bytes, but its data is {given} bytes")
+    if dtype.bits < 8:
+        packed = TensorProto(data_type=dtype.onnx, dims=shape, raw_data=bytes(data))
+        return np.asarray(numpy_helper.to_array(packed))
+    return _reshaped(np.frombuffer(data, dtype.numpy.newbyteorder("<")), shape, what)
+
+
+def _from_field(tensor: TensorProto, dtype: DType, shape: tuple[int, ...], what: str) -> np.ndarray[Any, Any]:
+    field = getattr(tensor, _FIELD.get(dtype, "int32_data"))
+    needed = _entries(dtype, math.prod(shape))
+    if needed != len(field):
+        raise ModelError(
+            f"{what} is {TensorType(dtype, shape)}, which takes {needed} entries, but its data is {len(field)} entries"
+        )
+    if dtype is DType.STRING:
+        out = np.empty(len(field), dtype=object)
+        out[:] = list(field)
+        return _reshaped(out, shape, what)
+    if not needed:
+        return _reshaped(np.empty(0, dtype.numpy), shape, what)
+    return np.asarray(numpy_helper.to_array(tensor))
+
+
+def _entries(dtype: DType, count: int) -> int:
+    """Return how many entries of its typed field that many elements take."""
+    if dtype in (DType.COMPLEX64, DType.COMPLEX128):
+        return 2 * count
+    if 0 < dtype.bits < 8 and dtype not in _UNPACKED_IN_FIELD:
+        return stored_bytes(dtype, count)
+    return count
+
+
+def _reshaped(array: np.ndarray[Any, Any], shape: tuple[int, ...], what: str) -> np.ndarray[Any, Any]:
+    try:
+        return array.reshape(shape)
+    except ValueError as error:  # an extent of 0 beside one that no array can have
+        raise ModelError(f"{what} has the shape {list(shape)}, which no array can have: {error}") from None
+
+
+def read_sparse(sparse: SparseTensorProto, external: ExternalData, what: str) -> Constant:
+    """Return the tensor with its zeros filled in; raises ModelError when that would take more than `LARGEST_DENSE` bytes."""
+    values = read_tensor(sparse.values, external, what)
+    shape = _shape(sparse.dims, what)
+    size = math.prod(shape) * values.dtype.numpy.itemsize
+    if size > LARGEST_DENSE:
+        raise ModelError(f"{what} is sparse and would take {size} bytes as a dense tensor; at most {LARGEST_DENSE} are allowed")
+    dense = np.full(math.prod(shape), "" if values.dtype is DType.STRING else values.dtype.numpy.type(0), values.dtype.numpy)
+    if values.array.size:
+        dense[_positions(sparse, external, values.array.size, shape, what)] = values.array.reshape(-1)
+    return Constant(_reshaped(dense, shape, what))
+
+
+def _positions(
+    sparse: SparseTensorProto, external: ExternalData, count: int, shape: tuple[int, ...], what: str
+) -> np.ndarray[Any, Any]:
+    """Return where the values stand in the flattened tensor, from either of ONNX's two forms of index."""
+    indices = read_tensor(sparse.indices, external, f"the indices of {what}").array
+    if indices.dtype != np.int64 or indices.shape not in ((count,), (count, len(shape))):
+        raise ModelError(
+            f"{what} is sparse with {count} values of rank {len(shape)}; its indices must be int64[{count}] or "
+            f"int64[{count},{len(shape)}], not {TensorType(DType.of(indices), indices.shape)}"
+        )
+    extents = np.array(shape if indices.ndim == 2 else (math.prod(shape),), np.int64)
+    if ((indices < 0) | (indices >= (extents if indices.ndim == 2 else extents[0]))).any():
+        raise ModelError(f"{what} is sparse, and one of its indices lies outside of its shape {list(shape)}")
+    return np.ravel_multi_index(tuple(indices.T), shape) if indices.ndim == 2 else indices
+
+
+def write_tensor(constant: Constant, name: str = "") -> TensorProto:
+    """Return the message, with the data as ``raw_data`` (strings apart). Copies the data."""
+    tensor = TensorProto(data_type=constant.dtype.onnx, dims=constant.shape, name=name)
+    if constant.dtype is DType.STRING:
+        tensor.string_data.extend(text.encode("utf-8", "surrogateescape") for text in constant.array.flat)
+    else:
+        tensor.raw_data = bytes(stored_data(constant))
+    return tensor
+
+
+def stored_data(constant: Constant) -> memoryview:
+    """Return the bytes that ONNX stores for a constant that is not of strings; a view of the array where it is stored so."""
+    if constant.dtype.bits < 8:
+        return memoryview(numpy_helper.from_array(constant.array).raw_data)
+    array = constant.array.astype(constant.dtype.numpy.newbyteorder("<"), copy=False)
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def external_tensor(constant: Constant, name: str, location: str, offset: int) -> TensorProto:
+    """Return the message of a tensor whose data lies in a file beside the model."""
+    tensor = TensorProto(name=name, data_type=constant.dtype.onnx, dims=constant.shape, data_location=TensorProto.EXTERNAL)
+    length = stored_bytes(constant.dtype, constant.array.size)
+    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
+        tensor.external_data.add(key=key, value=value)
+    return tensor

@@ -1,0 +1,286 @@
+"""The rules that a Function must obey beyond its structure, as a table to read, and the check that it obeys them.
+
+What a Function refuses to be built with (a value defined twice, a cycle, a control edge to nowhere) needs no rule here.
+Operators of domains that ``onnx`` does not describe are opaque: nothing is asked of them but the import of their domain.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from xrt.errors import ModelError, did_you_mean
+from xrt.graph.builder_types import bind, may_equal
+from xrt.graph.function import Function
+from xrt.graph.node import Node
+from xrt.graph.operators import Operator, domain_title, latest_version, operator_of, why_deprecated, why_unknown
+from xrt.graph.types import TensorType
+
+__all__ = ["FUNCTION_RULES", "NODE_RULES", "Rule", "verify"]
+
+SHOWN = 20
+"""How many violations an error lists."""
+OWN_DOMAIN = "xrt"
+"""The domain of launch nodes; it has no versions, so nothing imports it."""
+NEIGHBOURS = 2000
+"""Among how many names the nearest is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One thing that must hold."""
+
+    name: str
+    says: str
+    check: Callable[..., Iterator[str]]
+    """Yields how it is broken, nothing where it holds: of a `_Scope`, or of a `_Case`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """A Function, and whether it is the body of a node: then what it reads from outside is its node's affair."""
+
+    function: Function
+    where: str = ""
+    is_body: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A node with its operator, which is None where its domain is opaque."""
+
+    node: Node
+    function: Function
+    operator: Operator | None
+    version: int | None
+    """What the function imports of the node's domain."""
+
+
+def verify(function: Function) -> None:
+    """Raise ModelError that lists the violations of the rules, the first `SHOWN` of them; return where there are none.
+
+    Linear: nodes that are alike up to names are looked at once.
+    """
+    broken = list(islice(_violations(_Scope(function)), SHOWN + 1))
+    if not broken:
+        return
+    if len(broken) == 1:
+        raise ModelError(f"function {function.name!r} is not valid: {broken[0]}")
+    listed = "".join(f"\n  - {text}" for text in broken[:SHOWN])
+    more = "\n  - and more" if len(broken) > SHOWN else ""
+    raise ModelError(f"function {function.name!r} breaks {len(broken[:SHOWN])} rules:{listed}{more}")
+
+
+def _violations(scope: _Scope) -> Iterator[str]:
+    for rule in FUNCTION_RULES:
+        yield from (scope.where + text for text in rule.check(scope))
+    alike: set[object] = set()
+    for node in scope.function.nodes:
+        key = _likeness(node, scope.function)
+        if key in alike:
+            continue
+        texts = [text for rule in NODE_RULES for text in rule.check(_case(node, scope.function))]
+        yield from (f"{scope.where}node {node.name!r} ({node.op}): {text}" for text in texts)
+        if not texts and not node.bodies:
+            alike.add(key)
+        for body in node.bodies:
+            yield from _violations(_Scope(body, f"{scope.where}in body {body.name!r} of node {node.name!r}: ", is_body=True))
+
+
+def _likeness(node: Node, function: Function) -> object:
+    """Return what of a node the rules look at: nodes of equal likeness break the same ones."""
+    types = tuple(t.dtype if isinstance(t := function.type_of(name), TensorType) else t for name in node.inputs)
+    blanks = tuple(map(bool, node.inputs)) if "" in node.inputs else None
+    attributes = tuple((a.name, a.kind) for a in node.attributes)
+    return node.op_type, node.domain, types, blanks, len(node.outputs), attributes, node.device
+
+
+def _case(node: Node, function: Function) -> _Case:
+    version = function.opsets.get(node.domain)
+    return _Case(node, function, None if version is None else operator_of(node.op_type, version, node.domain), version)
+
+
+# ---------------------------------------------------------------------- rules of a function
+
+
+def _reads_what_is_defined(scope: _Scope) -> Iterator[str]:
+    if scope.is_body:
+        return
+    for name in scope.function.captures:
+        near = did_you_mean(name, islice(scope.function.value_names(), NEIGHBOURS))
+        yield f"{_reader(scope.function, name)} {name!r}, which nothing defines.{near}"
+
+
+def _reader(function: Function, name: str) -> str:
+    for holder, node in function.walk():
+        if name in node.inputs:
+            place = "" if holder is function else f" in body {holder.name!r}"
+            return f"node {node.name!r} ({node.op}){place} reads"
+    return "an output is" if any(v.name == name for v in function.outputs) else "the output of a body is"
+
+
+def _values_have_names(scope: _Scope) -> Iterator[str]:
+    for what, values in (("input", scope.function.inputs), ("output", scope.function.outputs)):
+        for index, value in enumerate(values):
+            if not value.name:
+                yield f"{what} {index + 1} has no name"
+
+
+def _opsets_are_known(scope: _Scope) -> Iterator[str]:
+    for domain, version in scope.function.opsets.items():
+        newest = latest_version(domain)
+        if newest and not 1 <= version <= newest:
+            advice = "; a newer onnx may know it" if version > newest else ""
+            yield f"opset {version} of {domain_title(domain)} is not known: the installed onnx knows 1 to {newest}{advice}"
+
+
+def _declared_types_agree(scope: _Scope) -> Iterator[str]:
+    function = scope.function
+    declared = [*function.types.items(), *((v.name, v.type) for v in function.outputs)]
+    known = {v.name: v.type for v in function.inputs}
+    for name, type_ in declared:
+        actual = function.constants[name].type if name in function.constants else known.get(name)
+        if actual is not None and type_ is not None and not may_equal(type_, actual):
+            what = "constant" if name in function.constants else "input"
+            yield f"{what} {name!r} is {actual}, but is also declared as {type_}"
+
+
+def _aliases_fit(scope: _Scope) -> Iterator[str]:
+    function = scope.function
+    inputs = [value.name for value in function.inputs]
+    outputs = [value.name for value in function.outputs]
+    seen: set[str] = set()
+    for target, source in function.aliases:
+        if target not in inputs:
+            yield f"alias {target!r} of {source!r}: {target!r} is not an input.{did_you_mean(target, inputs)}"
+        elif source not in outputs:
+            yield f"alias {target!r} of {source!r}: {source!r} is not an output.{did_you_mean(source, outputs)}"
+        elif target in seen:
+            yield f"input {target!r} is updated by two aliases; its buffer can hold one value"
+        else:
+            a, b = function.type_of(target), function.type_of(source)
+            if a is not None and b is not None and not may_equal(a, b):
+                yield f"alias {target!r} of {source!r}: the input is {a}, the output {b}; they must be of one type"
+        seen.add(target)
+
+
+def _bodies_import_the_same(scope: _Scope) -> Iterator[str]:
+    for node in scope.function.nodes:
+        for body in node.bodies:
+            if body.opsets != scope.function.opsets:
+                yield f"body {body.name!r} of node {node.name!r} imports other opsets than the function around it"
+
+
+FUNCTION_RULES = (
+    Rule("defined", "Every value that is read is an input, a constant or the output of a node.", _reads_what_is_defined),
+    Rule("named", "Every input and output has a name.", _values_have_names),
+    Rule("opsets", "The versions of the domains that onnx describes are ones that it knows.", _opsets_are_known),
+    Rule("declared", "A type declared for an input or a constant is its own.", _declared_types_agree),
+    Rule("aliases", "An alias is of an input and an output of one type, one per input.", _aliases_fit),
+    Rule("bodies import", "A body imports the same opsets as the function around it.", _bodies_import_the_same),
+)
+
+# ---------------------------------------------------------------------- rules of a node
+
+
+def _domain_is_imported(case: _Case) -> Iterator[str]:
+    if case.version is None and case.node.domain != OWN_DOMAIN:
+        known = ", ".join(domain_title(domain) for domain in case.function.opsets) or "none"
+        yield f"the function imports no opset for {domain_title(case.node.domain)} (it imports: {known})"
+
+
+def _operator_is_known(case: _Case) -> Iterator[str]:
+    node, newest = case.node, latest_version(case.node.domain)
+    if case.version is None or not newest or not 1 <= case.version <= newest:
+        return
+    if case.operator is None:
+        yield why_unknown(node.op_type, case.version, node.domain)
+    elif case.operator.is_deprecated:
+        yield why_deprecated(case.operator, case.version)
+
+
+def _inputs_fit(case: _Case) -> Iterator[str]:
+    operator, given = case.operator, case.node.inputs
+    if operator is None:
+        return
+    if not operator.allows_inputs(len(given)):
+        yield f"takes {operator.input_count} input(s); it has {len(given)}"
+        return
+    for index, name in enumerate(given):
+        if not name and not operator.formal_input(index).is_optional:
+            yield f"input {index + 1} ({operator.formal_input(index).name}) is left out, but the operator needs it"
+
+
+def _outputs_fit(case: _Case) -> Iterator[str]:
+    if case.operator is not None and not case.operator.allows_outputs(len(case.node.outputs)):
+        yield f"has {case.operator.output_count} output(s); the node defines {len(case.node.outputs)}"
+
+
+def _attributes_fit(case: _Case) -> Iterator[str]:
+    if case.operator is None:
+        return
+    formals = case.operator.attributes
+    for attribute in case.node.attributes:
+        formal = formals.get(attribute.name)
+        if formal is None:
+            near = did_you_mean(attribute.name, formals)
+            yield f"has no attribute {attribute.name!r} at version {case.operator.since_version}.{near}"
+        elif formal.kind is not attribute.kind:
+            yield f"attribute {attribute.name!r} must be {formal.kind.name.lower()}; it is {attribute.kind.name.lower()}"
+    for name in sorted(case.operator.required.difference(a.name for a in case.node.attributes)):
+        yield f"needs the attribute {name!r} ({formals[name].kind.name.lower()})"
+
+
+def _types_fit(case: _Case) -> Iterator[str]:
+    if case.operator is None or not case.operator.allows_inputs(len(case.node.inputs)) or not case.node.inputs:
+        return
+    try:
+        bind(case.operator, [case.function.type_of(name) if name else None for name in case.node.inputs])
+    except ModelError as error:
+        yield str(error)
+
+
+def _bodies_fit(case: _Case) -> Iterator[str]:
+    counts = None if case.operator is None else _BODY_COUNTS.get(case.operator.name)
+    if counts is None or case.operator is None:
+        return
+    inputs, outputs = counts(case.node, case.operator)
+    for body in case.node.bodies:
+        if len(body.inputs) != inputs:
+            yield f"body {body.name!r} takes {len(body.inputs)} input(s); the node gives it {inputs}"
+        if len(body.outputs) != outputs:
+            yield f"body {body.name!r} gives {len(body.outputs)} output(s); the node needs {outputs}"
+
+
+_BODY_COUNTS: dict[str, Callable[[Node, Operator], tuple[int, int]]] = {
+    "If": lambda node, _: (0, len(node.outputs)),
+    "Loop": lambda node, _: (max(len(node.inputs), 2), len(node.outputs) + 1),  # the iteration and the condition; the condition
+    "SequenceMap": lambda node, _: (len(node.inputs), len(node.outputs)),
+    "Scan": lambda node, operator: (len(node.inputs) - (operator.since_version < 9), len(node.outputs)),  # 8 has sequence lengths
+}
+"""How many inputs a body is given, and how many outputs it must give."""
+
+_DEVICE = re.compile(r"(cpu|cuda)(:[0-9]+)?")
+
+
+def _device_is_one(case: _Case) -> Iterator[str]:
+    if case.node.device and not _DEVICE.fullmatch(case.node.device):
+        yield f"device {case.node.device!r} is none; it is 'cpu', 'cuda' or one of them with a number, as 'cuda:1'"
+
+
+NODE_RULES = (
+    Rule("domain", "The function imports an opset for the node's domain.", _domain_is_imported),
+    Rule(
+        "operator",
+        "A domain that onnx describes has such an operator at that opset, and it is not deprecated.",
+        _operator_is_known,
+    ),
+    Rule("inputs", "There are as many inputs as the operator takes, and only optional ones are left out.", _inputs_fit),
+    Rule("outputs", "There are as many outputs as the operator gives.", _outputs_fit),
+    Rule("attributes", "Attributes are those of the operator, of their kinds, and the required ones are there.", _attributes_fit),
+    Rule("types", "The types of the inputs, where known, are admitted by the operator.", _types_fit),
+    Rule("bodies", "The bodies of control flow take and give as many values as their node.", _bodies_fit),
+    Rule("device", "A device is a kind, with or without an index.", _device_is_one),
+)

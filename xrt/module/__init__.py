@@ -1,0 +1,11 @@
+"""The module: a model and a list of engines, called like a function.
+
+A model of any accepted kind and a list of engines come in; each signature is traced or specialised, simplified,
+partitioned and compiled once, and then runs as a straight line. The reference engine is handed to the passes here.
+"""
+
+from xrt.module.explain import Explanation, Memory, Region
+from xrt.module.module import XRTModule
+from xrt.module.settings import Settings
+
+__all__ = ["Explanation", "Memory", "Region", "Settings", "XRTModule"]

@@ -1,0 +1,117 @@
+"""One signature of a module: its Function, its Plan and, once compiled, its Program."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from xrt import passes
+from xrt.cache import CompileCache
+from xrt.engines import CompileContext, registry
+from xrt.errors import FallbackWarning, InputError, did_you_mean
+from xrt.graph import Function
+from xrt.module.settings import REFERENCE, EngineList, Settings
+from xrt.partition import Plan, partition
+from xrt.runtime import Program, Refusal, compile_plan
+
+__all__ = ["Build", "simplified", "with_fetched"]
+
+
+def with_fetched(function: Function, fetch: Sequence[str]) -> Function:
+    """Return the function with those values as further outputs; raises InputError for a name that it does not define."""
+    known = set(function.value_names())
+    for name in fetch:
+        if name not in known:
+            raise InputError(f"fetch asks for {name!r}, which is no value of the model.{did_you_mean(name, known)}")
+    own = {value.name for value in function.outputs}
+    more = tuple(function.value(name) for name in fetch if name not in own)
+    return function.replace(outputs=function.outputs + more) if more else function
+
+
+def simplified(function: Function, *, fold: bool) -> Function:
+    """Return the function with types inferred, constant parts computed, and what no output needs left out."""
+    if fold:
+        function = passes.infer_shapes(passes.fold_constants(function, evaluate))
+    return passes.drop_dead_nodes(function)
+
+
+def evaluate(function: Function, inputs: Sequence[Any]) -> list[Any]:
+    """Run a function on the reference engine; raises CompileRefused where it has no kernel."""
+    executable = registry.create(REFERENCE).compile(function, CompileContext())
+    executable.prepare()
+    try:
+        return list(executable.run(inputs))
+    finally:
+        executable.close()
+
+
+class Build:
+    """A Function with the Plan made for it; `program` compiles on first use, and once however many threads ask."""
+
+    def __init__(
+        self, function: Function, engines: EngineList, settings: Settings, cache: CompileCache, *, original: Function
+    ) -> None:
+        self.function = function
+        self._original = original
+        self._engines = engines
+        self._settings = settings
+        self._cache = cache
+        self._lock = threading.Lock()
+        self._program: Program | None = None
+        self.plan = self._partitioned(())
+
+    def program(self) -> Program:
+        """Return the compiled Program; a region that its engine refuses is placed elsewhere, with a warning."""
+        with self._lock:
+            if self._program is None:
+                self._program = self._compiled()
+            return self._program
+
+    def _compiled(self) -> Program:
+        refused: tuple[Refusal, ...] = ()
+        while True:
+            made = self._attempt()
+            if isinstance(made, Program):
+                self._dump()
+                return made
+            refused += made
+            self._replan(refused, made)
+
+    def _attempt(self) -> Program | tuple[Refusal, ...]:
+        force = self._settings.force_compile
+        return compile_plan(self.plan, self._engines.by_spec, self._engines.context, self._cache, force=force)
+
+    def _replan(self, refused: tuple[Refusal, ...], new: tuple[Refusal, ...]) -> None:
+        """Place what was refused elsewhere; where nobody is left to take it, the refusal itself is the cause of the error."""
+        try:
+            self.plan = self._partitioned(refused)
+        except Exception as error:
+            raise error from new[0].error
+        for refusal in new:
+            some = f"{refusal.nodes[0]!r}" + (f" and {len(refusal.nodes) - 1} more" if len(refusal.nodes) > 1 else "")
+            warnings.warn(f"{refusal.error}; node {some} placed on another engine", FallbackWarning, stacklevel=2)
+
+    def _partitioned(self, refused: tuple[Refusal, ...]) -> Plan:
+        return partition(
+            self.function,
+            self._engines.engines,
+            self._settings.clustering,
+            strict=self._settings.strict,
+            implicit=self._engines.implicit,
+            refused=tuple((node, r.launch.engine, str(r.error)) for r in refused for node in r.nodes),
+        )
+
+    def _dump(self) -> None:
+        if self._settings.dump_subgraph_dir is not None:
+            from xrt.formats import dump  # for the few who ask
+
+            stages = {"1-model": self._original, "2-simplified": self.function, "3-plan": self.plan.function}
+            dump.write(stages | {x.name: x.function for x in self.plan.launches}, self._settings.dump_subgraph_dir)
+
+    def close(self) -> None:
+        with self._lock:
+            program, self._program = self._program, None
+        if program is not None:
+            program.close()

@@ -1,0 +1,126 @@
+"""What a Plan means for a person: regions in order, their boundaries, and why each node is where it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from xrt.engines import GraphCompiler
+from xrt.graph import Constant, Function, TensorType, Value
+from xrt.partition import Launch, Plan, Reason
+
+__all__ = ["Explanation", "Memory", "Region", "explain", "memory"]
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One launch of a plan."""
+
+    name: str
+    engine: str
+    nodes: int
+    operators: tuple[tuple[str, int], ...]
+    """How many of each operator, most frequent first."""
+    inputs: tuple[str, ...]
+    """What crosses into the region: names with types. Constants are the region's own and do not cross."""
+    outputs: tuple[str, ...]
+    weights: int
+    """Bytes of the region's constants."""
+    remarks: tuple[str, ...]
+    """What the engine says of its own work on the region."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A plan explained; prints as text, and `to_dict` gives the same as plain data."""
+
+    engines: tuple[str, ...]
+    implicit: str | None
+    """The engine that stands last without having been named."""
+    regions: tuple[Region, ...]
+    reasons: tuple[Reason, ...]
+    """Why each node that is not where the first engine would have had it is elsewhere."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the explanation as dictionaries, lists and strings."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"engines: {', '.join(self._engine(e) for e in self.engines)}"]
+        for region in self.regions:
+            lines += _region_lines(region)
+        if not self.regions:
+            lines.append("no regions: the outputs are inputs or constants")
+        if self.reasons:
+            lines.append(f"not on the first engine that could be asked ({len(self.reasons)}):")
+            lines += [f"  {r.node} ({r.op}) not on {r.engine}: {r.text}" for r in self.reasons]
+        return "\n".join(lines)
+
+    def _engine(self, spec: str) -> str:
+        return f"{spec} (not named; takes what no other does)" if spec == self.implicit else spec
+
+
+def _region_lines(region: Region) -> list[str]:
+    operators = ", ".join(f"{count} {op}" if count > 1 else op for op, count in region.operators)
+    lines = [
+        f"{region.name}  on {region.engine}: {region.nodes} node{'s' * (region.nodes != 1)} ({operators})",
+        f"  in:  {', '.join(region.inputs) or 'nothing'}",
+        f"  out: {', '.join(region.outputs)}",
+    ]
+    return lines + [f"  {remark}" for remark in region.remarks]
+
+
+def explain(plan: Plan, engines: Mapping[str, GraphCompiler], implicit: str | None) -> Explanation:
+    """Return the explanation of a plan; ``engines`` are asked for their remarks."""
+    regions = tuple(_region(launch, engines[launch.engine]) for launch in plan.launches)
+    return Explanation(plan.engines, implicit, regions, plan.reasons)
+
+
+def _region(launch: Launch, engine: GraphCompiler) -> Region:
+    function = launch.function
+    return Region(
+        name=launch.name,
+        engine=launch.engine,
+        nodes=len(function.nodes),
+        operators=tuple(Counter(node.op for node in function.nodes).most_common()),
+        inputs=_shown(function.inputs),
+        outputs=_shown(function.outputs),
+        weights=_weights([function]),
+        remarks=engine.remarks(function),
+    )
+
+
+def _shown(values: Sequence[Value]) -> tuple[str, ...]:
+    return tuple(str(value) for value in values)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes that a plan needs, engines' own packed copies and scratch apart."""
+
+    weights: int
+    """Constants, each counted once however many regions use it."""
+    crossing: int
+    """Values that cross from one region to another, where their sizes are known before the run."""
+    unknown: int
+    """How many values cross whose sizes are known only at run time."""
+
+    def __str__(self) -> str:
+        rest = f", and {self.unknown} more of sizes known only at run time" if self.unknown else ""
+        return f"weights {self.weights / 1e6:.1f} MB; values between regions {self.crossing / 1e6:.1f} MB{rest}"
+
+
+def memory(plan: Plan) -> Memory:
+    """Return the bytes of weights and of the values that cross regions."""
+    sizes = [
+        v.type.nbytes if isinstance(v.type, TensorType) else None for launch in plan.launches for v in launch.function.outputs
+    ]
+    known = [size for size in sizes if size is not None]
+    return Memory(_weights([plan.function, *(x.function for x in plan.launches)]), sum(known), len(sizes) - len(known))
+
+
+def _weights(functions: Sequence[Function]) -> int:
+    held: dict[int, Constant] = {id(c.array): c for f in functions for c in f.constants.values()}
+    return sum(constant.nbytes for constant in held.values())

@@ -1,0 +1,307 @@
+"""XRTModule: the class."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from xrt.cache import CompileCache, default_cache
+from xrt.engines import GraphCompiler, RunOptions
+from xrt.errors import DeviceError, FallbackWarning, InputError, SignatureWarning, XRTError
+from xrt.graph import Value
+from xrt.module.build import Build, simplified, with_fetched
+from xrt.module.explain import Explanation, Memory, explain, memory
+from xrt.module.settings import engine_list, settings_of
+from xrt.module.source import source_of
+from xrt.partition import Plan
+from xrt.runtime import Profile, Program, inputs
+from xrt.runtime.outputs import check_buffers
+from xrt.runtime.program import run_failed
+
+__all__ = ["XRTModule"]
+
+MAX_READY = 1024
+"""Prepared calls that a module keeps; one more forgets the oldest. They are small: one program serves many."""
+
+Call = Callable[[Sequence[Any]], Any]
+
+
+class XRTModule:
+    """A model on a list of engines, compiled on the first call of each signature and called like a function.
+
+    ``model`` is an `xrt.Graph`, a Function, or ONNX as a path, bytes or ModelProto. ``engine`` is a name, a spec
+    (``"tvm{opt_level=2}"``), an instance, or a list of these, first choice first. Unless ``strict``, the reference
+    engine stands last without being named; what it takes in that way is one FallbackWarning and lines in `explain`.
+
+    Keywords are the fields of `ClusteringOptions` (``pins``, ``minimum_nodes``, ...), of `ExecutionOptions`
+    (``precision``, ``threads``, ...) and of `Settings` (``strict``, ``max_signatures``, ...).
+
+    One output comes back as an array, several as a tuple. A returned array shares memory with nothing else, unless an
+    alias of the model names an input for it. Threads may call at once.
+
+    Raises ModelError for a model that breaks a rule, UnknownEngine or EngineUnavailable, OptionError for an unknown
+    keyword, DeviceError; a call raises InputError, PlanError, or an EngineError that names the region.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        engine: str | GraphCompiler | Sequence[str | GraphCompiler] = "toy",
+        device: str = "cpu",
+        *,
+        cache: CompileCache | None = None,
+        **options: Any,
+    ) -> None:
+        self._settings = settings_of(options)
+        self._engines = engine_list(engine, device, self._settings)
+        self._source = source_of(model)
+        self._cache = cache or default_cache()
+        self._builds: OrderedDict[object, Build] = OrderedDict()
+        self._ready: OrderedDict[object, tuple[Call, Build]] = OrderedDict()
+        self._last: Build | None = None
+        self._lock = threading.RLock()
+        self._warned = False
+        self._closed = False
+
+    # ------------------------------------------------------------------ what it is
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        """The inputs with their types; an `xrt.Graph` has names alone before its first call."""
+        return self._last.function.inputs if self._traced and self._last else self._source.inputs
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """The outputs with their types; empty for an `xrt.Graph` before its first call."""
+        return self._last.function.outputs if self._traced and self._last else self._source.outputs
+
+    @property
+    def _traced(self) -> bool:
+        return not self._source.outputs
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The specs of the engines, first choice first, the implicit reference engine included."""
+        return self._engines.specs
+
+    @property
+    def plan(self) -> Plan:
+        """The Plan of the last signature; before the first call that of the model as it is declared."""
+        return self._current().plan
+
+    def plan_for(self, *args: Any, **named: Any) -> Plan:
+        """Return the Plan for such inputs, without compiling."""
+        return self._build(self._accept(args, named)).plan
+
+    def explain(self) -> Explanation:
+        """Return the last signature's regions, their boundaries, and why each node is where it is. Prints as text."""
+        return explain(self._current().plan, self._engines.by_spec, self._engines.implicit)
+
+    def profile(self) -> Profile:
+        """Return the last signature's launch times, over the calls made with ``options=RunOptions(profile=True)``."""
+        return self._current().program().profile()
+
+    def memory(self) -> Memory:
+        """Return the bytes of the last signature's weights and of the values between its regions."""
+        return memory(self._current().plan)
+
+    def _current(self) -> Build:
+        return self._last or self._build(None)
+
+    # ------------------------------------------------------------------ compile and call
+
+    def compile(self, *examples: Any, **named: Any) -> Plan:
+        """Compile for such inputs without running; without examples, for the model as it is declared.
+
+        Raises InputError where the declared types do not tell enough: an `xrt.Graph`, or symbolic extents with an
+        engine that needs them fixed.
+        """
+        build = self._build(self._accept(examples, named) if examples or named else self._declared_values())
+        self._program(build)
+        return build.plan
+
+    def _declared_values(self) -> list[Any] | None:
+        open_ended = self._source.key([None] * len(self._source.inputs), self._engines.are_dynamic) is not None
+        if open_ended and self._source.inputs:
+            rigid = [e.spec for e in self._engines.engines if not e.supports_dynamic_shapes]
+            why = (
+                f"engine {rigid[0]!r} needs every extent fixed"
+                if rigid and not self._traced
+                else "the graph is traced for its inputs"
+            )
+            raise InputError(f"compile() needs example inputs: {why}; pass m.compile(x, ...)")
+        return None
+
+    def __call__(
+        self,
+        *args: Any,
+        fetch: Sequence[str] | None = None,
+        out: Any = None,
+        options: RunOptions | None = None,
+        **named: Any,
+    ) -> Any:
+        """Run the model on arrays given by position or by input name.
+
+        With ``fetch`` a dict of those values, inner ones too, comes back instead. ``out`` is one caller-owned buffer
+        (or None) per output, written to and returned; a single output takes it without a list.
+        """
+        if fetch is None and out is None and options is None and not named:
+            try:
+                if len(args) == 1:  # spelt out: one input is the common case, and this line is what a call costs
+                    (a,) = args
+                    call, self._last = self._ready[type(a), a.dtype, a.shape]
+                else:
+                    call, self._last = self._ready[tuple([(type(a), a.dtype, a.shape) for a in args])]
+            except (KeyError, AttributeError, TypeError):
+                pass
+            else:
+                return call(args)
+        return self._call(args, named, fetch, out, options)
+
+    def _call(self, args: Sequence[Any], named: Any, fetch: Any, out: Any, options: RunOptions | None) -> Any:
+        values = self._accept(args, named)
+        build = self._build(values, _names(fetch))
+        program = self._program(build)
+        if fetch is None and out is None and options is None:
+            call = _straight_line(program)
+            self._remember(values, call, build)
+            return call(values)
+        results = program.run(values, self._run_options(options, out, build, values))
+        if fetch is None:
+            return results[0] if len(results) == 1 else tuple(results)
+        by_name = dict(zip((v.name for v in build.function.outputs), results, strict=True))
+        return {name: by_name[name] for name in _names(fetch)}
+
+    def _accept(self, args: Sequence[Any], named: Any) -> list[Any]:
+        """Bind, normalise and check the values of a call."""
+        if self._closed:
+            raise InputError("the module is closed; make a new XRTModule")
+        declared = self._source.inputs
+        bound = inputs.bind(declared, args, named)
+        values = [inputs.normalise(value, given) for value, given in zip(declared, bound, strict=True)]
+        inputs.check(declared, values)
+        return values
+
+    def _run_options(self, options: RunOptions | None, out: Any, build: Build, values: Sequence[Any]) -> RunOptions:
+        options = options or RunOptions()
+        if options.stream is not None:
+            raise DeviceError(
+                f"a stream was given, but the module runs on {self._engines.context.device}, which has none; pass stream=None"
+            )
+        given = out if out is not None else options.out
+        if given is None:
+            return options
+        return replace(options, out=check_buffers(given, build.function.outputs, values))
+
+    def _remember(self, values: Sequence[Any], call: Call, build: Build) -> None:
+        """Keep a prepared call for further values of these types and shapes; lists and dicts go the long way each time."""
+        if any(not hasattr(value, "dtype") for value in values):
+            return
+        with self._lock:
+            if not self._closed:
+                key = tuple([(type(v), v.dtype, v.shape) for v in values])
+                self._ready[key[0] if len(key) == 1 else key] = call, build
+                while len(self._ready) > MAX_READY:
+                    self._ready.popitem(last=False)
+
+    # ------------------------------------------------------------------ from values to a Program
+
+    def _build(self, values: Sequence[Any] | None, fetch: tuple[str, ...] = ()) -> Build:
+        """Return the build for such values (None: for the model as declared), planned but not yet compiled."""
+        dynamic = self._engines.are_dynamic or values is None
+        with self._lock:
+            key = (None if values is None and not self._traced else self._source.key(values or [], dynamic), fetch)
+            build = self._builds.get(key)
+            if build is None:
+                function = self._source.declared() if values is None else self._source.function(values, dynamic)
+                build = self._builds[key] = self._planned(with_fetched(function, fetch))
+                self._bound()
+            if not fetch:
+                self._last = build
+            return build
+
+    def _planned(self, function: Any) -> Build:
+        simple = simplified(function, fold=self._settings.fold_constants)
+        return Build(simple, self._engines, self._settings, self._cache, original=function)
+
+    def _bound(self) -> None:
+        """Forget the oldest build beyond the limit, and every prepared call, since one of them may lead to it."""
+        limit = self._settings.max_signatures
+        if len(self._builds) <= limit:
+            return
+        self._builds.popitem(last=False)
+        self._ready.clear()
+        message = (
+            f"this module has met more than max_signatures={limit} signatures and forgets the oldest; give inputs of fewer "
+            f"shapes, or engines that keep symbolic extents, or raise max_signatures"
+        )
+        warnings.warn(message, SignatureWarning, stacklevel=5)
+
+    def _program(self, build: Build) -> Program:
+        program = build.program()
+        self._warn_of_fallback(build.plan)
+        return program
+
+    def _warn_of_fallback(self, plan: Plan) -> None:
+        if self._warned or self._engines.implicit is None:
+            return
+        taken = [node for launch in plan.launches if launch.engine == self._engines.implicit for node in launch.nodes]
+        if not taken:
+            return
+        self._warned = True
+        why = next((f": {r.text}" for r in plan.reasons if r.node == taken[0]), "")
+        message = (
+            f"{len(taken)} node(s) run on {self._engines.implicit!r}, which was not named: first {taken[0]!r}{why}. m.explain() "
+            f"lists them; name {self._engines.implicit!r} in the list to accept it, or pass strict=True to refuse it"
+        )
+        warnings.warn(message, FallbackWarning, stacklevel=4)
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Let go of the programs; executables that nobody else uses are closed. A call that is under way ends as it would."""
+        with self._lock:
+            self._closed = True
+            self._ready.clear()
+            self._builds.clear()
+            self._last = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<XRTModule of {len(self.inputs)} inputs on {', '.join(self.engines)}>"
+
+
+def _names(fetch: Any) -> tuple[str, ...]:
+    if fetch is None:
+        return ()
+    if isinstance(fetch, str):
+        raise InputError(f"fetch must be a list of value names; got the string {fetch!r}; pass fetch=[{fetch!r}]")
+    return tuple(dict.fromkeys(fetch))
+
+
+def _straight_line(program: Program) -> Call:
+    """Return what a call comes down to once its inputs are known to fit: the engine's own run where there is one region."""
+    single = len(program.plan.function.outputs) == 1
+    direct = program.direct
+    if direct is None:
+        return (lambda args: program.run(args)[0]) if single else (lambda args: tuple(program.run(args)))
+
+    def launch(args: Sequence[Any]) -> Any:
+        try:
+            return direct(args)[0] if single else tuple(direct(args))
+        except XRTError:
+            raise
+        except Exception as error:
+            raise run_failed(program.plan.launches[0], error) from error
+
+    return launch

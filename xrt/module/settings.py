@@ -1,0 +1,153 @@
+"""The options of a module: plain keywords sorted into their homes, and the list of engines."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler, registry
+from xrt.errors import DeviceError, OptionError, did_you_mean
+from xrt.partition import ClusteringOptions
+from xrt.runtime import available_cores, check_device, kind_of
+
+__all__ = ["REFERENCE", "EngineList", "Settings", "engine_list", "settings_of"]
+
+REFERENCE = "toy"
+"""The engine that folds constants, and stands last in every list that is not strict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a module is asked for beside its model, engines and device."""
+
+    clustering: ClusteringOptions = ClusteringOptions()
+    execution: ExecutionOptions = ExecutionOptions()
+    strict: bool = False
+    """No implicit reference engine: a node that no listed engine takes is an error."""
+    fold_constants: bool = True
+    """Whether nodes that depend on constants alone are computed once, by the reference engine, before planning."""
+    force_compile: bool = False
+    """Whether to compile anew what the cache already holds."""
+    max_signatures: int = 16
+    """Programs that a module keeps; beyond it the oldest is forgotten, with a warning."""
+    dump_subgraph_dir: Path | None = None
+    """Where to write the graph as text, ONNX and DOT before and after each stage; None writes nothing."""
+
+
+_OWN = {f.name: f for f in dataclasses.fields(Settings)}
+_CLUSTERING = {f.name for f in dataclasses.fields(ClusteringOptions)}
+_EXECUTION = {f.name for f in dataclasses.fields(ExecutionOptions)}
+_KNOWN = sorted({*_OWN, *_CLUSTERING, *_EXECUTION, "use_fp16"})
+
+
+def settings_of(options: Mapping[str, Any]) -> Settings:
+    """Return Settings from plain keywords; raises OptionError for an unknown one, or one that contradicts another."""
+    for name in options:
+        if name not in _KNOWN:
+            raise OptionError(f"XRTModule has no option {name!r}.{did_you_mean(name, _KNOWN)} It has: {', '.join(_KNOWN)}")
+    own = {name: options[name] for name in _OWN if name in options}
+    own["clustering"] = _merged(own.get("clustering", ClusteringOptions()), options, _CLUSTERING)
+    own["execution"] = _merged(own.get("execution", ExecutionOptions()), _without_aliases(options), _EXECUTION)
+    if own.get("dump_subgraph_dir") is not None:
+        own["dump_subgraph_dir"] = Path(os.fspath(own["dump_subgraph_dir"]))
+    _check_signatures(own.get("max_signatures", 1))
+    return Settings(**own)
+
+
+def _merged(base: Any, options: Mapping[str, Any], fields: set[str]) -> Any:
+    changes = {name: options[name] for name in fields if name in options}
+    return dataclasses.replace(base, **changes) if changes else base
+
+
+def _without_aliases(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Spell ``use_fp16`` as the precision that it is another word for."""
+    out = dict(options)
+    asked = out.pop("use_fp16", None)
+    if asked:
+        if out.setdefault("precision", "fp16") != "fp16":
+            raise OptionError(f"use_fp16=True contradicts precision={out['precision']!r}; give one of them")
+    return out
+
+
+def _check_signatures(value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise OptionError(f"max_signatures must be a positive integer; got {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineList:
+    """Engines in priority order, and the context in which they compile."""
+
+    engines: tuple[GraphCompiler, ...]
+    implicit: str | None
+    """The spec of the engine that was appended without being named."""
+    context: CompileContext
+
+    @property
+    def specs(self) -> tuple[str, ...]:
+        return tuple(engine.spec for engine in self.engines)
+
+    @property
+    def by_spec(self) -> dict[str, GraphCompiler]:
+        return {engine.spec: engine for engine in self.engines}
+
+    @property
+    def are_dynamic(self) -> bool:
+        """Whether one executable of any of them serves every size of a symbolic dimension."""
+        return all(engine.supports_dynamic_shapes for engine in self.engines)
+
+
+def engine_list(asked: Any, device: str, settings: Settings) -> EngineList:
+    """Return the engines for a name, spec, instance or list of them, the implicit reference engine included.
+
+    Raises UnknownEngine or EngineUnavailable, OptionError for an engine listed twice or an execution option that a
+    listed engine does not honour, DeviceError when none of them runs on the device.
+    """
+    context = CompileContext(settings.execution, check_device(device), settings.execution.threads or available_cores())
+    engines = [registry.create(one) for one in _as_list(asked)]
+    _check_list(engines)
+    _check_device(engines, device)
+    for engine in engines:
+        if reason := engine.unsupported_options(context):
+            raise OptionError(reason)
+    implicit = None if settings.strict else _reference(engines, context)
+    if implicit is not None:
+        engines.append(implicit)
+    return EngineList(tuple(engines), implicit.spec if implicit else None, context)
+
+
+def _as_list(asked: Any) -> Sequence[str | GraphCompiler]:
+    many = list(asked) if isinstance(asked, list | tuple) else [asked]
+    if not many:
+        raise OptionError("the list of engines is empty; name at least one, such as engine='toy'")
+    for one in many:
+        if not isinstance(one, str | GraphCompiler):
+            raise OptionError(f"an engine is a name, a spec or a GraphCompiler instance; got {type(one).__name__} {one!r}")
+    return many
+
+
+def _check_list(engines: Sequence[GraphCompiler]) -> None:
+    specs = [engine.spec for engine in engines]
+    twice = next((spec for spec in specs if specs.count(spec) > 1), None)
+    if twice is not None:
+        raise OptionError(f"engine {twice!r} stands twice in the list {specs}; list each once")
+
+
+def _check_device(engines: Sequence[GraphCompiler], device: str) -> None:
+    kind = kind_of(device)
+    if not any(kind in engine.devices for engine in engines):
+        able = "; ".join(f"{engine.spec} runs on {', '.join(engine.devices)}" for engine in engines)
+        raise DeviceError(f"device {device!r} was asked for, but no engine of the list runs on it: {able}")
+
+
+def _reference(engines: Sequence[GraphCompiler], context: CompileContext) -> GraphCompiler | None:
+    """Return the reference engine unless it is listed, or cannot serve the context."""
+    if any(engine.name == REFERENCE for engine in engines):
+        return None
+    reference = registry.create(REFERENCE)
+    serves = kind_of(context.device) in reference.devices and reference.unsupported_options(context) is None
+    return reference if serves else None

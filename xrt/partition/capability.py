@@ -1,0 +1,103 @@
+"""Which engine can take which node, and why not."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xrt.engines import GraphCompiler
+from xrt.graph import Attribute, AttrKind, Function, Node, Type
+
+__all__ = ["Capability"]
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """The table of answers: for each node and engine a reason, or None where the engine can take the node.
+
+    Nodes that are alike but for the names of things ask one question: same operator, attributes, types, constants and
+    device. Each question is put to each engine once.
+    """
+
+    questions: Sequence[int]
+    """For each node, in the Function's order, the number of its question."""
+    answers: tuple[tuple[str | None, ...], ...]
+    """For each question the engines' answers, in the order of the engines."""
+
+    @classmethod
+    def of(cls, function: Function, engines: Sequence[GraphCompiler], device: str) -> Capability:
+        """Ask every engine about every distinct node; ``device`` is where nodes run that name none.
+
+        An engine that raises, or answers with something else than text, is taken to decline, and that is the reason.
+        Linear in the nodes; one call of `why_not` per engine and distinct node.
+        """
+        alike = _Questions(function)
+        questions = array("l")
+        answers: list[tuple[str | None, ...]] = []
+        for node in function.nodes:
+            question = alike.number(node)
+            questions.append(question)
+            if question == len(answers):
+                answers.append(tuple(_answer(engine, node, function, node.device or device) for engine in engines))
+        return cls(questions, tuple(answers))
+
+    def reason(self, node: int, engine: int) -> str | None:
+        """Return why the engine cannot take the node; None when it can."""
+        return self.answers[self.questions[node]][engine]
+
+    def willing(self) -> list[tuple[int, ...]]:
+        """Return for each node the engines that can take it, by priority."""
+        by_question = [tuple(i for i, reason in enumerate(row) if reason is None) for row in self.answers]
+        return [by_question[question] for question in self.questions]
+
+
+def _answer(engine: GraphCompiler, node: Node, function: Function, device: str) -> str | None:
+    if device.partition(":")[0] not in engine.devices:
+        return f"the node runs on {device}; engine {engine.name!r} runs on {', '.join(engine.devices)}"
+    try:
+        answer: object = engine.why_not(node, function)
+    except Exception as error:  # noqa: BLE001  # a broken engine must not break the plan
+        return f"engine {engine.name!r} failed when asked: {type(error).__name__}: {error}"
+    if answer is None or (isinstance(answer, str) and answer):
+        return answer
+    return f"engine {engine.name!r} answered {answer!r} when asked, which is neither a reason nor None"
+
+
+class _Questions:
+    """Numbers nodes so that those that an engine cannot tell apart have one number."""
+
+    def __init__(self, function: Function) -> None:
+        self._function = function
+        self._types: dict[Type | None, int] = {}
+        self._values: dict[str, int] = {"": -1}
+        self._numbers: dict[tuple[object, ...], int] = {}
+
+    def number(self, node: Node) -> int:
+        """Return the number of the node's question: a new one is one more than all before."""
+        inputs, known = node.inputs, self._values
+        look = [known[name] if name in known else self._look(name) for name in inputs]
+        made = [known[name] if name in known else self._look(name) for name in node.outputs]
+        same = tuple(map(inputs.index, inputs)) if len(set(inputs)) < len(inputs) else ()
+        key = (node.op_type, node.domain, node.device, tuple(look), tuple(made), same, tuple(map(_content, node.attributes)))
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def _look(self, name: str) -> int:
+        """Return what an engine may see of a value: a constant itself (below -1), otherwise its type (from 0 on)."""
+        constant = self._function.constants.get(name)
+        if constant is not None:
+            look = -2 - id(constant)
+        else:
+            look = self._types.setdefault(self._function.type_of(name), len(self._types))
+        self._values[name] = look
+        return look
+
+
+_BY_IDENTITY = frozenset({AttrKind.TENSOR, AttrKind.TENSORS, AttrKind.GRAPH, AttrKind.GRAPHS})
+
+
+def _content(attribute: Attribute) -> tuple[object, ...]:
+    """Return a key for the attribute: large values by identity, numbers as text, because ``1 == True`` and ``0.0 == -0.0``."""
+    if attribute.kind in _BY_IDENTITY:
+        return (attribute.name, id(attribute.value))
+    return (attribute.name, attribute.kind, repr(attribute.value))

@@ -1,0 +1,167 @@
+"""Folding: each cluster of nodes becomes one launch node that holds them as a Function of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from xrt.graph import Constant, FrozenDict, Function, Node, Type
+from xrt.graph.order import canonical_order
+from xrt.partition.clustering import Cluster
+from xrt.partition.plan import DOMAIN, LAUNCH, launch_node
+
+__all__ = ["fold"]
+
+VERSION = 1
+"""Version of the operator domain that holds the launch node."""
+
+
+@dataclass(slots=True)
+class _Boundary:
+    """What crosses the edge of a cluster, gathered while the nodes are read in order."""
+
+    inputs: dict[str, None] = field(default_factory=dict)
+    constants: dict[str, Constant] = field(default_factory=dict)
+    exports: set[str] = field(default_factory=set)
+    """Values that others read, or that the Function gives out."""
+    control: set[int] = field(default_factory=set)
+    """Clusters that must have run before, without a value passing."""
+
+
+def fold(function: Function, clusters: Sequence[Cluster], engines: Sequence[tuple[str, str]]) -> Function:
+    """Return the Function whose nodes are launch nodes, one per cluster, named ``xrt_<engine>_<n>`` in their order.
+
+    ``engines`` are (name, spec) pairs. The caller guarantees that every node is in one cluster and that the clusters
+    hang together without a cycle. Constants go into each body that reads them, shared by reference; those that are
+    outputs stay outside as well. Linear.
+    """
+    boundaries = _boundaries(function, clusters)
+    order = _order(function, clusters, boundaries)
+    rank = {c: n for n, c in enumerate(order)}
+    names = [f"xrt_{engines[cluster.engine][0]}_{rank[c]}" for c, cluster in enumerate(clusters)]
+    aliases = _inner_aliases(function, boundaries)
+    nodes = []
+    for c in order:
+        cluster, boundary = clusters[c], boundaries[c]
+        body = _body(function, cluster, boundary, names[c], aliases.get(c, ()))
+        inner = tuple(function.nodes[i].name for i in cluster.nodes)
+        control = tuple(names[earlier] for earlier in sorted(boundary.control, key=rank.__getitem__))
+        nodes.append(launch_node(names[c], engines[cluster.engine][1], body, inner, device=cluster.device, control=control))
+    return _outer(function, nodes)
+
+
+# ------------------------------------------------------------------ what crosses
+
+
+def _boundaries(function: Function, clusters: Sequence[Cluster]) -> list[_Boundary]:
+    home = _homes(function, clusters)
+    found = [_Boundary() for _ in clusters]
+    for i, node in enumerate(function.nodes):
+        own = found[home[i]]
+        for name in node.uses:
+            position = function.position(name)
+            if position is None:
+                _take(own, name, function.constants.get(name))
+            elif home[position] != home[i]:
+                own.inputs[name] = None
+                found[home[position]].exports.add(name)
+    for value in function.outputs:
+        position = function.position(value.name)
+        if position is not None:
+            found[home[position]].exports.add(value.name)
+    _add_control(function, home, found)
+    return found
+
+
+def _homes(function: Function, clusters: Sequence[Cluster]) -> list[int]:
+    home = [0] * len(function.nodes)
+    for c, cluster in enumerate(clusters):
+        for i in cluster.nodes:
+            home[i] = c
+    return home
+
+
+def _take(own: _Boundary, name: str, constant: Constant | None) -> None:
+    if constant is None:
+        own.inputs[name] = None
+    else:
+        own.constants[name] = constant
+
+
+def _add_control(function: Function, home: Sequence[int], found: Sequence[_Boundary]) -> None:
+    if not any(node.control for node in function.nodes):
+        return
+    homes = {node.name: home[i] for i, node in enumerate(function.nodes)}
+    for node in function.nodes:
+        own = homes[node.name]
+        found[own].control.update(other for name in node.control if (other := homes[name]) != own)
+
+
+def _defined(function: Function, cluster: Cluster) -> list[str]:
+    return [name for i in cluster.nodes for name in function.nodes[i].outputs if name]
+
+
+def _order(function: Function, clusters: Sequence[Cluster], boundaries: Sequence[_Boundary]) -> list[int]:
+    """Return the clusters in the order that a Function gives to its nodes."""
+    nodes = []
+    for c, (cluster, boundary) in enumerate(zip(clusters, boundaries, strict=True)):
+        made = tuple(name for name in _defined(function, cluster) if name in boundary.exports)
+        nodes.append(Node(LAUNCH, tuple(boundary.inputs), made, name=str(c), control=tuple(map(str, sorted(boundary.control)))))
+    producer = {name: c for c, node in enumerate(nodes) for name in node.outputs}
+    return canonical_order(nodes, producer, [value.name for value in function.outputs])
+
+
+def _inner_aliases(function: Function, boundaries: Sequence[_Boundary]) -> dict[int, tuple[tuple[str, str], ...]]:
+    """Return by cluster the updates in place that it can make itself.
+
+    Those are the aliases whose output it makes from an input that nobody else sees: another region that reads the
+    input may run later and must find the old value. The others stay with the outer Function alone, whose
+    runner copies the output into the input when all is done.
+    """
+    found: dict[int, tuple[tuple[str, str], ...]] = {}
+    given = {value.name for value in function.outputs}
+    for before, after in function.aliases:
+        readers = [c for c, boundary in enumerate(boundaries) if before in boundary.inputs]
+        if len(readers) == 1 and after in boundaries[readers[0]].exports and before not in given:
+            found[readers[0]] = (*found.get(readers[0], ()), (before, after))
+    return found
+
+
+# ------------------------------------------------------------------ the Functions
+
+
+def _body(function: Function, cluster: Cluster, boundary: _Boundary, name: str, aliases: tuple[tuple[str, str], ...]) -> Function:
+    defined = _defined(function, cluster)
+    inner = (value for value in defined if value not in boundary.exports)
+    return Function(
+        inputs=tuple(map(function.value, boundary.inputs)),
+        outputs=tuple(function.value(value) for value in defined if value in boundary.exports),
+        nodes=_closed([function.nodes[i] for i in cluster.nodes]),
+        constants=FrozenDict(boundary.constants),
+        opsets=function.opsets,
+        aliases=aliases,
+        types=_types(function, inner),
+        name=name,
+    )
+
+
+def _closed(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Return the nodes without the control edges that come from elsewhere; those are the launch node's."""
+    if not any(node.control for node in nodes):
+        return tuple(nodes)
+    own = {node.name for node in nodes}
+    return tuple(replace(n, control=tuple(c for c in n.control if c in own)) if n.control else n for n in nodes)
+
+
+def _outer(function: Function, nodes: Sequence[Node]) -> Function:
+    ends = {value.name for value in function.outputs}
+    return function.replace(
+        nodes=tuple(nodes),
+        constants=FrozenDict((name, constant) for name, constant in function.constants.items() if name in ends),
+        types=_types(function, (name for node in nodes for name in node.outputs if name not in ends)),
+        opsets=FrozenDict({**function.opsets, DOMAIN: VERSION}),
+    )
+
+
+def _types(function: Function, names: Iterable[str]) -> FrozenDict[str, Type]:
+    return FrozenDict((name, known) for name in names if (known := function.type_of(name)) is not None)

@@ -1,0 +1,149 @@
+"""What a caller may ask of the partitioner: sizes of clusters, and pins."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, get_args
+
+from xrt.errors import OptionError, did_you_mean
+from xrt.graph import Node
+
+__all__ = ["ClusteringOptions", "Pin", "PinSubject"]
+
+PinSubject = Literal["operator", "name"]
+
+_FORM = re.compile(r"(?P<patterns>.+?)\s*(?P<relation>!?=)\s*(?P<engine>[A-Za-z_]\w*(\{.*\})?)", re.DOTALL)
+_OPERATOR = re.compile(r"[\w.*?-]+")
+_HELP = "a pin reads like 'Conv|Gemm=ort' (force), 'Softmax!=tvm' (forbid) or 'name:/layer1/*=ort' (by node name)"
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Nodes by operator or by name, and the engine that must take them, or must not.
+
+    >>> str(Pin.parse("Conv | Gemm = ort"))
+    'Conv|Gemm=ort'
+    >>> Pin.parse("name:/head/*!=tvm")
+    Pin(patterns=('/head/*',), engine='tvm', by='name', forbid=True)
+    """
+
+    patterns: tuple[str, ...]
+    """A node matches when one of them matches wholly; ``*`` stands for any text and ``?`` for one character."""
+    engine: str
+    """An engine's name (every engine of that name), or the exact spec of one."""
+    by: PinSubject = "operator"
+    """What the patterns are held against: `Node.op` (``Conv``, ``com.microsoft.FusedConv``) or `Node.name`."""
+    forbid: bool = False
+    """Whether the engine must not take the nodes; otherwise no other may."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "patterns", (self.patterns,) if isinstance(self.patterns, str) else tuple(self.patterns))
+        if self.by not in get_args(PinSubject):
+            raise OptionError(f"a pin goes by 'operator' or by 'name'; got {self.by!r}")
+        if not self.patterns or not all(self.patterns):
+            raise OptionError(f"the pin to {self.engine!r} names no {self.by}; {_HELP}")
+        for pattern in self.patterns:
+            if self.by == "operator" and not _OPERATOR.fullmatch(pattern):
+                raise OptionError(f"{pattern!r} is no operator (letters, digits, '.', '*' and '?'); {_HELP}")
+
+    @classmethod
+    def parse(cls, text: str) -> Pin:
+        """Return the pin that the text spells; raises OptionError where it spells none.
+
+        Patterns are separated by ``|``; a node name that holds one is pinned by the constructor.
+        """
+        match = _FORM.fullmatch(text.strip())
+        if match is None:
+            raise OptionError(f"{text!r} is not a pin; {_HELP}")
+        subject, by_name, names = match["patterns"].partition("name:")
+        named = by_name and not subject.strip()
+        patterns = tuple(p.strip() for p in (names if named else match["patterns"]).split("|"))
+        return cls(patterns, match["engine"], "name" if named else "operator", match["relation"] == "!=")
+
+    def __str__(self) -> str:
+        prefix = "name:" if self.by == "name" else ""
+        return f"{prefix}{'|'.join(self.patterns)}{'!=' if self.forbid else '='}{self.engine}"
+
+    def matches(self, node: Node) -> bool:
+        """Whether the pin is about the node."""
+        return _matcher(self.patterns).fullmatch(node.name if self.by == "name" else node.op) is not None
+
+    def covers(self, name: str, spec: str) -> bool:
+        """Whether the pin speaks of the engine of that name and spec."""
+        return self.engine in (name, spec)
+
+
+@lru_cache(maxsize=64)
+def _matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    regexes = (re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".") for pattern in patterns)
+    return re.compile("|".join(regexes), re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusteringOptions:
+    """How nodes are grouped into regions; part of the Plan. Raises OptionError for an impossible value."""
+
+    minimum_nodes: int = 1
+    """A cluster of fewer nodes dissolves: its nodes go to the next engine that takes them, or stay where there is none."""
+    maximum_nodes: int | None = None
+    """The most nodes that a region may have; None for no limit."""
+    ignore_pipeline: bool = True
+    """Whether regions may be merged although one of them then waits for more. With False, every region starts as soon
+    as any of its first nodes could: it waits for no other region than each of these nodes itself waits for."""
+    sweeps: int | None = 3
+    """How often the nodes are gone over to let fewer values cross between regions; None until nothing improves."""
+    pins: tuple[Pin, ...] = ()
+    """Pins, or their text. Of the forcing pins that match a node the last one holds; forbidding ones add up."""
+
+    def __post_init__(self) -> None:
+        _check_count("minimum_nodes", self.minimum_nodes, 1)
+        for name, least in (("maximum_nodes", 1), ("sweeps", 0)):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name), least, " or None for no limit")
+        if self.maximum_nodes is not None and self.maximum_nodes < self.minimum_nodes:
+            raise OptionError(
+                f"minimum_nodes={self.minimum_nodes} is more than maximum_nodes={self.maximum_nodes}; no cluster satisfies both"
+            )
+        if not isinstance(self.ignore_pipeline, bool):
+            raise OptionError(f"ignore_pipeline must be True or False; got {self.ignore_pipeline!r}")
+        object.__setattr__(self, "pins", tuple(_pin(pin) for pin in _listed(self.pins)))
+
+    def __str__(self) -> str:
+        default = ClusteringOptions()
+        names = ("minimum_nodes", "maximum_nodes", "ignore_pipeline", "sweeps")
+        shown = [f"{name}={getattr(self, name)}" for name in names if getattr(self, name) != getattr(default, name)]
+        return ", ".join([*shown, *(f"pin {str(pin)!r}" for pin in self.pins)])
+
+    def check_pins(self, engines: Iterable[tuple[str, str]]) -> None:
+        """Raise OptionError for a pin whose engine is not among the (name, spec) pairs."""
+        known = sorted({word for pair in engines for word in pair})
+        for pin in self.pins:
+            if pin.engine not in known:
+                near = did_you_mean(pin.engine, known)
+                raise OptionError(
+                    f"pin {str(pin)!r} names engine {pin.engine!r}, which is not in the list: {', '.join(known)}.{near}"
+                )
+
+
+def _listed(pins: object) -> Iterable[object]:
+    if isinstance(pins, str | Pin):
+        return (pins,)
+    if isinstance(pins, Iterable):
+        return pins
+    raise OptionError(f"pins must be a list of pins or of their text; got {pins!r}")
+
+
+def _pin(pin: object) -> Pin:
+    if isinstance(pin, Pin):
+        return pin
+    if isinstance(pin, str):
+        return Pin.parse(pin)
+    raise OptionError(f"a pin is a Pin or its text; got {type(pin).__name__} {pin!r}; {_HELP}")
+
+
+def _check_count(name: str, value: object, least: int, or_else: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise OptionError(f"{name} must be an integer of at least {least}{or_else}; got {value!r}")

@@ -1,0 +1,131 @@
+"""The Plan: a partitioned Function as a value, with the reasons for where its nodes are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from xrt.graph import Attribute, AttrKind, Function, Node
+from xrt.partition.options import ClusteringOptions
+
+__all__ = ["LAUNCH", "Launch", "Plan", "Reason", "launch_node"]
+
+LAUNCH = "Launch"
+DOMAIN = "xrt"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a node is not on an engine that stands before its own in the list."""
+
+    node: str
+    op: str
+    engine: str
+    """The spec of the engine that does not have it."""
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.node!r} ({self.op}) is not on {self.engine}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One region: what an engine compiles, and where it stands in the plan."""
+
+    name: str
+    engine: str
+    """The spec of its engine."""
+    function: Function
+    """The region as a closed Function; its values are named as in the model."""
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[str, ...]
+    """Names of the model's nodes that it holds, in the model's order."""
+    device: str
+    """Where it must run; empty where it does not matter."""
+    control: tuple[str, ...] = ()
+    """Launches that must have run before, without a value passing."""
+
+    @classmethod
+    def of(cls, node: Node) -> Launch:
+        """Return the region that a launch node holds."""
+        return cls(
+            node.name,
+            node.attr("engine"),
+            node.attr("body"),
+            node.inputs,
+            node.outputs,
+            node.attr("nodes"),
+            node.device,
+            node.control,
+        )
+
+
+def launch_node(
+    name: str, engine: str, body: Function, nodes: tuple[str, ...], *, device: str = "", control: tuple[str, ...] = ()
+) -> Node:
+    """Return the node that stands for a region in a folded Function; its inputs and outputs are the body's."""
+    attributes = (
+        Attribute("body", AttrKind.GRAPH, body),
+        Attribute("engine", AttrKind.STRING, engine),
+        Attribute("nodes", AttrKind.STRINGS, nodes),
+    )
+    inputs, outputs = tuple(v.name for v in body.inputs), tuple(v.name for v in body.outputs)
+    return Node(LAUNCH, inputs, outputs, attributes, DOMAIN, name, control, device)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A partitioned model: launch nodes in a Function of their own, engines and reasons. Nothing is compiled yet.
+
+    The same Function, engines and options give an equal Plan in any process, also as text and as bytes.
+    """
+
+    function: Function
+    """The folded model: every node is a launch node; constants that are outputs of the model are its own."""
+    engines: tuple[str, ...]
+    """Specs of all engines that were asked, by priority; some may have got nothing."""
+    reasons: tuple[Reason, ...] = ()
+    """For every node one reason per engine that stands before its own, in the model's order."""
+    options: ClusteringOptions = ClusteringOptions()
+    implicit: str | None = None
+    """The spec of the engine that stands in the list without having been named."""
+
+    @cached_property
+    def launches(self) -> tuple[Launch, ...]:
+        """The regions, in an order in which they can run."""
+        return tuple(Launch.of(node) for node in self.function.nodes)
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    nodes = sum(len(launch.nodes) for launch in plan.launches)
+    engines = ", ".join(f"{e} (not named)" if e == plan.implicit else e for e in plan.engines)
+    yield f"plan: {_counted(nodes, 'node')} in {_counted(len(plan.launches), 'region')} on {engines}"
+    if str(plan.options):
+        yield f"options: {plan.options}"
+    for launch in plan.launches:
+        yield from _launch_lines(launch)
+    if plan.reasons:
+        yield "reasons:"
+    for reason in plan.reasons:
+        yield f"  {reason}"
+
+
+def _launch_lines(launch: Launch) -> Iterator[str]:
+    where = f" ({launch.device})" if launch.device else ""
+    yield f"{launch.name} on {launch.engine}{where}: {_counted(len(launch.nodes), 'node')}"
+    yield f"  nodes:  {', '.join(f'{node.name} ({node.op})' for node in launch.function.nodes)}"
+    yield f"  in:     {', '.join(map(str, launch.function.inputs)) or 'nothing'}"
+    yield f"  out:    {', '.join(map(str, launch.function.outputs)) or 'nothing'}"
+    for before, after in launch.function.aliases:
+        yield f"  writes: {after} into {before}"
+    if launch.control:
+        yield f"  after:  {', '.join(launch.control)}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"

@@ -1,0 +1,245 @@
+"""The fewest regions, as the sequence of kinds in which they run.
+
+Regions that hang together without a cycle have an order in which they can run. So the fewest regions are the fewest
+batches, each of one kind, in which all units can be run; and each batch may take all that it can reach, because that
+only leaves less to the later ones. What is to be found is the shortest sequence of kinds.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+
+from xrt.partition.pipeline import prompt_groups
+from xrt.partition.placement import places
+from xrt.partition.plain import fewest_possible, plain_groups
+from xrt.partition.units import Units
+
+__all__ = ["fewest"]
+
+CONTRACTIBLE = 5_000
+"""The most units that are contracted in the hope of an exact search."""
+
+SEARCHABLE = 1_000
+"""The most units, once contracted, that the exact search is tried on."""
+
+BUDGET = 100_000
+"""Units that the exact search may look at, all its steps together; beyond it the best sequence found so far holds."""
+
+EFFORT = 20
+"""Groups per unit that the plain algorithm may look at before it stops merging."""
+
+
+def fewest(units: Units) -> tuple[int, ...]:
+    """Return a short sequence of kinds in which all units can be run.
+
+    It is the shortest with up to two kinds of region, and wherever the exact search ends within its budget. It is no
+    longer than what merging children into parents comes to (`xrt.partition.plain`, within its effort). Linear.
+    """
+    phases = units.kinds.phases()
+    if len(phases) < 3:
+        return min((_taking_turns(units, phases[i:] + phases[:i]) for i in range(len(phases))), key=len, default=())
+    turned = units.reversed()
+    found = min(_tight(units, turned, _greedy(units)), _tight(units, turned, _greedy(turned)[::-1]), key=len)
+    if len(found) == max(units.tails(), default=0):
+        return found
+    return _searched(units, turned, found)
+
+
+# ------------------------------------------------------------------ one or two kinds of region
+
+
+def _taking_turns(units: Units, turn: Sequence[int]) -> tuple[int, ...]:
+    """Return the sequence in which the phases take turns, without the turns that nothing runs in."""
+    wait = _waits(units, turn)
+    place: list[int] = []
+    for kind, before in zip(units.kind, units.graph.predecessors, strict=True):
+        at = max([place[unit] for unit in before], default=0)
+        place.append(at + wait[at % len(turn)][kind])
+    return tuple(turn[at % len(turn)] for at in sorted(set(place)))
+
+
+def _waits(units: Units, turn: Sequence[int]) -> list[list[int]]:
+    """Return for each place in the turn and each kind how many places further the next phase is that accepts it."""
+    accepted = [units.kinds.accepted(phase) for phase in turn]
+    count = len(turn)
+    return [
+        [next(d for d in range(count) if kind in accepted[(at + d) % count]) for kind in range(len(units.kinds))]
+        for at in range(count)
+    ]
+
+
+# ------------------------------------------------------------------ three kinds and more
+
+
+def _searched(units: Units, turned: Units, found: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shortest sequence where the graph is small enough, otherwise what the plain algorithm has if it is shorter."""
+    if len(units) <= CONTRACTIBLE and len(small := _contracted(units)) <= SEARCHABLE:
+        done, better = _exact(small, len(found))
+        found = better or found
+        if done:
+            return found
+    if fewest_possible(units) < len(found):
+        found = min(found, _tight(units, turned, _plain(units)), key=len)
+    return found
+
+
+def _plain(units: Units) -> tuple[int, ...]:
+    group = plain_groups(units, EFFORT * len(units))
+    kinds: dict[int, int] = {}
+    for unit, own in enumerate(group):
+        kinds[own] = max(kinds.get(own, 0), units.kind[unit])
+    return tuple(kinds[own] for own in sorted(kinds))
+
+
+def _contracted(units: Units) -> Units:
+    """Return the units with those merged that every shortest sequence can run together.
+
+    A unit that waits for nothing but its predecessor of the same kind, or for what that one waits for, is always
+    reached in the same batch; so is one that waits for exactly the same; and likewise with time turned round.
+    """
+    while True:
+        forward = units.merged(prompt_groups(units)).reversed()
+        both = forward.merged(prompt_groups(forward)).reversed()
+        if len(both) * 10 > len(units) * 9:
+            return both
+        units = both
+
+
+def _greedy(units: Units) -> tuple[int, ...]:
+    """Return the sequence that always runs the kind from which the longest way lies ahead, then the most of it."""
+    run = _Run(units)
+    sequence = []
+    while run.left:
+        phase = run.most_urgent()
+        run.exhaust(phase)
+        sequence.append(phase)
+    return tuple(sequence)
+
+
+def _tight(units: Units, turned: Units, sequence: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the sequence without the places that stay empty when each unit runs as early, or as late, as it can."""
+    before = None
+    while sequence != before:
+        before = sequence
+        sequence = _used(units, sequence)
+        sequence = _used(turned, sequence[::-1])[::-1]
+    return sequence
+
+
+def _used(units: Units, sequence: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sequence[at] for at in sorted(set(places(units, sequence))))
+
+
+class _Run:
+    """Units being run batch by batch."""
+
+    def __init__(self, units: Units) -> None:
+        self._kind = units.kind
+        self._after = units.graph.successors()
+        self._tail = units.tails()
+        self._accepted = {phase: units.kinds.accepted(phase) for phase in units.kinds.phases()}
+        self._waiting = [len(before) for before in units.graph.predecessors]
+        self._ready: list[list[int]] = [[] for _ in range(len(units.kinds))]
+        self._longest = [0] * len(units.kinds)
+        self._total = [0] * len(units.kinds)
+        self.left = len(units)
+        for unit, count in enumerate(self._waiting):
+            if not count:
+                self._put(unit)
+
+    def most_urgent(self) -> int:
+        """Return the phase whose ready units have the longest way before them; of equal ones the first by priority."""
+        return max(self._accepted, key=self._urgency)
+
+    def _urgency(self, phase: int) -> tuple[int, int, int]:
+        kinds = self._accepted[phase]
+        return max(self._longest[k] for k in kinds), sum(self._total[k] for k in kinds), -phase
+
+    def _put(self, unit: int) -> None:
+        kind, tail = self._kind[unit], self._tail[unit]
+        self._ready[kind].append(unit)
+        self._longest[kind] = max(self._longest[kind], tail)
+        self._total[kind] += tail
+
+    def exhaust(self, phase: int) -> None:
+        """Run all that can be reached in a region of that kind."""
+        accepted = self._accepted[phase]
+        stack = [unit for kind in accepted for unit in self._ready[kind]]
+        for kind in accepted:
+            self._ready[kind], self._longest[kind], self._total[kind] = [], 0, 0
+        while stack:
+            self.left -= 1
+            for unit in self._after[stack.pop()]:
+                self._waiting[unit] -= 1
+                if self._waiting[unit]:
+                    continue
+                if self._kind[unit] in accepted:
+                    stack.append(unit)
+                else:
+                    self._put(unit)
+
+
+def _exact(units: Units, bound: int) -> tuple[bool, tuple[int, ...]]:
+    """Return whether the search came to its end, and the shortest sequence if that is shorter than the bound.
+
+    A* over the sets of units that have run, as bits of an integer; what is left needs at least its longest way.
+    """
+    states = _States(units)
+    best = {0: (0, -1, -1)}  # what has run: (length of the sequence, the last phase, what had run before it)
+    queue = [(states.least(0), 0, 0)]
+    for _ in range(BUDGET // max(len(units), 1)):
+        if not queue:
+            return True, ()
+        _, negative, ran = heapq.heappop(queue)
+        if ran == states.all:
+            return True, tuple(_phases_to(ran, best))[::-1]
+        length = 1 - negative
+        for phase, then in states.following(ran):
+            least = length + states.least(then)
+            if least < bound and (then not in best or best[then][0] > length):
+                best[then] = (length, phase, ran)
+                heapq.heappush(queue, (least, -length, then))
+    return False, ()
+
+
+def _phases_to(ran: int, best: dict[int, tuple[int, int, int]]) -> Iterator[int]:
+    while ran:
+        _, phase, ran = best[ran]
+        yield phase
+
+
+class _States:
+    """Sets of units that can have run, as bits of integers."""
+
+    def __init__(self, units: Units) -> None:
+        self.all = (1 << len(units)) - 1
+        self._needs = [sum(1 << earlier for earlier in before) for before in units.graph.predecessors]
+        tails = units.tails()
+        self._tails = self._longest_first(tails)
+        self._members = [
+            (phase, [unit for unit, kind in enumerate(units.kind) if kind in units.kinds.accepted(phase)])
+            for phase in units.kinds.phases()
+        ]
+
+    @staticmethod
+    def _longest_first(tails: Sequence[int]) -> list[tuple[int, int]]:
+        """Return (tail, the units of that tail as bits), the longest first."""
+        sets: dict[int, int] = {}
+        for unit, tail in enumerate(tails):
+            sets[tail] = sets.get(tail, 0) | 1 << unit
+        return sorted(sets.items(), reverse=True)
+
+    def least(self, ran: int) -> int:
+        """Return how many batches are needed at least for what has not run."""
+        return next((tail for tail, units in self._tails if units & ~ran), 0)
+
+    def following(self, ran: int) -> Iterator[tuple[int, int]]:
+        """Yield each phase that can run something, with what has run after it."""
+        for phase, members in self._members:
+            then = ran
+            for unit in members:  # in topological order: one pass reaches all
+                if not self._needs[unit] & ~then:
+                    then |= 1 << unit
+            if then != ran:
+                yield phase, then

@@ -1,0 +1,166 @@
+"""The values of a call, checked against the model's declared inputs before any engine sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from xrt.errors import DeviceError, InputError, ModelError, did_you_mean
+from xrt.graph import DType, MapType, OptionalType, SequenceType, TensorType, Type, Value
+
+__all__ = ["bind", "check", "normalise", "type_of"]
+
+Dims = dict[str, tuple[int, str]]
+"""What each symbolic dimension was first seen as: its size, and the input that showed it."""
+
+
+def bind(inputs: Sequence[Value], args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    """Return the given values in the order of the inputs; raises InputError naming what is missing, unknown or twice."""
+    names = [value.name for value in inputs]
+    takes = f"the model takes {len(names)} input{'s' * (len(names) != 1)} ({', '.join(names) or 'none'})"
+    if len(args) > len(names):
+        raise InputError(f"{takes}; got {len(args)} positional values")
+    given = dict(zip(names, args, strict=False))
+    for name, value in named.items():
+        if name not in names:
+            raise InputError(f"the model has no input {name!r}.{did_you_mean(name, names)} {takes.capitalize()}")
+        if name in given:
+            raise InputError(f"input {name!r} is given twice, by position and by name")
+        given[name] = value
+    missing = [value.name for value in inputs if value.name not in given and not isinstance(value.type, OptionalType)]
+    if missing:
+        raise InputError(f"no value for input{'s' * (len(missing) != 1)} {', '.join(map(repr, missing))}; {takes}")
+    return [given.get(name) for name in names]
+
+
+def normalise(value: Value, given: Any) -> Any:
+    """Return the given value as engines expect it: a plain NumPy array of native byte order, a list, a dict or None.
+
+    Arrays of other libraries come in through DLPack without a copy where they lie in host memory. A Python scalar is
+    taken for a 0-d input only. Raises InputError for anything else.
+    """
+    type_ = value.type
+    if isinstance(type_, OptionalType):
+        return None if given is None else normalise(Value(value.name, type_.element), given)
+    if isinstance(type_, SequenceType):
+        return _sequence(value.name, type_, given)
+    if isinstance(type_, MapType):
+        return given
+    return _array(value.name, type_, given)
+
+
+def _sequence(name: str, type_: SequenceType, given: Any) -> list[Any]:
+    if not isinstance(given, list | tuple):
+        raise InputError(f"input {name!r} is a sequence ({type_}); pass a list of arrays, not {_described(given)}")
+    return [normalise(Value(f"{name}[{i}]", type_.element), item) for i, item in enumerate(given)]
+
+
+def _array(name: str, type_: TensorType | None, given: Any) -> np.ndarray[Any, Any]:
+    if type(given) is np.ndarray or isinstance(given, np.ndarray | np.generic):
+        array = np.asarray(given)
+    elif isinstance(given, bool | int | float | complex | str):
+        array = _scalar(name, type_, given)
+    elif hasattr(given, "__dlpack__"):
+        array = _from_dlpack(name, given)
+    else:
+        raise InputError(
+            f"input {name!r} must be a NumPy array; got {_described(given)}; convert it with np.asarray(..., dtype=...)"
+        )
+    if array.dtype.kind in "US":
+        return array.astype(object)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _scalar(name: str, type_: TensorType | None, given: Any) -> np.ndarray[Any, Any]:
+    if type_ is None or type_.shape != ():
+        declared = f" ({type_})" if type_ is not None else ""
+        raise InputError(
+            f"input {name!r}{declared} must be a NumPy array; a Python {type(given).__name__} is taken for a 0-d input only"
+        )
+    array = np.asarray(given, dtype=object if isinstance(given, str) else None)
+    if type_.dtype is DType.STRING or not np.can_cast(array.dtype, type_.dtype.numpy, "same_kind"):
+        return array
+    with np.errstate(over="raise"):
+        try:
+            return np.asarray(given, dtype=type_.dtype.numpy)
+        except (OverflowError, FloatingPointError):
+            raise InputError(f"input {name!r} is {type_}, which cannot hold {given!r}") from None
+
+
+def _from_dlpack(name: str, given: Any) -> np.ndarray[Any, Any]:
+    try:
+        return np.from_dlpack(given)
+    except BufferError as error:
+        raise DeviceError(
+            f"input {name!r} ({_described(given)}) is not in host memory, and the module runs on cpu: {error}"
+        ) from error
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise InputError(f"input {name!r} ({_described(given)}) cannot be read through DLPack: {error}") from error
+
+
+def _described(given: Any) -> str:
+    kind = type(given)
+    return f"a {kind.__name__}" if kind.__module__ == "builtins" else f"a {kind.__module__}.{kind.__qualname__}"
+
+
+def check(inputs: Sequence[Value], values: Sequence[Any]) -> None:
+    """Check normalised values against the declared types; raises InputError naming the input and the difference.
+
+    Extents with one name must be one size across all inputs.
+    """
+    dims: Dims = {}
+    for value, given in zip(inputs, values, strict=True):
+        _check(value.name, value.type, given, dims)
+
+
+def _check(name: str, type_: Type | None, given: Any, dims: Dims) -> None:
+    if isinstance(type_, SequenceType):
+        for index, item in enumerate(given):
+            _check(f"{name}[{index}]", type_.element, item, {})  # each element has a shape of its own
+    elif isinstance(type_, OptionalType):
+        if given is not None:
+            _check(name, type_.element, given, dims)
+    elif isinstance(type_, TensorType):
+        _check_tensor(name, type_, given, dims)
+
+
+def _check_tensor(name: str, type_: TensorType, array: np.ndarray[Any, Any], dims: Dims) -> None:
+    try:
+        dtype = DType.of(array)
+    except ModelError as error:
+        raise InputError(f"input {name!r} must be {type_}; {error}") from None
+    if dtype is not type_.dtype:
+        raise InputError(
+            f"input {name!r} must be {type_.dtype}; got {dtype}; convert it with .astype({str(type_.dtype.numpy)!r})"
+        )
+    if type_.shape is None:
+        return
+    if len(type_.shape) != array.ndim:
+        raise InputError(
+            f"input {name!r} must have rank {len(type_.shape)} ({type_}); got rank {array.ndim}, shape {list(array.shape)}"
+        )
+    for axis, (declared, size) in enumerate(zip(type_.shape, array.shape, strict=True)):
+        _check_extent(name, type_, array.shape, axis, declared, size, dims)
+
+
+def _check_extent(name: str, type_: TensorType, shape: tuple[int, ...], axis: int, declared: Any, size: int, dims: Dims) -> None:
+    if isinstance(declared, int) and declared != size:
+        raise InputError(f"input {name!r} must be {type_}; got shape {list(shape)}: axis {axis} is {size}, not {declared}")
+    if isinstance(declared, str):
+        seen, where = dims.setdefault(declared, (size, name))
+        if seen != size:
+            raise InputError(
+                f"dimension {declared!r} is {seen} in input {where!r} and {size} in input {name!r}; equal names are equal sizes"
+            )
+
+
+def type_of(given: Any) -> Type | None:
+    """Return the type of a normalised value; None for one that ONNX has no word for (a dict, an absent optional)."""
+    if isinstance(given, np.ndarray):
+        return TensorType(DType.of(given), given.shape)
+    if isinstance(given, list):
+        kinds = {type_of(item) for item in given}
+        return SequenceType(kind) if len(kinds) == 1 and (kind := kinds.pop()) is not None else None
+    return None

@@ -1,0 +1,157 @@
+"""The node tests of the installed ``onnx`` package as cases: a model, its inputs, and what must come out."""
+
+from __future__ import annotations
+
+import fnmatch
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+from onnx import GraphProto, ModelProto, OptionalProto, SequenceProto, TensorProto, numpy_helper
+
+from xrt.compare import BIT_EQUAL, Comparison, Tolerance, compare_all
+from xrt.formats import onnx
+from xrt.graph import Function, is_training, schema_of
+
+__all__ = ["Case", "node_cases"]
+
+_BFLOAT16_RTOL = 2**-6
+"""Two roundings: what the runner of ``onnx`` itself grants bfloat16, whose one rounding is wider than every case's rtol."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test: a model, one set of inputs, the outputs that must come, and how exact they must be."""
+
+    name: str
+    model: ModelProto
+    inputs: tuple[Any, ...]
+    """Arrays, lists and None, as engines take them."""
+    expected: tuple[Any, ...]
+    rtol: float
+    atol: float
+
+    @cached_property
+    def function(self) -> Function:
+        """The model as a Function; raises ModelError where it cannot be read."""
+        return onnx.load(self.model)
+
+    @cached_property
+    def operators(self) -> tuple[str, ...]:
+        """The operators of the main graph, sorted; those of bodies are left out."""
+        return tuple(sorted({f"{n.domain}.{n.op_type}" if n.domain else n.op_type for n in self.model.graph.node}))
+
+    @cached_property
+    def is_random(self) -> bool:
+        """Whether the outputs are drawn anew in every run, so that only their types and shapes can be compared.
+
+        Read from the schemas: an operator that is declared not deterministic and takes a seed, in the main graph or in a
+        body; a Dropout only in its training form. (AffineGrid is declared so too, and draws nothing.)
+        """
+        return any(_draws(function, node) for function, node in self.function.walk())
+
+    def judge(self, results: Sequence[Any]) -> Comparison:
+        """Compare results with the expected ones; types and shapes exactly, numbers within the case's own tolerance."""
+        names = [output.name for output in self.model.graph.output]
+        if self.is_random:
+            return compare_all([_blank(r) for r in results], [_blank(e) for e in self.expected], names=names)
+        parts = [
+            compare_all([r], [e], self._tolerance(e), names=[n]) for r, e, n in zip(results, self.expected, names, strict=False)
+        ]
+        wrong = [part for part in parts if not part]
+        if len(results) != len(self.expected):
+            return compare_all(results, self.expected)
+        return wrong[0] if wrong else max(parts, key=lambda part: part.absolute, default=Comparison())
+
+    def _tolerance(self, expected: Any) -> Tolerance:
+        narrow = isinstance(expected, np.ndarray) and expected.dtype.name == "bfloat16"
+        return Tolerance(max(self.rtol, _BFLOAT16_RTOL) if narrow else self.rtol, self.atol)
+
+
+def _draws(function: Function, node: Any) -> bool:
+    schema = schema_of(node.op_type, function.opsets.get(node.domain, 0), node.domain)
+    if schema is None or not schema.non_deterministic or "seed" not in schema.attributes:
+        return False
+    return node.op_type != "Dropout" or is_training(node, function)
+
+
+def _blank(value: Any) -> Any:
+    """Return the value with every number zero: its type and shape alone."""
+    if isinstance(value, list):
+        return [_blank(item) for item in value]
+    return np.zeros_like(value) if isinstance(value, np.ndarray) else value
+
+
+def node_cases(pattern: str = "*", *, shard: tuple[int, int] = (0, 1)) -> tuple[Case, ...]:
+    """Return the node tests whose names match, or the i-th of n equal shares of them for ``shard=(i, n)``.
+
+    ``pattern`` is one or more globs with commas between them; the leading ``test_`` may be left out. The first call
+    of a process makes all of them, which takes some seconds.
+    """
+    globs = [glob.strip() for glob in pattern.split(",")]
+    chosen = [case for case in _all_cases() if any(_matches(case.name, glob) for glob in globs)]
+    index, count = shard
+    return tuple(chosen[index::count])
+
+
+def _matches(name: str, glob: str) -> bool:
+    return fnmatch.fnmatchcase(name, glob) or fnmatch.fnmatchcase(name.removeprefix("test_"), glob)
+
+
+@lru_cache(maxsize=1)
+def _all_cases() -> tuple[Case, ...]:
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # the cases provoke overflows and invalid casts on purpose
+        found = collect_testcases(None)
+    cases = [case for test in found for case in _cases_of(test)]
+    return tuple(sorted(cases, key=lambda case: case.name))
+
+
+def _cases_of(test: Any) -> Iterator[Case]:
+    """Yield a case for each data set; one that is alone bears the test's name."""
+    for number, (inputs, expected) in enumerate(test.data_sets):
+        name = test.name if number == 0 else f"{test.name}/{number}"
+        yield Case(name, test.model, _given(inputs, test.model.graph), _values(expected), test.rtol, test.atol)
+
+
+def _given(inputs: Sequence[Any], graph: GraphProto) -> tuple[Any, ...]:
+    """Return the inputs; optional ones that the test leaves out at the end are absent."""
+    return _values(inputs) + (None,) * (len(graph.input) - len(inputs))
+
+
+def _values(values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(_value(value) for value in values)
+
+
+def _value(value: Any) -> Any:
+    """Return what a test gives (a message, an array, a scalar, a list) as engines take it."""
+    if isinstance(value, TensorProto):
+        return _array(numpy_helper.to_array(value))
+    if isinstance(value, SequenceProto):
+        return [_value(item) for item in numpy_helper.to_list(value)]
+    if isinstance(value, OptionalProto):
+        return _value(numpy_helper.to_optional(value))
+    if isinstance(value, list | tuple):
+        return [_value(item) for item in value]
+    return None if value is None else _array(value)
+
+
+def _array(value: Any) -> np.ndarray[Any, Any]:
+    """Return an array of native byte order, text as objects that are ``str``."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "OUS":
+        return array
+    decoded = [item.decode() if isinstance(item, bytes) else str(item) for item in array.flat]
+    out = np.empty(array.shape, object)
+    out.reshape(-1)[:] = decoded
+    return out
+
+
+def unchanged(before: Sequence[Any], after: Sequence[Any]) -> Comparison:
+    """Compare inputs with what they were before a run; an engine must not write to them."""
+    return compare_all(after, before, BIT_EQUAL, names=[f"input {i}" for i in range(len(before))])

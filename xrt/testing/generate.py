@@ -1,0 +1,127 @@
+"""Generated Functions: valid by construction, of every form that a Function may have."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from xrt.errors import InputError
+from xrt.graph import DType, Function, OptionalType, SequenceType, TensorType, Type
+from xrt.testing.bodies import CONTROL
+from xrt.testing.draft import SIZES, Chooser, Draft, Known, Seeded, values_of
+from xrt.testing.recipes import FAMILIES, Recipe
+
+__all__ = ["EVERYTHING", "Form", "function_from", "inputs_of", "seeded_function"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What generated Functions may look like. The default is everything; an engine's suite narrows it."""
+
+    families: tuple[str, ...] = ("elementwise", "reduction", "product", "window", "shape", "stepping")
+    """Keys of `FAMILIES`."""
+    dtypes: tuple[DType, ...] = (DType.FLOAT32, DType.INT64, DType.BOOL, DType.FLOAT64, DType.INT32)
+    control: bool = True
+    """If and Loop, whose bodies capture values."""
+    passthrough: bool = True
+    """Outputs that are an input, a constant, or another output once more."""
+    empty: bool = True
+    """Extents of zero."""
+    symbolic: bool = True
+    """Now and then, extents of inputs that are names."""
+    control_edges: bool = True
+    aliases: bool = True
+    smooth: bool = True
+    """Whether what steps is computed with no further, so that engines can be compared."""
+    max_nodes: int = 10
+    rank: int = 4
+
+    def __post_init__(self) -> None:
+        for name in self.families:
+            if name not in FAMILIES:
+                raise InputError(f"there is no family of recipes {name!r}; there are {', '.join(FAMILIES)}")
+
+    @property
+    def recipes(self) -> tuple[Recipe, ...]:
+        chosen = tuple(recipe for name in self.families for recipe in FAMILIES[name])
+        return chosen + (CONTROL if self.control else ())
+
+
+EVERYTHING = Form()
+
+
+def function_from(choose: Chooser, form: Form = EVERYTHING) -> Function:
+    """Return a Function made of the chooser's choices; equal choices give an equal Function."""
+    draft = Draft(choose, form.dtypes, form.empty, form.rank, smooth=form.smooth)
+    for _ in range(choose.integer(1, form.max_nodes)):
+        choose.pick(form.recipes)(draft)
+    if not draft.values:
+        draft.given(form.dtypes[0], (2,))
+    outputs = _outputs(draft, form)
+    if form.control_edges:
+        _add_control_edges(draft)
+    named = form.symbolic and choose.integer(0, 3) == 3
+    aliases = _aliases(draft, outputs) if form.aliases else ()
+    return draft.function(outputs, named=named, aliases=aliases)
+
+
+def _outputs(draft: Draft, form: Form) -> list[Known]:
+    """Return the outputs: what nothing reads, something that is read, and odd ones."""
+    read = {name for node in draft.nodes for name in node.uses}
+    made = [v for v in draft.values if any(v.name in node.outputs for node in draft.nodes)]
+    outputs = [v for v in made if v.name not in read]
+    inner = [v for v in made if v.name in read]
+    if inner and draft.choose.integer(0, 2) == 2:
+        outputs.insert(0, draft.choose.pick(inner))
+    given = [v for v in draft.values if v not in made]
+    if form.passthrough and given and draft.choose.integer(0, 3) == 3:
+        outputs.append(draft.choose.pick(given))
+    if form.passthrough and outputs and draft.choose.integer(0, 5) == 5:
+        outputs.append(draft.choose.pick(outputs))
+    return outputs or made[-1:] or given[-1:]
+
+
+def _add_control_edges(draft: Draft) -> None:
+    """Now and then make a node wait for an earlier one from which no value reaches it."""
+    for index in range(1, len(draft.nodes)):
+        if draft.choose.integer(0, 7) == 7:
+            earlier = draft.choose.pick(draft.nodes[:index])
+            draft.nodes[index] = replace(draft.nodes[index], control=(earlier.name,))
+
+
+def _aliases(draft: Draft, outputs: Sequence[Known]) -> tuple[tuple[str, str], ...]:
+    """Now and then let an input hold an output of the same type after the call."""
+    made = {name for node in draft.nodes for name in node.outputs}
+    pairs = [
+        (i.name, o.name) for i in draft.inputs for o in outputs if o.name in made and (i.dtype, i.shape) == (o.dtype, o.shape)
+    ]
+    return (draft.choose.pick(pairs),) if pairs and draft.choose.integer(0, 4) == 4 else ()
+
+
+def seeded_function(seed: int, form: Form = EVERYTHING) -> Function:
+    """Return the Function of a seed, for where hypothesis is not wanted."""
+    return function_from(Seeded(seed), form)
+
+
+def inputs_of(function: Function, seed: int = 0, sizes: dict[str, int] = SIZES, empty: Collection[str] = ()) -> list[Any]:
+    """Return random values for a Function's inputs, in their order: equal seeds give equal values.
+
+    ``sizes`` gives the named extents; those that are unknown are 2. Inputs named in ``empty`` are absent optionals.
+    """
+    rng = np.random.default_rng(seed)
+    return [None if v.name in empty else _value(rng, v.type, sizes) for v in function.inputs]
+
+
+def _value(rng: np.random.Generator, type_: Type | None, sizes: dict[str, int]) -> Any:
+    if isinstance(type_, OptionalType):
+        return _value(rng, type_.element, sizes)
+    if isinstance(type_, SequenceType):
+        return [_value(rng, type_.element, sizes) for _ in range(2)]
+    if not isinstance(type_, TensorType) or type_.shape is None:
+        raise InputError(f"no random value can be made for the type {type_}; give a tensor type whose rank is known")
+    return values_of(rng, type_.dtype, tuple(d if isinstance(d, int) else sizes.get(str(d), 2) for d in type_.shape))

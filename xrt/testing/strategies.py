@@ -1,0 +1,60 @@
+"""Generated Functions for hypothesis. This module alone of the package imports it, so import it by name.
+
+    from hypothesis import given
+    from xrt.testing.strategies import functions
+
+    @given(functions())
+    def test_something(function): ...
+
+Every Function is valid: `onnx.checker` accepts it and the reference runs it (the tests of this module say so).
+`inputs_of(function, seed)` makes values to call it with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from hypothesis import strategies as st
+
+from xrt.graph import Function
+from xrt.testing.generate import EVERYTHING, Form, function_from, inputs_of
+
+__all__ = ["EVERYTHING", "Form", "functions", "inputs_of", "labels"]
+
+T = TypeVar("T")
+
+
+class _Drawn:
+    """A chooser that asks hypothesis, which then finds the smallest Function that still fails."""
+
+    def __init__(self, draw: st.DrawFn) -> None:
+        self._draw = draw
+
+    def pick(self, options: Sequence[T]) -> T:
+        return options[self._draw(st.integers(0, len(options) - 1))]
+
+    def integer(self, low: int, high: int) -> int:
+        return self._draw(st.integers(low, high))
+
+
+@st.composite
+def functions(draw: st.DrawFn, form: Form = EVERYTHING) -> Function:
+    """Return a strategy for valid Functions of a form."""
+    return function_from(_Drawn(draw), form)
+
+
+@st.composite
+def labels(draw: st.DrawFn, function: Function) -> tuple[int, ...]:
+    """Return a strategy for ways to cut a Function: one label per node, never smaller than that of a node before it.
+
+    Pieces of equal label can then run in the order of the labels. Every cut whose pieces form an acyclic graph is of
+    this form: number the pieces in an order in which they can run.
+    """
+    given: list[int] = []
+    index = {node.name: i for i, node in enumerate(function.nodes)}
+    for node in function.nodes:
+        before = [function.position(name) for name in node.uses] + [index[name] for name in node.control]
+        least = max((given[i] for i in before if i is not None), default=0)
+        given.append(least + draw(st.integers(0, 2)))
+    return tuple(given)
