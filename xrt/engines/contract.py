@@ -75,13 +75,6 @@ class GraphCompiler(abc.ABC):
         """
         return _distribution_version(type(self).__module__)
 
-    def remarks(self, function: Function) -> tuple[str, ...]:
-        """Return what a person should know of a region that the engine takes, one sentence each; `explain` shows them.
-
-        The default has nothing to say.
-        """
-        return ()
-
     def unsupported_options(self, context: CompileContext) -> str | None:
         """Return which execution option the engine does not honour, and why; None when it honours all that are asked.
 
