@@ -192,6 +192,12 @@ def test_a_rounding_may_step_only_where_what_it_read_lies_on_an_edge():
     assert not compare(np.array([2, 1, 2]), expected, ties=ties), "two steps are too many"
 
 
+def test_a_rounding_may_give_floats():
+    ties = StepTies.rounding(floats(0.5, 0.9), "halves")
+    assert compare(floats(1, 1), floats(0, 1), ties=ties)
+    assert not compare(floats(0, 0), floats(0, 1), ties=ties)
+
+
 def test_the_edges_of_a_cast_are_the_integers():
     ties = StepTies.rounding(floats(2.9999999, 2.5), "integers")
     assert compare(np.array([2, 2]), np.array([3, 2]), ties=ties)

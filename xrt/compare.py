@@ -103,7 +103,7 @@ class Ties(Protocol):
     """The evidence that a stepping result may differ, and where."""
 
     def admits(self, actual: Array, expected: Array) -> Array:
-        """Return, for each element, whether that difference is a tie. Both have the same shape and integer or bool type."""
+        """Return, for each element, whether that difference is a tie. Both have the same type and shape."""
         ...  # pragma: no cover
 
 
@@ -137,7 +137,8 @@ class StepTies:
     def admits(self, actual: Array, expected: Array) -> Array:
         if self.near.shape != expected.shape:
             raise InputError(f"the evidence of ties has shape {self.near.shape}, the result {expected.shape}; both must be equal")
-        return np.logical_and(self.near, _gap(actual, expected) <= self.step)
+        gap = np.abs(_wide(actual) - _wide(expected)) if _is_float(expected.dtype) else _gap(actual, expected)
+        return np.logical_and(self.near, gap <= self.step)
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,7 +277,7 @@ def _compare_arrays(actual: Array, expected: Array, tolerance: Tolerance | None,
     if expected.dtype.kind in "OUST":
         return _compare_text(actual, expected, name)
     if _is_float(expected.dtype):
-        return _compare_floats(actual, expected, tolerance or tolerance_for(expected.dtype), name)
+        return _compare_floats(actual, expected, tolerance or tolerance_for(expected.dtype), ties, name)
     return _compare_exact(actual, expected, ties, name)
 
 
@@ -317,7 +318,7 @@ def _gap(actual: Array, expected: Array) -> Array:
     return gap
 
 
-def _compare_floats(actual: Array, expected: Array, tolerance: Tolerance, name: str) -> Comparison:
+def _compare_floats(actual: Array, expected: Array, tolerance: Tolerance, ties: Ties | None, name: str) -> Comparison:
     mine, theirs = _wide(actual), _wide(expected)
     same = (mine == theirs) | (np.isnan(mine) & np.isnan(theirs))
     if tolerance.bits:
@@ -328,6 +329,8 @@ def _compare_floats(actual: Array, expected: Array, tolerance: Tolerance, name: 
         relative = np.where(same | (theirs == 0), 0.0, gap / np.abs(theirs))
     relative = np.where(np.isnan(relative), np.inf, relative)
     wrong = ~same & ((gap > tolerance.allowed(theirs)) | np.isinf(gap) | tolerance.bits)
+    if ties is not None and wrong.any():
+        wrong = wrong & ~ties.admits(actual, expected)
     return _verdict(actual, expected, gap, relative, wrong, name, f"beyond {_shown(tolerance)}")
 
 

@@ -34,7 +34,9 @@ class Newer(Fake):
     release: ClassVar[str] = "1.1"
 
 
-def model(*, op: str = "Concat", axis: int = 0, opset: int = 20, weight: float = 1.0, size: int = 2, inner: str = "h") -> Function:
+def model(
+    *, op: str = "Concat", axis: int = 0, opset: int = 20, weight: float = 1.0, size: int = 2, inner: str = "h"
+) -> Function:
     return Function(
         inputs=(Value("x", TensorType(DType.FLOAT32, (size, 2))),),
         outputs=(Value("y"),),

@@ -43,13 +43,24 @@ def zeros(*shape: int, dtype: str = "float32") -> np.ndarray[Any, Any]:
         ((zeros(2, 4), zeros(2)), {}, "input 'x' must be float32[N,3]; got shape [2, 4]: axis 1 is 4, not 3"),
         ((zeros(2), zeros(2)), {}, "input 'x' must have rank 2 (float32[N,3]); got rank 1, shape [2]"),
         ((zeros(2, 3), zeros(4)), {}, "dimension 'N' is 2 in input 'x' and 4 in input 'y'; equal names are equal sizes"),
-        ((zeros(2, 3, dtype="float64"), zeros(2)), {}, "input 'x' must be float32; got float64; convert it with .astype('float32')"),
-        (([[1.0, 2, 3]], zeros(1)), {}, "input 'x' must be a NumPy array; got a list; convert it with np.asarray(..., dtype=...)"),
+        (
+            (zeros(2, 3, dtype="float64"), zeros(2)),
+            {},
+            "input 'x' must be float32; got float64; convert it with .astype('float32')",
+        ),
+        (
+            ([[1.0, 2, 3]], zeros(1)),
+            {},
+            "input 'x' must be a NumPy array; got a list; convert it with np.asarray(..., dtype=...)",
+        ),
         ((1.0, zeros(1)), {}, "input 'x' (float32[N,3]) must be a NumPy array; a Python float is taken for a 0-d input only"),
         (
             (np.zeros((1, 3), "datetime64[s]"), zeros(1)),
             {},
-            "input 'x' must be float32[N,3]; arrays of NumPy type datetime64[s] have no ONNX element type; convert the array first",
+            (
+                "input 'x' must be float32[N,3]; arrays of NumPy type datetime64[s] have no ONNX element type; "
+                "convert the array first"
+            ),
         ),
     ],
 )
@@ -85,7 +96,9 @@ def test_sequences_and_optionals() -> None:
     optional = Value("o", OptionalType(TensorType(DType.INT64, (1,))))
     assert accepted((optional,)) == [None]
     assert [a.shape for a in accepted((sequence,), [np.zeros(2, "int64"), np.zeros((), "int64")])[0]] == [(2,), ()]
-    assert refused((sequence,), zeros(2)) == "input 'q' is a sequence (seq(int64[...])); pass a list of arrays, not a numpy.ndarray"
+    assert (
+        refused((sequence,), zeros(2)) == "input 'q' is a sequence (seq(int64[...])); pass a list of arrays, not a numpy.ndarray"
+    )
     assert refused((sequence,), [zeros(2)]) == "input 'q[0]' must be int64; got float32; convert it with .astype('int64')"
 
 

@@ -149,7 +149,9 @@ def test_a_buffer_of_the_caller_is_filled_and_returned() -> None:
 
 def test_a_library_that_fails_is_named_with_its_region() -> None:
     broken = made(function(node("Relu", "x", "a"), node("Fail", "a", "y")))
-    with pytest.raises(RunFailed, match=r"^engine 'first' failed to run xrt_first_0: ZeroDivisionError: inside the library$") as caught:
+    with pytest.raises(
+        RunFailed, match=r"^engine 'first' failed to run xrt_first_0: ZeroDivisionError: inside the library$"
+    ) as caught:
         broken.run([X])
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 

@@ -9,7 +9,7 @@ import click
 from rich.text import Text
 
 from xrt.cli.screen import err, out, show_table
-from xrt.engines import registry
+from xrt.engines.probing import probe_all
 
 __all__ = ["command"]
 
@@ -21,9 +21,11 @@ _STYLES = {"ready": "green", "missing": "yellow", "broken": "red"}
 def command(as_json: bool) -> None:
     """List the engines: ready, missing (with the pip line) or broken (with the cause)."""
     with err.status("asking each engine in a process of its own"):
-        states = registry.probe_all()
+        states = probe_all()
     if as_json:
         out.print_json(json.dumps([asdict(state) for state in states]))
         return
-    rows = [(s.name, Text(s.state, style=_STYLES[s.state]), s.version or "", s.pip or s.cause or ", ".join(s.devices)) for s in states]
+    rows = [
+        (s.name, Text(s.state, style=_STYLES[s.state]), s.version or "", s.pip or s.cause or ", ".join(s.devices)) for s in states
+    ]
     show_table(("engine", "state", "version", "what"), rows)

@@ -18,7 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from xrt.errors import OptionError
 from xrt.graph import FrozenDict
 
-__all__ = ["field_types", "is_mapping", "read_pairs", "read_value", "split", "unquote", "write_text", "write_value"]
+__all__ = ["field_types", "is_mapping", "read_pairs", "read_value", "split", "unquote", "spell_text", "write_value"]
 
 _PLAIN = re.compile(r"[\w.+\-/:@*]+", re.ASCII)
 _PIECE = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^'"]""", re.DOTALL)
@@ -78,7 +78,7 @@ def is_mapping(hint: Any) -> bool:
     return get_origin(hint) in (Mapping, dict, FrozenDict) and get_args(hint)[0] is str
 
 
-def write_text(text: str) -> str:
+def spell_text(text: str) -> str:
     """Return the text as a spec spells it: in quotes only where it needs them."""
     return text if _PLAIN.fullmatch(text) else ascii(text)
 
@@ -217,11 +217,11 @@ def _spell(value: Any, quoted: bool) -> str:
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     if isinstance(value, str | Path):
-        return ascii(str(value)) if quoted else write_text(str(value))
+        return ascii(str(value)) if quoted else spell_text(str(value))
     if isinstance(value, tuple):
         return f"({', '.join(_spell(item, quoted) for item in value)})"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{write_text(key)}={_spell(value[key], quoted)}' for key in sorted(value))}}}"
+        return f"{{{', '.join(f'{spell_text(key)}={_spell(value[key], quoted)}' for key in sorted(value))}}}"
     return repr(value)
 
 

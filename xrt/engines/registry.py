@@ -39,8 +39,8 @@ class EngineStatus:
     """``missing``: its library is not installed; ``broken``: it is, but does not serve."""
     distribution: str
     """Who registers it, with the version."""
-    pip: str
-    """The command that installs what the engine needs."""
+    pip: str = ""
+    """The command that installs what it lacks, where it is missing."""
     version: str = ""
     """Its own and its libraries' versions, where it is ready."""
     devices: tuple[str, ...] = ()
@@ -86,12 +86,11 @@ def engine_class(name: str) -> type[GraphCompiler]:
 
 
 def registered(name: str) -> EngineStatus:
-    """Return what is known of an engine without importing it: who registers it, and what installs it. It counts as broken.
+    """Return what is known of an engine without importing it: who registers it. It counts as broken.
 
     Raises UnknownEngine.
     """
-    claims = _claims(name)
-    return EngineStatus(name, "broken", " and ".join(map(_distribution, claims)), pip_line(claims[0]))
+    return EngineStatus(name, "broken", " and ".join(map(_distribution, _claims(name))))
 
 
 def probe(name: str) -> EngineStatus:
@@ -104,8 +103,9 @@ def probe(name: str) -> EngineStatus:
         engine = _checked(engine_class(name)())
         return replace(status, state="ready", version=engine.version(), devices=tuple(engine.devices))
     except Exception as error:  # noqa: BLE001  # whatever a stranger's constructor raises is its status
-        state: State = "missing" if _is_missing(error.__cause__) else "broken"
-        return replace(status, state=state, cause=_one_line(error))
+        if _is_missing(error.__cause__):
+            return replace(status, state="missing", pip=pip_line(_entry(name)), cause=_one_line(error))
+        return replace(status, cause=_one_line(error))
 
 
 def pip_line(entry: metadata.EntryPoint) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from xrt.formats.onnx.inference import node_types
+from xrt.formats.onnx.node_inference import node_types
 from xrt.graph import Constant, Node, Type, builder
 
 __all__ = ["Graph"]

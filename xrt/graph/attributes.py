@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,7 @@ _AS_LIST = {element: kind for kind, element in _LISTS.items()}
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """One attribute: ``value`` is int, float, str (bytes where it is not UTF-8), Constant, Function, a Type, or a tuple of one of these.
+    """One attribute: ``value`` is int, float, str (bytes if not UTF-8), Constant, Function, a Type, or a tuple of one of these.
 
     Make one with `Attribute.of`, which normalises the value and checks it against the kind.
     """
@@ -129,7 +130,8 @@ def _normal(name: str, value: Any, kind: AttrKind) -> Any:
     """Return the value as the kind stores it; floats are rounded to float32, as ONNX stores them."""
     got = _kind_of(name, value)
     if kind is AttrKind.FLOAT and got in (AttrKind.FLOAT, AttrKind.INT):
-        return float(np.float32(value))
+        number = float(np.float32(value))
+        return math.nan if math.isnan(number) else number  # one object, so that attributes that hold NaN compare equal
     if got is not kind:
         raise ModelError(f"attribute {name!r} must be {kind.name.lower()}; got {got.name.lower()} {value!r}")
     if kind is AttrKind.INT:

@@ -11,7 +11,6 @@ from xrt import passes
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, registry
 from xrt.errors import FallbackWarning, InputError, did_you_mean
-from xrt.formats import dump
 from xrt.graph import Function
 from xrt.module.settings import REFERENCE, EngineList, Settings
 from xrt.partition import Plan, partition
@@ -106,6 +105,8 @@ class Build:
 
     def _dump(self) -> None:
         if self._settings.dump_subgraph_dir is not None:
+            from xrt.formats import dump  # for the few who ask
+
             stages = {"1-model": self._original, "2-simplified": self.function, "3-plan": self.plan.function}
             dump.write(stages | {x.name: x.function for x in self.plan.launches}, self._settings.dump_subgraph_dir)
 

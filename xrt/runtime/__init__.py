@@ -5,8 +5,8 @@ straight line of launches over slots. Nothing here decides where a node goes or 
 """
 
 from xrt.runtime.compile import Refusal, compile_plan
-from xrt.runtime.devices import available_cores, check_device
+from xrt.runtime.devices import available_cores, check_device, kind_of
 from xrt.runtime.profile import LaunchTime, Profile
 from xrt.runtime.program import Program
 
-__all__ = ["LaunchTime", "Profile", "Program", "Refusal", "available_cores", "check_device", "compile_plan"]
+__all__ = ["LaunchTime", "Profile", "Program", "Refusal", "available_cores", "check_device", "compile_plan", "kind_of"]

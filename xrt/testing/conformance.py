@@ -15,16 +15,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from xrt import passes
-from xrt.cache import CompileCache
-from xrt.engines import CompileContext, GraphCompiler, registry
+from xrt.engines import GraphCompiler, registry
 from xrt.errors import CompileFailed, CompileRefused, PlanError
-from xrt.graph import Function, TensorType
-from xrt.module import XRTModule
-from xrt.runtime import available_cores
+from xrt.graph import Function
 from xrt.testing.cases import Case, node_cases, unchanged
 from xrt.testing.ledgers import Gap, gaps_of, settle
 from xrt.testing.report import Outcome, Report, Word
+from xrt.testing.running import compiled, module_of
 
 __all__ = ["Engine", "Maker", "Runner", "alone", "conform", "maker_for", "run_case", "run_reference", "together"]
 
@@ -48,9 +45,9 @@ def conform(
 ) -> Report:
     """Run the node tests that match, or a share of them, and return the report.
 
-    With ``reference``, ``onnx.reference.ReferenceEvaluator`` runs beside. Without ``gaps``, a single engine is settled
-    with the ledger that XRT ships for it; a list of engines has no ledger. To use several processes, run each with a
-    shard and without gaps (``gaps=()``), then settle the `Report.joined` of all.
+    With ``reference``, ``onnx.reference.ReferenceEvaluator`` runs beside. Without ``gaps``, the report is settled with the
+    ledgers that XRT ships for the engines. To use several processes, run each with a shard and without gaps
+    (``gaps=()``), then settle the `Report.joined` of all.
     """
     listed = _listed(engines)
     make = maker_for(listed)
@@ -62,9 +59,8 @@ def conform(
             progress(done, len(cases), outcomes[-1])
     beside = tuple(run_reference(case) for case in cases) if reference else ()
     report = Report(",".join(engine.spec for engine in listed), tuple(outcomes), beside)
-    if gaps is None:
-        gaps = gaps_of(listed[0].spec) if len(listed) == 1 else ()
-    return settle(report, gaps, complete=pattern == "*" and shard == (0, 1))
+    known = [gap for engine in listed for gap in gaps_of(engine.spec)] if gaps is None else gaps
+    return settle(report, known, complete=pattern == "*" and shard == (0, 1), alone=len(listed) == 1)
 
 
 def _listed(engines: Engine | Sequence[Engine]) -> tuple[GraphCompiler, ...]:
@@ -81,12 +77,7 @@ def alone(engine: GraphCompiler) -> Maker:
     """Return a maker that asks, compiles and runs by the contract alone, with nothing of XRT in between."""
 
     def make(function: Function, inputs: Sequence[Any]) -> Runner:
-        ready = _fitted(function, inputs, engine)
-        for node in ready.nodes:
-            if (reason := engine.why_not(node, ready)) is not None:
-                raise CompileRefused(f"{node.op}: {reason}")
-        executable = engine.compile(ready, CompileContext(threads=available_cores()))
-        executable.prepare()
+        executable = compiled(engine, function, inputs)
 
         def run(values: Sequence[Any]) -> Sequence[Any]:
             try:
@@ -99,23 +90,11 @@ def alone(engine: GraphCompiler) -> Maker:
     return make
 
 
-def _fitted(function: Function, inputs: Sequence[Any], engine: GraphCompiler) -> Function:
-    """Return the function with types inferred, and with the inputs' shapes where the engine wants them fixed."""
-    if engine.supports_dynamic_shapes or all(isinstance(v.type, TensorType) and v.type.is_static for v in function.inputs):
-        return passes.infer_shapes(function)
-    pairs = zip(function.inputs, inputs, strict=True)
-    return passes.specialise(function, {v.name: x.shape for v, x in pairs if isinstance(v.type, TensorType)})
-
-
 def together(engines: Sequence[GraphCompiler], **options: Any) -> Maker:
-    """Return a maker that plans for a list of engines as `XRTModule` does, strictly and without folding constants.
-
-    Constants are not folded because the reference engine would then answer in place of those that are to be proved.
-    """
+    """Return a maker that plans for a list of engines, as `module_of` does."""
 
     def make(function: Function, inputs: Sequence[Any]) -> Runner:
-        settings = {"strict": True, "fold_constants": False} | options
-        module = XRTModule(function, list(engines), cache=CompileCache(), **settings)
+        module = module_of(function, engines, **options)
         try:
             module.compile(*inputs)
         except PlanError as error:

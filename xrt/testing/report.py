@@ -64,12 +64,12 @@ class Report:
 
     def of(self, word: Word) -> tuple[Outcome, ...]:
         """Return the outcomes of one word."""
-        return tuple(outcome for outcome in self.outcomes if outcome.word is word)
+        return tuple(outcome for outcome in self.outcomes if outcome.word == word)
 
     def lost(self, other: Iterable[Outcome]) -> tuple[str, ...]:
         """Return the cases that pass in the other outcomes and not in this run."""
         mine = {outcome.case for outcome in self.of(Word.PASSED)}
-        return tuple(o.case for o in other if o.word is Word.PASSED and o.case not in mine)
+        return tuple(o.case for o in other if o.word == Word.PASSED and o.case not in mine)
 
     def by_operator(self) -> dict[str, dict[Word, int]]:
         """Return the counts per operator, sorted; a case counts for every operator of its main graph."""

@@ -1,50 +1,62 @@
-"""The ways to call a session: the direct one, and the one by binding, for values that NumPy has no type for and for buffers."""
+"""The ways to call a session: the direct one, and the one by binding, for types that NumPy lacks and for buffers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias
 
 import numpy as np
-from onnxruntime import InferenceSession, OrtValue
+from onnxruntime import InferenceSession
 
+from xrt.engines.ort.names import tensor_of
 from xrt.engines.ort.values import Way, by_reference, from_ort, to_ort, way_of
 from xrt.graph import DType, TensorType, Type, Value
 
-__all__ = ["Call", "SessionCalls"]
+__all__ = ["Call", "SessionCalls", "why_not_given"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
-Call: TypeAlias = Callable[[list[str], dict[str, Any], None], list[Any]]
+Call: TypeAlias = Callable[[list[str], Mapping[str, Any], None], list[Any]]
+
+
+def why_not_given(inputs: Sequence[Value], outputs: Sequence[Value]) -> str | None:
+    """Return why a session with those inputs and outputs could not be called; None when it can."""
+    if _gives_directly(outputs) or all(_numeric(value.type) for value in (*inputs, *outputs)):
+        return None
+    boxed = next(value for value in outputs if way_of(value.type) is not Way.DIRECT)
+    odd = next(value for value in (*inputs, *outputs) if not _numeric(value.type))
+    return (
+        f"{boxed.name!r} of type {boxed.type} comes out only by binding, and ONNX Runtime's Python interface cannot bind "
+        f"{odd.name!r} beside it, which is not a tensor of numbers"
+    )
 
 
 class SessionCalls:
     """A session with what is known of its inputs and outputs; keeps nothing of a call, so threads may share it."""
 
     def __init__(self, session: InferenceSession, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
+        known = {output.name: tensor_of(output.type) for output in session.get_outputs()}
+        outputs = [Value(value.name, value.type or known[value.name]) for value in outputs]
         self._session = session
         self._inputs = {value.name: value.type for value in inputs}
         self._outputs = {value.name: value.type for value in outputs}
-        self.names = list(self._outputs)
+        self._names = list(self._outputs)
+        self._gives_directly = _gives_directly(outputs)
+        self._binds = all(_numeric(value.type) for value in (*inputs, *outputs))
         self.direct: Call = _quickest(session)
         """Takes output names and a feed of values that cross directly; returns fresh values."""
-        self.is_direct = all(way_of(value.type) is Way.DIRECT for value in (*inputs, *outputs))
+        self.is_direct = self._gives_directly and _gives_directly(inputs)
         """Whether `direct` serves for every input and output."""
-        self._gives_directly = all(way_of(value.type) is Way.DIRECT for value in outputs)
-        self._binds = all(_is_numeric(value.type) for value in (*inputs, *outputs))
 
     def can_fill(self, name: str) -> bool:
         """Whether the session can write that output into a caller's buffer."""
-        type_ = self._outputs.get(name)
-        return self._binds and way_of(type_) is not Way.PACKED and name in self._outputs
+        return self._binds and name in self._outputs and way_of(self._outputs[name]) is not Way.PACKED
 
     def __call__(self, feed: Mapping[str, Any], buffers: Mapping[str, Array]) -> dict[str, Any]:
         """Return the outputs by name; those in `buffers` (only such as `can_fill`) are written there."""
         if self._gives_directly and not buffers:
-            return dict(zip(self.names, self.direct(self.names, self._boxed(feed), None), strict=True))
+            boxed = {name: _boxed(value, self._inputs[name]) for name, value in feed.items()}
+            return dict(zip(self._names, self.direct(self._names, boxed, None), strict=True))
         return self._by_binding(feed, buffers)
-
-    def _boxed(self, feed: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: _boxed(value, self._inputs[name]) for name, value in feed.items()}
 
     def _by_binding(self, feed: Mapping[str, Any], buffers: Mapping[str, Array]) -> dict[str, Any]:
         binding = self._session.io_binding()
@@ -57,14 +69,19 @@ class SessionCalls:
             else:
                 binding.bind_output(name, "cpu")
         self._session.run_with_iobinding(binding)
-        results = zip(self._outputs.items(), binding.get_outputs(), strict=True)
-        return {name: buffers[name] if name in buffers else from_ort(value, _dtype(type_)) for (name, type_), value in results}
+        given = zip(self._outputs.items(), binding.get_outputs(), strict=True)
+        return {name: buffers[name] if name in buffers else from_ort(value, _dtype(type_)) for (name, type_), value in given}
+
+
+def _gives_directly(values: Sequence[Value]) -> bool:
+    return all(way_of(value.type) is Way.DIRECT for value in values)
 
 
 def _quickest(session: InferenceSession) -> Call:
     """Return the session's inner call, at 0.8 of the public one's time; where a version has none, the public one."""
     inner = getattr(session, "_sess", None)
-    return getattr(inner, "run", session.run)
+    call: Call = getattr(inner, "run", session.run)
+    return call
 
 
 def _boxed(value: Any, type_: Type | None) -> Any:
@@ -73,11 +90,13 @@ def _boxed(value: Any, type_: Type | None) -> Any:
     return value
 
 
-def _is_numeric(type_: Type | None) -> TypeGuard[TensorType]:
+def _numeric(type_: Type | None) -> bool:
     """Whether values of the type can be bound: tensors, but not of strings."""
     return isinstance(type_, TensorType) and type_.dtype is not DType.STRING
 
 
 def _dtype(type_: Type | None) -> DType:
-    """Return the element type of what `_is_numeric` has let through."""
-    return type_.dtype if isinstance(type_, TensorType) else DType.FLOAT32
+    """Return the element type of a tensor that is bound: `_numeric` has let nothing else through."""
+    if not isinstance(type_, TensorType):
+        raise TypeError(f"a value of type {type_} cannot be bound")
+    return type_.dtype

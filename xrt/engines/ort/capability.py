@@ -1,12 +1,14 @@
 """Why ONNX Runtime cannot take a node.
 
-Asked in this order: is it known to go wrong (`gaps`); can its values cross the border; does the library know the
-operator at that version; has it a kernel for these types. Where it has none it may still run the node, by expanding an
-operator that is defined as a function, or by casting to a type that has a kernel: then a session over the one node tells.
+Asked in this order: is it known to go wrong (`gaps`); can its values cross the border; can it be written for an opset
+that the library reads; does the library know the operator and its attributes as of that version; has it a kernel for
+these types. Where it has no kernel it may still run the node, by expanding an operator that is defined as a function, or
+by casting to a type that has one: then a session over the one node tells.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TypeAlias
@@ -16,43 +18,41 @@ from xrt.engines.ort.library import Formal, Kernel, Schema, kernels, newest_opse
 from xrt.engines.ort.names import LIBRARY, plain_type, type_name
 from xrt.engines.ort.trial import why_refused
 from xrt.engines.ort.values import why_not_carried
+from xrt.formats.onnx import why_not_lowered
 from xrt.graph import Function, Node, Type, since_version
 
 __all__ = ["why_not"]
 
 TypeOf: TypeAlias = Callable[[str], Type | None]
+Types: TypeAlias = tuple[str | None, ...]
 Bound: TypeAlias = Mapping[str, frozenset[str]]
 
 _CPU = "CPUExecutionProvider"
+_WITHOUT_KERNEL = frozenset({"Constant"})
+"""Operators that the library turns into something else as it reads a model, so that they need no kernel."""
+_CHECKED_AT_OPENING = frozenset({"StringNormalizer"})
+"""Operators whose kernels compare their attributes with the system (its locales) when a session opens."""
 
 
 def why_not(node: Node, function: Function, providers: tuple[str, ...]) -> str | None:
     """Return why ONNX Runtime cannot take the node with those execution providers; None when it can."""
-    return _why_not(node, function, function.type_of, providers) or _why_not_bodies(node, function.type_of, providers)
-
-
-def _why_not(node: Node, function: Function, type_of: TypeOf, providers: tuple[str, ...]) -> str | None:
-    version = function.opsets.get(node.domain)
-    if version is None:
+    if node.domain not in function.opsets:
         return f"the function imports no opset for domain {node.domain!r}"
-    reason = known_gap(node, function, type_of) or _why_not_crossing(node, function, type_of)
+    reason = why_not_lowered(node, function, newest_opset())
     if reason:
-        return reason
-    since = _since(node, function, version)
-    types = tuple(_name(type_of(name)) for name in node.inputs), tuple(_name(type_of(name)) for name in node.outputs)
-    reason = _why_no_kernel(node.domain, node.op_type, since, *types, providers)
-    if reason is None or None in types[0]:
-        return reason
-    refusal = why_refused(node, function, type_of, providers)
-    return refusal and reason
+        return f"{LIBRARY} reads opsets up to {newest_opset()}: {reason}"
+    return _why_not_inside(node, function, function.type_of, providers)
 
 
-def _why_not_bodies(node: Node, type_of: TypeOf, providers: tuple[str, ...]) -> str | None:
-    """Return the reason of the first node inside the bodies that has one. Inside, outer values have their outer types."""
+def _why_not_inside(node: Node, function: Function, type_of: TypeOf, providers: tuple[str, ...]) -> str | None:
+    """Return why not for the node and then for those in its bodies; inside, outer values have their outer types."""
+    reason = _why_not_itself(node, function, type_of, providers)
+    if reason or not node.bodies:
+        return reason
     for body in node.bodies:
-        inside = _nested(body, type_of)
+        nested = _nested(body, type_of)
         for inner in body.nodes:
-            reason = _why_not(inner, body, inside, providers) or _why_not_bodies(inner, inside, providers)
+            reason = _why_not_inside(inner, body, nested, providers)
             if reason:
                 return f"in its body, node {inner.name!r} ({inner.op}): {reason}"
     return None
@@ -65,51 +65,86 @@ def _nested(body: Function, outer: TypeOf) -> TypeOf:
     return type_of
 
 
+def _why_not_itself(node: Node, function: Function, type_of: TypeOf, providers: tuple[str, ...]) -> str | None:
+    reason = known_gap(node, function, type_of) or _why_not_crossing(node, function, type_of)
+    if reason:
+        return reason
+    inputs, outputs = _names(node.inputs, type_of), _names(node.outputs, type_of)
+    attributes = tuple(attribute.name for attribute in node.attributes)
+    reason = _why_no_kernel(node.domain, node.op_type, _since(node, function), inputs, outputs, attributes, providers)
+    if reason is None and node.op not in _CHECKED_AT_OPENING:
+        return None
+    if _has_unknown(node, inputs):
+        return reason
+    refusal = why_refused(node, function, type_of, providers)
+    return None if refusal is None else _joined(reason, refusal, node)
+
+
 def _why_not_crossing(node: Node, function: Function, type_of: TypeOf) -> str | None:
     """Return why a value of the node cannot enter or leave, as they must where the node is a region of its own."""
     for name in (*node.uses, *node.defines):
-        reason = name not in function.constants and why_not_carried(name, type_of(name))
+        reason = None if name in function.constants else why_not_carried(name, type_of(name))
         if reason:
             return reason
     return None
 
 
-def _since(node: Node, function: Function, version: int) -> int:
+def _since(node: Node, function: Function) -> int:
     """Return the version at which the operator took its present meaning, by onnx or, in other domains, by the library."""
     since = since_version(node, function)
     if since is not None:
         return since
+    version = function.opsets.get(node.domain, 1)
     known = schema(node.domain, node.op_type, version)
     return known.since if known else version
 
 
-def _name(type_: Type | None) -> str | None:
-    return None if type_ is None else type_name(type_)
+def _names(values: Sequence[str], type_of: TypeOf) -> Types:
+    types = map(type_of, values)
+    return tuple(None if type_ is None else type_name(type_) for type_ in types)
+
+
+def _has_unknown(node: Node, inputs: Types) -> bool:
+    return any(name and type_ is None for name, type_ in zip(node.inputs, inputs, strict=True))
+
+
+def _joined(reason: str | None, refusal: str, node: Node) -> str:
+    """Return the reason that the list of kernels gives, and what else a session over the node has told."""
+    if reason is None:
+        return refusal
+    missing = re.search(r"implementation for (\w+)\(\d+\)", refusal)
+    if missing and missing[1] != node.op_type:
+        return f"{reason}, and to expand it none for {missing[1]} on these types"
+    return reason
+
+
+# ---------------------------------------------------------------------- what the list of kernels says
 
 
 @lru_cache(maxsize=16384)
 def _why_no_kernel(
-    domain: str, op_type: str, since: int, inputs: tuple[str | None, ...], outputs: tuple[str | None, ...], providers: tuple[str, ...]
+    domain: str, op_type: str, since: int, inputs: Types, outputs: Types, attributes: tuple[str, ...], providers: tuple[str, ...]
 ) -> str | None:
-    """Return why no kernel of the providers serves the operator on those types; an unknown type counts as served."""
+    """Return why no kernel of the providers serves the operator on those types; a type that is not known counts as served."""
     op = f"{domain}.{op_type}" if domain else op_type
-    if not domain and since > newest_opset():
-        return f"{op} took its present meaning in opset {since}, and {LIBRARY} reads opsets up to {newest_opset()}"
+    if op in _WITHOUT_KERNEL:
+        return None
     known = schema(domain, op_type, since)
     if known is None:
         return f"{LIBRARY} does not know {op}"
-    if known.deprecated:
-        return f"{LIBRARY} knows {op} only as deprecated since opset {known.since}"
+    unread = sorted(set(attributes) - known.attributes)
+    if unread:
+        return f"{LIBRARY} knows {op} as of opset {known.since}, which has no attribute {unread[0]!r}"
     served = [k for k in kernels(domain, op_type) if k.serves(known.since) and k.provider in (*providers, _CPU)]
-    if not served:
-        return f"{LIBRARY} has no kernel for {op} as of opset {known.since}"
+    if known.deprecated or not served:
+        return f"{LIBRARY} has no kernel for {op} as of opset {since}"
     bound = _bound(known, inputs, outputs)
     if any(_accepts(kernel, bound) for kernel in served):
         return None
     return f"{LIBRARY} computes {op} {_for_which_types(known, served, bound)}"
 
 
-def _bound(known: Schema, inputs: Sequence[str | None], outputs: Sequence[str | None]) -> Bound:
+def _bound(known: Schema, inputs: Types, outputs: Types) -> Bound:
     """Return the types that stand for each type constraint and each formal parameter: kernels refer to either."""
     found: dict[str, set[str]] = {}
     for formal, type_ in (*_paired(known.inputs, inputs), *_paired(known.outputs, outputs)):
@@ -119,7 +154,7 @@ def _bound(known: Schema, inputs: Sequence[str | None], outputs: Sequence[str | 
     return {name: frozenset(types) for name, types in found.items()}
 
 
-def _paired(formals: Sequence[Formal], types: Sequence[str | None]) -> Iterator[tuple[Formal, str | None]]:
+def _paired(formals: Sequence[Formal], types: Types) -> Iterator[tuple[Formal, str | None]]:
     """Yield each type with its formal parameter; the last one takes all that are left, being variadic."""
     for index, type_ in enumerate(types):
         if formals:
@@ -133,17 +168,16 @@ def _accepts(kernel: Kernel, bound: Bound) -> bool:
 def _for_which_types(known: Schema, served: Sequence[Kernel], bound: Bound) -> str:
     """Return which types the kernels take and which are here, for the first constraint that none of them meets."""
     for name, types in bound.items():
-        offered = frozenset().union(*(kernel.types[name] for kernel in served if name in kernel.types))
+        offered: frozenset[str] = frozenset().union(*(kernel.types[name] for kernel in served if name in kernel.types))
         if offered and not types <= offered:
-            return f"for {_parameters(known, name)} of {_listed(offered)}; here it is {_listed(types)}"
-    here = ", ".join(f"{name} {_listed(bound[name])}" for name in sorted({n for k in served for n in k.types} & set(bound)))
-    return f"for other combinations of types than {here}"
+            return f"for {_parameter(known, name)} of {_listed(offered)}, and here it is {_listed(types)}"
+    names = sorted({name for kernel in served for name in kernel.types} & set(bound))
+    return f"for other types together than {', '.join(f'{_parameter(known, n)} of {_listed(bound[n])}' for n in names)}"
 
 
-def _parameters(known: Schema, constraint: str) -> str:
-    """Return the names of the parameters that a constraint binds, for people: ``A and B``."""
-    names = dict.fromkeys(f.name for f in (*known.inputs, *known.outputs) if constraint in (f.constraint, f.name))
-    return " and ".join(names)
+def _parameter(known: Schema, constraint: str) -> str:
+    """Return the name of the first parameter that a constraint binds."""
+    return next(f.name for f in (*known.inputs, *known.outputs) if constraint in (f.constraint, f.name))
 
 
 def _listed(types: frozenset[str]) -> str:

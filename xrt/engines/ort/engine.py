@@ -12,6 +12,7 @@ from onnxruntime import ExecutionMode, GraphOptimizationLevel, SessionOptions
 from xrt.engines.contract import GraphCompiler
 from xrt.engines.options import CompileContext
 from xrt.engines.ort import fields
+from xrt.engines.ort.calls import why_not_given
 from xrt.engines.ort.capability import why_not
 from xrt.engines.ort.executable import OrtExecutable, computed_outputs
 from xrt.engines.ort.handing import hand_over
@@ -59,8 +60,6 @@ class Ort(GraphCompiler):
     """Whether it plans one block of memory for calls of shapes that it has seen."""
     deterministic: bool = False
     """Whether kernels must give the same bits on every run."""
-    shared_threads: bool = False
-    """Whether to run on the process's pool (``onnxruntime.set_global_thread_pool_sizes``) instead of one per session."""
     config: Mapping[str, str] = FrozenDict()
     """Session configuration entries, such as ``session.intra_op.allow_spinning``."""
 
@@ -72,7 +71,7 @@ class Ort(GraphCompiler):
         fields.check_choice("optimization", self.optimization, _LEVELS)
         fields.check_choice("execution_mode", self.execution_mode, _MODES)
         fields.check_inter_op_threads(self.inter_op_threads, self.execution_mode)
-        for flag in ("memory_arena", "memory_pattern", "deterministic", "shared_threads"):
+        for flag in ("memory_arena", "memory_pattern", "deterministic"):
             fields.check_flag(flag, getattr(self, flag))
         fields.check_config(self.config)
 
@@ -96,7 +95,7 @@ class Ort(GraphCompiler):
         except ModelError as error:
             raise CompileRefused(f"the function cannot be written for ONNX Runtime: {error}") from error
         session = open_session(handed, self._session_options(context.threads), self._providers())
-        return OrtExecutable(function, session, tuple(handed.constants.values()))
+        return OrtExecutable(function, session, handed.files)
 
     def version(self) -> str:
         """Return the library's version and what its build says of itself."""
@@ -115,11 +114,10 @@ class Ort(GraphCompiler):
         options.graph_optimization_level = _LEVELS[self.optimization]
         options.execution_mode = _MODES[self.execution_mode]
         options.intra_op_num_threads = threads
-        options.inter_op_num_threads = self.inter_op_threads or threads
+        options.inter_op_num_threads = self.inter_op_threads or threads if self.execution_mode == "parallel" else 1
         options.enable_cpu_mem_arena = self.memory_arena
         options.enable_mem_pattern = self.memory_pattern
         options.use_deterministic_compute = self.deterministic
-        options.use_per_session_threads = not self.shared_threads
         for key, value in {**_CONFIG, **self.config}.items():
             options.add_session_config_entry(key, value)
         return options
@@ -140,8 +138,11 @@ def _check_border(function: Function) -> None:
     """Raise CompileRefused for an input or output whose values cannot cross, or whose type is not known."""
     for value in function.inputs:
         if value.type is None:
-            raise CompileRefused(f"the type of input {value.name!r} is not known, and ONNX Runtime needs it; infer the types first")
-    for value in (*function.inputs, *computed_outputs(function)):
-        reason = why_not_carried(value.name, value.type)
-        if reason:
-            raise CompileRefused(reason)
+            raise CompileRefused(
+                f"the type of input {value.name!r} is not known, and ONNX Runtime needs it; infer the types first"
+            )
+    computed = computed_outputs(function)
+    reasons = (why_not_carried(value.name, value.type) for value in (*function.inputs, *computed))
+    reason = next(filter(None, reasons), None) or why_not_given(function.inputs, computed)
+    if reason:
+        raise CompileRefused(reason)

@@ -6,11 +6,11 @@ stands twice in the Function, is a copy made here: the library would want an Ide
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
-from onnxruntime import InferenceSession, OrtValue
+from onnxruntime import InferenceSession
 
 from xrt.engines.contract import Executable
 from xrt.engines.options import RunOptions
@@ -23,7 +23,7 @@ __all__ = ["OrtExecutable", "computed_outputs"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-BIND_FROM = 32 * 1024
+BIND_FROM = 512 * 1024
 """Bytes from which a caller's buffer is bound to the session; a smaller one is filled by a copy, which is quicker."""
 
 
@@ -38,59 +38,69 @@ class OrtExecutable(Executable):
 
     outputs_are_fresh: ClassVar[bool] = True
 
-    def __init__(self, function: Function, session: InferenceSession | None, held: Sequence[OrtValue] = ()) -> None:
+    def __init__(self, function: Function, session: InferenceSession | None, held: object = None) -> None:
         """`session` computes `computed_outputs`; None where there are none. `held` must live as long as it."""
         computed = computed_outputs(function)
         self._function = function
         self._held = held
         self._inputs = [value.name for value in function.inputs]
-        self._calls = SessionCalls(session, function.inputs, computed) if session else None
-        self._is_direct = self._calls is not None and self._calls.is_direct and computed == function.outputs
         self._names = [value.name for value in computed]
-        self._call = self._calls.direct if self._calls else None
+        self._calls = None if session is None else SessionCalls(session, function.inputs, computed)
+        self._call: Callable[..., Any] = _nothing if self._calls is None else self._calls.direct
+        self._gives_all = computed == function.outputs
+        self._is_direct = self._gives_all and self._calls is not None and self._calls.is_direct
+        self._constants = {v.name: function.constants[v.name].array for v in function.outputs if v.name in function.constants}
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         try:
             feed = dict(zip(self._inputs, inputs, strict=True))
             if self._is_direct and options.out is None:
-                return self._call(self._names, feed, None)
+                return self._call(self._names, feed, None)  # type: ignore[no-any-return]  # a list, as the library says
             return self._run_indirectly(feed, options.out)
         except InputError:
             raise
-        except Exception as error:  # the library's errors have no common base
+        except Exception as error:
             raise RunFailed(f"{LIBRARY} failed while it ran {self._function.name!r}: {sense(error)}") from error
 
     def close(self) -> None:
-        self._calls = self._call = None
-        self._held = ()
+        self._is_direct = True
+        self._call = _closed
+        self._calls = None
+        self._held = None
 
     # ------------------------------------------------------------------ values to convert, copies, buffers of the caller's
 
     def _run_indirectly(self, feed: Mapping[str, Any], out: Sequence[Any] | None) -> list[Any]:
-        buffers = [None] * len(self._function.outputs) if out is None else list(out)
-        results = self._calls(feed, self._to_bind(feed, buffers)) if self._calls else {}
+        buffers: Sequence[Any] = [None] * len(self._function.outputs) if out is None else out
+        results = {} if self._calls is None else self._calls(feed, self._to_bind(self._calls, feed, buffers))
         outputs = self._in_order(feed, results)
         return [result if buffer is None else _filled(buffer, result) for result, buffer in zip(outputs, buffers, strict=True)]
 
     def _in_order(self, feed: Mapping[str, Any], results: Mapping[str, Any]) -> list[Any]:
         """Return one value per output; what is not the session's own, or was given already, is a copy."""
+        if self._gives_all:
+            return list(results.values())
         fresh = dict(results)
-        sources = {**self._constants(), **feed, **results}
+        sources = {**self._constants, **feed, **results}
         return [fresh.pop(v.name) if v.name in fresh else _copy(sources[v.name]) for v in self._function.outputs]
 
-    def _constants(self) -> dict[str, Array]:
-        constants = self._function.constants
-        return {v.name: constants[v.name].array for v in self._function.outputs if v.name in constants}
-
-    def _to_bind(self, feed: Mapping[str, Any], buffers: Sequence[Array | None]) -> dict[str, Array]:
-        """Return the buffers that the session itself shall write: large ones, and none that an input may share memory with."""
+    def _to_bind(self, calls: SessionCalls, feed: Mapping[str, Any], buffers: Sequence[Array | None]) -> dict[str, Array]:
+        """Return the buffers that the session itself shall write: large ones, and none that may share memory with an input."""
         chosen: dict[str, Array] = {}
         for value, buffer in zip(self._function.outputs, buffers, strict=True):
-            large = buffer is not None and buffer.nbytes >= BIND_FROM
-            if large and value.name not in chosen and self._calls and self._calls.can_fill(value.name):
-                if not any(np.may_share_memory(buffer, array) for array in feed.values()):
-                    chosen[value.name] = buffer
+            if buffer is None or buffer.nbytes < BIND_FROM or value.name in chosen or not calls.can_fill(value.name):
+                continue
+            if not any(np.may_share_memory(buffer, array) for array in feed.values()):
+                chosen[value.name] = buffer
         return chosen
+
+
+def _nothing(*_: Any) -> list[Any]:
+    return []
+
+
+def _closed(*_: Any) -> list[Any]:
+    raise RuntimeError("the executable is closed")
 
 
 def _copy(value: Any) -> Any:
@@ -107,9 +117,7 @@ def _filled(buffer: Array, result: Array) -> Array:
     if buffer is result:
         return buffer
     if buffer.dtype != result.dtype or buffer.shape != result.shape:
-        raise InputError(
-            f"a buffer given in out= is {buffer.dtype}{list(buffer.shape)}, and the output is {result.dtype}{list(result.shape)}; "
-            "give one of the output's own type and shape, or None"
-        )
+        given, due = (f"{array.dtype}{list(array.shape)}" for array in (buffer, result))
+        raise InputError(f"a buffer given in out= is {given}, and the output is {due}; give one just like it, or None")
     buffer[...] = result
     return buffer

@@ -30,56 +30,57 @@ __all__ = [
 ENGINE_KEYS: Mapping[str, str] = {
     "session.load_model_format": "the engine hands the model over itself, in ONNX's format",
     "session.model_external_initializers_file_folder_path": "the engine hands the constants over itself, by reference",
+    "session.use_external_initializer_file_buffers_directly": "the engine hands the constants over itself, by reference",
     "session.use_ort_model_bytes_directly": "the engine hands the model over itself, in ONNX's format",
     "session.use_ort_model_bytes_for_initializers": "the engine hands the model over itself, in ONNX's format",
 }
 """Keys that belong to the engine, with the reason."""
 
 KNOWN_KEYS = frozenset(
-    """
-    memory.enable_memory_arena_shrinkage
-    mlas.enable_gemm_fastmath_arm64_bfloat16
-    mlas.qnbit.force_fp32
-    mlas.use_lut_gemm
-    optimization.constant_folding_max_output_size_in_bytes
-    optimization.disable_specified_optimizers
-    optimization.enable_cast_chain_elimination
-    optimization.enable_gelu_approximation
-    optimization.minimal_build_optimizations
-    session.collect_node_memory_stats_to_file
-    session.debug_layout_transformation
-    session.disable_aot_function_inlining
-    session.disable_cpu_ep_fallback
-    session.disable_double_qdq_remover
-    session.disable_prepacking
-    session.disable_qdq_constant_folding
-    session.disable_quant_qdq
-    session.dynamic_block_base
-    session.enable_dq_matmulnbits_fusion
-    session.enable_quant_qdq
-    session.enable_quant_qdq_cleanup
-    session.force_spinning_stop
-    session.function_expansion_byte_limit
-    session.function_expansion_node_limit
-    session.graph_optimizations_loop_level
-    session.inter_op.allow_spinning
-    session.inter_op.spin_backoff_max
-    session.inter_op.spin_duration_us
-    session.intra_op.allow_spinning
-    session.intra_op.spin_backoff_max
-    session.intra_op.spin_duration_us
-    session.intra_op_thread_affinities
-    session.prepack.enable_parallel
-    session.qdq_matmulnbits_accuracy_level
-    session.qdq_matmulnbits_block_size
-    session.qdqisint8allowed
-    session.record_ep_graph_assignment_info
-    session.set_denormal_as_zero
-    session.strict_shape_type_inference
-    session.use_device_allocator_for_initializers
-    session.use_env_allocators
-    session.x64quantprecision
-    """.split()
+    {
+        "memory.enable_memory_arena_shrinkage",
+        "mlas.enable_gemm_fastmath_arm64_bfloat16",
+        "mlas.qnbit.force_fp32",
+        "mlas.use_lut_gemm",
+        "optimization.constant_folding_max_output_size_in_bytes",
+        "optimization.disable_specified_optimizers",
+        "optimization.enable_cast_chain_elimination",
+        "optimization.enable_gelu_approximation",
+        "optimization.minimal_build_optimizations",
+        "session.collect_node_memory_stats_to_file",
+        "session.debug_layout_transformation",
+        "session.disable_aot_function_inlining",
+        "session.disable_cpu_ep_fallback",
+        "session.disable_double_qdq_remover",
+        "session.disable_prepacking",
+        "session.disable_qdq_constant_folding",
+        "session.disable_quant_qdq",
+        "session.dynamic_block_base",
+        "session.enable_dq_matmulnbits_fusion",
+        "session.enable_quant_qdq",
+        "session.enable_quant_qdq_cleanup",
+        "session.force_spinning_stop",
+        "session.function_expansion_byte_limit",
+        "session.function_expansion_node_limit",
+        "session.graph_optimizations_loop_level",
+        "session.inter_op.allow_spinning",
+        "session.inter_op.spin_backoff_max",
+        "session.inter_op.spin_duration_us",
+        "session.intra_op.allow_spinning",
+        "session.intra_op.spin_backoff_max",
+        "session.intra_op.spin_duration_us",
+        "session.intra_op_thread_affinities",
+        "session.prepack.enable_parallel",
+        "session.qdq_matmulnbits_accuracy_level",
+        "session.qdq_matmulnbits_block_size",
+        "session.qdqisint8allowed",
+        "session.record_ep_graph_assignment_info",
+        "session.set_denormal_as_zero",
+        "session.strict_shape_type_inference",
+        "session.use_device_allocator_for_initializers",
+        "session.use_env_allocators",
+        "session.x64quantprecision",
+    }
 )
 """Every key of ONNX Runtime 1.31 that changes how a session computes; an execution provider's own (``ep.``) come on top."""
 
@@ -131,14 +132,17 @@ def check_providers(providers: tuple[str, ...], options: Mapping[str, str]) -> N
         provider, dot, option = key.partition(".")
         if provider not in providers or not dot or not option:
             raise OptionError(
-                f"provider_options of engine 'ort' are named <provider>.<option>, for a provider in use ({', '.join(providers)}); got {key!r}"
+                f"provider_options of engine 'ort' are named <provider>.<option>, for a provider in use "
+                f"({', '.join(providers)}); got {key!r}"
             )
 
 
 def check_choice(field: str, value: Any, choices: Collection[str]) -> None:
     """Raise OptionError for a value that is not one of the words."""
     if value not in choices:
-        raise OptionError(f"{field} of engine 'ort' must be one of {', '.join(choices)}; got {value!r}.{did_you_mean(str(value), choices)}")
+        raise OptionError(
+            f"{field} of engine 'ort' must be one of {', '.join(choices)}; got {value!r}.{did_you_mean(str(value), choices)}"
+        )
 
 
 def check_flag(field: str, value: Any) -> None:
@@ -154,4 +158,6 @@ def check_inter_op_threads(value: Any, mode: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise OptionError(f"inter_op_threads of engine 'ort' must be a positive integer or None; got {value!r}")
     if mode != "parallel":
-        raise OptionError(f"inter_op_threads={value} of engine 'ort' has a meaning only with execution_mode='parallel'; it is {mode!r}")
+        raise OptionError(
+            f"inter_op_threads={value} of engine 'ort' has a meaning only with execution_mode='parallel'; it is {mode!r}"
+        )

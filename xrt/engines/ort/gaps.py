@@ -88,7 +88,7 @@ def _may_round_resized_corners(node: Node, scope: Scope) -> bool:
     if scales is None or shape is None or not all(isinstance(dim, int) for dim in shape):
         return True
     axes = node.attr("axes", range(len(shape)))
-    sizes = [shape[axis] * float(scale) for axis, scale in zip(axes, scales.array, strict=False)]  # type: ignore[operator]  # ints, as checked
+    sizes = [shape[axis] * float(scale) for axis, scale in zip(axes, scales.array, strict=False)]
     return any(size != round(size) for size in sizes)
 
 

@@ -1,56 +1,46 @@
 """A Function as ONNX Runtime takes it: a small model, and the large constants beside it, by reference.
 
-The library takes a constant by reference (``add_initializer``) only where the model says that its bytes lie in an
-external file that exists, below a folder that it is told; it never reads that file. This module's own file serves, so
-nothing is written anywhere. Weights are thus held once, and the 2 GB limit of protobuf does not apply.
+The model says that the bytes of each large constant lie in an external file, and the library is given the file's content:
+the constant's own memory. Told to use such content directly, it copies none of it, reads it where it folds constants
+(which ``add_initializer`` does not allow: the optimiser then looks for the file), and writes no file. Weights are thus
+held once, apart from what the library packs for its products, and protobuf's limit of 2 GB does not apply.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-from onnxruntime import OrtValue
+import numpy as np
 
 from xrt.engines.ort.library import newest_ir, newest_opset
-from xrt.engines.ort.values import by_reference
-from xrt.formats.onnx import lowest_model
+from xrt.engines.ort.session import Bytes, Handed
+from xrt.formats.onnx import external_weights, lowest_model
 from xrt.graph import Function
 
-__all__ = ["FOLDER", "Handed", "hand_over"]
-
-FOLDER = str(Path(__file__).parent)
-"""The folder of the file that stands in for the constants' bytes."""
-_STAND_IN = Path(__file__).name
-_EXTERNAL = 1  # TensorProto.EXTERNAL
-
-
-@dataclass(frozen=True, slots=True)
-class Handed:
-    """What a session is made from."""
-
-    model: bytes
-    constants: Mapping[str, OrtValue]
-    """Those that the model names but does not hold. They must live as long as the session."""
+__all__ = ["hand_over"]
 
 
 def hand_over(function: Function) -> Handed:
     """Return the Function at the lowest opset and IR version at which it means the same.
 
-    Raises ModelError when that is newer than the library knows.
+    Raises ModelError when that is newer than the library knows, and cannot be converted.
     """
-    model = lowest_model(function, max_opset=newest_opset(), max_ir=newest_ir(), weights="external")
-    constants = {}
+    model = lowest_model(function, newest_opset(), newest_ir(), weights="external")
+    arrays = external_weights(function)
+    files = {name: f"constant_{index}" for index, name in enumerate(arrays)}
     for tensor in model.graph.initializer:
-        if tensor.data_location == _EXTERNAL:
-            constant = function.constants[tensor.name]
-            constants[tensor.name] = by_reference(constant.array, constant.dtype)
-            _point_at_stand_in(tensor, constant.nbytes)
-    return Handed(model.SerializeToString(), constants)
+        if tensor.name in files:
+            _name_file(tensor, files[tensor.name])
+    return Handed(model.SerializeToString(), {files[name]: _bytes_of(array) for name, array in arrays.items()})
 
 
-def _point_at_stand_in(tensor, nbytes: int) -> None:
-    del tensor.external_data[:]
-    for key, value in (("location", _STAND_IN), ("offset", "0"), ("length", str(nbytes))):
-        tensor.external_data.add(key=key, value=value)
+def _name_file(tensor: Any, file: str) -> None:
+    """Give an external tensor a file of its own: constants lie in memory each for itself."""
+    for entry in tensor.external_data:
+        if entry.key == "location":
+            entry.value = file
+
+
+def _bytes_of(array: np.ndarray[Any, Any]) -> Bytes:
+    """Return the array's memory; an array that does not lie in order, or is not aligned, is copied."""
+    return np.require(array, requirements=["C", "A"]).reshape(-1).view(np.uint8)

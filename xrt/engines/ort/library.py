@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
-import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
+from xrt.engines.ort.session import Handed, why_not_opened
 from xrt.formats.onnx import lowest_model
 from xrt.graph import DType, Function, Node, TensorType, Value, latest_opset
 
 __all__ = ["Formal", "Kernel", "Schema", "kernels", "newest_ir", "newest_opset", "schema"]
 
 _NO_END = 2**31 - 1
+_TRIVIAL_OPSET = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Schema:
     deprecated: bool
     inputs: tuple[Formal, ...]
     outputs: tuple[Formal, ...]
+    attributes: frozenset[str]
 
 
 @lru_cache(maxsize=1)
@@ -70,12 +73,13 @@ def _all_kernels() -> Mapping[tuple[str, str], tuple[Kernel, ...]]:
 def _all_schemas() -> Mapping[tuple[str, str], tuple[Schema, ...]]:
     found: dict[tuple[str, str], list[Schema]] = {}
     for known in native.get_all_operator_schema():
-        one = Schema(known.since_version, known.deprecated, _formals(known.inputs), _formals(known.outputs))
+        formals = _formals(known.inputs), _formals(known.outputs)
+        one = Schema(known.since_version, known.deprecated, *formals, frozenset(known.attributes))
         found.setdefault((known.domain, known.name), []).append(one)
     return {key: tuple(sorted(schemas, key=lambda s: -s.since)) for key, schemas in found.items()}
 
 
-def _formals(parameters: Iterable[native.schemadef.OpSchema.FormalParameter]) -> tuple[Formal, ...]:
+def _formals(parameters: Iterable[Any]) -> tuple[Formal, ...]:
     return tuple(Formal(p.name, p.typeStr) for p in parameters)
 
 
@@ -92,7 +96,7 @@ def schema(domain: str, op_type: str, version: int) -> Schema | None:
 @lru_cache(maxsize=1)
 def newest_opset() -> int:
     """Return the newest version of ai.onnx that a model may declare, found by trying."""
-    return next(version for version in range(latest_opset(), 0, -1) if _reads(opset=version))
+    return next((version for version in range(latest_opset(), _TRIVIAL_OPSET, -1) if _reads(opset=version)), _TRIVIAL_OPSET)
 
 
 @lru_cache(maxsize=1)
@@ -102,10 +106,10 @@ def newest_ir() -> int:
     return max(version for version in range(ir, ir + 32) if version == ir or _reads(ir=version))
 
 
-def _trivial_model():
+def _trivial_model() -> Any:
     value = TensorType(DType.FLOAT32, (1,))
     node = Node("Relu", ("x",), ("y",))
-    return lowest_model(Function((Value("x", value),), (Value("y", value),), (node,), opsets={"": 14}))
+    return lowest_model(Function((Value("x", value),), (Value("y", value),), (node,), opsets={"": _TRIVIAL_OPSET}))
 
 
 def _reads(opset: int | None = None, ir: int | None = None) -> bool:
@@ -114,10 +118,4 @@ def _reads(opset: int | None = None, ir: int | None = None) -> bool:
         model.opset_import[0].version = opset
     if ir is not None:
         model.ir_version = ir
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    try:
-        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"], enable_fallback=0)
-    except Exception:  # the library's errors have no common base; any of them means that it does not read the model
-        return False
-    return True
+    return why_not_opened(Handed(model.SerializeToString()), ["CPUExecutionProvider"]) is None

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 
 import onnxruntime
 
-from xrt.graph import DType, MapType, OptionalType, SequenceType, TensorType, Type
+from xrt.graph import DType, OptionalType, SequenceType, TensorType, Type
 
-__all__ = ["LIBRARY", "plain_type", "sense", "type_name"]
+__all__ = ["LIBRARY", "plain_type", "sense", "tensor_of", "type_name"]
 
 LIBRARY = f"ONNX Runtime {onnxruntime.__version__}"
 """The library as reasons and errors call it."""
 
 _C_NAMES = {DType.FLOAT32: "float", DType.FLOAT64: "double"}
 _PLAIN = {"float": "float32", "double": "float64"}
+_TENSORS = {dtype: f"tensor({_C_NAMES.get(dtype, dtype)})" for dtype in DType}
 
 
-@lru_cache(maxsize=4096)
 def type_name(type_: Type) -> str:
     """Return the type as ONNX Runtime spells it, without its shape.
 
@@ -26,13 +25,23 @@ def type_name(type_: Type) -> str:
     'seq(tensor(float))'
     """
     if isinstance(type_, TensorType):
-        return f"tensor({_C_NAMES.get(type_.dtype, type_.dtype)})"
+        return _TENSORS[type_.dtype]
     if isinstance(type_, SequenceType):
         return f"seq({type_name(type_.element)})"
     if isinstance(type_, OptionalType):
         return f"optional({type_name(type_.element)})"
-    assert_never: MapType = type_
-    return f"map({_C_NAMES.get(assert_never.key, assert_never.key)},{type_name(assert_never.value)})"
+    key, value = (type_.key, type_.value)
+    return f"map({_C_NAMES.get(key, key)},{type_name(value)})"
+
+
+def tensor_of(name: str) -> TensorType | None:
+    """Return the type that ONNX Runtime spells so, without its shape; None where it is not a tensor.
+
+    >>> tensor_of("tensor(float)")
+    TensorType(dtype=DType.FLOAT32, shape=None)
+    """
+    found = re.fullmatch(r"tensor\((\w+)\)", name)
+    return TensorType(DType.parse(_PLAIN.get(found[1], found[1]))) if found else None
 
 
 def plain_type(name: str) -> str:
@@ -45,21 +54,27 @@ def plain_type(name: str) -> str:
 
 
 _NOISE = (
-    r"^\[ONNXRuntimeError\] : \d+ : \w+ : ",
-    r"/[\w./+-]+\.(?:cc|h|cpp)(?::\d+)? ",  # absolute source paths
-    r"\b\w+\.(?:cc|h):\d+ \w+ ",
+    r"\[ONNXRuntimeError\] : \d+ : \w+ : ",
+    r"Error in execution: ",
     r"Load model from .*? failed:",
     r"Exception during (?:loading|initialization): ",
     r"This is an invalid model\. ",
     r"Non-zero status code returned while running \w+ node\. Name:'[^']*' Status Message: ",
+    r"\S*\.(?:cc|h):\d+ ",  # the source file of a check, and after it the check
+    r"^.*::\S*\(.*\).* was false\. (?=\S)",
+    r"^.*::<lambda\(\)> ",
+    r"^[\w:*&<> ]*onnxruntime::[\w:~<>]+\([^)]*\)(?: const)?(?: \[with [^\]]*\])? ",  # the signature of what failed
 )
 
 
 def sense(error: BaseException, limit: int = 300) -> str:
-    """Return the sense of one of ONNX Runtime's errors: without codes, source files and stack traces, on one line."""
-    text = str(error).partition("\nStacktrace")[0]
-    text = " ".join(text.split())
+    """Return the sense of one of ONNX Runtime's errors: on one line, without codes, source files, signatures and stack traces.
+
+    >>> sense(RuntimeError("[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation"))
+    'Could not find an implementation'
+    """
+    text = " ".join(str(error).partition("\nStacktrace")[0].split())
     for noise in _NOISE:
         text = re.sub(noise, "", text)
-    text = text.strip().rstrip(".")
+    text = text.strip(" .")
     return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 
 from xrt.engines.ort.handing import hand_over
-from xrt.engines.ort.names import sense
-from xrt.engines.ort.session import open_session, quiet_options
-from xrt.errors import CompileRefused, ModelError
+from xrt.engines.ort.session import why_not_opened
+from xrt.errors import ModelError
 from xrt.graph import Constant, Function, Node, OptionalType, SequenceType, TensorType, Type, Value
 
 __all__ = ["why_refused"]
 
 REMEMBERED = 4096
 """Nodes that differ in more than their shapes, whose answers are kept."""
+SMALL = 64
+"""Elements up to which a constant is an axis, a shape or a scale, rather than a weight."""
 
 
 class _Kind:
@@ -38,25 +39,32 @@ def why_refused(node: Node, function: Function, type_of: Callable[[str], Type | 
     Costs the opening of a session, a millisecond or so, for the first node of a kind.
     """
     read = dict.fromkeys(node.uses)
-    constants = {name: function.constants[name] for name in read if name in function.constants}
-    inputs = tuple(Value(name, _any_size(type_of(name))) for name in read if name not in constants)
-    outputs = tuple(Value(name, _any_size(type_of(name))) for name in node.defines)
+    constants = {name: function.constants[name] for name in read if _is_small(function.constants.get(name))}
+    inputs = tuple(Value(name, _known_any_size(type_of(name))) for name in read if name not in constants)
+    outputs = tuple(Value(name, _known_any_size(type_of(name))) for name in node.defines)
     alone = Function(inputs, outputs, (node,), constants, function.opsets)
     return _answer(_Kind(alone), providers)
+
+
+def _is_small(constant: Constant | None) -> bool:
+    """Whether a constant may decide the answer; the bytes of a large one would only make every node a kind of its own."""
+    return constant is not None and constant.array.size <= SMALL
 
 
 @lru_cache(maxsize=REMEMBERED)
 def _answer(kind: _Kind, providers: tuple[str, ...]) -> str | None:
     try:
-        open_session(hand_over(kind.function), quiet_options(), providers)
-    except (CompileRefused, ModelError) as error:
+        handed = hand_over(kind.function)
+    except ModelError as error:
         return str(error)
-    except Exception as error:  # the library's errors have no common base
-        return sense(error)
-    return None
+    return why_not_opened(handed, providers)
 
 
-def _any_size(type_: Type | None) -> Type | None:
+def _known_any_size(type_: Type | None) -> Type | None:
+    return None if type_ is None else _any_size(type_)
+
+
+def _any_size(type_: Type) -> Type:
     """Return the type with its extents left open, so that nodes which differ in them alone are one kind."""
     if isinstance(type_, TensorType):
         return type_ if type_.shape is None else type_.with_shape((None,) * len(type_.shape))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
-from functools import lru_cache
+import math
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,23 +31,23 @@ class Way(enum.Enum):
     NONE = "not at all"
 
 
-_BITS = {DType.BFLOAT16: np.uint16} | {
-    d: np.uint8
-    for d in (DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ, DType.FLOAT8E8M0)
+_BITS = {
+    DType.BFLOAT16: np.uint16,
+    DType.FLOAT8E4M3FN: np.uint8,
+    DType.FLOAT8E4M3FNUZ: np.uint8,
+    DType.FLOAT8E5M2: np.uint8,
+    DType.FLOAT8E5M2FNUZ: np.uint8,
+    DType.FLOAT8E8M0: np.uint8,
 }
 _PACKED = frozenset({DType.UINT4, DType.INT4, DType.FLOAT4E2M1, DType.UINT2, DType.INT2})
 _NONE = frozenset({DType.COMPLEX64, DType.COMPLEX128, DType.FLOAT6E2M3, DType.FLOAT6E3M2})
+_WAYS = dict.fromkeys(_BITS, Way.BITS) | dict.fromkeys(_PACKED, Way.PACKED) | dict.fromkeys(_NONE, Way.NONE)
 
 
-@lru_cache(maxsize=4096)
 def way_of(type_: Type | None) -> Way:
     """Return how values of the type cross; a type that is not known is taken to cross directly."""
     if isinstance(type_, TensorType):
-        if type_.dtype in _NONE:
-            return Way.NONE
-        if type_.dtype in _PACKED:
-            return Way.PACKED
-        return Way.BITS if type_.dtype in _BITS else Way.DIRECT
+        return _WAYS.get(type_.dtype, Way.DIRECT)
     if type_ is None:
         return Way.DIRECT
     inside = type_.value if isinstance(type_, MapType) else type_.element
@@ -62,7 +62,12 @@ def why_not_carried(name: str, type_: Type | None) -> str | None:
 
 
 def to_ort(array: Array, dtype: DType) -> OrtValue:
-    """Return the array as one of the library's values: over the same memory where it can be, else over a copy."""
+    """Return the array as one of the library's values: over the same memory where it can be, else over a copy.
+
+    Raises TypeError for an array of another type, whose bits the library would otherwise take for that type's.
+    """
+    if array.dtype != dtype.numpy:
+        raise TypeError(f"an array of {array.dtype} was given for {dtype}")
     if dtype in _PACKED:
         return _packed(array, dtype)
     return by_reference(array, dtype)
@@ -81,30 +86,32 @@ def from_ort(value: OrtValue, dtype: DType) -> Array:
     """Return a tensor of the library's as a fresh array."""
     shape = tuple(value.shape())
     size = value.tensor_size_in_bytes()
-    raw = np.frombuffer((ctypes.c_uint8 * size).from_address(value.data_ptr()), np.uint8) if size else np.empty(0, np.uint8)
-    if dtype in _PACKED:
-        return _unpacked(raw, dtype, shape)
-    return raw.view(dtype.numpy).reshape(shape).copy()
+    raw: Array = np.empty(size, np.uint8)
+    ctypes.memmove(raw.ctypes.data, value.data_ptr(), size)
+    return _unpacked(raw, dtype, shape) if dtype in _PACKED else raw.view(dtype.numpy).reshape(shape)
 
 
 def _packed(array: Array, dtype: DType) -> OrtValue:
     value = OrtValue.ortvalue_from_shape_and_type(list(array.shape), dtype.onnx)
-    per_byte = 8 // dtype.bits
-    elements = np.zeros((value.tensor_size_in_bytes(), per_byte), np.uint8)
-    elements.reshape(-1)[: array.size] = np.ascontiguousarray(array).reshape(-1).view(np.uint8) & (2**dtype.bits - 1)
-    shifts = np.arange(per_byte, dtype=np.uint8) * dtype.bits
-    raw = np.bitwise_or.reduce(elements << shifts, axis=1, dtype=np.uint8)
+    padded = np.zeros((value.tensor_size_in_bytes(), 8 // dtype.bits), np.uint8)
+    padded.reshape(-1)[: array.size] = np.ascontiguousarray(array).reshape(-1).view(np.uint8) & _mask(dtype)
+    raw = np.bitwise_or.reduce(padded << _shifts(dtype), axis=1, dtype=np.uint8)
     ctypes.memmove(value.data_ptr(), raw.ctypes.data, raw.size)
     return value
 
 
 def _unpacked(raw: Array, dtype: DType, shape: tuple[int, ...]) -> Array:
-    per_byte = 8 // dtype.bits
-    shifts = np.arange(per_byte, dtype=np.uint8) * dtype.bits
-    elements = (raw[:, None] >> shifts) & np.uint8(2**dtype.bits - 1)
-    elements = elements.reshape(-1)[: int(np.prod(shape, dtype=np.int64))]
+    elements: Array = ((raw[:, None] >> _shifts(dtype)) & _mask(dtype)).reshape(-1)[: math.prod(shape)]
     if dtype in (DType.INT4, DType.INT2):
         spare = 8 - dtype.bits  # carry the sign bit up through the byte
         elements = (elements << spare).view(np.int8) >> spare
-        return elements.astype(dtype.numpy).reshape(shape)
-    return elements.view(dtype.numpy).reshape(shape)
+    bits: Array = elements.view(dtype.numpy)
+    return bits.reshape(shape)
+
+
+def _shifts(dtype: DType) -> Array:
+    return np.arange(0, 8, dtype.bits, dtype=np.uint8)
+
+
+def _mask(dtype: DType) -> np.uint8:
+    return np.uint8(2**dtype.bits - 1)

@@ -64,7 +64,9 @@ def _find(node: Node, function: Function) -> Kernel[Factory] | Factory | str:
     if version is None:
         return f"the function imports no opset for domain {node.domain!r}"
     if schema_of(node.op_type, version, node.domain) is None:
-        return f"the onnx package describes no operator {node.op_type!r} in version {version} of domain {node.domain or 'ai.onnx'!r}"
+        return (
+            f"the onnx package describes no operator {node.op_type!r} in version {version} of domain {node.domain or 'ai.onnx'!r}"
+        )
     own = ops.find(node, function, node.device or "cpu")
     if not isinstance(own, str):
         return own

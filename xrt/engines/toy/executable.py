@@ -32,7 +32,9 @@ class ToyExecutable(Executable):
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> list[Any]:
         tape = self._tape
         if tape is None:
-            raise RunFailed(f"function {self.function.name!r} is not ready to run; call prepare() first, and run() before close()")
+            raise RunFailed(
+                f"function {self.function.name!r} is not ready to run; call prepare() first, and run() before close()"
+            )
         if options.stream is not None:
             raise OptionError(f"engine 'toy' runs on the CPU, which has no streams; got stream={options.stream!r}, pass None")
         if len(inputs) != len(tape.inputs):
@@ -52,7 +54,9 @@ class ToyExecutable(Executable):
         pairs = list(zip(self.function.outputs, results, out, strict=True))
         for value, result, buffer in pairs:
             if buffer is not None and (reason := _misfit(result, buffer)):
-                raise InputError(f"out= for output {value.name!r}: {reason}; give a writable C-contiguous array, or None for a fresh one")
+                raise InputError(
+                    f"out= for output {value.name!r}: {reason}; give a writable C-contiguous array, or None for a fresh one"
+                )
         for _, result, buffer in pairs:
             if buffer is not None:
                 np.copyto(buffer, result)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,9 @@ _LOADERS = {
     "ai.onnx.preview.training": load_training,
 }
 
+_NEEDS = {("", "ImageDecoder"): ("PIL", "pillow")}
+"""Operators whose reference implementation imports a package beyond NumPy: the module, and the distribution that has it."""
+
 
 def why_not(node: Node, function: Function) -> str | None:
     """Return why the reference implementation cannot serve the node; None when it can."""
@@ -37,6 +42,11 @@ def why_not(node: Node, function: Function) -> str | None:
 @lru_cache(maxsize=1024)
 def _absence(domain: str, op_type: str, version: int) -> str | None:
     """Return why `onnx.reference` has no implementation of an operator's version; None when it has one."""
+    module, distribution = _NEEDS.get((domain, op_type), ("", ""))
+    if module and find_spec(module) is None:
+        return (
+            f"the reference implementation of {op_type} needs {distribution}, which is not installed: pip install {distribution}"
+        )
     schema = schema_of(op_type, version, domain)
     if schema is not None and (schema.has_function or schema.has_context_dependent_function) and not domain:
         return None
@@ -45,18 +55,25 @@ def _absence(domain: str, op_type: str, version: int) -> str | None:
         return f"neither toy nor onnx.reference has operators of domain {domain!r}"
     try:
         load(domain, op_type, version)
-    except Exception as error:  # the loaders raise RuntimeError, NotImplementedError, ValueError and others for the one answer "no"
+    except Exception as error:  # noqa: BLE001  # the loaders say "no" by RuntimeError, NotImplementedError, ValueError and others
         return f"neither toy nor onnx.reference implements {op_type} in version {version}: {str(error).splitlines()[0]}"
     return None
 
 
 def borrowed(node: Node, env: Env) -> Run:
-    """Return a kernel that runs the node as a model of its own in `onnx.reference.ReferenceEvaluator`."""
-    evaluator = ReferenceEvaluator(to_model(_alone(node, env.function)))
+    """Return a kernel that runs the node as a model of its own in `onnx.reference.ReferenceEvaluator`.
+
+    Each thread has an evaluator of its own: some of the operators keep what they work on in themselves.
+    """
+    model = to_model(_alone(node, env.function))
     names = (*node.inputs, *node.captures)
+    own = threading.local()
+    own.evaluator = ReferenceEvaluator(model)
 
     def run(*values: Any) -> tuple[Any, ...]:
-        results = iter(evaluator.run(None, {name: value for name, value in zip(names, values, strict=True) if name}))
+        if not hasattr(own, "evaluator"):
+            own.evaluator = ReferenceEvaluator(model)
+        results = iter(own.evaluator.run(None, {name: value for name, value in zip(names, values, strict=True) if name}))
         return tuple(_plain(next(results)) if name else None for name in node.outputs)
 
     return run
@@ -65,12 +82,11 @@ def borrowed(node: Node, env: Env) -> Run:
 def _alone(node: Node, function: Function) -> Function:
     """Return the node as a Function of its own, with all that it reads as inputs."""
     reads = dict.fromkeys(node.uses)
-    opsets = {domain: version for domain, version in function.opsets.items()}
     return Function(
         inputs=tuple(function.value(name) for name in reads),
         outputs=tuple(function.value(name) for name in node.defines),
         nodes=(node,),
-        opsets=opsets,
+        opsets=function.opsets,
         name="borrowed",
     )
 

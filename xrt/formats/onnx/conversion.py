@@ -12,10 +12,11 @@ from xrt.errors import ModelError
 from xrt.formats.onnx.external import ExternalData
 from xrt.formats.onnx.names import FreshNames
 from xrt.formats.onnx.reading import function_of
-from xrt.formats.onnx.types import type_string
 from xrt.formats.onnx.versions import lowest_ir, newest_nodes
 from xrt.formats.onnx.writing import Style, model_of
-from xrt.graph import Constant, Function, Node, Type, Value, schema_of, since_version
+from xrt.graph import Constant, Function, Node, Type, Value, since_version
+from xrt.graph.builder_types import onnx_spelling
+from xrt.graph.operators import operator_of
 
 __all__ = ["Scope", "check_convertible", "converted"]
 
@@ -102,14 +103,15 @@ def check_convertible(node: Node, scope: Scope, max_opset: int) -> None:
 
 def _why_not_older_control(node: Node, scope: Scope, max_opset: int) -> str:
     """Return why a node with bodies cannot be taken for its older self."""
-    schema = schema_of(node.op_type, max_opset)
-    if schema is None or schema.since_version < _OLDEST_CONTROL:
+    operator = operator_of(node.op_type, max_opset)
+    if operator is None or operator.since_version < _OLDEST_CONTROL:
         return f"opset {max_opset} has no such operator, or one that means something else"
-    allowed = {text for constraint in schema.type_constraints for text in constraint.allowed_type_strs}
+    allowed = frozenset().union(*(formal.types for formal in (*operator.inputs, *operator.outputs)))
     for name in (*node.inputs, *node.outputs):
         type_ = scope.type_of(name) if name else None
-        if type_ is not None and type_string(type_) not in allowed:
-            return f"opset {max_opset} does not take {type_string(type_)}"
+        text = None if type_ is None else onnx_spelling(type_)
+        if text is not None and text not in allowed:
+            return f"opset {max_opset} does not take {text}"
     return ""
 
 

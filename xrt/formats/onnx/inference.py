@@ -1,53 +1,71 @@
-"""The types of one node's outputs, by ONNX's own inference: what a graph that is being traced asks."""
+"""What ``onnx`` infers about the types of a Function's values, without its weights."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
-from onnx import OperatorSetIdProto, TypeProto, shape_inference
+import onnx
+from onnx import GraphProto, NodeProto, TensorProto, shape_inference
 
 from xrt.errors import ModelError
 from xrt.formats.onnx.tensors import write_tensor
-from xrt.formats.onnx.types import read_type, write_type
-from xrt.formats.onnx.writing import node_message
-from xrt.graph import Constant, Node, Type, schema_of
+from xrt.formats.onnx.types import read_type
+from xrt.formats.onnx.writing import Style, model_of
+from xrt.graph import Constant, Function, Type
 
-__all__ = ["node_types"]
+__all__ = ["Inferred", "infer_types"]
 
-SMALL = 1024
-"""Constants of at most this many elements are shown to the inference: shapes, axes and the like."""
+SMALL_BYTES = 1024
+"""Constants up to this size keep their values, which shapes are computed from; of the others only the type is told."""
 
 
-def node_types(
-    node: Node, types: Mapping[str, Type], constants: Mapping[str, Constant], opsets: Mapping[str, int]
-) -> Sequence[Type | None]:
-    """Return the types of the node's outputs, None where ONNX cannot say.
+@dataclass(frozen=True, slots=True)
+class Inferred:
+    """What is inferred of the values of one Function, inputs and outputs included."""
 
-    ``types`` and ``constants`` are those of its inputs, as far as they are known. Raises ModelError, with ONNX's own words,
-    where the inputs contradict the operator. Nodes with bodies are not for this function.
+    types: Mapping[str, Type]
+    bodies: Mapping[str, tuple[Inferred, ...]]
+    """By node name, in the order of the node's bodies."""
+
+
+def infer_types(function: Function, symbols: frozenset[str]) -> Inferred | None:
+    """Return what onnx infers, values propagated through shape computations; None where it cannot read the Function at all.
+
+    What the Function already says of a value is taken as true. Extents of other names than the symbols are made up
+    by onnx, which is to say unknown.
     """
-    schema = schema_of(node.op_type, opsets.get(node.domain, 0), node.domain)
-    if schema is None or not schema.has_type_and_shape_inference_function:
-        return [None] * len(node.outputs)
+    style = Style(constants=_type_only, inner=_type_only, carries=False)
+    model = model_of(function, function.opsets, onnx.IR_VERSION, style)
     try:
-        inferred = shape_inference.infer_node_outputs(
-            schema,
-            node_message(node),
-            {name: _type_message(type_) for name, type_ in types.items()},
-            {name: write_tensor(c, name) for name, c in constants.items() if c.array.size <= SMALL},
-            opset_imports=[OperatorSetIdProto(domain=domain, version=version) for domain, version in opsets.items()],
-        )
-    except shape_inference.InferenceError as error:
-        raise ModelError(_reason(str(error))) from error
-    return [read_type(inferred[name]) if name in inferred else None for name in node.outputs]
+        result = shape_inference.infer_shapes(model, data_prop=True)
+        return _read(result.graph, function, symbols)
+    except (RuntimeError, ValueError, ModelError):  # its InferenceError is a RuntimeError; a dim too large is a ValueError
+        return None
 
 
-def _type_message(type_: Type) -> TypeProto:
-    proto = TypeProto()
-    write_type(type_, proto)
-    return proto
+def _type_only(constant: Constant, name: str) -> TensorProto:
+    if constant.nbytes <= SMALL_BYTES:
+        return write_tensor(constant, name)
+    return TensorProto(name=name, data_type=constant.dtype.onnx, dims=constant.shape)
 
 
-def _reason(text: str) -> str:
-    """Return ONNX's message without the tags that it puts in front, one per level of its own."""
-    return text.rpartition("[ShapeInferenceError] ")[2].rpartition("[TypeInferenceError] ")[2].strip()
+def _read(graph: GraphProto, function: Function, symbols: frozenset[str]) -> Inferred:
+    read = (
+        (proto.name, read_type(proto.type, symbols)) for part in (graph.value_info, graph.output, graph.input) for proto in part
+    )
+    types = {name: type_ for name, type_ in read if type_ is not None}
+    bodies = {
+        node.name: tuple(_read(inner, body, symbols) for inner, body in zip(_graphs(graph.node[k]), node.bodies, strict=True))
+        for k, node in enumerate(function.nodes)
+        if node.bodies
+    }
+    return Inferred(types, bodies)
+
+
+def _graphs(proto: NodeProto) -> Iterator[GraphProto]:
+    """Yield the graphs among a node's attributes; they stand in the order in which the node has its bodies."""
+    for attribute in proto.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from xrt.formats.onnx.names import FreshNames
-from xrt.formats.onnx.operators import operator_versions
-from xrt.formats.onnx.types import type_string
-from xrt.graph import Function, Node, Type, Value, schema_of
+from xrt.graph import Function, Node, Type, Value, latest_opset
+from xrt.graph.builder_types import onnx_spelling
+from xrt.graph.operators import require_operator
 
 __all__ = ["identity_opset", "plain"]
 
@@ -43,11 +43,6 @@ def _plain(function: Function, fresh: FreshNames, *, is_body: bool) -> Function:
 
 def identity_opset(type_: Type | None) -> int:
     """Return the first opset of ai.onnx whose Identity takes that type; 1 where the type is unknown."""
-    if type_ is None:
-        return 1
-    text = type_string(type_)
-    for version in operator_versions("", "Identity"):
-        schema = schema_of("Identity", version)
-        if schema is not None and text in {allowed for c in schema.type_constraints for allowed in c.allowed_type_strs}:
-            return version
-    return 1
+    text = None if type_ is None else onnx_spelling(type_)
+    versions = range(1, latest_opset() + 1)
+    return next((v for v in versions if text in require_operator("Identity", v).inputs[0].types), 1)

@@ -2,50 +2,61 @@
 
 from __future__ import annotations
 
-from onnx import TypeProto, ValueInfoProto
+from functools import lru_cache
 
-from xrt.graph import Dim, DType, MapType, OptionalType, SequenceType, Shape, TensorType, Type, Value
+from onnx import TensorShapeProto, TypeProto, ValueInfoProto
 
-__all__ = ["read_type", "read_value", "type_string", "write_type", "write_value"]
+from xrt.graph import Dim, DType, MapType, OptionalType, SequenceType, TensorType, Type, Value
+
+__all__ = ["read_type", "read_value", "write_type", "write_value"]
 
 
-def read_type(proto: TypeProto) -> Type | None:
+def read_type(proto: TypeProto, symbols: frozenset[str] | None = None) -> Type | None:
     """Return the type, None where the message says nothing definite (no element type; an opaque type).
 
-    A sparse tensor becomes a dense one, as its data does. Raises ModelError for an element type that ONNX has not.
+    A sparse tensor becomes a dense one, as its data does. Where the symbols are given, an extent of any other name becomes
+    None. Raises ModelError for an element type that ONNX has not. Equal messages give the same object: a model has
+    far fewer types than values.
     """
+    return _parsed(proto.SerializeToString(), symbols)
+
+
+@lru_cache(maxsize=4096)
+def _parsed(serialised: bytes, symbols: frozenset[str] | None) -> Type | None:
+    return _read(TypeProto.FromString(serialised), symbols)
+
+
+def _read(proto: TypeProto, symbols: frozenset[str] | None) -> Type | None:
     kind = proto.WhichOneof("value")
     if kind in ("tensor_type", "sparse_tensor_type"):
-        return _read_tensor_type(getattr(proto, kind))
+        return _read_tensor_type(getattr(proto, kind), symbols)
     if kind == "sequence_type":
-        element = read_type(proto.sequence_type.elem_type)
+        element = _read(proto.sequence_type.elem_type, symbols)
         return None if element is None else SequenceType(element)
     if kind == "optional_type":
-        element = read_type(proto.optional_type.elem_type)
+        element = _read(proto.optional_type.elem_type, symbols)
         return None if element is None else OptionalType(element)
     if kind == "map_type" and proto.map_type.key_type:
-        element = read_type(proto.map_type.value_type)
+        element = _read(proto.map_type.value_type, symbols)
         return None if element is None else MapType(DType.from_onnx(proto.map_type.key_type), element)
     return None
 
 
-def _read_tensor_type(proto: TypeProto.Tensor | TypeProto.SparseTensor) -> TensorType | None:
+def _read_tensor_type(proto: TypeProto.Tensor | TypeProto.SparseTensor, symbols: frozenset[str] | None) -> TensorType | None:
     if not proto.elem_type:
         return None
-    dtype = DType.from_onnx(proto.elem_type)
-    return TensorType(dtype, _read_shape(proto) if proto.HasField("shape") else None)
+    shape = tuple(_read_dim(dim, symbols) for dim in proto.shape.dim) if proto.HasField("shape") else None
+    return TensorType(DType.from_onnx(proto.elem_type), shape)
 
 
-def _read_shape(proto: TypeProto.Tensor | TypeProto.SparseTensor) -> Shape:
-    dims: list[Dim] = []
-    for dim in proto.shape.dim:
-        if dim.dim_param:
-            dims.append(dim.dim_param)
-        elif dim.HasField("dim_value") and dim.dim_value >= 0:  # exporters write -1 for an extent they do not know
-            dims.append(dim.dim_value)
-        else:
-            dims.append(None)
-    return tuple(dims)
+def _read_dim(dim: TensorShapeProto.Dimension, symbols: frozenset[str] | None) -> Dim:
+    if dim.dim_param:
+        name: str = dim.dim_param
+        return name if symbols is None or name in symbols else None
+    if dim.HasField("dim_value") and dim.dim_value >= 0:  # exporters write -1 for an extent they do not know
+        size: int = dim.dim_value
+        return size
+    return None
 
 
 def read_value(proto: ValueInfoProto) -> Value:
@@ -78,20 +89,6 @@ def _write_tensor_type(type_: TensorType, proto: TypeProto.Tensor) -> None:
             proto.shape.dim.add()
         else:
             proto.shape.dim.add(dim_param=dim)
-
-
-def type_string(type_: Type) -> str:
-    """Return the type as operator schemas spell it: ``tensor(float)``, ``seq(tensor(int64))``."""
-    if isinstance(type_, TensorType):
-        return f"tensor({_SCHEMA_WORDS.get(type_.dtype, type_.dtype.text)})"
-    if isinstance(type_, SequenceType):
-        return f"seq({type_string(type_.element)})"
-    if isinstance(type_, OptionalType):
-        return f"optional({type_string(type_.element)})"
-    return f"map({type_.key}, {type_string(type_.value)})"
-
-
-_SCHEMA_WORDS = {DType.FLOAT32: "float", DType.FLOAT64: "double"}
 
 
 def write_value(name: str, type_: Type | None, proto: ValueInfoProto) -> None:

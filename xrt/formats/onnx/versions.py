@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 
 from onnx import OperatorSetIdProto, helper
 
 from xrt.errors import ModelError
-from xrt.formats.onnx.operators import known_domains
 from xrt.graph import AttrKind, DType, Function, Node, OptionalType, TensorType, Type, schema_of, since_version
+from xrt.graph.operators import latest_version
 from xrt.graph.types import MapType, SequenceType
 
 __all__ = ["check_same_meaning", "content_ir", "lowest_ir", "lowest_opsets", "newest_nodes", "node_ir"]
@@ -81,7 +82,7 @@ def lowest_ir(function: Function, opsets: Mapping[str, int], *, floor: int = 0, 
 
     The pairing with opsets is a custom (each release of ONNX has one of each) and no rule: it yields to the ceiling.
     """
-    known = [OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items() if d in known_domains()]
+    known = [OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items() if latest_version(d)]
     paired: int = helper.find_min_ir_version_for(known, ignore_unknown=True)
     if ceiling is not None:
         paired = min(paired, ceiling)
@@ -90,39 +91,43 @@ def lowest_ir(function: Function, opsets: Mapping[str, int], *, floor: int = 0, 
 
 def content_ir(function: Function) -> tuple[int, str]:
     """Return the lowest IR version that has words for every type in the Function, and which value needs it."""
-    return max(_needs(function), key=lambda need: need[0], default=(INITIALISERS_IR, ""))
+    return _greatest(_typed(function))
 
 
 def node_ir(node: Node, function: Function) -> tuple[int, str]:
     """Return the same for one node, bodies included, and the values that it touches."""
-    touched = (
-        (_type_ir(function.type_of(name)), f"value {name!r} of type {function.type_of(name)}")
-        for name in (*node.uses, *node.defines)
-    )
-    return max((*touched, *_inside(node)), key=lambda need: need[0], default=(INITIALISERS_IR, ""))
+    touched = ((f"value {name!r}", function.type_of(name)) for name in (*node.uses, *node.defines))
+    return _greatest(chain(touched, _typed_inside(node)))
 
 
-def _needs(function: Function) -> Iterator[tuple[int, str]]:
+def _greatest(typed: Iterable[tuple[str, Type | None]]) -> tuple[int, str]:
+    what, type_ = max(typed, key=lambda each: _type_ir(each[1]), default=("", None))
+    return _type_ir(type_), f"{what} of type {type_}"
+
+
+def _typed(function: Function) -> Iterator[tuple[str, Type | None]]:
+    """Yield everything in the Function that has a type, bodies included, and what to call it."""
     for value in (*function.inputs, *function.outputs):
-        yield _type_ir(value.type), f"value {value.name!r} of type {value.type}"
+        yield f"value {value.name!r}", value.type
     for name, type_ in function.types.items():
-        yield _type_ir(type_), f"value {name!r} of type {type_}"
+        yield f"value {name!r}", type_
     for name, constant in function.constants.items():
-        yield _type_ir(constant.type), f"constant {name!r} of type {constant.type}"
+        yield f"constant {name!r}", constant.type
     for node in function.nodes:
-        yield from _inside(node)
+        if node.attributes:
+            yield from _typed_inside(node)
 
 
-def _inside(node: Node) -> Iterator[tuple[int, str]]:
+def _typed_inside(node: Node) -> Iterator[tuple[str, Type | None]]:
     for attribute in node.attributes:
         if attribute.kind is AttrKind.TENSOR:
-            yield _type_ir(attribute.value.type), f"attribute {attribute.name!r} of node {node.name!r}"
+            yield f"attribute {attribute.name!r} of node {node.name!r}", attribute.value.type
     for body in node.bodies:
-        yield from _needs(body)
+        yield from _typed(body)
 
 
 def _type_ir(type_: Type | None) -> int:
-    if isinstance(type_, TensorType):
+    if type(type_) is TensorType:
         return _DTYPE_IR.get(type_.dtype, INITIALISERS_IR)
     if isinstance(type_, OptionalType):
         return max(_OPTIONAL_IR, _type_ir(type_.element))

@@ -50,12 +50,15 @@ def gaps_of(engine: str) -> tuple[Gap, ...]:
     return gaps
 
 
-def settle(report: Report, gaps: Sequence[Gap], *, complete: bool = True) -> Report:
+def settle(report: Report, gaps: Sequence[Gap], *, complete: bool = True, alone: bool = True) -> Report:
     """Return the report with the failures that the ledger knows as gaps, and the entries that do not hold as stale.
 
-    ``complete`` says that the run held every case, so that an entry that matches none is stale as well.
+    ``complete`` says that the run held every case, so that an entry that matches none is stale as well. ``alone`` says
+    that one engine ran alone; in a list, another may have taken the node, so nothing is called stale.
     """
     outcomes = tuple(_settled(outcome, gaps) for outcome in report.outcomes)
+    if not alone:
+        return replace(report, outcomes=outcomes)
     stale = tuple(text for gap in gaps for text in _faults(gap, outcomes, complete))
     return replace(report, outcomes=outcomes, stale=report.stale + stale)
 

@@ -43,7 +43,9 @@ def _as_text(x: Array) -> Array:
 def _numbers(text: Array, to: DType) -> Array:
     """Return the numbers that strings spell, in a type that holds them exactly."""
     if to is DType.BOOL or to.is_integer:
-        return np.array([int(float(s)) if not s.lstrip("+-").isdigit() else int(s) for s in text.flat], dtype=np.int64).reshape(text.shape)
+        return np.array([int(float(s)) if not s.lstrip("+-").isdigit() else int(s) for s in text.flat], dtype=np.int64).reshape(
+            text.shape
+        )
     return text.astype(np.float64 if to is not DType.FLOAT32 else np.float32)
 
 

@@ -59,7 +59,9 @@ def _stacked(xp: Any, values: Sequence[Array], body: Body, output: int) -> Array
     return xp.empty((0, *extents), dtype=declared.dtype.numpy)
 
 
-def _scan(xp: Any, body: Body, states: Sequence[Any], scanned: Sequence[Array], captured: Sequence[Any], n_outputs: int) -> list[Any]:
+def _scan(
+    xp: Any, body: Body, states: Sequence[Any], scanned: Sequence[Array], captured: Sequence[Any], n_outputs: int
+) -> list[Any]:
     """Run the body once per index of the first axis; return the last states, then one list per scanned output."""
     states = list(states)
     columns: list[list[Array]] = [[] for _ in range(n_outputs)]

@@ -83,7 +83,7 @@ def _cosines(*terms: float) -> Callable[[Node, Env], Run]:
         def run(size: Array) -> Array:
             count = int(size.reshape(()))
             angle = 2 * np.pi / max(1, count - shorter) * xp.arange(count)
-            return sum(term * xp.cos(k * angle) for k, term in enumerate(terms)).astype(dtype)  # type: ignore[union-attr]  # terms is not empty
+            return sum(term * xp.cos(k * angle) for k, term in enumerate(terms)).astype(dtype)
 
         return run
 
@@ -157,7 +157,7 @@ def multinomial(node: Node, env: Env) -> Run:
 
 @ops("Dropout", until=11)
 def dropout_by_attributes(node: Node, env: Env) -> Run:
-    """Versions up to 6 train unless ``is_test`` says otherwise; since 7 there is inference only. The mask was of x's type before 10."""
+    """Versions up to 6 train unless ``is_test`` says otherwise, later ones never; the mask was of x's type before 10."""
     ratio, training = node.attr("ratio", 0.5), env.version <= 6 and not node.attr("is_test", 0)
     generator = _generator(node)
 

@@ -17,7 +17,9 @@ __all__: list[str] = []
 # ---------------------------------------------------------------------- ranges
 
 
-def _sliced(x: Array, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int] | None, steps: Sequence[int] | None) -> Array:
+def _sliced(
+    x: Array, starts: Sequence[int], ends: Sequence[int], axes: Sequence[int] | None, steps: Sequence[int] | None
+) -> Array:
     ranges = [slice(None)] * x.ndim
     for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
         axis = i if axes is None else axes[i] % x.ndim
@@ -107,6 +109,23 @@ def non_zero(node: Node, env: Env) -> Run:
     return run
 
 
+@ops("Unique")
+def unique(node: Node, env: Env) -> Run:
+    """Return the distinct elements (or parts along an axis), where each stands first, which is where, and how many of each."""
+    xp, axis, in_order = env.xp, node.attr("axis"), bool(node.attr("sorted", 1))
+
+    def run(x: Array) -> tuple[Array, ...]:
+        _, first, inverse, counts = xp.unique(x, True, True, True, axis=axis)
+        inverse = inverse.reshape(-1)
+        if not in_order:
+            order = xp.argsort(first)
+            first, counts, inverse = first[order], counts[order], xp.argsort(order)[inverse]
+        y = x.reshape(-1)[first] if axis is None else xp.take(x, first, axis=axis)
+        return y, *(v.astype(np.int64, copy=False) for v in (first, inverse, counts))
+
+    return run
+
+
 # ---------------------------------------------------------------------- writing at indices
 
 
@@ -118,7 +137,7 @@ def _writer(xp: Any, reduction: str) -> Write:
     if reduction == "none":
         return lambda target, places, values: target.__setitem__(places, values)
     combine = {"add": xp.add, "mul": xp.multiply, "min": xp.minimum, "max": xp.maximum}[reduction]
-    return lambda target, places, values: combine.at(target, places, values)
+    return combine.at  # type: ignore[no-any-return]  # a method of a function of the array module
 
 
 @ops("Scatter", "ScatterElements")

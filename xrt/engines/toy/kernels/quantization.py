@@ -128,7 +128,9 @@ def conv_integer(node: Node, env: Env) -> Run:
 def qlinear_matmul(node: Node, env: Env) -> Run:
     xp = env.xp
 
-    def run(a: Array, a_scale: Array, a_zero: Array, b: Array, b_scale: Array, b_zero: Array, y_scale: Array, y_zero: Array) -> Array:
+    def run(
+        a: Array, a_scale: Array, a_zero: Array, b: Array, b_scale: Array, b_zero: Array, y_scale: Array, y_zero: Array
+    ) -> Array:
         exact = xp.matmul(_centred(a, a_zero, -2), _centred(b, b_zero, -1))
         factor = _beside(a_scale, -2, a.ndim) * _beside(b_scale, -1, b.ndim) / _beside(y_scale, -2, a.ndim)
         zero = _beside(y_zero, -2, a.ndim)

@@ -24,7 +24,7 @@ States = tuple[Array, ...]
 ACTIVATIONS: dict[str, tuple[Callable[..., Array], float, float]] = {
     "affine": (lambda xp, x, a, b: a * x + b, 1.0, 0.0),
     "elu": (lambda xp, x, a, b: e.elu(xp, x, a), 1.0, 0.0),
-    "hardsigmoid": (lambda xp, x, a, b: e.hard_sigmoid(xp, x, a, b), 0.2, 0.5),
+    "hardsigmoid": (e.hard_sigmoid, 0.2, 0.5),
     "leakyrelu": (lambda xp, x, a, b: e.leaky_relu(xp, x, a), 0.01, 0.0),
     "relu": (lambda xp, x, a, b: xp.maximum(x, 0), 0.0, 0.0),
     "scaledtanh": (lambda xp, x, a, b: a * xp.tanh(b * x), 1.0, 1.0),
@@ -38,9 +38,9 @@ TAKES_ALPHA = frozenset({"affine", "elu", "hardsigmoid", "leakyrelu", "scaledtan
 TAKES_BETA = frozenset({"affine", "hardsigmoid", "scaledtanh"})
 
 
-def _activations(node: Node, xp: Any, default: Sequence[str], directions: int) -> list[list[Activation]]:
+def _activations(node: Node, xp: Any, default: tuple[str, ...], directions: int) -> list[list[Activation]]:
     """Return the activation functions of each direction; alphas and betas go to those that take them, in order."""
-    names = [name.lower() for name in node.attr("activations") or default * directions]
+    names = [name.lower() for name in (node.attr("activations") or default * directions)]
     alphas, betas = iter(node.attr("activation_alpha") or ()), iter(node.attr("activation_beta") or ())
 
     def bound(name: str) -> Activation:
@@ -59,7 +59,7 @@ def _clipped(node: Node, xp: Any) -> Activation:
 
 
 def _unrolled(xp: Any, gates: Array, states: States, lengths: Array, backwards: bool, advance: Advance) -> tuple[Array, States]:
-    """Walk through time: return the first state at each time (time, batch, hidden), zero beyond a sequence's end, and the last states."""
+    """Walk through time: return the first state at each time (time, batch, hidden), zero beyond the ends, and the last states."""
     steps = len(gates)
     history = xp.zeros((steps, *states[0].shape), dtype=states[0].dtype)
     for t in range(steps - 1, -1, -1) if backwards else range(steps):
@@ -73,7 +73,7 @@ def _unrolled(xp: Any, gates: Array, states: States, lengths: Array, backwards: 
 class _Layer:
     """What the three layers share: directions, layout, initial states, and how results are put together."""
 
-    def __init__(self, node: Node, env: Env, default: Sequence[str], n_states: int) -> None:
+    def __init__(self, node: Node, env: Env, default: tuple[str, ...], n_states: int) -> None:
         self.xp = env.xp
         direction = node.attr("direction", "forward")
         self.backwards = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]

@@ -85,7 +85,7 @@ def reduce_min(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
 
 def extreme(dtype: Any, *, lowest: bool) -> Any:
     """Return what the extreme of no elements is: the value that every other one beats."""
-    if dtype == bool:
+    if dtype.kind == "b":
         return not lowest
     if dtype.kind in "iu":
         info = np.iinfo(dtype)

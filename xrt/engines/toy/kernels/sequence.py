@@ -20,7 +20,7 @@ def sequence_construct(node: Node, env: Env) -> Run:
 
 @ops("SequenceEmpty")
 def sequence_empty(node: Node, env: Env) -> Run:
-    return lambda: []
+    return list
 
 
 @ops("SequenceAt")
@@ -74,10 +74,13 @@ def split_to_sequence(node: Node, env: Env) -> Run:
 
     def run(x: Array, split: Array | None = None) -> list[Array]:
         if split is None:
-            parts = xp.split(x, x.shape[axis], axis=axis)
-            return parts if keep else [xp.squeeze(part, axis=axis) for part in parts]  # type: ignore[no-any-return]  # a list of arrays
-        ends = range(int(split), x.shape[axis], int(split)) if split.ndim == 0 else np.cumsum(split)[:-1].tolist()
-        return xp.split(x, list(ends), axis=axis)  # type: ignore[no-any-return]  # as above
+            ends = list(range(1, x.shape[axis]))
+        elif split.ndim == 0:
+            ends = list(range(int(split), x.shape[axis], int(split)))
+        else:
+            ends = np.cumsum(split)[:-1].tolist()
+        parts: list[Array] = xp.split(x, ends, axis=axis)
+        return parts if keep or split is not None else [xp.squeeze(part, axis=axis) for part in parts]
 
     return run
 

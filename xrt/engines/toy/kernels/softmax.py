@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from xrt.engines.toy.env import Env
-from xrt.engines.toy.kernels.precision import rounded_once
+from xrt.engines.toy.kernels.precision import rounded_once, widened
 from xrt.engines.toy.table import Array, Factory, Run, ops
 from xrt.graph import Node
 
@@ -20,16 +20,20 @@ Along = Callable[[Any, Array, int], Array]
 
 
 def softmax(xp: Any, x: Array, axis: int) -> Array:
-    """Return the exponentials along an axis over their sum; the greatest is taken out first, so none overflows."""
+    """Return the exponentials along an axis over their sum; the greatest is taken out first, so none overflows.
+
+    Each step is rounded to the tensor's type, as in the function body that defines the operator.
+    """
     powers = xp.exp(x - xp.max(x, axis=axis, keepdims=True, initial=-np.inf))
-    powers /= xp.sum(powers, axis=axis, keepdims=True)
+    powers /= xp.sum(widened(powers), axis=axis, keepdims=True).astype(x.dtype, copy=False)
     return powers
 
 
 def log_softmax(xp: Any, x: Array, axis: int) -> Array:
-    """Return the logarithm of `softmax`, computed without the quotient."""
-    shifted = x - xp.max(x, axis=axis, keepdims=True, initial=-np.inf)
-    return shifted - xp.log(xp.sum(xp.exp(shifted), axis=axis, keepdims=True))
+    """Return the logarithm of `softmax`, computed without the quotient; narrow floats are rounded once."""
+    wide = widened(x)
+    shifted = wide - xp.max(wide, axis=axis, keepdims=True, initial=-np.inf)
+    return (shifted - xp.log(xp.sum(xp.exp(shifted), axis=axis, keepdims=True))).astype(x.dtype, copy=False)
 
 
 def hardmax(xp: Any, x: Array, axis: int) -> Array:
@@ -42,7 +46,7 @@ def hardmax(xp: Any, x: Array, axis: int) -> Array:
 def _along_axis(compute: Along) -> Factory:
     def factory(node: Node, env: Env) -> Run:
         xp, axis = env.xp, node.attr("axis", -1)
-        return rounded_once(lambda x: compute(xp, x, axis))
+        return lambda x: compute(xp, x, axis)
 
     return factory
 
@@ -58,7 +62,7 @@ def _flattened(compute: Along) -> Factory:
             rows = x.reshape(prod(x.shape[:start]), prod(x.shape[start:]))
             return compute(xp, rows, -1).reshape(x.shape)
 
-        return rounded_once(run)
+        return run
 
     return factory
 

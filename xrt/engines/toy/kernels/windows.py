@@ -72,7 +72,9 @@ class Window:
         axes = [self._axis(i, n) for i, n in enumerate(extents)]
         begins, ends, declared, positions = (tuple(column) for column in zip(*axes, strict=True)) if axes else ((), (), (), ())
         if any(n < 1 for n in positions):
-            raise ValueError(f"a window of {list(self.spans)} does not fit into a tensor of {list(extents)} padded by {begins} and {ends}")
+            raise ValueError(
+                f"a window of {list(self.spans)} does not fit into a tensor of {list(extents)} padded by {begins} and {ends}"
+            )
         return Placement(self, tuple(extents), begins, ends, declared, positions)
 
     def _axis(self, i: int, extent: int) -> tuple[int, int, int, int]:

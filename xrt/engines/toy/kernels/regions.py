@@ -1,0 +1,142 @@
+"""Operators of detectors: pools over regions of interest, and the choice among overlapping boxes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from xrt.engines.toy.env import Env
+from xrt.engines.toy.table import Array, Run, ops
+from xrt.graph import Node
+
+__all__: list[str] = []
+
+
+# ---------------------------------------------------------------------- pools
+
+
+def _samples(xp: Any, start: float, size: float, bins: int, each: int, extent: int) -> tuple[Array, Array, Array, Array]:
+    """Return, for evenly spread samples of one axis (bins * each), both neighbours, the second's weight, and which count."""
+    places = start + (xp.arange(bins * each) + 0.5) * (size / (bins * each))
+    counts = (places >= -1) & (places <= extent)
+    places = xp.clip(places, 0, extent - 1)
+    low = xp.floor(places).astype(np.int64)
+    return low, xp.minimum(low + 1, extent - 1), places - low, counts
+
+
+def _aligned(xp: Any, image: Array, box: Array, node: Node, shift: float) -> Array:
+    """Pool one region of an image (C, H, W) into bins, from samples interpolated between elements."""
+    bins = node.attr("output_height", 1), node.attr("output_width", 1)
+    x1, y1, x2, y2 = (box * node.attr("spatial_scale", 1.0) - shift).tolist()
+    sizes = [max(end - start, 0.0 if shift else 1.0) for start, end in ((y1, y2), (x1, x2))]
+    ratio = node.attr("sampling_ratio", 0)
+    each = [ratio if ratio > 0 else int(np.ceil(size / n)) for size, n in zip(sizes, bins, strict=True)]
+    rows, columns = (
+        _samples(xp, start, size, n, e, extent)
+        for start, size, n, e, extent in zip((y1, x1), sizes, bins, each, image.shape[1:], strict=True)
+    )
+    corners = [
+        image[:, row[:, None], column] * (vertical[:, None] * horizontal)
+        for row, vertical in ((rows[0], (1 - rows[2]) * rows[3]), (rows[1], rows[2] * rows[3]))
+        for column, horizontal in ((columns[0], (1 - columns[2]) * columns[3]), (columns[1], columns[2] * columns[3]))
+    ]
+    shape = (len(image), bins[0], each[0], bins[1], each[1])
+    if 0 in each:
+        return xp.zeros((len(image), *bins))
+    if node.attr("mode", "avg") == "avg":
+        return sum(corners).reshape(shape).mean(axis=(2, 4))
+    # The greatest of the four weighted neighbours, not of their sum: so it is defined by what engines do.
+    return xp.stack(corners).max(axis=0).reshape(shape).max(axis=(2, 4))
+
+
+@ops("RoiAlign")
+def roi_align(node: Node, env: Env) -> Run:
+    """Version 10 had no shift by half an element, and no attribute to ask for it."""
+    default = "half_pixel" if env.version >= 16 else "output_half_pixel"
+    shift = 0.5 if node.attr("coordinate_transformation_mode", default) == "half_pixel" else 0.0
+
+    def run(x: Array, boxes: Array, images: Array) -> Array:
+        pools = [_aligned(env.xp, x[i], box, node, shift) for box, i in zip(boxes, images.tolist(), strict=True)]
+        empty = (0, x.shape[1], node.attr("output_height", 1), node.attr("output_width", 1))
+        return env.xp.stack(pools).astype(x.dtype) if pools else env.xp.empty(empty, dtype=x.dtype)
+
+    return run
+
+
+@ops("MaxRoiPool")
+def max_roi_pool(node: Node, env: Env) -> Run:
+    """Corners are rounded to elements and belong to the region; an empty bin gives zero."""
+    xp, (height, width), scale = env.xp, node.attr("pooled_shape"), node.attr("spatial_scale", 1.0)
+
+    def pooled(image: Array, box: Array) -> Array:
+        x1, y1, x2, y2 = (int(np.floor(v * scale + 0.5)) for v in box.tolist())
+        rows, columns = _bins(y1, y2, height, image.shape[1]), _bins(x1, x2, width, image.shape[2])
+        out = xp.zeros((len(image), height, width), dtype=image.dtype)
+        for i, row in enumerate(rows):
+            for j, column in enumerate(columns):
+                part = image[:, row, column]
+                if part.size:
+                    out[:, i, j] = part.max(axis=(1, 2))
+        return out
+
+    def run(x: Array, boxes: Array) -> Array:
+        pools = [pooled(x[int(box[0])], box[1:]) for box in boxes]
+        return xp.stack(pools) if pools else xp.empty((0, x.shape[1], height, width), dtype=x.dtype)
+
+    return run
+
+
+def _bins(start: int, end: int, count: int, extent: int) -> list[slice]:
+    """Cut the elements from start to end (included) into overlapping bins, within an axis."""
+    size = max(end - start + 1, 1) / count
+    limits = [(int(np.floor(i * size)), int(np.ceil((i + 1) * size))) for i in range(count)]
+    return [slice(min(max(a + start, 0), extent), min(max(b + start, 0), extent)) for a, b in limits]
+
+
+# ---------------------------------------------------------------------- boxes
+
+
+def _corners(boxes: Array, centred: bool) -> tuple[Array, Array]:
+    """Return the lower and the upper corners of boxes given by any two opposite corners, or by centre and size."""
+    if centred:
+        return boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2
+    return np.minimum(boxes[:, :2], boxes[:, 2:]), np.maximum(boxes[:, :2], boxes[:, 2:])
+
+
+def _chosen(low: Array, high: Array, scores: Array, most: int, overlap: float, least: float | None) -> list[int]:
+    """Take boxes by falling score, dropping those that overlap with one already taken."""
+    areas = np.prod(high - low, axis=1)
+    order = np.argsort(-scores, kind="stable")
+    if least is not None:
+        order = order[scores[order] > least]
+    taken: list[int] = []
+    while len(order) and len(taken) < most:
+        best, order = order[0], order[1:]
+        taken.append(int(best))
+        sides = np.minimum(high[best], high[order]) - np.maximum(low[best], low[order])
+        common = np.prod(np.maximum(sides, 0), axis=1)
+        union = areas[best] + areas[order] - common
+        order = order[~((common > 0) & (common / union > overlap))]
+    return taken
+
+
+@ops("NonMaxSuppression")
+def non_max_suppression(node: Node, env: Env) -> Run:
+    """Return (image, class, box) of each box that is kept, best first within its image and class."""
+    centred = bool(node.attr("center_point_box", 0))
+
+    def run(
+        boxes: Array, scores: Array, most: Array | None = None, overlap: Array | None = None, least: Array | None = None
+    ) -> Array:
+        count, limit = (0 if v is None or not v.size else v.reshape(-1)[0].item() for v in (most, overlap))
+        bound = None if least is None or not least.size else least.reshape(-1)[0].item()
+        kept = [
+            (image, label, box)
+            for image, (of_image, by_class) in enumerate(zip(boxes, scores, strict=True))
+            for label, of_class in enumerate(by_class)
+            for box in _chosen(*_corners(of_image, centred), of_class, count, limit, bound)
+        ]
+        return np.array(kept, dtype=np.int64).reshape(-1, 3)
+
+    return run

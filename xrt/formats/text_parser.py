@@ -1,0 +1,380 @@
+"""The parser of the text form: recursive descent, one method per rule of the grammar that `xrt.formats.text` shows.
+
+A text may come from anywhere: how deep things may be nested is bounded, and no size that it announces is allocated before
+that much content has been read.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from xrt.errors import ModelError
+from xrt.formats.tokens import TextError, Token, Tokens
+from xrt.graph import (
+    Attribute,
+    AttrKind,
+    Constant,
+    Dim,
+    DType,
+    Function,
+    MapType,
+    Node,
+    OptionalType,
+    SequenceType,
+    TensorType,
+    Type,
+    Value,
+)
+from xrt.graph.printer import RESERVED, number_array
+
+__all__ = ["parse"]
+
+DEPTH = 50
+"""How deep bodies, and types, may be nested."""
+
+T = TypeVar("T")
+
+
+def parse(text: str) -> Function:
+    """Return the Function that a text describes; raises ModelError with line and column where it describes none."""
+    parser = _Parser(text)
+    function = parser.function(0)
+    if parser.tokens.now.kind != "end":
+        parser.tokens.fail("the end of the text after the function")
+    return function
+
+
+@dataclass(slots=True)
+class _Draft:
+    """What the statements of a function have said so far."""
+
+    doc: dict[str, str] = field(default_factory=dict)
+    """Nothing, or the description under ``doc``."""
+    opsets: dict[str, int] = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
+    aliases: list[tuple[str, str]] = field(default_factory=list)
+    types: dict[str, Type] = field(default_factory=dict)
+    constants: dict[str, Constant] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self.tokens = Tokens(text)
+
+    # ------------------------------------------------------------------ functions
+
+    def function(self, depth: int) -> Function:
+        tokens = self.tokens
+        start = tokens.expect("function")
+        if depth > DEPTH:
+            tokens.refuse(f"functions are nested more than {DEPTH} deep", start)
+        name = self.name("the function's name")
+        inputs = self.values()
+        tokens.expect("->")
+        outputs = self.values()
+        draft = _Draft()
+        tokens.expect("{")
+        while not tokens.takes("}"):
+            self.statement(draft, depth)
+        return self.checked(start, lambda: _function(name, inputs, outputs, draft))
+
+    def values(self) -> list[Value]:
+        self.tokens.expect("(")
+        return self.listed(")", self.value)
+
+    def value(self) -> Value:
+        name = self.name_or_blank("a value's name")
+        self.tokens.expect(":")
+        return Value(name, self.type_or_unknown())
+
+    def statement(self, draft: _Draft, depth: int) -> None:
+        word = self.tokens.now
+        declaration = _DECLARATIONS.get(word.text) if word.kind == "word" else None
+        if declaration is None:
+            draft.nodes.append(self.node(draft, depth))
+        else:
+            self.tokens.take()
+            declaration(self, draft)
+
+    # ------------------------------------------------------------------ declarations
+
+    def doc(self, draft: _Draft) -> None:
+        token = self.tokens.now
+        self.add(draft.doc, "doc", self.tokens.string("the description"), token)
+
+    def opset(self, draft: _Draft) -> None:
+        token = self.tokens.now
+        name = self.name("a domain")
+        domain = "" if token.kind == "word" and name == "ai.onnx" else name
+        self.add(draft.opsets, domain, self.tokens.integer("the version of the domain"), token)
+
+    def meta(self, draft: _Draft) -> None:
+        token = self.tokens.now
+        key = self.tokens.string("the key")
+        self.tokens.expect("=")
+        self.add(draft.metadata, key, self.tokens.string("the text"), token)
+
+    def alias(self, draft: _Draft) -> None:
+        target = self.name("an input")
+        self.tokens.expect("=")
+        draft.aliases.append((target, self.name("an output")))
+
+    def type_of(self, draft: _Draft) -> None:
+        token = self.tokens.now
+        name = self.name("a value")
+        self.tokens.expect(":")
+        self.add(draft.types, name, self.type(0), token)
+
+    def const(self, draft: _Draft) -> None:
+        token = self.tokens.now
+        name = self.name("the constant's name")
+        self.tokens.expect(":")
+        type_ = self.tensor_type()
+        self.tokens.expect("=")
+        self.add(draft.constants, name, self.content(type_), token)
+
+    def add(self, mapping: dict[str, T], key: str, value: T, token: Token) -> None:
+        if key in mapping:
+            self.tokens.refuse(f"{token.shown} stands here a second time", token)
+        mapping[key] = value
+
+    # ------------------------------------------------------------------ nodes
+
+    def node(self, draft: _Draft, depth: int) -> Node:
+        tokens = self.tokens
+        if tokens.takes("("):
+            tokens.expect(")")
+            outputs: list[str] = []
+        else:
+            outputs = [self.output(draft)]
+            while tokens.takes(","):
+                outputs.append(self.output(draft))
+        tokens.expect("=")
+        op_type, domain = self.name("an operator"), ""
+        if tokens.takes("::"):
+            op_type, domain = self.name("an operator"), op_type
+        tokens.expect("(")
+        inputs = self.listed(")", lambda: self.name_or_blank("an input"))
+        attributes = self.listed("}", lambda: self.attribute(depth)) if tokens.takes("{") else []
+        name = self.name("the node's name") if tokens.takes("@") else next(filter(None, outputs), "")
+        device = tokens.string("a device") if tokens.takes("on") else ""
+        control = self.control() if tokens.takes("after") else ()
+        return Node(op_type, tuple(inputs), tuple(outputs), tuple(attributes), domain, name, control, device)
+
+    def output(self, draft: _Draft) -> str:
+        token = self.tokens.now
+        name = self.name_or_blank(f"a statement ({', '.join(sorted(_DECLARATIONS))}), or the outputs of a node, or '}}'")
+        if self.tokens.takes(":"):
+            self.add(draft.types, name, self.type(0), token)
+        return name
+
+    def control(self) -> tuple[str, ...]:
+        names = [self.name("a node's name")]
+        while self.tokens.takes(","):
+            names.append(self.name("a node's name"))
+        return tuple(names)
+
+    # ------------------------------------------------------------------ attributes
+
+    def attribute(self, depth: int) -> Attribute:
+        token = self.tokens.now
+        name = self.name("an attribute")
+        self.tokens.expect("=")
+        kind, value = self.attribute_value(depth)
+        return self.checked(token, lambda: Attribute.of(name, value, kind))
+
+    def attribute_value(self, depth: int) -> tuple[AttrKind, Any]:
+        tokens = self.tokens
+        if tokens.now.kind == "word" and tokens.now.text in _EMPTY:
+            kind = _EMPTY[tokens.take().text]
+            tokens.expect("[")
+            tokens.expect("]")
+            return kind, ()
+        if not tokens.takes("["):
+            return self.item(depth)
+        start = tokens.now
+        items = self.listed("]", lambda: self.item(depth))
+        kinds = {kind for kind, _ in items}
+        if len(kinds) != 1:
+            mixed = ", ".join(sorted(kind.name.lower() for kind in kinds))
+            reason = (
+                f"a list holds {mixed}; its items must be of one kind"
+                if kinds
+                else f"an empty list needs its kind, as in {'ints []'!r}"
+            )
+            tokens.refuse(reason, start)
+        return _AS_LIST[kinds.pop()], [value for _, value in items]
+
+    def item(self, depth: int) -> tuple[AttrKind, Any]:
+        tokens, token = self.tokens, self.tokens.now
+        if token.kind == "string":
+            return AttrKind.STRING, tokens.string("a string")
+        if token.kind == "number" or token.text in ("inf", "nan"):
+            return self.number()
+        if token.text == "function":
+            return AttrKind.GRAPH, self.function(depth + 1)
+        if tokens.takes("bytes"):
+            return AttrKind.STRING, self.checked(tokens.now, lambda: bytes.fromhex(tokens.string("bytes in hex")))
+        if tokens.takes("tensor"):
+            return AttrKind.TENSOR, self.content(self.tensor_type())
+        if tokens.takes("type"):
+            return AttrKind.TYPE, self.type(0)
+        return tokens.fail("a number, a string, bytes, tensor, type, function, or a list of one of these")
+
+    def number(self) -> tuple[AttrKind, int | float]:
+        token = self.tokens.now
+        if token.text.lstrip("+-").isdigit():
+            return AttrKind.INT, self.tokens.integer("a whole number of at most 100 digits")
+        return AttrKind.FLOAT, float(self.tokens.take().text)
+
+    # ------------------------------------------------------------------ constants
+
+    def content(self, type_: TensorType) -> Constant:
+        start = self.tokens.now
+        shape = tuple(dim for dim in type_.shape or () if isinstance(dim, int) and dim >= 0)
+        if len(shape) != type_.rank:
+            self.tokens.refuse(f"a constant needs a shape of numbers; its type is {type_}", start)
+        return self.checked(start, lambda: Constant(self.row(type_.dtype, shape).reshape(shape)))
+
+    def row(self, dtype: DType, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        """Return as many elements as the shape has; raises ModelError where there are more or fewer."""
+        tokens, start = self.tokens, self.tokens.now
+        if tokens.takes("sha256"):
+            tokens.refuse(
+                "the constant is given by its digest only: this text is a summary; to_text writes a complete one", start
+            )
+        if tokens.takes("base64"):
+            return self.packed(dtype, shape, start)
+        texts = self.listed("]", lambda: self.element(dtype)) if tokens.takes("[") else [self.element(dtype)]
+        if len(texts) != math.prod(shape):
+            tokens.refuse(f"a constant of shape {list(shape)} has {math.prod(shape)} elements; {len(texts)} are given", start)
+        if dtype is DType.STRING:
+            return np.asarray(texts, object)
+        return number_array(texts, dtype)
+
+    def element(self, dtype: DType) -> str:
+        if dtype is DType.STRING:
+            return self.tokens.string("an element")
+        token = self.tokens.now
+        if token.kind not in ("number", "word") or len(token.text) > 100:
+            self.tokens.fail(f"a number of {dtype}")
+        return self.tokens.take().text
+
+    def packed(self, dtype: DType, shape: tuple[int, ...], start: Token) -> np.ndarray[Any, Any]:
+        raw = base64.b64decode(self.tokens.string("the bytes"), validate=True)
+        if dtype is DType.STRING:
+            self.tokens.refuse("strings are listed one by one, not as base64", start)
+        wanted = math.prod(shape) * dtype.numpy.itemsize
+        if len(raw) != wanted:
+            self.tokens.refuse(f"a constant of {dtype} and shape {list(shape)} has {wanted} bytes; {len(raw)} are given", start)
+        if dtype is DType.BOOL and max(raw, default=0) > 1:
+            self.tokens.refuse("a byte of a bool constant is neither 0 nor 1", start)
+        return np.frombuffer(raw, dtype.numpy)
+
+    # ------------------------------------------------------------------ types
+
+    def type_or_unknown(self) -> Type | None:
+        return None if self.tokens.takes("?") else self.type(0)
+
+    def type(self, depth: int) -> Type:
+        tokens, token = self.tokens, self.tokens.now
+        if depth > DEPTH:
+            tokens.refuse(f"types are nested more than {DEPTH} deep", token)
+        if token.kind != "word":
+            tokens.fail("a type")
+        word = tokens.take().text
+        if word not in ("seq", "optional", "map"):
+            return self.tensor_type(token)
+        tokens.expect("(")
+        if word == "map":
+            key = self.dtype(tokens.take())
+            tokens.expect(",")
+        element = self.type(depth + 1)
+        tokens.expect(")")
+        return MapType(key, element) if word == "map" else SequenceType(element) if word == "seq" else OptionalType(element)
+
+    def dtype(self, token: Token) -> DType:
+        return self.checked(token, lambda: DType.parse(token.text))
+
+    def tensor_type(self, word: Token | None = None) -> TensorType:
+        """Return a tensor's type; ``word`` is its element type where that has been taken already."""
+        dtype = self.dtype(word or self.tokens.take())
+        self.tokens.expect("[")
+        if self.tokens.takes("..."):
+            self.tokens.expect("]")
+            return TensorType(dtype)
+        return TensorType(dtype, tuple(self.listed("]", self.extent)))
+
+    def extent(self) -> Dim:
+        if self.tokens.takes("?"):
+            return None
+        if self.tokens.now.kind == "number":
+            return self.tokens.integer("an extent")
+        return self.name("an extent: a number, a name or ?")
+
+    # ------------------------------------------------------------------ small things
+
+    def name(self, what: str) -> str:
+        token = self.tokens.now
+        if token.kind == "string":
+            return self.tokens.string(what)
+        if token.kind != "word" or token.text in RESERVED:
+            self.tokens.fail(what)
+        return self.tokens.take().text
+
+    def name_or_blank(self, what: str) -> str:
+        return "" if self.tokens.takes("_") else self.name(what)
+
+    def listed(self, end: str, item: Callable[[], T]) -> list[T]:
+        """Return items between commas up to the closing mark; a comma may follow the last."""
+        items = []
+        while not self.tokens.takes(end):
+            items.append(item())
+            if not self.tokens.takes(","):
+                self.tokens.expect(end)
+                break
+        return items
+
+    def checked(self, token: Token, make: Callable[[], T]) -> T:
+        """Return what is made; what it refuses is told with the place of the token, unless it tells a place of its own."""
+        try:
+            with np.errstate(over="raise"):
+                return make()
+        except TextError:
+            raise
+        except (ModelError, ValueError, ArithmeticError) as error:
+            self.tokens.refuse(str(error), token, error)
+
+
+def _function(name: str, inputs: list[Value], outputs: list[Value], draft: _Draft) -> Function:
+    return Function(
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        nodes=tuple(draft.nodes),
+        constants=draft.constants,
+        opsets=draft.opsets,
+        aliases=tuple(draft.aliases),
+        types=draft.types,
+        name=name,
+        doc=draft.doc.get("doc", ""),
+        metadata=draft.metadata,
+    )
+
+
+_DECLARATIONS: dict[str, Callable[[_Parser, _Draft], None]] = {
+    "alias": _Parser.alias,
+    "const": _Parser.const,
+    "doc": _Parser.doc,
+    "meta": _Parser.meta,
+    "opset": _Parser.opset,
+    "type": _Parser.type_of,
+}
+_AS_LIST = {kind.element: kind for kind in AttrKind if kind.is_list}
+_EMPTY = {kind.name.lower(): kind for kind in AttrKind if kind.is_list}

@@ -1,0 +1,106 @@
+"""The words of the text form, one by one, each with its place."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import NamedTuple, NoReturn
+
+from xrt.errors import ModelError
+
+__all__ = ["TextError", "Token", "Tokens"]
+
+_TOKEN = re.compile(
+    r"""
+    (?P<space> [ \t\r\n]+ | \#[^\n]* )
+  | (?P<string> "[^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*" )
+  | (?P<number> [+-]?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)? | -inf\b )
+  | (?P<word> [A-Za-z_/][A-Za-z0-9_./]* )
+  | (?P<mark> -> | :: | \.\.\. | [()\[\]{}=,:@?] )
+    """,
+    re.VERBOSE,
+)
+
+
+class TextError(ModelError):
+    """A text does not follow the grammar; the message begins with the place."""
+
+
+class Token(NamedTuple):
+    """One word: its kind (``string``, ``number``, ``word``, ``mark``, or ``end``), its text, and where it starts."""
+
+    kind: str
+    text: str
+    start: int
+
+    @property
+    def shown(self) -> str:
+        if self.kind == "end":
+            return "the end of the text"
+        return repr(self.text if len(self.text) <= 40 else f"{self.text[:37]}...")
+
+
+class Tokens:
+    """The tokens of a text; ``now`` is the one at hand."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.now = self._from(0)
+
+    def _from(self, position: int) -> Token:
+        """Return the first token at or after a position, spaces and comments left out."""
+        while position < len(self.text):
+            match = _TOKEN.match(self.text, position)
+            if match is None:
+                self.fail("a name, a number, a string or a mark", Token("character", self.text[position], position))
+            if match.lastgroup != "space":
+                return Token(str(match.lastgroup), match.group(), position)
+            position = match.end()
+        return Token("end", "", position)
+
+    def take(self) -> Token:
+        """Return the token at hand and go on to the next."""
+        token = self.now
+        self.now = self._from(token.start + len(token.text))
+        return token
+
+    def takes(self, mark: str) -> bool:
+        """Go on if the token at hand is that mark or word, and return whether it was."""
+        if self.now.text != mark:
+            return False
+        self.take()
+        return True
+
+    def expect(self, mark: str) -> Token:
+        """Take that mark or word; raises ModelError where another token is at hand."""
+        if self.now.text != mark:
+            self.fail(repr(mark))
+        return self.take()
+
+    def string(self, what: str) -> str:
+        """Take a string in quotes and return what it says."""
+        if self.now.kind != "string":
+            self.fail(f"{what} in double quotes")
+        token = self.take()
+        try:
+            return str(json.loads(token.text))
+        except json.JSONDecodeError as error:
+            self.fail("a string with JSON's escapes", token, error)
+
+    def integer(self, what: str) -> int:
+        """Take a whole number; raises ModelError for anything else, and for one of absurd length."""
+        token = self.now
+        if token.kind != "number" or not token.text.lstrip("+-").isdigit() or len(token.text) > 100:
+            self.fail(what)
+        return int(self.take().text)
+
+    def fail(self, expected: str, token: Token | None = None, cause: Exception | None = None) -> NoReturn:
+        """Raise TextError that says what was expected, and what is there instead."""
+        found = token or self.now
+        self.refuse(f"expected {expected}; found {found.shown}", found, cause)
+
+    def refuse(self, reason: str, token: Token, cause: Exception | None = None) -> NoReturn:
+        """Raise TextError with the place of the token in front of the reason."""
+        line = self.text.count("\n", 0, token.start) + 1
+        column = token.start - self.text.rfind("\n", 0, token.start)
+        raise TextError(f"line {line}, column {column}: {reason}") from cause

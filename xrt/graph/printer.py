@@ -1,0 +1,252 @@
+"""A Function as text for people, which `xrt.formats.text.parse` reads back.
+
+    function double(x: float32[N,3]) -> (y: float32[N,3]) {
+      opset ai.onnx 26
+      const two: float32[] = 2.0
+      h: float32[N,3] = Relu(x)
+      y = Mul(h, two) @times on "cpu" after h
+    }
+
+A line per constant and node, in the Function's own order. A name that is no plain word stands in quotes; ``_`` is an input
+or output that is left out. The type after a value is what the Function declares of it. ``@`` gives a node's name where it
+is not its first output's.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from xrt.graph.attributes import Attribute, AttrKind
+from xrt.graph.constants import Constant
+from xrt.graph.dtypes import DType
+from xrt.graph.function import Function
+from xrt.graph.node import Node
+from xrt.graph.types import Dim, MapType, OptionalType, SequenceType, TensorType, Type, Value
+
+__all__ = ["RESERVED", "elements_of", "number_array", "text_of", "type_text"]
+
+LISTED = 16
+"""Constants of at most this many elements are written out as numbers."""
+RESERVED = frozenset(
+    {"_", "after", "alias", "base64", "bytes", "const", "doc", "function", "meta", "on", "opset", "sha256", "tensor", "type"}
+)
+"""Words with a meaning of their own: a name that is one of them is quoted."""
+
+_WORD = re.compile(r"[A-Za-z_/][A-Za-z0-9_./]*")
+
+
+def text_of(function: Function, *, complete: bool = False) -> str:
+    """Return the Function as text.
+
+    Unless it is to be ``complete``, a constant of more than `LISTED` elements is given by its digest, and `parse` refuses
+    the text.
+    """
+    return "\n".join(_Printer(complete).function(function, "", ""))
+
+
+def type_text(type_: Type | None) -> str:
+    """Return the type as text: ``float32[N,3,?]``, ``seq(int64[...])``, ``?`` where nothing is known."""
+    if isinstance(type_, TensorType):
+        shape = "..." if type_.shape is None else ",".join(map(_dim, type_.shape))
+        return f"{type_.dtype}[{shape}]"
+    if isinstance(type_, MapType):
+        return f"map({type_.key},{type_text(type_.value)})"
+    if isinstance(type_, SequenceType | OptionalType):
+        return f"{'seq' if isinstance(type_, SequenceType) else 'optional'}({type_text(type_.element)})"
+    return "?"
+
+
+def _dim(dim: Dim) -> str:
+    if dim is None:
+        return "?"
+    return str(dim) if isinstance(dim, int) else _name(dim)
+
+
+def _name(name: str) -> str:
+    return name if _WORD.fullmatch(name) and name not in RESERVED else _quoted(name)
+
+
+def _domain(domain: str) -> str:
+    """Return a domain's name; that of ai.onnx is empty, so a domain that is called so stands in quotes."""
+    return _quoted(domain) if domain == "ai.onnx" else _name(domain or "ai.onnx")
+
+
+def _value_name(name: str) -> str:
+    return _name(name) if name else "_"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=not text.isprintable())
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(map(_value_name, names))
+
+
+class _Printer:
+    """Yields the lines of a Function."""
+
+    def __init__(self, complete: bool) -> None:
+        self.complete = complete
+
+    def function(self, function: Function, indent: str, head: str) -> Iterator[str]:
+        """Yield the lines; ``head`` stands before the first of them."""
+        inputs, outputs = (", ".join(map(_declared, values)) for values in (function.inputs, function.outputs))
+        yield f"{indent}{head}function {_name(function.name)}({inputs}) -> ({outputs}) {{"
+        inner = indent + "  "
+        yield from (inner + line for line in self._declarations(function))
+        for node in function.nodes:
+            yield from self._node(node, function, inner)
+        yield indent + "}"
+
+    def _declarations(self, function: Function) -> Iterator[str]:
+        if function.doc:
+            yield f"doc {_quoted(function.doc)}"
+        for domain, version in function.opsets.items():
+            yield f"opset {_domain(domain)} {version}"
+        for key, text in function.metadata.items():
+            yield f"meta {_quoted(key)} = {_quoted(text)}"
+        for target, source in function.aliases:
+            yield f"alias {_name(target)} = {_name(source)}"
+        for name, type_ in function.types.items():
+            if function.position(name) is None:
+                yield f"type {_name(name)}: {type_text(type_)}"
+        for name, constant in function.constants.items():
+            yield f"const {_name(name)}: {self._tensor(constant, ' = ')}"
+
+    def _node(self, node: Node, function: Function, indent: str) -> Iterator[str]:
+        outputs = ", ".join(_defined(name, function) for name in node.outputs) or "()"
+        domain = f"{_name(node.domain)}::" if node.domain else ""
+        start = f"{indent}{outputs} = {domain}{_name(node.op_type)}({_names(node.inputs)})"
+        end = "".join(self._node_end(node))
+        if any(a.kind in (AttrKind.GRAPH, AttrKind.GRAPHS) for a in node.attributes):
+            yield start + " {"
+            for attribute in node.attributes:
+                yield from self._attribute_lines(attribute, indent + "  ")
+            yield f"{indent}}}{end}"
+        else:
+            inside = ", ".join(f"{_name(a.name)} = {self._attribute(a)}" for a in node.attributes)
+            yield f"{start}{f' {{{inside}}}' if inside else ''}{end}"
+
+    @staticmethod
+    def _node_end(node: Node) -> Iterator[str]:
+        if node.name != next(node.defines, ""):
+            yield f" @{_name(node.name)}"
+        if node.device:
+            yield f" on {_quoted(node.device)}"
+        if node.control:
+            yield f" after {', '.join(map(_name, node.control))}"
+
+    def _attribute_lines(self, attribute: Attribute, indent: str) -> Iterator[str]:
+        """Yield one attribute of a node that has bodies, each ending with a comma."""
+        head = f"{_name(attribute.name)} = "
+        if attribute.kind is AttrKind.GRAPH:
+            *lines, last = self.function(attribute.value, indent, head)
+            yield from (*lines, last + ",")
+        elif attribute.kind is AttrKind.GRAPHS and attribute.value:
+            yield f"{indent}{head}["
+            for body in attribute.value:
+                *lines, last = self.function(body, indent + "  ", "")
+                yield from (*lines, last + ",")
+            yield indent + "],"
+        else:
+            yield f"{indent}{head}{self._attribute(attribute)},"
+
+    def _attribute(self, attribute: Attribute) -> str:
+        if not attribute.kind.is_list:
+            return self._item(attribute.kind, attribute.value)
+        if not attribute.value:
+            return f"{attribute.kind.name.lower()} []"
+        return f"[{', '.join(self._item(attribute.kind.element, item) for item in attribute.value)}]"
+
+    def _item(self, kind: AttrKind, value: Any) -> str:
+        if kind is AttrKind.TENSOR:
+            return f"tensor {self._tensor(value, ' ')}"
+        return _ITEMS[kind](value)
+
+    def _tensor(self, constant: Constant, between: str) -> str:
+        return f"{type_text(constant.type)}{between}{self._content(constant)}"
+
+    def _content(self, constant: Constant) -> str:
+        if not self.complete and constant.array.size > LISTED:
+            return f'sha256 "{constant.digest.hex()}"'
+        texts = elements_of(constant)
+        if texts is None:
+            return f'base64 "{base64.b64encode(np.ascontiguousarray(constant.array).tobytes()).decode()}"'
+        return texts[0] if constant.shape == () else f"[{', '.join(texts)}]"
+
+
+def _declared(value: Value) -> str:
+    return f"{_value_name(value.name)}: {type_text(value.type)}"
+
+
+def _defined(name: str, function: Function) -> str:
+    type_ = function.types.get(name) if name else None
+    return f"{_value_name(name)}: {type_text(type_)}" if type_ is not None else _value_name(name)
+
+
+def _text_or_bytes(value: str | bytes) -> str:
+    return _quoted(value) if isinstance(value, str) else f'bytes "{value.hex()}"'
+
+
+_ITEMS: dict[AttrKind, Callable[[Any], str]] = {
+    AttrKind.INT: str,
+    AttrKind.FLOAT: lambda value: _float(np.float32(value)),
+    AttrKind.STRING: _text_or_bytes,
+    AttrKind.TYPE: lambda value: f"type {type_text(value)}",
+}
+
+
+# ---------------------------------------------------------------------- numbers
+
+
+def elements_of(constant: Constant) -> list[str] | None:
+    """Return the elements as text, None where they are many, or numbers in text would not give every bit back."""
+    if constant.dtype is DType.STRING:
+        return [_quoted(text) for text in constant.array.flat]
+    if constant.array.size > LISTED or constant.dtype.numpy.kind == "c":
+        return None
+    texts = [_number(element, constant.dtype) for element in constant.array.flat]
+    return texts if number_array(texts, constant.dtype).tobytes() == constant.array.tobytes() else None
+
+
+def number_array(texts: list[str], dtype: DType) -> np.ndarray[Any, Any]:
+    """Return the numbers that the texts stand for, as a row; raises ValueError or OverflowError for what is none of the type."""
+    if dtype is DType.BOOL:
+        return np.asarray([_TRUTH[text] for text in texts], dtype.numpy)
+    if dtype.is_integer:
+        wide = np.asarray([int(text) for text in texts], np.uint64 if dtype is DType.UINT64 else np.int64)
+        narrow = wide.astype(dtype.numpy)
+        if not (narrow.astype(wide.dtype) == wide).all():
+            raise OverflowError(f"a number is out of the range of {dtype}")
+        return narrow
+    wide = np.asarray([float(text) for text in texts], np.float64)
+    return wide.astype(dtype.numpy) if dtype is DType.FLOAT64 else wide.astype(np.float32).astype(dtype.numpy)
+
+
+class _Truth(dict[str, bool]):
+    def __missing__(self, text: str) -> bool:
+        raise ValueError(f"{text!r} is neither true nor false")
+
+
+_TRUTH = _Truth(true=True, false=False)
+
+
+def _number(element: Any, dtype: DType) -> str:
+    if dtype is DType.BOOL:
+        return "true" if element else "false"
+    if dtype.is_integer:
+        return str(int(element))
+    return repr(float(element)) if dtype is DType.FLOAT64 else _float(np.float32(element))
+
+
+def _float(number: np.float32) -> str:
+    """Return the shortest text that gives the float32 back; it always looks like a float."""
+    text = str(number)
+    return text if any(c in text for c in ".en") else f"{text}.0"

@@ -1,0 +1,61 @@
+"""Seeded random inputs for any Function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from xrt.errors import InputError
+from xrt.graph import DType, FrozenDict, Function, MapType, OptionalType, SequenceType, TensorType, Type, Value
+
+__all__ = ["sample_inputs"]
+
+Array: TypeAlias = np.ndarray[Any, Any]
+_LENGTH = 2
+"""Elements of a sequence."""
+
+
+def sample_inputs(function: Function, seed: int = 0, sizes: Mapping[str, int] = FrozenDict()) -> dict[str, Any]:
+    """Return a random value for each input, by name; the same seed and Function give the same ones.
+
+    Floating-point tensors are standard normal; integers are 0 or 1, which are also valid indices; an optional is there.
+    `sizes` gives extents by their symbolic names; every other extent that is not known is 1. Raises InputError for an
+    input whose rank or type is not known.
+    """
+    generator = np.random.default_rng(seed)
+    return {value.name: _value(value, value.type, sizes, generator) for value in function.inputs}
+
+
+def _value(named: Value, type_: Type | None, sizes: Mapping[str, int], generator: np.random.Generator) -> Any:
+    if isinstance(type_, OptionalType):
+        return _value(named, type_.element, sizes, generator)
+    if isinstance(type_, SequenceType):
+        return [_value(named, type_.element, sizes, generator) for _ in range(_LENGTH)]
+    if isinstance(type_, TensorType) and type_.shape is not None:
+        return _tensor(type_.dtype, tuple(_extent(dim, sizes) for dim in type_.shape), generator)
+    what = "a map" if isinstance(type_, MapType) else "of unknown type" if type_ is None else "of unknown rank"
+    raise InputError(f"input {named} is {what}, so no random value can be made for it; give one")
+
+
+def _extent(dim: int | str | None, sizes: Mapping[str, int]) -> int:
+    if isinstance(dim, int):
+        return dim
+    return sizes.get(dim, 1) if dim is not None else 1
+
+
+def _tensor(dtype: DType, shape: tuple[int, ...], generator: np.random.Generator) -> Array:
+    if dtype is DType.STRING:
+        return np.array([f"text {n}" for n in generator.integers(0, 10, shape).flat], dtype=object).reshape(shape)
+    return np.asarray(_numbers(dtype, shape, generator)).astype(dtype.numpy)
+
+
+def _numbers(dtype: DType, shape: tuple[int, ...], generator: np.random.Generator) -> Any:
+    if dtype.is_integer or dtype is DType.BOOL:
+        return generator.integers(0, 2, shape)
+    if dtype is DType.FLOAT8E8M0:  # powers of two, without a sign
+        return np.exp2(generator.integers(-2, 3, shape))
+    if dtype.numpy.kind == "c":
+        return generator.standard_normal(shape) + 1j * generator.standard_normal(shape)
+    return generator.standard_normal(shape)

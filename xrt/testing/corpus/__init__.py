@@ -1,0 +1,17 @@
+"""The corpus: small models that once went wrong, here or in the ancestor, or that have a form easily got wrong.
+
+Each entry is a Function, inputs, and what must come out, worked out in plain NumPy. It grows with every defect, and every
+engine's suite runs all of it.
+"""
+
+from xrt.testing.corpus import control, forms, numbers, shapes
+from xrt.testing.corpus.entry import Entry
+
+__all__ = ["CORPUS", "Entry", "entry"]
+
+CORPUS: tuple[Entry, ...] = (*forms.ENTRIES, *control.ENTRIES, *shapes.ENTRIES, *numbers.ENTRIES)
+
+
+def entry(name: str) -> Entry:
+    """Return the entry of that name."""
+    return next(e for e in CORPUS if e.name == name)

@@ -1,0 +1,152 @@
+"""Numbers: where types, signs, ties and limits are easily got wrong."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+from xrt.testing.corpus.entry import Entry, f32, graph, i64, node
+
+__all__ = ["ENTRIES"]
+
+NAN, INF = np.nan, np.inf
+INT4 = np.array([-8, -1, 0, 7]).astype(ml_dtypes.int4)
+
+ENTRIES: tuple[Entry, ...] = (
+    Entry(
+        "nan_goes_through",
+        "Max and Relu keep a NaN, whichever side it is on",
+        graph({"x": "float32[4]", "y": "float32[4]"}, {"m": "float32[4]"}, node("Max", "x y", "m")),
+        (f32(NAN, 1, INF, -INF), f32(1, NAN, 1, 1)),
+        (f32(NAN, NAN, INF, 1),),
+    ),
+    Entry(
+        "round_half_to_even",
+        "a half rounds to the even neighbour",
+        graph({"x": "float32[6]"}, {"y": "float32[6]"}, node("Round", "x", "y")),
+        (f32(0.5, 1.5, 2.5, -0.5, -1.5, 2.4),),
+        (f32(0, 2, 2, -0.0, -2, 2),),
+    ),
+    Entry(
+        "integers_divide_towards_zero",
+        "Div of integers truncates, Mod of Python's kind follows the divisor's sign",
+        graph(
+            {"x": "int64[4]", "y": "int64[4]"},
+            {"d": "int64[4]", "m": "int64[4]"},
+            node("Div", "x y", "d"),
+            node("Mod", "x y", "m"),
+        ),
+        (i64(7, -7, 7, -7), i64(2, 2, -2, -2)),
+        (i64(3, -3, -3, 3), i64(1, 1, -1, -1)),
+    ),
+    Entry(
+        "cast_truncates",
+        "a cast to integers drops the fraction, on both sides of zero",
+        graph({"x": "float32[4]"}, {"y": "int32[4]"}, node("Cast", "x", "y", to=6)),
+        (f32(1.9, -1.9, 0.5, -0.5),),
+        (np.array([1, -1, 0, 0], np.int32),),
+    ),
+    Entry(
+        "large_integers",
+        "int64 beyond what a double holds exactly",
+        graph({"x": "int64[2]"}, {"y": "int64[2]"}, node("Add", "x one", "y"), constants={"one": i64(1)}),
+        (i64(2**53, -(2**62)),),
+        (i64(2**53 + 1, -(2**62) + 1),),
+    ),
+    Entry(
+        "first_of_equals",
+        "ArgMax takes the first of equal elements, the last only where it is told to",
+        graph(
+            {"x": "float32[4]"},
+            {"first": "int64[1]", "last": "int64[1]"},
+            node("ArgMax", "x", "first"),
+            node("ArgMax", "x", "last", select_last_index=1),
+        ),
+        (f32(1, 3, 3, 0),),
+        (i64([1]), i64([2])),
+    ),
+    Entry(
+        "top_of_equals",
+        "among equal elements TopK takes the lower index first",
+        graph({"x": "float32[4]"}, {"v": "float32[3]", "i": "int64[3]"}, node("TopK", "x k", "v i"), constants={"k": i64([3])}),
+        (f32(1, 3, 3, 1),),
+        (f32(3, 3, 1), i64(1, 2, 0)),
+    ),
+    Entry(
+        "softmax_before_opset_13",
+        "before opset 13 Softmax takes all axes from the given one as a single axis",
+        graph({"x": "float32[1,2,2]"}, {"y": "float32[1,2,2]"}, node("Softmax", "x", "y", axis=1), opset=11),
+        (f32([[[0, 0], [0, 0]]]),),
+        (f32([[[0.25, 0.25], [0.25, 0.25]]]),),
+    ),
+    Entry(
+        "softmax_of_large_numbers",
+        "without taking the maximum away first, it overflows",
+        graph({"x": "float32[3]"}, {"y": "float32[3]"}, node("Softmax", "x", "y")),
+        (f32(1000, 1000, -1000),),
+        (f32(0.5, 0.5, 0),),
+    ),
+    Entry(
+        "training_batch_normalization",
+        "the ancestor forgot on cloning that a node is in its training form, and gave it to an engine without one",
+        graph(
+            {"x": "float32[2,1]", "one": "float32[1]", "zero": "float32[1]", "mean": "float32[1]", "var": "float32[1]"},
+            {"y": "float32[2,1]", "new_mean": "float32[1]", "new_var": "float32[1]"},
+            node("BatchNormalization", "x one zero mean var", "y new_mean new_var", training_mode=1, momentum=0.5, epsilon=0.0),
+        ),
+        (f32([[1], [3]]), f32([1]), f32([0]), f32([0]), f32([0])),
+        (f32([[-1], [1]]), f32([1]), f32([0.5])),
+    ),
+    Entry(
+        "half_precision",
+        "float16 stays float16 between nodes",
+        graph({"x": "float16[2]"}, {"y": "float16[2]"}, node("Add", "x x", "a"), node("Neg", "a", "y")),
+        (np.array([1.5, -2], np.float16),),
+        (np.array([-3, 4], np.float16),),
+    ),
+    Entry(
+        "brain_float",
+        "bfloat16, which NumPy itself does not have",
+        graph({"x": "bfloat16[2]"}, {"y": "float32[2]"}, node("Cast", "x", "y", to=1)),
+        (np.array([1.5, -2]).astype(ml_dtypes.bfloat16),),
+        (f32(1.5, -2),),
+    ),
+    Entry(
+        "four_bits",
+        "int4, held one to a byte in memory and two in a file",
+        graph(
+            {"x": "int4[4]"},
+            {"y": "float32[4]"},
+            node("DequantizeLinear", "x scale", "y"),
+            constants={"scale": f32(0.5)},
+            opset=21,
+        ),
+        (INT4,),
+        (f32(-4, -0.5, 0, 3.5),),
+    ),
+    Entry(
+        "quantize_saturates",
+        "what does not fit becomes the nearest number that does; halves go to even",
+        graph(
+            {"x": "float32[5]"},
+            {"y": "uint8[5]"},
+            node("QuantizeLinear", "x scale zero", "y"),
+            constants={"scale": f32(2), "zero": np.array(128, np.uint8)},
+        ),
+        (f32(0, 3, 5, 1e4, -1e4),),
+        (np.array([128, 130, 130, 255, 0], np.uint8),),
+    ),
+    Entry(
+        "not_a_number_is_not_equal",
+        "a NaN equals nothing, and is less than nothing",
+        graph(
+            {"x": "float32[2]"},
+            {"e": "bool[2]", "l": "bool[2]"},
+            node("Equal", "x x", "e"),
+            node("Less", "x one", "l"),
+            constants={"one": f32(1)},
+        ),
+        (f32(NAN, 0),),
+        (np.array([False, True]), np.array([False, True])),
+    ),
+)

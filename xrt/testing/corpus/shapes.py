@@ -1,0 +1,171 @@
+"""Shapes: none, empty, deep, and known only at run time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from xrt.testing.corpus.entry import Entry, f32, graph, i64, node
+
+__all__ = ["ENTRIES"]
+
+X = f32([[1, 2, 3], [4, 5, 6]])
+EMPTY = np.zeros((0, 3), np.float32)
+
+ENTRIES: tuple[Entry, ...] = (
+    Entry(
+        "no_axes",
+        "0-d in, 0-d out: an array, and no scalar",
+        graph({"x": "float32[]"}, {"y": "float32[]"}, node("Neg", "x", "y")),
+        (f32(2),),
+        (f32(-2),),
+    ),
+    Entry(
+        "reduced_to_no_axes",
+        "a reduction over everything leaves an array without axes",
+        graph({"x": "float32[2,3]"}, {"y": "float32[]"}, node("ReduceSum", "x", "y", keepdims=0)),
+        (X,),
+        (f32(21),),
+    ),
+    Entry(
+        "sum_of_nothing",
+        "the sum over an empty axis is zero, and the other axes stay; ONNX Runtime overlooks a negative axis here",
+        graph(
+            {"x": "float32[0,3]"},
+            {"y": "float32[3]", "z": "float32[0]"},
+            node("ReduceSum", "x a0", "y", keepdims=0),
+            node("ReduceSum", "x a1", "z", keepdims=0),
+            constants={"a0": i64([0]), "a1": i64([-1])},
+        ),
+        (EMPTY,),
+        (np.zeros(3, np.float32), np.zeros(0, np.float32)),
+    ),
+    Entry(
+        "product_over_nothing",
+        "a matrix product whose inner extent is zero is zero",
+        graph({"a": "float32[2,0]", "b": "float32[0,3]"}, {"y": "float32[2,3]"}, node("MatMul", "a b", "y")),
+        (np.zeros((2, 0), np.float32), EMPTY),
+        (np.zeros((2, 3), np.float32),),
+    ),
+    Entry(
+        "concat_with_nothing",
+        "an empty part adds nothing",
+        graph({"a": "float32[0,3]", "b": "float32[2,3]"}, {"y": "float32[2,3]"}, node("Concat", "a b a", "y", axis=0)),
+        (EMPTY, X),
+        (X,),
+    ),
+    Entry(
+        "flatten_nothing",
+        "an empty tensor has no extent to work out from its size; the reference of onnx tries to",
+        graph({"x": "float32[0,3]"}, {"y": "float32[0,3]"}, node("Flatten", "x", "y", axis=1)),
+        (EMPTY,),
+        (EMPTY,),
+    ),
+    Entry(
+        "elementwise_on_nothing",
+        "nothing in, nothing out, of the broadcast shape",
+        graph({"x": "float32[0,3]", "b": "float32[3]"}, {"y": "float32[0,3]"}, node("Add", "x b", "s"), node("Relu", "s", "y")),
+        (EMPTY, f32(1, 2, 3)),
+        (EMPTY,),
+    ),
+    Entry(
+        "six_axes",
+        "more axes than most kernels are written for",
+        graph(
+            {"x": "float32[1,2,1,3,1,2]"},
+            {"y": "float32[2,1,3,1,2,1]"},
+            node("Transpose", "x", "t", perm=[5, 4, 3, 2, 1, 0]),
+            node("Neg", "t", "y"),
+        ),
+        (np.arange(12, dtype=np.float32).reshape(1, 2, 1, 3, 1, 2),),
+        (-np.arange(12, dtype=np.float32).reshape(1, 2, 1, 3, 1, 2).transpose(5, 4, 3, 2, 1, 0),),
+    ),
+    Entry(
+        "named_extent",
+        "an extent known only at run time; the second input must have the same",
+        graph({"x": "float32[N,3]", "y": "float32[N,3]"}, {"z": "float32[N,3]"}, node("Add", "x y", "z")),
+        (X, X),
+        (2 * X,),
+    ),
+    Entry(
+        "shape_computed_at_run_time",
+        "the shape is a value: what comes out depends on what goes in, not on its type",
+        graph(
+            {"x": "float32[N,3]"},
+            {"y": "float32[?,?]"},
+            node("Shape", "x", "s"),
+            node("Gather", "s k", "r"),
+            node("Reshape", "x r", "y"),
+            constants={"k": i64([1, 0])},
+        ),
+        (X,),
+        (X.reshape(3, 2),),
+    ),
+    Entry(
+        "shape_depends_on_values",
+        "how many there are is known only once they are computed",
+        graph({"x": "float32[4]"}, {"y": "int64[1,?]"}, node("NonZero", "x", "y")),
+        (f32(0, 1, 0, 2),),
+        (i64([[1, 3]]),),
+    ),
+    Entry(
+        "reshape_keeps_and_infers",
+        "a zero keeps the extent, a minus one is worked out",
+        graph({"x": "float32[2,3]"}, {"y": "float32[2,3,1]"}, node("Reshape", "x k", "y"), constants={"k": i64([0, -1, 1])}),
+        (X,),
+        (X.reshape(2, 3, 1),),
+    ),
+    Entry(
+        "reshape_takes_zero_as_it_is",
+        "with allowzero, a zero is an extent",
+        graph(
+            {"x": "float32[0,3]"}, {"y": "float32[3,0]"}, node("Reshape", "x k", "y", allowzero=1), constants={"k": i64([3, 0])}
+        ),
+        (EMPTY,),
+        (np.zeros((3, 0), np.float32),),
+    ),
+    Entry(
+        "slice_backwards",
+        "a negative step, and ends beyond the tensor",
+        graph(
+            {"x": "float32[2,3]"},
+            {"y": "float32[2,3]"},
+            node("Slice", "x start stop axis step", "y"),
+            constants={"start": i64([9]), "stop": i64([-9]), "axis": i64([-1]), "step": i64([-1])},
+        ),
+        (X,),
+        (X[:, ::-1],),
+    ),
+    Entry(
+        "negative_pad",
+        "a negative pad cuts off",
+        graph({"x": "float32[2,3]"}, {"y": "float32[2,3]"}, node("Pad", "x k", "y"), constants={"k": i64([0, -1, 0, 1])}),
+        (X,),
+        (f32([[2, 3, 0], [5, 6, 0]]),),
+    ),
+    Entry(
+        "squeeze_everything",
+        "without axes, every extent of one goes",
+        graph({"x": "float32[1,2,1]"}, {"y": "float32[2]"}, node("Squeeze", "x", "y")),
+        (f32([[[1], [2]]]),),
+        (f32(1, 2),),
+    ),
+    Entry(
+        "uneven_split",
+        "parts of different sizes, one of them empty",
+        graph(
+            {"x": "float32[3]"},
+            {"a": "float32[2]", "b": "float32[0]", "c": "float32[1]"},
+            node("Split", "x k", "a b c"),
+            constants={"k": i64([2, 0, 1])},
+        ),
+        (f32(1, 2, 3),),
+        (f32(1, 2), np.zeros(0, np.float32), f32([3])),
+    ),
+    Entry(
+        "strided_input",
+        "an input that is a view with strides of its own",
+        graph({"x": "float32[3,2]"}, {"y": "float32[3,2]"}, node("Neg", "x", "y")),
+        (X.T,),
+        (-X.T,),
+    ),
+)

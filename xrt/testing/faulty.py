@@ -1,0 +1,206 @@
+"""Engines to test XRT with: one that counts what is asked of it, and one that misbehaves as told.
+
+Both hand everything to an engine of another name, so what they compute is right unless it is told to be wrong.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions, registry
+from xrt.errors import CompileRefused, OptionError
+from xrt.graph import Function, Node
+
+__all__ = ["Faulty", "How", "Journal", "Recording", "Where"]
+
+Where: TypeAlias = Literal["why_not", "compile", "prepare", "run", "close", "version"]
+How: TypeAlias = Literal["raise", "refuse", "dtype", "shape", "nan", "value", "missing", "scalar", "write_input"]
+
+_RESULTS = ("dtype", "shape", "nan", "value", "missing", "scalar", "write_input")
+_POSSIBLE: dict[How, tuple[Where, ...]] = {
+    "raise": get_args(Where),
+    "refuse": ("why_not", "compile"),
+    **dict.fromkeys(_RESULTS, ("run",)),  # type: ignore[dict-item]  # the keys are members of How
+}
+
+
+class Journal:
+    """How often an engine was asked for each thing, and for which Functions. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self.compiled: list[Function] = []
+        """Every Function handed to `compile`, in order."""
+
+    def note(self, word: str) -> int:
+        """Count one more, and return how many there are now."""
+        with self._lock:
+            self._counts[word] += 1
+            return self._counts[word]
+
+    def count(self, word: str) -> int:
+        """Return how often ``why_not``, ``compile``, ``prepare``, ``run`` or ``close`` was called."""
+        return self._counts[word]
+
+    def clear(self) -> None:
+        with self._lock:
+            self._counts.clear()
+            self.compiled.clear()
+
+
+@dataclass(frozen=True)
+class _Delegating(GraphCompiler):
+    """An engine that hands everything to another one, for the operators it is told to take."""
+
+    inner: str = "toy"
+    """The spec of the engine that does the work."""
+    takes: str = "*"
+    """Globs over operators, with ``|`` between them; every other node is declined."""
+    mark: str = ""
+    """Tells engines apart that are otherwise the same."""
+    journal: Journal = field(init=False, default_factory=Journal, compare=False, repr=False)
+
+    @property
+    def _engine(self) -> GraphCompiler:
+        return registry.create(self.inner)
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        self.journal.note("why_not")
+        if not any(fnmatch.fnmatchcase(node.op, glob) for glob in self.takes.split("|")):
+            return f"it was told to take {self.takes}, and {node.op} is none of these"
+        return self._engine.why_not(node, function)
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        self.journal.note("compile")
+        self.journal.compiled.append(function)
+        return _Watched(self._engine.compile(function, context), self.journal)
+
+    def version(self) -> str:
+        return f"{self.name} of {self._engine.version()}"
+
+
+class _Watched(Executable):
+    """An executable that notes what is asked of it."""
+
+    def __init__(self, inner: Executable, journal: Journal) -> None:
+        self.inner = inner
+        self.journal = journal
+
+    def prepare(self) -> None:
+        self.journal.note("prepare")
+        self.inner.prepare()
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        self.journal.note("run")
+        return self.inner.run(inputs, options)
+
+    def close(self) -> None:
+        self.journal.note("close")
+        self.inner.close()
+
+
+@dataclass(frozen=True)
+class Recording(_Delegating):
+    """An engine that counts what is asked of it, in its `journal`."""
+
+    name: ClassVar[str] = "recording"
+
+
+@dataclass(frozen=True)
+class Faulty(_Delegating):
+    """An engine that misbehaves in one place, in one way, every time or at the n-th call of that place.
+
+    Raises OptionError for a way in which that place cannot misbehave.
+    """
+
+    name: ClassVar[str] = "faulty"
+    where: Where = "run"
+    how: How = "raise"
+    """``raise`` an error that nobody planned for, ``refuse`` with a reason; or a run whose first output has another type,
+    another shape, a NaN or a wrong value, is missing or is a NumPy scalar; or a run that writes to its first input."""
+    nth: int = 0
+    """At which call, counted from 1; 0 for every one."""
+
+    def __post_init__(self) -> None:
+        if self.where not in _POSSIBLE[self.how]:
+            raise OptionError(
+                f"{self.where!r} cannot misbehave by {self.how!r}, only {', '.join(map(repr, _POSSIBLE[self.how]))} can"
+            )
+
+    def due(self, where: Where, count: int) -> bool:
+        """Whether the call of that number in that place is one to misbehave in."""
+        return where == self.where and self.nth in (0, count)
+
+    def trip(self, where: Where) -> None:
+        """Raise where this call is to; the caller has counted it."""
+        if self.how == "raise" and self.due(where, self.journal.count(where)):
+            raise RuntimeError(f"the faulty engine was told to fail in {where}")
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        reason = super().why_not(node, function)
+        self.trip("why_not")
+        if self.how == "refuse" and self.due("why_not", self.journal.count("why_not")):
+            return "the faulty engine was told to decline"
+        return reason
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        made = super().compile(function, context)
+        self.trip("compile")
+        if self.how == "refuse" and self.due("compile", self.journal.count("compile")):
+            raise CompileRefused("the faulty engine was told to refuse")
+        return _Failing(made, self)
+
+    def version(self) -> str:
+        self.journal.note("version")
+        self.trip("version")
+        return super().version()
+
+
+class _Failing(Executable):
+    """An executable that misbehaves as its engine was told to."""
+
+    def __init__(self, inner: Executable, engine: Faulty) -> None:
+        self.inner = inner
+        self.engine = engine
+
+    def prepare(self) -> None:
+        self.inner.prepare()
+        self.engine.trip("prepare")
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        results = list(self.inner.run(inputs, options))
+        self.engine.trip("run")
+        if self.engine.how in _RESULTS and self.engine.due("run", self.engine.journal.count("run")):
+            _spoil(self.engine.how, results, inputs)
+        return results
+
+    def close(self) -> None:
+        self.inner.close()
+        self.engine.trip("close")
+
+
+def _spoil(how: How, results: list[Any], inputs: Sequence[Any]) -> None:
+    """Make the first output wrong, or write to the first input."""
+    if how == "write_input":
+        inputs[0].reshape(-1)[:1] = 0
+    elif how == "missing":
+        results.pop()
+    else:
+        results[0] = _SPOILT[how](np.array(results[0]))
+
+
+_SPOILT: dict[How, Any] = {
+    "dtype": lambda array: array.astype(np.float64 if array.dtype != np.float64 else np.float32),
+    "shape": lambda array: array[np.newaxis],
+    "nan": lambda array: np.full_like(array, np.nan) if array.dtype.kind == "f" else ~array,
+    "value": lambda array: array + array.dtype.type(1) if array.dtype.kind != "b" else ~array,
+    "scalar": lambda array: array.reshape(-1)[0],
+}
