@@ -79,5 +79,5 @@ def _with_launch(node: Node, known: dict[str, dict[str, Any]], frame: Function) 
     launch = known.get(node.name)
     if launch is None or launch["function"] is None:
         raise BundleError(f"it has {len(frame.nodes)} launch nodes and no launch for {node.name!r}")
-    where = {"device": node.device, "control": node.control}
-    return launch_node(node.name, launch["engine"], launch["function"], launch["nodes"], **where)
+    engine, body, nodes = launch["engine"], launch["function"], launch["nodes"]
+    return launch_node(node.name, engine, body, nodes, device=node.device, control=node.control)
