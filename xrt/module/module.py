@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from xrt.cache import CompileCache, default_cache
 from xrt.engines import GraphCompiler, RunOptions
-from xrt.errors import DeviceError, FallbackWarning, InputError, RunFailed, SignatureWarning, XRTError
+from xrt.errors import DeviceError, FallbackWarning, InputError, SignatureWarning, XRTError
 from xrt.graph import Value
 from xrt.module.build import Build, simplified, with_fetched
 from xrt.module.explain import Explanation, Memory, explain, memory
@@ -21,6 +21,7 @@ from xrt.module.source import source_of
 from xrt.partition import Plan
 from xrt.runtime import Profile, Program, inputs
 from xrt.runtime.outputs import check_buffers
+from xrt.runtime.program import run_failed
 
 __all__ = ["XRTModule"]
 
@@ -151,7 +152,11 @@ class XRTModule:
         """
         if fetch is None and out is None and options is None and not named:
             try:
-                call, self._last = self._ready[tuple([(type(a), a.dtype, a.shape) for a in args])]
+                if len(args) == 1:  # spelt out: one input is the common case, and this line is what a call costs
+                    (a,) = args
+                    call, self._last = self._ready[type(a), a.dtype, a.shape]
+                else:
+                    call, self._last = self._ready[tuple([(type(a), a.dtype, a.shape) for a in args])]
             except (KeyError, AttributeError, TypeError):
                 pass
             else:
@@ -199,7 +204,8 @@ class XRTModule:
             return
         with self._lock:
             if not self._closed:
-                self._ready[tuple([(type(v), v.dtype, v.shape) for v in values])] = call, build
+                key = tuple([(type(v), v.dtype, v.shape) for v in values])
+                self._ready[key[0] if len(key) == 1 else key] = call, build
                 while len(self._ready) > MAX_READY:
                     self._ready.popitem(last=False)
 
@@ -292,11 +298,10 @@ def _straight_line(program: Program) -> Call:
 
     def launch(args: Sequence[Any]) -> Any:
         try:
-            results = direct(args)
+            return direct(args)[0] if single else tuple(direct(args))
         except XRTError:
             raise
         except Exception as error:
-            raise RunFailed(f"{program.plan.launches[0].name} failed to run: {type(error).__name__}: {error}") from error
-        return results[0] if single else tuple(results)
+            raise run_failed(program.plan.launches[0], error) from error
 
     return launch

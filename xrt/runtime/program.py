@@ -15,7 +15,7 @@ from xrt.errors import InputError, RunFailed, XRTError
 from xrt.partition import Launch, Plan
 from xrt.runtime.profile import Profile, Recorder
 
-__all__ = ["Program"]
+__all__ = ["Program", "run_failed"]
 
 DEFAULT = RunOptions()
 
@@ -79,8 +79,7 @@ class Program:
         except XRTError:
             raise
         except Exception as error:
-            shown = f"{type(error).__name__}: {error}"
-            raise RunFailed(f"engine {step.launch.engine!r} failed to run {step.launch.name}: {shown}") from error
+            raise run_failed(step.launch, error) from error
         if len(results) != len(step.writes):
             raise RunFailed(
                 f"engine {step.launch.engine!r} returned {len(results)} outputs from {step.launch.name}, "
@@ -122,6 +121,11 @@ class Program:
         """Release the executables; the program cannot run afterwards."""
         for lease in self._leases:
             lease.release()
+
+
+def run_failed(launch: Launch, error: Exception) -> RunFailed:
+    """Return what to raise when an engine's library fails in a launch."""
+    return RunFailed(f"engine {launch.engine!r} failed to run {launch.name}: {type(error).__name__}: {error}")
 
 
 class _Slots:
