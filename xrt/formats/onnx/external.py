@@ -60,13 +60,14 @@ class ExternalData:
         root = self.directory.resolve()
         try:
             path = (root / location.replace("\\", "/")).resolve()
+            is_file = path.is_file()
         except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name too long, a NUL in it
             raise ModelError(f"{what} is in external data file {location!r}, which is no path: {error}") from None
         if not path.is_relative_to(root):
             raise ModelError(
                 f"{what} is in external data file {location!r}, which leads outside the model's directory {str(root)!r}"
             )
-        if not path.is_file():
+        if not is_file:
             raise ModelError(f"{what} is in external data file {location!r}, which is missing from {str(root)!r}")
         return path
 

@@ -20,6 +20,9 @@ from xrt.graph import Attribute, AttrKind, Constant, Function, Node, Type, Value
 
 __all__ = ["function_of"]
 
+LARGEST_SEARCHED = 10_000
+"""Nodes up to which the nearest name is looked for, which takes time."""
+
 
 def function_of(model: ModelProto, external: ExternalData) -> Function:
     """Return the model as a Function.
@@ -243,17 +246,17 @@ def _inner_types(graph: GraphProto, nodes: Sequence[Node], elsewhere: Set[str]) 
 
 def _undefined(function: Function) -> ModelError:
     name = function.captures[0]
-    reader = next(_readers(function, name))
-    near = did_you_mean(name, function.value_names()) if len(function.nodes) <= 10_000 else ""
+    reader = next(_readers(function, name, f"graph {function.name!r}"))
+    near = did_you_mean(name, function.value_names()) if len(function.nodes) <= LARGEST_SEARCHED else ""
     return ModelError(f"{reader} value {name!r}, which no input, initialiser or node defines.{near}")
 
 
-def _readers(function: Function, name: str) -> Iterator[str]:
-    """Yield who reads a captured value, bodies included."""
-    for _, node in function.walk():
+def _readers(function: Function, name: str, title: str) -> Iterator[str]:
+    """Yield who reads a value that comes from outside of the function, bodies included."""
+    for node in function.nodes:
         if name in node.inputs:
             yield f"node {node.name!r} ({node.op}) reads"
         for body in node.bodies:
-            if any(v.name == name for v in body.outputs):
-                yield f"body {body.name!r} of node {node.name!r} ({node.op}) returns"
-    yield f"graph {function.name!r} returns"
+            if name in body.captures:
+                yield from _readers(body, name, f"body {body.name!r} of node {node.name!r} ({node.op})")
+    yield f"{title} returns"

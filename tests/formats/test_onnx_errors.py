@@ -1,0 +1,369 @@
+"""Every bad model is one clear error that names the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
+
+from xrt.errors import ModelError
+from xrt.formats.onnx import load
+
+VERSION = onnx.__version__
+HEAD = '<ir_version: 8, opset_import: ["": 17]>'
+
+
+def message(source: object) -> str:
+    with pytest.raises(ModelError) as caught:
+        load(source)  # type: ignore[arg-type]  # also asked for what it must refuse
+    return str(caught.value)
+
+
+def model(text: str, head: str = HEAD) -> ModelProto:
+    return parser.parse_model(f"{head} g {text}")
+
+
+RELU = model("(float[2,3] x) => (float[2,3] y) { y = Relu(x) }")
+
+
+# ---------------------------------------------------------------------------------------------- files
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    path = tmp_path / "no.onnx"
+    assert message(path) == f"cannot load {str(path)!r}: there is no such file"
+
+
+def test_a_directory_names_the_models_in_it(tmp_path: Path) -> None:
+    assert message(tmp_path) == f"cannot load {str(tmp_path)!r}: it is a directory; name the file in it"
+    (tmp_path / "b.onnx").touch()
+    (tmp_path / "a.onnx").touch()
+    assert message(str(tmp_path)) == f"cannot load {str(tmp_path)!r}: it is a directory; name the file in it (a.onnx, b.onnx)"
+
+
+def test_a_path_through_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "m.onnx"
+    assert message(path) == f"cannot load {str(path)!r}: it cannot be read: Not a directory"
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    path = tmp_path / "empty.onnx"
+    path.touch()
+    assert message(path) == f"cannot load {str(path)!r}: it is empty"
+    assert message(b"") == "cannot load the given bytes: it is empty"
+
+
+@pytest.mark.parametrize("data", [b"not a model at all, but some text", b"\x89PNG\r\n\x1a\n" + bytes(64), b"\xff" * 100])
+def test_a_file_of_something_else(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "text.onnx"
+    path.write_bytes(data)
+    assert message(path) == f"cannot load {str(path)!r}: it is not an ONNX model: it does not parse as one"
+
+
+def test_a_protobuf_of_something_else() -> None:
+    assert message(helper.make_tensor_value_info("x", 1, [2]).SerializeToString()) in (
+        "cannot load the given bytes: it is not an ONNX model: it does not parse as one",
+        "cannot load the given bytes: it is not an ONNX model: it has no IR version",
+    )
+    assert message(ModelProto(ir_version=8)) == "cannot load the given ModelProto: it is not an ONNX model: it has no graph"
+    assert message(ModelProto()) == "cannot load the given ModelProto: it is not an ONNX model: it has no IR version"
+
+
+def test_a_truncated_file_says_where(tmp_path: Path) -> None:
+    weights = numpy_helper.from_array(np.zeros(1000, np.float32), "w")
+    whole = ModelProto()
+    whole.CopyFrom(RELU)
+    whole.graph.initializer.append(weights)
+    data = whole.SerializeToString()
+    path = tmp_path / "cut.onnx"
+    path.write_bytes(data[: len(data) // 2])
+    end = len(data) - len(whole.opset_import[0].SerializeToString()) - 2
+    assert message(path) == (
+        f"cannot load {str(path)!r}: it is truncated: its graph should end at byte {end}, "
+        f"but there are only {len(data) // 2} bytes"
+    )
+
+
+def test_every_truncation_is_a_model_error() -> None:
+    data = RELU.SerializeToString()
+    for size in range(len(data)):
+        with pytest.raises(ModelError):
+            load(data[:size])
+
+
+# ---------------------------------------------------------------------------------------------- versions and operators
+
+
+def test_an_opset_newer_than_onnx() -> None:
+    newest = onnx.defs.onnx_opset_version()
+    assert message(model("(float x) => (float y) { y = Relu(x) }", '<ir_version: 8, opset_import: ["": 999]>')) == (
+        f"cannot load the given ModelProto: it uses opset 999 of ai.onnx, but the installed onnx {VERSION} knows {newest} "
+        "at most; upgrade onnx, or export the model for an older opset"
+    )
+
+
+def test_an_ir_version_newer_than_onnx() -> None:
+    assert message(model("(float x) => (float y) { y = Relu(x) }", '<ir_version: 999, opset_import: ["": 17]>')) == (
+        f"cannot load the given ModelProto: it has IR version 999, but the installed onnx {VERSION} knows {onnx.IR_VERSION} "
+        "at most; upgrade onnx, or export the model with an older version"
+    )
+
+
+def test_an_opset_before_the_first() -> None:
+    assert message(model("(float x) => (float y) { y = Relu(x) }", '<ir_version: 8, opset_import: ["": 0]>')) == (
+        "cannot load the given ModelProto: it uses opset 0 of ai.onnx; versions start at 1"
+    )
+
+
+def test_a_missing_opset_import() -> None:
+    assert message(model("(float x) => (float y) { y = com.acme.Relu(x) }")) == (
+        "cannot load the given ModelProto: node 'y' (Relu) is of domain com.acme, whose opset the model does not import "
+        "(it imports: ai.onnx 17)"
+    )
+    bare = ModelProto()
+    bare.CopyFrom(RELU)
+    del bare.opset_import[:]
+    assert message(bare) == (
+        "cannot load the given ModelProto: node 'y' (Relu) is of domain ai.onnx, whose opset the model does not import "
+        "(it imports: none)"
+    )
+
+
+def test_an_opset_imported_at_two_versions() -> None:
+    assert message(model("(float x) => (float y) { y = Relu(x) }", '<ir_version: 8, opset_import: ["": 17, "ai.onnx": 18]>')) == (
+        "cannot load the given ModelProto: it imports domain 'ai.onnx' twice, at versions 17 and 18"
+    )
+
+
+def test_an_unknown_operator_gets_the_nearest() -> None:
+    assert message(model("(float x) => (float y) { y = Rellu(x) }")) == (
+        "cannot load the given ModelProto: node 'y' (Rellu): Rellu is not an operator of ai.onnx at opset 17."
+        " Did you mean 'Relu'?"
+    )
+
+
+def test_an_operator_newer_than_the_opset() -> None:
+    assert message(model("(float x) => (float y) { y = Gelu(x) }")) == (
+        "cannot load the given ModelProto: node 'y' (Gelu): Gelu came with opset 20 of ai.onnx; the graph is at opset 17"
+    )
+
+
+def test_a_node_without_an_operator() -> None:
+    broken = ModelProto()
+    broken.CopyFrom(RELU)
+    broken.graph.node[0].op_type = ""
+    assert message(broken) == "cannot load the given ModelProto: node 'y' () names no operator"
+
+
+# ---------------------------------------------------------------------------------------------- structure
+
+
+def test_a_cycle() -> None:
+    assert message(model("(float x) => (float y) { [a] a = Add(x, b)  [b] b = Relu(a)  [y] y = Neg(b) }")) == (
+        "cannot load the given ModelProto: the graph has a cycle of 2 node(s): b (Relu) -> a (Add) -> b (Relu); "
+        "a function must be acyclic"
+    )
+
+
+def test_an_undefined_value() -> None:
+    assert message(model("(float x_input) => (float y) { [n] y = Relu(x_imput) }")) == (
+        "cannot load the given ModelProto: node 'n' (Relu) reads value 'x_imput', which no input, initialiser or node defines."
+        " Did you mean 'x_input'?"
+    )
+
+
+def test_an_undefined_output() -> None:
+    assert message(model("(float x) => (float nowhere) { [n] y = Relu(x) }")) == (
+        "cannot load the given ModelProto: graph 'g' returns value 'nowhere', which no input, initialiser or node defines."
+    )
+
+
+BRANCHES = (
+    "(bool c, float x) => (float y) {{ [if] y = If(c) <"
+    "then_branch = t () => (float a) {{ {then} }}, else_branch = e () => (float b) {{ {other} }}> }}"
+)
+
+
+def test_an_undefined_value_in_a_body() -> None:
+    text = BRANCHES.format(then="a = Relu(x)", other="[inner] b = Relu(zzz)")
+    assert message(model(text)) == (
+        "cannot load the given ModelProto: node 'inner' (Relu) reads value 'zzz', which no input, initialiser or node defines."
+    )
+
+
+def test_a_body_that_returns_an_undefined_value() -> None:
+    text = BRANCHES.format(then="a = Relu(x)", other="q = Relu(x)")
+    assert message(model(text)) == (
+        "cannot load the given ModelProto: body 'e' of node 'if' (If) returns value 'b', "
+        "which no input, initialiser or node defines."
+    )
+
+
+def test_a_value_of_one_body_is_no_value_of_another() -> None:
+    text = BRANCHES.format(then="a = Relu(x)", other="b = Relu(a)")
+    assert "reads value 'a', which no input, initialiser or node defines" in message(model(text))
+
+
+def test_a_value_defined_twice() -> None:
+    assert message(model("(float x) => (float y) { [m] y = Relu(x)  [n] y = Neg(x) }")) == (
+        "cannot load the given ModelProto: value 'y' of function 'g' is defined twice: by node 'n' (Neg) and by another node; "
+        "every value has one definition"
+    )
+
+
+def test_two_initialisers_of_one_name_and_one_without() -> None:
+    twice = ModelProto()
+    twice.CopyFrom(RELU)
+    twice.graph.initializer.extend([numpy_helper.from_array(np.zeros(1), "w")] * 2)
+    assert message(twice) == "cannot load the given ModelProto: graph 'g' has two initialisers named 'w'"
+    twice.graph.initializer[0].name = ""
+    assert message(twice) == "cannot load the given ModelProto: graph 'g' has an initialiser without a name"
+
+
+def test_an_input_without_a_name() -> None:
+    broken = ModelProto()
+    broken.CopyFrom(RELU)
+    broken.graph.input[0].name = ""
+    assert message(broken) == "cannot load the given ModelProto: graph 'g' has an input or output without a name"
+
+
+def test_an_attribute_twice_and_one_without_a_value() -> None:
+    broken = model("(float x) => (float y) { [n] y = LeakyRelu<alpha = 1.0>(x) }")
+    broken.graph.node[0].attribute.append(helper.make_attribute("alpha", 2.0))
+    assert message(broken) == "cannot load the given ModelProto: node 'n' (LeakyRelu) has two attributes named 'alpha'"
+    del broken.graph.node[0].attribute[:]
+    broken.graph.node[0].attribute.add(name="alpha")
+    assert message(broken) == (
+        "cannot load the given ModelProto: attribute 'alpha' of node 'n' (LeakyRelu) has neither a kind nor a value"
+    )
+
+
+def test_a_recursive_local_function() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17, "loc": 1]> g (float x) => (float y) { y = loc.f(x) }
+    <domain: "loc", opset_import: ["": 17, "loc": 1]> f (a) => (b) { b = loc.f(a) }"""
+    assert message(parser.parse_model(text)) == (
+        "cannot load the given ModelProto: its model-local functions cannot be inlined: Cycle detected in model-local function "
+        "references: loc::f -> loc::f. Model-local functions must not be recursive."
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "wanted"),
+    [
+        ("xrt.control", "nonsense", "JSON"),
+        ("xrt.control", "[1]", 'a list of node names, like ["a", "b"]'),
+    ],
+)
+def test_metadata_of_ours_that_is_not_ours(key: str, text: str, wanted: str) -> None:
+    broken = ModelProto()
+    broken.CopyFrom(RELU)
+    broken.graph.node[0].metadata_props.add(key=key, value=text)
+    assert message(broken) == f"cannot load the given ModelProto: metadata {key!r} is {text!r}; it must be {wanted}"
+
+
+def test_malformed_aliases() -> None:
+    broken = ModelProto()
+    broken.CopyFrom(RELU)
+    broken.graph.metadata_props.add(key="xrt.aliases", value='[["x"]]')
+    assert message(broken) == (
+        "cannot load the given ModelProto: metadata 'xrt.aliases' is '[[\"x\"]]'; "
+        'it must be a list of pairs, like [["input", "output"]]'
+    )
+
+
+# ---------------------------------------------------------------------------------------------- tensors
+
+
+def with_weight(tensor: TensorProto) -> ModelProto:
+    whole = ModelProto()
+    whole.CopyFrom(RELU)
+    tensor.name = "w"
+    whole.graph.initializer.append(tensor)
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("tensor", "reason"),
+    [
+        (
+            TensorProto(data_type=1, dims=[2, 3], raw_data=bytes(20)),
+            "is float32[2,3], which takes 24 bytes, but its data is 20 bytes",
+        ),
+        (
+            TensorProto(data_type=1, dims=[1 << 40], raw_data=bytes(4)),
+            "is float32[1099511627776], which takes 4398046511104 bytes, but its data is 4 bytes",
+        ),
+        (
+            TensorProto(data_type=1, dims=[1 << 62, 1 << 62], float_data=[1.0]),
+            f"is float32[{1 << 62},{1 << 62}], which takes {1 << 124} entries, but its data is 1 entries",
+        ),
+        (TensorProto(data_type=1, dims=[3]), "is float32[3], which takes 3 entries, but its data is 0 entries"),
+        (TensorProto(data_type=22, dims=[3], raw_data=b"\0"), "is int4[3], which takes 2 bytes, but its data is 1 bytes"),
+        (
+            TensorProto(data_type=14, dims=[2], float_data=[1, 2]),
+            "is complex64[2], which takes 4 entries, but its data is 2 entries",
+        ),
+        (TensorProto(data_type=8, dims=[2], raw_data=b"ab"), "holds strings as raw bytes; ONNX stores them in string_data only"),
+        (TensorProto(data_type=1, dims=[-1], raw_data=b""), "has a negative extent in its shape [-1]"),
+        (TensorProto(dims=[1], raw_data=b"\0"), "has no element type"),
+        (TensorProto(data_type=99, dims=[1]), ": element type 99 is not one of ONNX's that XRT knows (1 to 28)"),
+        (
+            TensorProto(data_type=1, dims=[1], segment=TensorProto.Segment(begin=0, end=1)),
+            "is a segment of a larger tensor, which ONNX has never defined how to join",
+        ),
+    ],
+)
+def test_a_tensor_whose_data_does_not_fit_its_header(tensor: TensorProto, reason: str) -> None:
+    gap = "" if reason.startswith(":") else " "
+    assert message(with_weight(tensor)) == f"cannot load the given ModelProto: initialiser 'w'{gap}{reason}"
+
+
+def test_an_empty_tensor_of_an_impossible_shape() -> None:
+    tensor = TensorProto(data_type=1, dims=[0, 1 << 62, 1 << 62])
+    assert message(with_weight(tensor)).startswith(
+        f"cannot load the given ModelProto: initialiser 'w' has the shape [0, {1 << 62}, {1 << 62}], which no array can have: "
+    )
+
+
+def sparse(dims: list[int], indices: np.ndarray, values: int = 1) -> ModelProto:
+    whole = ModelProto()
+    whole.CopyFrom(RELU)
+    entry = whole.graph.sparse_initializer.add(dims=dims)
+    entry.values.CopyFrom(numpy_helper.from_array(np.ones(values, np.float32), "w"))
+    entry.indices.CopyFrom(numpy_helper.from_array(indices))
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (
+            sparse([1 << 20, 1 << 20], np.array([0])),
+            "is sparse and would take 4398046511104 bytes as a dense tensor; at most 1073741824 are allowed",
+        ),
+        (sparse([2, 2], np.array([4])), "is sparse, and one of its indices lies outside of its shape [2, 2]"),
+        (sparse([2, 2], np.array([[0, 2]])), "is sparse, and one of its indices lies outside of its shape [2, 2]"),
+        (sparse([2, 2], np.array([-1])), "is sparse, and one of its indices lies outside of its shape [2, 2]"),
+        (
+            sparse([2, 2], np.array([0, 1])),
+            "is sparse with 1 values of rank 2; its indices must be int64[1] or int64[1,2], not int64[2]",
+        ),
+    ],
+)
+def test_a_sparse_tensor_that_is_not_one(given: ModelProto, reason: str) -> None:
+    assert message(given) == f"cannot load the given ModelProto: initialiser 'w' {reason}"
+
+
+def test_among_very_many_nodes_the_nearest_name_is_not_looked_for() -> None:
+    nodes = [helper.make_node("Relu", [f"v{i}"], [f"v{i + 1}"]) for i in range(10_000)]
+    nodes.append(helper.make_node("Relu", ["v0_"], ["y"], name="n"))
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("v0", 1, [1])], [helper.make_tensor_value_info("y", 1, [1])]
+    )
+    assert message(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)) == (
+        "cannot load the given ModelProto: node 'n' (Relu) reads value 'v0_', which no input, initialiser or node defines."
+    )

@@ -1,0 +1,434 @@
+"""Function to ONNX and back is equal, whatever the Function says; and what is read from ONNX."""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper, parser
+
+from xrt.errors import ModelError
+from xrt.formats.onnx import load, to_model
+from xrt.graph import (
+    Attribute,
+    AttrKind,
+    Constant,
+    DType,
+    Function,
+    MapType,
+    Node,
+    OptionalType,
+    SequenceType,
+    TensorType,
+    Type,
+    Value,
+    attributes_of,
+)
+from xrt.testing.strategies import functions
+
+F23 = TensorType(DType.FLOAT32, (2, 3))
+
+
+def round_trip(function: Function) -> Function:
+    return load(to_model(function).SerializeToString())
+
+
+def one(node: Node, *inputs: Value, opset: int = 21, **changes: object) -> Function:
+    outputs = tuple(Value(name) for name in node.defines)
+    return Function(inputs or (Value("x", F23),), outputs, (node,), opsets={"": opset}).replace(**changes)
+
+
+@given(functions())
+@settings(max_examples=150, deadline=None)
+def test_generated_functions(function: Function) -> None:
+    again = round_trip(function)
+    assert again == function
+    assert again.fingerprint == function.fingerprint
+
+
+# ---------------------------------------------------------------------------------------------- what ONNX has no word for
+
+
+def test_control_edges_devices_and_aliases() -> None:
+    function = Function(
+        inputs=(Value("x", F23), Value("state", F23)),
+        outputs=(Value("y", F23), Value("new", F23)),
+        nodes=(
+            Node("Relu", ("x",), ("y",), name="first", device="cuda:1"),
+            Node("Neg", ("state",), ("new",), name='a "name"', control=("first",), device="cpu"),
+        ),
+        opsets={"": 17},
+        aliases=(("state", "new"),),
+    )
+    model = to_model(function)
+    assert round_trip(function) == function
+    assert model.ir_version == 10  # the first with metadata on nodes
+    onnx.checker.check_model(model)
+
+
+def test_the_words_that_are_used() -> None:
+    node = Node("Relu", ("x",), ("y",), name="n", device="cuda")
+    function = one(node, aliases=(("x", "y"),), name="", metadata={"author": "me"}, doc="what it does")
+    model = to_model(function)
+    assert [(e.key, e.value) for e in model.graph.node[0].metadata_props] == [("xrt.device", "cuda")]
+    assert [(e.key, e.value) for e in model.graph.metadata_props] == [("xrt.name", ""), ("xrt.aliases", '[["x", "y"]]')]
+    assert [(e.key, e.value) for e in model.metadata_props] == [("author", "me")]
+    assert round_trip(function) == function
+
+
+def test_metadata_of_a_body_and_the_names_reserved_there() -> None:
+    body = Function(
+        (), (Value("b"),), (Node("Relu", ("x",), ("b",)),), opsets={"": 17}, name="body", metadata={"k": "v"}, doc="d"
+    )
+    node = Node("If", ("c",), ("y",), attributes_of({"then_branch": body, "else_branch": body}))
+    function = one(node, Value("c", TensorType(DType.BOOL, ())), Value("x", F23), opset=17)
+    assert round_trip(function) == function
+    bad = node.map_bodies(lambda b: b.replace(metadata={"xrt.aliases": "mine"}))
+    with pytest.raises(ModelError) as caught:
+        to_model(function.replace(nodes=(bad,)))
+    assert str(caught.value) == "the metadata of body 'body' uses 'xrt.aliases', which is reserved for XRT's own use"
+
+
+def test_metadata_of_a_whole_model_may_use_any_name() -> None:
+    function = one(Node("Relu", ("x",), ("y",)), metadata={"xrt.aliases": "mine", "xrt.name": "too"})
+    assert round_trip(function) == function
+
+
+def test_outputs_that_are_inputs_constants_and_repeated() -> None:
+    function = one(
+        Node("Relu", ("x",), ("y",)),
+        outputs=(Value("y"), Value("x"), Value("k"), Value("y")),
+        constants={"k": Constant(np.ones(2)), "unused": Constant(np.zeros(1))},
+    )
+    assert round_trip(function) == function
+
+
+def test_a_function_without_nodes_and_without_inputs() -> None:
+    assert round_trip(f := Function((Value("x", F23),), (Value("x", F23),))) == f
+    assert round_trip(f := Function((), (Value("k"),), constants={"k": Constant(np.ones(2))}, opsets={"": 17})) == f
+
+
+def test_operators_of_other_domains_are_opaque() -> None:
+    node = Node("Fused", ("x", "", "x"), ("y", "", "z"), attributes_of({"a": 1}), domain="com.acme", name="n")
+    function = one(node, opsets={"": 17, "com.acme": 3})
+    assert round_trip(function) == function
+
+
+def test_types_of_values_that_a_body_captures() -> None:
+    body = Function((), (Value("b"),), (Node("Relu", ("x",), ("b",)),), opsets={"": 17}, types={"x": F23})
+    node = Node("If", ("c",), ("y",), attributes_of({"then_branch": body, "else_branch": body}))
+    function = one(node, Value("c"), Value("x", F23), opset=17)
+    assert round_trip(function) == function
+
+
+# ---------------------------------------------------------------------------------------------- types, tensors, attributes
+
+
+@pytest.mark.parametrize(
+    "type_",
+    [
+        None,
+        TensorType(DType.FLOAT32),
+        TensorType(DType.STRING, ()),
+        TensorType(DType.BFLOAT16, ("N", None, 3, 0)),
+        SequenceType(TensorType(DType.INT64, (None,))),
+        SequenceType(SequenceType(TensorType(DType.BOOL))),
+        OptionalType(SequenceType(F23)),
+        OptionalType(F23),
+        MapType(DType.INT64, F23),
+        MapType(DType.STRING, SequenceType(TensorType(DType.FLOAT64, ("n",)))),
+    ],
+)
+def test_types_of_every_kind(type_: Type | None) -> None:
+    opaque = Node("Foo", ("x",), ("t", "y"), domain="d")
+    types = {} if type_ is None else {"t": type_}
+    function = Function((Value("x", type_),), (Value("y", type_),), (opaque,), opsets={"d": 1}, types=types)
+    assert round_trip(function) == function
+
+
+def sample(dtype: DType, shape: tuple[int, ...]) -> np.ndarray:
+    count = math.prod(shape)
+    if dtype is DType.STRING:
+        return np.array([f"é{i}\0" for i in range(count)], object).reshape(shape)
+    if dtype.text.startswith("complex"):
+        return (np.arange(count) + 1j).astype(dtype.numpy).reshape(shape)
+    if dtype.bits < 8:
+        codes = np.arange(count, dtype=np.uint8) % (1 << dtype.bits)
+        values = codes.view(dtype.numpy)
+        if dtype.is_integer:  # two's complement in the low bits
+            values = (codes.astype(np.int8) - (1 << (dtype.bits - 1)) * (not dtype.text.startswith("u"))).astype(dtype.numpy)
+        return values.reshape(shape)
+    return np.arange(count).astype(dtype.numpy).reshape(shape)
+
+
+@pytest.mark.parametrize("dtype", list(DType), ids=str)
+@pytest.mark.parametrize("shape", [(), (0, 3), (1,), (5,), (3, 7)], ids=str)
+def test_constants_of_every_element_type(dtype: DType, shape: tuple[int, ...]) -> None:
+    array = sample(dtype, shape)
+    function = one(Node("Relu", ("x",), ("y",)), constants={"k": Constant(array)}, outputs=(Value("y", F23),))
+    again = round_trip(function)
+    assert again == function
+    assert again.constants["k"].array.dtype == dtype.numpy
+    onnx.checker.check_model(to_model(function))
+
+
+@pytest.mark.parametrize("dtype", list(DType), ids=str)
+@pytest.mark.parametrize("shape", [(), (0, 3), (5,), (3, 7)], ids=str)
+def test_tensors_as_onnx_itself_writes_them(dtype: DType, shape: tuple[int, ...]) -> None:
+    array = sample(dtype, shape)
+    model = to_model(one(Node("Relu", ("x",), ("y",))))
+    model.graph.initializer.append(numpy_helper.from_array(array, "k"))
+    if dtype is not DType.STRING and not dtype.text.startswith("float6"):  # make_tensor writes those as raw data
+        values = array.astype(np.float32) if dtype.is_float and dtype.bits < 32 else array
+        model.graph.initializer.append(helper.make_tensor("typed", dtype.onnx, shape, values.flatten().tolist()))
+        assert not model.graph.initializer[1].HasField("raw_data")
+    constants = load(model).constants
+    assert all(constant == Constant(array) for constant in constants.values()), constants
+
+
+def test_raw_data_is_not_copied_again() -> None:
+    array = load(to_model(one(Node("Relu", ("x",), ("y",)), constants={"k": Constant(np.ones(1000))}))).constants["k"].array
+    assert not array.flags.owndata
+    assert not array.flags.writeable
+
+
+ATTRIBUTES = {
+    "float": (AttrKind.FLOAT, 0.1),
+    "infinite": (AttrKind.FLOAT, -math.inf),
+    "int": (AttrKind.INT, -(2**63)),
+    "text": (AttrKind.STRING, "é"),
+    "nothing": (AttrKind.STRING, ""),
+    "bytes": (AttrKind.STRING, b"\xff\x00"),
+    "tensor": (AttrKind.TENSOR, Constant(np.arange(6, dtype=np.float16).reshape(2, 3))),
+    "floats": (AttrKind.FLOATS, (1, 2.5)),
+    "no_floats": (AttrKind.FLOATS, ()),
+    "ints": (AttrKind.INTS, (1, 2)),
+    "no_ints": (AttrKind.INTS, ()),
+    "texts": (AttrKind.STRINGS, ("a", b"\xfe")),
+    "tensors": (AttrKind.TENSORS, (Constant(np.ones(1)), Constant(np.array(["s"], object)))),
+    "type": (AttrKind.TYPE, SequenceType(F23)),
+    "types": (AttrKind.TYPES, (F23, OptionalType(F23))),
+    "body": (AttrKind.GRAPH, Function((), (Value("k"),), constants={"k": Constant(np.ones(1))}, opsets={"": 21, "d": 1})),
+    "bodies": (AttrKind.GRAPHS, (Function((), (), opsets={"": 21, "d": 1}),) * 2),
+}
+
+
+def test_attributes_of_every_kind() -> None:
+    attributes = attributes_of({name: Attribute.of(name, value, kind) for name, (kind, value) in ATTRIBUTES.items()})
+    function = one(Node("Foo", ("x",), ("y",), attributes, domain="d"), opsets={"": 21, "d": 1})
+    assert {a.kind for a in attributes} == set(AttrKind)
+    assert round_trip(function) == function
+
+
+def test_a_nan_among_the_attributes_is_read_equal_to_itself() -> None:
+    model = to_model(one(Node("LeakyRelu", ("x",), ("y",), attributes_of({"alpha": 1.0}))))
+    model.graph.node[0].attribute[0].f = math.nan
+    assert load(model) == load(model)
+
+
+def test_an_attribute_that_does_not_say_its_kind() -> None:
+    model = to_model(one(Node("Concat", ("x", "x"), ("y",), attributes_of({"axis": 0}))))
+    model.graph.node[0].attribute[0].ClearField("type")
+    assert load(model).nodes[0].attributes == attributes_of({"axis": 0})
+
+
+# ---------------------------------------------------------------------------------------------- what is read
+
+
+def read(text: str, head: str = '<ir_version: 8, opset_import: ["": 17]>') -> Function:
+    return load(parser.parse_model(f"{head} g {text}"))
+
+
+def test_an_initialiser_that_is_an_input_is_a_constant() -> None:
+    for ir in (3, 8):
+        model = parser.parse_model(
+            f'<ir_version: {ir}, opset_import: ["": 9]> g (float[2] x, float[2] w) => (float[2] y) {{ y = Add(x, w) }}'
+        )
+        model.graph.initializer.append(numpy_helper.from_array(np.ones(2, np.float32), "w"))
+        function = load(model)
+        assert [value.name for value in function.inputs] == ["x"]
+        assert list(function.constants) == ["w"]
+
+
+def test_the_same_in_a_body() -> None:
+    function = read(
+        "(bool c) => (float y) { y = If(c) <"
+        "then_branch = t () => (float a) <float a = {1}> {}, else_branch = e () => (float a) <float a = {2}> {}> }"
+    )
+    assert [float(body.constants["a"].array) for body in function.nodes[0].bodies] == [2, 1]  # sorted by attribute
+
+
+def test_nodes_in_any_order_with_blank_and_repeated_names() -> None:
+    function = read("(float x) => (float y) { [n] y = Neg(b)  [n] b = Relu(a)  a = Abs(x) }")
+    assert [(node.name, node.op_type) for node in function.nodes] == [("a", "Abs"), ("n_2", "Relu"), ("n", "Neg")]
+
+
+def test_a_value_of_type_info_that_is_nowhere_is_left_out() -> None:
+    function = read("(float x) => (float y) <float[7] nowhere, float[3] a, float[4] x> { a = Abs(x) y = Neg(a) }")
+    assert dict(function.types) == {"a": TensorType(DType.FLOAT32, (3,))}
+
+
+def test_type_info_of_an_output_fills_in_what_the_output_does_not_say() -> None:
+    model = parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (float x) => (float y) <float[3] y> { y = Neg(x) }')
+    model.graph.output[0].ClearField("type")
+    function = load(model)
+    assert function.outputs == (Value("y", TensorType(DType.FLOAT32, (3,))),)
+    assert not function.types
+
+
+def test_unknown_extents() -> None:
+    model = parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (float[N,?,3] x) => (float y) { y = Neg(x) }')
+    model.graph.input[0].type.tensor_type.shape.dim[2].dim_value = -1
+    assert load(model).inputs[0].type == TensorType(DType.FLOAT32, ("N", None, None))
+
+
+def test_ai_onnx_is_the_empty_domain() -> None:
+    model = parser.parse_model('<ir_version: 8, opset_import: ["ai.onnx": 17]> g (float x) => (float y) { y = Neg(x) }')
+    model.graph.node[0].domain = "ai.onnx"
+    function = load(model)
+    assert dict(function.opsets) == {"": 17}
+    assert function.nodes[0].op == "Neg"
+
+
+def test_a_model_from_before_opsets() -> None:
+    model = parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (float x) => (float y) { y = Neg(x) }')
+    model.ir_version = 2
+    del model.opset_import[:]
+    assert dict(load(model).opsets) == {"": 1}
+
+
+def test_docs_and_metadata() -> None:
+    model = parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 17], doc_string: "of the model"> g (float x) => (float y) { y = Neg(x) }'
+    )
+    model.metadata_props.add(key="k", value="v")
+    model.graph.metadata_props.add(key="g", value="w")
+    function = load(model)
+    assert (function.name, function.doc, dict(function.metadata)) == ("g", "of the model", {"g": "w", "k": "v"})
+    model.graph.doc_string = "of the graph"
+    assert load(model).doc == "of the graph"
+
+
+def sparse(dense: np.ndarray, indices: np.ndarray) -> onnx.SparseTensorProto:
+    values = numpy_helper.from_array(dense[dense != 0], "w")
+    return helper.make_sparse_tensor(values, numpy_helper.from_array(indices), dense.shape)
+
+
+DENSE = np.array([[0, 5, 0], [7, 0, 9]], np.float32)
+
+
+@pytest.mark.parametrize("indices", [np.array([1, 3, 5]), np.array([[0, 1], [1, 0], [1, 2]])], ids=["linear", "by axis"])
+def test_sparse_tensors_become_dense(indices: np.ndarray) -> None:
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[2,3] x) => (float[2,3] y, float c) { y = Add(x, w)  c = Constant() }'
+    )
+    model.graph.sparse_initializer.append(sparse(DENSE, indices))
+    attribute = AttributeProto(name="sparse_value", type=AttributeProto.SPARSE_TENSOR)
+    attribute.sparse_tensor.CopyFrom(sparse(DENSE, indices))
+    model.graph.node[1].attribute.append(attribute)
+    function = load(model)
+    np.testing.assert_array_equal(function.constants["w"].array, DENSE)
+    assert function.node("c").attributes == attributes_of({"value": DENSE})
+    assert round_trip(function) == function
+
+
+def test_an_empty_sparse_tensor() -> None:
+    model = to_model(one(Node("Relu", ("x",), ("y",))))
+    empty = onnx.SparseTensorProto(dims=[2, 2])
+    empty.values.CopyFrom(TensorProto(name="w", data_type=1, dims=[0]))
+    model.graph.sparse_initializer.append(empty)
+    np.testing.assert_array_equal(load(model).constants["w"].array, np.zeros((2, 2), np.float32))
+
+
+# The defaults of attributes are forgotten by onnx's own inliner.
+FUNCTIONS = """<ir_version: 8, opset_import: ["": 17, "loc": 1]>
+g (float[2,3] x) => (float[2,3] z) { y = loc.f<alpha=0.5>(x)  z = loc.f(y) }
+<domain: "loc", opset_import: ["": 17, "loc": 1]> f <alpha: float=2.0> (a) => (b) {
+    t = LeakyRelu<alpha: float=@alpha>(a)
+    b = loc.h(t)
+}
+<domain: "loc", opset_import: ["": 17]> h (a) => (b) { t = Relu(a)  b = Neg(t) }"""
+
+
+def test_local_functions_are_inlined() -> None:
+    model = parser.parse_model(FUNCTIONS)
+    weights = np.arange(1000, dtype=np.float32)
+    model.graph.initializer.append(numpy_helper.from_array(weights, "big"))
+    function = load(model)
+    assert [node.op for node in function.nodes] == ["LeakyRelu", "Relu", "Neg"] * 2
+    assert [node.attr("alpha") for node in function.nodes if node.attributes] == [0.5, 2.0]
+    np.testing.assert_array_equal(function.constants["big"].array, weights)
+    assert len(model.functions) == 2  # what was given is not changed
+
+
+def test_a_local_function_of_another_opset_is_converted() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17, "loc": 1]> g (float[2,3,4] x) => (float[2,3,4] z) { z = loc.f(x) }
+    <domain: "loc", opset_import: ["": 12]> f (a) => (b) { b = Softmax<axis=2>(a) }"""
+    (node,) = load(parser.parse_model(text)).nodes
+    assert (node.op, node.attr("axis")) == ("Softmax", -1)
+
+
+def test_a_local_function_that_cannot_be_converted() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17, "loc": 1]> g (float[4] x) => (float[4] z) { z = loc.f(x) }
+    <domain: "loc", opset_import: ["": 20]> f (a) => (b) { b = Gelu(a) }"""
+    with pytest.raises(ModelError) as caught:
+        load(parser.parse_model(text))
+    assert str(caught.value) == (
+        "cannot load the given ModelProto: its model-local functions cannot be inlined: No Previous Version of Gelu exists"
+    )
+
+
+def test_a_local_function_of_another_version_of_a_foreign_domain() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17, "loc": 1, "c": 1]> g (float[4] x) => (float[4] z) { z = loc.f(x) }
+    <domain: "loc", opset_import: ["c": 2]> f (a) => (b) { b = c.Foo(a) }"""
+    with pytest.raises(ModelError) as caught:
+        load(parser.parse_model(text))
+    assert str(caught.value) == (
+        "cannot load the given ModelProto: its model-local functions loc.f cannot be inlined: "
+        "they import other opsets than the model"
+    )
+
+
+def test_a_domain_that_only_a_local_function_imports() -> None:
+    text = """<ir_version: 8, opset_import: ["": 17, "loc": 1]> g (float[4] x) => (float[4] z) { z = loc.f(x) }
+    <domain: "loc", opset_import: ["": 17, "c": 2]> f (a) => (b) { b = c.Foo(a) }"""
+    function = load(parser.parse_model(text))
+    assert [node.op for node in function.nodes] == ["c.Foo"]
+    assert function.opset("c") == 2
+
+
+def test_bytes_of_every_sort() -> None:
+    model = to_model(one(Node("Relu", ("x",), ("y",))))
+    data = model.SerializeToString()
+    assert load(data) == load(bytearray(data)) == load(memoryview(data)) == load(model)
+
+
+# ---------------------------------------------------------------------------------------------- what is written
+
+
+def test_the_ir_version_is_the_lowest_for_the_opset_and_the_content() -> None:
+    assert to_model(one(Node("Relu", ("x",), ("y",)), opset=17)).ir_version == 8
+    assert to_model(one(Node("Relu", ("x",), ("y",)), opset=6)).ir_version == 4
+    four_bit = {"k": Constant(np.ones(2, ml_dtypes.int4))}
+    assert to_model(one(Node("Relu", ("x",), ("y",)), opset=17, constants=four_bit)).ir_version == 10
+    assert to_model(one(Node("Relu", ("x",), ("y",))), ir_version=13).ir_version == 13
+
+
+def test_another_opset_where_the_operators_mean_the_same() -> None:
+    model = to_model(one(Node("Relu", ("x",), ("y",)), opset=28), opset={"": 14})
+    assert [(e.domain, e.version) for e in model.opset_import] == [("", 14)]
+
+
+def test_another_opset_where_one_means_something_else() -> None:
+    with pytest.raises(ModelError) as caught:
+        to_model(one(Node("Relu", ("x",), ("y",), name="n"), opset=28), opset={"": 13})
+    assert str(caught.value) == "node 'n' (Relu) means something else at opset 13 of ai.onnx than at the declared 28"
+
+
+def test_the_producer_is_named() -> None:
+    assert isinstance(model := to_model(one(Node("Relu", ("x",), ("y",)))), ModelProto)
+    assert model.producer_name == "xrt"

@@ -1,0 +1,155 @@
+"""Saving: what is loaded again is equal, and nothing is ever half-written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+
+from xrt.errors import ModelError
+from xrt.formats.onnx import load, save, saving
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+
+
+def example(seed: int = 0) -> Function:
+    rng = np.random.default_rng(seed)
+    shared = rng.standard_normal((40, 40)).astype(np.float32)
+    body = Function(
+        inputs=(),
+        outputs=(Value("b", TensorType(DType.FLOAT32, (40, 40))),),
+        nodes=(Node("Add", ("y", "k"), ("b",)),),
+        constants={"k": Constant(rng.standard_normal((40, 40)).astype(np.float32))},
+        opsets={"": 21},
+        name="body",
+    )
+    branch = {"then_branch": body, "else_branch": body.replace(name="other", nodes=(Node("Neg", ("y",), ("b",)),), constants={})}
+    return Function(
+        inputs=(Value("x", TensorType(DType.FLOAT32, (40, 40))), Value("c", TensorType(DType.BOOL, ()))),
+        outputs=(Value("z", TensorType(DType.FLOAT32, (40, 40))),),
+        nodes=(
+            Node("Add", ("x", "w"), ("s",)),
+            Node("Mul", ("s", "w2"), ("y",)),
+            Node("If", ("c",), ("z",), name="if").with_attributes(**branch),
+        ),
+        constants={
+            "w": Constant(shared),
+            "w2": Constant(shared.copy()),
+            "small": Constant(np.arange(3)),
+            "packed": Constant(np.arange(4001).astype(ml_dtypes.int4)),
+            "text": Constant(np.array(["é"] * 2000, object)),
+            "strided": Constant(np.arange(10_000, dtype=np.float64)[::3]),
+        },
+        opsets={"": 21},
+    )
+
+
+def names(directory: Path) -> set[str]:
+    return {entry.name for entry in directory.iterdir()}
+
+
+def data_files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.data"))
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_what_is_saved_is_loaded_equal(tmp_path: Path, external: bool) -> None:
+    path = tmp_path / "m.onnx"
+    save(example(), path, external_data=external)
+    assert load(path) == example()
+    assert len(data_files(tmp_path)) == external
+    onnx.checker.check_model(os.fspath(path))
+    assert onnx.load(path).graph.name == "main"
+
+
+def test_equal_constants_are_stored_once_and_each_starts_on_a_page(tmp_path: Path) -> None:
+    save(example(), tmp_path / "m.onnx", external_data=True)
+    model = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+    places = {t.name: {e.key: e.value for e in t.external_data} for t in model.graph.initializer if t.external_data}
+    assert set(places) == {"w", "w2", "packed", "strided"}
+    assert places["w"] == places["w2"]
+    assert all(int(place["offset"]) % 4096 == 0 for place in places.values())
+    assert places["packed"]["length"] == "2001"
+
+
+def test_the_constants_of_bodies_are_external_too(tmp_path: Path) -> None:
+    save(example(), tmp_path / "m.onnx", external_data=True)
+    assert (tmp_path / "m.onnx").stat().st_size < 30_000  # the strings stay inside, the 6,400 bytes of the body do not
+    model = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+    body = model.graph.node[2].attribute[1].g
+    assert body.initializer[0].data_location == onnx.TensorProto.EXTERNAL
+
+
+def test_a_large_model_gets_a_data_file_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(example(), tmp_path / "small.onnx")
+    assert not data_files(tmp_path)
+    monkeypatch.setattr(saving, "AUTOMATIC_BYTES", 1000)
+    save(example(), tmp_path / "large.onnx")
+    assert [path.name.split(".")[0] for path in data_files(tmp_path)] == ["large"]
+
+
+def test_a_model_can_be_saved_over_the_files_that_it_is_mapped_from(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    save(example(), path, external_data=True)
+    mapped = load(path)
+    save(mapped, path, external_data=True)
+    assert load(path) == example()
+    save(mapped, path, external_data=False)
+    assert names(tmp_path) == {"m.onnx"}
+    assert mapped == example()  # its data file is gone from the directory, not from under it
+
+
+def test_the_data_of_an_earlier_save_goes_and_that_of_other_models_stays(tmp_path: Path) -> None:
+    save(example(), tmp_path / "m.onnx", external_data=True)
+    save(example(), tmp_path / "other.onnx", external_data=True)
+    (tmp_path / "m.onnx.data").touch()
+    (tmp_path / "m.onnx.notahexdigest.data").touch()
+    first = names(tmp_path)
+    save(example(1), tmp_path / "m.onnx", external_data=True)
+    assert len(names(tmp_path)) == len(first)
+    assert names(tmp_path) > {"m.onnx", "other.onnx", "m.onnx.data", "m.onnx.notahexdigest.data"}
+    assert load(tmp_path / "m.onnx") == example(1)
+    assert load(tmp_path / "other.onnx") == example()
+
+
+def test_a_save_that_fails_leaves_the_old_model_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.onnx"
+    save(example(), path, external_data=True)
+    before = {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()}
+    real = Path.replace
+
+    def fails(self: Path, target: Path) -> Path:
+        if target == path:
+            raise OSError(28, "No space left on device")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "replace", fails)
+    for external in (True, False):
+        with pytest.raises(ModelError) as caught:
+            save(example(1), path, external_data=external)
+        assert str(caught.value) == f"cannot write {str(path)!r}: No space left on device"
+        assert {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()} == before
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "no" / "m.onnx"
+    for external in (True, False):
+        with pytest.raises(ModelError) as caught:
+            save(example(), path, external_data=external)
+        assert str(caught.value) == f"cannot write {str(path)!r}: No such file or directory"
+
+
+def test_the_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
+    save(example(), tmp_path / "m.onnx")
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "m.onnx").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_saving_twice_gives_the_same_bytes(tmp_path: Path) -> None:
+    save(example(), tmp_path / "m.onnx", external_data=True)
+    first = {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()}
+    save(example(), tmp_path / "m.onnx", external_data=True)
+    assert {entry.name: entry.read_bytes() for entry in tmp_path.iterdir()} == first
