@@ -173,7 +173,7 @@ def _sum(one: Dim, other: Dim) -> Dim:
 
 
 _REDUCED = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
-REDUCTIONS = ("ArgMax", "ArgMin", *(f"Reduce{word}" for word in _REDUCED))
+_REDUCTIONS = ("ArgMax", "ArgMin", *(f"Reduce{word}" for word in _REDUCED))
 
 GAPS: tuple[Gap, ...] = (
     Gap(
@@ -201,10 +201,10 @@ GAPS: tuple[Gap, ...] = (
         ("test_reduce_max_empty_set_bool: refused when run",),
     ),
     Gap(
-        REDUCTIONS,
+        _REDUCTIONS,
         _reduces_nothing_from_the_end,
         "overlooks negative axes when it reduces an empty tensor, and gives another shape",
-        ("ReduceSum of float32[2,0,3] over axis -1 gives shape (2,0,3) instead of (2,0), in 1.31.1",),
+        ("compared with the definition: ReduceSum of float32[2,0,3] over axis -1 gives shape (2,0,3) instead of (2,0)",),
     ),
     Gap(
         ("ConvInteger",),
