@@ -75,6 +75,14 @@ def _may_reduce_no_booleans(node: Node, scope: Scope) -> bool:
     return shape is None or not all(isinstance(dim, int) and dim > 0 for dim in shape)
 
 
+def _reduces_nothing_from_the_end(node: Node, scope: Scope) -> bool:
+    """Whether an extent is known to be zero and an axis is counted, or may be counted, from the end."""
+    if 0 not in (scope.shape(node, 0) or ()):
+        return False
+    axes, given = scope.constant(node, 1), node.attr("axes", ())
+    return (has_input(node, 1) and axes is None) or min([node.attr("axis", 0), *given, *(axes.array.flat if axes else ())]) < 0
+
+
 def _may_have_many_zero_points(node: Node, scope: Scope) -> bool:
     return has_input(node, 3) and scope.shape(node, 3) not in ((), (1,))
 
@@ -122,6 +130,9 @@ def _sum(one: Dim, other: Dim) -> Dim:
     return one + other if isinstance(one, int) and isinstance(other, int) else None
 
 
+_REDUCED = ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare")
+REDUCTIONS = ("ArgMax", "ArgMin", *(f"Reduce{word}" for word in _REDUCED))
+
 GAPS: tuple[Gap, ...] = (
     Gap(
         ("RNN", "GRU", "LSTM"),
@@ -146,6 +157,12 @@ GAPS: tuple[Gap, ...] = (
         _may_reduce_no_booleans,
         "cannot reduce an empty set of booleans, which this may be",
         ("test_reduce_max_empty_set_bool: refused when run",),
+    ),
+    Gap(
+        REDUCTIONS,
+        _reduces_nothing_from_the_end,
+        "overlooks negative axes when it reduces an empty tensor, and gives another shape",
+        ("ReduceSum of float32[2,0,3] over axis -1 gives shape (2,0,3) instead of (2,0), in 1.31.1",),
     ),
     Gap(
         ("ConvInteger",),
