@@ -11,7 +11,6 @@ from xrt.errors import OptionError, PlanError
 from xrt.graph import Node
 from xrt.partition import ClusteringOptions, Pin, partition
 
-
 HELP = "a pin reads like 'Conv|Gemm=ort' (force), 'Softmax!=tvm' (forbid) or 'name:/layer1/*=ort' (by node name)"
 
 

@@ -13,7 +13,7 @@ from tests.partition.drawn import true_minimum
 from xrt.partition import sequence
 from xrt.partition.dependencies import DependencyGraph
 from xrt.partition.pipeline import prompt_groups
-from xrt.partition.placement import places, settled
+from xrt.partition.placement import Crossings, places, settled
 from xrt.partition.plain import fewest_possible, plain_groups
 from xrt.partition.sequence import fewest
 from xrt.partition.units import Units
@@ -53,6 +53,29 @@ def test_the_count_of_regions_is_the_true_minimum(units: Units) -> None:
     group = settled(units, fewest(units), (), None)
     assert is_grouping(units, group)
     assert len(set(group)) == true_minimum(units)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_the_count_of_regions_is_the_least_on_larger_graphs(seed: int) -> None:
+    units = seeded(30, 4, seed)
+    assert len(fewest(units)) == shortest(units)
+
+
+def shortest(units: Units) -> int:
+    """Return the length of the shortest sequence of kinds in which all can run: breadth first, over what has run."""
+    reached, length = {frozenset[int]()}, 0
+    while all(len(ran) < len(units) for ran in reached):
+        reached = {exhausted(units, ran, kind) for ran in reached for kind in range(len(units.kinds))}
+        length += 1
+    return length
+
+
+def exhausted(units: Units, ran: frozenset[int], kind: int) -> frozenset[int]:
+    then = set(ran)
+    for unit, before in enumerate(units.graph.predecessors):
+        if units.kind[unit] == kind and then.issuperset(before):
+            then.add(unit)
+    return frozenset(then)
 
 
 @given(units(most=12, devices=1, engines=4))
@@ -114,6 +137,26 @@ def test_sweeps_let_fewer_values_cross(units: Units, sweeps: int | None) -> None
         assert crossings(units, swept, ends) <= crossings(units, settled(units, found, ends, 1), ends)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_a_sweep_knows_what_it_saves_and_each_move_saves_or_costs_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    units = seeded(80, 2, seed)
+    found = fewest(units)
+    ends = [unit for unit in range(len(units)) if unit % 3 == 0]
+    state = Crossings(units, found, ends, places(units, found))
+    attempt = state._try
+
+    def checked(unit: int, target: int) -> int:
+        before = crossings(units, state.place, ends)
+        gain = attempt(unit, target)
+        assert gain == before - crossings(units, state.place, ends) >= 0
+        moved = [*state.place[:unit], target, *state.place[unit + 1 :]]
+        assert state.place[unit] == target or crossings(units, moved, ends) > before
+        return gain
+
+    monkeypatch.setattr(state, "_try", checked)
+    assert sum(state.sweep() for _ in range(3)) > 0
+
+
 def test_a_sweep_moves_a_side_branch_to_its_reader() -> None:
     """x -> a(0) -> b(1) -> c(0), and s(0) from nothing into c: s belongs to c's region, not to a's."""
     units = Units.of(DependencyGraph([(), (), (0,), (1, 2)]), [0, 0, 1, 0], [""] * 4)
@@ -160,3 +203,10 @@ def test_a_region_that_would_wait_is_kept_apart() -> None:
     """a(0) -> b(1) -> c(0) and a -> d(0), c and d -> e(0): with c in d's region, d would wait for b."""
     units = Units.of(DependencyGraph([(), (0,), (1,), (0,), (2, 3)]), [0, 1, 0, 0, 0], [""] * 5)
     assert prompt_groups(units) == [0, 1, 2, 0, 2]
+
+
+def test_a_unit_of_any_device_joins_one_of_a_device_and_not_the_other_way() -> None:
+    units = Units.of(DependencyGraph([(), (0,), (1,)]), [0, 0, 0], ["cuda:0", "", "cuda:1"])
+    assert prompt_groups(units) == [0, 0, 1]
+    units = Units.of(DependencyGraph([(), (0,)]), [0, 0], ["", "cuda:0"])
+    assert prompt_groups(units) == [0, 1]

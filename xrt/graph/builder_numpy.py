@@ -261,6 +261,7 @@ _BINARY: dict[str, tuple[np.ufunc, Rule]] = {
 
 
 def negative(x: Tensor) -> Tensor:
+    """Return ``-x``; raises ModelError for truth values, as NumPy does."""
     _check_opset("-")
     if x.dtype is DType.BOOL:
         raise ModelError("NumPy has no - of bool; use ~x")
@@ -268,6 +269,7 @@ def negative(x: Tensor) -> Tensor:
 
 
 def absolute(x: Tensor) -> Tensor:
+    """Return ``abs(x)``; truth values are their own."""
     return x if x.dtype is DType.BOOL else emit("Abs", x)
 
 

@@ -86,10 +86,12 @@ def _axis(x: Tensor, axis: Any) -> int:
 
 
 def squeeze(x: Tensor, axes: Sequence[int]) -> Tensor:
+    """Return the tensor without those axes of extent 1; without axes the tensor itself."""
     return emit("Squeeze", x, np.asarray(axes, np.int64)) if axes else x
 
 
 def unsqueeze(x: Tensor, axes: Sequence[int]) -> Tensor:
+    """Return the tensor with new axes of extent 1 at those places; without axes the tensor itself."""
     return emit("Unsqueeze", x, np.asarray(axes, np.int64)) if axes else x
 
 

@@ -91,7 +91,7 @@ class Ort(GraphCompiler):
             return OrtExecutable(function, None)
         _check_border(function)
         try:
-            handed = hand_over(function.replace(outputs=computed, aliases=()))
+            handed = hand_over(function if computed == function.outputs else function.replace(outputs=computed, aliases=()))
         except ModelError as error:
             raise CompileRefused(f"the function cannot be written for ONNX Runtime: {error}") from error
         session = open_session(handed, self._session_options(context.threads), self._providers())

@@ -107,13 +107,23 @@ def _buffer(step: Step, slots: list[Any]) -> Any:
     reuse are elementwise and keep the dtype, so it fits when it has the broadcast shape of all arguments.
     """
     for slot in step.reusable:
-        value = slots[slot]
-        # Three holders: the slot, the name `value`, and the argument of getrefcount itself.
-        if type(value) is not np.ndarray or value.nbytes < SMALLEST_REUSED or sys.getrefcount(value) != 3:
+        if _holders(slots, slot) != ALONE:
             continue
-        if value.flags.owndata and value.flags.writeable and all(_fits(slots[i], value) for i in step.arguments):
+        value = slots[slot]
+        if type(value) is not np.ndarray or value.nbytes < SMALLEST_REUSED or not value.flags.owndata:
+            continue
+        if value.flags.writeable and all(_fits(slots[i], value) for i in step.arguments):
             return value
     return None
+
+
+def _holders(slots: list[Any], slot: int) -> int:
+    """Return how many references a slot's value has, those that looking for them takes included."""
+    return sys.getrefcount(slots[slot])
+
+
+ALONE = _holders([np.empty(1)], 0)
+"""What `_holders` says of a value that its slot alone holds; measured, because interpreters count differently."""
 
 
 def _fits(argument: Any, buffer: Any) -> bool:

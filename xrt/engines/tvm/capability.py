@@ -48,6 +48,8 @@ def _type_refusal(name: str, type_: Type | None, *, produced: bool) -> str | Non
         return f"{name!r} is {type_.dtype}, which TVM does not compute in on a CPU"
     if not produced and not type_.is_static:
         return f"the shape of {name!r} is not known before the run"
+    if 0 in (type_.shape or ()):
+        return f"{name!r} is {type_}, which has no elements, and TVM's loops need one"
     return None
 
 

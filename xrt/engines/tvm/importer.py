@@ -9,10 +9,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from tvm import relax
 from tvm.ir import IRModule
 from tvm.relax.frontend.onnx import onnx_frontend
 
+from xrt.engines.tvm.guards import guarded
 from xrt.formats.onnx import lowest_model
 from xrt.graph import Constant, DType, Function, TensorType, Value
 
@@ -38,11 +40,12 @@ class Imported:
 
 
 def import_function(function: Function) -> Imported:
-    """Import a Function each of whose outputs is computed by a node.
+    """Import a Function whose inputs have static shapes.
 
     Weights (constants of more than `INLINE` elements) become parameters, so that no copy of them goes through protobuf,
     and the cost of a compile does not depend on them. Raises whatever TVM's importer raises.
     """
+    function = _with_known_shapes(function)
     heavy = {name: c for name, c in function.constants.items() if c.array.size > INLINE}
     lifted = function.replace(
         inputs=(*function.inputs, *(Value(name, c.type) for name, c in heavy.items())),
@@ -52,8 +55,22 @@ def import_function(function: Function) -> Imported:
     opset = next(entry.version for entry in model.opset_import if not entry.domain)
     importer = onnx_frontend.ONNXGraphImporter(_shapes(lifted), {}, sanitize=False)
     with compiler_lock, _quiet(importer):
-        module = importer.from_onnx(model.graph, opset)
+        module = guarded(importer.from_onnx(model.graph, opset))
     return Imported(module, tuple(heavy.values()), _result_types(module))
+
+
+def _with_known_shapes(function: Function) -> Function:
+    """Replace each Shape of a static value by its constant: the importer has another kind of value for it, which few operators take."""
+    known = {}
+    for node in function.nodes:
+        type_ = function.type_of(node.inputs[0]) if node.op == "Shape" else None
+        if isinstance(type_, TensorType) and type_.is_static:
+            extents = (type_.shape or ())[node.attr("start", 0) : node.attr("end")]
+            known[node.outputs[0]] = Constant(np.array(extents, np.int64))
+    if not known:
+        return function
+    nodes = tuple(node for node in function.nodes if node.outputs[0] not in known)
+    return function.replace(nodes=nodes, constants={**function.constants, **known})
 
 
 def _shapes(function: Function) -> dict[str, list[Any]]:

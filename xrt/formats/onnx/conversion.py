@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -12,6 +11,7 @@ from xrt.errors import ModelError
 from xrt.formats.onnx.external import ExternalData
 from xrt.formats.onnx.names import FreshNames
 from xrt.formats.onnx.reading import function_of
+from xrt.formats.onnx.reasons import reason_of
 from xrt.formats.onnx.versions import lowest_ir, newest_nodes
 from xrt.formats.onnx.writing import Style, model_of
 from xrt.graph import Constant, Function, Node, Type, Value, since_version
@@ -149,17 +149,12 @@ def _convert(function: Function, max_opset: int) -> tuple[Function | None, str]:
         shape_inference.infer_shapes(older, check_type=True, strict_mode=True)
         result = function_of(older, ExternalData())
     except Exception as error:  # noqa: BLE001  # the converter raises whatever its C++ does; all of it says that it cannot
-        return None, _reason(str(error))
+        return None, reason_of(error)
     if [v.name for v in result.outputs] != [v.name for v in function.outputs]:
         return None, "onnx's converter changes its outputs"
     if newest := next(newest_nodes(result, max_opset), None):
         return None, f"onnx's converter leaves {newest[1].op}"
     return result, ""
-
-
-def _reason(text: str) -> str:
-    """Return the sentence in what the converter raised, without its source file and assertion."""
-    return re.sub(r"^.*Assertion `.*?` failed: ", "", text, flags=re.DOTALL).strip() or "onnx's converter gives no reason"
 
 
 def _spliced(older: Function, node: Node, fresh: FreshNames) -> Function:
