@@ -292,4 +292,12 @@ def known_gap(node: Node, function: Function, type_of: Callable[[str], Type | No
     if not gaps:
         return None
     scope = Scope(function, type_of)
-    return next((f"{LIBRARY} {gap.reason}" for gap in gaps if gap.applies(node, scope)), None)
+    return next((f"{LIBRARY} {gap.reason}" for gap in gaps if _applies(gap, node, scope)), None)
+
+
+def _applies(gap: Gap, node: Node, scope: Scope) -> bool:
+    """Whether the node falls into the gap. One that breaks its operator's own rules falls into none: the library refuses it."""
+    try:
+        return gap.applies(node, scope)
+    except (LookupError, TypeError, ValueError):
+        return False
