@@ -5,7 +5,7 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench proto clean
+.PHONY: help demo test check format bench proto stubs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ proto: $(VENV)/proto.stamp ## regenerate xrt/formats/xrt_pb2.py from proto/xrt.p
 	touch proto/xrt.proto
 	$(VENV)/proto/bin/cmake -S . -B build/proto -DPython3_EXECUTABLE=$(abspath $(VENV)/proto/bin/python)
 	$(VENV)/proto/bin/cmake --build build/proto --target proto
+
+stubs: $(VENV)/dev.stamp ## rewrite the stub files of xrt.ops from the schemas of onnx
+	$(BIN)/python tools/write_stubs.py
 
 clean: ## remove the virtual environment and everything built
 	rm -rf $(VENV) build dist xrt.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -94,7 +94,12 @@ def tiny(engine: str, rounds: int) -> dict[str, Any]:
     np.testing.assert_allclose(module(x), own(x))
     times = interleaved({"module": lambda: module(x), "own": lambda: own(x)}, rounds=rounds)
     found = ratio(times["module"], [times["own"]])
-    return {"engine": engine, "module_us": 1e6 * times["module"].median, "own_us": 1e6 * times["own"].median, "ratio": asdict(found)}
+    return {
+        "engine": engine,
+        "module_us": 1e6 * times["module"].median,
+        "own_us": 1e6 * times["own"].median,
+        "ratio": asdict(found),
+    }
 
 
 def eight(engine: str, rounds: int) -> dict[str, Any]:
@@ -149,12 +154,13 @@ def main() -> None:
 def report(figures: dict[str, Any]) -> str:
     lines = [figures["machine"], "", "a 2x3 Relu: the module's call against the engine's own"]
     lines += [
-        f"  {row['engine']:4} {row['module_us']:9.2f} us against {row['own_us']:9.2f} us: {Ratio(**row['ratio'])} x" for row in figures["tiny"]
+        f"  {row['engine']:4} {row['module_us']:9.2f} us against {row['own_us']:9.2f} us: {Ratio(**row['ratio'])} x"
+        for row in figures["tiny"]
     ]
     lines += ["", "a model in 8 regions: against the same regions called by hand; against the model in one region"]
     lines += [
-        f"  {row['engine']:4} {row['cut_ms']:9.2f} ms: {Ratio(**row['to_regions_alone'])} x; one region {row['whole_ms']:.2f} ms: "
-        f"{Ratio(**row['to_one_region'])} x"
+        f"  {row['engine']:4} {row['cut_ms']:9.2f} ms: {Ratio(**row['to_regions_alone'])} x; "
+        f"one region {row['whole_ms']:.2f} ms: {Ratio(**row['to_one_region'])} x"
         for row in figures["eight"]
     ]
     return "\n".join(lines)

@@ -27,8 +27,8 @@ from xrt.models import light_models, load_light, sample_inputs
 MODELS = ("squeezenet", "resnet50", "densenet121")
 ENGINES: dict[str, dict] = {
     "toy": {"engine": "toy"},
-    "ort": {"engine": "ort"},
-    "tvm + ort": {"engine": ["tvm", "ort"], "pins": ["Conv|Gemm|MatMul=ort"]},
+    "ort": {"engine": "ort", "strict": True},
+    "tvm + ort": {"engine": ["tvm", "ort"], "pins": ["Conv|Gemm|MatMul=ort"], "strict": True},
 }
 SECONDS = 3.0
 """How long a latency is measured; at least three runs, at most fifty."""

@@ -74,8 +74,10 @@ FILES = ("formats", "cli", "bench", "engines.*", "cache.disk", "testing.files")
 """Rooms, and modules of rooms, that may touch files."""
 
 TOUCHES = frozenset(
-    ("mkdir", "makedirs", "mkdtemp", "mkstemp", "open", "read_bytes", "read_text", "rename", "rmdir", "rmtree")
-    + ("savez", "symlink_to", "TemporaryDirectory", "NamedTemporaryFile", "touch", "unlink", "write_bytes", "write_text")
+    [
+        *("mkdir", "makedirs", "mkdtemp", "mkstemp", "rename", "rmdir", "rmtree", "symlink_to", "touch", "unlink"),
+        *("open", "read_bytes", "read_text", "savez", "write_bytes", "write_text", "NamedTemporaryFile", "TemporaryDirectory"),
+    ]
 )
 """Names of calls that touch a file. A method named ``replace`` or ``load`` may be anything, and is not told here."""
 

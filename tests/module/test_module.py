@@ -37,7 +37,9 @@ class Affine(xrt.Graph):
 
 
 def relu(shape: tuple[Any, ...] = (2, 3)) -> Function:
-    return Function((Value("x", TensorType(DType.FLOAT32, shape)),), (Value("y"),), (Node("Relu", ("x",), ("y",)),), opsets={"": 14})
+    return Function(
+        (Value("x", TensorType(DType.FLOAT32, shape)),), (Value("y"),), (Node("Relu", ("x",), ("y",)),), opsets={"": 14}
+    )
 
 
 def chain(*ops: str, **fields: Any) -> Function:
@@ -176,7 +178,7 @@ def test_inner_values_are_fetched_by_name() -> None:
     np.testing.assert_array_equal(found["h0"], -X)
     assert not np.shares_memory(found["x"], X)
     assert [v.name for v in m.outputs] == ["y"]
-    with pytest.raises(InputError, match="^fetch asks for 'h7', which is no value of the model.$"):
+    with pytest.raises(InputError, match=r"^fetch asks for 'h7', which is no value of the model\.$"):
         m(X, fetch=["h7"])
     with pytest.raises(InputError, match=r"^fetch must be a list of value names; got the string 'h0'; pass fetch=\['h0'\]$"):
         m(X, fetch="h0")
@@ -195,7 +197,10 @@ def test_a_callers_buffer_is_filled(engine: str) -> None:
     [
         (np.empty((3, 2), "float32"), "out[0] for output 'y' must be float32[2,3]; got float32[3, 2]"),
         (np.empty((2, 3), "float64"), "out[0] for output 'y' must be float32[2,3]; got float64[2, 3]"),
-        (np.empty((3, 2), "float32").T, "out[0] for output 'y' is not C-contiguous; a buffer must be a writeable, C-contiguous array"),
+        (
+            np.empty((3, 2), "float32").T,
+            "out[0] for output 'y' is not C-contiguous; a buffer must be a writeable, C-contiguous array",
+        ),
         ([np.empty((2, 3), "float32")] * 2, "out has 2 buffers; the model has 1 outputs: give one, or None, for each"),
         (X, "out[0] overlaps input 0; give a buffer of its own"),
     ],
@@ -241,11 +246,13 @@ def test_what_nobody_named_takes_goes_to_the_reference_with_one_warning() -> Non
     with pytest.warns(FallbackWarning) as caught:
         m(X)
         m(X, fetch=["h0"])
-    assert [str(w.message) for w in caught] == [
+    (message,) = [str(w.message) for w in caught]
+    assert message == (
         "1 node(s) run on 'toy', which was not named: first 'node1': Neg is not among Relu. m.explain() lists them; name 'toy' "
         "in the list to accept it, or pass strict=True to refuse it"
-    ]
-    assert "node1" in str(m.explain()) and "Neg is not among Relu" in str(m.explain())
+    )
+    assert "node1" in str(m.explain())
+    assert "Neg is not among Relu" in str(m.explain())
 
 
 def test_naming_the_reference_accepts_it_in_silence() -> None:
@@ -301,12 +308,16 @@ def test_an_option_that_cannot_be_is_named(options: Any, error: type[Exception],
 
 
 def test_a_device_that_no_listed_engine_runs_on_is_refused() -> None:
-    with pytest.raises(DeviceError, match="^device 'cuda' was asked for, but no engine of the list runs on it: picky runs on cpu$"):
+    with pytest.raises(
+        DeviceError, match=r"^device 'cuda' was asked for, but no engine of the list runs on it: picky runs on cpu$"
+    ):
         xrt.XRTModule(relu(), engine=Picky(), device="cuda")
 
 
 def test_options_have_homes_and_keywords_reach_them() -> None:
-    m = xrt.XRTModule(relu(), execution=ExecutionOptions(threads=1), clustering=xrt.ClusteringOptions(minimum_nodes=2), maximum_nodes=5)
+    m = xrt.XRTModule(
+        relu(), execution=ExecutionOptions(threads=1), clustering=xrt.ClusteringOptions(minimum_nodes=2), maximum_nodes=5
+    )
     assert (m._settings.clustering.minimum_nodes, m._settings.clustering.maximum_nodes) == (2, 5)
     assert m._engines.context.threads == 1
 
@@ -322,7 +333,7 @@ def test_a_closed_module_says_so_and_leaves_others_alone() -> None:
         m(X)
     other = xrt.XRTModule(relu(), cache=cache)
     np.testing.assert_array_equal(other(X), np.maximum(X, 0))
-    with pytest.raises(InputError, match="^the module is closed; make a new XRTModule$"):
+    with pytest.raises(InputError, match=r"^the module is closed; make a new XRTModule$"):
         m(X)
 
 

@@ -57,7 +57,10 @@ def zeros(*shape: int, dtype: str = "float32") -> np.ndarray[Any, Any]:
         (
             (np.zeros((1, 3), "datetime64[s]"), zeros(1)),
             {},
-            "input 'x' must be float32[N,3]; arrays of NumPy type datetime64[s] have no ONNX element type; convert the array first",
+            (
+                "input 'x' must be float32[N,3]; arrays of NumPy type datetime64[s] have no ONNX element type; "
+                "convert the array first"
+            ),
         ),
     ],
 )

@@ -108,7 +108,7 @@ class CompileCache:
     def _make(self, key: str, entry: _Entry, make: Callable[[], Executable]) -> None:
         try:
             entry.made.set_result(make())
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  # raised again to whoever waits, this thread among them
             with self._lock:
                 self._failures += 1
                 if self._entries.get(key) is entry:

@@ -64,5 +64,5 @@ def signature_of(function: Function, engine: GraphCompiler, context: CompileCont
 @lru_cache(maxsize=1)
 def _machine() -> str:
     """Name the instruction set: what an executable compiled for this processor needs of another."""
-    found = np.show_config(mode="dicts")["SIMD Extensions"]  # type: ignore[call-overload,index]  # the stub lacks the dict form
+    found = np.show_config(mode="dicts")["SIMD Extensions"]
     return f"{platform.system()} {platform.machine()} {' '.join([*found.get('baseline', ()), *found.get('found', ())])}"

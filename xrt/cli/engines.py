@@ -25,5 +25,7 @@ def command(as_json: bool) -> None:
     if as_json:
         out.print_json(json.dumps([asdict(state) for state in states]))
         return
-    rows = [(s.name, Text(s.state, style=_STYLES[s.state]), s.version or "", s.pip or s.cause or ", ".join(s.devices)) for s in states]
+    rows = [
+        (s.name, Text(s.state, style=_STYLES[s.state]), s.version or "", s.pip or s.cause or ", ".join(s.devices)) for s in states
+    ]
     show_table(("engine", "state", "version", "what"), rows)

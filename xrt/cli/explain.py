@@ -36,10 +36,10 @@ def with_dims(function: Function, sizes: dict[str, int]) -> Function:
     """Return the function with those symbolic dimensions fixed; raises OptionError for a name that no input has."""
     if not sizes:
         return function
-    tensors = {v.name: v.type.shape for v in function.inputs if isinstance(v.type, TensorType) and v.type.shape is not None}
-    known = {dim for shape in tensors.values() for dim in shape if isinstance(dim, str)}
+    tensors = [value.type for value in function.inputs if isinstance(value.type, TensorType)]
+    known = {dim for type_ in tensors for dim in type_.shape or () if isinstance(dim, str)}
     for name in sizes:
         if name not in known:
-            raise OptionError(f"no input has a dimension {name!r}.{did_you_mean(name, known)} The model has: {', '.join(sorted(known)) or 'none'}")
-    bound = {name: tuple(sizes.get(d, d) if isinstance(d, str) else d for d in shape) for name, shape in tensors.items()}
-    return passes.specialise(function, bound)
+            listed = ", ".join(sorted(known)) or "none"
+            raise OptionError(f"no input has a dimension {name!r}.{did_you_mean(name, known)} The model has: {listed}")
+    return passes.bind_dims(function, sizes)

@@ -53,7 +53,9 @@ def facts_of(function: Function) -> dict[str, Any]:
 def _show(facts: dict[str, Any]) -> None:
     opsets = ", ".join(f"{domain} {version}" for domain, version in facts["opsets"].items())
     out.print(f"{facts['name']}: {facts['nodes']} nodes, opset {opsets}", markup=False)
-    out.print(f"{facts['constants']} constants, {facts['parameters']:,} elements, {human_bytes(facts['constant_bytes'])}", markup=False)
+    out.print(
+        f"{facts['constants']} constants, {facts['parameters']:,} elements, {human_bytes(facts['constant_bytes'])}", markup=False
+    )
     rows = [(kind, name, type_) for kind in ("inputs", "outputs") for name, type_ in facts[kind].items()]
     show_table(("", "name", "type"), [(kind[:-1], name, type_) for kind, name, type_ in rows])
     show_table(("operator", "nodes"), list(facts["operators"].items()), numbers=("nodes",))

@@ -46,14 +46,18 @@ def dims_of(given: tuple[str, ...]) -> dict[str, int]:
 _SHARED = (
     click.option("--engine", "-e", default="toy", show_default=True, help="Engines, first choice first: tvm,ort"),
     click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N"),
-    click.option("--pin", "pins", multiple=True, help="Force or forbid an engine: 'Conv|Gemm=ort', '!Softmax=tvm', 'name:/layer1/*=ort'"),
+    click.option(
+        "--pin", "pins", multiple=True, help="Force or forbid an engine: 'Conv|Gemm=ort', '!Softmax=tvm', 'name:/layer1/*=ort'"
+    ),
     click.option("--minimum-nodes", type=int, help="Dissolve regions of fewer nodes"),
     click.option("--maximum-nodes", type=int, help="Split regions of more nodes"),
     click.option("--precision", help="fp32, fp16, bf16 or int8"),
     click.option("--threads", type=int, help="What all engines together may use [default: the cores at hand]"),
     click.option("--strict", is_flag=True, help="No fallback to toy: a node that no listed engine takes is an error"),
     click.option("--dim", "dims", multiple=True, help="Size of a symbolic dimension: batch=4"),
-    click.option("--dump", "dump_subgraph_dir", type=click.Path(file_okay=False), help="Write the graph per stage (text, ONNX, DOT)"),
+    click.option(
+        "--dump", "dump_subgraph_dir", type=click.Path(file_okay=False), help="Write the graph per stage (text, ONNX, DOT)"
+    ),
 )
 
 

@@ -22,7 +22,7 @@ class Executable(abc.ABC):
     """What a GraphCompiler makes of one Function. It holds no state of a call: threads may run it at once."""
 
     outputs_are_fresh: ClassVar[bool] = False
-    """Whether no output ever shares memory with an input, a constant or another output. False is conservative: XRT then copies."""
+    """Whether no output ever shares memory with an input, a constant or another output. False is conservative: XRT copies."""
 
     def prepare(self) -> None:  # noqa: B027  # optional on purpose: an empty default is the honest one
         """Allocate, bind and choose kernels; called once before the first run."""
@@ -51,6 +51,7 @@ class GraphCompiler(abc.ABC):
     """Kinds of device on which it runs: ``"cpu"``, ``"cuda"``."""
     supports_dynamic_shapes: ClassVar[bool] = False
     """Whether one executable serves every size of a symbolic dimension. False is conservative: one is compiled per shape."""
+
     @abc.abstractmethod
     def why_not(self, node: Node, function: Function) -> str | None:
         """Return why the engine cannot take the node, as one sentence for a person; None when it can.

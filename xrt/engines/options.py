@@ -34,7 +34,9 @@ class ExecutionOptions:
     def __post_init__(self) -> None:
         known = get_args(Precision)
         if self.precision not in known:
-            raise OptionError(f"precision must be one of {', '.join(known)}; got {self.precision!r}.{did_you_mean(str(self.precision), known)}")
+            raise OptionError(
+                f"precision must be one of {', '.join(known)}; got {self.precision!r}.{did_you_mean(str(self.precision), known)}"
+            )
         for name in ("threads", "max_workspace_size", "max_batch_size"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):

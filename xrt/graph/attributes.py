@@ -59,7 +59,7 @@ _AS_LIST = {element: kind for kind, element in _LISTS.items()}
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """One attribute: ``value`` is int, float, str (bytes where it is not UTF-8), Constant, Function, a Type, or a tuple of one of these.
+    """One attribute: ``value`` is int, float, str (bytes if not UTF-8), Constant, Function, a Type, or a tuple of one of these.
 
     Make one with `Attribute.of`, which normalises the value and checks it against the kind.
     """

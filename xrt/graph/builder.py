@@ -118,7 +118,10 @@ def _traced(builder: Builder, build: Callable[..., Any], inputs: Sequence[Any], 
 
 
 def _bound(title: str, build: Callable[..., Any], inputs: Sequence[Any], named: Mapping[str, Any]) -> inspect.BoundArguments:
-    signature = inspect.signature(build)
+    try:
+        signature = inspect.signature(build)
+    except ValueError as error:
+        raise ModelError(f"{build!r} does not tell its parameters; wrap it: `def build(x): ...`") from error
     try:
         return signature.bind(*inputs, **named)
     except TypeError as error:

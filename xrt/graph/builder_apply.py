@@ -69,6 +69,8 @@ def _apply(
     name: str | None,
 ) -> Tensor | tuple[Tensor, ...]:
     given, attributes = _inputs_by_name(operator, inputs, attributes)
+    if "num_outputs" in operator.attributes and outputs is not None and len(given) == operator.min_inputs:
+        attributes.setdefault("num_outputs", outputs)  # Split says it twice: in its outputs and, where no sizes are given, here
     _check_attribute_names(operator, attributes)
     symbols, bound = _operands(builder, operator, given)
     bodies = trace_bodies(builder, operator, symbols, attributes) if operator.name in CONTROL_FLOW else None

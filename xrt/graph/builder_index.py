@@ -14,6 +14,7 @@ import numpy as np
 
 from xrt.errors import ModelError
 from xrt.graph.builder_apply import emit
+from xrt.graph.builder_numpy import cast
 from xrt.graph.builder_shape import integers, squeeze, unsqueeze
 from xrt.graph.builder_symbol import Symbol, current
 from xrt.graph.dtypes import DType
@@ -193,7 +194,7 @@ def _bound(x: Tensor, value: Any) -> Any:
 def _gather(x: Tensor, items: Sequence[_Item]) -> Tensor:
     """Return the elements at arrays of positions, the arrays broadcast against each other."""
     if len(items) == 1:
-        return emit("Gather", x, items[0].index, axis=items[0].axis)
+        return emit("Gather", x, _int64(items[0].index), axis=items[0].axis)
     axes = [item.axis for item in items]
     rest = [axis for axis in range(x.ndim) if axis not in axes]
     front = x if axes == list(range(len(axes))) else emit("Transpose", x, perm=[*axes, *rest])
@@ -211,8 +212,7 @@ def _positions(indices: Sequence[Any]) -> tuple[Any, int]:
     rank = max(np.ndim(item) if not isinstance(item, Symbol) else item.ndim for item in indices)
     if not any(isinstance(item, Symbol) for item in indices):
         return np.stack(_broadcast(indices), axis=-1).astype(np.int64), rank
-    builder = current("an index")
-    tensors = [emit("Cast", builder.symbol(_int64(item)), to=DType.INT64) for item in indices]
+    tensors = [_int64(item) for item in indices]
     shape = emit("Shape", emit("Max", *tensors))  # Max broadcasts: only its shape is wanted
     rows = [unsqueeze(emit("Expand", tensor, shape), [-1]) for tensor in tensors]
     return emit("Concat", *rows, axis=-1), rank
@@ -226,5 +226,6 @@ def _broadcast(indices: Sequence[Any]) -> Sequence[np.ndarray[Any, Any]]:
         raise ModelError(f"the index arrays have shapes {shapes}, which do not broadcast") from error
 
 
-def _int64(item: Any) -> Any:
-    return item if isinstance(item, Symbol) else np.asarray(item, np.int64)
+def _int64(item: Any) -> Tensor:
+    """Return positions as a tensor of int64, which every operator that gathers takes."""
+    return cast(current("an index").symbol(item if isinstance(item, Symbol) else np.asarray(item, np.int64)), DType.INT64)

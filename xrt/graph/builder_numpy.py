@@ -62,7 +62,20 @@ def _check_opset(symbol: str) -> None:
 def _in_common(symbol: str, ufunc: np.ufunc, left: Operand, right: Operand) -> tuple[Tensor, Tensor, DType]:
     """Return the operands as tensors of the types in which NumPy would compute, and the left one's."""
     first, second = _operand_types(symbol, ufunc, left, right)
+    if symbol in _COMPARISONS and (_is_too_large(left, first) or _is_too_large(right, second)):
+        first = second = DType.INT64
     return _as(left, first), _as(right, second), first
+
+
+_COMPARISONS = frozenset(("==", "!=", "<", "<=", ">", ">="))
+
+
+def _is_too_large(value: Operand, dtype: DType) -> bool:
+    """Whether a number lies outside an integer type of less than 64 bits, so that the comparison is made in int64."""
+    if not isinstance(value, int) or isinstance(value, bool) or not dtype.is_integer or dtype.bits == 64:
+        return False
+    info = np.iinfo(dtype.numpy)
+    return not info.min <= value <= info.max
 
 
 def _operand_types(symbol: str, ufunc: np.ufunc, left: Operand, right: Operand) -> tuple[DType, DType]:
@@ -147,10 +160,19 @@ def _floor_divide(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
     if _is_unsigned(dtype):
         return quotient
     # Truncation is one too many where the product has passed the dividend; no step here can overflow.
-    product = emit("Mul", quotient, b)
-    above, below = emit("Greater", product, a), emit("Less", product, a)
-    passed = emit("Where", emit("Greater", b, _zero(b)), above, below)
-    return emit("Sub", quotient, cast(passed, dtype))
+    return emit("Sub", quotient, cast(_has_passed(emit("Mul", quotient, b), a, b), dtype))
+
+
+def _has_passed(product: Tensor, dividend: Tensor, divisor: Tensor) -> Tensor:
+    """Whether the product lies beyond the dividend, in the direction that the divisor's sign gives."""
+    known = current("//").constant_of(divisor)
+    if known is not None and bool((known.array > 0).all()):
+        return emit("Greater", product, dividend)
+    if known is not None and bool((known.array < 0).all()):
+        return emit("Less", product, dividend)
+    above = emit("And", emit("Greater", divisor, _zero(divisor)), emit("Greater", product, dividend))
+    below = emit("And", emit("Less", divisor, _zero(divisor)), emit("Less", product, dividend))
+    return emit("Or", above, below)
 
 
 def _float_floor_divide(a: Tensor, b: Tensor) -> Tensor:
@@ -248,6 +270,7 @@ _BINARY: dict[str, tuple[np.ufunc, Rule]] = {
 
 
 def negative(x: Tensor) -> Tensor:
+    """Return ``-x``; raises ModelError for truth values, as NumPy does."""
     _check_opset("-")
     if x.dtype is DType.BOOL:
         raise ModelError("NumPy has no - of bool; use ~x")
@@ -255,6 +278,7 @@ def negative(x: Tensor) -> Tensor:
 
 
 def absolute(x: Tensor) -> Tensor:
+    """Return ``abs(x)``; truth values are their own."""
     return x if x.dtype is DType.BOOL else emit("Abs", x)
 
 

@@ -23,17 +23,17 @@ def finished(builder: Builder) -> Function:
     """Return the Function that a builder has recorded. It takes names and may record nodes: call it once."""
     computed = {name for node in builder.nodes for name in node.outputs}
     renames: dict[str, str] = {}
-    outputs: dict[str, Value] = {}
+    outputs: list[Value] = []
     for tensor, wanted in _all_outputs(builder):
         name = wanted if wanted is not None else tensor.name
         if wanted is not None and wanted != tensor.name:
             builder.names.take(_free(builder, wanted))
-        if _can_be_called(builder, tensor, name, computed, renames, outputs):
+        if _can_be_called(builder, tensor, name, computed, renames):
             renames[tensor.name] = name
         else:
             name = _copy(builder, tensor, wanted)
-        outputs[name] = Value(name, tensor.type)
-    return _function(builder, tuple(outputs.values()), {a: b for a, b in renames.items() if a != b})
+        outputs.append(Value(name, tensor.type))
+    return _function(builder, tuple(outputs), {a: b for a, b in renames.items() if a != b})
 
 
 def _all_outputs(builder: Builder) -> Iterable[tuple[Tensor, str | None]]:
@@ -52,9 +52,7 @@ def _free(builder: Builder, wanted: str) -> str:
     return wanted
 
 
-def _can_be_called(
-    builder: Builder, tensor: Tensor, name: str, computed: set[str], renames: Mapping[str, str], outputs: Mapping[str, Value]
-) -> bool:
+def _can_be_called(builder: Builder, tensor: Tensor, name: str, computed: set[str], renames: Mapping[str, str]) -> bool:
     """Whether the value itself can be the output of that name, without a node that copies it.
 
     The outputs of a body are computed in it, each once, as ONNX's runtimes expect.

@@ -47,8 +47,9 @@ def reshape(x: Tensor, shape: Sequence[Any]) -> Tensor:
         return emit("Reshape", x, cast(whole, DType.INT64))
     if len(shape) == 1 and isinstance(shape[0], tuple | list):
         shape = shape[0]
-    extents = integers([_extent(x, item, place, 0 in shape) for place, item in enumerate(shape)])
-    return emit("Reshape", x, extents, allowzero=1 if 0 in shape else None)
+    has_zero = any(not isinstance(item, Symbol) and item == 0 for item in shape)
+    extents = integers([_extent(x, item, place, has_zero) for place, item in enumerate(shape)])
+    return emit("Reshape", x, extents, allowzero=1 if has_zero else None)
 
 
 def _extent(x: Tensor, item: Any, place: int, has_zero: bool) -> Any:
@@ -85,10 +86,12 @@ def _axis(x: Tensor, axis: Any) -> int:
 
 
 def squeeze(x: Tensor, axes: Sequence[int]) -> Tensor:
+    """Return the tensor without those axes of extent 1; without axes the tensor itself."""
     return emit("Squeeze", x, np.asarray(axes, np.int64)) if axes else x
 
 
 def unsqueeze(x: Tensor, axes: Sequence[int]) -> Tensor:
+    """Return the tensor with new axes of extent 1 at those places; without axes the tensor itself."""
     return emit("Unsqueeze", x, np.asarray(axes, np.int64)) if axes else x
 
 

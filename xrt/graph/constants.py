@@ -41,7 +41,8 @@ class Constant:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.array.shape
+        shape: tuple[int, ...] = self.array.shape
+        return shape
 
     @property
     def type(self) -> TensorType:
@@ -65,7 +66,7 @@ class Constant:
                     hasher.update(len(raw).to_bytes(8, "little") + raw)
             else:
                 contiguous = np.ascontiguousarray(self.array)
-                hasher.update(contiguous.reshape(-1).view(np.uint8))
+                hasher.update(contiguous.reshape(-1).view(np.uint8).data)
             self._digest = hasher.digest()
         return self._digest
 

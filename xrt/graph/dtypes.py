@@ -93,7 +93,8 @@ class DType(enum.Enum):
         try:
             return _BY_ONNX[number]
         except KeyError:
-            raise ModelError(f"element type {number} is not one of ONNX's that XRT knows ({min(_BY_ONNX)} to {max(_BY_ONNX)})") from None
+            known = f"{min(_BY_ONNX)} to {max(_BY_ONNX)}"
+            raise ModelError(f"element type {number} is not one of ONNX's that XRT knows ({known})") from None
 
     @classmethod
     def parse(cls, text: str) -> DType:

@@ -62,7 +62,8 @@ class _Encoder:
                 if name in function.constants and name not in numbers:
                     number(name)
                     yield self.constant(function.constants[name])
-            yield _tagged("N", f"{node.op}|{node.device}|{sorted(nodes[c] for c in node.control)}|{[number(n) for n in node.inputs]}")
+            after = sorted(nodes[name] for name in node.control)
+            yield _tagged("N", f"{node.op}|{node.device}|{after}|{[number(n) for n in node.inputs]}")
             for attribute in node.attributes:
                 yield from self.attribute(attribute, numbers)
             yield _tagged("D", str([number(n) for n in node.outputs]))

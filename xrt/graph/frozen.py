@@ -23,8 +23,8 @@ class FrozenDict(dict[K, V]):
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise TypeError("a FrozenDict cannot be changed; make a new one")
 
-    __setitem__ = __delitem__ = __ior__ = _refuse  # type: ignore[assignment]  # narrowed to never return, on purpose
-    clear = pop = popitem = setdefault = update = _refuse  # type: ignore[assignment]  # as above
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
 
     def __hash__(self) -> int:  # type: ignore[override]  # it cannot change, so it can be hashed; over the keys, which are cheap
         return hash(frozenset(self))

@@ -31,7 +31,7 @@ def since_version(node: Node, function: Function) -> int | None:
 @lru_cache(maxsize=1)
 def latest_opset() -> int:
     """Return the newest version of ai.onnx that the installed ``onnx`` knows."""
-    return defs.onnx_opset_version()
+    return int(defs.onnx_opset_version())
 
 
 _RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})

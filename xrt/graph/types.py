@@ -41,7 +41,7 @@ class TensorType:
         """Bytes of a tensor of this type in memory; None unless it is static and not of strings."""
         if self.shape is None or self.dtype is DType.STRING:
             return None
-        count = self.dtype.numpy.itemsize
+        count: int = self.dtype.numpy.itemsize
         for dim in self.shape:
             if not isinstance(dim, int):
                 return None

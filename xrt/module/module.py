@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from xrt.cache import CompileCache, default_cache
 from xrt.engines import GraphCompiler, RunOptions
-from xrt.errors import DeviceError, FallbackWarning, InputError, RunFailed, SignatureWarning, XRTError
+from xrt.errors import DeviceError, FallbackWarning, InputError, SignatureWarning, XRTError
 from xrt.graph import Value
 from xrt.module.build import Build, simplified, with_fetched
 from xrt.module.explain import Explanation, Memory, explain, memory
@@ -21,6 +21,7 @@ from xrt.module.source import source_of
 from xrt.partition import Plan
 from xrt.runtime import Profile, Program, inputs
 from xrt.runtime.outputs import check_buffers
+from xrt.runtime.program import run_failed
 
 __all__ = ["XRTModule"]
 
@@ -128,7 +129,11 @@ class XRTModule:
         open_ended = self._source.key([None] * len(self._source.inputs), self._engines.are_dynamic) is not None
         if open_ended and self._source.inputs:
             rigid = [e.spec for e in self._engines.engines if not e.supports_dynamic_shapes]
-            why = f"engine {rigid[0]!r} needs every extent fixed" if rigid and not self._traced else "the graph is traced for its inputs"
+            why = (
+                f"engine {rigid[0]!r} needs every extent fixed"
+                if rigid and not self._traced
+                else "the graph is traced for its inputs"
+            )
             raise InputError(f"compile() needs example inputs: {why}; pass m.compile(x, ...)")
         return None
 
@@ -147,7 +152,11 @@ class XRTModule:
         """
         if fetch is None and out is None and options is None and not named:
             try:
-                call, self._last = self._ready[tuple([(type(a), a.dtype, a.shape) for a in args])]
+                if len(args) == 1:  # spelt out: one input is the common case, and this line is what a call costs
+                    (a,) = args
+                    call, self._last = self._ready[type(a), a.dtype, a.shape]
+                else:
+                    call, self._last = self._ready[tuple([(type(a), a.dtype, a.shape) for a in args])]
             except (KeyError, AttributeError, TypeError):
                 pass
             else:
@@ -181,7 +190,9 @@ class XRTModule:
     def _run_options(self, options: RunOptions | None, out: Any, build: Build, values: Sequence[Any]) -> RunOptions:
         options = options or RunOptions()
         if options.stream is not None:
-            raise DeviceError(f"a stream was given, but the module runs on {self._engines.context.device}, which has none; pass stream=None")
+            raise DeviceError(
+                f"a stream was given, but the module runs on {self._engines.context.device}, which has none; pass stream=None"
+            )
         given = out if out is not None else options.out
         if given is None:
             return options
@@ -193,7 +204,8 @@ class XRTModule:
             return
         with self._lock:
             if not self._closed:
-                self._ready[tuple([(type(v), v.dtype, v.shape) for v in values])] = call, build
+                key = tuple([(type(v), v.dtype, v.shape) for v in values])
+                self._ready[key[0] if len(key) == 1 else key] = call, build
                 while len(self._ready) > MAX_READY:
                     self._ready.popitem(last=False)
 
@@ -225,8 +237,8 @@ class XRTModule:
         self._builds.popitem(last=False)
         self._ready.clear()
         message = (
-            f"this module has met more than max_signatures={limit} signatures and forgets the oldest; give inputs of fewer shapes, "
-            f"or engines that keep symbolic extents, or raise max_signatures"
+            f"this module has met more than max_signatures={limit} signatures and forgets the oldest; give inputs of fewer "
+            f"shapes, or engines that keep symbolic extents, or raise max_signatures"
         )
         warnings.warn(message, SignatureWarning, stacklevel=5)
 
@@ -244,8 +256,8 @@ class XRTModule:
         self._warned = True
         why = next((f": {r.text}" for r in plan.reasons if r.node == taken[0]), "")
         message = (
-            f"{len(taken)} node(s) run on {self._engines.implicit!r}, which was not named: first {taken[0]!r}{why}. "
-            f"m.explain() lists them; name {self._engines.implicit!r} in the list to accept it, or pass strict=True to refuse it"
+            f"{len(taken)} node(s) run on {self._engines.implicit!r}, which was not named: first {taken[0]!r}{why}. m.explain() "
+            f"lists them; name {self._engines.implicit!r} in the list to accept it, or pass strict=True to refuse it"
         )
         warnings.warn(message, FallbackWarning, stacklevel=4)
 
@@ -286,11 +298,10 @@ def _straight_line(program: Program) -> Call:
 
     def launch(args: Sequence[Any]) -> Any:
         try:
-            results = direct(args)
+            return direct(args)[0] if single else tuple(direct(args))
         except XRTError:
             raise
         except Exception as error:
-            raise RunFailed(f"{program.plan.launches[0].name} failed to run: {type(error).__name__}: {error}") from error
-        return results[0] if single else tuple(results)
+            raise run_failed(program.plan.launches[0], error) from error
 
     return launch

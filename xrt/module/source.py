@@ -110,4 +110,3 @@ class Traced:
         if self._inputs:
             raise InputError("an xrt.Graph is traced for its inputs; call the module, or m.compile(*examples), first")
         return self.function([], dynamic=False)
-

@@ -9,7 +9,7 @@ from xrt.graph import Dim, Function, TensorType, Value
 from xrt.passes.dims import map_dims, map_types
 from xrt.passes.shapes import infer_shapes
 
-__all__ = ["specialise"]
+__all__ = ["bind_dims", "specialise"]
 
 
 def specialise(function: Function, shapes: Mapping[str, tuple[int, ...]]) -> Function:
@@ -27,6 +27,11 @@ def specialise(function: Function, shapes: Mapping[str, tuple[int, ...]]) -> Fun
         _bind(inputs[name], shape, bound)
         inputs[name] = _with_shape(inputs[name], shape)
     return infer_shapes(_substituted(function.replace(inputs=tuple(inputs.values())), bound))
+
+
+def bind_dims(function: Function, sizes: Mapping[str, int]) -> Function:
+    """Return the Function with those named extents as numbers wherever they occur, all other types inferred anew."""
+    return infer_shapes(_substituted(function, sizes))
 
 
 def _bind(value: Value, shape: tuple[int, ...], bound: dict[str, int]) -> None:

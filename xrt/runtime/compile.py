@@ -72,5 +72,7 @@ def _compile(launch: Launch, engine: GraphCompiler, context: CompileContext) -> 
         raise
     except Exception as error:
         shown = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-        raise CompileFailed(f"engine {launch.engine!r} failed to compile {launch.name} ({len(launch.nodes)} nodes): {shown}") from error
+        raise CompileFailed(
+            f"engine {launch.engine!r} failed to compile {launch.name} ({len(launch.nodes)} nodes): {shown}"
+        ) from error
     return executable

@@ -13,7 +13,7 @@ _KINDS = ("cpu", "cuda")
 _FORM = re.compile(r"cpu|cuda(:\d+)?")
 
 
-def check_device(device: str) -> str:
+def check_device(device: object) -> str:
     """Return the device's name as given; raises DeviceError unless it is ``cpu``, ``cuda`` or ``cuda:N``."""
     if not isinstance(device, str) or not _FORM.fullmatch(device):
         near = did_you_mean(str(device).partition(":")[0], _KINDS)

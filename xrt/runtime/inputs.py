@@ -65,7 +65,9 @@ def _array(name: str, type_: TensorType | None, given: Any) -> np.ndarray[Any, A
     elif hasattr(given, "__dlpack__"):
         array = _from_dlpack(name, given)
     else:
-        raise InputError(f"input {name!r} must be a NumPy array; got {_described(given)}; convert it with np.asarray(..., dtype=...)")
+        raise InputError(
+            f"input {name!r} must be a NumPy array; got {_described(given)}; convert it with np.asarray(..., dtype=...)"
+        )
     if array.dtype.kind in "US":
         return array.astype(object)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
@@ -74,7 +76,9 @@ def _array(name: str, type_: TensorType | None, given: Any) -> np.ndarray[Any, A
 def _scalar(name: str, type_: TensorType | None, given: Any) -> np.ndarray[Any, Any]:
     if type_ is None or type_.shape != ():
         declared = f" ({type_})" if type_ is not None else ""
-        raise InputError(f"input {name!r}{declared} must be a NumPy array; a Python {type(given).__name__} is taken for a 0-d input only")
+        raise InputError(
+            f"input {name!r}{declared} must be a NumPy array; a Python {type(given).__name__} is taken for a 0-d input only"
+        )
     array = np.asarray(given, dtype=object if isinstance(given, str) else None)
     if type_.dtype is DType.STRING or not np.can_cast(array.dtype, type_.dtype.numpy, "same_kind"):
         return array
@@ -89,7 +93,9 @@ def _from_dlpack(name: str, given: Any) -> np.ndarray[Any, Any]:
     try:
         return np.from_dlpack(given)
     except BufferError as error:
-        raise DeviceError(f"input {name!r} ({_described(given)}) is not in host memory, and the module runs on cpu: {error}") from error
+        raise DeviceError(
+            f"input {name!r} ({_described(given)}) is not in host memory, and the module runs on cpu: {error}"
+        ) from error
     except (RuntimeError, TypeError, ValueError) as error:
         raise InputError(f"input {name!r} ({_described(given)}) cannot be read through DLPack: {error}") from error
 
@@ -126,11 +132,15 @@ def _check_tensor(name: str, type_: TensorType, array: np.ndarray[Any, Any], dim
     except ModelError as error:
         raise InputError(f"input {name!r} must be {type_}; {error}") from None
     if dtype is not type_.dtype:
-        raise InputError(f"input {name!r} must be {type_.dtype}; got {dtype}; convert it with .astype({str(type_.dtype.numpy)!r})")
+        raise InputError(
+            f"input {name!r} must be {type_.dtype}; got {dtype}; convert it with .astype({str(type_.dtype.numpy)!r})"
+        )
     if type_.shape is None:
         return
     if len(type_.shape) != array.ndim:
-        raise InputError(f"input {name!r} must have rank {len(type_.shape)} ({type_}); got rank {array.ndim}, shape {list(array.shape)}")
+        raise InputError(
+            f"input {name!r} must have rank {len(type_.shape)} ({type_}); got rank {array.ndim}, shape {list(array.shape)}"
+        )
     for axis, (declared, size) in enumerate(zip(type_.shape, array.shape, strict=True)):
         _check_extent(name, type_, array.shape, axis, declared, size, dims)
 
@@ -141,7 +151,9 @@ def _check_extent(name: str, type_: TensorType, shape: tuple[int, ...], axis: in
     if isinstance(declared, str):
         seen, where = dims.setdefault(declared, (size, name))
         if seen != size:
-            raise InputError(f"dimension {declared!r} is {seen} in input {where!r} and {size} in input {name!r}; equal names are equal sizes")
+            raise InputError(
+                f"dimension {declared!r} is {seen} in input {where!r} and {size} in input {name!r}; equal names are equal sizes"
+            )
 
 
 def type_of(given: Any) -> Type | None:

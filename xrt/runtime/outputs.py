@@ -41,7 +41,8 @@ def _check(what: str, buffer: Any, value: Value) -> None:
     if not isinstance(type_, TensorType):
         return
     fits = type_.shape is None or (
-        len(type_.shape) == buffer.ndim and all(not isinstance(d, int) or d == n for d, n in zip(type_.shape, buffer.shape, strict=True))
+        len(type_.shape) == buffer.ndim
+        and all(not isinstance(d, int) or d == n for d, n in zip(type_.shape, buffer.shape, strict=True))
     )
     if buffer.dtype != type_.dtype.numpy or not fits:
         raise InputError(f"{what} must be {type_}; got {buffer.dtype}{list(buffer.shape)}")

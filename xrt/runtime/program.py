@@ -15,7 +15,7 @@ from xrt.errors import InputError, RunFailed, XRTError
 from xrt.partition import Launch, Plan
 from xrt.runtime.profile import Profile, Recorder
 
-__all__ = ["Program"]
+__all__ = ["Program", "run_failed"]
 
 DEFAULT = RunOptions()
 
@@ -79,11 +79,11 @@ class Program:
         except XRTError:
             raise
         except Exception as error:
-            shown = f"{type(error).__name__}: {error}"
-            raise RunFailed(f"engine {step.launch.engine!r} failed to run {step.launch.name}: {shown}") from error
+            raise run_failed(step.launch, error) from error
         if len(results) != len(step.writes):
             raise RunFailed(
-                f"engine {step.launch.engine!r} returned {len(results)} outputs from {step.launch.name}, which has {len(step.writes)}"
+                f"engine {step.launch.engine!r} returned {len(results)} outputs from {step.launch.name}, "
+                f"which has {len(step.writes)}"
             )
         for slot, result in zip(step.writes, results, strict=True):
             frame[slot] = result
@@ -104,11 +104,12 @@ class Program:
 
     def _unshare(self, results: list[Any], inputs: Sequence[Any]) -> None:
         """Copy each suspect output that is, or may be a view of, something that is not this output alone."""
-        aliased = {id(inputs[target]) for _, target in self._aliases}
+        updates = dict(self._aliases)
         taken = {id(x) for x in inputs} | {id(x) for x in self._template}
         for index in range(len(results)):
             result = results[index]
-            if index in self._suspects and id(result) not in aliased and (id(result) in taken or not _owns(result)):
+            updated = index in updates and result is inputs[updates[index]]
+            if index in self._suspects and not updated and (id(result) in taken or not _owns(result)):
                 result = results[index] = _copied(result)
             taken.add(id(result))
 
@@ -120,6 +121,11 @@ class Program:
         """Release the executables; the program cannot run afterwards."""
         for lease in self._leases:
             lease.release()
+
+
+def run_failed(launch: Launch, error: Exception) -> RunFailed:
+    """Return what to raise when an engine's library fails in a launch."""
+    return RunFailed(f"engine {launch.engine!r} failed to run {launch.name}: {type(error).__name__}: {error}")
 
 
 class _Slots:
@@ -177,11 +183,13 @@ def _fill(results: list[Any], buffers: Sequence[Any]) -> None:
         if buffer is None or results[index] is buffer:
             continue
         if buffer.shape != results[index].shape or buffer.dtype != results[index].dtype:
-            raise InputError(
-                f"out[{index}] is {buffer.dtype}{list(buffer.shape)}, but the output is {results[index].dtype}{list(results[index].shape)}"
-            )
+            raise InputError(f"out[{index}] is {_described(buffer)}, but the output is {_described(results[index])}")
         np.copyto(buffer, results[index])
         results[index] = buffer
+
+
+def _described(array: Any) -> str:
+    return f"{array.dtype}{list(array.shape)}"
 
 
 def _owns(result: Any) -> bool:

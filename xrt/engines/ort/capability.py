@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from xrt.engines.ort.gaps import known_gap
-from xrt.engines.ort.library import Formal, Kernel, Schema, kernels, newest_ir, newest_opset, schema
+from xrt.engines.ort.library import Formal, Kernel, Schema, kernels, newest_opset, schema
 from xrt.engines.ort.names import LIBRARY, plain_type, type_name
 from xrt.engines.ort.trial import why_refused
 from xrt.engines.ort.values import why_not_carried
@@ -38,9 +38,9 @@ def why_not(node: Node, function: Function, providers: tuple[str, ...]) -> str |
     """Return why ONNX Runtime cannot take the node with those execution providers; None when it can."""
     if node.domain not in function.opsets:
         return f"the function imports no opset for domain {node.domain!r}"
-    reason = why_not_lowered(node, function, newest_opset(), newest_ir())
+    reason = why_not_lowered(node, function, newest_opset())
     if reason:
-        return f"{LIBRARY} reads opsets up to {newest_opset()} and IR versions up to {newest_ir()}: {reason}"
+        return f"{LIBRARY} reads opsets up to {newest_opset()}: {reason}"
     return _why_not_inside(node, function, function.type_of, providers)
 
 

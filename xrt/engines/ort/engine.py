@@ -60,8 +60,6 @@ class Ort(GraphCompiler):
     """Whether it plans one block of memory for calls of shapes that it has seen."""
     deterministic: bool = False
     """Whether kernels must give the same bits on every run."""
-    shared_threads: bool = False
-    """Whether to run on the process's pool (``onnxruntime.set_global_thread_pool_sizes``) instead of one per session."""
     config: Mapping[str, str] = FrozenDict()
     """Session configuration entries, such as ``session.intra_op.allow_spinning``."""
 
@@ -73,7 +71,7 @@ class Ort(GraphCompiler):
         fields.check_choice("optimization", self.optimization, _LEVELS)
         fields.check_choice("execution_mode", self.execution_mode, _MODES)
         fields.check_inter_op_threads(self.inter_op_threads, self.execution_mode)
-        for flag in ("memory_arena", "memory_pattern", "deterministic", "shared_threads"):
+        for flag in ("memory_arena", "memory_pattern", "deterministic"):
             fields.check_flag(flag, getattr(self, flag))
         fields.check_config(self.config)
 
@@ -93,7 +91,7 @@ class Ort(GraphCompiler):
             return OrtExecutable(function, None)
         _check_border(function)
         try:
-            handed = hand_over(function.replace(outputs=computed, aliases=()))
+            handed = hand_over(function if computed == function.outputs else function.replace(outputs=computed, aliases=()))
         except ModelError as error:
             raise CompileRefused(f"the function cannot be written for ONNX Runtime: {error}") from error
         session = open_session(handed, self._session_options(context.threads), self._providers())
@@ -116,11 +114,10 @@ class Ort(GraphCompiler):
         options.graph_optimization_level = _LEVELS[self.optimization]
         options.execution_mode = _MODES[self.execution_mode]
         options.intra_op_num_threads = threads
-        options.inter_op_num_threads = self.inter_op_threads or threads
+        options.inter_op_num_threads = self.inter_op_threads or threads if self.execution_mode == "parallel" else 1
         options.enable_cpu_mem_arena = self.memory_arena
         options.enable_mem_pattern = self.memory_pattern
         options.use_deterministic_compute = self.deterministic
-        options.use_per_session_threads = not self.shared_threads
         for key, value in {**_CONFIG, **self.config}.items():
             options.add_session_config_entry(key, value)
         return options

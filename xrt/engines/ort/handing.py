@@ -8,28 +8,16 @@ held once, apart from what the library packs for its products, and protobuf's li
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from xrt.engines.ort.library import newest_ir, newest_opset
+from xrt.engines.ort.session import Bytes, Handed
 from xrt.formats.onnx import external_weights, lowest_model
 from xrt.graph import Function
 
-__all__ = ["Handed", "hand_over"]
-
-Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
-
-
-@dataclass(frozen=True, slots=True)
-class Handed:
-    """What a session is made from."""
-
-    model: bytes
-    files: Mapping[str, Bytes]
-    """The content of each external file that the model names. It must live as long as the session, which reads it there."""
+__all__ = ["hand_over"]
 
 
 def hand_over(function: Function) -> Handed:

@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
+from xrt.engines.ort.session import Handed, why_not_opened
 from xrt.formats.onnx import lowest_model
 from xrt.graph import DType, Function, Node, TensorType, Value, latest_opset
 
 __all__ = ["Formal", "Kernel", "Schema", "kernels", "newest_ir", "newest_opset", "schema"]
 
 _NO_END = 2**31 - 1
+_TRIVIAL_OPSET = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ def schema(domain: str, op_type: str, version: int) -> Schema | None:
 @lru_cache(maxsize=1)
 def newest_opset() -> int:
     """Return the newest version of ai.onnx that a model may declare, found by trying."""
-    return next(version for version in range(latest_opset(), 0, -1) if _reads(opset=version))
+    return next((version for version in range(latest_opset(), _TRIVIAL_OPSET, -1) if _reads(opset=version)), _TRIVIAL_OPSET)
 
 
 @lru_cache(maxsize=1)
@@ -108,7 +109,7 @@ def newest_ir() -> int:
 def _trivial_model() -> Any:
     value = TensorType(DType.FLOAT32, (1,))
     node = Node("Relu", ("x",), ("y",))
-    return lowest_model(Function((Value("x", value),), (Value("y", value),), (node,), opsets={"": 14}))
+    return lowest_model(Function((Value("x", value),), (Value("y", value),), (node,), opsets={"": _TRIVIAL_OPSET}))
 
 
 def _reads(opset: int | None = None, ir: int | None = None) -> bool:
@@ -117,10 +118,4 @@ def _reads(opset: int | None = None, ir: int | None = None) -> bool:
         model.opset_import[0].version = opset
     if ir is not None:
         model.ir_version = ir
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    try:
-        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"], enable_fallback=0)
-    except Exception:  # noqa: BLE001  # the library's errors have no common base; any of them means that it does not read the model
-        return False
-    return True
+    return why_not_opened(Handed(model.SerializeToString()), ["CPUExecutionProvider"]) is None

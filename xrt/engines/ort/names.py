@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 
 import onnxruntime
 
@@ -16,9 +15,9 @@ LIBRARY = f"ONNX Runtime {onnxruntime.__version__}"
 
 _C_NAMES = {DType.FLOAT32: "float", DType.FLOAT64: "double"}
 _PLAIN = {"float": "float32", "double": "float64"}
+_TENSORS = {dtype: f"tensor({_C_NAMES.get(dtype, dtype)})" for dtype in DType}
 
 
-@lru_cache(maxsize=4096)
 def type_name(type_: Type) -> str:
     """Return the type as ONNX Runtime spells it, without its shape.
 
@@ -26,7 +25,7 @@ def type_name(type_: Type) -> str:
     'seq(tensor(float))'
     """
     if isinstance(type_, TensorType):
-        return f"tensor({_C_NAMES.get(type_.dtype, type_.dtype)})"
+        return _TENSORS[type_.dtype]
     if isinstance(type_, SequenceType):
         return f"seq({type_name(type_.element)})"
     if isinstance(type_, OptionalType):

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 from onnxruntime import InferenceSession, SessionOptions
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
-from xrt.engines.ort.handing import Handed
 from xrt.engines.ort.names import LIBRARY, sense
 from xrt.errors import CompileRefused
+from xrt.graph import FrozenDict
 
-__all__ = ["Provider", "open_session", "quiet_options"]
+__all__ = ["Bytes", "Handed", "Provider", "open_session", "quiet_options", "why_not_opened"]
+
+Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
 Provider: TypeAlias = str | tuple[str, dict[str, str]]
 """An execution provider, with options where it has any."""
 
 _FATAL = 4
 """The least severity that the library prints: what else it has to say comes as an exception."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """What a session is made from."""
+
+    model: bytes
+    files: Mapping[str, Bytes] = FrozenDict()
+    """The content of each external file that the model names. It must live as long as the session, which reads it there."""
 
 
 def quiet_options() -> SessionOptions:
@@ -31,14 +44,37 @@ def quiet_options() -> SessionOptions:
 def open_session(handed: Handed, options: SessionOptions, providers: Sequence[Provider]) -> InferenceSession:
     """Return a session over the model; ``handed.files`` must live as long as it does.
 
-    Raises CompileRefused where the library says that the model is not implemented or invalid; the library's other errors pass.
+    Where the process has one pool of threads for all sessions (``onnxruntime.set_global_thread_pool_sizes``), the library
+    allows no other, and the session runs on that. Raises CompileRefused where the library says that the model is not
+    implemented or invalid; the library's other errors pass.
     """
     if handed.files:
         sizes = [content.nbytes for content in handed.files.values()]
         options.add_external_initializers_from_files_in_memory(list(handed.files), list(handed.files.values()), sizes)
         options.add_session_config_entry("session.use_external_initializer_file_buffers_directly", "1")
-    settings: Any = {"enable_fallback": 0}  # otherwise the library prints errors of a provider, and tries another one
     try:
-        return InferenceSession(handed.model, options, list(providers), **settings)
+        return _opened(handed.model, options, providers)
     except (native.NotImplemented, native.InvalidGraph) as error:
         raise CompileRefused(f"{LIBRARY} declines: {sense(error)}") from error
+    except RuntimeError as error:
+        if not options.use_per_session_threads or "use_per_session_threads" not in str(error):
+            raise
+        options.use_per_session_threads = False
+        options.intra_op_num_threads = options.inter_op_num_threads = 0  # the library warns on stderr of any other number
+        return open_session(Handed(handed.model), options, providers)
+
+
+def _opened(model: bytes, options: SessionOptions, providers: Sequence[Provider]) -> InferenceSession:
+    settings: Any = {"enable_fallback": 0}  # otherwise the library prints a provider's errors, and tries another one
+    return InferenceSession(model, options, list(providers), **settings)
+
+
+def why_not_opened(handed: Handed, providers: Sequence[Provider]) -> str | None:
+    """Return why the library opens no session over the model, which is closed again at once; None when it does."""
+    try:
+        open_session(handed, quiet_options(), providers)
+    except CompileRefused as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001  # the library's errors have no common base
+        return f"{LIBRARY} refuses it: {sense(error)}"
+    return None

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from xrt.engines.ort.handing import hand_over
-from xrt.engines.ort.names import LIBRARY, sense
-from xrt.engines.ort.session import open_session, quiet_options
-from xrt.errors import CompileRefused, ModelError
+from xrt.engines.ort.session import why_not_opened
+from xrt.errors import ModelError
 from xrt.graph import Constant, Function, Node, OptionalType, SequenceType, TensorType, Type, Value
 
 __all__ = ["why_refused"]
@@ -55,12 +54,10 @@ def _is_small(constant: Constant | None) -> bool:
 @lru_cache(maxsize=REMEMBERED)
 def _answer(kind: _Kind, providers: tuple[str, ...]) -> str | None:
     try:
-        open_session(hand_over(kind.function), quiet_options(), providers)
-    except (CompileRefused, ModelError) as error:
+        handed = hand_over(kind.function)
+    except ModelError as error:
         return str(error)
-    except Exception as error:  # noqa: BLE001  # the library's errors have no common base
-        return f"{LIBRARY} refuses it: {sense(error)}"
-    return None
+    return why_not_opened(handed, providers)
 
 
 def _known_any_size(type_: Type | None) -> Type | None:

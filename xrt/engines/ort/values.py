@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import enum
 import math
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -42,17 +41,13 @@ _BITS = {
 }
 _PACKED = frozenset({DType.UINT4, DType.INT4, DType.FLOAT4E2M1, DType.UINT2, DType.INT2})
 _NONE = frozenset({DType.COMPLEX64, DType.COMPLEX128, DType.FLOAT6E2M3, DType.FLOAT6E3M2})
+_WAYS = dict.fromkeys(_BITS, Way.BITS) | dict.fromkeys(_PACKED, Way.PACKED) | dict.fromkeys(_NONE, Way.NONE)
 
 
-@lru_cache(maxsize=4096)
 def way_of(type_: Type | None) -> Way:
     """Return how values of the type cross; a type that is not known is taken to cross directly."""
     if isinstance(type_, TensorType):
-        if type_.dtype in _NONE:
-            return Way.NONE
-        if type_.dtype in _PACKED:
-            return Way.PACKED
-        return Way.BITS if type_.dtype in _BITS else Way.DIRECT
+        return _WAYS.get(type_.dtype, Way.DIRECT)
     if type_ is None:
         return Way.DIRECT
     inside = type_.value if isinstance(type_, MapType) else type_.element
@@ -106,12 +101,9 @@ def _packed(array: Array, dtype: DType) -> OrtValue:
 
 
 def _unpacked(raw: Array, dtype: DType, shape: tuple[int, ...]) -> Array:
-    elements: Array = ((raw[:, None] >> _shifts(dtype)) & _mask(dtype)).reshape(-1)[: math.prod(shape)]
-    if dtype in (DType.INT4, DType.INT2):
-        spare = 8 - dtype.bits  # carry the sign bit up through the byte
-        elements = (elements << spare).view(np.int8) >> spare
-    bits: Array = elements.view(dtype.numpy)
-    return bits.reshape(shape)
+    elements: Array = ((raw[:, None] >> _shifts(dtype)) & _mask(dtype)).reshape(-1)
+    array: Array = elements[: math.prod(shape)].view(dtype.numpy)
+    return array.reshape(shape)
 
 
 def _shifts(dtype: DType) -> Array:

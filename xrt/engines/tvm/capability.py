@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from xrt.engines.tvm.defects import known_defect
 from xrt.engines.tvm.host import target_of
-from xrt.engines.tvm.importer import INLINE, compiler_lock, import_function
+from xrt.engines.tvm.importer import INLINE, compiler_lock, constant_of, import_function
 from xrt.engines.tvm.pipeline import legalise
 from xrt.engines.tvm.reasons import shortened
 from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, Type, Value, schema_of, since_version
@@ -48,6 +48,8 @@ def _type_refusal(name: str, type_: Type | None, *, produced: bool) -> str | Non
         return f"{name!r} is {type_.dtype}, which TVM does not compute in on a CPU"
     if not produced and not type_.is_static:
         return f"the shape of {name!r} is not known before the run"
+    if 0 in (type_.shape or ()):
+        return f"{name!r} is {type_}, which has no elements, and TVM's loops need one"
     return None
 
 
@@ -71,7 +73,7 @@ def _question(node: Node, function: Function, version: int, used: list[str]) -> 
 
 
 def _input(name: str, function: Function) -> TensorType | Constant:
-    constant = function.constants.get(name)
+    constant = constant_of(name, function)
     if constant is not None and constant.array.size <= INLINE:
         return constant
     type_ = function.type_of(name)

@@ -1,29 +1,149 @@
-"""Where TVM imports an operator and computes something else: declined, each row with the evidence for it."""
+"""Where TVM 0.27 imports an operator and computes something else, or fails late: declined, each row with its evidence."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from xrt.graph import Function, Node
+from xrt.engines.tvm.importer import constant_of
+from xrt.graph import DType, Function, Node, TensorType, is_training
 
-__all__ = ["known_defect"]
+__all__ = ["DEFECTS", "Defect", "known_defect"]
 
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """One describable set of nodes on which TVM 0.27 is wrong."""
+    """One describable set of nodes on which TVM is wrong."""
 
     ops: tuple[str, ...]
     applies: Callable[[Node, Function], bool]
     reason: str
-    evidence: str
-    """Node tests of ``onnx`` that show it."""
-
-
-DEFECTS: tuple[Defect, ...] = ()
+    evidence: tuple[str, ...]
+    """Node tests of ``onnx`` that fail without the row, some of them only with their small inputs made constant."""
 
 
 def known_defect(node: Node, function: Function) -> str | None:
     """Return the reason of the first defect that the node falls under; None when it falls under none."""
     return next((d.reason for d in DEFECTS if node.op_type in d.ops and d.applies(node, function)), None)
+
+
+def _always(node: Node, function: Function) -> bool:
+    return True
+
+
+def _is(name: str, value: object, default: object = None) -> Callable[[Node, Function], bool]:
+    return lambda node, function: node.attr(name, default) == value
+
+
+def _is_float(node: Node, function: Function) -> bool:
+    type_ = function.type_of(node.inputs[0])
+    return isinstance(type_, TensorType) and type_.dtype.is_float
+
+
+def _is_integer(node: Node, function: Function) -> bool:
+    return not _is_float(node, function)
+
+
+def _normalises_all(node: Node, function: Function) -> bool:
+    type_ = function.type_of(node.inputs[0])
+    rank = type_.rank if isinstance(type_, TensorType) else None
+    return node.attr("axis", -1) in (0, -(rank or 0))
+
+
+def _not_sortable(node: Node, function: Function) -> bool:
+    type_ = function.type_of(node.inputs[0])
+    return isinstance(type_, TensorType) and type_.dtype not in _SORTABLE
+
+
+_SORTABLE = {DType.FLOAT16, DType.FLOAT32, DType.FLOAT64, DType.INT8, DType.UINT8, DType.INT32, DType.INT64}
+
+
+def _scales_by_a_fraction(node: Node, function: Function) -> bool:
+    """Whether an extent times its scale is not whole; TVM then scales by the rounded size instead."""
+    scales = constant_of(node.inputs[-1 if len(node.inputs) < 3 else 2], function)
+    type_ = function.type_of(node.inputs[0])
+    if scales is None or not scales.array.size or not isinstance(type_, TensorType) or type_.shape is None:
+        return False
+    axes = node.attr("axes") or range(len(type_.shape))
+    products = [type_.shape[axis] * float(scale) for axis, scale in zip(axes, scales.array, strict=False)]
+    return any(product != round(product) for product in products)
+
+
+def _one_sided(node: Node, function: Function) -> bool:
+    return node.attr("detect_positive", 1) != 1 or node.attr("detect_negative", 1) != 1
+
+
+DEFECTS: tuple[Defect, ...] = (
+    Defect(
+        ("BatchNormalization", "Dropout"),
+        is_training,
+        "TVM's importer ignores the training mode",
+        ("test_batchnorm_example_training_mode", "test_training_dropout"),
+    ),
+    Defect(
+        ("IsInf",),
+        _one_sided,
+        "TVM's importer ignores detect_positive and detect_negative",
+        ("test_isinf_positive", "test_isinf_negative"),
+    ),
+    Defect(
+        ("Softplus", "Mish"),
+        _always,
+        "TVM computes softplus as log(1 + exp(x)), which has no correct digit left below -16",
+        ("test_mish", "test_mish_expanded"),
+    ),
+    Defect(
+        ("Resize", "Upsample"),
+        _scales_by_a_fraction,
+        "TVM resizes by the ratio of the rounded sizes, where ONNX resizes by the scales",
+        ("test_resize_downsample_scales_linear", "test_resize_downsample_scales_cubic"),
+    ),
+    Defect(
+        ("Resize",),
+        _is("antialias", 1),
+        "TVM's importer ignores antialias",
+        ("test_resize_downsample_sizes_linear_antialias",),
+    ),
+    Defect(
+        ("TopK",),
+        _not_sortable,
+        "TVM's TopK fails at run time for elements of this type",
+        ("test_top_k_uint64",),
+    ),
+    Defect(
+        ("RoiAlign",),
+        _is("mode", "max"),
+        "TVM's RoiAlign of mode max takes the largest sample where ONNX takes the largest weighted corner",
+        ("test_roialign_mode_max",),
+    ),
+    Defect(
+        ("SpaceToDepth",),
+        lambda node, function: node.attr("mode", "DCR") != "DCR",
+        "TVM's importer ignores the mode of SpaceToDepth",
+        ("test_spacetodepth_crd_mode_example",),
+    ),
+    Defect(
+        ("NonMaxSuppression",),
+        _always,
+        "how many boxes NonMaxSuppression returns depends on the data, and TVM returns the most there could be",
+        ("test_nonmaxsuppression_single_box", "test_nonmaxsuppression_suppress_by_IOU"),
+    ),
+    Defect(
+        ("Pow",),
+        _is_integer,
+        "TVM has no power of integers",
+        ("test_pow_types_int32_int32",),
+    ),
+    Defect(
+        ("RMSNormalization",),
+        _normalises_all,
+        "TVM's RMSNormalization over every axis has no loops",
+        ("test_rms_normalization_4d_axis0", "test_rms_normalization_2d_axis_negative_2"),
+    ),
+    Defect(
+        ("Attention",),
+        _always,
+        "TVM's importer takes Attention for the operator of that name in com.microsoft",
+        ("test_attention_4d",),
+    ),
+)

@@ -40,8 +40,7 @@ class RelaxExecutable(Executable):
             main = self._idle.pop()
         except IndexError:
             main = self._machine()
-        if self._threads > 1:
-            use_threads(self._threads)
+        use_threads(self._threads)
         try:
             returned = main(*[to_tensor(array) for array in inputs])
         except Exception as cause:

@@ -7,16 +7,18 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from tvm import relax
 from tvm.ir import IRModule
 from tvm.relax.frontend.onnx import onnx_frontend
 
+from xrt.engines.tvm.guards import guarded
 from xrt.formats.onnx import lowest_model
 from xrt.graph import Constant, DType, Function, TensorType, Value
+from xrt.passes import fold_constants, known_value
 
-__all__ = ["Imported", "compiler_lock", "import_function"]
+__all__ = ["Imported", "compiler_lock", "constant_of", "import_function"]
 
 log = logging.getLogger("xrt.engines.tvm")
 
@@ -38,11 +40,14 @@ class Imported:
 
 
 def import_function(function: Function) -> Imported:
-    """Import a Function each of whose outputs is computed by a node.
+    """Import a Function whose inputs have static shapes.
 
-    Weights (constants of more than `INLINE` elements) become parameters, so that no copy of them goes through protobuf,
-    and the cost of a compile does not depend on them. Raises whatever TVM's importer raises.
+    Constant nodes and the Shape of a static value become constants first: the importer has kinds of value of its own for
+    them, which few of its operators take. Weights (constants of more than `INLINE` elements) become parameters, so that
+    no copy of them goes through protobuf, and the cost of a compile does not depend on them. Raises whatever TVM's
+    importer raises.
     """
+    function = fold_constants(function, _no_evaluation)
     heavy = {name: c for name, c in function.constants.items() if c.array.size > INLINE}
     lifted = function.replace(
         inputs=(*function.inputs, *(Value(name, c.type) for name, c in heavy.items())),
@@ -52,8 +57,18 @@ def import_function(function: Function) -> Imported:
     opset = next(entry.version for entry in model.opset_import if not entry.domain)
     importer = onnx_frontend.ONNXGraphImporter(_shapes(lifted), {}, sanitize=False)
     with compiler_lock, _quiet(importer):
-        module = importer.from_onnx(model.graph, opset)
+        module = guarded(importer.from_onnx(model.graph, opset))
     return Imported(module, tuple(heavy.values()), _result_types(module))
+
+
+def constant_of(name: str, function: Function) -> Constant | None:
+    """Return the constant that a value will be for the importer, None where it is known only at run time."""
+    producer = function.producer(name)
+    return function.constants.get(name) if producer is None else known_value(producer, function)
+
+
+def _no_evaluation(function: Function, inputs: list[Any]) -> NoReturn:
+    raise NotImplementedError("only what needs no computing is folded")
 
 
 def _shapes(function: Function) -> dict[str, list[Any]]:

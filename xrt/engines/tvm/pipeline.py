@@ -9,10 +9,11 @@ from typing import Any
 import tvm
 from tvm import relax
 from tvm.ir import IRModule
-from tvm.relax.backend import DispatchSampling, DispatchSortScan
+from tvm.relax.backend import DispatchSortScan
 from tvm.s_tir import dlight
 from tvm.target import Target
 
+from xrt.engines.tvm.apart import set_apart, wrapping_functions
 from xrt.engines.tvm.schedules import Nests
 
 __all__ = ["Program", "build", "legalise"]
@@ -32,7 +33,6 @@ def legalise(module: IRModule, target: Target) -> IRModule:
     passes = [
         relax.transform.DecomposeOpsForInference(),
         relax.transform.CanonicalizeBindings(),
-        DispatchSampling(),
         DispatchSortScan(),
         relax.transform.LegalizeOps(),
     ]
@@ -44,10 +44,12 @@ def build(module: IRModule, weights: Sequence[Any], target: Target, threads: int
     """Compile the module's ``main`` with its last parameters bound; its loops are shared between that many threads."""
     with target, tvm.transform.PassContext(opt_level=opt_level):
         fused = tvm.transform.Sequential(_FUSION)(legalise(module, target))
+        fresh = _fresh(fused["main"])
+        wrapping = wrapping_functions(fused)
         scheduled = dlight.ApplyDefaultSchedule(Nests(threads))(_any_alignment(fused))
-        bound = _bind(scheduled, weights)
+        bound = _bind(set_apart(scheduled, wrapping, target), weights)
         code = relax.build(tvm.transform.Sequential(_LOWERING)(bound), target, relax_pipeline=None)
-    return Program(code, _fresh(fused["main"]))
+    return Program(code, fresh)
 
 
 _FUSION = [
@@ -75,9 +77,11 @@ def _any_alignment(module: IRModule) -> IRModule:
     """Let loops take arrays at any address, where TVM demands multiples of 64 and NumPy gives multiples of 16.
 
     A buffer's alignment cannot be changed from Python, but a module can be written and read. Vector loads that need no
-    alignment are as quick on the processors of the last ten years.
+    alignment are as quick on the processors of the last ten years. The scatter operators carry a pragma that only TVM's
+    front end knows; LLVM's side warns of it on stderr, unless it does not look like a pragma.
     """
-    return tvm.ir.load_json(tvm.ir.save_json(module).replace('"data_alignment":64', '"data_alignment":1'))
+    text = tvm.ir.save_json(module).replace('"data_alignment":64', '"data_alignment":1')
+    return tvm.ir.load_json(text.replace('"pragma_scope"', '"scope"'))
 
 
 def _bind(module: IRModule, weights: Sequence[Any]) -> IRModule:

@@ -49,11 +49,10 @@ class Nests(dlight.ScheduleRule):
         if not kinds or set(spatial) - {"S"}:
             return
         groups = _collapsed(schedule, block, len(spatial))
-        outer = groups[0] if groups else None
+        if groups and self.threads > 1 and _work(block) >= PARALLEL_WORK:
+            schedule.parallel(groups[0])
         if len(spatial) < len(kinds) and len(groups) > 1:
             _innermost(schedule, block, groups[-1], block.iters[len(spatial)].loop_rv)
-        if outer is not None and self.threads > 1 and _work(block) >= PARALLEL_WORK:
-            schedule.parallel(outer)
 
 
 def _work(block: SBlockInfo) -> int:

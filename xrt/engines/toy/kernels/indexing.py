@@ -101,10 +101,11 @@ def compress(node: Node, env: Env) -> Run:
 
 @ops("NonZero")
 def non_zero(node: Node, env: Env) -> Run:
+    """A tensor without axes has places without coordinates: its result has no rows."""
     xp = env.xp
 
     def run(x: Array) -> Array:
-        return xp.stack(xp.nonzero(xp.atleast_1d(x))).astype(np.int64, copy=False)[: max(x.ndim, 1)]
+        return xp.stack(xp.nonzero(xp.atleast_1d(x))).astype(np.int64, copy=False)[: x.ndim]
 
     return run
 

@@ -1,0 +1,285 @@
+"""Python's operators on tensors mean what NumPy means by them: the same numbers, and the same types."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.graph.tracing import F32, compute, run, trace
+from xrt.errors import ModelError
+from xrt.graph import Constant, DType, TensorType
+
+ARITHMETIC = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+    "//": operator.floordiv,
+    "%": operator.mod,
+}
+COMPARISONS = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+BITS = {"&": operator.and_, "|": operator.or_, "^": operator.xor}
+DTYPES = ["bool", "int8", "uint8", "int32", "int64", "float32", "float64"]
+
+
+def values(dtype: str) -> np.ndarray[Any, Any]:
+    """Numbers that tell the meanings of the operators apart: both signs, the ends of the range, no zero."""
+    if dtype == "bool":
+        return np.array([True, False, True, True])
+    if dtype.startswith("float"):
+        return np.array([7.5, -7.5, 0.1, 1e6], dtype)
+    info = np.iinfo(dtype)
+    return np.array([7, max(info.min, -7), info.max, info.min or 1], dtype)
+
+
+def divisors(dtype: str) -> np.ndarray[Any, Any]:
+    if dtype == "bool":
+        return np.array([True, True, True, True])
+    return np.array([2, 3, 0.1, 7] if dtype.startswith("float") else [2, 3, 5, 7], dtype) * (1 if dtype.startswith("u") else -1)
+
+
+def numpy(function: Callable[..., Any], *arrays: Any) -> Any:
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        return function(*arrays)
+
+
+def check(function: Callable[..., Any], *arrays: Any) -> None:
+    """Compare with NumPy, which may refuse: then so must the trace."""
+    try:
+        expected = numpy(function, *arrays)
+    except (TypeError, OverflowError):
+        with pytest.raises(ModelError):
+            trace(function, *arrays)
+        return
+    try:
+        (actual,) = run(function, *arrays)
+    except ModelError as error:  # ONNX may have no operator for the type that NumPy computes in; nothing else is excused
+        assert " takes no tensor(" in str(error), error  # noqa: PT017  # which errors are excused is the point
+        return
+    assert actual.dtype == np.asarray(expected).dtype
+    np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("right", DTYPES)
+@pytest.mark.parametrize("left", DTYPES)
+@pytest.mark.parametrize("symbol", [*ARITHMETIC, *COMPARISONS])
+def test_two_tensors(symbol: str, left: str, right: str) -> None:
+    check({**ARITHMETIC, **COMPARISONS}[symbol], values(left), divisors(right))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("number", [True, 3, -3, 2.5], ids=repr)
+@pytest.mark.parametrize("symbol", [*ARITHMETIC, *COMPARISONS])
+def test_a_tensor_and_a_number(symbol: str, number: Any, dtype: str) -> None:
+    function = {**ARITHMETIC, **COMPARISONS}[symbol]
+    check(lambda x: function(x, number), values(dtype))
+    check(lambda x: function(number, x), divisors(dtype))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int64"])
+@pytest.mark.parametrize("symbol", BITS)
+def test_bits(symbol: str, dtype: str) -> None:
+    check(BITS[symbol], values(dtype), divisors(dtype))
+    check(lambda x: BITS[symbol](x, 1), values(dtype))
+    check(operator.invert, values(dtype))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32", "int64", "uint64"])
+def test_shifts(dtype: str) -> None:
+    check(lambda x: x << 3, values(dtype))
+    check(lambda x: x >> 3, values(dtype))
+    check(operator.rshift, values(dtype), np.array([0, 1, 2, 7], dtype))
+    check(lambda x: 1 << x, np.array([0, 1, 2, 6], dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_one_operand(dtype: str) -> None:
+    check(operator.neg, values(dtype))
+    check(operator.pos, values(dtype))
+    check(abs, values(dtype)[:2])
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "float32", "float64"])
+def test_powers(dtype: str) -> None:
+    x = np.array([1, 2, 3, 4], dtype)
+    check(lambda x: x**2, x)
+    check(lambda x: 2**x, x)
+    check(lambda x: x**0.5, x)
+    check(operator.pow, x, x)
+
+
+def test_an_integer_to_a_negative_power_is_refused() -> None:
+    with pytest.raises(ModelError, match="integers to negative integer powers are not integers"):
+        trace(lambda x: x**-1, np.arange(3))
+
+
+def test_floor_division_of_floats_is_exact() -> None:
+    pairs = np.array(
+        [[1.0, 0.1], [-1.0, 0.1], [6.0, 2.0], [-0.5, 3.0], [1.0, 0.0], [-1.0, 0.0], [3.0, np.inf], [-3.0, np.inf]], "f4"
+    )
+    check(operator.floordiv, pairs[:, 0], pairs[:, 1])
+    check(operator.mod, pairs[:4, 0], pairs[:4, 1])
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64"])
+def test_floor_division_of_integers_does_not_overflow(dtype: str) -> None:
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    x = np.array([low, low + 1, low + 2, -1, 0, 1, high - 1, high], dtype)
+    for divisor in (3, -3, 7, high, low):
+        check(lambda x, d=divisor: x // d, x)
+        check(lambda x, d=divisor: x % d, x)
+
+
+def test_bool_arithmetic_is_logic() -> None:
+    a, b = np.array([True, True, False]), np.array([True, False, False])
+    for function in (operator.add, operator.mul, operator.lt, operator.and_, operator.or_, operator.xor):
+        check(function, a, b)
+    check(operator.invert, a)
+    with pytest.raises(ModelError, match="NumPy has no bool - bool"):
+        trace(operator.sub, a, b)
+    with pytest.raises(ModelError, match=r"NumPy has no - of bool; use ~x"):
+        trace(operator.neg, a)
+
+
+@pytest.mark.parametrize("shapes", [((2, 3), (3, 4)), ((3,), (3, 4)), ((5, 2, 3), (3, 4)), ((3,), (3,))])
+@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("float32", "float64"), ("int32", "int64")])
+def test_matmul(shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, str]) -> None:
+    a, b = (np.arange(np.prod(s)).reshape(s).astype(d) for s, d in zip(shapes, dtypes, strict=True))
+    check(operator.matmul, a, b)
+
+
+def test_arrays_are_strong_and_numbers_weak() -> None:
+    x = np.ones(3, np.float32)
+    assert trace(lambda x: x * 2.5, x).outputs[0].type == TensorType(DType.FLOAT32, (3,))
+    assert trace(lambda x: x * np.array(2.5), x).outputs[0].type == TensorType(DType.FLOAT64, (3,))
+    assert trace(lambda x: x * np.float64(2.5), x).outputs[0].type == TensorType(DType.FLOAT64, (3,))
+    assert trace(lambda x: np.float32(2.5) * x, x).outputs[0].type == TensorType(DType.FLOAT32, (3,))
+    assert trace(lambda x: x * [1, 2, 3], x).outputs[0].type == TensorType(DType.FLOAT64, (3,))
+    assert trace(lambda x: x + Constant(np.ones(3, np.float16)), x).outputs[0].type == TensorType(DType.FLOAT32, (3,))
+
+
+def test_a_number_takes_the_type_of_a_small_float() -> None:
+    x = np.ones(3, ml_dtypes.bfloat16)
+    for build in (lambda x: x + 1, lambda x: 1.5 * x, lambda x: x / 3):
+        assert trace(build, x).outputs[0].type == TensorType(DType.BFLOAT16, (3,))
+
+
+def test_a_constant_is_converted_once_not_cast_at_run_time() -> None:
+    function = trace(lambda x: x + np.ones(3, np.float16), np.ones(3, np.float32))
+    assert [node.op for node in function.nodes] == ["Add"]
+
+
+def test_numbers_out_of_range_are_refused() -> None:
+    with pytest.raises(ModelError, match="300 is out of the range of uint8"):
+        trace(lambda x: x + 300, np.ones(3, np.uint8))
+    with pytest.raises(ModelError, match="-1 is out of the range of uint8"):
+        trace(lambda x: x + -1, np.ones(3, np.uint8))
+
+
+def test_strings_compare() -> None:
+    x = np.array(["a", "b"], object)
+    (equal,) = run(lambda x: x == "a", x)
+    assert equal.tolist() == [True, False]
+    with pytest.raises(ModelError, match=r"ONNX has no string \+ 'a' of strings"):
+        trace(lambda x: x + "a", x)
+
+
+def test_what_is_no_operand_is_left_to_the_other_side() -> None:
+    class Other:
+        def __radd__(self, left: Any) -> str:
+            return "theirs"
+
+    seen = []
+    trace(lambda x: (seen.append(x + Other()), seen.append(x == None), x)[-1], F32)  # noqa: E711  # the comparison is what is tested
+    assert seen == ["theirs", False]
+    with pytest.raises(TypeError):
+        trace(lambda x: x + object(), F32)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "float32", "bool"])
+@pytest.mark.parametrize("method", ["sum", "prod", "mean", "max", "min"])
+def test_reductions(method: str, dtype: str) -> None:
+    x = np.arange(6).reshape(2, 3).astype(dtype)
+    for options in ({}, {"axis": 0}, {"axis": -1, "keepdims": True}, {"axis": (0, 1)}, {"axis": ()}):
+        check(lambda x, o=options: getattr(x, method)(**o), x)
+
+
+def test_reductions_before_axes_were_inputs() -> None:
+    x = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+    (actual,) = run(lambda x: x.max(axis=1), x, opsets=13)
+    np.testing.assert_array_equal(actual, x.max(axis=1))
+
+
+def test_shapes() -> None:
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    for build in (
+        lambda x: x.T,
+        lambda x: x.transpose(),
+        lambda x: x.transpose(1, -1, 0),
+        lambda x: x.transpose((1, 2, 0)),
+        lambda x: x.reshape(6, -1),
+        lambda x: x.reshape((4, 6)),
+        lambda x: x.reshape(-1),
+    ):
+        check(build, x)
+    check(lambda x: x.reshape(0, 5), np.ones((0, 3), np.float32))
+
+
+def test_reshape_by_names_and_tensors() -> None:
+    symbolic = TensorType(DType.FLOAT32, ("N", 3, "M"))
+    assert trace(lambda x: x.reshape("N", -1), symbolic).outputs[0].type == TensorType(DType.FLOAT32, ("N", None))
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    function = trace(lambda x: x.reshape("M", -1), symbolic)
+    np.testing.assert_array_equal(compute(function, x)[0], x.reshape(4, -1))
+    function = trace(lambda x, n: x.reshape(n, -1), symbolic, TensorType(DType.INT64, ()))
+    np.testing.assert_array_equal(compute(function, x, np.array(6))[0], x.reshape(6, -1))
+    with pytest.raises(ModelError, match=r"an extent of reshape is .*; got 'K'"):
+        trace(lambda x: x.reshape("K"), symbolic)
+
+
+@pytest.mark.parametrize("like", ["int64", np.int64, np.dtype("int64"), int, DType.INT64], ids=repr)
+def test_astype(like: Any) -> None:
+    (actual,) = run(lambda x: x.astype(like), np.array([1.9, -1.9], np.float32))
+    assert actual.dtype == np.int64
+    assert actual.tolist() == [1, -1]
+
+
+def test_astype_of_what_is_no_type() -> None:
+    with pytest.raises(ModelError, match="'floaty' is no element type; give an xrt DType"):
+        trace(lambda x: x.astype("floaty"), F32)
+
+
+@pytest.mark.parametrize(
+    ("use", "what"),
+    [
+        (lambda x: bool(x), "its truth is asked"),
+        (lambda x: x if x > 0 else -x, "its truth is asked"),
+        (lambda x: 1 in [x], "its truth is asked"),
+        (lambda x: list(x), "it is iterated over"),
+        (lambda x: float(x), "it is converted to a float"),
+        (lambda x: int(x), "it is converted to an int"),
+        (lambda x: [1, 2][x], "it is used as a Python integer"),
+        (lambda x: np.asarray(x), "NumPy is asked for its numbers"),
+    ],
+)
+def test_what_needs_the_numbers_is_refused(use: Callable[..., Any], what: str) -> None:
+    with pytest.raises(ModelError, match=what):
+        trace(use, F32)
+
+
+def test_operators_need_a_recent_opset() -> None:
+    with pytest.raises(ModelError, match=r"the operator \+ on tensors needs opset 13 or newer; the graph is at 9"):
+        trace(lambda x: x + 1, F32, opsets=9)
+
+
+def test_length_is_the_first_extent() -> None:
+    assert len(trace(lambda x: tuple(x[i] for i in range(len(x))), F32).outputs) == 2
+    with pytest.raises(ModelError, match=r"len\(\) of x: float32\[N\] is not known"):
+        trace(lambda x: x * len(x), TensorType(DType.FLOAT32, ("N",)))

@@ -1,0 +1,169 @@
+"""What a region holds, what crosses its edge, and what stays outside."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tests.partition.drawn import F32, chain, engine, function, node, palette
+from xrt.graph import Attribute, AttrKind, Constant, Function, Node, Value
+from xrt.partition import Plan, partition
+
+ZEROS = Constant(np.zeros(4, np.float32))
+
+
+def by_node(plan: Plan, name: str) -> Function:
+    """Return the body of the region that holds the node."""
+    return next(launch.function for launch in plan.launches if name in launch.nodes)
+
+
+def names(values: tuple[Value, ...]) -> list[str]:
+    return [value.name for value in values]
+
+
+def test_a_region_is_typed_named_and_of_the_same_opsets() -> None:
+    plan = partition(chain("RGGR"), palette())
+    first, second, third = plan.launches
+    assert [x.name for x in plan.launches] == ["xrt_red_0", "xrt_green_1", "xrt_red_2"]
+    assert [x.function.name for x in plan.launches] == ["xrt_red_0", "xrt_green_1", "xrt_red_2"]
+    assert second.function.inputs == (Value("v1", F32),)
+    assert second.function.outputs == (Value("v3", F32),)
+    assert dict(second.function.types) == {"v2": F32}
+    assert all(x.function.opsets == {"": 20} for x in plan.launches)
+    assert plan.function.opsets == {"": 20, "xrt": 1}
+    assert dict(plan.function.types) == {"v1": F32, "v3": F32}
+    assert (first.inputs, third.outputs) == (("v0",), ("v4",))
+
+
+def test_a_launch_node_carries_what_the_launch_says() -> None:
+    plan = partition(chain("RG"), palette())
+    launch, folded = plan.launches[1], plan.function.nodes[1]
+    assert (folded.op, folded.name, folded.inputs, folded.outputs) == ("xrt.Launch", "xrt_green_1", ("v1",), ("v2",))
+    assert (folded.attr("engine"), folded.attr("nodes"), folded.attr("body")) == ("green", ("n1",), launch.function)
+    assert (launch.engine, launch.nodes, launch.device, launch.control) == ("green", ("n1",), "", ())
+
+
+def test_constants_go_into_each_region_that_reads_them_by_reference() -> None:
+    nodes = [node("Red", "x c", "a", name="a"), node("Blue", "a c", "b", name="b"), node("Red", "b d", "e", name="e")]
+    plan = partition(
+        function(nodes, "e", constants={"c": ZEROS, "d": Constant(np.ones(4, np.float32)), "unread": ZEROS}), palette()
+    )
+    assert by_node(plan, "a").constants["c"] is by_node(plan, "b").constants["c"] is ZEROS
+    assert list(by_node(plan, "e").constants) == ["d"]
+    assert all(launch.inputs in (("x",), ("a",), ("b",)) for launch in plan.launches)
+    assert not plan.function.constants
+
+
+def test_constants_and_inputs_that_are_outputs_stay_outside() -> None:
+    graph = function([node("Red", "x c", "a", name="a")], "a", constants={"c": ZEROS})
+    graph = graph.replace(outputs=(Value("c", F32), Value("x", F32), Value("a", F32), Value("a", F32)))
+    plan = partition(graph, palette())
+    assert names(plan.function.outputs) == ["c", "x", "a", "a"]
+    assert list(plan.function.constants) == ["c"]
+    assert names(plan.launches[0].function.outputs) == ["a"]
+    assert list(plan.launches[0].function.constants) == ["c"]
+
+
+def test_values_read_outside_or_given_out_leave_a_region_once() -> None:
+    nodes = [
+        node("Red", "x", "a unread", name="a"),
+        node("Red", "a", "b", name="b"),
+        node("Blue", "a a", "c", name="c"),
+        node("Blue", "a", "d", name="d"),
+    ]
+    plan = partition(function(nodes, "b c d"), palette())
+    assert names(by_node(plan, "a").outputs) == ["a", "b"]
+    assert names(by_node(plan, "c").inputs) == ["a"]
+    assert by_node(plan, "c").node("c").inputs == ("a", "a")
+
+
+def test_captured_values_are_inputs_of_the_region_or_constants() -> None:
+    inner = node("Inner", "a c x", "t")
+    body = Function((), (Value("t"),), (inner,), opsets={"": 20})
+    nodes = [
+        node("Red", "x", "a", name="a"),
+        node("Blue", "", "b", name="b", attributes=(Attribute("body", AttrKind.GRAPH, body),)),
+    ]
+    plan = partition(function(nodes, "b", constants={"c": ZEROS}), palette())
+    region = by_node(plan, "b")
+    assert (names(region.inputs), list(region.constants), region.captures) == (["a", "x"], ["c"], ())
+    assert names(by_node(plan, "a").outputs) == ["a"]
+
+
+def test_a_body_of_an_outer_function_still_captures() -> None:
+    """A Function that is itself a body reads values it does not define; its plan reads them too."""
+    body = Function((), (Value("a"),), (node("Red", "outer", "a", name="a"),), opsets={"": 20})
+    plan = partition(body, palette())
+    assert plan.function.captures == ("outer",)
+    assert plan.launches[0].inputs == ("outer",)
+
+
+def test_a_region_without_inputs_and_one_without_outputs() -> None:
+    nodes = [node("Red", "", "a", name="a"), node("Blue", "x", "unread", name="b")]
+    plan = partition(function(nodes, "a"), palette())
+    assert [(x.nodes, x.inputs, x.outputs) for x in plan.launches] == [(("a",), (), ("a",)), (("b",), ("x",), ())]
+
+
+def test_control_edges_become_control_edges_of_launches_or_stay_inside() -> None:
+    nodes = [
+        node("Red", "x", "a", name="a"),
+        node("Red", "x", "b", name="b", control=("a",)),
+        node("Blue", "x", "c", name="c", control=("b", "a")),
+    ]
+    plan = partition(function(nodes, "a b c"), palette())
+    assert [x.control for x in plan.launches] == [(), ("xrt_red_0",)]
+    assert by_node(plan, "b").node("b").control == ("a",)
+    assert by_node(plan, "c").node("c").control == ()
+
+
+def test_an_empty_function() -> None:
+    empty = Function((Value("x", F32),), (Value("x", F32),), opsets={"": 20})
+    plan = partition(empty, palette())
+    assert (plan.launches, plan.reasons) == ((), ())
+    assert str(plan) == "plan: 0 nodes in 0 regions on red, green, all"
+
+
+def test_names_of_the_outer_function_are_kept() -> None:
+    graph = chain("R").replace(name="model", doc="text", metadata={"k": "v"})
+    folded = partition(graph, palette()).function
+    assert (folded.name, folded.doc, folded.metadata) == ("model", "text", {"k": "v"})
+
+
+# ------------------------------------------------------------------ updates in place
+
+
+def updating(reader: Node | None = None, outputs: str = "z y") -> Plan:
+    """Return the plan of ``y = x + 1`` in place of x, then ``z`` on another engine."""
+    nodes = [node("Red", "x", "y", name="y"), node("Blue", "y", "z", name="z")]
+    return partition(function([*nodes, *([reader] if reader else [])], outputs, aliases=(("x", "y"),)), palette())
+
+
+def test_an_update_in_place_stays_on_the_plan_and_goes_into_the_region_that_makes_it() -> None:
+    plan = updating()
+    assert plan.function.aliases == (("x", "y"),)
+    assert by_node(plan, "y").aliases == (("x", "y"),)
+    assert by_node(plan, "z").aliases == ()
+
+
+def test_an_update_is_left_to_the_end_where_another_region_reads_the_old_value() -> None:
+    plan = updating(node("Blue", "x z", "w", name="w"), "w y")
+    assert plan.function.aliases == (("x", "y"),)
+    assert all(launch.function.aliases == () for launch in plan.launches)
+
+
+def test_an_update_is_left_to_the_end_where_the_old_value_is_an_output() -> None:
+    plan = updating(outputs="z y x")
+    assert plan.function.aliases == (("x", "y"),)
+    assert all(launch.function.aliases == () for launch in plan.launches)
+
+
+def test_an_update_is_left_to_the_end_where_another_region_makes_the_output() -> None:
+    nodes = [node("Red", "x", "a", name="a"), node("Blue", "a", "y", name="y")]
+    plan = partition(function(nodes, "y", aliases=(("x", "y"),)), palette())
+    assert plan.function.aliases == (("x", "y"),)
+    assert all(launch.function.aliases == () for launch in plan.launches)
+
+
+def test_two_updates_in_one_region() -> None:
+    nodes = [node("Red", "x", "p", name="p"), node("Red", "y", "q", name="q")]
+    plan = partition(function(nodes, "p q", "x y", aliases=(("x", "p"), ("y", "q"))), [engine("red", "Red")])
+    assert plan.launches[0].function.aliases == (("x", "p"), ("y", "q"))

@@ -1,0 +1,201 @@
+"""Options and pins: what they mean, and what is said of impossible ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.partition.drawn import chain, engine, function, node, palette, regions
+from xrt.errors import OptionError, PlanError
+from xrt.graph import Node
+from xrt.partition import ClusteringOptions, Pin, partition
+
+HELP = "a pin reads like 'Conv|Gemm=ort' (force), 'Softmax!=tvm' (forbid) or 'name:/layer1/*=ort' (by node name)"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"minimum_nodes": 0}, "minimum_nodes must be an integer of at least 1; got 0"),
+        ({"minimum_nodes": True}, "minimum_nodes must be an integer of at least 1; got True"),
+        ({"minimum_nodes": None}, "minimum_nodes must be an integer of at least 1; got None"),
+        ({"maximum_nodes": -1}, "maximum_nodes must be an integer of at least 1 or None for no limit; got -1"),
+        ({"maximum_nodes": "3"}, "maximum_nodes must be an integer of at least 1 or None for no limit; got '3'"),
+        ({"sweeps": -1}, "sweeps must be an integer of at least 0 or None for no limit; got -1"),
+        ({"minimum_nodes": 5, "maximum_nodes": 4}, "minimum_nodes=5 is more than maximum_nodes=4; no cluster satisfies both"),
+        ({"ignore_pipeline": 1}, "ignore_pipeline must be True or False; got 1"),
+        ({"pins": 3}, "pins must be a list of pins or of their text; got 3"),
+        ({"pins": [3]}, f"a pin is a Pin or its text; got int 3; {HELP}"),
+    ],
+)
+def test_impossible_options(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        ClusteringOptions(**options)
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Conv", f"'Conv' is not a pin; {HELP}"),
+        ("=ort", f"'=ort' is not a pin; {HELP}"),
+        ("Conv=", f"'Conv=' is not a pin; {HELP}"),
+        ("Conv|=ort", f"the pin to 'ort' names no operator; {HELP}"),
+        ("name:=ort", f"the pin to 'ort' names no name; {HELP}"),
+        ("!Softmax=tvm", f"'!Softmax' is no operator (letters, digits, '.', '*' and '?'); {HELP}"),
+        ("/conv/1=tvm", f"'/conv/1' is no operator (letters, digits, '.', '*' and '?'); {HELP}"),
+    ],
+)
+def test_impossible_pins(text: str, message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        Pin.parse(text)
+    assert str(caught.value) == message
+
+
+def test_a_pin_goes_by_operator_or_by_name() -> None:
+    with pytest.raises(OptionError, match=r"^a pin goes by 'operator' or by 'name'; got 'type'$"):
+        Pin(("Conv",), "ort", "type")  # type: ignore[arg-type]  # the mistake under test
+
+
+@pytest.mark.parametrize(
+    ("text", "pin"),
+    [
+        ("Conv|Gemm|MatMul=ort", Pin(("Conv", "Gemm", "MatMul"), "ort")),
+        ("Softmax != tvm", Pin(("Softmax",), "tvm", forbid=True)),
+        ("name:/layer1/*=ort", Pin(("/layer1/*",), "ort", "name")),
+        ("name:a=b=ort", Pin(("a=b",), "ort", "name")),
+        ("com.microsoft.*=ort{threads=2}", Pin(("com.microsoft.*",), "ort{threads=2}")),
+        ("Conv=ort{a=1, b=(2, 3)}", Pin(("Conv",), "ort{a=1, b=(2, 3)}")),
+    ],
+)
+def test_pins_as_text(text: str, pin: Pin) -> None:
+    assert Pin.parse(text) == pin
+    assert Pin.parse(str(pin)) == pin
+    assert ClusteringOptions(pins=(text,)).pins == ClusteringOptions(pins=pin).pins == ClusteringOptions(pins=text).pins == (pin,)
+
+
+def test_patterns_match_the_whole_and_take_brackets_as_they_are() -> None:
+    conv = Node("Conv", (), ("y",), name="/layer[0]/conv")
+    assert Pin(("C?nv",), "a").matches(conv)
+    assert not Pin(("Con",), "a").matches(conv)
+    assert Pin(("Gemm", "/layer[0]/*"), "a", "name").matches(conv)
+    assert not Pin(("/layer0/*",), "a", "name").matches(conv)
+    assert Pin(("com.microsoft.*",), "a").matches(Node("Fused", (), ("y",), domain="com.microsoft"))
+
+
+def test_options_as_text() -> None:
+    assert str(ClusteringOptions()) == ""
+    assert str(ClusteringOptions(2, 9, False, None, ("Conv=ort",))) == (
+        "minimum_nodes=2, maximum_nodes=9, ignore_pipeline=False, sweeps=None, pin 'Conv=ort'"
+    )
+
+
+# ------------------------------------------------------------------ pins at work
+
+
+def test_a_forcing_pin_leaves_no_other_engine_and_says_so() -> None:
+    plan = partition(chain("RRGR"), palette(), ClusteringOptions(pins="Red=green"))
+    assert regions(plan) == {("green", frozenset({"n0", "n1", "n2", "n3"}))}
+    assert [r.text for r in plan.reasons] == ["pinned to green by 'Red=green'"] * 2 + ["no kernel for Green"] + [
+        "pinned to green by 'Red=green'"
+    ]
+
+
+def test_a_forbidding_pin_leaves_the_others() -> None:
+    plan = partition(chain("RG"), palette(), ClusteringOptions(pins=["Red!=red", "name:n1!=green"]))
+    assert regions(plan) == {("green", frozenset({"n0"})), ("all", frozenset({"n1"}))}
+    assert [str(r) for r in plan.reasons] == [
+        "'n0' (Red) is not on red: kept from red by 'Red!=red'",
+        "'n1' (Green) is not on red: no kernel for Green",
+        "'n1' (Green) is not on green: kept from green by 'name:n1!=green'",
+    ]
+
+
+def test_the_last_forcing_pin_holds() -> None:
+    plan = partition(chain("RRR"), palette(), ClusteringOptions(pins=["*=all", "name:n1=green"]))
+    assert regions(plan) == {("all", frozenset({"n0"})), ("green", frozenset({"n1"})), ("all", frozenset({"n2"}))}
+
+
+def test_a_pin_by_spec_and_one_by_name_of_two_engines() -> None:
+    engines = [engine("red", "Red", spec="red{level=1}"), engine("red", "Red", spec="red{level=2}"), engine("all")]
+    assert regions(partition(chain("R"), engines, ClusteringOptions(pins="Red=red{level=2}"))) == {
+        ("red{level=2}", frozenset({"n0"}))
+    }
+    assert regions(partition(chain("R"), engines, ClusteringOptions(pins="Red=red"))) == {("red{level=1}", frozenset({"n0"}))}
+    assert regions(partition(chain("R"), engines, ClusteringOptions(pins="Red!=red"))) == {("all", frozenset({"n0"}))}
+
+
+def test_a_pin_to_an_engine_that_is_not_listed() -> None:
+    with pytest.raises(OptionError) as caught:
+        partition(chain("R"), palette(), ClusteringOptions(pins="Red=gren"))
+    assert (
+        str(caught.value)
+        == "pin 'Red=gren' names engine 'gren', which is not in the list: all, green, red. Did you mean 'green'?"
+    )
+
+
+def test_a_pin_by_a_name_that_is_not_there() -> None:
+    graph = function([node("Red", "x", "y", name="/layer1/conv")], "y")
+    with pytest.raises(PlanError) as caught:
+        partition(graph, palette(), ClusteringOptions(pins="name:/layer2/conv=red"))
+    assert str(caught.value) == "pin 'name:/layer2/conv=red' matches no node of function 'main'. Did you mean '/layer1/conv'?"
+
+
+def test_a_pin_by_an_operator_that_is_not_there_is_kept_for_other_models() -> None:
+    assert partition(chain("R"), palette(), ClusteringOptions(pins="Conv=red")).reasons == ()
+
+
+def test_a_pin_that_the_engine_declines() -> None:
+    with pytest.raises(PlanError) as caught:
+        partition(chain("RG"), palette(), ClusteringOptions(pins=["Green=red", "Red=red"]))
+    assert str(caught.value) == (
+        "'Green=red' cannot be kept: no engine is left for 1 of 2 nodes; change the pin, or list an engine that takes them:\n"
+        "  'n1' (Green): red: no kernel for Green; green: pinned to red by 'Green=red'; all: pinned to red by 'Green=red'"
+    )
+
+
+# ------------------------------------------------------------------ sizes at work
+
+
+def test_a_small_cluster_goes_to_the_next_engine_with_a_reason() -> None:
+    plan = partition(chain("GRG"), palette(), ClusteringOptions(minimum_nodes=2))
+    assert regions(plan) == {("green", frozenset({"n0", "n1", "n2"}))}
+    assert str(plan.reasons[1]) == "'n1' (Red) is not on red: its cluster of 1 node is smaller than minimum_nodes=2"
+
+
+def test_a_small_cluster_stays_where_no_further_engine_takes_it() -> None:
+    plan = partition(chain("B"), palette(), ClusteringOptions(minimum_nodes=5))
+    assert regions(plan) == {("all", frozenset({"n0"}))}
+
+
+def test_a_dissolved_cluster_may_dissolve_again() -> None:
+    plan = partition(chain("BRB"), palette(), ClusteringOptions(minimum_nodes=3))
+    assert regions(plan) == {("all", frozenset({"n0", "n1", "n2"}))}
+    assert [r.text for r in plan.reasons if r.node == "n1"] == ["its cluster of 1 node is smaller than minimum_nodes=3"] * 2
+
+
+def test_large_clusters_are_cut_evenly() -> None:
+    plan = partition(chain("RRRRRRR"), palette(), ClusteringOptions(maximum_nodes=3))
+    assert [len(launch.nodes) for launch in plan.launches] == [2, 2, 3]
+
+
+def test_siblings_share_a_region() -> None:
+    wide = function([node("Red", "x", f"v{i}", name=f"n{i}") for i in range(5)], "v0 v1 v2 v3 v4")
+    assert len(partition(wide, palette()).launches) == 1
+    assert len(partition(wide, palette(), ClusteringOptions(ignore_pipeline=False)).launches) == 1
+
+
+def test_ignore_pipeline_decides_whether_a_region_may_wait_for_more() -> None:
+    """The red node d needs a alone; in one region with c it would wait for the blue b."""
+    nodes = [
+        node("Red", "x", "a", name="a"),
+        node("Blue", "a", "b", name="b"),
+        node("Red", "b", "c", name="c"),
+        node("Red", "y", "d", name="d"),
+        node("Red", "c d", "e", name="e"),
+    ]
+    graph = function(nodes, "e", "x y")
+    assert regions(partition(graph, palette())) == {("red", frozenset("a")), ("all", frozenset("b")), ("red", frozenset("cde"))}
+    apart = partition(graph, palette(), ClusteringOptions(ignore_pipeline=False))
+    assert regions(apart) == {("red", frozenset("ad")), ("all", frozenset("b")), ("red", frozenset("ce"))}
