@@ -28,8 +28,8 @@ from xrt.graph.types import Type
 
 __all__ = ["DEFAULT_OPSET", "Builder"]
 
-DEFAULT_OPSET = 26
-"""The opset of a traced graph unless it says otherwise: the newest that released engines accept.
+DEFAULT_OPSET = min(26, latest_version())
+"""The opset of a traced graph unless it says otherwise: the newest that released engines accept, and that ``onnx`` knows.
 
 From 27 on, everyday operators (Cast, Range, Mod) have versions that no released engine has a kernel for.
 """
