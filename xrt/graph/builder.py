@@ -43,7 +43,7 @@ __all__ = [
 class Graph:
     """A graph as a class: derive from it and write ``build``.
 
-    >>> from xrt import ops
+    >>> from xrt.graph import DType, TensorType
     >>> class Affine(Graph):
     ...     def build(self, x):
     ...         return x * 2 + 1

@@ -41,7 +41,7 @@ SMALL = 64
 class Builder:
     """Records what is done to its tensors, while it is the current one, and makes a Function of it.
 
-    >>> from xrt import ops
+    >>> from xrt.graph import DType, TensorType
     >>> with Builder("double") as b:
     ...     x = b.input("x", TensorType(DType.FLOAT32, ("N",)))
     ...     b.output(x + x, "y")
