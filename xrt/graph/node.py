@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from xrt.graph.attributes import Attribute
+from xrt.graph.attributes import Attribute, AttrKind
 
 if TYPE_CHECKING:
     from xrt.graph.function import Function
@@ -50,9 +50,8 @@ class Node:
     @property
     def bodies(self) -> tuple[Function, ...]:
         """The Functions among the attributes: the branches of an If, the body of a Loop."""
-        if not self.attributes:
-            return ()
-        return tuple(body for attribute in self.attributes for body in attribute.bodies())
+        holders = [a for a in self.attributes if a.kind is AttrKind.GRAPH or a.kind is AttrKind.GRAPHS]
+        return tuple(body for attribute in holders for body in attribute.bodies()) if holders else ()
 
     def map_bodies(self, change: Callable[[Function], Function]) -> Node:
         """Return the node with each body changed; the node itself where it has none, or where none changes."""
@@ -74,7 +73,7 @@ class Node:
     @property
     def uses(self) -> tuple[str, ...]:
         """Every value that the node reads: its inputs (a value used twice stands twice) and then its captures."""
-        read = tuple(name for name in self.inputs if name)
+        read = tuple(filter(None, self.inputs)) if "" in self.inputs else self.inputs
         return read + self.captures if self.attributes else read
 
     @property

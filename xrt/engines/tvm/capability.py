@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from xrt.engines.tvm.defects import known_defect
 from xrt.engines.tvm.host import target_of
-from xrt.engines.tvm.importer import INLINE, compiler_lock, import_function
+from xrt.engines.tvm.importer import INLINE, compiler_lock, constant_of, import_function
 from xrt.engines.tvm.pipeline import legalise
 from xrt.engines.tvm.reasons import shortened
 from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, Type, Value, schema_of, since_version
@@ -73,7 +73,7 @@ def _question(node: Node, function: Function, version: int, used: list[str]) -> 
 
 
 def _input(name: str, function: Function) -> TensorType | Constant:
-    constant = function.constants.get(name)
+    constant = constant_of(name, function)
     if constant is not None and constant.array.size <= INLINE:
         return constant
     type_ = function.type_of(name)

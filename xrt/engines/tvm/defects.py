@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from xrt.engines.tvm.importer import constant_of
 from xrt.graph import DType, Function, Node, TensorType, is_training
 
 __all__ = ["DEFECTS", "Defect", "known_defect"]
@@ -59,7 +60,7 @@ _SORTABLE = {DType.FLOAT16, DType.FLOAT32, DType.FLOAT64, DType.INT8, DType.UINT
 
 def _scales_by_a_fraction(node: Node, function: Function) -> bool:
     """Whether an extent times its scale is not whole; TVM then scales by the rounded size instead."""
-    scales = function.constants.get(node.inputs[-1 if len(node.inputs) < 3 else 2])
+    scales = constant_of(node.inputs[-1 if len(node.inputs) < 3 else 2], function)
     type_ = function.type_of(node.inputs[0])
     if scales is None or not scales.array.size or not isinstance(type_, TensorType) or type_.shape is None:
         return False
