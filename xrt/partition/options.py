@@ -93,7 +93,7 @@ class ClusteringOptions:
     ignore_pipeline: bool = True
     """Whether regions may be merged although one of them then waits for more. With False, every region starts as soon
     as any of its first nodes could: it waits for no other region than each of these nodes itself waits for."""
-    sweeps: int | None = 3
+    sweeps: int | None = 2
     """How often the nodes are gone over to let fewer values cross between regions; None until nothing improves."""
     pins: tuple[Pin, ...] = ()
     """Pins, or their text. Of the forcing pins that match a node the last one holds; forbidding ones add up."""

@@ -39,11 +39,13 @@ def fewest(units: Units) -> tuple[int, ...]:
     phases = units.kinds.phases()
     if len(phases) < 3:
         return min((_taking_turns(units, phases[i:] + phases[:i]) for i in range(len(phases))), key=len, default=())
-    turned = units.reversed()
-    found = min(_tight(units, turned, _greedy(units)), _tight(units, turned, _greedy(turned)[::-1]), key=len)
-    if len(found) == max(units.tails(), default=0):
-        return found
-    return _searched(units, turned, found)
+    tails = units.tails()
+    found = _greedy(units, tails)
+    if len(found) > max(tails):
+        turned = units.reversed()
+        backward = _greedy(turned, turned.tails())[::-1]
+        found = min(_used(turned, found[::-1])[::-1], _used(units, backward), key=len)
+    return found if len(found) == max(tails) else _searched(units, found)
 
 
 # ------------------------------------------------------------------ one or two kinds of region
@@ -72,7 +74,7 @@ def _waits(units: Units, turn: Sequence[int]) -> list[list[int]]:
 # ------------------------------------------------------------------ three kinds and more
 
 
-def _searched(units: Units, turned: Units, found: tuple[int, ...]) -> tuple[int, ...]:
+def _searched(units: Units, found: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shortest sequence where the graph is small enough, otherwise what the plain algorithm has if it is shorter."""
     if len(units) <= CONTRACTIBLE and len(small := _contracted(units)) <= SEARCHABLE:
         done, better = _exact(small, len(found))
@@ -80,7 +82,7 @@ def _searched(units: Units, turned: Units, found: tuple[int, ...]) -> tuple[int,
         if done:
             return found
     if fewest_possible(units) < len(found):
-        found = min(found, _tight(units, turned, _plain(units)), key=len)
+        found = min(found, _used(units, _plain(units)), key=len)
     return found
 
 
@@ -106,9 +108,9 @@ def _contracted(units: Units) -> Units:
         units = both
 
 
-def _greedy(units: Units) -> tuple[int, ...]:
+def _greedy(units: Units, tails: Sequence[int]) -> tuple[int, ...]:
     """Return the sequence that always runs the kind from which the longest way lies ahead, then the most of it."""
-    run = _Run(units)
+    run = _Run(units, tails)
     sequence = []
     while run.left:
         phase = run.most_urgent()
@@ -117,27 +119,18 @@ def _greedy(units: Units) -> tuple[int, ...]:
     return tuple(sequence)
 
 
-def _tight(units: Units, turned: Units, sequence: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the sequence without the places that stay empty when each unit runs as early, or as late, as it can."""
-    before = None
-    while sequence != before:
-        before = sequence
-        sequence = _used(units, sequence)
-        sequence = _used(turned, sequence[::-1])[::-1]
-    return sequence
-
-
 def _used(units: Units, sequence: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the sequence without the places that stay empty when each unit runs as early as it can."""
     return tuple(sequence[at] for at in sorted(set(places(units, sequence))))
 
 
 class _Run:
     """Units being run batch by batch."""
 
-    def __init__(self, units: Units) -> None:
+    def __init__(self, units: Units, tails: Sequence[int]) -> None:
         self._kind = units.kind
         self._after = units.graph.successors()
-        self._tail = units.tails()
+        self._tail = tails
         self._accepted = {phase: units.kinds.accepted(phase) for phase in units.kinds.phases()}
         self._waiting = [len(before) for before in units.graph.predecessors]
         self._ready: list[list[int]] = [[] for _ in range(len(units.kinds))]
