@@ -12,8 +12,9 @@ from tests.graph.tracing import F32, compute, trace
 from xrt import ops
 from xrt.errors import ModelError
 from xrt.frontends.graph import Graph
-from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value, builder
+from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value
 from xrt.graph.builder import Builder, Tensor, after, device, inline, scope
+from xrt.graph.builder.symbol import current
 from xrt.graph.verify import verify
 
 
@@ -130,7 +131,7 @@ def test_a_writeable_array_is_copied_a_read_only_one_is_not() -> None:
 
 
 def test_unused_constants_are_left_out() -> None:
-    function = trace(lambda x: (builder.current("").constant(np.ones(3)), x)[1], F32)
+    function = trace(lambda x: (current("").constant(np.ones(3)), x)[1], F32)
     assert function.constants == {}
 
 
