@@ -48,11 +48,13 @@ $(BIN)/python:
 	  { rm -rf $(VENV); echo "$(PYTHON) cannot make a virtual environment; on Debian: apt-get install python3-venv"; exit 1; }
 
 $(VENV)/engines.stamp: pyproject.toml setup.py | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all]'
+	@echo "installing XRT and its engines into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all]'
 	@touch $@
 
 $(VENV)/dev.stamp: pyproject.toml setup.py | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all,dev]'
+	@echo "installing XRT, its engines and the tools of development into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all,dev]'
 	@touch $@
 
 $(VENV)/proto.stamp: CMakeLists.txt | $(BIN)/python

@@ -334,6 +334,16 @@ def test_a_kernel_that_fails_names_its_node() -> None:
     assert isinstance(error.__cause__, ValueError)
 
 
+def test_an_output_that_the_form_does_not_have_says_so() -> None:
+    f = function("x", "y z", node("Relu", "x", "y z"))
+    assert "the operator has 1 output(s) in this form; the node lists 2" in str(raised(f, f32(1.0)))
+
+
+def test_outputs_that_are_left_out_are_not_computed_for() -> None:
+    f = function("x", "y", Node("Relu", ("x",), ("y", "", "")))
+    same(run(f, f32(-1.0))[0], f32(0.0))
+
+
 def test_a_kernel_that_fails_within_a_body_is_named_itself() -> None:
     body = function("", "y", node("Reshape", "x s", "y"), constants={"s": i64([7])})
     f = function("c x", "y", node("If", "c", "y", then_branch=body, else_branch=body))

@@ -250,7 +250,20 @@ def test_a_graph_used_in_another() -> None:
 
     function = Twice().trace(F32)
     assert [node.name for node in function.nodes][::3] == ["affine_1/matmul_1", "affine_2/matmul_1"]
-    assert len(function.constants) == 2  # the weight, and the bias, whose values are shared
+    assert list(function.constants) == ["affine_1/weight", "affine_1/bias"]  # used twice, there once
+
+
+def test_bodies_import_what_is_imported_after_them() -> None:
+    def build(x: Any) -> Any:
+        branch = ops.If(
+            x.sum() > 0, then_branch=lambda: ops.If(True, then_branch=lambda: x, else_branch=lambda: -x), else_branch=lambda: x
+        )
+        return ops.ml.Binarizer(branch)
+
+    function = trace(build, F32)
+    assert {f"{scope.name}: {sorted(scope.opsets)}" for scope, _ in function.walk()} == {
+        f"{name}: ['', 'ai.onnx.ml']" for name in ("main", "then_branch", "else_branch")
+    }
 
 
 def test_a_function_recorded_in_another() -> None:

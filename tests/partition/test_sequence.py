@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.partition.drawn import true_minimum
-from xrt.partition import sequence
+from xrt.partition import search, sequence
 from xrt.partition.dependencies import DependencyGraph
 from xrt.partition.pipeline import prompt_groups
 from xrt.partition.placement import Crossings, places, settled
@@ -109,14 +109,14 @@ def test_what_is_too_large_to_search_is_still_near_the_bound(seed: int, kinds: i
 def test_the_plain_algorithm_is_taken_where_it_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
     units = seeded(60, 3, 1)
     monkeypatch.setattr(sequence, "CONTRACTIBLE", 0)
-    monkeypatch.setattr(sequence, "_greedy", lambda units: tuple(units.kind))
-    monkeypatch.setattr(sequence, "_tight", lambda units, turned, found: found)
+    monkeypatch.setattr(sequence, "_greedy", lambda units, tails: tuple(units.kind))
+    monkeypatch.setattr(sequence, "_used", lambda units, found: found)
     assert len(fewest(units)) == len(set(plain_groups(units))) < 60
 
 
 def test_the_search_gives_up_beyond_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     units = seeded(300, 6, 0, window=100)
-    monkeypatch.setattr(sequence, "BUDGET", 400)
+    monkeypatch.setattr(search, "BUDGET", 400)
     assert min(places(units, fewest(units))) >= 0
 
 
@@ -162,6 +162,15 @@ def test_a_sweep_moves_a_side_branch_to_its_reader() -> None:
     units = Units.of(DependencyGraph([(), (), (0,), (1, 2)]), [0, 0, 1, 0], [""] * 4)
     assert places(units, fewest(units)) == [0, 0, 1, 2]
     assert settled(units, fewest(units), (), 1) == [0, 2, 1, 2]
+
+
+def test_a_sweep_that_saves_nothing_is_taken_back() -> None:
+    """s(0) reads p and q(0), which b(1) reads too, and c(0) reads b and s: moving s to c only lets p and q cross instead."""
+    units = Units.of(DependencyGraph([(), (), (0, 1), (0, 1), (2, 3)]), [0, 0, 0, 1, 0], [""] * 5)
+    state = Crossings(units, fewest(units), (), places(units, fewest(units)))
+    assert state.sweep() == 0
+    assert state.place == [0, 0, 2, 1, 2]
+    assert settled(units, fewest(units), (), 1) == [0, 0, 0, 1, 2]
 
 
 def crossings(units: Units, place: list[int], ends: list[int]) -> int:

@@ -43,7 +43,7 @@ __all__ = [
 class Graph:
     """A graph as a class: derive from it and write ``build``.
 
-    >>> from xrt import ops
+    >>> from xrt.graph import DType, TensorType
     >>> class Affine(Graph):
     ...     def build(self, x):
     ...         return x * 2 + 1
@@ -79,15 +79,20 @@ class Graph:
     def trace(self, *inputs: Any, **named: Any) -> Function:
         """Return the Function that `build` describes for inputs of those types (or like those arrays)."""
         versions = {**self.opsets, "": self.opset}
-        known = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray | Constant)}
-        builder = Builder(type(self).__name__, opsets=versions, inference=self.infer, known=known)
+        builder = Builder(type(self).__name__, opsets=versions, inference=self.infer)
+        builder.know(self._arrays())
         return _traced(builder, self.build, inputs, named)
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """Record the graph as a part of the one that is being traced; names are prefixed with the class's."""
         builder = current(f"{type(self).__name__}(...)")
         with builder.scope(_part_name(builder, type(self).__name__)):
+            builder.know(self._arrays())
             return self.build(*inputs, **named)
+
+    def _arrays(self) -> Mapping[str, Any]:
+        """Return the arrays among the attributes: as constants they are named after them."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray | Constant)}
 
     @staticmethod
     def update(target: Tensor, value: Any) -> Tensor:

@@ -119,9 +119,18 @@ def _operands(
         formal = operator.formal_input(index)
         if not is_weak(item):
             raise ModelError(f"input {formal.name!r} is a {type(item).__name__}, {item!r}; it must be a tensor")
-        symbols[index] = builder.symbol(weak_array(item, weak_dtype(formal, bound, item)))
-        bound = bind(operator, [None if symbol is None else symbol.type for symbol in symbols])
-    return symbols, bound
+        symbols[index] = builder.symbol(weak_array(item, weak_dtype(formal, bound, _of_one_type(operator, given, index))))
+    return symbols, bind(operator, [None if symbol is None else symbol.type for symbol in symbols])
+
+
+def _of_one_type(operator: Operator, given: Sequence[Operand | None], index: int) -> list[Operand | None]:
+    """Return the weak inputs that must have the type of the one at an index, itself among them."""
+    formal = operator.formal_input(index)
+    if formal.is_variadic and not formal.is_homogeneous:
+        return [given[index]]
+    return [
+        item for place, item in enumerate(given) if is_weak(item) and operator.formal_input(place).variable == formal.variable
+    ]
 
 
 def _check_inputs_given(operator: Operator, given: Sequence[Operand | None]) -> None:

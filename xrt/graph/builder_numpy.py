@@ -160,10 +160,19 @@ def _floor_divide(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
     if _is_unsigned(dtype):
         return quotient
     # Truncation is one too many where the product has passed the dividend; no step here can overflow.
-    product = emit("Mul", quotient, b)
-    above, below = emit("Greater", product, a), emit("Less", product, a)
-    passed = emit("Where", emit("Greater", b, _zero(b)), above, below)
-    return emit("Sub", quotient, cast(passed, dtype))
+    return emit("Sub", quotient, cast(_has_passed(emit("Mul", quotient, b), a, b), dtype))
+
+
+def _has_passed(product: Tensor, dividend: Tensor, divisor: Tensor) -> Tensor:
+    """Whether the product lies beyond the dividend, in the direction that the divisor's sign gives."""
+    known = current("//").constant_of(divisor)
+    if known is not None and bool((known.array > 0).all()):
+        return emit("Greater", product, dividend)
+    if known is not None and bool((known.array < 0).all()):
+        return emit("Less", product, dividend)
+    above = emit("And", emit("Greater", divisor, _zero(divisor)), emit("Greater", product, dividend))
+    below = emit("And", emit("Less", divisor, _zero(divisor)), emit("Less", product, dividend))
+    return emit("Or", above, below)
 
 
 def _float_floor_divide(a: Tensor, b: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ of them, is *weak* (NEP 50): it takes the type of what it meets, and has one of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import ml_dtypes  # noqa: F401  # registers its types with NumPy
@@ -57,29 +57,32 @@ def dtype_of(like: DTypeLike) -> DType:
 _TEXTS = frozenset(d.text for d in DType)
 
 
-def natural_dtype(value: Any) -> DType:
-    """Return the element type of a weak value that meets nothing: bool, int64, float32 (as ONNX prefers), string."""
-    array = _plain_array(value)
-    if array.size == 0 or array.dtype.kind in "iu":
-        return DType.INT64
-    return {"b": DType.BOOL, "f": DType.FLOAT32, "c": DType.COMPLEX64}.get(array.dtype.kind, DType.STRING)
+def natural_dtype(*values: Any) -> DType:
+    """Return the element type of weak values that meet nothing: string, or the first of bool, int64, float32 and complex64 that
+    holds them all. (ONNX prefers float32 where NumPy takes float64.)
+    """
+    arrays = [_plain_array(value) for value in values]
+    kinds = ["i" if array.size == 0 else array.dtype.kind for array in arrays]
+    if any(kind not in _ORDER for kind in kinds):
+        return DType.STRING
+    return (DType.BOOL, DType.INT64, DType.FLOAT32, DType.COMPLEX64)[max(_ORDER[kind] for kind in kinds)]
 
 
-def weak_dtype(formal: Formal, bound: Mapping[str, str], value: Any) -> DType:
-    """Return the element type that a weak value takes as an operator's input.
+def weak_dtype(formal: Formal, bound: Mapping[str, str], values: Sequence[Any]) -> DType:
+    """Return the element type that weak values take as inputs of an operator that must have one type.
 
-    The one that the other inputs bind; else its natural one if the operator admits it; else the operator's first that
-    can hold it.
+    The one that the other inputs bind; else their natural one if the operator admits it; else the operator's first that
+    can hold them.
     """
     meets = parse_onnx_spelling(bound[formal.variable]) if formal.variable in bound else None
     if isinstance(meets, TensorType):
         return meets.dtype
-    natural = natural_dtype(value)
-    admitted = [t.dtype for t in map(parse_onnx_spelling, formal.types) if isinstance(t, TensorType)]
+    natural = natural_dtype(*values)
+    admitted = [t.dtype for t in map(parse_onnx_spelling, sorted(formal.types)) if isinstance(t, TensorType)]
     if natural in admitted or not admitted:
         return natural
     fitting = [d for d in (DType.INT64, DType.INT32, DType.FLOAT32, DType.FLOAT64, *admitted) if d in admitted]
-    return next((d for d in fitting if _fits(_plain_array(value), d)), fitting[0])
+    return next((d for d in fitting if all(_fits(_plain_array(value), d) for value in values)), fitting[0])
 
 
 _ORDER = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from xrt.errors import ModelError
+from xrt.graph.attributes import AttrKind
 from xrt.graph.builder_names import renamed_node
 from xrt.graph.constants import Constant
 from xrt.graph.function import Function
@@ -71,7 +72,9 @@ def _copy(builder: Builder, tensor: Tensor, wanted: str | None) -> str:
 
 
 def _function(builder: Builder, outputs: tuple[Value, ...], renames: Mapping[str, str]) -> Function:
-    nodes = tuple(renamed_node(node, renames, {}) for node in builder.nodes) if renames else tuple(builder.nodes)
+    nodes = tuple(_with_opsets(node, builder.opsets) for node in builder.nodes)
+    if renames:
+        nodes = tuple(renamed_node(node, renames, {}) for node in nodes)
     types = {renames.get(name, name): type_ for name, type_ in builder.types.items()}
     shown = {value.name for value in outputs}
     return Function(
@@ -84,6 +87,18 @@ def _function(builder: Builder, outputs: tuple[Value, ...], renames: Mapping[str
         types={name: type_ for name, type_ in types.items() if name not in shown},
         name=builder.name,
     )
+
+
+def _with_opsets(node: Node, opsets: Mapping[str, int]) -> Node:
+    """Return the node with bodies that import what the graph does: a domain may have been imported after they were traced."""
+    late = {a.name: _importing(a.value, opsets) for a in node.attributes if a.kind is AttrKind.GRAPH}
+    return node.with_attributes(**late) if late else node
+
+
+def _importing(body: Function, opsets: Mapping[str, int]) -> Function:
+    if body.opsets == opsets:
+        return body
+    return body.replace(opsets=dict(opsets), nodes=tuple(_with_opsets(node, opsets) for node in body.nodes))
 
 
 def _used(constants: Mapping[str, Constant], nodes: Iterable[Node], outputs: set[str]) -> dict[str, Constant]:

@@ -28,8 +28,8 @@ from xrt.graph.types import Type
 
 __all__ = ["DEFAULT_OPSET", "Builder"]
 
-DEFAULT_OPSET = 26
-"""The opset of a traced graph unless it says otherwise: the newest that released engines accept.
+DEFAULT_OPSET = min(26, latest_version())
+"""The opset of a traced graph unless it says otherwise: the newest that released engines accept, and that ``onnx`` knows.
 
 From 27 on, everyday operators (Cast, Range, Mod) have versions that no released engine has a kernel for.
 """
@@ -41,7 +41,7 @@ SMALL = 64
 class Builder:
     """Records what is done to its tensors, while it is the current one, and makes a Function of it.
 
-    >>> from xrt import ops
+    >>> from xrt.graph import DType, TensorType
     >>> with Builder("double") as b:
     ...     x = b.input("x", TensorType(DType.FLOAT32, ("N",)))
     ...     b.output(x + x, "y")
@@ -49,7 +49,7 @@ class Builder:
     'y'
 
     ``opsets`` is the version of ai.onnx, or a mapping of versions by domain. ``inference`` says the types of a node's
-    outputs; without it only element types are known. ``known`` gives names to arrays that become constants.
+    outputs; without it only element types are known.
     """
 
     def __init__(
@@ -58,7 +58,6 @@ class Builder:
         *,
         opsets: int | Mapping[str, int] = DEFAULT_OPSET,
         inference: Inference | None = None,
-        known: Mapping[str, Any] | None = None,
         outer: Builder | None = None,
     ) -> None:
         self.name = name
@@ -75,7 +74,7 @@ class Builder:
         self.types: dict[str, Type] = {}
         self.outputs: list[tuple[Tensor, str | None]] = []
         self.updates: dict[str, Tensor] = {}
-        self._hints: dict[int, str] = outer._hints if outer else {id(v): k for k, v in (known or {}).items()}
+        self._hints: dict[int, str] = outer._hints if outer else {}
         self._shared: dict[object, tuple[Tensor, object]] = {}
         self._prefix: str = outer._prefix if outer else ""
         self._device: str = outer._device if outer else ""
@@ -191,6 +190,11 @@ class Builder:
     def _constant_name(self, value: object) -> str:
         hint = self._hints.get(id(value))
         return self.names.numbered(f"{self._prefix}constant") if hint is None else self.names.plain(hint)
+
+    def know(self, arrays: Mapping[str, Any]) -> None:
+        """Give names to arrays, for when they become constants; the caller keeps the arrays alive during the trace."""
+        for name, array in arrays.items():
+            self._hints.setdefault(id(array), self._prefix + name)
 
     def symbol(self, item: Any) -> Tensor:
         """Return the value of the graph that an operand stands for; raises ModelError for one of another graph."""

@@ -7,7 +7,6 @@ inputs that share its variable. That much is known without running ONNX's shape 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
 from xrt.errors import ModelError
@@ -127,10 +126,17 @@ def joined(a: Type | None, b: Type | None) -> Type | None:
     """Return the type of a value that may have either: extents that differ are not known; None where the types differ."""
     if isinstance(a, TensorType) and isinstance(b, TensorType) and a.dtype is b.dtype:
         return TensorType(a.dtype, _joined_shape(a.shape, b.shape))
-    if isinstance(a, SequenceType | OptionalType) and type(a) is type(b):
+    if isinstance(a, SequenceType) and isinstance(b, SequenceType):
         element = joined(a.element, b.element)
-        return None if element is None else replace(a, element=element)
+        return None if element is None else SequenceType(element)
+    if isinstance(a, OptionalType) or isinstance(b, OptionalType):  # what may be absent on one side may be absent
+        element = joined(_present(a), _present(b))
+        return None if element is None else OptionalType(element)
     return a if a == b else None
+
+
+def _present(type_: Type | None) -> Type | None:
+    return type_.element if isinstance(type_, OptionalType) else type_
 
 
 def _joined_shape(a: Shape | None, b: Shape | None) -> Shape | None:

@@ -5,8 +5,8 @@ runs an operator itself: the evaluator that `fold_constants` needs is handed in.
 """
 
 from xrt.passes.dead import drop_dead_nodes
-from xrt.passes.folding import fold_constants
+from xrt.passes.folding import fold_constants, known_value
 from xrt.passes.shapes import infer_shapes
 from xrt.passes.specialise import bind_dims, specialise
 
-__all__ = ["bind_dims", "drop_dead_nodes", "fold_constants", "infer_shapes", "specialise"]
+__all__ = ["bind_dims", "drop_dead_nodes", "fold_constants", "infer_shapes", "known_value", "specialise"]

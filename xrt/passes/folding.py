@@ -13,7 +13,7 @@ import numpy as np
 from xrt.graph import Constant, Function, Node, TensorType, Type, is_deterministic
 from xrt.passes.shapes import infer_shapes
 
-__all__ = ["LARGEST_BYTES", "Evaluate", "fold_constants"]
+__all__ = ["LARGEST_BYTES", "Evaluate", "fold_constants", "known_value"]
 
 Evaluate = Callable[[Function, list[Any]], Sequence[Any]]
 """Runs a Function on inputs, in order, and returns its outputs, in order."""
@@ -34,6 +34,7 @@ _DATA_SIZED = frozenset({"Compress", "NonZero", "Unique"})
 def fold_constants(function: Function, evaluate: Evaluate) -> Function:
     """Return the Function with the outputs of nodes that read constants only as constants, under the same names.
 
+    The Shape of a value whose extents are all numbers is a constant too, whatever its value.
     Each such node is handed to ``evaluate`` as a Function without inputs. A node stays where it is random, of a domain
     that onnx does not describe, part of a control edge, not known beforehand to give tensors of at most `LARGEST_BYTES`,
     or where the evaluation fails. Nodes with bodies are folded where all they capture is constant; otherwise the
@@ -41,6 +42,25 @@ def fold_constants(function: Function, evaluate: Evaluate) -> Function:
     returned where nothing is folded. Infer shapes first: it says how large the results are.
     """
     return _Folding(evaluate).function(function, {})
+
+
+def known_value(node: Node, function: Function) -> Constant | None:
+    """Return what the node gives where that needs no computing, None elsewhere: a Constant, or the Shape of a static value."""
+    if node.op == "Constant":
+        return _constant(node)
+    type_ = function.type_of(node.inputs[0]) if node.op == "Shape" else None
+    if not isinstance(type_, TensorType) or not type_.is_static:
+        return None
+    extents = (type_.shape or ())[node.attr("start", 0) : node.attr("end")]
+    return Constant(np.array(extents, np.int64))
+
+
+def _constant(node: Node) -> Constant | None:
+    for name, dtype in (("value_int", np.int64), ("value_ints", np.int64), ("value_float", np.float32), ("value_floats", np.float32)):
+        if (value := node.attr(name)) is not None:
+            return Constant(np.array(value, dtype))
+    value = node.attr("value")
+    return value if isinstance(value, Constant) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +88,10 @@ class _Folding:
 
     def node(self, node: Node, function: Function, scope: Mapping[str, Constant]) -> dict[str, Constant] | None:
         """Return the node's outputs as constants, None where it has to stay."""
+        if (value := known_value(node, function)) is not None:
+            return {node.outputs[0]: value}
         if not all(name in scope for name in node.uses) or not is_deterministic(node, function):
             return None
-        if node.op == "Constant" and (value := node.attr("value")) is not None:
-            return {node.outputs[0]: value}
         alone = infer_shapes(_alone(node, function, scope))
         return self.computed(alone) if _is_bounded(alone) else None
 

@@ -7,7 +7,6 @@ from functools import lru_cache
 
 from xrt.engines.ort.handing import hand_over
 from xrt.engines.ort.session import why_not_opened
-from xrt.errors import ModelError
 from xrt.graph import Constant, Function, Node, OptionalType, SequenceType, TensorType, Type, Value
 
 __all__ = ["why_refused"]
@@ -55,7 +54,7 @@ def _is_small(constant: Constant | None) -> bool:
 def _answer(kind: _Kind, providers: tuple[str, ...]) -> str | None:
     try:
         handed = hand_over(kind.function)
-    except ModelError as error:
+    except ValueError as error:  # a ModelError, or a name that is not text
         return str(error)
     return why_not_opened(handed, providers)
 

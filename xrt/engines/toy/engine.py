@@ -26,7 +26,8 @@ __all__ = ["Toy"]
 class Toy(GraphCompiler):
     """NumPy kernels for the operators of the common models, the ``onnx`` package's reference operators for the rest.
 
-    Complete and obvious rather than quick; deterministic to the bit wherever the operator is.
+    Complete and obvious rather than quick; deterministic to the bit wherever the operator is. The thread budget does
+    not reach it: kernels run on the calling thread, matrix products on the threads of NumPy's BLAS.
     """
 
     name: ClassVar[str] = "toy"

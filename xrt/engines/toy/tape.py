@@ -75,11 +75,11 @@ def _take(step: Step, slots: list[Any]) -> None:
     out = _buffer(step, slots) if step.reusable else None
     arguments = [slots[i] for i in step.arguments]
     result = step.kernel(*arguments) if out is None else step.kernel(*arguments, out=out)
-    if isinstance(result, tuple):
-        for slot, value in zip(step.results, result, strict=False):
-            slots[slot] = stored(value)
-    else:
-        slots[step.results[0]] = stored(result)
+    values = result if type(result) is tuple else (result,)
+    if len(values) < len(step.results):
+        raise ValueError(f"the operator has {len(values)} output(s) in this form; the node lists {len(step.results)}")
+    for slot, value in zip(step.results, values, strict=False):
+        slots[slot] = stored(value)
     for slot in step.free:
         slots[slot] = None
 
@@ -170,7 +170,8 @@ def tape_of(function: Function, kernel_of: Callable[[Node], tuple[Run, tuple[int
 
 def _step(node: Node, slot: dict[str, int], dying: Sequence[str], kernel: Run, mutable: tuple[int, ...]) -> Step:
     arguments = tuple(slot[name] for name in (*node.inputs, *node.captures))
-    results = tuple(slot[name] or UNWANTED for name in node.outputs)
+    listed = max((i for i, name in enumerate(node.outputs, 1) if name), default=0)
+    results = tuple(slot[name] or UNWANTED for name in node.outputs[:listed])
     free = (*(slot[name] for name in dying), *({UNWANTED} & set(results)))
     reusable = tuple(arguments[i] for i in mutable if i < len(arguments) and arguments[i] in free)
     return Step(kernel, arguments, results, free, reusable, node)

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from xrt.engines.tvm.defects import known_defect
 from xrt.engines.tvm.host import target_of
-from xrt.engines.tvm.importer import INLINE, compiler_lock, import_function
+from xrt.engines.tvm.importer import INLINE, compiler_lock, constant_of, import_function
 from xrt.engines.tvm.pipeline import legalise
 from xrt.engines.tvm.reasons import shortened
 from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, Type, Value, schema_of, since_version
@@ -73,7 +73,7 @@ def _question(node: Node, function: Function, version: int, used: list[str]) -> 
 
 
 def _input(name: str, function: Function) -> TensorType | Constant:
-    constant = function.constants.get(name)
+    constant = constant_of(name, function)
     if constant is not None and constant.array.size <= INLINE:
         return constant
     type_ = function.type_of(name)
@@ -93,11 +93,17 @@ def _trial(question: _Question) -> str | None:
     except Exception as cause:
         return f"TVM cannot take this {question.op_type}: {shortened(cause)}"
     wanted = [type_ for type_, used in zip(question.outputs, question.used, strict=True) if used]
-    for got, want in zip(imported.results, wanted, strict=True):
-        if not got.is_static:
-            return f"the shape of what {question.op_type} returns is not known to TVM before the run"
-        if isinstance(want, TensorType) and not _agrees(got, want):
-            return f"TVM takes the result of this {question.op_type} for {got}, where ONNX says {want}"
+    if len(imported.results) != len(wanted):
+        return f"TVM takes this {question.op_type} for one of {len(imported.results)} results, where {len(wanted)} are asked for"
+    reasons = (_disagreement(question.op_type, got, want) for got, want in zip(imported.results, wanted, strict=True))
+    return next((reason for reason in reasons if reason), None)
+
+
+def _disagreement(op_type: str, got: TensorType, want: Type | None) -> str | None:
+    if not got.is_static:
+        return f"the shape of what {op_type} returns is not known to TVM before the run"
+    if isinstance(want, TensorType) and not _agrees(got, want):
+        return f"TVM takes the result of this {op_type} for {got}, where ONNX says {want}"
     return None
 
 

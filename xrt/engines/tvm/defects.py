@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from xrt.engines.tvm.importer import constant_of
 from xrt.graph import DType, Function, Node, TensorType, is_training
 
 __all__ = ["DEFECTS", "Defect", "known_defect"]
@@ -59,7 +60,7 @@ _SORTABLE = {DType.FLOAT16, DType.FLOAT32, DType.FLOAT64, DType.INT8, DType.UINT
 
 def _scales_by_a_fraction(node: Node, function: Function) -> bool:
     """Whether an extent times its scale is not whole; TVM then scales by the rounded size instead."""
-    scales = function.constants.get(node.inputs[-1 if len(node.inputs) < 3 else 2])
+    scales = constant_of(node.inputs[-1 if len(node.inputs) < 3 else 2], function)
     type_ = function.type_of(node.inputs[0])
     if scales is None or not scales.array.size or not isinstance(type_, TensorType) or type_.shape is None:
         return False
@@ -68,28 +69,12 @@ def _scales_by_a_fraction(node: Node, function: Function) -> bool:
     return any(product != round(product) for product in products)
 
 
-def _one_sided(node: Node, function: Function) -> bool:
-    return node.attr("detect_positive", 1) != 1 or node.attr("detect_negative", 1) != 1
-
-
 DEFECTS: tuple[Defect, ...] = (
     Defect(
         ("BatchNormalization", "Dropout"),
         is_training,
         "TVM's importer ignores the training mode",
         ("test_batchnorm_example_training_mode", "test_training_dropout"),
-    ),
-    Defect(
-        ("IsInf",),
-        _one_sided,
-        "TVM's importer ignores detect_positive and detect_negative",
-        ("test_isinf_positive", "test_isinf_negative"),
-    ),
-    Defect(
-        ("Softplus", "Mish"),
-        _always,
-        "TVM computes softplus as log(1 + exp(x)), which has no correct digit left below -16",
-        ("test_mish", "test_mish_expanded"),
     ),
     Defect(
         ("Resize", "Upsample"),

@@ -7,18 +7,19 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
-import numpy as np
 from tvm import relax
 from tvm.ir import IRModule
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from xrt.engines.tvm.guards import guarded
+from xrt.engines.tvm.spelling import spelled
 from xrt.formats.onnx import lowest_model
 from xrt.graph import Constant, DType, Function, TensorType, Value
+from xrt.passes import fold_constants, known_value
 
-__all__ = ["Imported", "compiler_lock", "import_function"]
+__all__ = ["Imported", "compiler_lock", "constant_of", "import_function"]
 
 log = logging.getLogger("xrt.engines.tvm")
 
@@ -42,10 +43,12 @@ class Imported:
 def import_function(function: Function) -> Imported:
     """Import a Function whose inputs have static shapes.
 
-    Weights (constants of more than `INLINE` elements) become parameters, so that no copy of them goes through protobuf,
-    and the cost of a compile does not depend on them. Raises whatever TVM's importer raises.
+    Constant nodes and the Shape of a static value become constants first: the importer has kinds of value of its own for
+    them, which few of its operators take. What it imports badly is spelled otherwise. Weights (constants of more than `INLINE` elements) become parameters, so that
+    no copy of them goes through protobuf, and the cost of a compile does not depend on them. Raises whatever TVM's
+    importer raises.
     """
-    function = _with_known_shapes(function)
+    function = spelled(fold_constants(function, _no_evaluation))
     heavy = {name: c for name, c in function.constants.items() if c.array.size > INLINE}
     lifted = function.replace(
         inputs=(*function.inputs, *(Value(name, c.type) for name, c in heavy.items())),
@@ -59,18 +62,14 @@ def import_function(function: Function) -> Imported:
     return Imported(module, tuple(heavy.values()), _result_types(module))
 
 
-def _with_known_shapes(function: Function) -> Function:
-    """Replace each Shape of a static value by its constant: the importer has another kind of value for it, which few operators take."""
-    known = {}
-    for node in function.nodes:
-        type_ = function.type_of(node.inputs[0]) if node.op == "Shape" else None
-        if isinstance(type_, TensorType) and type_.is_static:
-            extents = (type_.shape or ())[node.attr("start", 0) : node.attr("end")]
-            known[node.outputs[0]] = Constant(np.array(extents, np.int64))
-    if not known:
-        return function
-    nodes = tuple(node for node in function.nodes if node.outputs[0] not in known)
-    return function.replace(nodes=nodes, constants={**function.constants, **known})
+def constant_of(name: str, function: Function) -> Constant | None:
+    """Return the constant that a value will be for the importer, None where it is known only at run time."""
+    producer = function.producer(name)
+    return function.constants.get(name) if producer is None else known_value(producer, function)
+
+
+def _no_evaluation(function: Function, inputs: list[Any]) -> NoReturn:
+    raise NotImplementedError("only what needs no computing is folded")
 
 
 def _shapes(function: Function) -> dict[str, list[Any]]:

@@ -14,7 +14,7 @@ from xrt.formats.onnx.reading import function_of
 from xrt.formats.onnx.reasons import reason_of
 from xrt.formats.onnx.versions import lowest_ir, newest_nodes
 from xrt.formats.onnx.writing import Style, model_of
-from xrt.graph import Constant, Function, Node, Type, Value, since_version
+from xrt.graph import Constant, Function, Node, TensorType, Type, Value, since_version
 from xrt.graph.builder_types import onnx_spelling
 from xrt.graph.operators import operator_of
 
@@ -22,6 +22,9 @@ __all__ = ["Scope", "check_convertible", "converted"]
 
 SMALL = 64
 """Integer constants of at most this many elements are axes and shapes, which a conversion may have to look at."""
+
+PER_AXIS_OPSET = 13
+"""Since this opset Softmax takes one axis; before, it flattened the tensor from that axis on."""
 
 _OLDEST_CONTROL = 11
 """Since this opset the revisions of If, Loop and Scan only widened the types that they take."""
@@ -143,6 +146,8 @@ def _convert(function: Function, max_opset: int) -> tuple[Function | None, str]:
     """Return a one-node Function converted, or the reason why it cannot be."""
     if any(value.type is None for value in function.inputs):
         return None, "the types of its inputs are not known; infer shapes first"
+    if max_opset < PER_AXIS_OPSET <= function.opset() and _is_per_axis(function):
+        return None, f"before opset {PER_AXIS_OPSET} it takes all axes from the given one on together"
     model = model_of(function, function.opsets, lowest_ir(function, function.opsets), Style(carries=False))
     try:
         older = version_converter.convert_version(model, max_opset)
@@ -155,6 +160,15 @@ def _convert(function: Function, max_opset: int) -> tuple[Function | None, str]:
     if newest := next(newest_nodes(result, max_opset), None):
         return None, f"onnx's converter leaves {newest[1].op}"
     return result, ""
+
+
+def _is_per_axis(function: Function) -> bool:
+    """Whether the node is a Softmax over another axis than the last, which onnx's converter turns into something else."""
+    node, type_ = function.nodes[0], function.inputs[0].type if function.inputs else None
+    if node.op_type not in ("Softmax", "LogSoftmax"):
+        return False
+    rank = type_.rank if isinstance(type_, TensorType) else None
+    return rank is None or node.attr("axis", -1) not in (-1, rank - 1)
 
 
 def _spliced(older: Function, node: Node, fresh: FreshNames) -> Function:
