@@ -89,6 +89,10 @@ def _multiplies_nothing_by_a_vector(node: Node, scope: Scope) -> bool:
     return min(map(len, shapes)) == 1 and any(0 in shape for shape in shapes)
 
 
+def _sums_no_products(node: Node, scope: Scope) -> bool:
+    return (scope.shape(node, 0) or (None,))[-1] == 0
+
+
 def _scales_what_it_adds_to_nothing(node: Node, scope: Scope) -> bool:
     """Whether no products are summed, so that a scaled bias is all there is."""
     inner = (scope.shape(node, 0) or (None, None))[0 if node.attr("transA", 0) else 1]
@@ -230,6 +234,12 @@ GAPS: tuple[Gap, ...] = (
             "generated: float32[2,0,3] by [3] is refused when run, and so is [0,3] by [3]",
             "generated: float32[2,3,0] by [0] gives other numbers at each call instead of zeros",
         ),
+    ),
+    Gap(
+        ("MatMulInteger",),
+        _sums_no_products,
+        "leaves the products of MatMulInteger as the memory was where none are summed",
+        ("generated: uint8[3,4,0] by [0,3] gives other numbers at each call instead of zeros",),
     ),
     Gap(
         ("Gemm",),
