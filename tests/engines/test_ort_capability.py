@@ -270,6 +270,15 @@ def test_a_gap_declines_its_set_and_no_more(function: Function, applies: bool) -
     assert answer in reasons if applies else answer is None
 
 
+@pytest.mark.parametrize(("axis", "applies"), [(-2, True), (0, False)])
+def test_what_the_data_sized_may_be_empty(axis: int, applies: bool) -> None:
+    nodes = (Node("NonZero", ("x",), ("n",)), Node("ReduceSum", ("n", "a"), ("y",)))
+    sized = {"n": tensor(DType.INT64, 2, None)}
+    function = Function((Value("x", F32),), (Value("y"),), nodes, {"a": Constant(np.array([axis]))}, {"": 21}, types=sized)
+    answer = Ort().why_not(function.nodes[1], function)
+    assert "overlooks negative axes" in (answer or "") if applies else answer is None
+
+
 BROKEN = {
     "ranks": one("Attention", [tensor(FLOAT, 4)] * 4, opset=23),
     "axes": one("Resize", [tensor(FLOAT, 4), None, SCALES], axes=[3], coordinate_transformation_mode="align_corners"),

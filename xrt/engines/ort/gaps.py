@@ -77,11 +77,15 @@ def _may_reduce_no_booleans(node: Node, scope: Scope) -> bool:
 
 
 def _reduces_nothing_from_the_end(node: Node, scope: Scope) -> bool:
-    """Whether an extent is known to be zero and an axis is counted, or may be counted, from the end."""
-    if 0 not in (scope.shape(node, 0) or ()):
+    """Whether an extent is known to be zero, or decided by the data, and an axis is counted, or may be, from the end."""
+    maker = scope.function.producer(node.inputs[0])
+    if 0 not in (scope.shape(node, 0) or ()) and (maker is None or maker.op_type not in _SIZED_BY_DATA):
         return False
     axes, given = scope.constant(node, 1), node.attr("axes", ())
     return (has_input(node, 1) and axes is None) or min([node.attr("axis", 0), *given, *(axes.array.flat if axes else ())]) < 0
+
+
+_SIZED_BY_DATA = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
 
 
 def _broadcasts_an_empty_product(node: Node, scope: Scope) -> bool:

@@ -19,7 +19,8 @@ class Defect:
     applies: Callable[[Node, Function], bool]
     reason: str
     evidence: tuple[str, ...]
-    """Node tests of ``onnx`` that fail without the row, some of them only with their small inputs made constant."""
+    """Node tests of ``onnx`` that fail without the row, some of them only with their small inputs made constant, or entries
+    of XRT's corpus."""
 
 
 def known_defect(node: Node, function: Function) -> str | None:
@@ -42,6 +43,19 @@ def _is_float(node: Node, function: Function) -> bool:
 
 def _is_integer(node: Node, function: Function) -> bool:
     return not _is_float(node, function)
+
+
+def _gathers_from_both_ends(node: Node, function: Function) -> bool:
+    """Whether the axis is counted from the end and is not the first, and an index may be too."""
+    type_, indices = function.type_of(node.inputs[0]), constant_of(node.inputs[1], function)
+    rank = type_.rank if isinstance(type_, TensorType) else None
+    may_be_negative = indices is None or bool((indices.array < 0).any())
+    return -(rank or 0) != node.attr("axis", 0) < 0 and may_be_negative
+
+
+def _slopes_by_default(node: Node, function: Function) -> bool:
+    type_ = function.type_of(node.inputs[0])
+    return isinstance(type_, TensorType) and type_.dtype is DType.FLOAT64 and node.attr("alpha") is None
 
 
 def _normalises_all(node: Node, function: Function) -> bool:
@@ -123,6 +137,18 @@ DEFECTS: tuple[Defect, ...] = (
         _normalises_all,
         "TVM's RMSNormalization over every axis has no loops",
         ("test_rms_normalization_4d_axis0", "test_rms_normalization_2d_axis_negative_2"),
+    ),
+    Defect(
+        ("Gather",),
+        _gathers_from_both_ends,
+        "TVM counts a negative index of Gather from the end of the first axis, where the axis itself is counted from the end",
+        ("gathered_from_both_ends of the corpus",),
+    ),
+    Defect(
+        ("LeakyRelu",),
+        _slopes_by_default,
+        "TVM takes LeakyRelu's default slope for a float64 number, where it is a float32 one",
+        ("slope_by_default_in_float64 of the corpus",),
     ),
     Defect(
         ("Attention",),
