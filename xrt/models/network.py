@@ -12,7 +12,7 @@ from xrt.errors import ModelError
 from xrt.formats.onnx.node_inference import node_types
 from xrt.graph import DType, Function, TensorType
 from xrt.graph.builder import Builder, Tensor
-from xrt.graph.builder_apply import emit
+from xrt.graph.builder.apply import emit
 
 __all__ = ["Network", "shape_of"]
 

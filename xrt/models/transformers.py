@@ -9,7 +9,7 @@ import numpy as np
 from xrt.errors import OptionError
 from xrt.graph import DType, Function
 from xrt.graph.builder import Tensor
-from xrt.graph.builder_apply import emit
+from xrt.graph.builder.apply import emit
 from xrt.models.network import Network, shape_of
 
 __all__ = ["bert", "gpt", "vit"]
