@@ -88,9 +88,7 @@ class OpTable(Generic[K]):
 
         def register(code: K) -> K:
             for op_type in op_types:
-                self._add(
-                    Kernel(op_type, domain, code, since, until, devices, why_not, priority, train, mutable, model_update)
-                )
+                self._add(Kernel(op_type, domain, code, since, until, devices, why_not, priority, train, mutable, model_update))
             return code
 
         return register
