@@ -8,7 +8,7 @@ contiguous, so that LLVM vectorises the innermost one by itself, and the outermo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from tvm import s_tir, tirx
 from tvm.s_tir import dlight
@@ -18,7 +18,7 @@ from tvm.target import Target
 
 __all__ = ["Nests"]
 
-Loop = s_tir.schedule.LoopRV
+Loop: TypeAlias = s_tir.schedule.LoopRV
 
 PARALLEL_WORK = 16384
 """Loop iterations from which on waking a second thread (some 5 us) pays."""
@@ -27,7 +27,7 @@ INLINE_GROWTH = 2.0
 """How much more arithmetic inlining may cost than storing every intermediate result would."""
 
 
-class Nests(dlight.ScheduleRule):
+class Nests(dlight.ScheduleRule):  # type: ignore[misc]  # TVM has no types
     """Inline, collapse, vectorise by contiguity, and run the outermost loop on every thread."""
 
     def __init__(self, threads: int) -> None:
@@ -110,6 +110,6 @@ def _walks_as_one(access: Any, outer: Any, inner: Any) -> bool:
 def _innermost(schedule: s_tir.Schedule, block: SBlockInfo, spatial: Loop, reduction: Loop) -> None:
     """Bring a spatial loop inside the reduction, where consecutive iterations touch consecutive elements."""
     loops = schedule.get_loops(block.block_rv)
-    rest = [loop for loop in loops[loops.index(reduction) :]] if reduction in loops else []
+    rest = list(loops[loops.index(reduction) :]) if reduction in loops else []
     schedule.decompose_reduction(block.block_rv, reduction)
     schedule.reorder(*rest, spatial)

@@ -91,7 +91,8 @@ def _extreme(comparison: str) -> Callable[[Page], str]:
 
 def _clip(page: Page) -> str:
     node = page.node
-    clipped = page.op("Clip", *node.inputs, **{a.name: a for a in node.attributes})
+    bounds: dict[str, Any] = {a.name: a for a in node.attributes}
+    clipped = page.op("Clip", *node.inputs, **bounds)
     return page.op("Where", page.op("IsNaN", page.x), page.x, clipped) if page.dtype(page.x).is_float else clipped
 
 

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from xrt.errors import ModelError
-from xrt.graph.builder_symbol import Symbol
-from xrt.graph.builder_types import joined
+from xrt.graph.builder.symbol import Symbol
+from xrt.graph.builder.types import joined
 from xrt.graph.dtypes import DType
 from xrt.graph.function import Function
 from xrt.graph.operators import Operator
 from xrt.graph.types import SequenceType, Shape, TensorType, Type, Value
 
 if TYPE_CHECKING:
-    from xrt.graph.builder_scope import Builder
+    from xrt.graph.builder.scope import Builder
 
 __all__ = ["CONTROL_FLOW", "Bodies", "trace_bodies"]
 

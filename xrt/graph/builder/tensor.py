@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from xrt.errors import ModelError
-from xrt.graph import builder_numpy as numpy_meaning
-from xrt.graph.builder_index import index
-from xrt.graph.builder_operand import DTypeLike, Operand
-from xrt.graph.builder_shape import reduce, reshape, transpose
-from xrt.graph.builder_symbol import Symbol
+from xrt.graph.builder import numerics as numpy_meaning
+from xrt.graph.builder.index import index
+from xrt.graph.builder.operand import DTypeLike, Operand
+from xrt.graph.builder.shape import reduce, reshape, transpose
+from xrt.graph.builder.symbol import Symbol
 
 __all__ = ["Tensor"]
 

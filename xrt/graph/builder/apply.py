@@ -9,10 +9,10 @@ import numpy as np
 
 from xrt.errors import ModelError, did_you_mean
 from xrt.graph.attributes import Attribute, AttrKind
-from xrt.graph.builder_bodies import CONTROL_FLOW, Bodies, trace_bodies
-from xrt.graph.builder_operand import Operand, dtype_of, is_strong, is_weak, natural_dtype, weak_array, weak_dtype
-from xrt.graph.builder_symbol import Symbol, current
-from xrt.graph.builder_types import DTYPE_ATTRIBUTES, bind, declared_outputs, refined
+from xrt.graph.builder.bodies import CONTROL_FLOW, Bodies, trace_bodies
+from xrt.graph.builder.operand import Operand, dtype_of, is_strong, is_weak, natural_dtype, weak_array, weak_dtype
+from xrt.graph.builder.symbol import Symbol, current
+from xrt.graph.builder.types import DTYPE_ATTRIBUTES, bind, declared_outputs, refined
 from xrt.graph.constants import Constant
 from xrt.graph.dtypes import DType
 from xrt.graph.node import Node
@@ -20,8 +20,8 @@ from xrt.graph.operators import Operator, domain_title, latest_version, require_
 from xrt.graph.types import Type
 
 if TYPE_CHECKING:
-    from xrt.graph.builder_scope import Builder
-    from xrt.graph.builder_tensor import Tensor
+    from xrt.graph.builder.scope import Builder
+    from xrt.graph.builder.tensor import Tensor
 
 __all__ = ["apply", "apply_opaque", "emit"]
 

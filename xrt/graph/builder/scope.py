@@ -13,13 +13,13 @@ import numpy as np
 
 from xrt.errors import ModelError, did_you_mean
 from xrt.graph.attributes import Attribute
-from xrt.graph.builder_inline import adopted, inlined
-from xrt.graph.builder_names import Names
-from xrt.graph.builder_operand import is_strong, is_weak, natural_dtype, weak_array
-from xrt.graph.builder_outputs import finished
-from xrt.graph.builder_symbol import Symbol, recording
-from xrt.graph.builder_tensor import Tensor
-from xrt.graph.builder_types import Inference, may_equal
+from xrt.graph.builder.inline import adopted, inlined
+from xrt.graph.builder.names import Names
+from xrt.graph.builder.operand import is_strong, is_weak, natural_dtype, weak_array
+from xrt.graph.builder.outputs import finished
+from xrt.graph.builder.symbol import Symbol, recording
+from xrt.graph.builder.tensor import Tensor
+from xrt.graph.builder.types import Inference, may_equal
 from xrt.graph.constants import Constant
 from xrt.graph.function import Function
 from xrt.graph.node import Node

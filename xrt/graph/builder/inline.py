@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from xrt.errors import ModelError, did_you_mean
-from xrt.graph.builder_names import renamed_function, renamed_node
+from xrt.graph.builder.names import renamed_function, renamed_node
 from xrt.graph.function import Function
 from xrt.graph.operators import domain_title
 
 if TYPE_CHECKING:
-    from xrt.graph.builder_scope import Builder
-    from xrt.graph.builder_tensor import Tensor
+    from xrt.graph.builder.scope import Builder
+    from xrt.graph.builder.tensor import Tensor
 
 __all__ = ["adopted", "inlined"]
 

@@ -13,15 +13,15 @@ import ml_dtypes  # noqa: F401  # registers its types with NumPy
 import numpy as np
 
 from xrt.errors import ModelError
-from xrt.graph.builder_symbol import Symbol
-from xrt.graph.builder_types import parse_onnx_spelling
+from xrt.graph.builder.symbol import Symbol
+from xrt.graph.builder.types import parse_onnx_spelling
 from xrt.graph.constants import Constant
 from xrt.graph.dtypes import DType
 from xrt.graph.operators import Formal
 from xrt.graph.types import TensorType
 
 if TYPE_CHECKING:
-    from xrt.graph.builder_tensor import Tensor
+    from xrt.graph.builder.tensor import Tensor
 
 __all__ = ["DTypeLike", "Operand", "dtype_of", "is_strong", "is_weak", "natural_dtype", "weak_array", "weak_dtype"]
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from xrt.errors import ModelError
 from xrt.graph.attributes import AttrKind
-from xrt.graph.builder_names import renamed_node
+from xrt.graph.builder.names import renamed_node
 from xrt.graph.constants import Constant
 from xrt.graph.function import Function
 from xrt.graph.node import Node
 from xrt.graph.types import Value
 
 if TYPE_CHECKING:
-    from xrt.graph.builder_scope import Builder
-    from xrt.graph.builder_tensor import Tensor
+    from xrt.graph.builder.scope import Builder
+    from xrt.graph.builder.tensor import Tensor
 
 __all__ = ["finished"]
 

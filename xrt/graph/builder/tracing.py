@@ -1,7 +1,4 @@
-"""Graphs written in Python: subclass `Graph`, write `build`, and trace it into a Function.
-
-Symbolic tensors go through `build` once; what is done to them is recorded. No number is computed here.
-"""
+"""Graph, the class to derive from, and the tracing of its `build`."""
 
 from __future__ import annotations
 
@@ -13,31 +10,18 @@ from typing import Any
 import numpy as np
 
 from xrt.errors import ModelError
-from xrt.graph.builder_numpy import is_operand
-from xrt.graph.builder_operand import DTypeLike, Operand
-from xrt.graph.builder_scope import DEFAULT_OPSET, Builder
-from xrt.graph.builder_symbol import current
-from xrt.graph.builder_tensor import Tensor
-from xrt.graph.builder_types import Inference
+from xrt.graph.builder.numerics import is_operand
+from xrt.graph.builder.operand import Operand
+from xrt.graph.builder.scope import DEFAULT_OPSET, Builder
+from xrt.graph.builder.symbol import current
+from xrt.graph.builder.tensor import Tensor
+from xrt.graph.builder.types import Inference
 from xrt.graph.constants import Constant
 from xrt.graph.function import Function
 from xrt.graph.node import Node
 from xrt.graph.types import MapType, OptionalType, SequenceType, TensorType, Type, Value
 
-__all__ = [
-    "DEFAULT_OPSET",
-    "Builder",
-    "DTypeLike",
-    "Graph",
-    "Inference",
-    "Operand",
-    "Tensor",
-    "after",
-    "device",
-    "inline",
-    "scope",
-    "trace",
-]
+__all__ = ["Graph", "after", "device", "inline", "scope", "trace"]
 
 
 class Graph:

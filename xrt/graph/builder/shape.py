@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.errors import ModelError, did_you_mean
-from xrt.graph.builder_apply import emit
-from xrt.graph.builder_numpy import cast
-from xrt.graph.builder_symbol import Symbol, current
+from xrt.graph.builder.apply import emit
+from xrt.graph.builder.numerics import cast
+from xrt.graph.builder.symbol import Symbol, current
 from xrt.graph.dtypes import DType
 from xrt.graph.operators import require_operator
 
 if TYPE_CHECKING:
-    from xrt.graph.builder_tensor import Tensor
+    from xrt.graph.builder.tensor import Tensor
 
 __all__ = ["integers", "reduce", "reshape", "squeeze", "transpose", "unsqueeze"]
 

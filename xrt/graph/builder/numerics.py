@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.errors import ModelError
-from xrt.graph.builder_apply import emit
-from xrt.graph.builder_operand import DTypeLike, Operand, dtype_of, is_strong, is_weak, weak_array
-from xrt.graph.builder_symbol import current
+from xrt.graph.builder.apply import emit
+from xrt.graph.builder.operand import DTypeLike, Operand, dtype_of, is_strong, is_weak, weak_array
+from xrt.graph.builder.symbol import current
 from xrt.graph.dtypes import DType
 
 if TYPE_CHECKING:
-    from xrt.graph.builder_tensor import Tensor
+    from xrt.graph.builder.tensor import Tensor
 
 __all__ = ["absolute", "binary", "cast", "invert", "is_operand", "negative"]
 
