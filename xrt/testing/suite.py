@@ -204,7 +204,8 @@ class EngineSuite:
         function = data.draw(functions(replace(self.form, aliases=False)))
         inputs = inputs_of(function, 1)
         executable = _compiled_or_skip(self.made(), function, inputs)
-        assume(executable.outputs_are_fresh)
+        if not executable.outputs_are_fresh:
+            return
         results = [r for r in executable.run(inputs) if isinstance(r, np.ndarray) and r.size]
         constants = [constant.array for constant in function.constants.values()]
         executable.close()
