@@ -52,9 +52,7 @@ class Nest:
         """Arrange the loops by the first way that fits; a nest of an unusual form stays as it is."""
         if not self.spatial or set(self.kinds[: self.spatial]) != {"S"} or not all(isinstance(e, int) for e in self.extents):
             return
-        if self.spatial == len(self.kinds) or self.work < PARALLEL_WORK:
-            self._share(self._collapse()[0])
-        elif not (self._tile() or self._split_rows()):
+        if self.spatial == len(self.kinds) or self.work < PARALLEL_WORK or not (self._tile() or self._split_rows()):
             self._share(self._collapse()[0])
 
     @property
