@@ -124,7 +124,7 @@ def test_conform_counts_cases(xrt: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["rum", "m.onnx"], "there is no command 'rum'. Did you mean 'run'? There is: engines, inspect, run, explain, conform"),
+        (["rum", "m.onnx"], "there is no command 'rum'. Did you mean 'run'? There is: engines, inspect, run, explain, bench, conform, fuzz"),
         (["run", "missing.onnx"], "cannot load 'missing.onnx': there is no such file"),
         (["run", "model.onnx", "--engine", "ort2"], "no engine is named 'ort2'. Did you mean 'ort'?"),
         (["run", "model.onnx", "--engine", "ort,"], "the engine list 'ort,' has an empty place; write it like 'tvm,ort'"),

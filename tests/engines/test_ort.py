@@ -17,6 +17,7 @@ import pytest
 
 from xrt.engines import CompileContext, RunOptions
 from xrt.engines.ort import Ort
+from xrt.engines.ort.calls import SessionCalls
 from xrt.engines.ort.executable import BIND_FROM, OrtExecutable
 from xrt.errors import CompileRefused, InputError, RunFailed
 from xrt.graph import Constant, DType, Function, Node, OptionalType, SequenceType, TensorType, Type, Value, attributes_of
@@ -293,6 +294,23 @@ def test_threads_share_an_executable() -> None:
         assert all(pool.map(right, inputs))
 
 
+class OtherSession:
+    """A session of a version without the inner call that this one has."""
+
+    def get_outputs(self) -> list[Any]:
+        return []
+
+    def run(self, names: list[str], feed: dict[str, Any], options: None) -> list[Any]:
+        return [feed["x"]]
+
+
+def test_without_the_librarys_inner_call_its_public_one_serves() -> None:
+    session: Any = OtherSession()
+    calls = SessionCalls(session, (Value("x", TensorType(F32)),), (Value("y", TensorType(F32)),))
+    assert calls.direct == session.run
+    assert calls({"x": SQUARE}, {})["y"] is SQUARE
+
+
 def test_an_error_while_running_has_its_cause_and_its_sense() -> None:
     executable = compiled(relu())
     with pytest.raises(RunFailed) as error:
@@ -351,6 +369,7 @@ import sys, numpy as np, onnxruntime
 if "pool" in sys.argv: onnxruntime.set_global_thread_pool_sizes(2, 1)
 from xrt.engines import CompileContext
 from xrt.engines.ort import Ort
+from xrt.engines.ort.calls import SessionCalls
 from xrt.errors import CompileRefused
 from xrt.graph import DType, Function, Node, TensorType, Value
 def relu(dtype):

@@ -259,6 +259,28 @@ def test_a_gap_declines_its_set_and_no_more(function: Function, applies: bool) -
     assert answer in reasons if applies else answer is None
 
 
+BROKEN = {
+    "ranks": one("Attention", [tensor(FLOAT, 4)] * 4, opset=23),
+    "axes": one("Resize", [tensor(FLOAT, 4), None, SCALES], axes=[3], coordinate_transformation_mode="align_corners"),
+    "kinds": one("LRN", [IMAGE], size="three"),
+    "lengths": window("ConvTranspose", auto_pad="SAME_UPPER", strides=[1]),
+    "names": Function((Value("\udc80", F32),), (Value("y"),), (Node("HardSwish", ("\udc80",), ("y",)),), opsets={"": 22}),
+}
+
+
+@pytest.mark.parametrize("function", BROKEN.values(), ids=BROKEN)
+def test_a_node_that_breaks_its_operators_rules_raises_nothing(function: Function) -> None:
+    assert why_not(function) or is_refused(function)
+
+
+def is_refused(function: Function) -> bool:
+    try:
+        Ort().compile(function, CompileContext())
+    except Exception:  # noqa: BLE001  # the library's errors have no common base
+        return True
+    return False
+
+
 def test_every_gap_has_a_case() -> None:
     answers = {why_not(function) for function, applies in GAP_CASES.values() if applies}
     assert answers == {f"{LIBRARY} {gap.reason}" for gap in GAPS}

@@ -190,7 +190,7 @@ def functions(draw: st.DrawFn, depth: int = 1, outer: tuple[str, ...] = ()) -> F
     )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(functions(depth=2))
 def test_any_function_comes_back(function: Function) -> None:
     text = to_text(function)

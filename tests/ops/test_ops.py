@@ -112,6 +112,7 @@ def test_inputs_by_name() -> None:
         (lambda x: ops.Reshape(x, [3, 2]), [DType.INT64]),  # what the operator admits
         (lambda x: ops.Range(0, 10, 1), [DType.INT64, DType.INT64, DType.INT64]),
         (lambda x: ops.Range(0.0, 1, 0.5), [DType.FLOAT32, DType.FLOAT32, DType.FLOAT32]),
+        (lambda x: ops.Range(0, 1.0, 1), [DType.FLOAT32, DType.FLOAT32, DType.FLOAT32]),
         (lambda x: ops.Where(True, x, 0), [DType.BOOL, DType.FLOAT32]),
         (lambda x: ops.Resize(x, None, [1, 2]), [DType.FLOAT32]),
         (lambda x: ops.StringConcat("a", ["b", "c"]), [DType.STRING, DType.STRING]),

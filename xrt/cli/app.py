@@ -13,7 +13,7 @@ from xrt.errors import XRTError, did_you_mean
 
 __all__ = ["main"]
 
-_COMMANDS = ("engines", "inspect", "run", "explain", "conform")
+_COMMANDS = ("engines", "inspect", "run", "explain", "bench", "conform", "fuzz")
 
 
 class Commands(click.Group):

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Node"]
 
+_GRAPH, _GRAPHS = AttrKind.GRAPH, AttrKind.GRAPHS
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -50,8 +52,13 @@ class Node:
     @property
     def bodies(self) -> tuple[Function, ...]:
         """The Functions among the attributes: the branches of an If, the body of a Loop."""
-        holders = [a for a in self.attributes if a.kind is AttrKind.GRAPH or a.kind is AttrKind.GRAPHS]
-        return tuple(body for attribute in holders for body in attribute.bodies()) if holders else ()
+        found: list[Function] = []
+        for attribute in self.attributes:
+            if attribute.kind is _GRAPH:
+                found.append(attribute.value)
+            elif attribute.kind is _GRAPHS:
+                found += attribute.value
+        return tuple(found)
 
     def map_bodies(self, change: Callable[[Function], Function]) -> Node:
         """Return the node with each body changed; the node itself where it has none, or where none changes."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from xrt.engines import CompileContext, registry
 from xrt.errors import FallbackWarning, InputError, did_you_mean
 from xrt.graph import Function
 from xrt.module.settings import REFERENCE, EngineList, Settings
+from xrt.module.warning import warn
 from xrt.partition import Plan, partition
 from xrt.runtime import Program, Refusal, compile_plan
 
@@ -91,7 +91,7 @@ class Build:
             raise error from new[0].error
         for refusal in new:
             some = f"{refusal.nodes[0]!r}" + (f" and {len(refusal.nodes) - 1} more" if len(refusal.nodes) > 1 else "")
-            warnings.warn(f"{refusal.error}; node {some} placed on another engine", FallbackWarning, stacklevel=2)
+            warn(f"{refusal.error}; node {some} placed on another engine", FallbackWarning)
 
     def _partitioned(self, refused: tuple[Refusal, ...]) -> Plan:
         return partition(
@@ -100,6 +100,7 @@ class Build:
             self._settings.clustering,
             strict=self._settings.strict,
             implicit=self._engines.implicit,
+            device=self._engines.context.device,
             refused=tuple((node, r.launch.engine, str(r.error)) for r in refused for node in r.nodes),
         )
 

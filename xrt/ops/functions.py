@@ -11,7 +11,7 @@ import numpy as np
 
 from xrt.errors import did_you_mean
 from xrt.graph.builder import DEFAULT_OPSET
-from xrt.graph.builder_apply import apply
+from xrt.graph.builder.apply import apply
 from xrt.graph.operators import Formal, FormalAttribute, Operator, domain_title, latest_version, operator_names, operator_of
 from xrt.graph.schemas import schema_of
 

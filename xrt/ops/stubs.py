@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Iterator
 
 from xrt.graph.attributes import AttrKind
-from xrt.graph.builder_bodies import CONTROL_FLOW
-from xrt.graph.builder_types import DTYPE_ATTRIBUTES
+from xrt.graph.builder.bodies import CONTROL_FLOW
+from xrt.graph.builder.types import DTYPE_ATTRIBUTES
 from xrt.graph.operators import FormalAttribute, Operator, domain_title
 from xrt.ops.functions import names, newest, parameters
 

@@ -119,11 +119,14 @@ def _inner_aliases(function: Function, boundaries: Sequence[_Boundary]) -> dict[
     runner copies the output into the input when all is done.
     """
     found: dict[int, tuple[tuple[str, str], ...]] = {}
+    readers: dict[str, list[int]] = {before: [] for before, _ in function.aliases}
+    for c, boundary in enumerate(boundaries):
+        for name in readers.keys() & boundary.inputs.keys():
+            readers[name].append(c)
     given = {value.name for value in function.outputs}
     for before, after in function.aliases:
-        readers = [c for c, boundary in enumerate(boundaries) if before in boundary.inputs]
-        if len(readers) == 1 and after in boundaries[readers[0]].exports and before not in given:
-            found[readers[0]] = (*found.get(readers[0], ()), (before, after))
+        if len(readers[before]) == 1 and after in boundaries[readers[before][0]].exports and before not in given:
+            found[readers[before][0]] = (*found.get(readers[before][0], ()), (before, after))
     return found
 
 

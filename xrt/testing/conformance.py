@@ -1,8 +1,8 @@
 """The conformance run: every node test of the installed ``onnx`` on an engine, or on a list of engines, strictly.
 
 An engine is handed what XRT would hand it: types inferred, and the parts that are constant computed beforehand, unless
-nothing would be left of the case. A case is *declined* when the engine said so before the first run, *passed* when what came out is right in type, shape and
-value, and *failed* otherwise; one case's error never ends the run.
+nothing would be left of the case. A case is *declined* when the engine said so before the first run, *passed* when what
+came out is right in type, shape and value, and *failed* otherwise; one case's error never ends the run.
 """
 
 from __future__ import annotations

@@ -23,11 +23,11 @@ __all__ = ["Faulty", "How", "Journal", "Recording", "Where"]
 Where: TypeAlias = Literal["why_not", "compile", "prepare", "run", "close", "version"]
 How: TypeAlias = Literal["raise", "refuse", "dtype", "shape", "nan", "value", "missing", "scalar", "write_input"]
 
-_RESULTS = ("dtype", "shape", "nan", "value", "missing", "scalar", "write_input")
+_RESULTS: tuple[How, ...] = ("dtype", "shape", "nan", "value", "missing", "scalar", "write_input")
 _POSSIBLE: dict[How, tuple[Where, ...]] = {
     "raise": get_args(Where),
     "refuse": ("why_not", "compile"),
-    **dict.fromkeys(_RESULTS, ("run",)),  # type: ignore[dict-item]  # the keys are members of How
+    **dict.fromkeys(_RESULTS, ("run",)),
 }
 
 

@@ -90,21 +90,29 @@ def _trial(question: _Question) -> str | None:
         with compiler_lock:
             imported = import_function(_alone(question))
             legalise(imported.module, target_of(None, 3))
-    except Exception as cause:
+    except Exception as cause:  # noqa: BLE001  # the importer raises whatever it meets, and each is a reason
         return f"TVM cannot take this {question.op_type}: {shortened(cause)}"
     wanted = [type_ for type_, used in zip(question.outputs, question.used, strict=True) if used]
-    for got, want in zip(imported.results, wanted, strict=True):
-        if not got.is_static:
-            return f"the shape of what {question.op_type} returns is not known to TVM before the run"
-        if isinstance(want, TensorType) and not _agrees(got, want):
-            return f"TVM takes the result of this {question.op_type} for {got}, where ONNX says {want}"
+    if len(imported.results) != len(wanted):
+        return f"TVM takes this {question.op_type} for one of {len(imported.results)} results, where {len(wanted)} are asked for"
+    reasons = (_disagreement(question.op_type, got, want) for got, want in zip(imported.results, wanted, strict=True))
+    return next((reason for reason in reasons if reason), None)
+
+
+def _disagreement(op_type: str, got: TensorType, want: Type | None) -> str | None:
+    if not got.is_static:
+        return f"the shape of what {op_type} returns is not known to TVM before the run"
+    if isinstance(want, TensorType) and not _agrees(got, want):
+        return f"TVM takes the result of this {op_type} for {got}, where ONNX says {want}"
     return None
 
 
 def _agrees(got: TensorType, want: TensorType) -> bool:
     if got.dtype is not want.dtype or want.shape is None or got.shape is None:
         return got.dtype is want.dtype
-    return len(got.shape) == len(want.shape) and all(not isinstance(w, int) or g == w for g, w in zip(got.shape, want.shape, strict=True))
+    if len(got.shape) != len(want.shape):
+        return False
+    return all(not isinstance(w, int) or g == w for g, w in zip(got.shape, want.shape, strict=True))
 
 
 def _alone(question: _Question) -> Function:

@@ -69,28 +69,12 @@ def _scales_by_a_fraction(node: Node, function: Function) -> bool:
     return any(product != round(product) for product in products)
 
 
-def _one_sided(node: Node, function: Function) -> bool:
-    return node.attr("detect_positive", 1) != 1 or node.attr("detect_negative", 1) != 1
-
-
 DEFECTS: tuple[Defect, ...] = (
     Defect(
         ("BatchNormalization", "Dropout"),
         is_training,
         "TVM's importer ignores the training mode",
         ("test_batchnorm_example_training_mode", "test_training_dropout"),
-    ),
-    Defect(
-        ("IsInf",),
-        _one_sided,
-        "TVM's importer ignores detect_positive and detect_negative",
-        ("test_isinf_positive", "test_isinf_negative"),
-    ),
-    Defect(
-        ("Softplus", "Mish"),
-        _always,
-        "TVM computes softplus as log(1 + exp(x)), which has no correct digit left below -16",
-        ("test_mish", "test_mish_expanded"),
     ),
     Defect(
         ("Resize", "Upsample"),

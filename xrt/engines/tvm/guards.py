@@ -4,6 +4,7 @@
   one inside.
 - Shifts: by the width or more they are whatever the processor does; ONNX defines them (opset 28).
 - The remainder of floats with the sign of the divisor: NaN where one side is infinite.
+- Tanh and atanh: their formulas subtract what is nearly equal, so that of small numbers few digits are right.
 - Powers: a call into the C library for each element, of which TVM warns on stderr; small whole ones are products.
 """
 
@@ -87,13 +88,28 @@ def _right_shift(call: Call) -> Any:
 
 def _floor_mod(call: Call) -> Any:
     dividend, divisor = call.args
-    if not _dtype(dividend).startswith("float"):
+    if "float" not in _dtype(dividend):
         return call
     rest = relax.op.mod(dividend, divisor)
     zero = _scalar(0, dividend)
     other_sign = relax.op.logical_xor(relax.op.less(rest, zero), relax.op.less(divisor, zero))
     wrong = relax.op.logical_and(relax.op.not_equal(rest, zero), other_sign)
     return relax.op.where(wrong, relax.op.add(rest, divisor), rest)
+
+
+def _odd(*coefficients: float) -> Callable[[Call], Any]:
+    """Return a rewrite that takes x (1 + c1 x^2 + c2 x^4 + c3 x^6) for small numbers; up to 0.1 it is exact to a float32."""
+
+    def rewrite(call: Call) -> Any:
+        (x,) = call.args
+        square = relax.op.multiply(x, x)
+        series = _scalar(coefficients[-1], x)
+        for coefficient in reversed((1.0, *coefficients[:-1])):
+            series = relax.op.add(relax.op.multiply(series, square), _scalar(coefficient, x))
+        small = relax.op.less(relax.op.abs(x), _scalar(0.1, x))
+        return relax.op.where(small, relax.op.multiply(x, series), call)
+
+    return rewrite
 
 
 _REWRITES: dict[str, Callable[[Call], Any]] = {
@@ -103,6 +119,8 @@ _REWRITES: dict[str, Callable[[Call], Any]] = {
     "relax.scatter_elements": _scatter_elements,
     "relax.scatter_nd": _scatter_nd,
     "relax.power": _power,
+    "relax.tanh": _odd(-1 / 3, 2 / 15, -17 / 315),
+    "relax.atanh": _odd(1 / 3, 1 / 5, 1 / 7),
     "relax.left_shift": _left_shift,
     "relax.right_shift": _right_shift,
     "relax.floor_mod": _floor_mod,
@@ -117,7 +135,7 @@ def _bits(tensor: Any) -> int:
     return np.dtype(_dtype(tensor)).itemsize * 8
 
 
-def _scalar(value: int, like: Any) -> Any:
+def _scalar(value: float, like: Any) -> Any:
     return relax.const(value, _dtype(like))
 
 

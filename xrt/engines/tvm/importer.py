@@ -14,6 +14,7 @@ from tvm.ir import IRModule
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from xrt.engines.tvm.guards import guarded
+from xrt.engines.tvm.spelling import spelled
 from xrt.formats.onnx import lowest_model
 from xrt.graph import Constant, DType, Function, TensorType, Value
 from xrt.passes import fold_constants, known_value
@@ -43,11 +44,11 @@ def import_function(function: Function) -> Imported:
     """Import a Function whose inputs have static shapes.
 
     Constant nodes and the Shape of a static value become constants first: the importer has kinds of value of its own for
-    them, which few of its operators take. Weights (constants of more than `INLINE` elements) become parameters, so that
-    no copy of them goes through protobuf, and the cost of a compile does not depend on them. Raises whatever TVM's
-    importer raises.
+    them, which few of its operators take. What it imports badly is spelled otherwise. Weights (constants of more than
+    `INLINE` elements) become parameters, so that no copy of them goes through protobuf, and the cost of a compile does not
+    depend on them. Raises whatever TVM's importer raises.
     """
-    function = fold_constants(function, _no_evaluation)
+    function = spelled(fold_constants(function, _no_evaluation))
     heavy = {name: c for name, c in function.constants.items() if c.array.size > INLINE}
     lifted = function.replace(
         inputs=(*function.inputs, *(Value(name, c.type) for name, c in heavy.items())),

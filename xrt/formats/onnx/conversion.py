@@ -15,7 +15,7 @@ from xrt.formats.onnx.reasons import reason_of
 from xrt.formats.onnx.versions import lowest_ir, newest_nodes
 from xrt.formats.onnx.writing import Style, model_of
 from xrt.graph import Constant, Function, Node, TensorType, Type, Value, since_version
-from xrt.graph.builder_types import onnx_spelling
+from xrt.graph.builder.types import onnx_spelling
 from xrt.graph.operators import operator_of
 
 __all__ = ["Scope", "check_convertible", "converted"]

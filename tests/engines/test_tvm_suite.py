@@ -1,0 +1,13 @@
+"""The suite for tvm."""
+
+from __future__ import annotations
+
+import pytest
+
+from xrt.testing.suite import EngineSuite
+
+
+@pytest.mark.slow
+class TestTvm(EngineSuite):
+    engine = "tvm"
+    passes_at_least = 700
