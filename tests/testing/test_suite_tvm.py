@@ -1,0 +1,14 @@
+"""The suite for tvm."""
+
+from __future__ import annotations
+
+import pytest
+
+from xrt.testing.suite import EngineSuite
+
+pytestmark = pytest.mark.slow
+
+
+class TestTvm(EngineSuite):
+    engine = "tvm"
+    test_conformance = None  # run in tests/conformance
