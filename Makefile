@@ -5,7 +5,7 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench proto stubs wheel clean
+.PHONY: help demo test check fuzz format bench proto stubs wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +21,9 @@ check: $(VENV)/dev.stamp ## what to run before a commit: format, lint, types, qu
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope -m "not slow" -q
+
+fuzz: $(VENV)/engines.stamp ## run 10,000 generated graphs on every engine and on mixtures
+	$(BIN)/xrt fuzz --count 10000 --seed 0 --engines ort --rarely tvm
 
 format: $(VENV)/dev.stamp ## format the code and mend what the linter can mend
 	$(BIN)/ruff format .

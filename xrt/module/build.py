@@ -104,6 +104,7 @@ class Build:
             self._settings.clustering,
             strict=self._settings.strict,
             implicit=self._engines.implicit,
+            device=self._engines.context.device,
             refused=tuple((node, r.launch.engine, str(r.error)) for r in refused for node in r.nodes),
         )
         sizes = ", ".join(f"{launch.name} of {len(launch.nodes)}" for launch in plan.launches)

@@ -83,6 +83,22 @@ def _reduces_nothing_from_the_end(node: Node, scope: Scope) -> bool:
     return (has_input(node, 1) and axes is None) or min([node.attr("axis", 0), *given, *(axes.array.flat if axes else ())]) < 0
 
 
+def _multiplies_nothing_by_a_vector(node: Node, scope: Scope) -> bool:
+    """Whether an operand is a vector, the product is one of a stack, and some extent is known to be zero."""
+    shapes = [scope.shape(node, index) or () for index in (0, 1)]
+    return min(map(len, shapes)) == 1 and any(0 in shape for shape in shapes)
+
+
+def _scales_what_it_adds_to_nothing(node: Node, scope: Scope) -> bool:
+    """Whether no products are summed, so that a scaled bias is all there is."""
+    inner = (scope.shape(node, 0) or (None, None))[0 if node.attr("transA", 0) else 1]
+    return inner == 0 and has_input(node, 2) and node.attr("beta", 1.0) != 1.0
+
+
+def _dequantises_signed_without_zero_point(node: Node, scope: Scope) -> bool:
+    return not has_input(node, 2) and scope.dtype(node, 0) is DType.INT8
+
+
 def _may_have_many_zero_points(node: Node, scope: Scope) -> bool:
     return has_input(node, 3) and scope.shape(node, 3) not in ((), (1,))
 
@@ -205,6 +221,27 @@ GAPS: tuple[Gap, ...] = (
         _reduces_nothing_from_the_end,
         "overlooks negative axes when it reduces an empty tensor, and gives another shape",
         ("compared with the definition: ReduceSum of float32[2,0,3] over axis -1 gives shape (2,0,3) instead of (2,0)",),
+    ),
+    Gap(
+        ("MatMul",),
+        _multiplies_nothing_by_a_vector,
+        "fails to multiply an empty tensor by a vector, or leaves the products as the memory was",
+        (
+            "generated: float32[2,0,3] by [3] is refused when run, and so is [0,3] by [3]",
+            "generated: float32[2,3,0] by [0] gives other numbers at each call instead of zeros",
+        ),
+    ),
+    Gap(
+        ("Gemm",),
+        _scales_what_it_adds_to_nothing,
+        "does not scale what Gemm adds (beta) where no products are summed",
+        ("generated: alpha=0.5, beta=2 over float32[1,0] by [0,1] adds the bias once",),
+    ),
+    Gap(
+        ("DequantizeLinear",),
+        _dequantises_signed_without_zero_point,
+        "moves an int8 DequantizeLinear without zero point behind the operator that reads it, and takes it for unsigned there",
+        ("generated: int8[1,2,1,1], scale 0.25, then Unsqueeze: -0.25 comes out as 0",),
     ),
     Gap(
         ("ConvInteger",),

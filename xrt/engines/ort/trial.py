@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 
 from xrt.engines.ort.handing import hand_over
@@ -41,7 +42,7 @@ def why_refused(node: Node, function: Function, type_of: Callable[[str], Type | 
     constants = {name: function.constants[name] for name in read if _is_small(function.constants.get(name))}
     inputs = tuple(Value(name, _known_any_size(type_of(name))) for name in read if name not in constants)
     outputs = tuple(Value(name, _known_any_size(type_of(name))) for name in node.defines)
-    alone = Function(inputs, outputs, (node,), constants, function.opsets)
+    alone = Function(inputs, outputs, (replace(node, control=()),), constants, function.opsets)
     return _answer(_Kind(alone), providers)
 
 

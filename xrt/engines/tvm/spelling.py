@@ -7,7 +7,7 @@ side IsInf asks for, has no power of one type to another, and loses all digits o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
@@ -34,7 +34,7 @@ def spelled(function: Function) -> Function:
             continue
         page = Page(node, function)
         page.op("Identity", spell(page), output=node.outputs[0])
-        nodes += page.nodes
+        nodes += [*page.nodes[:-1], replace(page.nodes[-1], name=node.name, control=node.control)]
         constants |= page.constants
     return function.replace(nodes=tuple(nodes), constants=constants)
 
