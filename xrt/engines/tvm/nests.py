@@ -89,7 +89,9 @@ class Nest:
         if not any(_reads(dim, variable) for dim in region for variable in pair):
             return True
         return any(
-            region[k].min.same_as(pair[0]) and region[k + 1].min.same_as(pair[1]) and access.source.shape[k + 1] == self.extents[inner]
+            region[k].min.same_as(pair[0])
+            and region[k + 1].min.same_as(pair[1])
+            and access.source.shape[k + 1] == self.extents[inner]
             for k in range(len(region) - 1)
         )
 
