@@ -6,14 +6,14 @@ Each arrangement leaves one outermost loop, which the threads share, and innermo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from tvm import s_tir, tirx
 from tvm.s_tir.dlight.analysis import SBlockInfo
 
 __all__ = ["Machine", "Nest"]
 
-Loop = s_tir.schedule.LoopRV
+Loop: TypeAlias = s_tir.schedule.LoopRV
 
 PARALLEL_WORK = 16384
 """Loop iterations from which on waking a second thread (some 5 us) pays, and from which on a nest is worth arranging."""
@@ -98,7 +98,7 @@ class Nest:
     # ------------------------------------------------------------------ sums kept in registers
 
     def _tile(self) -> bool:
-        """Keep a tile of the result in registers: some vectors of its last axis, times some of an axis that reuses what they read.
+        """Keep a tile of the result in registers: some vectors of its last axis, times some of an axis that reuses them.
 
         Matrix products reuse across rows, convolutions across output channels. Without such an axis it is still worth it
         where the vectors are read from consecutive elements, as in a sum over the first axis. Return whether it fits.

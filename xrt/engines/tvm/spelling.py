@@ -152,7 +152,7 @@ def _gemm(page: Page) -> str | None:
     if weights is None or not page.node.attr("transB", 0):
         return None
     turned = page.constant(np.ascontiguousarray(weights[0].T))
-    kept = {a.name: a for a in page.node.attributes if a.name != "transB"}
+    kept: dict[str, Any] = {a.name: a for a in page.node.attributes if a.name != "transB"}
     return page.op("Gemm", page.x, turned, *page.node.inputs[2:], **kept)
 
 
