@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -45,6 +46,9 @@ def evaluate(function: Function, inputs: Sequence[Any]) -> list[Any]:
         return list(executable.run(inputs))
     finally:
         executable.close()
+
+
+_log = logging.getLogger(__name__)
 
 
 class Build:
@@ -94,7 +98,7 @@ class Build:
             warn(f"{refusal.error}; node {some} placed on another engine", FallbackWarning)
 
     def _partitioned(self, refused: tuple[Refusal, ...]) -> Plan:
-        return partition(
+        plan = partition(
             self.function,
             self._engines.engines,
             self._settings.clustering,
@@ -103,6 +107,11 @@ class Build:
             device=self._engines.context.device,
             refused=tuple((node, r.launch.engine, str(r.error)) for r in refused for node in r.nodes),
         )
+        sizes = ", ".join(f"{launch.name} of {len(launch.nodes)}" for launch in plan.launches)
+        _log.info(
+            "plan of %s: %d nodes in %d regions: %s", self.function.name, len(self.function.nodes), len(plan.launches), sizes
+        )
+        return plan
 
     def _dump(self) -> None:
         if self._settings.dump_subgraph_dir is not None:

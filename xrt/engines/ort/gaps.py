@@ -83,10 +83,16 @@ def _reduces_nothing_from_the_end(node: Node, scope: Scope) -> bool:
     return (has_input(node, 1) and axes is None) or min([node.attr("axis", 0), *given, *(axes.array.flat if axes else ())]) < 0
 
 
-def _multiplies_nothing_by_a_vector(node: Node, scope: Scope) -> bool:
-    """Whether an operand is a vector, the product is one of a stack, and some extent is known to be zero."""
-    shapes = [scope.shape(node, index) or () for index in (0, 1)]
-    return min(map(len, shapes)) == 1 and any(0 in shape for shape in shapes)
+def _broadcasts_an_empty_product(node: Node, scope: Scope) -> bool:
+    """Whether an extent is known to be zero, and an operand is a vector or the stacks of matrices differ."""
+    left, right = (scope.shape(node, index) or () for index in (0, 1))
+    if min(len(left), len(right)) == 1:
+        return 0 in (*left, *right)
+    return 0 in (*left[:-2], *right[:-2]) and left[:-2] != right[:-2]
+
+
+def _sums_no_products(node: Node, scope: Scope) -> bool:
+    return (scope.shape(node, 0) or (None,))[-1] == 0
 
 
 def _scales_what_it_adds_to_nothing(node: Node, scope: Scope) -> bool:
@@ -224,12 +230,19 @@ GAPS: tuple[Gap, ...] = (
     ),
     Gap(
         ("MatMul",),
-        _multiplies_nothing_by_a_vector,
-        "fails to multiply an empty tensor by a vector, or leaves the products as the memory was",
+        _broadcasts_an_empty_product,
+        "fails to multiply an empty tensor by a vector or by another stack, or leaves the products as the memory was",
         (
             "generated: float32[2,0,3] by [3] is refused when run, and so is [0,3] by [3]",
+            "generated: float32[1,2,3] by [0,3,2] is refused when run, and so is [0,2,2,3] by [1,2,3,2]",
             "generated: float32[2,3,0] by [0] gives other numbers at each call instead of zeros",
         ),
+    ),
+    Gap(
+        ("MatMulInteger",),
+        _sums_no_products,
+        "leaves the products of MatMulInteger as the memory was where none are summed",
+        ("generated: uint8[3,4,0] by [0,3] gives other numbers at each call instead of zeros",),
     ),
     Gap(
         ("Gemm",),

@@ -6,14 +6,14 @@ Each arrangement leaves one outermost loop, which the threads share, and innermo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from tvm import s_tir, tirx
 from tvm.s_tir.dlight.analysis import SBlockInfo
 
 __all__ = ["Machine", "Nest"]
 
-Loop = s_tir.schedule.LoopRV
+Loop: TypeAlias = s_tir.schedule.LoopRV
 
 PARALLEL_WORK = 16384
 """Loop iterations from which on waking a second thread (some 5 us) pays, and from which on a nest is worth arranging."""
@@ -52,9 +52,7 @@ class Nest:
         """Arrange the loops by the first way that fits; a nest of an unusual form stays as it is."""
         if not self.spatial or set(self.kinds[: self.spatial]) != {"S"} or not all(isinstance(e, int) for e in self.extents):
             return
-        if self.spatial == len(self.kinds) or self.work < PARALLEL_WORK:
-            self._share(self._collapse()[0])
-        elif not (self._tile() or self._split_rows()):
+        if self.spatial == len(self.kinds) or self.work < PARALLEL_WORK or not (self._tile() or self._split_rows()):
             self._share(self._collapse()[0])
 
     @property
@@ -91,14 +89,16 @@ class Nest:
         if not any(_reads(dim, variable) for dim in region for variable in pair):
             return True
         return any(
-            region[k].min.same_as(pair[0]) and region[k + 1].min.same_as(pair[1]) and access.source.shape[k + 1] == self.extents[inner]
+            region[k].min.same_as(pair[0])
+            and region[k + 1].min.same_as(pair[1])
+            and access.source.shape[k + 1] == self.extents[inner]
             for k in range(len(region) - 1)
         )
 
     # ------------------------------------------------------------------ sums kept in registers
 
     def _tile(self) -> bool:
-        """Keep a tile of the result in registers: some vectors of its last axis, times some of an axis that reuses what they read.
+        """Keep a tile of the result in registers: some vectors of its last axis, times some of an axis that reuses them.
 
         Matrix products reuse across rows, convolutions across output channels. Without such an axis it is still worth it
         where the vectors are read from consecutive elements, as in a sum over the first axis. Return whether it fits.

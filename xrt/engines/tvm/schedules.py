@@ -25,7 +25,7 @@ ALWAYS_INLINE = 16384
 """Operations in all up to which nobody counts."""
 
 
-class CpuSchedule(dlight.ScheduleRule):
+class CpuSchedule(dlight.ScheduleRule):  # type: ignore[misc]  # TVM has no types
     """Inlines what is elementwise, and arranges the remaining loop nests for vectors and threads."""
 
     def __init__(self, threads: int) -> None:
