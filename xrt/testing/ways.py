@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from xrt.engines import GraphCompiler
+from xrt.errors import CompileRefused, PlanError
 from xrt.graph import Function
 from xrt.partition import Pin
 from xrt.passes import drop_dead_nodes, infer_shapes
@@ -67,7 +68,13 @@ class Mixed:
 
     def run(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
         living = infer_shapes(drop_dead_nodes(function))  # reasons are given by type; a pin that names a dead node is refused
-        return _run_module(living, self.engines, self._pins(living), inputs)
+        try:
+            return _run_module(living, self.engines, self._pins(living), inputs)
+        except PlanError as error:
+            # A pin forces, so a region that its engine refuses as a whole has nowhere to go; a library that fails is a finding.
+            if "failed to compile" in str(error):
+                raise
+            raise CompileRefused(str(error)) from error
 
     def _pins(self, function: Function) -> list[Pin]:
         homes: dict[str, list[str]] = {}

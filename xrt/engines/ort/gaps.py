@@ -1,8 +1,9 @@
 """What ONNX Runtime refuses late or computes wrongly, though its kernels and schemas say nothing of it.
 
 Each row names a describable set of nodes, which `why_not` then declines with the reason, and the evidence for it: node
-tests of the onnx package, and upstream issues. A row goes when its tests pass without it. Where a size decides and is not
-known, the row applies: a node declined in vain runs elsewhere, one accepted in vain gives wrong numbers.
+tests of the onnx package, entries of XRT's corpus, and upstream issues. A row goes when its tests pass without it. Where a
+size decides and is not known, the row applies: a node declined in vain runs elsewhere, one accepted in vain gives wrong
+numbers.
 """
 
 from __future__ import annotations
@@ -233,28 +234,28 @@ GAPS: tuple[Gap, ...] = (
         _broadcasts_an_empty_product,
         "fails to multiply an empty tensor by a vector or by another stack, or leaves the products as the memory was",
         (
-            "generated: float32[2,0,3] by [3] is refused when run, and so is [0,3] by [3]",
-            "generated: float32[1,2,3] by [0,3,2] is refused when run, and so is [0,2,2,3] by [1,2,3,2]",
-            "generated: float32[2,3,0] by [0] gives other numbers at each call instead of zeros",
+            "empty_stack_times_vector of the corpus: refused when run",
+            "compared with the definition: float32[1,2,3] by [0,3,2] is refused when run, and so is [0,2,2,3] by [1,2,3,2]",
+            "compared with the definition: float32[2,3,0] by [0] gives other numbers at each call instead of zeros",
         ),
     ),
     Gap(
         ("MatMulInteger",),
         _sums_no_products,
         "leaves the products of MatMulInteger as the memory was where none are summed",
-        ("generated: uint8[3,4,0] by [0,3] gives other numbers at each call instead of zeros",),
+        ("compared with the definition: uint8[3,4,0] by [0,3] gives other numbers at each call instead of zeros",),
     ),
     Gap(
         ("Gemm",),
         _scales_what_it_adds_to_nothing,
         "does not scale what Gemm adds (beta) where no products are summed",
-        ("generated: alpha=0.5, beta=2 over float32[1,0] by [0,1] adds the bias once",),
+        ("scaled_bias_of_no_products of the corpus: the bias is added once",),
     ),
     Gap(
         ("DequantizeLinear",),
         _dequantises_signed_without_zero_point,
         "moves an int8 DequantizeLinear without zero point behind the operator that reads it, and takes it for unsigned there",
-        ("generated: int8[1,2,1,1], scale 0.25, then Unsqueeze: -0.25 comes out as 0",),
+        ("signed_dequantised_then_moved of the corpus: -0.25 comes out as 0",),
     ),
     Gap(
         ("ConvInteger",),
