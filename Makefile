@@ -5,7 +5,7 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fuzz format bench proto stubs clean
+.PHONY: help demo test check fuzz format bench proto stubs wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,15 @@ proto: $(VENV)/proto.stamp ## regenerate xrt/formats/xrt_pb2.py from proto/xrt.p
 
 stubs: $(VENV)/dev.stamp ## rewrite the stub files of xrt.ops from the schemas of onnx
 	$(BIN)/python tools/write_stubs.py
+
+wheel: $(VENV)/dev.stamp ## build the wheel, install it in an empty environment, and run a model there
+	rm -rf build/lib build/bdist.* dist/*.whl
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	$(PYTHON) -m venv --clear build/empty
+	build/empty/bin/python -m pip install --quiet --disable-pip-version-check dist/xrt-*.whl
+	cd build && empty/bin/python -c "import numpy, xrt, xrt.models; m = xrt.XRTModule(xrt.models.load_light('squeezenet')); \
+	  print(xrt.__file__); m(**xrt.models.sample_inputs(xrt.models.load_light('squeezenet')))"
+	cd build && empty/bin/xrt doctor
 
 clean: ## remove the virtual environment and everything built
 	rm -rf $(VENV) build dist xrt.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from measure import Ratio, interleaved, machine, ratio
 
+from xrt.bench import Ratio, interleaved, machine, ratio
 from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of

@@ -55,7 +55,7 @@ def test_without_arguments_the_help_is_shown(xrt: Command) -> None:
     code, out, err = xrt()
     assert (code, err) == (2, "")
     assert out.startswith("Usage: xrt")
-    assert all(name in out for name in ("engines", "inspect", "run", "explain", "conform"))
+    assert all(name in out for name in ("engines", "inspect", "run", "explain", "conform", "doctor"))
 
 
 @pytest.mark.slow
@@ -124,7 +124,10 @@ def test_conform_counts_cases(xrt: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["rum", "m.onnx"], "there is no command 'rum'. Did you mean 'run'? There is: engines, inspect, run, explain, conform"),
+        (
+            ["rum", "m.onnx"],
+            "there is no command 'rum'. Did you mean 'run'?",
+        ),
         (["run", "missing.onnx"], "cannot load 'missing.onnx': there is no such file"),
         (["run", "model.onnx", "--engine", "ort2"], "no engine is named 'ort2'. Did you mean 'ort'?"),
         (["run", "model.onnx", "--engine", "ort,"], "the engine list 'ort,' has an empty place; write it like 'tvm,ort'"),

@@ -167,3 +167,14 @@ def test_two_tables_share_nothing() -> None:
     second: OpTable[Any] = OpTable("second")
     first("Relu")(kernel)
     assert list(second) == []
+
+
+def test_a_table_that_extends_another_leaves_it_as_it_is() -> None:
+    base: OpTable[Any] = OpTable("base")
+    base("Relu")(kernel)
+    mine = base.extended("mine")
+    mine("Relu", priority=1)(other)
+    assert served(mine, RELU) is other
+    assert served(base, RELU) is kernel
+    with pytest.raises(EngineError, match="engine 'mine' has two kernels of priority 0 for Relu"):
+        mine("Relu")(other)

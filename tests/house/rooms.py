@@ -30,7 +30,7 @@ LINE = (
 )
 """A room may import the rooms on the lines above its own. Rooms on one line do not see each other."""
 
-BESIDE = {"compare": ("errors",), "models": ("errors", "graph", "formats")}
+BESIDE = {"compare": ("errors",), "logs": ("errors",), "models": ("errors", "graph", "formats")}
 """Rooms beside the line, and all that they may import."""
 
 FREE = ("errors", "compare")

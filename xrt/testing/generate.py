@@ -13,7 +13,7 @@ from xrt.graph import DType, Function, OptionalType, SequenceType, TensorType, T
 from xrt.testing.bodies import CONTROL
 from xrt.testing.draft import SIZES, Chooser, Draft, Known, Seeded, values_of
 from xrt.testing.families import ALL_FAMILIES
-from xrt.testing.recipes import Recipe
+from xrt.testing.recipes import Recipe, gentle
 
 __all__ = ["EVERYTHING", "Form", "function_from", "inputs_of", "seeded_function"]
 
@@ -61,8 +61,8 @@ def function_from(choose: Chooser, form: Form = EVERYTHING) -> Function:
     draft = Draft(choose, form.dtypes, form.empty, form.rank, smooth=form.smooth)
     for _ in range(choose.integer(1, form.max_nodes)):
         choose.pick(form.recipes)(draft)
-    if not draft.values:
-        draft.given(form.dtypes[0], (2,))
+    if not draft.nodes:  # no recipe found what it needed
+        gentle(draft, draft.given(form.dtypes[0], (2,)))
     outputs = _outputs(draft, form)
     if form.control_edges:
         _add_control_edges(draft)
@@ -84,7 +84,7 @@ def _outputs(draft: Draft, form: Form) -> list[Known]:
         outputs.append(draft.choose.pick(given))
     if form.passthrough and outputs and draft.choose.integer(0, 5) == 5:
         outputs.append(draft.choose.pick(outputs))
-    return outputs or made[-1:] or given[-1:]
+    return outputs
 
 
 def _add_control_edges(draft: Draft) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -204,7 +205,8 @@ class EngineSuite:
         function = data.draw(functions(replace(self.form, aliases=False)))
         inputs = inputs_of(function, 1)
         executable = _compiled_or_skip(self.made(), function, inputs)
-        assume(executable.outputs_are_fresh)
+        if not executable.outputs_are_fresh:
+            return
         results = [r for r in executable.run(inputs) if isinstance(r, np.ndarray) and r.size]
         constants = [constant.array for constant in function.constants.values()]
         executable.close()
@@ -229,23 +231,17 @@ class EngineSuite:
     def test_several_threads_may_run_at_once(self, data: st.DataObject) -> None:
         function = data.draw(functions(replace(self.form, aliases=False)))
         executable = _compiled_or_skip(self.made(), function, inputs_of(function, 0))
-        results: dict[int, list[Any]] = {}
         barrier = threading.Barrier(8)
 
-        def run(seed: int) -> None:
+        def run(seed: int) -> list[list[Any]]:
             barrier.wait()
-            for _ in range(5):
-                results[seed] = list(executable.run(inputs_of(function, seed)))
+            return [list(executable.run(inputs_of(function, seed))) for _ in range(5)]
 
-        threads = [threading.Thread(target=run, args=(seed,)) for seed in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(8) as pool:
+            results = list(pool.map(run, range(8)))
         executable.close()
-        assert sorted(results) == list(range(8))
-        for seed, found in results.items():
-            assert self.agrees(found, function, seed)
+        for seed, runs in enumerate(results):
+            assert all(self.agrees(found, function, seed) for found in runs)
 
     def test_a_saved_executable_runs_the_same(self) -> None:
         engine, one = self.made(), entry("engines_alternate")
@@ -329,7 +325,6 @@ class EngineSuite:
 
     # ------------------------------------------------------------------ conformance
 
-    @pytest.mark.slow
     def test_conformance(self) -> None:
         report = conform(self.made(), gaps=self.conformance_gaps)
         assert report.ok, str(report)

@@ -15,6 +15,7 @@ from tvm import relax
 from tvm.ir import Call, IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.target import Target
+from tvm_ffi.serialization import to_json_graph_str
 
 __all__ = ["set_apart", "wrapping_functions"]
 
@@ -31,7 +32,7 @@ def wrapping_functions(module: IRModule) -> frozenset[str]:
 
 
 def _wraps(node: Any) -> bool:
-    text = tvm.ir.save_json(node)
+    text = to_json_graph_str(node)
     return any(word in text for word in _WRAPS)
 
 

@@ -6,7 +6,7 @@ import os
 from functools import lru_cache
 
 import tvm
-from numpy._core._multiarray_umath import __cpu_features__ as detected  # the only place where NumPy tells them
+from numpy._core import _multiarray_umath  # type: ignore[attr-defined]  # the only place where NumPy tells the CPU's features
 from tvm.target import Target, codegen
 
 from xrt.errors import OptionError, did_you_mean
@@ -15,9 +15,10 @@ __all__ = ["check_mcpu", "target_of", "use_threads"]
 
 CORES = len(os.sched_getaffinity(0))
 
-# TVM makes a pool of workers for each calling thread and reads these when it makes the first one. They are set where the user has
-# not: all cores of this process (TVM's default is half of the machine's), no pinning (which would also bind the calling thread, and
-# with it the threads that other engines start from it), and idle workers that sleep after some 50 us instead of spinning 150 ms.
+# TVM makes a pool of workers for each calling thread and reads these when it makes the first one. They are set where the
+# user has not: all cores of this process (TVM's default is half of the machine's), no pinning (which would also bind the
+# calling thread, and with it the threads that other engines start from it), and idle workers that sleep after some 50 us
+# instead of spinning 150 ms.
 os.environ.setdefault("TVM_NUM_THREADS", str(CORES))
 os.environ.setdefault("TVM_BIND_THREADS", "0")
 os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "1000")
@@ -40,7 +41,7 @@ def use_threads(count: int) -> None:
 def target_of(mcpu: str | None, opt_level: int) -> Target:
     """Return the LLVM target for a processor by LLVM's name; None is this one with the features that it really has."""
     config = {"kind": "llvm", "mcpu": mcpu or codegen.llvm_get_system_cpu(), "num-cores": CORES, "opt-level": opt_level}
-    hidden = [f"-{llvm}" for numpy, llvm in _FEATURES.items() if detected.get(numpy) is False]
+    hidden = [f"-{llvm}" for numpy, llvm in _FEATURES.items() if _multiarray_umath.__cpu_features__.get(numpy) is False]
     return Target({**config, "mattr": hidden} if hidden else config)
 
 

@@ -12,9 +12,10 @@ from tvm.ir import IRModule
 from tvm.relax.backend import DispatchSortScan
 from tvm.s_tir import dlight
 from tvm.target import Target
+from tvm_ffi.serialization import from_json_graph_str, to_json_graph_str
 
 from xrt.engines.tvm.apart import set_apart, wrapping_functions
-from xrt.engines.tvm.schedules import Nests
+from xrt.engines.tvm.schedules import CpuSchedule
 
 __all__ = ["Program", "build", "legalise"]
 
@@ -46,7 +47,7 @@ def build(module: IRModule, weights: Sequence[Any], target: Target, threads: int
         fused = tvm.transform.Sequential(_FUSION)(legalise(module, target))
         fresh = _fresh(fused["main"])
         wrapping = wrapping_functions(fused)
-        scheduled = dlight.ApplyDefaultSchedule(Nests(threads))(_any_alignment(fused))
+        scheduled = dlight.ApplyDefaultSchedule(CpuSchedule(threads))(_any_alignment(fused))
         bound = _bind(set_apart(scheduled, wrapping, target), weights)
         code = relax.build(tvm.transform.Sequential(_LOWERING)(bound), target, relax_pipeline=None)
     return Program(code, fresh)
@@ -80,8 +81,8 @@ def _any_alignment(module: IRModule) -> IRModule:
     alignment are as quick on the processors of the last ten years. The scatter operators carry a pragma that only TVM's
     front end knows; LLVM's side warns of it on stderr, unless it does not look like a pragma.
     """
-    text = tvm.ir.save_json(module).replace('"data_alignment":64', '"data_alignment":1')
-    return tvm.ir.load_json(text.replace('"pragma_scope"', '"scope"'))
+    text = to_json_graph_str(module).replace('"data_alignment":64', '"data_alignment":1')
+    return from_json_graph_str(text.replace('"pragma_scope"', '"scope"'))
 
 
 def _bind(module: IRModule, weights: Sequence[Any]) -> IRModule:

@@ -1,19 +1,21 @@
 """Operators that TVM's importer gets slow or wrong, spelled in others that it gets right.
 
 It stacks the inputs of Sum, Mean, Max and Min and reduces the stack; it drops a NaN in Max, Min and Clip, ignores which
-side IsInf asks for, has no power of one type to another, and loses all digits of a softplus below -16.
+side IsInf asks for, has no power of one type to another, and loses all digits of a softplus below -16. What depends on
+weights alone, the factors of a BatchNormalization and the transposed weight of a Gemm, it would compute in every run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from xrt.graph import Constant, DType, Function, Node, TensorType, attributes_of
+from xrt.passes import drop_dead_nodes
 
 __all__ = ["SPELLED", "spelled"]
 
@@ -28,15 +30,23 @@ def spelled(function: Function) -> Function:
     nodes: list[Node] = []
     constants = dict(function.constants)
     for node in function.nodes:
-        spell = SPELLED.get(node.op)
-        if spell is None:
-            nodes.append(node)
-            continue
         page = Page(node, function)
-        page.op("Identity", spell(page), output=node.outputs[0])
-        nodes += page.nodes
-        constants |= page.constants
-    return function.replace(nodes=tuple(nodes), constants=constants)
+        if _write(page):
+            nodes += [*page.nodes[:-1], replace(page.nodes[-1], name=node.name, control=node.control)]
+            constants |= page.constants
+        else:
+            nodes.append(node)
+    return drop_dead_nodes(function.replace(nodes=tuple(nodes), constants=constants))
+
+
+def _write(page: Page) -> bool:
+    """Write the node out on its page; return whether there is a spelling for it."""
+    spell = SPELLED.get(page.node.op)
+    result = None if spell is None else spell(page)
+    if result is None:
+        return False
+    page.op("Identity", result, output=page.node.outputs[0])
+    return True
 
 
 @dataclass(slots=True)
@@ -54,11 +64,27 @@ class Page:
         self.nodes.append(Node(op_type, inputs, (name,), attributes_of(attributes), name=name))
         return name
 
-    def number(self, value: float, like: str) -> str:
-        """Write a scalar constant of another value's type, and return its name."""
-        name = f"{self.node.outputs[0]}/spelled/number/{value}"
-        self.constants[name] = Constant(np.array(value, self.dtype(like).numpy))
+    def constant(self, array: np.ndarray[Any, Any]) -> str:
+        """Write a constant, and return its name."""
+        name = f"{self.node.outputs[0]}/spelled/constant/{len(self.constants)}"
+        self.constants[name] = Constant(array)
         return name
+
+    def number(self, value: float) -> str:
+        """Write a scalar constant of the first input's type, and return its name."""
+        return self.constant(np.array(value, self.dtype(self.x).numpy))
+
+    def channels(self, values: np.ndarray[Any, Any]) -> str:
+        """Write one value per channel as a constant of the first input's type, and return its name."""
+        type_ = self.function.type_of(self.x)
+        rank = (type_.rank if isinstance(type_, TensorType) else None) or 2
+        return self.constant(values.astype(self.dtype(self.x).numpy).reshape((-1, *[1] * (rank - 2))))
+
+    def given(self, *places: int) -> list[np.ndarray[Any, Any]] | None:
+        """Return the constants that the node reads in those places; None where one is not a constant."""
+        inputs = self.node.inputs
+        found = [self.function.constants.get(inputs[k]) if k < len(inputs) else None for k in places]
+        return None if None in found else [constant.array for constant in found if constant is not None]
 
     def dtype(self, name: str) -> DType:
         type_ = self.function.type_of(name)
@@ -74,7 +100,7 @@ def _sum(page: Page) -> str:
 
 
 def _mean(page: Page) -> str:
-    return page.op("Div", _sum(page), page.number(len(page.node.inputs), page.x))
+    return page.op("Div", _sum(page), page.number(len(page.node.inputs)))
 
 
 def _extreme(comparison: str) -> Callable[[Page], str]:
@@ -91,12 +117,13 @@ def _extreme(comparison: str) -> Callable[[Page], str]:
 
 def _clip(page: Page) -> str:
     node = page.node
-    clipped = page.op("Clip", *node.inputs, **{a.name: a for a in node.attributes})
+    bounds: dict[str, Any] = {a.name: a for a in node.attributes}
+    clipped = page.op("Clip", *node.inputs, **bounds)
     return page.op("Where", page.op("IsNaN", page.x), page.x, clipped) if page.dtype(page.x).is_float else clipped
 
 
 def _is_inf(page: Page) -> str:
-    result, zero = page.op("IsInf", page.x), page.number(0, page.x)
+    result, zero = page.op("IsInf", page.x), page.number(0)
     if not page.node.attr("detect_positive", 1):
         result = page.op("And", result, page.op("Less", page.x, zero))
     if not page.node.attr("detect_negative", 1):
@@ -109,9 +136,29 @@ def _pow(page: Page) -> str:
     return page.op("Pow", base, page.op("Cast", exponent, to=page.dtype(base).onnx))
 
 
+def _batch_normalization(page: Page) -> str | None:
+    """Write one product and one sum, whose factors are computed here."""
+    weights = page.given(1, 2, 3, 4)
+    if weights is None or len(page.node.outputs) > 1 or not page.dtype(page.x).is_float:
+        return None
+    scale, bias, mean, variance = (weight.astype(np.float64) for weight in weights)
+    factor = scale / np.sqrt(variance + page.node.attr("epsilon", 1e-5))
+    return page.op("Add", page.op("Mul", page.x, page.channels(factor)), page.channels(bias - mean * factor))
+
+
+def _gemm(page: Page) -> str | None:
+    """Write the product with a transposed constant as one with the constant transposed here."""
+    weights = page.given(1)
+    if weights is None or not page.node.attr("transB", 0):
+        return None
+    turned = page.constant(np.ascontiguousarray(weights[0].T))
+    kept: dict[str, Any] = {a.name: a for a in page.node.attributes if a.name != "transB"}
+    return page.op("Gemm", page.x, turned, *page.node.inputs[2:], **kept)
+
+
 def _softplus(page: Page) -> str:
     """Write max(x, 0) + log1p(exp(-|x|)), where log1p(u) is u log(1 + u) / ((1 + u) - 1), which rounding does not hurt."""
-    one = page.number(1, page.x)
+    one = page.number(1)
     u = page.op("Exp", page.op("Neg", page.op("Abs", page.x)))
     w = page.op("Add", u, one)
     quotient = page.op("Div", page.op("Mul", page.op("Log", w), u), page.op("Sub", w, one))
@@ -123,7 +170,7 @@ def _mish(page: Page) -> str:
     return page.op("Mul", page.x, page.op("Tanh", _softplus(page)))
 
 
-SPELLED: Mapping[str, Callable[[Page], str]] = {
+SPELLED: Mapping[str, Callable[[Page], str | None]] = {
     "Sum": _sum,
     "Mean": _mean,
     "Max": _extreme("Greater"),
@@ -133,4 +180,6 @@ SPELLED: Mapping[str, Callable[[Page], str]] = {
     "Pow": _pow,
     "Softplus": _softplus,
     "Mish": _mish,
+    "BatchNormalization": _batch_normalization,
+    "Gemm": _gemm,
 }

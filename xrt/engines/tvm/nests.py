@@ -1,0 +1,175 @@
+"""One loop nest, arranged for a CPU by what it is: elementwise, a reduction with reuse, a reduction along rows, or another.
+
+Each arrangement leaves one outermost loop, which the threads share, and innermost loops over consecutive elements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from tvm import s_tir, tirx
+from tvm.s_tir.dlight.analysis import SBlockInfo
+
+__all__ = ["Machine", "Nest"]
+
+Loop: TypeAlias = s_tir.schedule.LoopRV
+
+PARALLEL_WORK = 16384
+"""Loop iterations from which on waking a second thread (some 5 us) pays, and from which on a nest is worth arranging."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the arrangements have to know of the processor."""
+
+    threads: int
+    vector_bits: int
+
+    def lanes(self, bits: int) -> int:
+        """Return how many elements of that width a vector holds."""
+        return max(self.vector_bits // bits, 1)
+
+    @property
+    def accumulators(self) -> int:
+        """How many vector registers a nest may keep sums in: three quarters of them."""
+        return 24 if self.vector_bits >= 512 else 12
+
+
+class Nest:
+    """A block of a PrimFunc under the loops that are its own: first those over its result, then those that it reduces."""
+
+    def __init__(self, schedule: s_tir.Schedule, block: SBlockInfo, machine: Machine) -> None:
+        self.schedule = schedule
+        self.block = block.block_rv
+        self.machine = machine
+        self.kinds = block.dom_kind()
+        self.extents = block.dom()
+        self.variables = [item.var for item in block.iters]
+        self.spatial = len(self.kinds.rstrip("R"))
+
+    def arrange(self) -> None:
+        """Arrange the loops by the first way that fits; a nest of an unusual form stays as it is."""
+        if not self.spatial or set(self.kinds[: self.spatial]) != {"S"} or not all(isinstance(e, int) for e in self.extents):
+            return
+        if self.spatial == len(self.kinds) or self.work < PARALLEL_WORK or not (self._tile() or self._split_rows()):
+            self._share(self._collapse()[0])
+
+    @property
+    def work(self) -> int:
+        work = 1
+        for extent in self.extents:
+            work *= extent
+        return work
+
+    def _share(self, outermost: Loop) -> None:
+        if self.machine.threads > 1 and self.work >= PARALLEL_WORK:
+            self.schedule.parallel(outermost)
+
+    # ------------------------------------------------------------------ elementwise
+
+    def _collapse(self) -> list[Loop]:
+        """Fuse each run of spatial loops that every access walks as one, so that LLVM can vectorise the last of them."""
+        stmt = self.schedule.get(self.block)
+        accesses = [*stmt.reads, *stmt.writes]
+        loops = self.schedule.get_loops(self.block)
+        runs = [[0]]
+        for index in range(1, self.spatial):
+            if all(self._walks_as_one(access, runs[-1][-1], index) for access in accesses):
+                runs[-1].append(index)
+            else:
+                runs.append([index])
+        return [self.schedule.fuse(*(loops[i] for i in run)) if len(run) > 1 else loops[run[0]] for run in runs]
+
+    def _walks_as_one(self, access: Any, outer: int, inner: int) -> bool:
+        """Whether the access sees neither loop, or sees them as neighbouring dimensions of which the inner is whole."""
+        if 1 in (self.extents[outer], self.extents[inner]):
+            return True
+        region, pair = access.region, (self.variables[outer], self.variables[inner])
+        if not any(_reads(dim, variable) for dim in region for variable in pair):
+            return True
+        return any(
+            region[k].min.same_as(pair[0])
+            and region[k + 1].min.same_as(pair[1])
+            and access.source.shape[k + 1] == self.extents[inner]
+            for k in range(len(region) - 1)
+        )
+
+    # ------------------------------------------------------------------ sums kept in registers
+
+    def _tile(self) -> bool:
+        """Keep a tile of the result in registers: some vectors of its last axis, times some of an axis that reuses them.
+
+        Matrix products reuse across rows, convolutions across output channels. Without such an axis it is still worth it
+        where the vectors are read from consecutive elements, as in a sum over the first axis. Return whether it fits.
+        """
+        last = self.spatial - 1
+        reads = [read for read in self.schedule.get(self.block).reads if _reads(read.region[-1], self.variables[last])]
+        reuse = self._reused(reads)
+        if not reads or (reuse is None and any(_reads(r.region[-1], v) for r in reads for v in self.variables[self.spatial :])):
+            return False
+        lanes = _divisor(self.extents[last], self.machine.lanes(self._bits))
+        vectors = _divisor(self.extents[last] // lanes, 2 if reuse is not None else 4)
+        rows = _divisor(self.extents[reuse], min(8, self.machine.accumulators // vectors)) if reuse is not None else 1
+        self._reorder_tile(reuse, rows, vectors, lanes)
+        return True
+
+    def _reused(self, reads: list[Any]) -> int | None:
+        """Return the innermost axis of the result that none of those reads depends on."""
+        for axis in range(self.spatial - 2, -1, -1):
+            if self.extents[axis] > 1 and not any(_reads(dim, self.variables[axis]) for read in reads for dim in read.region):
+                return axis
+        return None
+
+    def _reorder_tile(self, reuse: int | None, rows: int, vectors: int, lanes: int) -> None:
+        schedule = self.schedule
+        registers = schedule.cache_write(self.block, 0, "local")
+        loops = schedule.get_loops(self.block)
+        outer, reduced = loops[: self.spatial - 1], loops[self.spatial :]
+        inner = []
+        if reuse is not None:
+            outer[reuse], row = schedule.split(outer[reuse], [None, rows])
+            inner.append(row)
+        column, vector, lane = schedule.split(loops[self.spatial - 1], [None, vectors, lanes])
+        schedule.reorder(*outer, column, *reduced, *inner, vector, lane)
+        outermost = schedule.fuse(*outer) if len(outer) > 1 else [*outer, column][0]
+        schedule.reverse_compute_at(registers, column)
+        self._share(outermost)
+        schedule.vectorize(lane)
+        for loop in (*inner, vector):
+            schedule.unroll(loop)
+        schedule.decompose_reduction(self.block, reduced[0])
+
+    # ------------------------------------------------------------------ sums along consecutive elements
+
+    def _split_rows(self) -> bool:
+        """Sum each row as several vectors side by side, which are added up at the end. Return whether it fits."""
+        reads = self.schedule.get(self.block).reads
+        width = _divisor(self.extents[-1], 4 * self.machine.lanes(self._bits))
+        if width < 4 or not any(read.region[-1].min.same_as(self.variables[-1]) for read in reads):
+            return False
+        schedule = self.schedule
+        _, side = schedule.split(schedule.get_loops(self.block)[-1], [None, width])
+        partial = schedule.rfactor(side, self.spatial)
+        spatial = schedule.get_loops(self.block)[: self.spatial]
+        outermost = schedule.fuse(*spatial) if len(spatial) > 1 else spatial[0]
+        schedule.compute_at(partial, outermost)
+        _, lane, *reduced = schedule.get_loops(partial)
+        schedule.reorder(*reduced, lane)
+        self._share(outermost)
+        schedule.vectorize(lane)
+        schedule.decompose_reduction(partial, reduced[0])
+        return True
+
+    @property
+    def _bits(self) -> int:
+        return int(self.schedule.get(self.block).writes[0].source.dtype.bits)
+
+
+def _reads(dim: Any, variable: Any) -> bool:
+    return any(v.same_as(variable) for v in tirx.analysis.undefined_vars(dim.min))
+
+
+def _divisor(number: int, most: int) -> int:
+    """Return the largest divisor of a number up to a limit."""
+    return next(d for d in range(min(number, most), 0, -1) if number % d == 0)
