@@ -85,6 +85,12 @@ def _reduces_nothing_from_the_end(node: Node, scope: Scope) -> bool:
     return (has_input(node, 1) and axes is None) or min([node.attr("axis", 0), *given, *(axes.array.flat if axes else ())]) < 0
 
 
+def _is_fused_with_relu(node: Node, scope: Scope) -> bool:
+    """Whether what is clipped comes from a Relu and is of a type that their fusion has not."""
+    maker = scope.function.producer(node.inputs[0])
+    return maker is not None and maker.op_type == "Relu" and scope.dtype(node, 0) not in (DType.FLOAT32, DType.FLOAT16)
+
+
 _SIZED_BY_DATA = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
 
 
@@ -242,6 +248,12 @@ GAPS: tuple[Gap, ...] = (
             "compared with the definition: float32[1,2,3] by [0,3,2] is refused when run, and so is [0,2,2,3] by [1,2,3,2]",
             "compared with the definition: float32[2,3,0] by [0] gives other numbers at each call instead of zeros",
         ),
+    ),
+    Gap(
+        ("Clip",),
+        _is_fused_with_relu,
+        "fails to fuse a Clip of this type with the Relu before it",
+        ("clipped_relu_in_float64 of the corpus: refused by the optimiser",),
     ),
     Gap(
         ("MatMulInteger",),
