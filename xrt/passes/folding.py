@@ -55,8 +55,12 @@ def known_value(node: Node, function: Function) -> Constant | None:
     return Constant(np.array(extents, np.int64))
 
 
+_NUMBERS = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
+"""The attributes under which a Constant node may hold numbers, and their types."""
+
+
 def _constant(node: Node) -> Constant | None:
-    for name, dtype in (("value_int", np.int64), ("value_ints", np.int64), ("value_float", np.float32), ("value_floats", np.float32)):
+    for name, dtype in _NUMBERS.items():
         if (value := node.attr(name)) is not None:
             return Constant(np.array(value, dtype))
     value = node.attr("value")

@@ -44,9 +44,9 @@ def import_function(function: Function) -> Imported:
     """Import a Function whose inputs have static shapes.
 
     Constant nodes and the Shape of a static value become constants first: the importer has kinds of value of its own for
-    them, which few of its operators take. What it imports badly is spelled otherwise. Weights (constants of more than `INLINE` elements) become parameters, so that
-    no copy of them goes through protobuf, and the cost of a compile does not depend on them. Raises whatever TVM's
-    importer raises.
+    them, which few of its operators take. What it imports badly is spelled otherwise. Weights (constants of more than
+    `INLINE` elements) become parameters, so that no copy of them goes through protobuf, and the cost of a compile does not
+    depend on them. Raises whatever TVM's importer raises.
     """
     function = spelled(fold_constants(function, _no_evaluation))
     heavy = {name: c for name, c in function.constants.items() if c.array.size > INLINE}
