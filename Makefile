@@ -5,7 +5,7 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench proto clean
+.PHONY: help demo test check fuzz format bench proto stubs wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ check: $(VENV)/dev.stamp ## what to run before a commit: format, lint, types, qu
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope -m "not slow" -q
 
+fuzz: $(VENV)/engines.stamp ## run 10,000 generated graphs on every engine and on mixtures
+	$(BIN)/xrt fuzz --count 10000 --seed 0 --engines ort --rarely tvm
+
 format: $(VENV)/dev.stamp ## format the code and mend what the linter can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -35,6 +38,18 @@ proto: $(VENV)/proto.stamp ## regenerate xrt/formats/xrt_pb2.py from proto/xrt.p
 	$(VENV)/proto/bin/cmake -S . -B build/proto -DPython3_EXECUTABLE=$(abspath $(VENV)/proto/bin/python)
 	$(VENV)/proto/bin/cmake --build build/proto --target proto
 
+stubs: $(VENV)/dev.stamp ## rewrite the stub files of xrt.ops from the schemas of onnx
+	$(BIN)/python tools/write_stubs.py
+
+wheel: $(VENV)/dev.stamp ## build the wheel, install it in an empty environment, and run a model there
+	rm -rf build/lib build/bdist.* dist/*.whl
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	$(PYTHON) -m venv --clear build/empty
+	build/empty/bin/python -m pip install --quiet --disable-pip-version-check dist/xrt-*.whl
+	cd build && empty/bin/python -c "import numpy, xrt, xrt.models; m = xrt.XRTModule(xrt.models.load_light('squeezenet')); \
+	  print(xrt.__file__); m(**xrt.models.sample_inputs(xrt.models.load_light('squeezenet')))"
+	cd build && empty/bin/xrt doctor
+
 clean: ## remove the virtual environment and everything built
 	rm -rf $(VENV) build dist xrt.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
@@ -45,11 +60,13 @@ $(BIN)/python:
 	  { rm -rf $(VENV); echo "$(PYTHON) cannot make a virtual environment; on Debian: apt-get install python3-venv"; exit 1; }
 
 $(VENV)/engines.stamp: pyproject.toml setup.py | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all]'
+	@echo "installing XRT and its engines into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all]'
 	@touch $@
 
 $(VENV)/dev.stamp: pyproject.toml setup.py | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all,dev]'
+	@echo "installing XRT, its engines and the tools of development into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all,dev]'
 	@touch $@
 
 $(VENV)/proto.stamp: CMakeLists.txt | $(BIN)/python

@@ -17,9 +17,9 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from measure import Ratio, interleaved, machine, ratio
 
 import xrt
+from xrt.bench import Ratio, interleaved, machine, ratio
 from xrt.engines import CompileContext, registry
 from xrt.formats import onnx as onnx_format
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of

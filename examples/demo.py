@@ -48,7 +48,7 @@ class Outcome:
     """Seconds, the median."""
     result: np.ndarray
     difference: float
-    """The largest from the reference engine's result."""
+    """The largest of any element from the reference engine's result."""
     fault: str
     """What is wrong with it; empty where nothing is."""
 
@@ -110,7 +110,7 @@ def main(models: tuple[str, ...]) -> int:
         print(f"no model {', '.join(sorted(unknown))}; there are {', '.join(light_models())}", file=sys.stderr)
         return 2
     console = Console()
-    table = Table("model", "engine", "regions", "compile", "latency", "largest difference from toy", box=None, pad_edge=False)
+    table = Table("model", "engine", "regions", "compile", "latency", "difference from toy", box=None, pad_edge=False)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     failed = False
     with Progress(*columns, console=console, transient=True) as progress:

@@ -42,7 +42,7 @@ def test_types_without_room_are_exact(dtype):
 
 
 def test_an_unknown_scope_is_refused():
-    with pytest.raises(InputError, match="^a tolerance is declared for the scope 'operator' or 'network'; got 'model'$"):
+    with pytest.raises(InputError, match=r"^a tolerance is declared for the scope 'operator' or 'network'; got 'model'$"):
         tolerance_for("float32", "model")  # type: ignore[arg-type]
 
 
@@ -70,7 +70,8 @@ def test_differences_are_told_even_when_they_are_admitted():
 def test_a_wrong_number_is_shown_with_its_place():
     actual, expected = np.zeros((2, 2), F32), np.array([[0, 0], [0.5, 0]], F32)
     assert compare(actual, expected, Tolerance(rtol=0.1), name="y").message == (
-        "y differs in 1 of 4 elements; at worst y[1,0] is 0.0, 0.5 was expected (absolute difference 0.5, relative 1; beyond rtol 0.1)"
+        "y differs in 1 of 4 elements; at worst y[1,0] is 0.0, 0.5 was expected "
+        "(absolute difference 0.5, relative 1; beyond rtol 0.1)"
     )
 
 

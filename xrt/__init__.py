@@ -15,6 +15,7 @@ Names load on first use, so that importing the package stays cheap.
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from xrt.partition import ClusteringOptions as ClusteringOptions
     from xrt.partition import Plan as Plan
     from xrt.partition import partition as partition
+
+from xrt.logs import follow
 
 __version__ = "0.1.0"
 
@@ -80,3 +83,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+follow(os.environ)

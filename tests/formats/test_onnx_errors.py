@@ -83,7 +83,8 @@ def test_a_truncated_file_says_where(tmp_path: Path) -> None:
     path.write_bytes(data[: len(data) // 2])
     end = len(data) - len(whole.opset_import[0].SerializeToString()) - 2
     assert message(path) == (
-        f"cannot load {str(path)!r}: it is truncated: its graph should end at byte {end}, but there are only {len(data) // 2} bytes"
+        f"cannot load {str(path)!r}: it is truncated: its graph should end at byte {end}, "
+        f"but there are only {len(data) // 2} bytes"
     )
 
 
@@ -100,15 +101,15 @@ def test_every_truncation_is_a_model_error() -> None:
 def test_an_opset_newer_than_onnx() -> None:
     newest = onnx.defs.onnx_opset_version()
     assert message(model("(float x) => (float y) { y = Relu(x) }", '<ir_version: 8, opset_import: ["": 999]>')) == (
-        f"cannot load the given ModelProto: it uses opset 999 of ai.onnx, but the installed onnx {VERSION} knows {newest} at most; "
-        "upgrade onnx, or export the model for an older opset"
+        f"cannot load the given ModelProto: it uses opset 999 of ai.onnx, but the installed onnx {VERSION} knows {newest} "
+        "at most; upgrade onnx, or export the model for an older opset"
     )
 
 
 def test_an_ir_version_newer_than_onnx() -> None:
     assert message(model("(float x) => (float y) { y = Relu(x) }", '<ir_version: 999, opset_import: ["": 17]>')) == (
-        f"cannot load the given ModelProto: it has IR version 999, but the installed onnx {VERSION} knows {onnx.IR_VERSION} at most; "
-        "upgrade onnx, or export the model with an older version"
+        f"cannot load the given ModelProto: it has IR version 999, but the installed onnx {VERSION} knows {onnx.IR_VERSION} "
+        "at most; upgrade onnx, or export the model with an older version"
     )
 
 
@@ -127,7 +128,8 @@ def test_a_missing_opset_import() -> None:
     bare.CopyFrom(RELU)
     del bare.opset_import[:]
     assert message(bare) == (
-        "cannot load the given ModelProto: node 'y' (Relu) is of domain ai.onnx, whose opset the model does not import (it imports: none)"
+        "cannot load the given ModelProto: node 'y' (Relu) is of domain ai.onnx, whose opset the model does not import "
+        "(it imports: none)"
     )
 
 
@@ -139,7 +141,8 @@ def test_an_opset_imported_at_two_versions() -> None:
 
 def test_an_unknown_operator_gets_the_nearest() -> None:
     assert message(model("(float x) => (float y) { y = Rellu(x) }")) == (
-        "cannot load the given ModelProto: node 'y' (Rellu): Rellu is not an operator of ai.onnx at opset 17. Did you mean 'Relu'?"
+        "cannot load the given ModelProto: node 'y' (Rellu): Rellu is not an operator of ai.onnx at opset 17."
+        " Did you mean 'Relu'?"
     )
 
 
@@ -179,7 +182,10 @@ def test_an_undefined_output() -> None:
     )
 
 
-BRANCHES = "(bool c, float x) => (float y) {{ [if] y = If(c) <then_branch = t () => (float a) {{ {then} }}, else_branch = e () => (float b) {{ {other} }}> }}"
+BRANCHES = (
+    "(bool c, float x) => (float y) {{ [if] y = If(c) <"
+    "then_branch = t () => (float a) {{ {then} }}, else_branch = e () => (float b) {{ {other} }}> }}"
+)
 
 
 def test_an_undefined_value_in_a_body() -> None:
@@ -192,7 +198,8 @@ def test_an_undefined_value_in_a_body() -> None:
 def test_a_body_that_returns_an_undefined_value() -> None:
     text = BRANCHES.format(then="a = Relu(x)", other="q = Relu(x)")
     assert message(model(text)) == (
-        "cannot load the given ModelProto: body 'e' of node 'if' (If) returns value 'b', which no input, initialiser or node defines."
+        "cannot load the given ModelProto: body 'e' of node 'if' (If) returns value 'b', "
+        "which no input, initialiser or node defines."
     )
 
 
@@ -263,7 +270,8 @@ def test_malformed_aliases() -> None:
     broken.CopyFrom(RELU)
     broken.graph.metadata_props.add(key="xrt.aliases", value='[["x"]]')
     assert message(broken) == (
-        "cannot load the given ModelProto: metadata 'xrt.aliases' is '[[\"x\"]]'; it must be a list of pairs, like [[\"input\", \"output\"]]"
+        "cannot load the given ModelProto: metadata 'xrt.aliases' is '[[\"x\"]]'; "
+        'it must be a list of pairs, like [["input", "output"]]'
     )
 
 
@@ -295,7 +303,10 @@ def with_weight(tensor: TensorProto) -> ModelProto:
         ),
         (TensorProto(data_type=1, dims=[3]), "is float32[3], which takes 3 entries, but its data is 0 entries"),
         (TensorProto(data_type=22, dims=[3], raw_data=b"\0"), "is int4[3], which takes 2 bytes, but its data is 1 bytes"),
-        (TensorProto(data_type=14, dims=[2], float_data=[1, 2]), "is complex64[2], which takes 4 entries, but its data is 2 entries"),
+        (
+            TensorProto(data_type=14, dims=[2], float_data=[1, 2]),
+            "is complex64[2], which takes 4 entries, but its data is 2 entries",
+        ),
         (TensorProto(data_type=8, dims=[2], raw_data=b"ab"), "holds strings as raw bytes; ONNX stores them in string_data only"),
         (TensorProto(data_type=1, dims=[-1], raw_data=b""), "has a negative extent in its shape [-1]"),
         (TensorProto(dims=[1], raw_data=b"\0"), "has no element type"),
@@ -350,7 +361,9 @@ def test_a_sparse_tensor_that_is_not_one(given: ModelProto, reason: str) -> None
 def test_among_very_many_nodes_the_nearest_name_is_not_looked_for() -> None:
     nodes = [helper.make_node("Relu", [f"v{i}"], [f"v{i + 1}"]) for i in range(10_000)]
     nodes.append(helper.make_node("Relu", ["v0_"], ["y"], name="n"))
-    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("v0", 1, [1])], [helper.make_tensor_value_info("y", 1, [1])])
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("v0", 1, [1])], [helper.make_tensor_value_info("y", 1, [1])]
+    )
     assert message(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)) == (
         "cannot load the given ModelProto: node 'n' (Relu) reads value 'v0_', which no input, initialiser or node defines."
     )

@@ -171,7 +171,10 @@ def test_a_place_that_is_not_in_the_file(tmp_path: Path, entries: dict[str, obje
 
 
 def test_a_model_that_is_no_file_has_no_files_beside_it() -> None:
-    for source, where in ((external("w.bin"), "the given ModelProto"), (external("w.bin").SerializeToString(), "the given bytes")):
+    for source, where in (
+        (external("w.bin"), "the given ModelProto"),
+        (external("w.bin").SerializeToString(), "the given bytes"),
+    ):
         with pytest.raises(ModelError) as caught:
             load(source)
         assert str(caught.value) == (

@@ -12,8 +12,10 @@ from tests.graph.tracing import F32, compute, trace
 from xrt import ops
 from xrt.errors import ModelError
 from xrt.frontends.graph import Graph
-from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value, builder
+from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value
 from xrt.graph.builder import Builder, Tensor, after, device, inline, scope
+from xrt.graph.builder import trace as builder_trace
+from xrt.graph.builder.symbol import current
 from xrt.graph.verify import verify
 
 
@@ -130,7 +132,7 @@ def test_a_writeable_array_is_copied_a_read_only_one_is_not() -> None:
 
 
 def test_unused_constants_are_left_out() -> None:
-    function = trace(lambda x: (builder.current("").constant(np.ones(3)), x)[1], F32)
+    function = trace(lambda x: (current("").constant(np.ones(3)), x)[1], F32)
     assert function.constants == {}
 
 
@@ -250,7 +252,20 @@ def test_a_graph_used_in_another() -> None:
 
     function = Twice().trace(F32)
     assert [node.name for node in function.nodes][::3] == ["affine_1/matmul_1", "affine_2/matmul_1"]
-    assert len(function.constants) == 2  # the weight, and the bias, whose values are shared
+    assert list(function.constants) == ["affine_1/weight", "affine_1/bias"]  # used twice, there once
+
+
+def test_bodies_import_what_is_imported_after_them() -> None:
+    def build(x: Any) -> Any:
+        branch = ops.If(
+            x.sum() > 0, then_branch=lambda: ops.If(True, then_branch=lambda: x, else_branch=lambda: -x), else_branch=lambda: x
+        )
+        return ops.ml.Binarizer(branch)
+
+    function = trace(build, F32)
+    assert {f"{scope.name}: {sorted(scope.opsets)}" for scope, _ in function.walk()} == {
+        f"{name}: ['', 'ai.onnx.ml']" for name in ("main", "then_branch", "else_branch")
+    }
 
 
 def test_a_function_recorded_in_another() -> None:
@@ -345,7 +360,7 @@ def test_values_that_are_no_tensors() -> None:
 
 
 def test_types_without_inference() -> None:
-    function = builder.trace(
+    function = builder_trace(
         lambda x: (x + 1, ops.Cast(x, to="int32"), ops.RandomNormal(shape=[2]), ops.ConstantOfShape([2])), F32
     )
     assert [str(value.type) for value in function.outputs] == ["float32[...]", "int32[...]", "float32[...]", "float32[...]"]

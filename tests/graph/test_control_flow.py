@@ -81,6 +81,11 @@ def test_loop_carries_and_gathers() -> None:
     assert [value.name for value in body.inputs] == ["i", "go", "total"]
 
 
+def test_loop_carries_numbers_of_several_types() -> None:
+    function = trace(lambda: ops.Loop(3, True, 0, 1.5, body=lambda i, go, a, b: (go, a + 1, b * 2)))
+    assert [value.type for value in function.outputs] == [TensorType(DType.INT64, ()), TensorType(DType.FLOAT32, ())]
+
+
 def test_loop_stops_by_its_condition() -> None:
     (actual,) = run(lambda x: ops.Loop(None, True, x, body=lambda i, go, v: ((v * 2).sum() < 100, v * 2)), X)
     np.testing.assert_array_equal(actual, X * 8)

@@ -10,7 +10,7 @@ import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
 from xrt.formats import onnx
-from xrt.formats.onnx.inference import node_types
+from xrt.formats.onnx.node_inference import node_types
 from xrt.graph import DType, Function, TensorType, builder
 from xrt.graph.verify import verify
 

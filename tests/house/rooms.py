@@ -30,7 +30,7 @@ LINE = (
 )
 """A room may import the rooms on the lines above its own. Rooms on one line do not see each other."""
 
-BESIDE = {"compare": ("errors",), "models": ("errors", "graph", "formats")}
+BESIDE = {"compare": ("errors",), "logs": ("errors",), "models": ("errors", "graph", "formats")}
 """Rooms beside the line, and all that they may import."""
 
 FREE = ("errors", "compare")
@@ -74,8 +74,10 @@ FILES = ("formats", "cli", "bench", "engines.*", "cache.disk", "testing.files")
 """Rooms, and modules of rooms, that may touch files."""
 
 TOUCHES = frozenset(
-    "mkdir makedirs mkdtemp mkstemp open read_bytes read_text rename rmdir rmtree savez symlink_to touch unlink "
-    "write_bytes write_text NamedTemporaryFile TemporaryDirectory".split()
+    [
+        *("mkdir", "makedirs", "mkdtemp", "mkstemp", "rename", "rmdir", "rmtree", "symlink_to", "touch", "unlink"),
+        *("open", "read_bytes", "read_text", "savez", "write_bytes", "write_text", "NamedTemporaryFile", "TemporaryDirectory"),
+    ]
 )
 """Names of calls that touch a file. A method named ``replace`` or ``load`` may be anything, and is not told here."""
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import pkgutil
 from collections import defaultdict
-from pathlib import Path
 
 import pytest
 
-import xrt
-from tests.house.rooms import ENGINES, room_of
+from tests.house.public import ROOT, modules
+from tests.house.rooms import room_of
 from tests.house.sizes import Length, functions, sources
 
-ROOT = Path(xrt.__file__).parent
 SHORT, LONGEST, MODULE = 20, 60, 400
 
 
@@ -48,13 +45,6 @@ def test_modules_can_be_read_in_one_go() -> None:
 def test_a_length_is_counted_without_docstring_and_decorators() -> None:
     source = '@cache\ndef f():\n    """One.\n\n    Two.\n    """\n    def g(): return 1\n    return g\n'
     assert [str(length) for length in functions(source, "m")] == ["m:2 f (3 lines)", "m:7 g (1 lines)"]
-
-
-def modules() -> list[str]:
-    """Return the package's modules, those of engines and of commands apart: a library of theirs may be missing."""
-    apart = tuple(f"xrt.engines.{name}" for name in ENGINES)
-    found = (info.name for info in pkgutil.walk_packages([str(ROOT)], "xrt.", onerror=lambda name: None))
-    return [name for name in found if not name.startswith(apart) and not name.endswith(("__main__", "_pb2"))]
 
 
 @pytest.mark.parametrize("name", modules())

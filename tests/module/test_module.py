@@ -246,6 +246,7 @@ def test_what_nobody_named_takes_goes_to_the_reference_with_one_warning() -> Non
     with pytest.warns(FallbackWarning) as caught:
         m(X)
         m(X, fetch=["h0"])
+    assert [Path(w.filename).name for w in caught] == ["test_module.py"], "a warning points at the caller's line"
     (message,) = [str(w.message) for w in caught]
     assert message == (
         "1 node(s) run on 'toy', which was not named: first 'node1': Neg is not among Relu. m.explain() lists them; name 'toy' "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -196,7 +195,3 @@ def _labelings(count: int, allowed: Callable[[Sequence[int]], bool]) -> Iterable
 def _is_acyclic(labels: Sequence[int], edges: Iterable[tuple[int, int]]) -> bool:
     graph = nx.DiGraph((labels[a], labels[b]) for a, b in edges if labels[a] != labels[b])
     return bool(nx.is_directed_acyclic_graph(graph))
-
-
-def pairs(items: Iterable[Any]) -> Iterable[tuple[Any, Any]]:
-    return itertools.combinations(items, 2)

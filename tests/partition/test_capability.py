@@ -79,6 +79,29 @@ def test_bodies_are_told_apart() -> None:
     assert asked_about(function([looping("p"), looping("q")], "p q")) == ["p", "q"]
 
 
+def test_outputs_that_nobody_reads_are_told_from_those_that_somebody_does() -> None:
+    nodes = [
+        node("Red", "x", "a b", name="first"),
+        node("Red", "x", "c d", name="second"),
+        node("Red", "x", "e f", name="third"),
+        node("Green", "d", "g", name="fourth"),
+    ]
+    assert asked_about(function(nodes, "a c e g")) == ["first", "second", "fourth"]
+
+
+def test_what_is_made_of_constants_is_told_apart_by_how_it_is_made() -> None:
+    """An engine may find the value through the node: of a Constant, the Shape of a static value, or what is made of these."""
+    nodes = [
+        node("Constant", "", "p", name="p", attributes=attributes_of({"value": np.zeros(4, np.float32)})),
+        node("Constant", "", "q", name="q", attributes=attributes_of({"value": np.ones(4, np.float32)})),
+        node("Identity", "q", "r", name="r"),
+        node("Shape", "x", "s", name="s"),
+        *(node("Red", f"x {given}", f"y{i}", name=f"reads {given}") for i, given in enumerate("xpqqrs")),
+    ]
+    asked = asked_about(function(nodes, "y0 y1 y2 y3 y4 y5"))
+    assert sorted(asked) == ["p", "q", "r", "reads p", "reads q", "reads r", "reads s", "reads x", "s"]
+
+
 class Broken(GraphCompiler):
     name = "broken"
 

@@ -11,7 +11,6 @@ from xrt.errors import OptionError, PlanError
 from xrt.graph import Node
 from xrt.partition import ClusteringOptions, Pin, partition
 
-
 HELP = "a pin reads like 'Conv|Gemm=ort' (force), 'Softmax!=tvm' (forbid) or 'name:/layer1/*=ort' (by node name)"
 
 
@@ -77,12 +76,20 @@ def test_pins_as_text(text: str, pin: Pin) -> None:
 
 
 def test_patterns_match_the_whole_and_take_brackets_as_they_are() -> None:
-    conv = Node("Conv", (), ("y",), name="/layer[0]/conv")
-    assert Pin(("C?nv",), "a").matches(conv)
-    assert not Pin(("Con",), "a").matches(conv)
-    assert Pin(("Gemm", "/layer[0]/*"), "a", "name").matches(conv)
-    assert not Pin(("/layer0/*",), "a", "name").matches(conv)
-    assert Pin(("com.microsoft.*",), "a").matches(Node("Fused", (), ("y",), domain="com.microsoft"))
+    name = "/layer[0]/conv"
+    assert Pin(("C?nv",), "a").matches("Conv")
+    assert not Pin(("Con",), "a").matches("Conv")
+    assert Pin(("Gemm", "/layer[0]/*"), "a", "name").matches(name)
+    assert not Pin(("/layer0/*",), "a", "name").matches(name)
+    fused = Node("Fused", (), ("y",), domain="com.microsoft", name="f")
+    assert Pin(("com.microsoft.*",), "a").subject(fused) == "com.microsoft.Fused"
+    assert Pin(("f",), "a", "name").subject(fused) == "f"
+
+
+@pytest.mark.parametrize("patterns", [("Conv",), ("Con?",), ("C*", "*v"), ("Gemm", "Conv"), ("Softmax",), ("*",), ("conv",)])
+def test_matching_is_matches_for_many(patterns: tuple[str, ...]) -> None:
+    pin, subjects = Pin(patterns, "a"), ["Conv", "Gemm", "ConvTranspose", "Mul"]
+    assert set(pin.matching(subjects)) == {subject for subject in subjects if pin.matches(subject)}
 
 
 def test_options_as_text() -> None:

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.partition.drawn import true_minimum
-from xrt.partition import sequence
+from xrt.partition import search, sequence
 from xrt.partition.dependencies import DependencyGraph
 from xrt.partition.pipeline import prompt_groups
-from xrt.partition.placement import places, settled
+from xrt.partition.placement import Crossings, places, settled
 from xrt.partition.plain import fewest_possible, plain_groups
 from xrt.partition.sequence import fewest
 from xrt.partition.units import Units
@@ -55,6 +55,29 @@ def test_the_count_of_regions_is_the_true_minimum(units: Units) -> None:
     assert len(set(group)) == true_minimum(units)
 
 
+@pytest.mark.parametrize("seed", range(25))
+def test_the_count_of_regions_is_the_least_on_larger_graphs(seed: int) -> None:
+    units = seeded(30, 4, seed)
+    assert len(fewest(units)) == shortest(units)
+
+
+def shortest(units: Units) -> int:
+    """Return the length of the shortest sequence of kinds in which all can run: breadth first, over what has run."""
+    reached, length = {frozenset[int]()}, 0
+    while all(len(ran) < len(units) for ran in reached):
+        reached = {exhausted(units, ran, kind) for ran in reached for kind in range(len(units.kinds))}
+        length += 1
+    return length
+
+
+def exhausted(units: Units, ran: frozenset[int], kind: int) -> frozenset[int]:
+    then = set(ran)
+    for unit, before in enumerate(units.graph.predecessors):
+        if units.kind[unit] == kind and then.issuperset(before):
+            then.add(unit)
+    return frozenset(then)
+
+
 @given(units(most=12, devices=1, engines=4))
 def test_the_plain_algorithm_is_a_grouping_and_never_better(units: Units) -> None:
     group = plain_groups(units)
@@ -86,14 +109,14 @@ def test_what_is_too_large_to_search_is_still_near_the_bound(seed: int, kinds: i
 def test_the_plain_algorithm_is_taken_where_it_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
     units = seeded(60, 3, 1)
     monkeypatch.setattr(sequence, "CONTRACTIBLE", 0)
-    monkeypatch.setattr(sequence, "_greedy", lambda units: tuple(units.kind))
-    monkeypatch.setattr(sequence, "_tight", lambda units, turned, found: found)
+    monkeypatch.setattr(sequence, "_greedy", lambda units, tails: tuple(units.kind))
+    monkeypatch.setattr(sequence, "_used", lambda units, found: found)
     assert len(fewest(units)) == len(set(plain_groups(units))) < 60
 
 
 def test_the_search_gives_up_beyond_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     units = seeded(300, 6, 0, window=100)
-    monkeypatch.setattr(sequence, "BUDGET", 400)
+    monkeypatch.setattr(search, "BUDGET", 400)
     assert min(places(units, fewest(units))) >= 0
 
 
@@ -114,11 +137,40 @@ def test_sweeps_let_fewer_values_cross(units: Units, sweeps: int | None) -> None
         assert crossings(units, swept, ends) <= crossings(units, settled(units, found, ends, 1), ends)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_a_sweep_knows_what_it_saves_and_each_move_saves_or_costs_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    units = seeded(80, 2, seed)
+    found = fewest(units)
+    ends = [unit for unit in range(len(units)) if unit % 3 == 0]
+    state = Crossings(units, found, ends, places(units, found))
+    attempt = state._try
+
+    def checked(unit: int, target: int) -> int:
+        before = crossings(units, state.place, ends)
+        gain = attempt(unit, target)
+        assert gain == before - crossings(units, state.place, ends) >= 0
+        moved = [*state.place[:unit], target, *state.place[unit + 1 :]]
+        assert state.place[unit] == target or crossings(units, moved, ends) > before
+        return gain
+
+    monkeypatch.setattr(state, "_try", checked)
+    assert sum(state.sweep() for _ in range(3)) > 0
+
+
 def test_a_sweep_moves_a_side_branch_to_its_reader() -> None:
     """x -> a(0) -> b(1) -> c(0), and s(0) from nothing into c: s belongs to c's region, not to a's."""
     units = Units.of(DependencyGraph([(), (), (0,), (1, 2)]), [0, 0, 1, 0], [""] * 4)
     assert places(units, fewest(units)) == [0, 0, 1, 2]
     assert settled(units, fewest(units), (), 1) == [0, 2, 1, 2]
+
+
+def test_a_sweep_that_saves_nothing_is_taken_back() -> None:
+    """s(0) reads p and q(0), which b(1) reads too, and c(0) reads b and s: moving s to c only lets p and q cross instead."""
+    units = Units.of(DependencyGraph([(), (), (0, 1), (0, 1), (2, 3)]), [0, 0, 0, 1, 0], [""] * 5)
+    state = Crossings(units, fewest(units), (), places(units, fewest(units)))
+    assert state.sweep() == 0
+    assert state.place == [0, 0, 2, 1, 2]
+    assert settled(units, fewest(units), (), 1) == [0, 0, 0, 1, 2]
 
 
 def crossings(units: Units, place: list[int], ends: list[int]) -> int:
@@ -160,3 +212,10 @@ def test_a_region_that_would_wait_is_kept_apart() -> None:
     """a(0) -> b(1) -> c(0) and a -> d(0), c and d -> e(0): with c in d's region, d would wait for b."""
     units = Units.of(DependencyGraph([(), (0,), (1,), (0,), (2, 3)]), [0, 1, 0, 0, 0], [""] * 5)
     assert prompt_groups(units) == [0, 1, 2, 0, 2]
+
+
+def test_a_unit_of_any_device_joins_one_of_a_device_and_not_the_other_way() -> None:
+    units = Units.of(DependencyGraph([(), (0,), (1,)]), [0, 0, 0], ["cuda:0", "", "cuda:1"])
+    assert prompt_groups(units) == [0, 0, 1]
+    units = Units.of(DependencyGraph([(), (0,)]), [0, 0], ["", "cuda:0"])
+    assert prompt_groups(units) == [0, 1]

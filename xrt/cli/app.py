@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from xrt.cli.screen import complain, warnings_as_lines
-from xrt.errors import XRTError
+from xrt.cli.screen import complain, out, warnings_as_lines
+from xrt.errors import XRTError, did_you_mean
 
 __all__ = ["main"]
 
-_COMMANDS = ("engines", "inspect", "run", "explain", "conform")
+_COMMANDS = ("engines", "inspect", "run", "explain", "bench", "conform", "fuzz", "doctor")
 
 
 class Commands(click.Group):
@@ -24,7 +24,9 @@ class Commands(click.Group):
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
-            return None
+            raise click.UsageError(
+                f"there is no command {name!r}.{did_you_mean(name, _COMMANDS)} There is: {', '.join(_COMMANDS)}"
+            )
         command: click.Command = importlib.import_module(f"xrt.cli.{name}").command
         return command
 
@@ -50,6 +52,9 @@ def _run(arguments: list[str], *, debug: bool) -> int:
     except click.exceptions.Abort:
         complain("interrupted", "stopped before the end")
         return 130
+    except click.exceptions.NoArgsIsHelpError as error:
+        out.print(error.format_message(), markup=False)
+        return 2
     except click.ClickException as error:
         complain("error", error.format_message())
         return 2

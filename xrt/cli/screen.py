@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import click
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -23,7 +24,7 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, numbers
     """Print rows under their headings: a table on a terminal, fields separated by tabs elsewhere."""
     if not out.is_terminal:
         for row in (columns, *rows):
-            out.print("\t".join(str(cell) for cell in row), markup=False)
+            click.echo("\t".join(str(cell) for cell in row))
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:

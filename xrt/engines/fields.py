@@ -18,7 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from xrt.errors import OptionError
 from xrt.graph import FrozenDict
 
-__all__ = ["field_types", "is_mapping", "read_pairs", "read_value", "split", "unquote", "spell_text", "write_value"]
+__all__ = ["field_types", "is_mapping", "read_pairs", "read_value", "spell_text", "split", "unquote", "write_value"]
 
 _PLAIN = re.compile(r"[\w.+\-/:@*]+", re.ASCII)
 _PIECE = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^'"]""", re.DOTALL)

@@ -67,6 +67,19 @@ class OpTable(Generic[K]):
         self.engine = engine
         self._kernels: dict[tuple[str, str], list[Kernel[K]]] = {}
 
+    def extended(self, engine: str) -> OpTable[K]:
+        """Return a table of another engine that holds these kernels and may be added to; this one stays as it is.
+
+        >>> base = OpTable("base")
+        >>> mine = base.extended("mine")
+        >>> _ = mine("Relu")(abs)
+        >>> ("", "Relu") in mine, ("", "Relu") in base
+        (True, False)
+        """
+        table: OpTable[K] = OpTable(engine)
+        table._kernels = {op: list(kernels) for op, kernels in self._kernels.items()}
+        return table
+
     def __call__(
         self,
         *op_types: str,
@@ -88,9 +101,7 @@ class OpTable(Generic[K]):
 
         def register(code: K) -> K:
             for op_type in op_types:
-                self._add(
-                    Kernel(op_type, domain, code, since, until, devices, why_not, priority, train, mutable, model_update)
-                )
+                self._add(Kernel(op_type, domain, code, since, until, devices, why_not, priority, train, mutable, model_update))
             return code
 
         return register

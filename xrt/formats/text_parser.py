@@ -232,7 +232,7 @@ class _Parser:
         token = self.tokens.now
         if token.text.lstrip("+-").isdigit():
             return AttrKind.INT, self.tokens.integer("a whole number of at most 100 digits")
-        return AttrKind.FLOAT, float(self.tokens.take().text)
+        return AttrKind.FLOAT, self.checked(token, lambda: float(number_array([self.tokens.take().text], DType.FLOAT32)[0]))
 
     # ------------------------------------------------------------------ constants
 
@@ -345,11 +345,10 @@ class _Parser:
     def checked(self, token: Token, make: Callable[[], T]) -> T:
         """Return what is made; what it refuses is told with the place of the token, unless it tells a place of its own."""
         try:
-            with np.errstate(over="raise"):
-                return make()
+            return make()
         except TextError:
             raise
-        except (ModelError, ValueError, ArithmeticError) as error:
+        except (ModelError, ValueError, OverflowError) as error:
             self.tokens.refuse(str(error), token, error)
 
 

@@ -12,13 +12,17 @@ __all__ = ["TextError", "Token", "Tokens"]
 
 _TOKEN = re.compile(
     r"""
-    (?P<space> [ \t\r\n]+ | \#[^\n]* )
-  | (?P<string> "[^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*" )
+    (?: [ \t\r\n]+ | \#[^\n]* )*+          # spaces and comments
+  (?:
+    (?P<string> "[^"\\\x00-\x1f]*(?:\\.[^"\\\x00-\x1f]*)*" )
   | (?P<number> [+-]?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)? | -inf\b )
   | (?P<word> [A-Za-z_/][A-Za-z0-9_./]* )
   | (?P<mark> -> | :: | \.\.\. | [()\[\]{}=,:@?] )
+  | (?P<end> \Z )
+  | (?P<character> . )
+  )
     """,
-    re.VERBOSE,
+    re.VERBOSE | re.DOTALL,
 )
 
 
@@ -49,14 +53,13 @@ class Tokens:
 
     def _from(self, position: int) -> Token:
         """Return the first token at or after a position, spaces and comments left out."""
-        while position < len(self.text):
-            match = _TOKEN.match(self.text, position)
-            if match is None:
-                self.fail("a name, a number, a string or a mark", Token("character", self.text[position], position))
-            if match.lastgroup != "space":
-                return Token(str(match.lastgroup), match.group(), position)
-            position = match.end()
-        return Token("end", "", position)
+        match = _TOKEN.match(self.text, position)
+        if match is None or match.lastgroup is None:
+            raise AssertionError("every text matches one of the groups")
+        token = Token(match.lastgroup, match.group(match.lastgroup), match.start(match.lastgroup))
+        if token.kind == "character":
+            self.fail("a name, a number, a string or a mark", token)
+        return token
 
     def take(self) -> Token:
         """Return the token at hand and go on to the next."""

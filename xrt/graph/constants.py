@@ -33,6 +33,10 @@ class Constant:
             view = _strings(view)
         elif view.dtype != dtype.numpy:
             view = view.astype(dtype.numpy)
+        if 0 < dtype.bits < 8:
+            view = np.asarray(view.view(np.uint8) & (2**dtype.bits - 1)).view(
+                dtype.numpy
+            )  # the other bits of the byte mean nothing
         view = view.view()
         view.flags.writeable = False
         self.array = view

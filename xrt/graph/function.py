@@ -116,8 +116,8 @@ class Function:
     @cached_property
     def _types(self) -> dict[str, Type]:
         known = dict(self.types)
-        known.update((name, c.type) for name, c in self.constants.items())
         known.update((v.name, v.type) for v in (*self.outputs, *self.inputs) if v.type is not None)
+        known.update((name, c.type) for name, c in self.constants.items())  # last: an output may declare less of a constant
         return known
 
     def type_of(self, value: str) -> Type | None:

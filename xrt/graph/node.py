@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from xrt.graph.attributes import Attribute
+from xrt.graph.attributes import Attribute, AttrKind
 
 if TYPE_CHECKING:
     from xrt.graph.function import Function
 
 __all__ = ["Node"]
+
+_GRAPH, _GRAPHS = AttrKind.GRAPH, AttrKind.GRAPHS
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,13 @@ class Node:
     @property
     def bodies(self) -> tuple[Function, ...]:
         """The Functions among the attributes: the branches of an If, the body of a Loop."""
-        if not self.attributes:
-            return ()
-        return tuple(body for attribute in self.attributes for body in attribute.bodies())
+        found: list[Function] = []
+        for attribute in self.attributes:
+            if attribute.kind is _GRAPH:
+                found.append(attribute.value)
+            elif attribute.kind is _GRAPHS:
+                found += attribute.value
+        return tuple(found)
 
     def map_bodies(self, change: Callable[[Function], Function]) -> Node:
         """Return the node with each body changed; the node itself where it has none, or where none changes."""
@@ -74,7 +80,7 @@ class Node:
     @property
     def uses(self) -> tuple[str, ...]:
         """Every value that the node reads: its inputs (a value used twice stands twice) and then its captures."""
-        read = tuple(name for name in self.inputs if name)
+        read = tuple(filter(None, self.inputs)) if "" in self.inputs else self.inputs
         return read + self.captures if self.attributes else read
 
     @property

@@ -172,6 +172,7 @@ def latest_version(domain: str = "") -> int:
 
 
 def domain_title(domain: str) -> str:
+    """Return the domain as a person calls it: the empty string is ai.onnx."""
     return domain or "ai.onnx"
 
 

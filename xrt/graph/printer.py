@@ -227,7 +227,13 @@ def number_array(texts: list[str], dtype: DType) -> np.ndarray[Any, Any]:
             raise OverflowError(f"a number is out of the range of {dtype}")
         return narrow
     wide = np.asarray([float(text) for text in texts], np.float64)
-    return wide.astype(dtype.numpy) if dtype is DType.FLOAT64 else wide.astype(np.float32).astype(dtype.numpy)
+    if dtype is not DType.FLOAT64:
+        with np.errstate(over="ignore"):
+            wide = wide.astype(np.float32)
+    for number, text in zip(wide, texts, strict=True):
+        if np.isinf(number) and "inf" not in text:
+            raise OverflowError(f"{text} is out of the range of {dtype}")
+    return wide.astype(dtype.numpy)
 
 
 class _Truth(dict[str, bool]):

@@ -52,7 +52,9 @@ def is_deterministic(node: Node, function: Function) -> bool:
 
 def is_training(node: Node, function: Function) -> bool:
     """Whether the node is the training form of its operator; a Dropout whose flag is not a constant counts as one."""
-    if node.op_type == "Dropout" and not node.domain and len(node.inputs) > 2 and node.inputs[2]:
+    if node.op == "Dropout" and function.opsets.get("", 7) < 7:
+        return not node.attr("is_test", 0)
+    if node.op == "Dropout" and len(node.inputs) > 2 and node.inputs[2]:
         flag = function.constants.get(node.inputs[2])
         return flag is None or bool(flag.array)
     return node.op_type == "BatchNormalization" and node.attr("training_mode", 0) == 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from xrt.errors import ModelError, did_you_mean
-from xrt.graph.builder_types import bind, may_equal
+from xrt.graph.builder.types import bind, may_equal
 from xrt.graph.function import Function
 from xrt.graph.node import Node
 from xrt.graph.operators import Operator, domain_title, latest_version, operator_of, why_deprecated, why_unknown

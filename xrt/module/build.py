@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +13,7 @@ from xrt.engines import CompileContext, registry
 from xrt.errors import FallbackWarning, InputError, did_you_mean
 from xrt.graph import Function
 from xrt.module.settings import REFERENCE, EngineList, Settings
+from xrt.module.warning import warn
 from xrt.partition import Plan, partition
 from xrt.runtime import Program, Refusal, compile_plan
 
@@ -45,6 +46,9 @@ def evaluate(function: Function, inputs: Sequence[Any]) -> list[Any]:
         return list(executable.run(inputs))
     finally:
         executable.close()
+
+
+_log = logging.getLogger(__name__)
 
 
 class Build:
@@ -91,17 +95,23 @@ class Build:
             raise error from new[0].error
         for refusal in new:
             some = f"{refusal.nodes[0]!r}" + (f" and {len(refusal.nodes) - 1} more" if len(refusal.nodes) > 1 else "")
-            warnings.warn(f"{refusal.error}; node {some} placed on another engine", FallbackWarning, stacklevel=2)
+            warn(f"{refusal.error}; node {some} placed on another engine", FallbackWarning)
 
     def _partitioned(self, refused: tuple[Refusal, ...]) -> Plan:
-        return partition(
+        plan = partition(
             self.function,
             self._engines.engines,
             self._settings.clustering,
             strict=self._settings.strict,
             implicit=self._engines.implicit,
+            device=self._engines.context.device,
             refused=tuple((node, r.launch.engine, str(r.error)) for r in refused for node in r.nodes),
         )
+        sizes = ", ".join(f"{launch.name} of {len(launch.nodes)}" for launch in plan.launches)
+        _log.info(
+            "plan of %s: %d nodes in %d regions: %s", self.function.name, len(self.function.nodes), len(plan.launches), sizes
+        )
+        return plan
 
     def _dump(self) -> None:
         if self._settings.dump_subgraph_dir is not None:

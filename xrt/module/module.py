@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from xrt.module.build import Build, simplified, with_fetched
 from xrt.module.explain import Explanation, Memory, explain, memory
 from xrt.module.settings import engine_list, settings_of
 from xrt.module.source import source_of
+from xrt.module.warning import warn
 from xrt.partition import Plan
 from xrt.runtime import Profile, Program, inputs
 from xrt.runtime.outputs import check_buffers
@@ -240,7 +240,7 @@ class XRTModule:
             f"this module has met more than max_signatures={limit} signatures and forgets the oldest; give inputs of fewer "
             f"shapes, or engines that keep symbolic extents, or raise max_signatures"
         )
-        warnings.warn(message, SignatureWarning, stacklevel=5)
+        warn(message, SignatureWarning)
 
     def _program(self, build: Build) -> Program:
         program = build.program()
@@ -259,7 +259,7 @@ class XRTModule:
             f"{len(taken)} node(s) run on {self._engines.implicit!r}, which was not named: first {taken[0]!r}{why}. m.explain() "
             f"lists them; name {self._engines.implicit!r} in the list to accept it, or pass strict=True to refuse it"
         )
-        warnings.warn(message, FallbackWarning, stacklevel=4)
+        warn(message, FallbackWarning)
 
     # ------------------------------------------------------------------ the end
 

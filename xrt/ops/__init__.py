@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xrt.graph.builder import Operand, Tensor
-from xrt.graph.builder_apply import apply, apply_opaque
+from xrt.graph.builder.apply import apply, apply_opaque
 from xrt.graph.operators import latest_version
 from xrt.graph.types import Type
+from xrt.ops import ml
 from xrt.ops.functions import find, names
 
-__all__ = ["custom"]
+__all__ = ["custom", "ml"]
 
 
 def custom(

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from xrt.errors import did_you_mean
 from xrt.graph.builder import DEFAULT_OPSET
-from xrt.graph.builder_apply import apply
+from xrt.graph.builder.apply import apply
 from xrt.graph.operators import Formal, FormalAttribute, Operator, domain_title, latest_version, operator_names, operator_of
 from xrt.graph.schemas import schema_of
 
@@ -53,7 +55,7 @@ def _function(module: str, operator: Operator) -> Callable[..., Any]:
 
 
 def parameters(operator: Operator) -> Iterator[inspect.Parameter]:
-    """Yield inputs in their places, then attributes and the two keywords that every operator has."""
+    """Yield inputs in their places, then attributes, then ``outputs`` where the operator may have several, and ``name``."""
     kind = inspect.Parameter
     variadic = [formal for formal in operator.inputs if formal.is_variadic]
     for formal in operator.inputs:
@@ -63,9 +65,15 @@ def parameters(operator: Operator) -> Iterator[inspect.Parameter]:
             place = kind.POSITIONAL_ONLY if variadic else kind.POSITIONAL_OR_KEYWORD
             yield kind(formal.name, place, default=None if formal.is_optional else kind.empty)
     for attribute in sorted(operator.attributes.values(), key=lambda a: not a.is_required):
-        yield kind(attribute.name, kind.KEYWORD_ONLY, default=kind.empty if attribute.is_required else attribute.default)
-    yield kind("outputs", kind.KEYWORD_ONLY, default=None)
+        yield kind(attribute.name, kind.KEYWORD_ONLY, default=kind.empty if attribute.is_required else _short(attribute.default))
+    if operator.max_outputs != 1:
+        yield kind("outputs", kind.KEYWORD_ONLY, default=None)
     yield kind("name", kind.KEYWORD_ONLY, default=None)
+
+
+def _short(default: Any) -> Any:
+    """Return a default as a person writes it: 1e-05, not the float32 that is nearest to it."""
+    return float(str(np.float32(default))) if isinstance(default, float) else default
 
 
 # ---------------------------------------------------------------------- documentation
@@ -92,5 +100,5 @@ def _input_line(formal: Formal) -> str:
 
 
 def _attribute_line(attribute: FormalAttribute) -> str:
-    state = "required" if attribute.is_required else f"default {attribute.default!r}"
+    state = "required" if attribute.is_required else f"default {_short(attribute.default)!r}"
     return f"{attribute.name} ({attribute.kind.name.lower()}, {state})"

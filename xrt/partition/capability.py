@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
 
 from xrt.engines import GraphCompiler
 from xrt.graph import Attribute, AttrKind, Function, Node, Type
@@ -16,8 +18,8 @@ __all__ = ["Capability"]
 class Capability:
     """The table of answers: for each node and engine a reason, or None where the engine can take the node.
 
-    Nodes that are alike but for the names of things ask one question: same operator, attributes, types, constants and
-    device. Each question is put to each engine once.
+    Nodes that are alike but for the names of things ask one question: same operator, attributes, types, constants, outputs
+    that somebody reads, and device. Each question is put to each engine once.
     """
 
     questions: Sequence[int]
@@ -65,33 +67,50 @@ def _answer(engine: GraphCompiler, node: Node, function: Function, device: str) 
 
 
 class _Questions:
-    """Numbers nodes so that those that an engine cannot tell apart have one number."""
+    """Numbers nodes so that those that an engine cannot tell apart have one number; to be asked in topological order."""
 
     def __init__(self, function: Function) -> None:
         self._function = function
         self._types: dict[Type | None, int] = {}
-        self._values: dict[str, int] = {"": -1}
+        self._looks: dict[str, _Look] = {"": -1}
         self._numbers: dict[tuple[object, ...], int] = {}
 
     def number(self, node: Node) -> int:
         """Return the number of the node's question: a new one is one more than all before."""
-        inputs, known = node.inputs, self._values
+        inputs, known = node.inputs, self._looks
         look = [known[name] if name in known else self._look(name) for name in inputs]
         made = [known[name] if name in known else self._look(name) for name in node.outputs]
         same = tuple(map(inputs.index, inputs)) if len(set(inputs)) < len(inputs) else ()
-        key = (node.op_type, node.domain, node.device, tuple(look), tuple(made), same, tuple(map(_content, node.attributes)))
+        read = tuple(name in self._read for name in node.outputs) if len(made) > 1 else ()
+        attributes = tuple(map(_content, node.attributes))
+        key = (node.op_type, node.domain, node.device, tuple(look), tuple(made), same, read, attributes)
+        if node.op_type in _OF_TYPES or all(isinstance(one, str) or one < 0 for one in look):
+            known.update((name, name) for name in node.defines)
         return self._numbers.setdefault(key, len(self._numbers))
 
-    def _look(self, name: str) -> int:
-        """Return what an engine may see of a value: a constant itself (below -1), otherwise its type (from 0 on)."""
+    def _look(self, name: str) -> _Look:
         constant = self._function.constants.get(name)
         if constant is not None:
             look = -2 - id(constant)
         else:
             look = self._types.setdefault(self._function.type_of(name), len(self._types))
-        self._values[name] = look
+        self._looks[name] = look
         return look
 
+    @cached_property
+    def _read(self) -> set[str]:
+        """The values that some node reads, or that are outputs."""
+        read = {value.name for value in self._function.outputs}
+        read.update(name for node in self._function.nodes for name in node.uses)
+        return read
+
+
+_Look: TypeAlias = int | str
+"""What an engine may see of a value: its type (from 0 on), the constant that it is (below -1), or, for what is made of
+constants or types alone, the value itself by its name, because an engine may look at how it is made."""
+
+_OF_TYPES = frozenset({"Shape", "Size"})
+"""Operators whose result may be known from the type of what they are given."""
 
 _BY_IDENTITY = frozenset({AttrKind.TENSOR, AttrKind.TENSORS, AttrKind.GRAPH, AttrKind.GRAPHS})
 

@@ -72,7 +72,7 @@ def check_all_taken(
     if not left:
         return
     count = f"{len(left)} of {len(function.nodes)} node{'s' * (len(function.nodes) != 1)}"
-    broken = [pin for pin in pins if any(pin.matches(function.nodes[n]) for n in left)]
+    broken = [pin for pin in pins if any(pin.matches(pin.subject(function.nodes[n])) for n in left)]
     if broken:
         told = f"{', '.join(repr(str(pin)) for pin in broken)} cannot be kept: no engine is left for {count}"
         advice = "change the pin, or list an engine that takes them"
@@ -119,21 +119,28 @@ def _pin_bars(function: Function, engines: Sequence[tuple[str, str]], pins: Sequ
 
 
 def _holding(function: Function, pins: Sequence[Pin]) -> Iterator[tuple[int, Pin]]:
-    """Yield each (node, pin) that holds: every forbidding pin that matches, and of the forcing ones the last."""
+    """Yield each (node, pin) that holds: every forbidding pin that matches, and of the forcing ones the last.
+
+    Raises PlanError for a pin by name that matches no node: a name is of one model, so that is a mistake.
+    """
+    nodes = {pin.by: _by_subject(function, pin) for pin in {pin.by: pin for pin in pins}.values()}
     forced: dict[int, Pin] = {}
     for pin in pins:
-        for node in _matched(function, pin):
-            if pin.forbid:
-                yield node, pin
-            else:
-                forced[node] = pin
+        matching = list(pin.matching(nodes[pin.by]))
+        if pin.by == "name" and not matching:
+            near = did_you_mean(pin.patterns[0], nodes["name"])
+            raise PlanError(f"pin {str(pin)!r} matches no node of function {function.name!r}.{near}")
+        found = [node for subject in matching for node in nodes[pin.by][subject]]
+        if pin.forbid:
+            yield from ((node, pin) for node in found)
+        else:
+            forced.update(dict.fromkeys(found, pin))
     yield from forced.items()
 
 
-def _matched(function: Function, pin: Pin) -> list[int]:
-    """Return the nodes that the pin matches; raises PlanError for a pin by name without any, for that is a mistake."""
-    nodes = [number for number, node in enumerate(function.nodes) if pin.matches(node)]
-    if pin.by == "name" and not nodes:
-        names = [node.name for node in function.nodes]
-        raise PlanError(f"pin {str(pin)!r} matches no node of function {function.name!r}.{did_you_mean(pin.patterns[0], names)}")
+def _by_subject(function: Function, pin: Pin) -> dict[str, list[int]]:
+    """Return the nodes by what such a pin goes by: operator or name."""
+    nodes: dict[str, list[int]] = {}
+    for number, node in enumerate(function.nodes):
+        nodes.setdefault(pin.subject(node), []).append(number)
     return nodes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from xrt.graph import Constant, FrozenDict, Function, Node, Type
@@ -24,6 +24,8 @@ class _Boundary:
     constants: dict[str, Constant] = field(default_factory=dict)
     exports: set[str] = field(default_factory=set)
     """Values that others read, or that the Function gives out."""
+    outputs: tuple[str, ...] = ()
+    """The exports in the order in which they are made."""
     control: set[int] = field(default_factory=set)
     """Clusters that must have run before, without a value passing."""
 
@@ -36,7 +38,7 @@ def fold(function: Function, clusters: Sequence[Cluster], engines: Sequence[tupl
     outputs stay outside as well. Linear.
     """
     boundaries = _boundaries(function, clusters)
-    order = _order(function, clusters, boundaries)
+    order = _order(function, boundaries)
     rank = {c: n for n, c in enumerate(order)}
     names = [f"xrt_{engines[cluster.engine][0]}_{rank[c]}" for c, cluster in enumerate(clusters)]
     aliases = _inner_aliases(function, boundaries)
@@ -70,6 +72,8 @@ def _boundaries(function: Function, clusters: Sequence[Cluster]) -> list[_Bounda
         if position is not None:
             found[home[position]].exports.add(value.name)
     _add_control(function, home, found)
+    for cluster, own in zip(clusters, found, strict=True):
+        own.outputs = tuple(name for i in cluster.nodes for name in function.nodes[i].outputs if name in own.exports)
     return found
 
 
@@ -97,16 +101,12 @@ def _add_control(function: Function, home: Sequence[int], found: Sequence[_Bound
         found[own].control.update(other for name in node.control if (other := homes[name]) != own)
 
 
-def _defined(function: Function, cluster: Cluster) -> list[str]:
-    return [name for i in cluster.nodes for name in function.nodes[i].outputs if name]
-
-
-def _order(function: Function, clusters: Sequence[Cluster], boundaries: Sequence[_Boundary]) -> list[int]:
+def _order(function: Function, boundaries: Sequence[_Boundary]) -> list[int]:
     """Return the clusters in the order that a Function gives to its nodes."""
-    nodes = []
-    for c, (cluster, boundary) in enumerate(zip(clusters, boundaries, strict=True)):
-        made = tuple(name for name in _defined(function, cluster) if name in boundary.exports)
-        nodes.append(Node(LAUNCH, tuple(boundary.inputs), made, name=str(c), control=tuple(map(str, sorted(boundary.control)))))
+    nodes = [
+        Node(LAUNCH, tuple(own.inputs), own.outputs, name=str(c), control=tuple(map(str, sorted(own.control))))
+        for c, own in enumerate(boundaries)
+    ]
     producer = {name: c for c, node in enumerate(nodes) for name in node.outputs}
     return canonical_order(nodes, producer, [value.name for value in function.outputs])
 
@@ -119,11 +119,14 @@ def _inner_aliases(function: Function, boundaries: Sequence[_Boundary]) -> dict[
     runner copies the output into the input when all is done.
     """
     found: dict[int, tuple[tuple[str, str], ...]] = {}
+    readers: dict[str, list[int]] = {before: [] for before, _ in function.aliases}
+    for c, boundary in enumerate(boundaries):
+        for name in readers.keys() & boundary.inputs.keys():
+            readers[name].append(c)
     given = {value.name for value in function.outputs}
     for before, after in function.aliases:
-        readers = [c for c, boundary in enumerate(boundaries) if before in boundary.inputs]
-        if len(readers) == 1 and after in boundaries[readers[0]].exports and before not in given:
-            found[readers[0]] = (*found.get(readers[0], ()), (before, after))
+        if len(readers[before]) == 1 and after in boundaries[readers[before][0]].exports and before not in given:
+            found[readers[before][0]] = (*found.get(readers[before][0], ()), (before, after))
     return found
 
 
@@ -131,16 +134,15 @@ def _inner_aliases(function: Function, boundaries: Sequence[_Boundary]) -> dict[
 
 
 def _body(function: Function, cluster: Cluster, boundary: _Boundary, name: str, aliases: tuple[tuple[str, str], ...]) -> Function:
-    defined = _defined(function, cluster)
-    inner = (value for value in defined if value not in boundary.exports)
+    nodes = [function.nodes[i] for i in cluster.nodes]
     return Function(
         inputs=tuple(map(function.value, boundary.inputs)),
-        outputs=tuple(function.value(value) for value in defined if value in boundary.exports),
-        nodes=_closed([function.nodes[i] for i in cluster.nodes]),
+        outputs=tuple(map(function.value, boundary.outputs)),
+        nodes=_closed(nodes),
         constants=FrozenDict(boundary.constants),
         opsets=function.opsets,
         aliases=aliases,
-        types=_types(function, inner),
+        types=_types(function, nodes, boundary.exports),
         name=name,
     )
 
@@ -158,10 +160,13 @@ def _outer(function: Function, nodes: Sequence[Node]) -> Function:
     return function.replace(
         nodes=tuple(nodes),
         constants=FrozenDict((name, constant) for name, constant in function.constants.items() if name in ends),
-        types=_types(function, (name for node in nodes for name in node.outputs if name not in ends)),
+        types=_types(function, nodes, ends),
         opsets=FrozenDict({**function.opsets, DOMAIN: VERSION}),
     )
 
 
-def _types(function: Function, names: Iterable[str]) -> FrozenDict[str, Type]:
-    return FrozenDict((name, known) for name in names if (known := function.type_of(name)) is not None)
+def _types(function: Function, nodes: Iterable[Node], outputs: Collection[str]) -> FrozenDict[str, Type]:
+    """Return what is known of the values that the nodes make, those apart that are outputs and carry their own."""
+    known = function.types
+    made = (name for node in nodes for name in node.outputs)
+    return FrozenDict({name: known[name] for name in made if name in known and name not in outputs})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
@@ -67,9 +67,21 @@ class Pin:
         prefix = "name:" if self.by == "name" else ""
         return f"{prefix}{'|'.join(self.patterns)}{'!=' if self.forbid else '='}{self.engine}"
 
-    def matches(self, node: Node) -> bool:
-        """Whether the pin is about the node."""
-        return _matcher(self.patterns).fullmatch(node.name if self.by == "name" else node.op) is not None
+    def subject(self, node: Node) -> str:
+        """Return what of the node the patterns are held against."""
+        return node.name if self.by == "name" else node.op
+
+    def matches(self, subject: str) -> bool:
+        """Whether the pin is about nodes of that operator, or of that name."""
+        return _matcher(self.patterns).fullmatch(subject) is not None
+
+    def matching(self, subjects: Collection[str]) -> Iterable[str]:
+        """Yield those of the subjects that match, some perhaps twice; quick for patterns that stand for themselves."""
+        for pattern in self.patterns:
+            if "*" in pattern or "?" in pattern:
+                yield from filter(_matcher((pattern,)).fullmatch, subjects)
+            elif pattern in subjects:
+                yield pattern
 
     def covers(self, name: str, spec: str) -> bool:
         """Whether the pin speaks of the engine of that name and spec."""
@@ -93,7 +105,7 @@ class ClusteringOptions:
     ignore_pipeline: bool = True
     """Whether regions may be merged although one of them then waits for more. With False, every region starts as soon
     as any of its first nodes could: it waits for no other region than each of these nodes itself waits for."""
-    sweeps: int | None = 3
+    sweeps: int | None = 2
     """How often the nodes are gone over to let fewer values cross between regions; None until nothing improves."""
     pins: tuple[Pin, ...] = ()
     """Pins, or their text. Of the forcing pins that match a node the last one holds; forbidding ones add up."""

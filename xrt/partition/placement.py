@@ -38,7 +38,7 @@ def settled(units: Units, sequence: Sequence[int], ends: Collection[int], sweeps
     place = places(units, sequence)
     if len(sequence) < 2:
         return place
-    crossings = _Crossings(units, sequence, ends, place)
+    crossings = Crossings(units, sequence, ends, place)
     done = 0
     while done != sweeps:
         before = list(crossings.place)
@@ -48,7 +48,7 @@ def settled(units: Units, sequence: Sequence[int], ends: Collection[int], sweeps
     return crossings.place
 
 
-class _Crossings:
+class Crossings:
     """Which values cross between regions; a unit's outputs count as one value."""
 
     def __init__(self, units: Units, sequence: Sequence[int], ends: Collection[int], place: list[int]) -> None:

@@ -97,6 +97,19 @@ class Plan:
         """The regions, in an order in which they can run."""
         return tuple(Launch.of(node) for node in self.function.nodes)
 
+    def to_bytes(self) -> bytes:
+        """Return the Plan as `from_bytes` reads it, constants in full; raises BundleError for more than 2 GB."""
+        from xrt.partition.serial import to_bytes
+
+        return to_bytes(self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Plan:
+        """Return the Plan that `to_bytes` wrote; raises BundleError when the bytes are damaged, or too new."""
+        from xrt.partition.serial import from_bytes
+
+        return from_bytes(data)
+
     def __str__(self) -> str:
         return "\n".join(_lines(self))
 

@@ -7,12 +7,12 @@ only leaves less to the later ones. What is to be found is the shortest sequence
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from xrt.partition.pipeline import prompt_groups
 from xrt.partition.placement import places
 from xrt.partition.plain import fewest_possible, plain_groups
+from xrt.partition.search import shortest_below
 from xrt.partition.units import Units
 
 __all__ = ["fewest"]
@@ -22,9 +22,6 @@ CONTRACTIBLE = 5_000
 
 SEARCHABLE = 1_000
 """The most units, once contracted, that the exact search is tried on."""
-
-BUDGET = 100_000
-"""Units that the exact search may look at, all its steps together; beyond it the best sequence found so far holds."""
 
 EFFORT = 20
 """Groups per unit that the plain algorithm may look at before it stops merging."""
@@ -39,11 +36,13 @@ def fewest(units: Units) -> tuple[int, ...]:
     phases = units.kinds.phases()
     if len(phases) < 3:
         return min((_taking_turns(units, phases[i:] + phases[:i]) for i in range(len(phases))), key=len, default=())
-    turned = units.reversed()
-    found = min(_tight(units, turned, _greedy(units)), _tight(units, turned, _greedy(turned)[::-1]), key=len)
-    if len(found) == max(units.tails(), default=0):
-        return found
-    return _searched(units, turned, found)
+    tails = units.tails()
+    found = _greedy(units, tails)
+    if len(found) > max(tails):
+        turned = units.reversed()
+        backward = _greedy(turned, turned.tails())[::-1]
+        found = min(_used(turned, found[::-1])[::-1], _used(units, backward), key=len)
+    return found if len(found) == max(tails) else _searched(units, found)
 
 
 # ------------------------------------------------------------------ one or two kinds of region
@@ -72,15 +71,15 @@ def _waits(units: Units, turn: Sequence[int]) -> list[list[int]]:
 # ------------------------------------------------------------------ three kinds and more
 
 
-def _searched(units: Units, turned: Units, found: tuple[int, ...]) -> tuple[int, ...]:
+def _searched(units: Units, found: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shortest sequence where the graph is small enough, otherwise what the plain algorithm has if it is shorter."""
     if len(units) <= CONTRACTIBLE and len(small := _contracted(units)) <= SEARCHABLE:
-        done, better = _exact(small, len(found))
-        found = better or found
-        if done:
+        searched, shorter = shortest_below(len(found), small)
+        found = shorter or found
+        if searched:
             return found
     if fewest_possible(units) < len(found):
-        found = min(found, _tight(units, turned, _plain(units)), key=len)
+        found = min(found, _used(units, _plain(units)), key=len)
     return found
 
 
@@ -106,9 +105,9 @@ def _contracted(units: Units) -> Units:
         units = both
 
 
-def _greedy(units: Units) -> tuple[int, ...]:
+def _greedy(units: Units, tails: Sequence[int]) -> tuple[int, ...]:
     """Return the sequence that always runs the kind from which the longest way lies ahead, then the most of it."""
-    run = _Run(units)
+    run = _Run(units, tails)
     sequence = []
     while run.left:
         phase = run.most_urgent()
@@ -117,27 +116,18 @@ def _greedy(units: Units) -> tuple[int, ...]:
     return tuple(sequence)
 
 
-def _tight(units: Units, turned: Units, sequence: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the sequence without the places that stay empty when each unit runs as early, or as late, as it can."""
-    before = None
-    while sequence != before:
-        before = sequence
-        sequence = _used(units, sequence)
-        sequence = _used(turned, sequence[::-1])[::-1]
-    return sequence
-
-
 def _used(units: Units, sequence: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the sequence without the places that stay empty when each unit runs as early as it can."""
     return tuple(sequence[at] for at in sorted(set(places(units, sequence))))
 
 
 class _Run:
     """Units being run batch by batch."""
 
-    def __init__(self, units: Units) -> None:
+    def __init__(self, units: Units, tails: Sequence[int]) -> None:
         self._kind = units.kind
         self._after = units.graph.successors()
-        self._tail = units.tails()
+        self._tail = tails
         self._accepted = {phase: units.kinds.accepted(phase) for phase in units.kinds.phases()}
         self._waiting = [len(before) for before in units.graph.predecessors]
         self._ready: list[list[int]] = [[] for _ in range(len(units.kinds))]
@@ -178,68 +168,3 @@ class _Run:
                     stack.append(unit)
                 else:
                     self._put(unit)
-
-
-def _exact(units: Units, bound: int) -> tuple[bool, tuple[int, ...]]:
-    """Return whether the search came to its end, and the shortest sequence if that is shorter than the bound.
-
-    A* over the sets of units that have run, as bits of an integer; what is left needs at least its longest way.
-    """
-    states = _States(units)
-    best = {0: (0, -1, -1)}  # what has run: (length of the sequence, the last phase, what had run before it)
-    queue = [(states.least(0), 0, 0)]
-    for _ in range(BUDGET // max(len(units), 1)):
-        if not queue:
-            return True, ()
-        _, negative, ran = heapq.heappop(queue)
-        if ran == states.all:
-            return True, tuple(_phases_to(ran, best))[::-1]
-        length = 1 - negative
-        for phase, then in states.following(ran):
-            least = length + states.least(then)
-            if least < bound and (then not in best or best[then][0] > length):
-                best[then] = (length, phase, ran)
-                heapq.heappush(queue, (least, -length, then))
-    return False, ()
-
-
-def _phases_to(ran: int, best: dict[int, tuple[int, int, int]]) -> Iterator[int]:
-    while ran:
-        _, phase, ran = best[ran]
-        yield phase
-
-
-class _States:
-    """Sets of units that can have run, as bits of integers."""
-
-    def __init__(self, units: Units) -> None:
-        self.all = (1 << len(units)) - 1
-        self._needs = [sum(1 << earlier for earlier in before) for before in units.graph.predecessors]
-        tails = units.tails()
-        self._tails = self._longest_first(tails)
-        self._members = [
-            (phase, [unit for unit, kind in enumerate(units.kind) if kind in units.kinds.accepted(phase)])
-            for phase in units.kinds.phases()
-        ]
-
-    @staticmethod
-    def _longest_first(tails: Sequence[int]) -> list[tuple[int, int]]:
-        """Return (tail, the units of that tail as bits), the longest first."""
-        sets: dict[int, int] = {}
-        for unit, tail in enumerate(tails):
-            sets[tail] = sets.get(tail, 0) | 1 << unit
-        return sorted(sets.items(), reverse=True)
-
-    def least(self, ran: int) -> int:
-        """Return how many batches are needed at least for what has not run."""
-        return next((tail for tail, units in self._tails if units & ~ran), 0)
-
-    def following(self, ran: int) -> Iterator[tuple[int, int]]:
-        """Yield each phase that can run something, with what has run after it."""
-        for phase, members in self._members:
-            then = ran
-            for unit in members:  # in topological order: one pass reaches all
-                if not self._needs[unit] & ~then:
-                    then |= 1 << unit
-            if then != ran:
-                yield phase, then

@@ -55,12 +55,12 @@ def known_value(node: Node, function: Function) -> Constant | None:
     return Constant(np.array(extents, np.int64))
 
 
-_NUMBERS = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
-"""The attributes under which a Constant node may hold numbers, and their types."""
+_PLAIN_VALUES = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
+"""Element types of what Constant says without a tensor."""
 
 
 def _constant(node: Node) -> Constant | None:
-    for name, dtype in _NUMBERS.items():
+    for name, dtype in _PLAIN_VALUES.items():
         if (value := node.attr(name)) is not None:
             return Constant(np.array(value, dtype))
     value = node.attr("value")

@@ -38,8 +38,15 @@ def infer_shapes(function: Function) -> Function:
 def _without_claims(function: Function) -> Function:
     """Return the Function without what it declares about values that onnx can judge by itself."""
     types = {name: type_ for name, type_ in function.types.items() if not _is_judged(name, function)}
-    outputs = [Value(v.name) if _is_judged(v.name, function) else v for v in function.outputs]
+    outputs = [Value(v.name) if _is_judged(v.name, function) else _as_defined(v, function) for v in function.outputs]
     return _with_bodies(function.with_types(types, outputs), [node.map_bodies(_without_claims) for node in function.nodes])
+
+
+def _as_defined(value: Value, function: Function) -> Value:
+    """Return an output that is an input or a constant with its type: of two declarations onnx heeds the last that it meets."""
+    if value.name in function.constants:
+        return Value(value.name, function.constants[value.name].type)
+    return next((given for given in function.inputs if given.name == value.name), value)
 
 
 def _is_judged(name: str, function: Function) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from time import perf_counter
 
 from xrt.cache import CompileCache, Lease, signature_of
 from xrt.engines import CompileContext, Executable, GraphCompiler
@@ -12,6 +14,8 @@ from xrt.partition import Launch, Plan
 from xrt.runtime.program import Program
 
 __all__ = ["Refusal", "compile_plan"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ def compile_plan(
 
 def _refusal(launch: Launch, error: CompileRefused | CompileFailed) -> Refusal:
     own = set(launch.nodes)
+    _log.info("%s is refused: %s", launch.name, error)
     culprits = tuple(node for node in getattr(error, "nodes", ()) if node in own)
     return Refusal(launch, culprits or launch.nodes, error)
 
@@ -60,11 +65,22 @@ def _refusal(launch: Launch, error: CompileRefused | CompileFailed) -> Refusal:
 def _lease(launch: Launch, engine: GraphCompiler, context: CompileContext, cache: CompileCache, force: bool) -> Lease:
     here = replace(context, device=launch.device or context.device)
     signature = signature_of(launch.function, engine, here)
-    return cache.lease(signature, lambda: _compile(launch, engine, here), force=force)
+    met = "hit"
+
+    def make() -> Executable:
+        nonlocal met
+        met = "miss"
+        return _compile(launch, engine, here)
+
+    lease = cache.lease(signature, make, force=force)
+    _log.debug("cache %s for %s (%.12s)", met, launch.name, signature.key)
+    return lease
 
 
 def _compile(launch: Launch, engine: GraphCompiler, context: CompileContext) -> Executable:
     """Compile and prepare; whatever else an engine raises becomes CompileFailed, with its cause."""
+    _log.info("%s: %s compiles %d nodes", launch.name, launch.engine, len(launch.nodes))
+    began = perf_counter()
     try:
         executable = engine.compile(launch.function, context)
         executable.prepare()
@@ -75,4 +91,5 @@ def _compile(launch: Launch, engine: GraphCompiler, context: CompileContext) -> 
         raise CompileFailed(
             f"engine {launch.engine!r} failed to compile {launch.name} ({len(launch.nodes)} nodes): {shown}"
         ) from error
+    _log.info("%s: compiled in %.3f s", launch.name, perf_counter() - began)
     return executable

@@ -24,6 +24,8 @@ OPSET = 18
 """Every recipe is written for this opset: the first in which all reductions take their axes as an input."""
 SIZES = {"N": 3, "M": 2}
 """What the named extents of a generated Function stand for."""
+MOST_ELEMENTS = 20_000
+"""Nothing larger is computed with: extents multiply quickly."""
 LARGEST = 1e3
 """No value of a generated graph exceeds this, so that no product of products overflows and tolerances keep their meaning."""
 
@@ -112,7 +114,7 @@ class Draft:
 
     def find(self, fits: Callable[[Known], bool]) -> Known | None:
         """Return a visible value that fits, the newest being the simplest choice; None where there is none."""
-        found = [v for v in self.visible() if not v.leaf and fits(v)]
+        found = [v for v in self.visible() if not v.leaf and v.size <= MOST_ELEMENTS and fits(v)]
         return self.choose.pick(found[::-1]) if found else None
 
     def want(

@@ -18,16 +18,16 @@ from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions, r
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import Function, Node
 
-__all__ = ["Faulty", "How", "Journal", "Recording", "Where"]
+__all__ = ["Faulty", "How", "Journal", "Recording", "Watched", "Where"]
 
 Where: TypeAlias = Literal["why_not", "compile", "prepare", "run", "close", "version"]
 How: TypeAlias = Literal["raise", "refuse", "dtype", "shape", "nan", "value", "missing", "scalar", "write_input"]
 
-_RESULTS = ("dtype", "shape", "nan", "value", "missing", "scalar", "write_input")
+_RESULTS: tuple[How, ...] = ("dtype", "shape", "nan", "value", "missing", "scalar", "write_input")
 _POSSIBLE: dict[How, tuple[Where, ...]] = {
     "raise": get_args(Where),
     "refuse": ("why_not", "compile"),
-    **dict.fromkeys(_RESULTS, ("run",)),  # type: ignore[dict-item]  # the keys are members of How
+    **dict.fromkeys(_RESULTS, ("run",)),
 }
 
 
@@ -74,6 +74,9 @@ class _Delegating(GraphCompiler):
 
     def why_not(self, node: Node, function: Function) -> str | None:
         self.journal.note("why_not")
+        return self._reason(node, function)
+
+    def _reason(self, node: Node, function: Function) -> str | None:
         if not any(fnmatch.fnmatchcase(node.op, glob) for glob in self.takes.split("|")):
             return f"it was told to take {self.takes}, and {node.op} is none of these"
         return self._engine.why_not(node, function)
@@ -81,13 +84,13 @@ class _Delegating(GraphCompiler):
     def compile(self, function: Function, context: CompileContext) -> Executable:
         self.journal.note("compile")
         self.journal.compiled.append(function)
-        return _Watched(self._engine.compile(function, context), self.journal)
+        return Watched(self._engine.compile(function, context), self.journal)
 
     def version(self) -> str:
         return f"{self.name} of {self._engine.version()}"
 
 
-class _Watched(Executable):
+class Watched(Executable):
     """An executable that notes what is asked of it."""
 
     def __init__(self, inner: Executable, journal: Journal) -> None:
@@ -139,28 +142,25 @@ class Faulty(_Delegating):
         """Whether the call of that number in that place is one to misbehave in."""
         return where == self.where and self.nth in (0, count)
 
-    def trip(self, where: Where) -> None:
-        """Raise where this call is to; the caller has counted it."""
-        if self.how == "raise" and self.due(where, self.journal.count(where)):
+    def called(self, where: Where) -> int:
+        """Count a call and return its number; raises where this call is to."""
+        count = self.journal.note(where)
+        if self.how == "raise" and self.due(where, count):
             raise RuntimeError(f"the faulty engine was told to fail in {where}")
+        return count
 
     def why_not(self, node: Node, function: Function) -> str | None:
-        reason = super().why_not(node, function)
-        self.trip("why_not")
-        if self.how == "refuse" and self.due("why_not", self.journal.count("why_not")):
+        if self.due("why_not", self.called("why_not")):
             return "the faulty engine was told to decline"
-        return reason
+        return self._reason(node, function)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
-        made = super().compile(function, context)
-        self.trip("compile")
-        if self.how == "refuse" and self.due("compile", self.journal.count("compile")):
+        if self.due("compile", self.called("compile")):
             raise CompileRefused("the faulty engine was told to refuse")
-        return _Failing(made, self)
+        return _Failing(self._engine.compile(function, context), self)
 
     def version(self) -> str:
-        self.journal.note("version")
-        self.trip("version")
+        self.called("version")
         return super().version()
 
 
@@ -172,19 +172,19 @@ class _Failing(Executable):
         self.engine = engine
 
     def prepare(self) -> None:
+        self.engine.called("prepare")
         self.inner.prepare()
-        self.engine.trip("prepare")
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        count = self.engine.called("run")
         results = list(self.inner.run(inputs, options))
-        self.engine.trip("run")
-        if self.engine.how in _RESULTS and self.engine.due("run", self.engine.journal.count("run")):
+        if self.engine.due("run", count):
             _spoil(self.engine.how, results, inputs)
         return results
 
     def close(self) -> None:
         self.inner.close()
-        self.engine.trip("close")
+        self.engine.called("close")
 
 
 def _spoil(how: How, results: list[Any], inputs: Sequence[Any]) -> None:

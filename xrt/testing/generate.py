@@ -12,7 +12,8 @@ from xrt.errors import InputError
 from xrt.graph import DType, Function, OptionalType, SequenceType, TensorType, Type
 from xrt.testing.bodies import CONTROL
 from xrt.testing.draft import SIZES, Chooser, Draft, Known, Seeded, values_of
-from xrt.testing.recipes import FAMILIES, Recipe
+from xrt.testing.families import ALL_FAMILIES
+from xrt.testing.recipes import Recipe, gentle
 
 __all__ = ["EVERYTHING", "Form", "function_from", "inputs_of", "seeded_function"]
 
@@ -24,7 +25,7 @@ class Form:
     """What generated Functions may look like. The default is everything; an engine's suite narrows it."""
 
     families: tuple[str, ...] = ("elementwise", "reduction", "product", "window", "shape", "stepping")
-    """Keys of `FAMILIES`."""
+    """Keys of `ALL_FAMILIES`."""
     dtypes: tuple[DType, ...] = (DType.FLOAT32, DType.INT64, DType.BOOL, DType.FLOAT64, DType.INT32)
     control: bool = True
     """If and Loop, whose bodies capture values."""
@@ -43,12 +44,12 @@ class Form:
 
     def __post_init__(self) -> None:
         for name in self.families:
-            if name not in FAMILIES:
-                raise InputError(f"there is no family of recipes {name!r}; there are {', '.join(FAMILIES)}")
+            if name not in ALL_FAMILIES:
+                raise InputError(f"there is no family of recipes {name!r}; there are {', '.join(ALL_FAMILIES)}")
 
     @property
     def recipes(self) -> tuple[Recipe, ...]:
-        chosen = tuple(recipe for name in self.families for recipe in FAMILIES[name])
+        chosen = tuple(recipe for name in self.families for recipe in ALL_FAMILIES[name])
         return chosen + (CONTROL if self.control else ())
 
 
@@ -60,8 +61,8 @@ def function_from(choose: Chooser, form: Form = EVERYTHING) -> Function:
     draft = Draft(choose, form.dtypes, form.empty, form.rank, smooth=form.smooth)
     for _ in range(choose.integer(1, form.max_nodes)):
         choose.pick(form.recipes)(draft)
-    if not draft.values:
-        draft.given(form.dtypes[0], (2,))
+    if not draft.nodes:  # no recipe found what it needed
+        gentle(draft, draft.given(form.dtypes[0], (2,)))
     outputs = _outputs(draft, form)
     if form.control_edges:
         _add_control_edges(draft)
@@ -83,7 +84,7 @@ def _outputs(draft: Draft, form: Form) -> list[Known]:
         outputs.append(draft.choose.pick(given))
     if form.passthrough and outputs and draft.choose.integer(0, 5) == 5:
         outputs.append(draft.choose.pick(outputs))
-    return outputs or made[-1:] or given[-1:]
+    return outputs
 
 
 def _add_control_edges(draft: Draft) -> None:

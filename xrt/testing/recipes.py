@@ -74,7 +74,8 @@ def clip(draft: Draft) -> None:
     """Clip, one of whose bounds may be left out."""
     x = _float(draft)
     low, high = (draft.constant(x.dtype.numpy.type(value)) for value in (-0.5, 0.5))
-    given = draft.choose.pick([[x, low, high], [x, "", high], [x, low]])
+    forms: list[list[Known | str]] = [[x, low, high], [x, "", high], [x, low]]
+    given = draft.choose.pick(forms)
     draft.node("Clip", given, draft.out(x.dtype, x.shape, max(x.bound, 0.5)))
 
 
@@ -215,7 +216,9 @@ def pool(draft: Draft) -> None:
 def dropout(draft: Draft) -> None:
     """Dropout outside of training: what it reads, and a mask that may be left out; so may the ratio."""
     x = draft.want((DType.FLOAT32,))
-    given = draft.choose.pick([[x], [x, draft.constant(np.float32(0.5))], [x, "", draft.constant(np.array(False))]])
+    ratio, training = draft.constant(np.float32(0.5)), draft.constant(np.array(False))
+    forms: list[list[Known | str]] = [[x], [x, ratio], [x, "", training]]
+    given = draft.choose.pick(forms)
     out, mask = draft.out(x.dtype, x.shape, x.bound), draft.out(DType.BOOL, x.shape, 1.0)
     draft.node("Dropout", given, *draft.choose.pick([(out,), (out, mask)]))
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -26,6 +27,7 @@ from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions, r
 from xrt.errors import CompileRefused
 from xrt.graph import DType, Function, Node
 from xrt.partition import Pin
+from xrt.passes import drop_dead_nodes
 from xrt.testing.conformance import conform
 from xrt.testing.corpus import CORPUS, Entry, entry
 from xrt.testing.faulty import Recording
@@ -45,7 +47,12 @@ bounded = settings(
     deadline=None,
     derandomize=True,
     database=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.filter_too_much,
+        HealthCheck.data_too_large,
+        HealthCheck.differing_executors,  # several suites inherit one test; nothing is replayed from a database
+    ],
 )
 """Few examples, the same in every run, and no limit on a single one: engines compile."""
 
@@ -146,7 +153,7 @@ class EngineSuite:
     @pytest.mark.parametrize("name", [e.name for e in CORPUS])
     def test_corpus_alone(self, name: str) -> None:
         one = entry(name)
-        given = [_copied(value) for value in one.inputs]
+        given = one.given()
         try:
             results = run_alone(self.made(), one.function, given)
         except CompileRefused:
@@ -162,7 +169,7 @@ class EngineSuite:
     @pytest.mark.parametrize("name", [e.name for e in CORPUS])
     def test_corpus_with_the_reference_behind(self, name: str) -> None:
         one = entry(name)
-        given = [_copied(value) for value in one.inputs]
+        given = one.given()
         try:
             with module_of(one.function, self.mixed()) as module:
                 results = _outputs(module(*given), one.function)
@@ -198,7 +205,8 @@ class EngineSuite:
         function = data.draw(functions(replace(self.form, aliases=False)))
         inputs = inputs_of(function, 1)
         executable = _compiled_or_skip(self.made(), function, inputs)
-        assume(executable.outputs_are_fresh)
+        if not executable.outputs_are_fresh:
+            return
         results = [r for r in executable.run(inputs) if isinstance(r, np.ndarray) and r.size]
         constants = [constant.array for constant in function.constants.values()]
         executable.close()
@@ -223,34 +231,28 @@ class EngineSuite:
     def test_several_threads_may_run_at_once(self, data: st.DataObject) -> None:
         function = data.draw(functions(replace(self.form, aliases=False)))
         executable = _compiled_or_skip(self.made(), function, inputs_of(function, 0))
-        results: dict[int, list[Any]] = {}
         barrier = threading.Barrier(8)
 
-        def run(seed: int) -> None:
+        def run(seed: int) -> list[list[Any]]:
             barrier.wait()
-            for _ in range(5):
-                results[seed] = list(executable.run(inputs_of(function, seed)))
+            return [list(executable.run(inputs_of(function, seed))) for _ in range(5)]
 
-        threads = [threading.Thread(target=run, args=(seed,)) for seed in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(8) as pool:
+            results = list(pool.map(run, range(8)))
         executable.close()
-        assert sorted(results) == list(range(8))
-        for seed, found in results.items():
-            assert self.agrees(found, function, seed)
+        for seed, runs in enumerate(results):
+            assert all(self.agrees(found, function, seed) for found in runs)
 
     def test_a_saved_executable_runs_the_same(self) -> None:
         engine, one = self.made(), entry("engines_alternate")
-        executable = _compiled_or_skip(engine, one.function, one.inputs)
+        executable = _compiled_or_skip(engine, one.function, one.given())
         try:
             data = engine.save(executable)
         except CompileRefused:
             return
         loaded = engine.load(data, one.function, CompileContext())
         loaded.prepare()
-        assert one.judge(list(loaded.run(one.inputs)))
+        assert one.judge(list(loaded.run(one.given())))
 
     # ------------------------------------------------------------------ the laws
 
@@ -284,7 +286,7 @@ class EngineSuite:
     @bounded
     @given(data=st.data(), alternate=st.integers(0, 1))
     def test_mixture_law(self, data: st.DataObject, alternate: int) -> None:
-        function = data.draw(functions(self.form))
+        function = drop_dead_nodes(data.draw(functions(self.form)))  # a pin on a node that is dropped would be an error
         engines = self.mixed()
         engine = engines[0]
         taken = [n.name for n in function.nodes if engine.why_not(n, function) is None][alternate::2]
@@ -323,7 +325,6 @@ class EngineSuite:
 
     # ------------------------------------------------------------------ conformance
 
-    @pytest.mark.slow
     def test_conformance(self) -> None:
         report = conform(self.made(), gaps=self.conformance_gaps)
         assert report.ok, str(report)
@@ -334,10 +335,6 @@ class EngineSuite:
 def _outputs(results: Any, function: Function) -> list[Any]:
     """Return a module's results as a list: a single output comes bare."""
     return [results] if len(function.outputs) == 1 else list(results)
-
-
-def _copied(value: Any) -> Any:
-    return [_copied(item) for item in value] if isinstance(value, list) else None if value is None else value.copy(order="K")
 
 
 def _awkward(value: Any) -> Any:

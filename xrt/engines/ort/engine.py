@@ -18,7 +18,7 @@ from xrt.engines.ort.executable import OrtExecutable, computed_outputs
 from xrt.engines.ort.handing import hand_over
 from xrt.engines.ort.session import Provider, open_session, quiet_options
 from xrt.engines.ort.values import why_not_carried
-from xrt.errors import CompileRefused, ModelError
+from xrt.errors import CompileRefused
 from xrt.graph import FrozenDict, Function, Node
 
 __all__ = ["Ort"]
@@ -91,8 +91,8 @@ class Ort(GraphCompiler):
             return OrtExecutable(function, None)
         _check_border(function)
         try:
-            handed = hand_over(function.replace(outputs=computed, aliases=()))
-        except ModelError as error:
+            handed = hand_over(function if computed == function.outputs else function.replace(outputs=computed, aliases=()))
+        except ValueError as error:  # a ModelError, or a name that is not text
             raise CompileRefused(f"the function cannot be written for ONNX Runtime: {error}") from error
         session = open_session(handed, self._session_options(context.threads), self._providers())
         return OrtExecutable(function, session, handed.files)

@@ -6,7 +6,7 @@ stands twice in the Function, is a copy made here: the library would want an Ide
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -44,16 +44,22 @@ class OrtExecutable(Executable):
         self._function = function
         self._held = held
         self._inputs = [value.name for value in function.inputs]
+        self._only = self._inputs[0] if len(self._inputs) == 1 else None
         self._names = [value.name for value in computed]
         self._calls = None if session is None else SessionCalls(session, function.inputs, computed)
-        self._call: Callable[..., Any] = _nothing if self._calls is None else self._calls.direct
+        self._compute: Callable[..., dict[str, Any]] = self._calls or _nothing
+        self._call: Callable[..., Any] = self._calls.direct if self._calls else _nothing
         self._gives_all = computed == function.outputs
         self._is_direct = self._gives_all and self._calls is not None and self._calls.is_direct
         self._constants = {v.name: function.constants[v.name].array for v in function.outputs if v.name in function.constants}
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         try:
-            feed = dict(zip(self._inputs, inputs, strict=True))
+            if self._only is None:
+                feed = dict(zip(self._inputs, inputs, strict=True))
+            else:  # the common case, and a third of a microsecond quicker
+                (value,) = inputs
+                feed = {self._only: value}
             if self._is_direct and options.out is None:
                 return self._call(self._names, feed, None)  # type: ignore[no-any-return]  # a list, as the library says
             return self._run_indirectly(feed, options.out)
@@ -63,8 +69,7 @@ class OrtExecutable(Executable):
             raise RunFailed(f"{LIBRARY} failed while it ran {self._function.name!r}: {sense(error)}") from error
 
     def close(self) -> None:
-        self._is_direct = True
-        self._call = _closed
+        self._call = self._compute = _closed
         self._calls = None
         self._held = None
 
@@ -72,8 +77,7 @@ class OrtExecutable(Executable):
 
     def _run_indirectly(self, feed: Mapping[str, Any], out: Sequence[Any] | None) -> list[Any]:
         buffers: Sequence[Any] = [None] * len(self._function.outputs) if out is None else out
-        results = {} if self._calls is None else self._calls(feed, self._to_bind(self._calls, feed, buffers))
-        outputs = self._in_order(feed, results)
+        outputs = self._in_order(feed, self._compute(feed, self._to_bind(feed, buffers)))
         return [result if buffer is None else _filled(buffer, result) for result, buffer in zip(outputs, buffers, strict=True)]
 
     def _in_order(self, feed: Mapping[str, Any], results: Mapping[str, Any]) -> list[Any]:
@@ -84,22 +88,26 @@ class OrtExecutable(Executable):
         sources = {**self._constants, **feed, **results}
         return [fresh.pop(v.name) if v.name in fresh else _copy(sources[v.name]) for v in self._function.outputs]
 
-    def _to_bind(self, calls: SessionCalls, feed: Mapping[str, Any], buffers: Sequence[Array | None]) -> dict[str, Array]:
+    def _to_bind(self, feed: Mapping[str, Any], buffers: Sequence[Array | None]) -> dict[str, Array]:
         """Return the buffers that the session itself shall write: large ones, and none that may share memory with an input."""
         chosen: dict[str, Array] = {}
         for value, buffer in zip(self._function.outputs, buffers, strict=True):
-            if buffer is None or buffer.nbytes < BIND_FROM or value.name in chosen or not calls.can_fill(value.name):
+            if buffer is None or buffer.nbytes < BIND_FROM or value.name in chosen:
                 continue
-            if not any(np.may_share_memory(buffer, array) for array in feed.values()):
+            if self._calls and self._calls.can_fill(value.name) and not _overlaps(buffer, feed.values()):
                 chosen[value.name] = buffer
         return chosen
 
 
-def _nothing(*_: Any) -> list[Any]:
-    return []
+def _overlaps(buffer: Array, values: Iterable[Any]) -> bool:
+    return any(np.may_share_memory(buffer, array) for array in values)
 
 
-def _closed(*_: Any) -> list[Any]:
+def _nothing(*_: Any) -> dict[str, Any]:
+    return {}
+
+
+def _closed(*_: Any) -> dict[str, Any]:
     raise RuntimeError("the executable is closed")
 
 

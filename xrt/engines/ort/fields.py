@@ -129,8 +129,10 @@ def check_providers(providers: tuple[str, ...], options: Mapping[str, str]) -> N
     if not providers or len(set(providers)) < len(providers):
         raise OptionError(f"providers of engine 'ort' must be one or more different names; got {providers!r}")
     for key in options:
-        provider, dot, option = key.partition(".")
-        if provider not in providers or not dot or not option:
+        provider, _, option = key.partition(".")
+        if provider == "CPUExecutionProvider":
+            raise OptionError(f"ONNX Runtime's {provider} has no options of its own, and would ignore {option!r}; leave it out")
+        if provider not in providers or not option:
             raise OptionError(
                 f"provider_options of engine 'ort' are named <provider>.<option>, for a provider in use "
                 f"({', '.join(providers)}); got {key!r}"

@@ -60,6 +60,7 @@ def open_session(handed: Handed, options: SessionOptions, providers: Sequence[Pr
         if not options.use_per_session_threads or "use_per_session_threads" not in str(error):
             raise
         options.use_per_session_threads = False
+        options.intra_op_num_threads = options.inter_op_num_threads = 0  # the library warns on stderr of any other number
         return open_session(Handed(handed.model), options, providers)
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 
 from xrt.engines.ort.handing import hand_over
 from xrt.engines.ort.session import why_not_opened
-from xrt.errors import ModelError
 from xrt.graph import Constant, Function, Node, OptionalType, SequenceType, TensorType, Type, Value
 
 __all__ = ["why_refused"]
@@ -42,7 +42,7 @@ def why_refused(node: Node, function: Function, type_of: Callable[[str], Type | 
     constants = {name: function.constants[name] for name in read if _is_small(function.constants.get(name))}
     inputs = tuple(Value(name, _known_any_size(type_of(name))) for name in read if name not in constants)
     outputs = tuple(Value(name, _known_any_size(type_of(name))) for name in node.defines)
-    alone = Function(inputs, outputs, (node,), constants, function.opsets)
+    alone = Function(inputs, outputs, (replace(node, control=()),), constants, function.opsets)
     return _answer(_Kind(alone), providers)
 
 
@@ -55,7 +55,7 @@ def _is_small(constant: Constant | None) -> bool:
 def _answer(kind: _Kind, providers: tuple[str, ...]) -> str | None:
     try:
         handed = hand_over(kind.function)
-    except ModelError as error:
+    except ValueError as error:  # a ModelError, or a name that is not text
         return str(error)
     return why_not_opened(handed, providers)
 

@@ -101,12 +101,9 @@ def _packed(array: Array, dtype: DType) -> OrtValue:
 
 
 def _unpacked(raw: Array, dtype: DType, shape: tuple[int, ...]) -> Array:
-    elements: Array = ((raw[:, None] >> _shifts(dtype)) & _mask(dtype)).reshape(-1)[: math.prod(shape)]
-    if dtype in (DType.INT4, DType.INT2):
-        spare = 8 - dtype.bits  # carry the sign bit up through the byte
-        elements = (elements << spare).view(np.int8) >> spare
-    bits: Array = elements.view(dtype.numpy)
-    return bits.reshape(shape)
+    elements: Array = ((raw[:, None] >> _shifts(dtype)) & _mask(dtype)).reshape(-1)
+    array: Array = elements[: math.prod(shape)].view(dtype.numpy)
+    return array.reshape(shape)
 
 
 def _shifts(dtype: DType) -> Array:

@@ -5,5 +5,7 @@ optimisation crosses a node, so cutting a Function changes no bit of what it com
 """
 
 from xrt.engines.toy.engine import Toy
+from xrt.engines.toy.env import Env
+from xrt.engines.toy.table import Run
 
-__all__ = ["Toy"]
+__all__ = ["Env", "Run", "Toy"]

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from xrt.engines.contract import GraphCompiler
-from xrt.engines.optable import Kernel
+from xrt.engines.optable import Kernel, OpTable
 from xrt.engines.options import CompileContext
 from xrt.engines.toy import reference
 from xrt.engines.toy.env import Env, closed
@@ -26,11 +26,14 @@ __all__ = ["Toy"]
 class Toy(GraphCompiler):
     """NumPy kernels for the operators of the common models, the ``onnx`` package's reference operators for the rest.
 
-    Complete and obvious rather than quick; deterministic to the bit wherever the operator is.
+    Complete and obvious rather than quick; deterministic to the bit wherever the operator is. The thread budget does
+    not reach it: kernels run on the calling thread, matrix products on the threads of NumPy's BLAS.
     """
 
     name: ClassVar[str] = "toy"
     supports_dynamic_shapes: ClassVar[bool] = True
+    kernels: ClassVar[OpTable[Any]] = ops
+    """Its own kernels. An engine that derives from this one puts ``Toy.kernels.extended(name)`` here and adds to that."""
 
     def version(self) -> str:
         """Return XRT's version and those of the libraries whose change may change a result."""
@@ -39,7 +42,7 @@ class Toy(GraphCompiler):
         return ", ".join(f"{name} {metadata.version(name)}" for name in ("xrt", "numpy", "ml_dtypes", "onnx"))
 
     def why_not(self, node: Node, function: Function) -> str | None:
-        found = _find(node, function)
+        found = self._find(node, function)
         if isinstance(found, str):
             return found
         for body in node.bodies:
@@ -51,45 +54,52 @@ class Toy(GraphCompiler):
 
     def compile(self, function: Function, context: CompileContext) -> ToyExecutable:
         if context.device.partition(":")[0] != "cpu":
-            raise CompileRefused(f"engine 'toy' runs on cpu, not on {context.device}")
+            raise CompileRefused(f"engine {self.name!r} runs on cpu, not on {context.device}")
         for node in function.nodes:
             if reason := self.why_not(node, function):
-                raise CompileRefused(f"engine 'toy' cannot take node {node.name!r} ({node.op}): {reason}")
-        return ToyExecutable(function, _lay_out)
+                raise self._refusal(node, reason)
+        return ToyExecutable(function, self._lay_out)
 
+    def _find(self, node: Node, function: Function) -> Kernel[Factory] | Factory | str:
+        """Return what serves a node: an own kernel, else a factory that borrows the reference; else the reason why none."""
+        if reason := self._unknown(node, function):
+            return reason
+        own = self.kernels.find(node, function, node.device or "cpu")
+        if not isinstance(own, str):
+            return own
+        absent = reference.why_not(node, function)
+        if absent is None:
+            return reference.borrowed
+        return f"{own}; {absent}" if (node.domain, node.op_type) in self.kernels else absent
 
-def _find(node: Node, function: Function) -> Kernel[Factory] | Factory | str:
-    """Return what serves a node: toy's own kernel, else a factory that borrows the reference; else the reason why none."""
-    version = function.opsets.get(node.domain)
-    if version is None:
-        return f"the function imports no opset for domain {node.domain!r}"
-    if schema_of(node.op_type, version, node.domain) is None:
-        return (
-            f"the onnx package describes no operator {node.op_type!r} in version {version} of domain {node.domain or 'ai.onnx'!r}"
-        )
-    own = ops.find(node, function, node.device or "cpu")
-    if not isinstance(own, str):
-        return own
-    absent = reference.why_not(node, function)
-    if absent is None:
-        return reference.borrowed
-    return f"{own}; {absent}" if (node.domain, node.op_type) in ops else absent
+    def _unknown(self, node: Node, function: Function) -> str | None:
+        """Return why nobody knows what the node means; an operator of a foreign domain means what its kernel says."""
+        version = function.opsets.get(node.domain)
+        if version is None:
+            return f"the function imports no opset for domain {node.domain!r}"
+        if node.domain not in reference.DOMAINS and (node.domain, node.op_type) in self.kernels:
+            return None
+        if schema_of(node.op_type, version, node.domain) is None:
+            domain = node.domain or "ai.onnx"
+            return f"the onnx package describes no operator {node.op_type!r} in version {version} of domain {domain!r}"
+        return None
 
+    def _lay_out(self, function: Function) -> Tape:
+        """Return the tape of a closed Function whose nodes `why_not` was silent about."""
 
-def _lay_out(function: Function) -> Tape:
-    """Return the tape of a closed Function whose nodes `Toy.why_not` was silent about."""
+        def kernel_of(node: Node) -> tuple[Run, tuple[int, ...]]:
+            found = self._find(node, function)
+            if isinstance(found, str):
+                raise self._refusal(node, found)
+            env = Env(np, node, function, self._compiled)
+            if isinstance(found, Kernel):
+                return found.code(node, env), found.mutable
+            return found(node, env), ()
 
-    def kernel_of(node: Node) -> tuple[Run, tuple[int, ...]]:
-        found = _find(node, function)
-        if isinstance(found, str):
-            raise CompileRefused(f"engine 'toy' cannot take node {node.name!r} ({node.op}): {found}")
-        env = Env(np, node, function, _compiled)
-        if isinstance(found, Kernel):
-            return found.code(node, env), found.mutable
-        return found(node, env), ()
+        return tape_of(function, kernel_of)
 
-    return tape_of(function, kernel_of)
+    def _compiled(self, function: Function) -> Any:
+        return self._lay_out(function).play
 
-
-def _compiled(function: Function) -> Any:
-    return _lay_out(function).play
+    def _refusal(self, node: Node, reason: str) -> CompileRefused:
+        return CompileRefused(f"engine {self.name!r} cannot take node {node.name!r} ({node.op}): {reason}")

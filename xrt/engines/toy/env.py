@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xrt.engines.toy.table import Array
-from xrt.graph import Function, Node, TensorType, Type, Value
+from xrt.graph import Function, Node, Value
 
 __all__ = ["Body", "Env", "closed"]
 
@@ -52,22 +51,6 @@ class Env:
     def wants(self, index: int) -> bool:
         """Whether the node has an output in that place."""
         return index < len(self.node.outputs) and bool(self.node.outputs[index])
-
-    def type(self, index: int) -> Type | None:
-        """Return what is known of an input's type; None where nothing is, or where the input is left out."""
-        names = self.node.inputs
-        return self.function.type_of(names[index]) if index < len(names) and names[index] else None
-
-    def rank(self, index: int) -> int | None:
-        """Return an input's rank where it is known."""
-        type_ = self.type(index)
-        return type_.rank if isinstance(type_, TensorType) else None
-
-    def constant(self, index: int) -> Array | None:
-        """Return an input's array where it is a constant of the Function."""
-        names = self.node.inputs
-        constant = self.function.constants.get(names[index]) if index < len(names) else None
-        return None if constant is None else constant.array
 
     def body(self, attribute: str) -> Body:
         """Return the body that an attribute holds, compiled."""

@@ -19,7 +19,7 @@ from xrt.engines.toy.table import Run
 from xrt.formats.onnx import to_model
 from xrt.graph import Function, Node, schema_of
 
-__all__ = ["borrowed", "why_not"]
+__all__ = ["DOMAINS", "borrowed", "why_not"]
 
 _LOADERS = {
     "": load_op,
@@ -27,6 +27,9 @@ _LOADERS = {
     "ai.onnx.preview": load_preview,
     "ai.onnx.preview.training": load_training,
 }
+
+DOMAINS = frozenset(_LOADERS)
+"""The domains whose operators the onnx package describes."""
 
 _NEEDS = {("", "ImageDecoder"): ("PIL", "pillow")}
 """Operators whose reference implementation imports a package beyond NumPy: the module, and the distribution that has it."""

@@ -75,11 +75,11 @@ def _take(step: Step, slots: list[Any]) -> None:
     out = _buffer(step, slots) if step.reusable else None
     arguments = [slots[i] for i in step.arguments]
     result = step.kernel(*arguments) if out is None else step.kernel(*arguments, out=out)
-    if isinstance(result, tuple):
-        for slot, value in zip(step.results, result, strict=False):
-            slots[slot] = stored(value)
-    else:
-        slots[step.results[0]] = stored(result)
+    values = result if type(result) is tuple else (result,)
+    if len(values) < len(step.results):
+        raise ValueError(f"the operator has {len(values)} output(s) in this form; the node lists {len(step.results)}")
+    for slot, value in zip(step.results, values, strict=False):
+        slots[slot] = stored(value)
     for slot in step.free:
         slots[slot] = None
 
@@ -107,13 +107,23 @@ def _buffer(step: Step, slots: list[Any]) -> Any:
     reuse are elementwise and keep the dtype, so it fits when it has the broadcast shape of all arguments.
     """
     for slot in step.reusable:
-        value = slots[slot]
-        # Three holders: the slot, the name `value`, and the argument of getrefcount itself.
-        if type(value) is not np.ndarray or value.nbytes < SMALLEST_REUSED or sys.getrefcount(value) != 3:
+        if _holders(slots, slot) != ALONE:
             continue
-        if value.flags.owndata and value.flags.writeable and all(_fits(slots[i], value) for i in step.arguments):
+        value = slots[slot]
+        if type(value) is not np.ndarray or value.nbytes < SMALLEST_REUSED or not value.flags.owndata:
+            continue
+        if value.flags.writeable and all(_fits(slots[i], value) for i in step.arguments):
             return value
     return None
+
+
+def _holders(slots: list[Any], slot: int) -> int:
+    """Return how many references a slot's value has, those that looking for them takes included."""
+    return sys.getrefcount(slots[slot])
+
+
+ALONE = _holders([np.empty(1)], 0)
+"""What `_holders` says of a value that its slot alone holds; measured, because interpreters count differently."""
 
 
 def _fits(argument: Any, buffer: Any) -> bool:
@@ -160,7 +170,8 @@ def tape_of(function: Function, kernel_of: Callable[[Node], tuple[Run, tuple[int
 
 def _step(node: Node, slot: dict[str, int], dying: Sequence[str], kernel: Run, mutable: tuple[int, ...]) -> Step:
     arguments = tuple(slot[name] for name in (*node.inputs, *node.captures))
-    results = tuple(slot[name] or UNWANTED for name in node.outputs)
+    listed = max((i for i, name in enumerate(node.outputs, 1) if name), default=0)
+    results = tuple(slot[name] or UNWANTED for name in node.outputs[:listed])
     free = (*(slot[name] for name in dying), *({UNWANTED} & set(results)))
     reusable = tuple(arguments[i] for i in mutable if i < len(arguments) and arguments[i] in free)
     return Step(kernel, arguments, results, free, reusable, node)

@@ -44,6 +44,11 @@ def _is_integer(node: Node, function: Function) -> bool:
     return not _is_float(node, function)
 
 
+def _takes_default_for_float64(node: Node, function: Function) -> bool:
+    type_ = function.type_of(node.inputs[0])
+    return isinstance(type_, TensorType) and type_.dtype is DType.FLOAT64 and node.attr("alpha") is None
+
+
 def _normalises_all(node: Node, function: Function) -> bool:
     type_ = function.type_of(node.inputs[0])
     rank = type_.rank if isinstance(type_, TensorType) else None
@@ -87,6 +92,12 @@ DEFECTS: tuple[Defect, ...] = (
         _is("antialias", 1),
         "TVM's importer ignores antialias",
         ("test_resize_downsample_sizes_linear_antialias",),
+    ),
+    Defect(
+        ("LeakyRelu", "HardSigmoid"),
+        _takes_default_for_float64,
+        "TVM's importer takes the default of alpha as a float64 number, where an ONNX attribute is a float32 one",
+        ("the corpus entry slope_by_default_in_float64",),
     ),
     Defect(
         ("TopK",),

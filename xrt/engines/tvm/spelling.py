@@ -8,7 +8,7 @@ weights alone, the factors of a BatchNormalization and the transposed weight of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
@@ -32,7 +32,7 @@ def spelled(function: Function) -> Function:
     for node in function.nodes:
         page = Page(node, function)
         if _write(page):
-            nodes += page.nodes
+            nodes += [*page.nodes[:-1], replace(page.nodes[-1], name=node.name, control=node.control)]
             constants |= page.constants
         else:
             nodes.append(node)

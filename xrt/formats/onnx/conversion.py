@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -12,16 +11,20 @@ from xrt.errors import ModelError
 from xrt.formats.onnx.external import ExternalData
 from xrt.formats.onnx.names import FreshNames
 from xrt.formats.onnx.reading import function_of
+from xrt.formats.onnx.reasons import reason_of
 from xrt.formats.onnx.versions import lowest_ir, newest_nodes
 from xrt.formats.onnx.writing import Style, model_of
-from xrt.graph import Constant, Function, Node, Type, Value, since_version
-from xrt.graph.builder_types import onnx_spelling
+from xrt.graph import Constant, Function, Node, TensorType, Type, Value, since_version
+from xrt.graph.builder.types import onnx_spelling
 from xrt.graph.operators import operator_of
 
 __all__ = ["Scope", "check_convertible", "converted"]
 
 SMALL = 64
 """Integer constants of at most this many elements are axes and shapes, which a conversion may have to look at."""
+
+PER_AXIS_OPSET = 13
+"""Since this opset Softmax takes one axis; before, it flattened the tensor from that axis on."""
 
 _OLDEST_CONTROL = 11
 """Since this opset the revisions of If, Loop and Scan only widened the types that they take."""
@@ -143,13 +146,15 @@ def _convert(function: Function, max_opset: int) -> tuple[Function | None, str]:
     """Return a one-node Function converted, or the reason why it cannot be."""
     if any(value.type is None for value in function.inputs):
         return None, "the types of its inputs are not known; infer shapes first"
+    if max_opset < PER_AXIS_OPSET <= function.opset() and _is_per_axis(function):
+        return None, f"before opset {PER_AXIS_OPSET} it takes all axes from the given one on together"
     model = model_of(function, function.opsets, lowest_ir(function, function.opsets), Style(carries=False))
     try:
         older = version_converter.convert_version(model, max_opset)
         shape_inference.infer_shapes(older, check_type=True, strict_mode=True)
         result = function_of(older, ExternalData())
     except Exception as error:  # noqa: BLE001  # the converter raises whatever its C++ does; all of it says that it cannot
-        return None, _reason(str(error))
+        return None, reason_of(error)
     if [v.name for v in result.outputs] != [v.name for v in function.outputs]:
         return None, "onnx's converter changes its outputs"
     if newest := next(newest_nodes(result, max_opset), None):
@@ -157,9 +162,13 @@ def _convert(function: Function, max_opset: int) -> tuple[Function | None, str]:
     return result, ""
 
 
-def _reason(text: str) -> str:
-    """Return the sentence in what the converter raised, without its source file and assertion."""
-    return re.sub(r"^.*Assertion `.*?` failed: ", "", text, flags=re.DOTALL).strip() or "onnx's converter gives no reason"
+def _is_per_axis(function: Function) -> bool:
+    """Whether the node is a Softmax over another axis than the last, which onnx's converter turns into something else."""
+    node, type_ = function.nodes[0], function.inputs[0].type if function.inputs else None
+    if node.op_type not in ("Softmax", "LogSoftmax"):
+        return False
+    rank = type_.rank if isinstance(type_, TensorType) else None
+    return rank is None or node.attr("axis", -1) not in (-1, rank - 1)
 
 
 def _spliced(older: Function, node: Node, fresh: FreshNames) -> Function:

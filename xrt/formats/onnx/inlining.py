@@ -2,41 +2,94 @@
 
 from __future__ import annotations
 
-from onnx import ModelProto, TensorProto, inliner
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, TensorProto, inliner
 
 from xrt.errors import ModelError
+from xrt.formats.onnx.reasons import reason_of
 
 __all__ = ["inline"]
 
-_SMALL = 1024
-"""Bytes up to which an initialiser goes through the inliner with its data."""
+SMALL_BYTES = 1024
+"""Size up to which an initialiser goes through the inliner with its data."""
+
+Key: TypeAlias = tuple[str, str, str]
+"""Domain, name and overload of a function."""
 
 
 def inline(model: ModelProto) -> ModelProto:
     """Return the model without model-local functions; the model itself where it has none.
 
-    The inliner works on a serialised copy, so large initialisers are left out of what it is given: they keep their names.
-    Raises ModelError for a function that is recursive or that the inliner cannot bring to the model's opset.
+    The inliner works on a serialised copy, so large initialisers are left out of what it is given. It forgets (as of onnx
+    1.23) the defaults of a function's attributes and the domains that only functions import, so these are added first.
+    Raises ModelError for a function that is recursive, or that needs another opset than the model and cannot be converted.
     """
     if not model.functions:
         return model
-    bare = ModelProto()
-    bare.CopyFrom(model)
-    del bare.graph.initializer[:]
-    bare.graph.initializer.extend(_without_data(tensor) for tensor in model.graph.initializer)
+    prepared = _without_weights(model)
+    _add_defaults(prepared)
+    _add_imports(prepared)
     try:
-        inlined = inliner.inline_local_functions(bare, convert_version=True)
+        inlined = inliner.inline_local_functions(prepared, convert_version=True)
     except Exception as error:  # the inliner raises whatever its C++ does; all of it is about this model
-        raise ModelError(f"its model-local functions cannot be inlined: {error}") from error
+        raise ModelError(f"its model-local functions cannot be inlined: {reason_of(error)}") from error
     if inlined.functions:
         names = ", ".join(f"{f.domain}.{f.name}" for f in inlined.functions)
-        raise ModelError(f"its model-local functions {names} cannot be inlined: onnx cannot bring them to the model's opset")
+        raise ModelError(f"its model-local functions {names} cannot be inlined: they import other opsets than the model")
     del inlined.graph.initializer[:]
     inlined.graph.initializer.extend(model.graph.initializer)
     return inlined
 
 
+def _without_weights(model: ModelProto) -> ModelProto:
+    """Return a copy in which large initialisers have names, types and shapes only."""
+    bare = ModelProto()
+    bare.CopyFrom(model)
+    del bare.graph.initializer[:]
+    bare.graph.initializer.extend(map(_without_data, model.graph.initializer))
+    return bare
+
+
 def _without_data(tensor: TensorProto) -> TensorProto:
-    if tensor.ByteSize() <= _SMALL:
+    if tensor.ByteSize() <= SMALL_BYTES:
         return tensor
     return TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+
+
+def _add_imports(model: ModelProto) -> None:
+    """Add to the model, in place, the domains that only its functions import."""
+    known = {entry.domain for entry in model.opset_import}
+    for entry in (entry for function in model.functions for entry in function.opset_import):
+        if entry.domain not in known:
+            known.add(entry.domain)
+            model.opset_import.append(entry)
+
+
+def _add_defaults(model: ModelProto) -> None:
+    """Add to each call of a local function, in place, the attributes that it leaves to their defaults."""
+    defaults = {_key(function): tuple(function.attribute_proto) for function in model.functions if function.attribute_proto}
+    if defaults:
+        for nodes in (model.graph.node, *(function.node for function in model.functions)):
+            for node in _nested(nodes):
+                _complete(node, defaults)
+
+
+def _key(function: FunctionProto) -> Key:
+    return function.domain, function.name, function.overload
+
+
+def _nested(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    """Yield the nodes and those of their bodies."""
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                yield from _nested(graph.node)
+
+
+def _complete(node: NodeProto, defaults: Mapping[Key, Sequence[AttributeProto]]) -> None:
+    given = {attribute.name for attribute in node.attribute}
+    missing = defaults.get((node.domain, node.op_type, node.overload), ())
+    node.attribute.extend(attribute for attribute in missing if attribute.name not in given)

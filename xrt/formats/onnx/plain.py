@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xrt.formats.onnx.names import FreshNames
 from xrt.graph import Function, Node, Type, Value, latest_opset
-from xrt.graph.builder_types import onnx_spelling
+from xrt.graph.builder.types import onnx_spelling
 from xrt.graph.operators import require_operator
 
 __all__ = ["identity_opset", "plain"]

@@ -112,7 +112,7 @@ def _typed(function: Function) -> Iterator[tuple[str, Type | None]]:
     for name, type_ in function.types.items():
         yield f"value {name!r}", type_
     for name, constant in function.constants.items():
-        yield f"constant {name!r}", constant.type
+        yield f"value {name!r}", constant.type
     for node in function.nodes:
         if node.attributes:
             yield from _typed_inside(node)

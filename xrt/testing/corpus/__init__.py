@@ -4,12 +4,12 @@ Each entry is a Function, inputs, and what must come out, worked out in plain Nu
 engine's suite runs all of it.
 """
 
-from xrt.testing.corpus import control, forms, numbers, shapes
+from xrt.testing.corpus import control, forms, found, numbers, shapes
 from xrt.testing.corpus.entry import Entry
 
 __all__ = ["CORPUS", "Entry", "entry"]
 
-CORPUS: tuple[Entry, ...] = (*forms.ENTRIES, *control.ENTRIES, *shapes.ENTRIES, *numbers.ENTRIES)
+CORPUS: tuple[Entry, ...] = (*forms.ENTRIES, *control.ENTRIES, *shapes.ENTRIES, *numbers.ENTRIES, *found.ENTRIES)
 
 
 def entry(name: str) -> Entry:

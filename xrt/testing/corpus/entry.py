@@ -25,11 +25,33 @@ class Entry:
     """What went wrong once, or what is easily got wrong."""
     function: Function
     inputs: tuple[Any, ...]
+    """Read-only; `given` makes copies."""
     expected: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        for value in (*self.inputs, *self.expected):
+            _freeze(value)
+
+    def given(self) -> list[Any]:
+        """Return the inputs as a caller would pass them: fresh arrays of the same strides, which a call may update."""
+        return [_copied(value) for value in self.inputs]
 
     def judge(self, results: Sequence[Any]) -> Comparison:
         """Compare results with the expected ones, within the tolerance of one operator."""
         return compare_all(list(results), list(self.expected), names=[v.name for v in self.function.outputs])
+
+
+def _freeze(value: Any) -> None:
+    if isinstance(value, np.ndarray):
+        value.flags.writeable = False
+    for item in value if isinstance(value, list) else ():
+        _freeze(item)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_copied(item) for item in value]
+    return value.copy(order="K") if isinstance(value, np.ndarray) else value
 
 
 def f32(*numbers: Any) -> Array:

@@ -155,7 +155,7 @@ def multinomial(node: Node, env: Env) -> Run:
 # ---------------------------------------------------------------------- Dropout
 
 
-@ops("Dropout", until=11)
+@ops("Dropout", until=11, train=True)
 def dropout_by_attributes(node: Node, env: Env) -> Run:
     """Versions up to 6 train unless ``is_test`` says otherwise, later ones never; the mask was of x's type before 10."""
     ratio, training = node.attr("ratio", 0.5), env.version <= 6 and not node.attr("is_test", 0)

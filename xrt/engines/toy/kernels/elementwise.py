@@ -88,12 +88,15 @@ def relu(node: Node, env: Env) -> Run:
 
 
 def activation(*op_types: str, since: int = 1, **defaults: float) -> Callable[[Callable[..., Array]], Callable[..., Array]]:
-    """Register ``f(xp, x, *attributes)``, a function of one float tensor; the keywords are its attributes' defaults."""
+    """Register ``f(xp, x, *attributes)``, a function of one float tensor; the keywords are its attributes' defaults.
+
+    Attributes are float32 numbers, and so are defaults, which a float64 tensor shows.
+    """
 
     def register(compute: Callable[..., Array]) -> Callable[..., Array]:
         def factory(node: Node, env: Env) -> Run:
             xp = env.xp
-            given = [node.attr(name, default) for name, default in defaults.items()]
+            given = [node.attr(name, float(np.float32(default))) for name, default in defaults.items()]
             return rounded_once(lambda x: compute(xp, x, *given))
 
         ops(*op_types, since=since)(factory)
@@ -102,7 +105,6 @@ def activation(*op_types: str, since: int = 1, **defaults: float) -> Callable[[C
     return register
 
 
-# Attributes are float32 numbers: so are defaults that binary fractions do not hit.
 SELU_ALPHA, SELU_GAMMA = float(np.float32(1.67326319217681884765625)), float(np.float32(1.05070102214813232421875))
 
 

@@ -25,8 +25,10 @@ def _sliced(
         axis = i if axes is None else axes[i] % x.ndim
         step = 1 if steps is None else steps[i]
         # Downwards, an end before the first element is written as a number less than -extent; a slice wants None for it.
-        before_first = step < 0 and end < -x.shape[axis]
-        ranges[axis] = slice(start, None if before_first else end, step)
+        # A start there is the first element all the same (ONNX clamps it to 0); a slice would begin before it.
+        extent = x.shape[axis]
+        before_first = step < 0 and end < -extent
+        ranges[axis] = slice(max(start, -extent) if step < 0 else start, None if before_first else end, step)
     return x[tuple(ranges)]
 
 
@@ -101,10 +103,11 @@ def compress(node: Node, env: Env) -> Run:
 
 @ops("NonZero")
 def non_zero(node: Node, env: Env) -> Run:
+    """A tensor without axes has places without coordinates: its result has no rows."""
     xp = env.xp
 
     def run(x: Array) -> Array:
-        return xp.stack(xp.nonzero(xp.atleast_1d(x))).astype(np.int64, copy=False)[: max(x.ndim, 1)]
+        return xp.stack(xp.nonzero(xp.atleast_1d(x))).astype(np.int64, copy=False)[: x.ndim]
 
     return run
 

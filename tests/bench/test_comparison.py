@@ -1,0 +1,167 @@
+"""The comparison on a tiny model: what the report holds, and that a candidate that fails is a row and no more."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xrt.bench import Candidate, Report, Settings, Subject, comparison
+from xrt.bench.process import Worker
+from xrt.bench.protocol import Failure, Job, Start, Turn
+from xrt.cli import main
+
+TINY = "mlp{layers=2, features=3, hidden=4, classes=2}"
+QUICK = Settings(rounds=4, turn_seconds=0.001, warm_seconds=0.2, budget_seconds=60)
+
+pytestmark = pytest.mark.slow
+
+
+def compared(*candidates: str, subject: str = TINY, settings: Settings = QUICK) -> Report:
+    parsed = [Candidate.parse(text) for text in candidates]
+    return comparison.compare_engines([Subject.parse(subject)], parsed, [1], settings)
+
+
+def test_two_engines_a_mixture_and_what_fails() -> None:
+    report = compared("toy", "ort", "ort,toy with Relu=toy", "nobody", "ort{bogus=1}")
+    (group,) = report.groups
+    rows = {str(row.candidate): row for row in group.rows}
+    ran = [rows["toy"], rows["ort"], rows["ort,toy with Relu=toy"]]
+    assert report.agrees and group.rows[0].verdict == "best"
+    assert [row.verdict for row in group.rows].count("best") == 1
+    for row in ran:
+        assert row.start is not None and row.agreement is not None and row.to_best is not None
+        assert row.agreement.message == "" and row.agreement.absolute is not None
+        assert len(row.rounds) == QUICK.rounds
+        assert row.to_best.low <= row.to_best.median <= row.to_best.high
+        assert 0 < row.start.loaded_bytes <= row.start.peak_bytes
+        assert min(row.start.compile_seconds, row.start.first_seconds, row.start.alone_seconds) > 0
+    mixture = rows["ort,toy with Relu=toy"].start
+    assert mixture is not None and mixture.regions == ("ort", "toy", "ort")
+    assert [row.verdict for row in group.rows[-2:]] == ["failed"] * 2
+    assert rows["nobody"].reason.startswith("no engine is named 'nobody'")
+    assert "'bogus'" in rows["ort{bogus=1}"].reason
+
+
+def test_no_other_engine_stands_in(tmp_path: Path) -> None:
+    report = compared("ort with Relu=toy", "ort")
+    failed = report.groups[0].rows[-1]
+    assert (str(failed.candidate), failed.verdict) == ("ort with Relu=toy", "failed")
+    assert "toy" in failed.reason
+
+
+def test_a_subject_that_cannot_be_loaded_fails_everywhere_and_ends_nothing() -> None:
+    (group,) = compared("toy", "ort", subject="missing.onnx").groups
+    assert [row.verdict for row in group.rows] == ["failed"] * 2
+    assert {row.reason for row in group.rows} == {"cannot load 'missing.onnx': there is no such file"}
+
+
+def test_results_that_differ_are_wrong_and_never_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = comparison._results
+    monkeypatch.setattr(comparison, "_results", lambda path: [y + (path.name == "1") for y in honest(path)])
+    report = compared("toy", "ort")
+    wrong = report.groups[0].rows[-1]
+    assert not report.agrees
+    assert (str(wrong.candidate), wrong.verdict, wrong.to_best) == ("ort", "wrong", None)
+    assert "differs in 2 of 2 elements" in wrong.reason
+
+
+def test_a_candidate_that_takes_too_long_is_ended() -> None:
+    (group,) = compared("toy", settings=Settings(rounds=2, budget_seconds=0.01)).groups
+    assert group.rows[0].reason == "no answer within its 0.01 s; give it more with --budget"
+
+
+def test_one_whose_time_is_used_up_takes_no_more_turns() -> None:
+    answers = [Turn(30.0), Turn(31.0), Turn(32.0)]
+
+    class Slow:
+        def turn(self, timeout: float) -> Turn:
+            return answers.pop(0)
+
+    start = Start(("1",), ("toy",), 0.1, 0.1, 0.1, 1, False, 0.1, 1, 1)
+    runner = comparison._Runner(Candidate(("toy",)), Slow(), Path(), start)  # type: ignore[arg-type]  # all that is asked of it
+    comparison._take_turns([runner], Settings(rounds=5, budget_seconds=60), lambda turn: None)
+    assert runner.rounds == [30.0, 31.0]
+
+
+def job(path: Path) -> Job:
+    return Job(Subject.parse(TINY), Candidate(("toy",)), 1, 0, str(path), 0.1, 0.001)
+
+
+def test_a_worker_that_crashes_says_how(tmp_path: Path) -> None:
+    with Worker(job(tmp_path / "out")) as worker:
+        assert isinstance(worker.start(60), Start)
+        assert isinstance(worker.turn(60), Turn)
+        worker._process.kill()
+        worker._process.wait()
+        assert worker.turn(60) == Failure("the process ended (SIGKILL): it said nothing")
+
+
+def test_a_worker_is_gone_when_it_is_closed(tmp_path: Path) -> None:
+    with Worker(job(tmp_path / "out")) as worker:
+        worker.start(60)
+    assert worker._process.poll() == 0
+
+
+def test_memory_is_the_workers_own(tmp_path: Path) -> None:
+    ballast = bytearray(600_000_000)
+    ballast[:: os.sysconf("SC_PAGE_SIZE")] = b"x" * len(ballast[:: os.sysconf("SC_PAGE_SIZE")])
+    with Worker(job(tmp_path / "out")) as worker:
+        start = worker.start(60)
+    assert isinstance(start, Start) and start.peak_bytes < len(ballast)
+
+
+# ---------------------------------------------------------------------- the command
+
+
+FIELDS: dict[str, set[str]] = {
+    "report": {"schema", "versions", "agrees", "machine", "settings", "groups"},
+    "group": {"model", "batch", "threads", "noise", "rows"},
+    "row": {"candidate", "verdict", "reason", "start", "agreement", "rounds", "median_seconds", "to_best"},
+    "candidate": {"name", "engines", "pins"},
+    "agreement": {"message", "absolute", "relative"},
+    "to_best": {"median", "low", "high"},
+}
+
+
+def xrt(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as left:
+        main([*arguments])
+    return (int(left.value.code or 0), *capsys.readouterr())
+
+
+def test_json_has_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = xrt(capsys, "bench", TINY, "-e", "ort", "-e", "nobody", "--batch", "1,2", "--rounds", "2", "--json")
+    assert (code, err) == (0, "")
+    data: dict[str, Any] = json.loads(out)
+    assert (set(data), data["schema"]) == (FIELDS["report"], 1)
+    assert [(set(group), group["batch"]) for group in data["groups"]] == [(FIELDS["group"], 1), (FIELDS["group"], 2)]
+    ran, failed = data["groups"][0]["rows"]
+    assert set(ran) == set(failed) == FIELDS["row"]
+    assert all(set(ran[part]) == FIELDS[part] for part in ("candidate", "agreement", "to_best"))
+    assert failed["start"] is failed["to_best"] is failed["median_seconds"] is None
+    assert {"processor", "cores", "python", "numpy"} <= set(data["machine"])
+    assert "onnxruntime" in data["versions"]["ort"]
+
+
+def test_off_a_terminal_it_is_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = xrt(capsys, "bench", TINY, "-e", "ort", "--threads", "1", "--rounds", "2")
+    lines = out.splitlines()
+    assert (code, err, "\x1b" in out) == (0, "", False)
+    assert lines[0].startswith(f"{TINY}, 1 thread; a tie is what is within ")
+    assert lines[1].split("\t")[:3] == ["candidate", "verdict", "ms"]
+    assert lines[2].split("\t")[:2] == ["ort", "best"]
+    assert len(lines[2].split("\t")) == len(lines[1].split("\t"))
+
+
+def test_the_standing_comparison_takes_the_options_of_the_command() -> None:
+    script = Path(__file__).parents[2] / "benchmarks" / "compare_engines.py"
+    command = [sys.executable, str(script), "--model", TINY, "--", "-e", "ort", "--rounds", "2", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    data = json.loads(done.stdout)
+    assert [group["model"] for group in data["groups"]] == [TINY]

@@ -1,0 +1,125 @@
+"""Medians, intervals, noise and ties, against what they must be for numbers whose truth is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xrt.bench.figures import FLOOR, Ratio, Timing, bootstrap, is_tie, noise_floor, paired, ratio
+from xrt.bench.turns import interleaved, repeats_for, rotated
+from xrt.bench.warming import MOST_CALLS, WINDOW, is_steady, warm_up
+
+SECONDS = st.floats(1e-6, 1e3)
+ROUNDS = st.lists(SECONDS, min_size=2, max_size=30).map(tuple)
+
+
+@given(ROUNDS)
+def test_the_interval_holds_the_median_and_stays_among_the_ratios(ratios: tuple[float, ...]) -> None:
+    found = bootstrap(ratios)
+    assert found == bootstrap(ratios)
+    assert found.low <= found.median <= found.high
+    assert min(ratios) * (1 - 1e-9) <= found.low and found.high <= max(ratios) * (1 + 1e-9)
+    assert found.median == pytest.approx(float(np.median(ratios)))
+
+
+@given(ROUNDS, st.floats(0.01, 100))
+def test_the_interval_scales_with_the_ratios(ratios: tuple[float, ...], factor: float) -> None:
+    one, other = bootstrap(ratios), bootstrap([factor * r for r in ratios])
+    assert (other.low, other.high) == pytest.approx((factor * one.low, factor * one.high))
+
+
+def test_the_interval_covers_the_true_median_about_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(7)
+    drawn = [bootstrap(1.3 * np.exp(0.1 * rng.standard_normal(20))) for _ in range(200)]
+    share = sum(found.low <= 1.3 <= found.high for found in drawn) / len(drawn)
+    assert 0.88 <= share <= 0.995
+
+
+def test_a_wider_confidence_is_a_wider_interval() -> None:
+    ratios = np.random.default_rng(0).random(20)
+    narrow, wide = bootstrap(ratios, confidence=0.5), bootstrap(ratios, confidence=0.99)
+    assert wide.low < narrow.low < narrow.high < wide.high
+
+
+@given(ROUNDS, st.floats(0.1, 10))
+def test_drift_that_both_share_cancels(drift: tuple[float, ...], factor: float) -> None:
+    of, to = Timing(tuple(factor * d for d in drift)), Timing(drift)
+    found = paired(of, to)
+    assert (found.low, found.median, found.high) == pytest.approx((factor,) * 3)
+    assert ratio(of, [to, to]).median == pytest.approx(factor / 2)
+
+
+def test_rounds_that_one_did_not_take_do_not_count() -> None:
+    assert paired(Timing((4.0, 6.0)), Timing((2.0, 3.0, 100.0))).median == 2
+
+
+@given(st.lists(ROUNDS, max_size=4))
+def test_noise_is_never_below_the_floor_nor_below_that_of_one_candidate(rounds: list[tuple[float, ...]]) -> None:
+    timings = [Timing(seconds) for seconds in rounds]
+    assert noise_floor(timings) == max([FLOOR, *(noise_floor([timing]) for timing in timings)])
+
+
+def test_noise_is_what_a_candidate_differs_from_itself() -> None:
+    assert noise_floor([Timing((1.0,) * 10)]) == FLOOR
+    assert noise_floor([Timing((1.0, 1.0)), Timing((1.2, 1.0) * 5)]) == pytest.approx(0.2)
+    assert noise_floor([Timing((1.0,))]) == FLOOR
+
+
+def test_a_tie_is_what_reaches_into_the_noise() -> None:
+    assert is_tie(Ratio(1.06, 1.02, 1.1), noise=0.03)
+    assert not is_tie(Ratio(1.06, 1.04, 1.1), noise=0.03)
+
+
+# ---------------------------------------------------------------------- turns and warming up
+
+
+class Ticking:
+    """A clock that a call moves on by the next of the given seconds, the last one again and again."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.now, self.seconds, self.calls = 0.0, seconds, 0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def call(self) -> None:
+        self.now += self.seconds[min(self.calls, len(self.seconds) - 1)]
+        self.calls += 1
+
+
+def test_each_takes_its_turn_first_as_often_as_the_others() -> None:
+    assert [rotated("abc", turn)[0] for turn in range(6)] == list("abcabc")
+    assert rotated([], 3) == []
+    clock, order = Ticking(1.0), []
+    times = interleaved({n: lambda n=n: (order.append(n), clock.call()) for n in "ab"}, rounds=3, clock=clock)  # type: ignore[misc]
+    assert order[2:] == list("abbaab")  # after one call each to see how long it takes
+    assert times == {"a": Timing((1.0,) * 3), "b": Timing((1.0,) * 3)}
+
+
+def test_a_quick_call_is_repeated_and_a_slow_one_is_not() -> None:
+    quick, slow = Ticking(0.001), Ticking(0.5)
+    assert repeats_for(quick.call, 0.1, quick) == pytest.approx(100, abs=1)
+    assert repeats_for(slow.call, 0.1, slow) == 1
+
+
+def test_warming_up_ends_when_the_time_no_longer_falls() -> None:
+    clock = Ticking(*(1 / n for n in range(1, 20)), 0.05)
+    found = warm_up(clock.call, seconds=1000, clock=clock)
+    assert found.steady
+    assert 19 + WINDOW <= found.calls <= 19 + 2 * WINDOW
+
+
+def test_warming_up_is_bounded_by_calls_and_by_seconds() -> None:
+    falling = Ticking(*(1.05**-n for n in range(MOST_CALLS + 1)))
+    found = warm_up(falling.call, seconds=1000, clock=falling)
+    assert (found.calls, found.steady) == (MOST_CALLS, False)
+    slow = Ticking(3.0)
+    found = warm_up(slow.call, seconds=5, clock=slow)
+    assert (found.calls, found.steady) == (2, False)
+
+
+@given(st.lists(SECONDS, max_size=2 * WINDOW - 1))
+def test_a_few_calls_say_nothing(taken: list[float]) -> None:
+    assert not is_steady(taken)

@@ -1,0 +1,162 @@
+"""The command as a person meets it, off a terminal."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from xrt.cli import app, main
+from xrt.cli import run as run_command
+from xrt.compare import Comparison
+from xrt.formats import onnx
+from xrt.graph import DType, Function, Node, TensorType, Value
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """x -> Relu -> Sin -> y, with a symbolic batch."""
+    type_ = TensorType(DType.FLOAT32, ("batch", 3))
+    nodes = (Node("Relu", ("x",), ("h",), name="first"), Node("Sin", ("h",), ("y",), name="second"))
+    path = tmp_path / "model.onnx"
+    onnx.save(Function((Value("x", type_),), (Value("y", type_),), nodes, opsets={"": 20}), path)
+    return path
+
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def xrt(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
+    """Run the command in the model's directory; returns exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: Any) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            main([str(argument) for argument in arguments])
+        return (int(left.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+def in_a_process(*arguments: str) -> tuple[int, str, str]:
+    command = [sys.executable, "-m", "xrt.cli", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_without_arguments_the_help_is_shown(xrt: Command) -> None:
+    code, out, err = xrt()
+    assert (code, err) == (2, "")
+    assert out.startswith("Usage: xrt")
+    assert all(name in out for name in ("engines", "inspect", "run", "explain", "conform", "doctor"))
+
+
+@pytest.mark.slow
+def test_engines_are_listed_with_their_state(xrt: Command) -> None:
+    code, out, _ = xrt("engines")
+    assert code == 0
+    assert {tuple(line.split("\t")[:2]) for line in out.splitlines()[1:]} >= {
+        ("toy", "ready"),
+        ("ort", "ready"),
+        ("tvm", "ready"),
+    }
+    states = json.loads(xrt("engines", "--json")[1])
+    assert {state["name"] for state in states} >= {"toy", "ort", "tvm"}
+
+
+def test_inspect(model: Path, xrt: Command) -> None:
+    code, out, _ = xrt("inspect", model)
+    assert code == 0
+    assert "input\tx\tfloat32[batch,3]" in out
+    assert "Sin\t1" in out
+    facts = json.loads(xrt("inspect", model, "--json")[1])
+    assert (facts["nodes"], facts["opsets"], facts["inputs"]) == (2, {"ai.onnx": 20}, {"x": "float32[batch,3]"})
+
+
+def test_run_reads_and_writes_arrays(model: Path, tmp_path: Path, xrt: Command) -> None:
+    x = np.array([[-1, 0, 2]], "float32")
+    np.save(tmp_path / "x.npy", x)
+    np.savez(tmp_path / "all.npz", x=x)
+    for given in ("x=x.npy", "x.npy", "all.npz"):
+        code, out, err = xrt("run", model, "--input", given, "--save", "out.npz", "--verify", "-e", "ort")
+        assert (code, err) == (0, "")
+        assert "y agrees with the reference" in out
+        np.testing.assert_allclose(np.load(tmp_path / "out.npz")["y"], np.sin(np.maximum(x, 0)), rtol=1e-6)
+        (tmp_path / "out.npz").unlink()
+    assert {p.name for p in tmp_path.iterdir()} == {"model.onnx", "x.npy", "all.npz"}
+
+
+def test_run_makes_up_what_is_not_given_from_the_seed(model: Path, tmp_path: Path, xrt: Command) -> None:
+    seen = []
+    for seed in (1, 1, 2):
+        assert xrt("run", model, "--dim", "batch=4", "--seed", seed, "-o", "out.npz")[0] == 0
+        seen.append(np.load(tmp_path / "out.npz")["y"])
+    assert seen[0].shape == (4, 3)
+    assert np.array_equal(seen[0], seen[1])
+    assert not np.array_equal(seen[0], seen[2])
+
+
+def test_explain_gives_regions_and_reasons(model: Path, xrt: Command) -> None:
+    code, out, _ = xrt("explain", model, "--engine", "ort,toy", "--pin", "Sin=toy")
+    assert code == 0
+    assert "xrt_ort_0  on ort: 1 node (Relu)" in out
+    assert "second (Sin) not on ort: pinned to toy by 'Sin=toy'" in out
+    data = json.loads(xrt("explain", model, "--engine", "ort,toy", "--pin", "Sin=toy", "--json")[1])
+    assert [(r["name"], r["nodes"]) for r in data["regions"]] == [("xrt_ort_0", 1), ("xrt_toy_1", 1)]
+    assert data["reasons"][0]["node"] == "second"
+
+
+@pytest.mark.slow
+def test_conform_counts_cases(xrt: Command) -> None:
+    code, out, err = xrt("conform", "toy", "--cases", "test_relu", "--reference", "--operators")
+    assert (code, err) == (0, "")
+    assert "Relu\t1" in out
+    assert "toy: 1 passed, 0 declined, 0 failed, 0 gap of 1" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            ["rum", "m.onnx"],
+            "there is no command 'rum'. Did you mean 'run'?",
+        ),
+        (["run", "missing.onnx"], "cannot load 'missing.onnx': there is no such file"),
+        (["run", "model.onnx", "--engine", "ort2"], "no engine is named 'ort2'. Did you mean 'ort'?"),
+        (["run", "model.onnx", "--engine", "ort,"], "the engine list 'ort,' has an empty place; write it like 'tvm,ort'"),
+        (["run", "model.onnx", "--dim", "batch"], "--dim takes NAME=SIZE, such as batch=4; got 'batch'"),
+        (["run", "model.onnx", "--dim", "bath=2"], "no input has a dimension 'bath'. Did you mean 'batch'? The model has: batch"),
+        (["run", "model.onnx", "--input", "x=nothing.npy"], "there is no input file nothing.npy"),
+        (["run", "model.onnx", "--input", "x=model.onnx"], "model.onnx is not a .npy or .npz file that can be read"),
+        (["run", "model.onnx", "--device", "gpu"], "unknown device 'gpu'"),
+        (["run", "model.onnx", "--threads", "0"], "threads must be a positive integer or None; got 0"),
+        (["run", "model.onnx", "--bogus"], "No such option"),
+        (["explain", "model.onnx", "--pin", "Relu=nobody"], "nobody"),
+        (["conform", "nobody"], "no engine is named 'nobody'"),
+    ],
+)
+def test_an_error_is_one_message_and_exit_code_2(arguments: list[str], text: str, model: Path, xrt: Command) -> None:
+    code, out, err = xrt(*arguments)
+    assert (code, out) == (2, "")
+    assert text in err
+    assert err.startswith("error: ")
+    assert "Traceback" not in err
+
+
+def test_debug_shows_the_traceback() -> None:
+    code, _, err = in_a_process("--debug", "run", "missing.onnx")
+    assert code == 1
+    assert "Traceback" in err
+    assert "xrt.errors.ModelError" in err
+
+
+def test_a_difference_is_exit_code_1(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_command, "compare", lambda *_, **__: Comparison("y differs"))
+    assert app._run(["run", str(model), "--verify"], debug=False) == 1

@@ -1,0 +1,97 @@
+"""What an engine gets that writes the two mandatory methods and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+
+from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, RunOptions
+from xrt.errors import CompileRefused, OptionError
+from xrt.graph import Function, Node
+
+
+class Idle(Executable):
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        return list(inputs)
+
+
+@dataclass(frozen=True)
+class Least(GraphCompiler):
+    name: ClassVar[str] = "least"
+    level: int = 1
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        return None
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        return Idle()
+
+
+EMPTY = Function((), ())
+
+
+def test_the_defaults_promise_nothing() -> None:
+    assert (Least.devices, Least.supports_dynamic_shapes) == (("cpu",), False)
+    assert Idle.outputs_are_fresh is False
+    assert Least().remarks(EMPTY) == ()
+
+
+def test_prepare_and_close_may_be_left_out() -> None:
+    executable = Least().compile(EMPTY, CompileContext())
+    executable.prepare()
+    assert executable.run([3]) == [3]
+    executable.close()
+
+
+def test_the_version_is_that_of_the_distribution_and_zero_outside_of_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Least, "__module__", "xrt.engines.least")
+    assert Least().version().startswith("xrt ")
+    monkeypatch.setattr(Least, "__module__", "nobody_s_module")
+    assert Least().version() == "0"
+
+
+def test_an_option_that_is_not_honoured_is_named() -> None:
+    asked = CompileContext(ExecutionOptions(precision="fp16", max_batch_size=4))
+    assert Least().unsupported_options(CompileContext(ExecutionOptions(threads=2))) is None
+    assert Least().unsupported_options(asked) == "engine 'least' does not honour precision='fp16', max_batch_size=4"
+
+
+def test_an_executable_cannot_be_saved_or_loaded() -> None:
+    with pytest.raises(CompileRefused, match=r"^engine 'least' cannot save an executable$"):
+        Least().save(Idle())
+    with pytest.raises(CompileRefused, match=r"^engine 'least' cannot load an executable$"):
+        Least().load(b"", EMPTY, CompileContext())
+
+
+def test_the_engine_is_its_fields() -> None:
+    assert Least() == Least(level=1) != Least(level=2)
+    assert hash(Least()) == hash(Least(level=1))
+    assert repr(Least(2)) == "Least(level=2)"
+    assert str(Least(2)) == Least(2).spec == "least{level=2}"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "fp61"}, "precision must be one of fp32, fp16, bf16, int8; got 'fp61'. Did you mean 'fp16'?"),
+        ({"threads": 0}, "threads must be a positive integer or None; got 0"),
+        ({"threads": True}, "threads must be a positive integer or None; got True"),
+        ({"max_workspace_size": 1.5}, "max_workspace_size must be a positive integer or None; got 1.5"),
+        ({"max_batch_size": -1}, "max_batch_size must be a positive integer or None; got -1"),
+    ],
+)
+def test_an_impossible_execution_option_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        ExecutionOptions(**options)
+    assert str(caught.value) == message
+
+
+def test_only_what_differs_from_the_default_is_unusual() -> None:
+    assert ExecutionOptions(threads=4).unusual() == {}
+    assert ExecutionOptions(strict_types=True, calibration_table="t").unusual() == {
+        "strict_types": True,
+        "calibration_table": "t",
+    }

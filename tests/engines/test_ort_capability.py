@@ -1,0 +1,319 @@
+"""What the ort engine declines, in which words; and that what it takes, it opens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from xrt.engines import CompileContext
+from xrt.engines.ort import Ort
+from xrt.engines.ort.gaps import GAPS
+from xrt.engines.ort.library import kernels, newest_ir, newest_opset, schema
+from xrt.engines.ort.names import LIBRARY
+from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, attributes_of
+from xrt.testing.corpus import entry
+
+F32 = TensorType(DType.FLOAT32, (2, 3))
+
+
+def one(
+    op: str,
+    inputs: Sequence[Type | np.ndarray[Any, Any] | None],
+    outputs: Sequence[Type | None] = (None,),
+    opset: int = 21,
+    domain: str = "",
+    **attributes: Any,
+) -> Function:
+    """Return the operator as a Function: types become inputs, arrays constants, None an input that is left out."""
+    names = ["" if item is None else f"i{k}" for k, item in enumerate(inputs)]
+    given = dict(zip(names, inputs, strict=True))
+    return Function(
+        tuple(Value(n, t) for n, t in given.items() if t is not None and not isinstance(t, np.ndarray)),
+        tuple(Value(f"o{k}", t) for k, t in enumerate(outputs)),
+        (Node(op, tuple(names), tuple(f"o{k}" for k in range(len(outputs))), attributes_of(attributes), domain, op.lower()),),
+        {n: Constant(a) for n, a in given.items() if isinstance(a, np.ndarray)},
+        {"": opset, domain: 1 if domain else opset},
+    )
+
+
+def tensor(dtype: DType, *shape: Any) -> TensorType:
+    return TensorType(dtype, shape)
+
+
+def why_not(function: Function) -> str | None:
+    return Ort().why_not(function.nodes[0], function)
+
+
+# ---------------------------------------------------------------------- what the library says of itself
+
+
+def test_the_library_is_asked_what_it_reads() -> None:
+    assert 21 <= newest_opset() <= 40
+    assert 10 <= newest_ir() <= 20
+
+
+def test_an_open_ended_kernel_serves_its_own_version_alone() -> None:
+    open_ended = next(kernel for kernel in kernels("", "MatMulInteger") if kernel.types["T1"] == {"tensor(int8)"})
+    assert (open_ended.since, open_ended.until) == (10, None)
+    assert open_ended.serves(10)
+    assert not open_ended.serves(11)
+    ranged = next(kernel for kernel in kernels("", "Relu") if kernel.until is not None)
+    assert ranged.serves(ranged.until)
+    assert not ranged.serves(ranged.until + 1)
+
+
+def test_a_schema_is_the_one_in_force() -> None:
+    known = [schema("", "Relu", version) for version in (5, 13, 26)]
+    assert [s and s.since for s in known] == [1, 13, 14]
+    assert schema("", "Nonsense", 26) is None
+
+
+# ---------------------------------------------------------------------- what it takes
+
+
+TAKEN = {
+    "a kernel": one("Relu", [F32]),
+    "a kernel for every size": one("Relu", [TensorType(DType.FLOAT32)]),
+    "an operator with a body, expanded": one("HardSwish", [F32], opset=22),
+    "an operator with a body, for a type that its kernel lacks": one("CastLike", [F32, tensor(DType.FLOAT16, 1)]),
+    "a type without a kernel, by casting": one("Conv", [tensor(DType.FLOAT16, 1, 1, 4, 4), tensor(DType.FLOAT16, 1, 1, 3, 3)]),
+    "a constant, which has no kernel": one("Constant", [], value=np.ones((2, 3), np.float32)),
+    "a newer operator that can be converted": one("Cast", [F32], opset=28, to=DType.INT32.onnx),
+    "another domain": one("Gelu", [F32], domain="com.microsoft"),
+    "a type that is not known": one("Relu", [F32]).replace(inputs=(Value("i0"),)),
+}
+
+
+@pytest.mark.parametrize("function", TAKEN.values(), ids=TAKEN)
+def test_what_it_takes_it_opens(function: Function) -> None:
+    assert why_not(function) is None
+    if all(value.type is not None for value in function.inputs):
+        Ort().compile(function, CompileContext())
+
+
+# ---------------------------------------------------------------------- what it declines, and why
+
+
+def body(*nodes: Node, **values: Type) -> Function:
+    return Function((), (Value("b"),), nodes, {}, {"": 21}, types=values)
+
+
+FLAG = tensor(DType.BOOL)
+BRANCHES = {
+    "then_branch": body(Node("Relu", ("x",), ("b",), name="inner")),
+    "else_branch": body(Node("Abs", ("x",), ("b",))),
+}
+UNREAD = one("If", [FLAG], **BRANCHES).replace(inputs=(Value("i0", FLAG), Value("x", tensor(DType.UINT16, 2))))
+
+DECLINED = {
+    "version": (
+        one("SwiGLU", [F32], opset=28),
+        (
+            f"{LIBRARY} reads opsets up to {newest_opset()}: node 'swiglu' (SwiGLU) took its meaning at opset 28; the limit is "
+            f"{newest_opset()}, and it cannot be converted: No Previous Version of SwiGLU exists"
+        ),
+    ),
+    "operator": (one("Nonsense", [F32]), f"{LIBRARY} does not know Nonsense"),
+    "operator of a domain": (one("Nonsense", [F32], domain="my.own"), f"{LIBRARY} does not know my.own.Nonsense"),
+    "no kernel": (one("ImageDecoder", [tensor(DType.UINT8, "N")]), f"{LIBRARY} has no kernel for ImageDecoder as of opset 20"),
+    "no kernel to expand": (
+        one("Bernoulli", [F32], opset=22),
+        f"{LIBRARY} has no kernel for Bernoulli as of opset 22, and to expand it none for RandomUniformLike on these types",
+    ),
+    "dtype": (
+        one("Relu", [tensor(DType.UINT16, 2)]),
+        f"{LIBRARY} computes Relu for X of float32, float64, int32, int8, and here it is uint16",
+    ),
+    "the second input's dtype": (
+        one("MatMulInteger", [tensor(DType.INT8, 2, 2), tensor(DType.INT16, 2, 2)]),
+        f"{LIBRARY} computes MatMulInteger for B of int8, uint8, and here it is int16",
+    ),
+    "attribute": (
+        one("Attention", [tensor(DType.FLOAT32, 1, 2, 4, 8)] * 3, opset=25, left_window_size=2),
+        f"{LIBRARY} knows Attention as of opset 24, which has no attribute 'left_window_size'",
+    ),
+    "crossing": (
+        one("Identity", [tensor(DType.COMPLEX64, 2)]),
+        f"{LIBRARY} cannot pass 'i0' in or out: its Python interface has no values of type complex64[2]",
+    ),
+    "in a body": (
+        UNREAD,
+        (
+            f"in its body, node 'inner' (Relu): {LIBRARY} computes Relu for X of float32, float64, int32, int8, "
+            "and here it is uint16"
+        ),
+    ),
+    "domain": (
+        one("Relu", [F32]).replace(opsets={"other": 1}),
+        "the function imports no opset for domain ''",
+    ),
+}
+
+
+@pytest.mark.parametrize(("function", "reason"), DECLINED.values(), ids=DECLINED)
+def test_what_it_declines_it_explains(function: Function, reason: str) -> None:
+    assert why_not(function) == reason
+
+
+def test_a_new_engine_answers_from_memory() -> None:
+    from xrt.engines.ort import trial
+
+    function = one("HardSwish", [tensor(DType.FLOAT32, 5, 7)], opset=22)
+    assert why_not(function) is None
+    before = trial._answer.cache_info()
+    bigger = one("HardSwish", [tensor(DType.FLOAT32, 50, 70)], opset=22)
+    assert why_not(bigger) is None
+    after = trial._answer.cache_info()
+    assert (after.misses, after.hits) == (before.misses, before.hits + 1)
+
+
+# ---------------------------------------------------------------------- what it is known to get wrong
+
+
+FLOAT = DType.FLOAT32
+SCALES = np.array([1, 1, 0.6, 0.6], np.float32)
+IMAGE = tensor(FLOAT, 1, 1, 4, 4)
+EMPTY = tensor(FLOAT, 2, 0, 3)
+PLACES = tensor(DType.INT64, 1, 1, 4, 4)
+QKV = [tensor(FLOAT, 1, 2, 4, 8), tensor(FLOAT, 1, 2, 6, 8), tensor(FLOAT, 1, 2, 6, 8)]
+
+
+def rnn(**attributes: Any) -> Function:
+    return one("RNN", [tensor(FLOAT, 3, 1, 2), tensor(FLOAT, 1, 5, 2), tensor(FLOAT, 1, 5, 5)], hidden_size=5, **attributes)
+
+
+def conv_integer(*zero_points: int) -> Function:
+    image, weights, zero = (tensor(DType.UINT8, *shape) for shape in ((1, 1, 3, 3), (2, 1, 2, 2), ()))
+    return one("ConvInteger", [image, weights, zero, tensor(DType.UINT8, *zero_points)])
+
+
+def resize(image: TensorType, scales: Any, mode: str = "align_corners") -> Function:
+    return one("Resize", [image, None, scales], mode="linear", coordinate_transformation_mode=mode)
+
+
+def window(op: str, **attributes: Any) -> Function:
+    weights = [tensor(FLOAT, 1, 1, 2, 2)] if op.startswith("Conv") else []
+    return one(op, [IMAGE, *weights], kernel_shape=[2, 2], **attributes)
+
+
+def scores(**attributes: Any) -> Function:
+    return one("Attention", QKV, (None, None, None, None), 23, **attributes)
+
+
+def masked(*shape: Any) -> Function:
+    return one("Attention", [*QKV, tensor(FLOAT, *shape)], opset=23)
+
+
+GAP_CASES: dict[str, tuple[Function, bool]] = {
+    "batch-major RNN": (rnn(layout=1), True),
+    "time-major RNN": (rnn(), False),
+    "MaxUnpool with a shape": (one("MaxUnpool", [IMAGE, PLACES, tensor(DType.INT64, 4)], kernel_shape=[2, 2]), True),
+    "MaxUnpool": (one("MaxUnpool", [IMAGE, PLACES], kernel_shape=[2, 2]), False),
+    "maximum of no booleans": (one("ReduceMax", [tensor(DType.BOOL, 2, 0)]), True),
+    "minimum of any number of booleans": (one("ReduceMin", [tensor(DType.BOOL, 2, "N")]), True),
+    "maximum of booleans": (one("ReduceMax", [tensor(DType.BOOL, 2, 3)]), False),
+    "maximum of numbers": (one("ReduceMax", [tensor(FLOAT, 2, 0)]), False),
+    "sum of nothing from the end": (one("ReduceSum", [EMPTY, np.array([-1])]), True),
+    "sum of nothing over unknown axes": (one("ReduceSum", [EMPTY, tensor(DType.INT64, 1)]), True),
+    "sum of nothing": (one("ReduceSum", [EMPTY, np.array([2])]), False),
+    "sum from the end": (one("ReduceSum", [IMAGE, np.array([-1])]), False),
+    "ConvInteger by channel": (conv_integer(2), True),
+    "ConvInteger": (conv_integer(), False),
+    "corners of a size not whole": (resize(IMAGE, SCALES), True),
+    "corners by unknown scales": (resize(IMAGE, tensor(FLOAT, 4)), True),
+    "corners of unknown sizes": (resize(tensor(FLOAT, 1, 1, "H", 4), SCALES), True),
+    "corners of a whole size": (resize(IMAGE, np.full(4, 2, np.float32)), False),
+    "other coordinates": (resize(IMAGE, SCALES, "half_pixel"), False),
+    "half pixels of a single one": (resize(IMAGE, np.array([1, 1, 0.4, 1], np.float32), "pytorch_half_pixel"), True),
+    "half pixels of unknown scales": (resize(IMAGE, tensor(FLOAT, 4), "pytorch_half_pixel"), False),
+    "an empty stack by a vector": (one("MatMul", [EMPTY, tensor(FLOAT, 3)]), True),
+    "an empty stack that broadcasts": (one("MatMul", [tensor(FLOAT, 1, 2, 3), tensor(FLOAT, 0, 3, 2)]), True),
+    "an empty stack by its like": (one("MatMul", [tensor(FLOAT, 0, 2, 3), tensor(FLOAT, 0, 3, 2)]), False),
+    "an empty sum of products": (one("MatMul", [tensor(FLOAT, 2, 0), tensor(FLOAT, 0, 3)]), False),
+    "an empty sum of whole products": (one("MatMulInteger", [tensor(DType.UINT8, 2, 0), tensor(DType.UINT8, 0, 3)]), True),
+    "a sum of whole products": (one("MatMulInteger", [tensor(DType.UINT8, 2, 3), tensor(DType.UINT8, 3, 3)]), False),
+    "a scaled bias of nothing": (one("Gemm", [tensor(FLOAT, 2, 0), tensor(FLOAT, 0, 3), tensor(FLOAT, 3)], beta=2.0), True),
+    "a bias of nothing": (one("Gemm", [tensor(FLOAT, 2, 0), tensor(FLOAT, 0, 3), tensor(FLOAT, 3)]), False),
+    "signed without a zero point": (one("DequantizeLinear", [tensor(DType.INT8, 2), tensor(FLOAT)]), True),
+    "unsigned without a zero point": (one("DequantizeLinear", [tensor(DType.UINT8, 2), tensor(FLOAT)]), False),
+    "dilated to the same size": (window("Conv", auto_pad="SAME_UPPER", dilations=[2, 2]), True),
+    "a pool dilated to the same size": (window("MaxPool", auto_pad="SAME_LOWER", dilations=[2, 2]), True),
+    "dilated": (window("MaxPool", dilations=[2, 2]), False),
+    "not dilated to the same size": (window("Conv", auto_pad="SAME_UPPER"), False),
+    "apart to the same size": (window("MaxPool", auto_pad="SAME_UPPER", strides=[1, 3]), True),
+    "apart": (window("MaxPool", strides=[1, 3]), False),
+    "transposed apart to the same size": (window("ConvTranspose", auto_pad="SAME_UPPER", strides=[1, 3]), True),
+    "transposed to the same size": (window("ConvTranspose", auto_pad="SAME_UPPER", strides=[2, 2]), False),
+    "valid and rounded up": (window("AveragePool", auto_pad="VALID", ceil_mode=1), True),
+    "valid": (window("AveragePool", auto_pad="VALID"), False),
+    "LRN over an even size": (one("LRN", [IMAGE], size=4), True),
+    "LRN over an odd size": (one("LRN", [IMAGE], size=3), False),
+    "causal scores": (scores(is_causal=1, qk_matmul_output_mode=2), True),
+    "scores with the mask": (scores(qk_matmul_output_mode=2), False),
+    "scores before the cap": (scores(softcap=2.0), True),
+    "scores after the cap": (scores(softcap=2.0, qk_matmul_output_mode=1), False),
+    "a short mask": (masked(4, 4), True),
+    "a row as mask": (masked(1, 6), True),
+    "a mask": (masked(4, 6), False),
+    "a mask of unknown size": (masked("S", "T"), False),
+}
+
+
+@pytest.mark.parametrize(("function", "applies"), GAP_CASES.values(), ids=GAP_CASES)
+def test_a_gap_declines_its_set_and_no_more(function: Function, applies: bool) -> None:
+    answer = why_not(function)
+    reasons = [f"{LIBRARY} {gap.reason}" for gap in GAPS]
+    assert answer in reasons if applies else answer is None
+
+
+BROKEN = {
+    "ranks": one("Attention", [tensor(FLOAT, 4)] * 4, opset=23),
+    "axes": one("Resize", [tensor(FLOAT, 4), None, SCALES], axes=[3], coordinate_transformation_mode="align_corners"),
+    "kinds": one("LRN", [IMAGE], size="three"),
+    "lengths": window("ConvTranspose", auto_pad="SAME_UPPER", strides=[1]),
+    "names": Function((Value("\udc80", F32),), (Value("y"),), (Node("HardSwish", ("\udc80",), ("y",)),), opsets={"": 22}),
+}
+
+
+@pytest.mark.parametrize("function", BROKEN.values(), ids=BROKEN)
+def test_a_node_that_breaks_its_operators_rules_raises_nothing(function: Function) -> None:
+    assert why_not(function) or is_refused(function)
+
+
+def is_refused(function: Function) -> bool:
+    try:
+        Ort().compile(function, CompileContext())
+    except Exception:  # noqa: BLE001  # the library's errors have no common base
+        return True
+    return False
+
+
+def test_every_gap_has_a_case() -> None:
+    answers = {why_not(function) for function, applies in GAP_CASES.values() if applies}
+    assert answers == {f"{LIBRARY} {gap.reason}" for gap in GAPS}
+
+
+def node_tests(names: Sequence[str]) -> list[Any]:
+    from xrt.testing.cases import node_cases
+
+    return [case for name in names for case in node_cases(name)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gap", GAPS, ids=lambda gap: gap.op_types[0])
+def test_every_gap_is_still_one(gap: Any) -> None:
+    """A row whose node tests and entries of the corpus ONNX Runtime passes by now must go."""
+    evidence = " ".join(gap.evidence)
+    cases = node_tests(re.findall(r"\btest_\w+", evidence)) + [entry(n) for n in re.findall(r"(\w+) of the corpus", evidence)]
+    assert cases or any(item.startswith(("compared with", "refused by")) for item in gap.evidence)
+    for case in cases:
+        assert Ort().why_not(case.function.nodes[0], case.function) == f"{LIBRARY} {gap.reason}"
+        try:
+            results = Ort().compile(case.function, CompileContext(threads=1)).run(case.inputs)
+        except Exception:  # noqa: BLE001  # refused, as some rows say
+            continue
+        assert not case.judge(results), f"{case.name} passes: delete the row"

@@ -1,0 +1,434 @@
+"""The machinery of the toy engine: slots, buffers, threads, errors, and what it says of nodes that it cannot take."""
+
+from __future__ import annotations
+
+import re
+import tracemalloc
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engines.toy_running import Array, bits, f32, function, i64, node, one, ready, run, same
+from xrt.engines import CompileContext, ExecutionOptions, RunOptions
+from xrt.engines.toy import Toy
+from xrt.engines.toy.tape import SMALLEST_REUSED
+from xrt.errors import CompileRefused, InputError, OptionError, RunFailed
+from xrt.graph import Function, Node, Value
+
+LARGE = (512, 512)
+
+
+def large(seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(LARGE).astype(np.float32)
+
+
+# ---------------------------------------------------------------------- what comes out
+
+
+@pytest.mark.parametrize("op", ["Add", "Sqrt", "ReduceSum", "Where"])
+def test_a_result_without_axes_is_an_array_of_its_type(op: str) -> None:
+    x = f32(4.0)
+    inputs = {"Add": [x, x], "Sqrt": [x], "ReduceSum": [x], "Where": [np.array(True), x, x]}[op]
+    y = one(op, *inputs)
+    assert (type(y), y.shape, y.dtype) == (np.ndarray, (), np.float32)
+
+
+def test_every_output_has_memory_of_its_own() -> None:
+    f = function(
+        "x",
+        "x c same view again view",
+        node("Identity", "x", "same"),
+        node("Reshape", "x s", "view"),
+        node("Exp", "x", "again"),
+        constants={"c": f32(1, 2), "s": i64([-1])},
+    )
+    x = f32([[1, 2], [3, 4]])
+    results = run(f, x)
+    constant = f.constants["c"].array
+    for i, result in enumerate(results):
+        assert not any(np.shares_memory(result, other) for other in (x, constant, *results[:i])), i
+        assert result.flags.writeable
+    same(results[3], f32(1, 2, 3, 4))
+
+
+def test_elements_of_a_sequence_have_memory_of_their_own() -> None:
+    f = function("x", "s t", node("SequenceConstruct", "x x", "s"), node("Identity", "s", "t"))
+    x = f32(1, 2)
+    s, t = run(f, x)
+    everything = [x, *s, *t]
+    assert s is not t
+    assert not any(np.shares_memory(a, b) for i, a in enumerate(everything) for b in everything[:i])
+
+
+def test_an_element_of_a_given_sequence_is_copied() -> None:
+    f = function("s", "y", node("SequenceAt", "s i", "y"), constants={"i": i64(0)})
+    given_ = [f32(1.0), f32(2.0)]
+    (y,) = run(f, given_)
+    same(y, f32(1.0))
+    assert not np.shares_memory(y, given_[0])
+
+
+def test_a_function_may_have_no_inputs_and_no_nodes() -> None:
+    (c,) = run(function("", "c", constants={"c": i64(1, 2)}))
+    same(c, i64(1, 2))
+
+
+def test_one_executable_serves_every_size() -> None:
+    executable = ready(function("x", "y", node("Softmax", "x", "y")))
+    for n in (1, 3, 0):
+        assert executable.run([np.zeros((2, n), np.float32)])[0].shape == (2, n)
+
+
+def test_strides_of_an_input_do_not_change_a_bit() -> None:
+    f = function("x", "s m e", node("ReduceSum", "x", "s"), node("MatMul", "x x", "m"), node("Exp", "x", "e"))
+    x = large()
+    assert bits(run(f, x.T)) == bits(run(f, np.ascontiguousarray(x.T)))
+
+
+def test_what_onnx_defines_raises_no_warning() -> None:
+    zero, one_ = f32(0.0), f32(1.0)
+    assert np.isinf(one("Div", one_, zero))
+    assert np.isnan(one("Log", f32(-1)))
+    assert one("Cast", f32(1e30), to=10) == np.inf
+
+
+# ---------------------------------------------------------------------- buffers
+
+
+def test_inputs_and_constants_are_not_written_to() -> None:
+    chain = [node("Neg", "x", "a"), node("Abs", "a", "b"), node("Add", "b c", "d"), node("Mul", "d x", "y")]
+    x, c = large(), large(1)
+    before = x.copy(), c.copy()
+    (y,) = run(function("x", "y", *chain, constants={"c": c}), x)
+    assert bits([x, c]) == bits(before)
+    same(y, (np.abs(-x) + c) * x)
+
+
+def peak_of(f: Function, *inputs: Array) -> int:
+    """Return how many bytes a second run takes at most, beyond what is held before."""
+    executable = ready(f)
+    executable.run(inputs)
+    tracemalloc.start()
+    try:
+        executable.run(inputs)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def chain_of(op: str, length: int) -> Function:
+    names = ["x", *(f"v{i}" for i in range(length))]
+    return function("x", names[-1], *(node(op, a, b) for a, b in pairwise(names)))
+
+
+def test_dead_values_are_freed() -> None:
+    x = large()
+    assert peak_of(chain_of("Transpose", 12), x) < 2.5 * x.nbytes
+
+
+def test_a_dead_buffer_is_written_to_in_place() -> None:
+    x = large()
+    assert peak_of(chain_of("Neg", 12), x) < 1.5 * x.nbytes
+
+
+def test_a_buffer_with_a_live_view_is_not_written_to() -> None:
+    f = function(
+        "x",
+        "y",
+        node("Neg", "x", "a"),
+        node("Reshape", "a s", "view"),
+        node("Exp", "a", "b"),
+        node("Reshape", "b s", "c"),
+        node("Sub", "view c", "y"),
+        constants={"s": i64([-1])},
+    )
+    x = large()
+    same(run(f, x)[0], (-x - np.exp(-x)).reshape(-1))
+
+
+def test_a_view_of_an_input_is_not_written_to() -> None:
+    f = function(
+        "x", "y", node("Slice", "x a b", "part"), node("Neg", "part", "y"), constants={"a": i64([0]), "b": i64([LARGE[0] // 2])}
+    )
+    x = large()
+    before = x.copy()
+    same(run(f, x)[0], -before[: LARGE[0] // 2])
+    same(x, before)
+
+
+def test_a_buffer_that_a_sequence_holds_is_not_written_to() -> None:
+    f = function(
+        "x",
+        "y z",
+        node("Neg", "x", "a"),
+        node("SequenceConstruct", "a", "s"),
+        node("Exp", "a", "z"),
+        node("SequenceAt", "s i", "y"),
+        constants={"i": i64(0)},
+    )
+    x = large()
+    y, z = run(f, x)
+    same(y, -x)
+    same(z, np.exp(-x))
+
+
+def test_a_buffer_that_does_not_fit_is_not_written_to() -> None:
+    row = np.zeros(LARGE[1] * 64, np.float32)
+    assert row.nbytes > SMALLEST_REUSED
+    f = function("x y", "z", node("Neg", "x", "a"), node("Add", "a y", "z"))
+    same(run(f, row, np.ones((2, 1), np.float32))[0], np.ones((2, row.size), np.float32))
+    same(run(f, row, np.array(2.0, np.float32))[0], np.full(row.size, 2, np.float32))
+
+
+def test_a_value_read_twice_by_one_node_is_right_in_place() -> None:
+    f = function("x", "y", node("Neg", "x", "a"), node("Mul", "a a", "y"))
+    x = large()
+    same(run(f, x)[0], x * x)
+
+
+# ---------------------------------------------------------------------- the cut law
+
+STEPS = [
+    "Abs",
+    "Exp",
+    "Tanh",
+    "Relu",
+    "Transpose",
+    "Softmax",
+    "Identity",
+    "Neg",
+    "Sigmoid",
+    "MatMul",
+    "Add",
+    "ReduceMean",
+    "Cumulate",
+]
+
+
+def grown(ops: list[tuple[str, int, int]]) -> Function:
+    """Return a function of square matrices: each step reads one or two of the values before it."""
+    names, nodes = ["x"], []
+    for i, (op, a, b) in enumerate(ops):
+        first, second, new = names[a % len(names)], names[b % len(names)], f"v{i}"
+        if op in ("MatMul", "Add"):
+            nodes.append(node(op, f"{first} {second}", new))
+        elif op == "ReduceMean":
+            nodes += [node(op, f"{first} axis", f"{new}m"), node("Sub", f"{first} {new}m", new)]
+        elif op == "Cumulate":
+            nodes += [node("CumSum", f"{first} place", f"{new}c"), node("Tanh", f"{new}c", new)]
+        else:
+            nodes.append(node(op, first, new))
+        names.append(new)
+    return function("x", " ".join(names[1:][-2:]), *nodes, constants={"axis": i64([0]), "place": i64(1)})
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 7), st.integers(0, 7)), min_size=1, max_size=10))
+def test_cutting_a_function_everywhere_changes_no_bit(ops: list[tuple[str, int, int]]) -> None:
+    f = grown(ops)
+    x = np.random.default_rng(0).standard_normal((96, 96)).astype(np.float32)
+    assert x.nbytes > SMALLEST_REUSED
+    values: dict[str, Any] = {"x": x, **{name: c.array for name, c in f.constants.items()}}
+    for part in f.nodes:
+        reads = tuple(dict.fromkeys(part.uses))
+        piece = Function(tuple(map(Value, reads)), (Value(part.outputs[0]),), (part,), opsets=f.opsets)
+        (values[part.outputs[0]],) = run(piece, *(values[name] for name in reads))
+    assert bits(run(f, x)) == bits([values[output.name] for output in f.outputs])
+
+
+# ---------------------------------------------------------------------- threads
+
+
+def at_once(work: Callable[[int], bool], count: int = 6) -> list[int]:
+    """Run the work in as many threads, and return the numbers of those in which it was wrong."""
+    with ThreadPoolExecutor(count) as pool:
+        return [number for number, right in enumerate(pool.map(work, range(count))) if not right]
+
+
+def test_threads_share_an_executable() -> None:
+    executable = ready(function("x", "y", node("MatMul", "x x", "a"), node("Tanh", "a", "b"), node("Add", "b x", "y")))
+
+    def work(seed: int) -> bool:
+        x = np.random.default_rng(seed).standard_normal((120, 120)).astype(np.float32)
+        expected = np.tanh(x @ x) + x
+        return all(np.allclose(executable.run([x])[0], expected, atol=1e-5) for _ in range(10))
+
+    assert at_once(work) == []
+
+
+def test_threads_share_a_borrowed_operator() -> None:
+    executable = ready(function("x y", "z", node("StringConcat", "x y", "z")))
+
+    def work(number: int) -> bool:
+        x = np.array([str(number)] * 20, dtype=object)
+        return all(executable.run([x, x])[0].tolist() == [2 * str(number)] * 20 for _ in range(20))
+
+    assert at_once(work) == []
+
+
+# ---------------------------------------------------------------------- buffers of the caller
+
+
+def test_results_go_into_the_buffers_of_the_caller() -> None:
+    executable = ready(function("x", "x y z", node("Neg", "x", "y"), node("Exp", "x", "z")))
+    x = f32(1, 2)
+    out = [np.empty(2, np.float32), None, np.empty(2, np.float32)]
+    results = executable.run([x], RunOptions(out=out))
+    assert results[0] is out[0]
+    assert results[2] is out[2]
+    same(results[0], x)
+    same(results[1], -x)
+    same(results[2], np.exp(x))
+
+
+def test_a_buffer_may_be_an_input() -> None:
+    executable = ready(function("x", "y v", node("Neg", "x", "y"), node("Reshape", "x s", "v"), constants={"s": i64([2, 1])}))
+    x = f32(1, 2)
+    y, v = executable.run([x], RunOptions(out=[x, None]))
+    assert y is x
+    same(y, f32(-1, -2))
+    same(v, f32([[1], [2]]))
+
+
+READ_ONLY = np.empty((2, 3), np.float32)
+READ_ONLY.flags.writeable = False
+ADVICE = "; give a writable C-contiguous array, or None for a fresh one"
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ([], "function 'main' has 1 outputs; out= holds 0 buffers"),
+        ([np.empty((3, 2), np.float32)], f"out= for output 'y': the output is float32[2,3], the buffer float32[3,2]{ADVICE}"),
+        ([np.empty((2, 3))], f"out= for output 'y': the output is float32[2,3], the buffer float64[2,3]{ADVICE}"),
+        ([[1.0]], f"out= for output 'y': the output is float32[2,3], the buffer list{ADVICE}"),
+        ([np.empty((3, 2), np.float32).T], f"out= for output 'y': the buffer is not C-contiguous{ADVICE}"),
+        ([READ_ONLY], f"out= for output 'y': the buffer is read-only{ADVICE}"),
+    ],
+)
+def test_a_buffer_that_does_not_fit_is_refused(out: list[Any], message: str) -> None:
+    executable = ready(function("x", "y", node("Neg", "x", "y")))
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        executable.run([np.zeros((2, 3), np.float32)], RunOptions(out=out))
+
+
+# ---------------------------------------------------------------------- errors
+
+
+def raised(f: Function, *inputs: Any) -> RunFailed:
+    with pytest.raises(RunFailed) as caught:
+        run(f, *inputs)
+    return caught.value
+
+
+def test_a_kernel_that_fails_names_its_node() -> None:
+    error = raised(function("a b", "y", node("Concat", "a b", "y", axis=0)), np.zeros((2, 3), np.float32), i64(1))
+    assert str(error).startswith("engine 'toy' failed at node 'concat_y' (Concat) on (float32[2,3], int64[]): ")
+    assert str(error).endswith("; check the node's attributes and the shapes and types of its inputs")
+    assert isinstance(error.__cause__, ValueError)
+
+
+def test_an_output_that_the_form_does_not_have_says_so() -> None:
+    f = function("x", "y z", node("Relu", "x", "y z"))
+    assert "the operator has 1 output(s) in this form; the node lists 2" in str(raised(f, f32(1.0)))
+
+
+def test_outputs_that_are_left_out_are_not_computed_for() -> None:
+    f = function("x", "y", Node("Relu", ("x",), ("y", "", "")))
+    same(run(f, f32(-1.0))[0], f32(0.0))
+
+
+def test_a_kernel_that_fails_within_a_body_is_named_itself() -> None:
+    body = function("", "y", node("Reshape", "x s", "y"), constants={"s": i64([7])})
+    f = function("c x", "y", node("If", "c", "y", then_branch=body, else_branch=body))
+    error = raised(f, np.array(True), f32(1, 2))
+    assert "at node 'reshape_y' (Reshape) on (float32[2], int64[1]): ValueError: " in str(error)
+
+
+def test_running_needs_prepare() -> None:
+    message = "^function 'main' is not ready to run; call prepare\\(\\) first, and run\\(\\) before close\\(\\)$"
+    executable = Toy().compile(function("x", "x"), CompileContext())
+    with pytest.raises(RunFailed, match=message):
+        executable.run([f32(1)])
+    executable.prepare()
+    executable.run([f32(1)])
+    executable.close()
+    with pytest.raises(RunFailed, match=message):
+        executable.run([f32(1)])
+
+
+def test_a_wrong_number_of_inputs_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^function 'main' takes 1 inputs; got 2$"):
+        run(function("x", "x"), f32(1), f32(2))
+
+
+def test_a_stream_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"^engine 'toy' runs on the CPU, which has no streams; got stream=7, pass None$"):
+        ready(function("x", "x")).run([f32(1)], RunOptions(stream=7))
+
+
+# ---------------------------------------------------------------------- what it cannot take
+
+
+def why(n: Node, opset: int = 18, **domains: int) -> str | None:
+    f = Function(tuple(map(Value, dict.fromkeys(n.inputs))), (Value(n.outputs[0]),), (n,), opsets={"": opset, **domains})
+    return Toy().why_not(f.nodes[0], f)
+
+
+def test_reasons() -> None:
+    assert why(node("Relu", "x", "y")) is None
+    assert why(node("Relu", "x", "y", domain="mine")) == "the function imports no opset for domain 'mine'"
+    assert why(node("Rleu", "x", "y")) == "the onnx package describes no operator 'Rleu' in version 18 of domain 'ai.onnx'"
+    assert (
+        why(node("Gelu", "x", "y"), opset=18) == "the onnx package describes no operator 'Gelu' in version 18 of domain 'ai.onnx'"
+    )
+    assert why(node("Fused", "x", "y", domain="com.acme"), **{"com.acme": 1}) == (
+        "the onnx package describes no operator 'Fused' in version 1 of domain 'com.acme'"
+    )
+    absent = why(node("ZipMap", "x", "y", domain="ai.onnx.ml", classlabels_int64s=[1]), **{"ai.onnx.ml": 1})
+    assert absent is not None
+    assert absent.startswith("neither toy nor onnx.reference implements ZipMap in version 1: ")
+
+
+def test_a_device_that_it_does_not_run_on_is_a_reason() -> None:
+    for op, reason in (
+        ("Relu", "the kernel runs on cpu, not on cuda:1"),
+        ("DFT", "the reference operators run on cpu, not on cuda:1"),
+    ):
+        found = why(Node(op, ("x",), ("y",), device="cuda:1"))
+        assert found is not None
+        assert reason in found
+
+
+def test_a_body_that_it_cannot_take_is_a_reason() -> None:
+    inner = function("", "y", node("ZipMap", "x", "y", domain="ai.onnx.ml"), **{"ai.onnx.ml": 1})
+    f = function("c x", "y", node("If", "c", "y", then_branch=inner, else_branch=inner), **{"ai.onnx.ml": 1})
+    reason = Toy().why_not(f.nodes[0], f)
+    assert reason is not None
+    assert reason.startswith("its body 'main' holds node 'zipmap_y' (ai.onnx.ml.ZipMap): neither toy nor ")
+    with pytest.raises(
+        CompileRefused, match=r"^engine 'toy' cannot take node 'if_y' \(If\): its body 'main' holds node 'zipmap_y' "
+    ):
+        Toy().compile(f, CompileContext())
+
+
+def test_another_device_is_refused() -> None:
+    with pytest.raises(CompileRefused, match=r"^engine 'toy' runs on cpu, not on cuda$"):
+        Toy().compile(function("x", "x"), CompileContext(device="cuda"))
+
+
+def test_a_precision_is_not_honoured() -> None:
+    context = CompileContext(ExecutionOptions(precision="fp16"))
+    assert Toy().unsupported_options(context) == "engine 'toy' does not honour precision='fp16'"
+    assert Toy().unsupported_options(CompileContext()) is None
+
+
+def test_the_version_names_what_changes_results() -> None:
+    assert f"numpy {np.__version__}" in Toy().version()
+    assert "onnx " in Toy().version()

@@ -1,0 +1,236 @@
+"""The forms that operators have had: attributes that became inputs, meanings that changed with the opset version."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx.defs
+import pytest
+
+from tests.engines.toy_running import Array, f32, function, i64, node, one, run, same
+from xrt.engines.toy import reference
+from xrt.engines.toy.kernels import ops
+
+X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+
+
+# ---------------------------------------------------------------------- the table against the schemas
+
+ABSENT = {
+    ("ai.onnx.ml", "CastMap"),
+    ("ai.onnx.ml", "CategoryMapper"),
+    ("ai.onnx.ml", "ZipMap"),
+    ("ai.onnx.preview.training", "Gradient"),
+}
+"""Operators of the standard domains that nobody here computes."""
+
+
+def served(schema: onnx.defs.OpSchema) -> bool:
+    kernels = [k for k in ops if (k.domain, k.op_type) == (schema.domain, schema.name)]
+    if any(k.since <= schema.since_version and (k.until is None or schema.since_version <= k.until) for k in kernels):
+        return True
+    return reference._absence(schema.domain, schema.name, schema.since_version) is None
+
+
+def test_every_version_of_every_operator_is_served() -> None:
+    schemas = [s for s in onnx.defs.get_all_schemas_with_history() if s.name != "ImageDecoder"]
+    assert {(s.domain, s.name) for s in schemas if not served(s)} == ABSENT
+
+
+def test_every_kernel_serves_an_operator_that_exists() -> None:
+    known = {(s.domain, s.name) for s in onnx.defs.get_all_schemas_with_history()}
+    assert {(k.domain, k.op_type) for k in ops} <= known
+
+
+# ---------------------------------------------------------------------- attributes that became inputs
+
+
+@pytest.mark.parametrize("op", ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceL2", "ReduceLogSumExp"])
+def test_axes_of_a_reduction(op: str) -> None:
+    by_attribute = one(op, X, opset=11, axes=[1], keepdims=0)
+    by_input = one(op, X, i64([1]), opset=18, keepdims=0)
+    same(by_attribute, by_input)
+    same(one(op, X, opset=11), one(op, X, opset=18))
+
+
+def test_no_axes_reduce_all_or_nothing() -> None:
+    same(one("ReduceSum", X, opset=13), X.sum(keepdims=True))
+    same(one("ReduceSum", X, opset=13, noop_with_empty_axes=1), X)
+    same(one("ReduceSum", X, i64([]), opset=13, noop_with_empty_axes=1), X)
+    same(one("ReduceSumSquare", X, opset=18, noop_with_empty_axes=1), X * X)
+
+
+@pytest.mark.parametrize(
+    ("op", "old", "attributes", "inputs"),
+    [
+        ("Squeeze", 11, {"axes": [0]}, [i64([0])]),
+        ("Unsqueeze", 11, {"axes": [0, 3]}, [i64([0, 3])]),
+        ("Clip", 6, {"min": 2.0, "max": 9.0}, [f32(2.0), f32(9.0)]),
+        ("Clip", 6, {"max": 9.0}, [None, f32(9.0)]),
+        ("Slice", 9, {"starts": [0, 1], "ends": [9, -1], "axes": [1, 2]}, [i64(0, 1), i64(9, -1), i64(1, 2)]),
+        ("Slice", 9, {"starts": [0], "ends": [1]}, [i64([0]), i64([1])]),
+        ("Pad", 2, {"pads": [0, 1, 0, 0, 0, 2], "value": 5.0}, [i64([0, 1, 0, 0, 0, 2]), f32(5.0)]),
+        ("Pad", 2, {"pads": [0, 1, 0, 0, 0, 2], "mode": "reflect"}, [i64([0, 1, 0, 0, 0, 2])]),
+        ("TopK", 1, {"k": 2}, [i64([2])]),
+        ("Reshape", 1, {"shape": [0, -1]}, [i64(0, -1)]),
+        ("Upsample", 7, {"scales": [1.0, 2.0, 1.5]}, [f32(1.0, 2.0, 1.5)]),
+        ("Dropout", 7, {"ratio": 0.5}, []),
+        ("Softmax", 12, {"axis": -1}, []),
+    ],
+)
+def test_attributes_became_inputs(op: str, old: int, attributes: dict[str, object], inputs: list[Array | None]) -> None:
+    x = X[:1]
+    outputs = 2 if op == "TopK" else 1
+    before = one(op, x, opset=old, outputs=outputs, **attributes)
+    kept = {name: value for name, value in attributes.items() if name in ("mode", "axis")}
+    after = one(op, x, *inputs, opset={"Upsample": 9, "Pad": 13}.get(op, 13), outputs=outputs, **kept)
+    for a, b in zip(*([before], [after]) if outputs == 1 else (before, after), strict=True):
+        same(a, b)
+
+
+@pytest.mark.parametrize(
+    ("opset", "attributes", "sizes", "expected"),
+    [
+        (2, {"split": [1, 3]}, None, [1, 3]),
+        (2, {}, None, [2, 2]),
+        (13, {}, i64(3, 1), [3, 1]),
+        (13, {}, None, [2, 2]),
+        (18, {"num_outputs": 2}, None, [2, 2]),
+    ],
+)
+def test_split(opset: int, attributes: dict[str, object], sizes: Array | None, expected: list[int]) -> None:
+    inputs = [X] if sizes is None else [X, sizes]
+    parts = one("Split", *inputs, opset=opset, outputs=2, axis=2, **attributes)
+    assert [p.shape[2] for p in parts] == expected
+    same(np.concatenate(parts, axis=2), X)
+
+
+def test_split_into_parts_that_do_not_divide() -> None:
+    parts = one("Split", np.arange(7), opset=18, outputs=3, num_outputs=3)
+    assert [p.tolist() for p in parts] == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+def test_tile_of_one_axis() -> None:
+    same(one("Tile", X, f32(2.0), f32(1.0), opset=1), np.tile(X, (1, 2, 1)))
+    same(one("Tile", X, i64(1, 2, 1), opset=6), np.tile(X, (1, 2, 1)))
+
+
+# ---------------------------------------------------------------------- meanings that changed
+
+
+def exponentials(x: Array, axis: int | tuple[int, ...]) -> Array:
+    e = np.exp(x - x.max(axis=axis, keepdims=True))
+    return e / e.sum(axis=axis, keepdims=True)
+
+
+def test_softmax_flattened_before_13() -> None:
+    same(one("Softmax", X, opset=12), exponentials(X, (1, 2)))
+    same(one("Softmax", X, opset=12, axis=-1), exponentials(X, 2))
+    same(one("Softmax", X, opset=13), exponentials(X, 2))
+    same(one("Softmax", X, opset=13, axis=1), exponentials(X, 1))
+    same(one("LogSoftmax", X, opset=12), np.log(exponentials(X, (1, 2))))
+    same(one("Hardmax", X, opset=12).sum(axis=(1, 2)), f32(1, 1))
+    same(one("Hardmax", X, opset=13).sum(axis=2), np.ones((2, 3), np.float32))
+
+
+def test_broadcasting_was_by_attribute_before_7() -> None:
+    b = f32(10, 20, 30)
+    same(one("Add", X, b, opset=6, broadcast=1, axis=1), X + b[:, None])
+    same(one("Mul", X, f32(1, 2, 3, 4), opset=6, broadcast=1), X * f32(1, 2, 3, 4))
+    same(one("Greater", X, b, opset=1, broadcast=1, axis=1), b[:, None] < X)
+    same(one("Add", X, f32(1, 2, 3, 4), opset=7), X + f32(1, 2, 3, 4))
+
+
+def test_prelu_had_a_slope_per_channel() -> None:
+    x, slope = -X, f32(1, 2, 3)
+    same(one("PRelu", x, slope, opset=6), x * slope[:, None])
+    same(one("PRelu", x, slope[:, None], opset=16), x * slope[:, None])
+
+
+def test_cast_took_names() -> None:
+    same(one("Cast", f32(1.5, 2.5), opset=1, to="INT32"), np.array([1, 2], np.int32))
+    same(one("Cast", i64(1, 2), opset=1, to="FLOAT"), f32(1, 2))
+    same(one("Cast", i64(1, 2), opset=6, to=1), f32(1, 2))
+
+
+def test_dropout_through_the_versions() -> None:
+    for opset, attributes in ((1, {"is_test": 1}), (6, {"is_test": 1}), (7, {}), (10, {}), (13, {})):
+        y, mask = one("Dropout", X, opset=opset, outputs=2, **attributes)
+        same(y, X)
+        same(mask, np.ones(X.shape, np.float32 if opset < 10 else bool))
+    x = np.ones((100, 100), np.float32)
+    y, mask = one("Dropout", x, f32(0.25), np.array(True), opset=13, outputs=2, seed=1)
+    assert 0.7 < mask.mean() < 0.8
+    same(y, np.where(mask, f32(4 / 3), f32(0.0)))
+    assert not one("Dropout", x, opset=6, seed=1).all()
+
+
+BATCH = [f32(1, 2, 3), f32(0.5, 0, -1), f32(4, 5, 6), f32(1, 4, 9)]
+
+
+def normal(x: Array, mean: Array, var: Array) -> Array:
+    scale, bias = BATCH[:2]
+    return (x - mean[:, None]) / np.sqrt(var[:, None] + 1e-5) * scale[:, None] + bias[:, None]
+
+
+def test_batch_normalisation_infers() -> None:
+    for opset, attributes in ((1, {"is_test": 1}), (6, {"is_test": 1}), (7, {}), (9, {}), (14, {}), (15, {})):
+        same(one("BatchNormalization", X, *BATCH, opset=opset, **attributes), normal(X, *BATCH[2:]))
+
+
+@pytest.mark.parametrize(("opset", "outputs", "attributes"), [(7, 5, {}), (9, 3, {}), (14, 3, {"training_mode": 1})])
+def test_batch_normalisation_trains(opset: int, outputs: int, attributes: dict[str, int]) -> None:
+    mean, var = X.mean(axis=(0, 2)), X.var(axis=(0, 2))
+    y, *rest = one("BatchNormalization", X, *BATCH, opset=opset, outputs=outputs, momentum=0.75, **attributes)
+    same(y, normal(X, mean, var))
+    same(rest[0], BATCH[2] * 0.75 + mean * 0.25)
+    same(rest[1], BATCH[3] * 0.75 + var * 0.25)
+    if outputs == 5:
+        same(rest[2], mean)
+        same(rest[3], var)
+
+
+def test_group_normalisation_scaled_groups_before_21() -> None:
+    x = np.arange(16, dtype=np.float32).reshape(1, 4, 4)
+    plain = one("GroupNormalization", x, f32(1, 1), f32(0, 0), opset=18, num_groups=2)
+    same(plain.reshape(2, 8).mean(axis=1), f32(0, 0))
+    same(
+        one("GroupNormalization", x, f32(2, 3), f32(1, -1), opset=18, num_groups=2),
+        plain * f32([[2], [2], [3], [3]]) + f32([[1], [1], [-1], [-1]]),
+    )
+    scale, bias = f32(1, 2, 3, 4), f32(4, 3, 2, 1)
+    same(one("GroupNormalization", x, scale, bias, opset=21, num_groups=2), plain * scale[:, None] + bias[:, None])
+
+
+def test_rois_were_not_shifted_before_16() -> None:
+    image = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4)
+    inputs = [image, f32([[0.5, 0.5, 2.5, 2.5]]), i64([0])]
+    unshifted = one("RoiAlign", *inputs, opset=10, output_height=1, output_width=1, sampling_ratio=1)
+    shifted = one("RoiAlign", *inputs, opset=16, output_height=1, output_width=1, sampling_ratio=1)
+    same(unshifted, f32([[[[7.5]]]]))  # the mean around (1.5, 1.5)
+    same(shifted, f32([[[[5.0]]]]))  # the element at (1, 1)
+
+
+def test_resize_rounded_down_before_11() -> None:
+    x = f32([[1, 2, 3]])
+    same(one("Resize", x, f32(1, 2), opset=10), f32([[1, 1, 2, 2, 3, 3]]))
+    same(one("Resize", x, f32(1, 2), opset=10, mode="linear"), f32([[1, 1.5, 2, 2.5, 3, 3]]))
+    same(one("Resize", x, None, f32(1, 2), opset=13, mode="linear"), f32([[1, 1.25, 1.75, 2.25, 2.75, 3]]))
+
+
+def test_grid_sample_renamed_its_modes() -> None:
+    x, grid = np.arange(9, dtype=np.float32).reshape(1, 1, 3, 3), f32([[[[0.5, 0.0]]]])
+    same(one("GridSample", x, grid, opset=16, mode="bilinear", align_corners=1), f32([[[[4.5]]]]))
+    same(one("GridSample", x, grid, opset=20, mode="linear", align_corners=1), f32([[[[4.5]]]]))
+
+
+def test_scan_had_a_batch_axis_in_version_8() -> None:
+    body = function("state x", "next seen", node("Add", "state x", "next"), node("Identity", "next", "seen"))
+    f = function("n s x", "last seen", node("Scan", "n s x", "last seen", body=body, num_scan_inputs=1), opset=8)
+    x = f32([[[1], [2], [3]], [[10], [20], [30]]])
+    last, seen = run(f, i64(3, 2), f32([[0], [0]]), x)
+    same(last, f32([[6], [30]]))
+    same(seen, f32([[[1], [3], [6]], [[10], [30], [0]]]))
+    f = function("s x", "last seen", node("Scan", "s x", "last seen", body=body, num_scan_inputs=1), opset=16)
+    last, seen = run(f, f32([0]), x[0])
+    same(last, f32([6]))
+    same(seen, f32([[1], [3], [6]]))

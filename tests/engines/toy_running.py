@@ -1,0 +1,89 @@
+"""Running one node, or a few, on the toy engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from xrt.engines import CompileContext
+from xrt.engines.toy import Toy
+from xrt.engines.toy.executable import ToyExecutable
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of, latest_opset
+
+Array = np.ndarray[Any, Any]
+
+
+def f32(*values: Any) -> Array:
+    """Return a float32 array of the values, or of the one list."""
+    return np.array(values[0] if len(values) == 1 else values, dtype=np.float32)
+
+
+def i64(*values: Any) -> Array:
+    return np.array(values[0] if len(values) == 1 else values, dtype=np.int64)
+
+
+def node(op_type: str, inputs: str, outputs: str, **attributes: Any) -> Node:
+    """Return a node from names with blanks between them; ``_`` is a left-out one."""
+    names = [tuple("" if n == "_" else n for n in text.split()) for text in (inputs, outputs)]
+    domain = attributes.pop("domain", "")
+    return Node(op_type, *names, attributes=attributes_of(attributes), domain=domain, name=f"{op_type.lower()}_{names[1][0]}")
+
+
+def function(
+    inputs: str, outputs: str, *nodes: Node, opset: int | None = None, constants: dict[str, Array] | None = None, **domains: int
+) -> Function:
+    return Function(
+        inputs=tuple(Value(name) for name in inputs.split()),
+        outputs=tuple(Value(name) for name in outputs.split()),
+        nodes=nodes,
+        constants={name: Constant(array) for name, array in (constants or {}).items()},
+        opsets={"": opset or latest_opset(), **domains},
+    )
+
+
+def typed(name: str, array: Array) -> Value:
+    return Value(name, TensorType(DType.of(array), array.shape))
+
+
+def ready(f: Function) -> ToyExecutable:
+    executable = Toy().compile(f, CompileContext())
+    executable.prepare()
+    return executable
+
+
+def run(f: Function, *inputs: Any) -> list[Any]:
+    return ready(f).run(inputs)
+
+
+def one(op_type: str, *inputs: Any, opset: int | None = None, outputs: int = 1, domain: str = "", **attributes: Any) -> Any:
+    """Run one node; None is a left-out input. Returns the output, or the list of several."""
+    names = [f"x{i}" if x is not None else "_" for i, x in enumerate(inputs)]
+    results = " ".join(f"y{i}" for i in range(outputs))
+    version = {"": opset or latest_opset()} | ({domain: opset or 1} if domain else {})
+    f = Function(
+        inputs=tuple(
+            typed(n, x) if isinstance(x, np.ndarray) else Value(n) for n, x in zip(names, inputs, strict=True) if n != "_"
+        ),
+        outputs=tuple(Value(name) for name in results.split()),
+        nodes=(node(op_type, " ".join(names), results, domain=domain, **attributes),),
+        opsets=version,
+    )
+    got = run(f, *(x for x in inputs if x is not None))
+    return got[0] if outputs == 1 else got
+
+
+def same(actual: Any, expected: Any) -> None:
+    """Demand equal dtype, shape and values, to float32's rounding."""
+    assert isinstance(actual, np.ndarray), type(actual)
+    expected = np.asarray(expected)
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+    if actual.dtype.kind in "fc":
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+    else:
+        np.testing.assert_array_equal(actual, expected)
+
+
+def bits(values: Sequence[Array]) -> list[bytes]:
+    return [np.ascontiguousarray(value).tobytes() for value in values]

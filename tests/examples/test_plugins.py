@@ -1,0 +1,85 @@
+"""The two example distributions, built and installed in a folder of their own, and then used as a stranger would."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import xrt
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(xrt.__file__).parents[1]
+PLUGINS = {"custom_engine": "my_engine", "custom_kernels": "my_kernels"}
+
+
+class Place:
+    """An installed plug-in: its sources, and Python with it on the path."""
+
+    def __init__(self, example: str, folder: Path) -> None:
+        self.engine = PLUGINS[example]
+        self.sources = folder / "sources"
+        self.site = folder / "site"
+        shutil.copytree(ROOT / "examples" / example, self.sources, ignore=shutil.ignore_patterns("build", "*.egg-info"))
+        quiet = ["--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-build-isolation"]
+        self.run("-m", "pip", "install", *quiet, "--target", str(self.site), str(self.sources))
+
+    def run(self, *arguments: str) -> str:
+        """Return what Python says on standard output; a failure shows all of it."""
+        path = os.pathsep.join([str(self.site), str(ROOT)])
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            env={**os.environ, "PYTHONPATH": path},
+            cwd=self.sources,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, f"{arguments}: {done.stdout}\n{done.stderr}"
+        return done.stdout
+
+
+@pytest.fixture(scope="module", params=PLUGINS)
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def test_it_is_listed(place: Place) -> None:
+    states = {state["name"]: state for state in json.loads(place.run("-m", "xrt.cli", "engines", "--json"))}
+    assert states[place.engine]["state"] == "ready"
+    assert states[place.engine]["distribution"].startswith("xrt-my-")
+
+
+def test_conform_counts_it(place: Place) -> None:
+    said = place.run("-m", "xrt.cli", "conform", place.engine, "--cases", "test_tanh*")
+    assert f"{place.engine}: 2 passed, 0 declined, 0 failed" in said
+
+
+def test_its_own_suite_passes(place: Place) -> None:
+    said = place.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", "-W", "error")
+    assert " passed" in said
+    assert int(said.split(" passed")[0].split()[-1]) > 200
+
+
+def test_a_module_takes_it_before_others(place: Place) -> None:
+    program = f"""
+import numpy as np
+from xrt import Graph, XRTModule, ops
+
+class Net(Graph):
+    def build(self, x):
+        return ops.Softmax(ops.Tanh(x + 1), axis=-1)
+
+x = np.ones((2, 3), "float32")
+m = XRTModule(Net(), engine=["{place.engine}", "ort"], strict=True)
+np.testing.assert_allclose(m(x), XRTModule(Net(), engine="toy")(x), rtol=1e-6)
+print([launch.engine for launch in m.plan.launches][0])
+"""
+    assert place.run("-W", "error", "-c", program).strip() == place.engine

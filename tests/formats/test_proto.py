@@ -1,0 +1,123 @@
+"""The messages of proto/xrt.proto: fresh, commented, and plain values that come back as they went."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import descriptor_pb2
+from grpc_tools import protoc
+
+from xrt.engines import ExecutionOptions
+from xrt.errors import BundleError
+from xrt.formats import xrt_pb2
+from xrt.formats.proto import Kind, field_names, read, write
+from xrt.graph import Function, TensorType, Value
+from xrt.graph.dtypes import DType
+from xrt.partition import ClusteringOptions
+from xrt.partition.options import Pin
+from xrt.partition.plan import Reason
+
+TOP = Path(__file__).parents[2]
+PROTO = TOP / "proto" / "xrt.proto"
+
+
+def described(folder: Path) -> descriptor_pb2.FileDescriptorProto:
+    """Return what the compiler makes of proto/xrt.proto today."""
+    import onnx
+
+    out = folder / "xrt.bin"
+    arguments = [f"-I{PROTO.parent}", f"-I{Path(onnx.__file__).parents[1]}", f"--descriptor_set_out={out}", str(PROTO)]
+    assert protoc.main(["protoc", *arguments]) == 0
+    file = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes()).file[0]
+    for message in file.message_type:
+        for field in message.field:
+            field.ClearField("json_name")  # the compiler adds it; generated modules do without
+    return file
+
+
+def test_the_committed_module_is_fresh(tmp_path: Path) -> None:
+    committed = descriptor_pb2.FileDescriptorProto.FromString(xrt_pb2.DESCRIPTOR.serialized_pb)
+    assert described(tmp_path) == committed, "proto/xrt.proto was changed; run `make proto` and commit xrt/formats/xrt_pb2.py"
+
+
+def test_the_committed_module_loads_with_the_oldest_protobuf_that_onnx_admits() -> None:
+    source = Path(str(xrt_pb2.__file__)).read_text()
+    assert "Protobuf Python Version: 6.31.1\n" in source
+
+
+@pytest.mark.slow
+def test_cmake_regenerates_the_module(tmp_path: Path) -> None:
+    cmake = shutil.which("cmake", path=str(Path(sys.executable).parent)) or shutil.which("cmake")
+    assert cmake, "cmake comes with the extra [dev]"
+    (tmp_path / "xrt" / "formats").mkdir(parents=True)
+    settings = [f"-DPython3_EXECUTABLE={sys.executable}", f"-DXRT_PROTO_OUT={tmp_path}"]
+    for command in (
+        [cmake, "-S", str(TOP), "-B", str(tmp_path / "build"), *settings],
+        [cmake, "--build", str(tmp_path / "build"), "--target", "proto"],
+    ):
+        subprocess.run(command, check=True, capture_output=True)
+    made = (tmp_path / "xrt" / "formats" / "xrt_pb2.py").read_text()
+    found = re.search(r"AddSerializedFile\((b'.*')\)", made)
+    assert found
+    assert ast.literal_eval(found[1]) == xrt_pb2.DESCRIPTOR.serialized_pb
+    assert (tmp_path / "xrt" / "formats" / "xrt_pb2.pyi").exists()
+
+
+def test_every_message_and_field_is_commented() -> None:
+    lines = PROTO.read_text().splitlines()
+    declared = [n for n, line in enumerate(lines) if re.match(r"message |\s+(repeated |optional )?[\w.]+ \w+ = \d+;", line)]
+    assert len(declared) > 30
+    assert [lines[n].strip() for n in declared if not lines[n - 1].strip().startswith("//")] == []
+
+
+@pytest.mark.parametrize(
+    ("message", "cls"),
+    [
+        ("ClusteringOptions", ClusteringOptions),
+        ("ExecutionOptions", ExecutionOptions),
+        ("Reason", Reason),
+        ("Pin", Pin),
+    ],
+)
+def test_a_message_has_the_fields_of_what_it_writes_down(message: Kind, cls: Any) -> None:
+    assert set(field_names(message)) == {field.name for field in fields(cls)}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ExecutionOptions(),
+        ExecutionOptions("int8", True, "table.json", 3, 1 << 40, 16),
+        ExecutionOptions("fp16", calibration_table=""),
+    ],
+)
+def test_execution_options_come_back(options: ExecutionOptions) -> None:
+    assert ExecutionOptions(**read("ExecutionOptions", write("ExecutionOptions", asdict(options)))) == options
+
+
+def test_a_function_stands_where_the_message_has_a_model() -> None:
+    function = Function(
+        (Value("x", TensorType(DType.FLOAT32, ("n", 2))),), (Value("x", TensorType(DType.FLOAT32, ("n", 2))),), opsets={"": 20}
+    )
+    launch = {"name": "xrt_toy_0", "engine": "toy", "nodes": ("a", "b"), "function": function}
+    assert read("Launch", write("Launch", launch)) == launch
+
+
+def test_an_absent_field_is_none_and_an_empty_one_is_not() -> None:
+    assert read("Launch", b"") == {"name": "", "engine": "", "nodes": (), "function": None}
+    assert read("ClusteringOptions", write("ClusteringOptions", {"sweeps": 0}))["sweeps"] == 0
+
+
+def test_damaged_bytes_are_told() -> None:
+    with pytest.raises(BundleError, match=r"^these 5 bytes are not a serialised Launch: "):
+        read("Launch", b"\xff\xff\xff\xff\xff")
+    with pytest.raises(BundleError, match=r"^these 6 bytes are not a serialised Launch: "):
+        read("Launch", b"\x22\x04\x3a\x02\x0a\x07")  # a launch whose model holds a truncated node

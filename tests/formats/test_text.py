@@ -1,0 +1,344 @@
+"""The text form: it reads well, gives an equal Function back, and refuses bad text with the place."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from tests.graph.tracing import F32, trace
+from xrt import ops
+from xrt.errors import ModelError
+from xrt.formats.text import parse, to_text
+from xrt.graph import (
+    Attribute,
+    AttrKind,
+    Constant,
+    DType,
+    Function,
+    MapType,
+    Node,
+    OptionalType,
+    SequenceType,
+    TensorType,
+    Value,
+    attributes_of,
+)
+from xrt.graph.printer import RESERVED
+
+# ---------------------------------------------------------------------- what it looks like
+
+
+def test_a_function_reads_well() -> None:
+    def build(x: Any, c: Any) -> Any:
+        h = ops.Relu(x @ np.ones((3, 3), np.float32) + 0.5, name="act")
+        return {"y": ops.If(c, then_branch=lambda: h * 2, else_branch=lambda: h), "best": ops.TopK(h, [1], axis=-1)[1]}
+
+    function = trace(build, TensorType(DType.FLOAT32, ("N", 3)), TensorType(DType.BOOL, ()), name="example")
+    assert str(function) == EXAMPLE
+    assert parse(EXAMPLE) == function
+
+
+EXAMPLE = """\
+function example(x: float32[N,3], c: bool[]) -> (y: float32[N,3], best: int64[N,1]) {
+  opset ai.onnx 26
+  const constant_1: float32[3,3] = [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+  const constant_2: float32[] = 0.5
+  const constant_4: int64[1] = [1]
+  matmul_1: float32[N,3] = MatMul(x, constant_1)
+  add_1: float32[N,3] = Add(matmul_1, constant_2)
+  act: float32[N,3] = Relu(add_1)
+  y = If(c) {
+    else_branch = function else_branch() -> (act_copy: float32[N,3]) {
+      opset ai.onnx 26
+      act_copy = Identity(act)
+    },
+    then_branch = function then_branch() -> (mul_1: float32[N,3]) {
+      opset ai.onnx 26
+      const constant_3: float32[] = 2.0
+      mul_1 = Mul(act, constant_3)
+    },
+  } @if_1
+  topk_1: float32[N,1], best = TopK(act, constant_4) {axis = -1}
+}"""
+
+
+def test_large_constants_are_summarised_for_people_and_whole_in_files() -> None:
+    function = Function((), (Value("w"),), constants={"w": Constant(np.arange(100, dtype=np.float32))})
+    digest = function.constants["w"].digest.hex()
+    assert f'const w: float32[100] = sha256 "{digest}"' in str(function)
+    assert 'const w: float32[100] = base64 "AAAAAAAAgD8AAABA' in to_text(function)
+    assert parse(to_text(function)) == function
+    with pytest.raises(ModelError, match="line 2, column 27: the constant is given by its digest only: this text is a summary"):
+        parse(str(function))
+
+
+def test_a_plan_is_its_function_with_comments() -> None:
+    class Plan:
+        function = Function((Value("x"),), (Value("x"),))
+
+        def __str__(self) -> str:
+            return "plan: nothing\nelse"
+
+    assert to_text(Plan()) == "# plan: nothing\n# else\nfunction main(x: ?) -> (x: ?) {\n}\n"
+    assert parse(to_text(Plan())) == Plan.function
+
+
+def test_comments_spaces_and_trailing_commas() -> None:
+    text = """
+    # a comment
+    function f ( x : float32 [ 2 , ] , ) -> ( y : ? ) {  # another
+      y = Relu(x,) { alpha = 1.0, axes = [1, 2,], }
+    } # the end"""
+    node = Node("Relu", ("x",), ("y",), attributes_of({"alpha": 1.0, "axes": [1, 2]}))
+    assert parse(text) == Function((Value("x", TensorType(DType.FLOAT32, (2,))),), (Value("y"),), (node,), name="f")
+
+
+# ---------------------------------------------------------------------- round trips
+
+names = st.one_of(
+    st.sampled_from([*sorted(RESERVED), "inf", "nan", "ai.onnx", "1", "a:0", "?", "N"]), st.text(min_size=1, max_size=6)
+)
+texts = st.text(max_size=8)
+dims = st.one_of(st.integers(0, 5), names, st.none())
+tensor_types = st.builds(TensorType, st.sampled_from(DType), st.one_of(st.none(), st.lists(dims, max_size=3).map(tuple)))
+types = st.recursive(
+    tensor_types,
+    lambda inner: st.one_of(
+        st.builds(SequenceType, inner), st.builds(OptionalType, inner), st.builds(MapType, st.sampled_from(DType), inner)
+    ),
+    max_leaves=3,
+)
+maybe_types = st.one_of(st.none(), types)
+shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
+
+
+@st.composite
+def constants(draw: st.DrawFn) -> Constant:
+    """Constants of every type, any bits among their bytes."""
+    dtype, shape = draw(st.sampled_from(DType)), draw(shapes)
+    if dtype is DType.STRING:
+        return Constant(draw(hnp.arrays(object, shape, elements=texts)))
+    if dtype is DType.BOOL:
+        return Constant(draw(hnp.arrays(bool, shape)))
+    if dtype.is_integer and dtype.bits >= 8:
+        return Constant(draw(hnp.arrays(dtype.numpy, shape)))
+    bits = draw(hnp.arrays(np.uint8, (*shape, dtype.numpy.itemsize)))
+    if dtype.bits < 8:
+        bits &= 2**dtype.bits - 1
+    return Constant(np.frombuffer(bits.tobytes(), dtype.numpy).reshape(shape))
+
+
+single = {
+    AttrKind.FLOAT: st.floats(width=32),
+    AttrKind.INT: st.integers(-(2**63), 2**63 - 1),
+    AttrKind.STRING: st.one_of(texts, st.binary(max_size=6)),
+    AttrKind.TENSOR: constants(),
+    AttrKind.TYPE: types,
+}
+
+
+@st.composite
+def attributes(draw: st.DrawFn, depth: int, outer: tuple[str, ...]) -> tuple[Attribute, ...]:
+    made = {}
+    for name in draw(st.lists(names, unique=True, max_size=3)):
+        kind = draw(st.sampled_from([k for k in AttrKind if depth or k not in (AttrKind.GRAPH, AttrKind.GRAPHS)]))
+        items = functions(depth - 1, outer) if kind.element is AttrKind.GRAPH else single[kind.element]
+        made[name] = Attribute.of(name, draw(st.lists(items, max_size=3) if kind.is_list else items), kind)
+    return attributes_of(made)
+
+
+@st.composite
+def functions(draw: st.DrawFn, depth: int = 1, outer: tuple[str, ...] = ()) -> Function:
+    """Functions with anything in every field; whether they mean something is not asked."""
+    fresh = draw(st.lists(names, unique=True, min_size=1, max_size=8))
+    inputs = [Value(n, draw(maybe_types)) for n in fresh[:2]]
+    held = {name: draw(constants()) for name in fresh[2:3]}
+    outer = tuple(name for name in outer if name not in fresh)
+    known, nodes = [*fresh[:3], *outer], []
+    node_names = draw(st.lists(names, unique=True, min_size=len(fresh), max_size=len(fresh)))
+    for index, name in enumerate(fresh[3:]):
+        nodes.append(
+            Node(
+                op_type=draw(names),
+                inputs=tuple(draw(st.lists(st.sampled_from([*known, ""]), max_size=3))),
+                outputs=draw(st.sampled_from([(name,), (name, ""), ("", name)])),
+                attributes=draw(attributes(depth, tuple(known))),
+                domain=draw(st.one_of(st.just(""), names)),
+                name=draw(st.sampled_from([node_names[index], ""])),
+                control=tuple(n.name for n in nodes if n.name and draw(st.booleans())),
+                device=draw(st.sampled_from(["", "cpu", "cuda:1", "odd\n"])),
+            )
+        )
+        known.append(name)
+    return Function(
+        inputs=tuple(inputs),
+        outputs=tuple(Value(n, draw(maybe_types)) for n in draw(st.lists(st.sampled_from(known), max_size=3))),
+        nodes=tuple(nodes),
+        constants=held,
+        opsets=draw(st.dictionaries(st.one_of(st.just(""), names), st.integers(0, 99), max_size=3)),
+        aliases=tuple(draw(st.lists(st.tuples(names, names), max_size=2))),
+        types=draw(st.dictionaries(st.sampled_from([*fresh, "elsewhere"]), types, max_size=4)),
+        name=draw(st.one_of(names, st.just(""))),
+        doc=draw(texts),
+        metadata=draw(st.dictionaries(texts, texts, max_size=2)),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(functions(depth=2))
+def test_any_function_comes_back(function: Function) -> None:
+    text = to_text(function)
+    assert parse(text) == function
+    assert to_text(parse(text)) == text
+    str(function)
+
+
+@settings(max_examples=200, deadline=None)
+@given(constants())
+def test_any_constant_comes_back(constant: Constant) -> None:
+    function = Function((), (Value("k"),), constants={"k": constant})
+    assert parse(to_text(function)).constants["k"] == constant
+
+
+@pytest.mark.parametrize("dtype", [d for d in DType if d.is_float], ids=str)
+def test_special_floats(dtype: DType) -> None:
+    with np.errstate(all="ignore"):
+        array = np.array([0.0, -0.0, 1.0, -1.5, 0.1, np.inf, -np.inf, np.nan], np.float32).astype(dtype.numpy)
+    function = Function((), (Value("k"),), constants={"k": Constant(array)})
+    assert parse(to_text(function)) == function
+
+
+def test_a_quiet_nan_with_a_payload_keeps_its_bits() -> None:
+    array = np.array([0x7FC00001], np.uint32).view(np.float32)
+    function = Function((), (Value("k"),), constants={"k": Constant(array)})
+    assert "base64" in to_text(function)
+    assert parse(to_text(function)).constants["k"].array.tobytes() == array.tobytes()
+
+
+def test_a_function_that_is_a_plan_of_launches() -> None:
+    inner = trace(lambda x: x + 1, F32, name="region")
+    launch = Node(
+        "Launch", ("x",), ("add_1",), attributes_of({"body": inner, "engine": "ort{a=1}", "nodes": ["n 1"]}), "xrt", "xrt_ort_0"
+    )
+    function = Function(inner.inputs, inner.outputs, (launch,), opsets={"": 26})
+    text = to_text(function)
+    assert "add_1 = xrt::Launch(x) {" in text
+    assert '    engine = "ort{a=1}",' in text
+    assert parse(text) == function
+
+
+# ---------------------------------------------------------------------- bad text
+
+START = "function f(x: float32[2]) -> (y: ?) {\n  "
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "line 1, column 1: expected 'function'; found the end of the text"),
+        ("graph f", "line 1, column 1: expected 'function'; found 'graph'"),
+        ("function f(x: float32[2]", "line 1, column 25: expected ')'; found the end of the text"),
+        ("function f(x float32)", "line 1, column 14: expected ':'; found 'float32'"),
+        ("function f(x: flaot32[2])", "line 1, column 15: unknown element type 'flaot32'. Did you mean 'float32'?"),
+        ("function f(x: float32[2.5])", "line 1, column 23: expected an extent; found '2.5'"),
+        ("function f(x: 3)", "line 1, column 15: expected a type; found '3'"),
+        ("function f() -> () {} rest", "line 1, column 23: expected the end of the text after the function; found 'rest'"),
+        ("function f() -> () { $ }", "line 1, column 22: expected a name, a number, a string or a mark; found '$'"),
+        ('function "f', "line 1, column 10: expected a name, a number, a string or a mark; found '\"'"),
+        ('function "\\x"() -> () {}', "line 1, column 10: expected a string with JSON's escapes"),
+        (START + "y = Relu(x", "line 2, column 13: expected ')'; found the end of the text"),
+        (START + "y Relu(x)", "line 2, column 5: expected '='; found 'Relu'"),
+        (START + "y = (x)", "line 2, column 7: expected an operator; found '('"),
+        (
+            START + "3 = Relu(x)",
+            "line 2, column 3: expected a statement (alias, const, doc, meta, opset, type), or the outputs of a node",
+        ),
+        (START + "y = Relu(after)", "line 2, column 12: expected an input; found 'after'"),
+        (
+            START + "y = Relu(x) {a = }",
+            "line 2, column 20: expected a number, a string, bytes, tensor, type, function, or a list",
+        ),
+        (START + "y = Relu(x) {a = []}", "line 2, column 21: an empty list needs its kind, as in 'ints []'"),
+        (START + "y = Relu(x) {a = [1, 2.0]}", "line 2, column 21: a list holds float, int; its items must be of one kind"),
+        (START + "y = Relu(x) {a = 1e999}", "line 2, column 20: 1e999 is out of the range of float32"),
+        (START + "y = Relu(x) {a = [1e39]}", "line 2, column 21: 1e39 is out of the range of float32"),
+        (START + "const k: float32[] = 1e39", "line 2, column 24: 1e39 is out of the range of float32"),
+        (START + "const k: float64[] = 1e999", "line 2, column 24: 1e999 is out of the range of float64"),
+        (START + 'y = Relu(x) {a = bytes "0g"}', "line 2, column 26: non-hexadecimal number"),
+        (START + "y = Relu(x) on cpu", "line 2, column 18: expected a device in double quotes; found 'cpu'"),
+        (START + "y = Relu(x) @", "line 2, column 16: expected the node's name; found the end"),
+        (START + "opset ai.onnx new", "line 2, column 17: expected the version of the domain; found 'new'"),
+        (START + "opset a 1 opset a 2", "line 2, column 19: 'a' stands here a second time"),
+        (START + 'doc "a" doc "b"', "line 2, column 15: '\"b\"' stands here a second time"),
+        (START + "const k: float32[2] = [1.0]", "line 2, column 25: a constant of shape [2] has 2 elements; 1 are given"),
+        (START + "const k: float32[N] = [1.0]", "line 2, column 25: a constant needs a shape of numbers; its type is float32[N]"),
+        (START + "const k: float32[-1] = []", "a constant needs a shape of numbers"),
+        (START + "const k: seq(float32[1]) = []", "line 2, column 12: unknown element type 'seq'"),
+        (START + "const k: int8[] = 300", "line 2, column 21: a number is out of the range of int8"),
+        (START + "const k: int8[] = 1.5", "line 2, column 21: invalid literal for int()"),
+        (START + "const k: bool[] = 1", "line 2, column 21: '1' is neither true nor false"),
+        (START + "const k: string[] = 1", "line 2, column 23: expected an element in double quotes; found '1'"),
+        (START + 'const k: float32[1] = base64 "AAA"', "line 2, column 25: "),
+        (START + 'const k: float32[1] = base64 "AAAA"', "a constant of float32 and shape [1] has 4 bytes; 3 are given"),
+        (START + 'const k: bool[1] = base64 "Ag=="', "a byte of a bool constant is neither 0 nor 1"),
+        (START + 'const k: string[1] = base64 "Ag=="', "strings are listed one by one, not as base64"),
+        (START + "y = Relu(x) y = Neg(x) }", "line 1, column 1: value 'y' of function 'f' is defined twice"),
+        (START + "y = Relu(y) }", "line 1, column 1: the graph has a cycle"),
+    ],
+)
+def test_bad_text(text: str, message: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        parse(text)
+    assert message in str(caught.value)
+
+
+def nested_functions(depth: int) -> str:
+    return "function f() -> () { () = If() { a = " * depth + "1" + "} }" * depth
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (nested_functions(100_000), "functions are nested more than 50 deep"),
+        (f"function f(x: {'seq(' * 100_000}", "types are nested more than 50 deep"),
+        ("(" * 100_000, "expected 'function'"),
+        (START + "y = Relu(x) {a = " + "[" * 100_000, "expected a number"),
+        (START + f"opset a {'9' * 100_000}", "expected the version of the domain; found '9999"),
+        (START + f"y = Relu(x) {{a = {'9' * 100_000}}}", "expected a whole number of at most 100 digits"),
+        (START + f"const k: int8[{'9' * 100_000}] = []", "expected an extent"),
+        (START + "const k: float64[1000000000, 1000000000] = [1.0]", "has 1000000000000000000 elements; 1 are given"),
+        (START + 'const k: float64[1000000000, 1000000000] = base64 "AAAA"', "has 8000000000000000000 bytes; 3 are given"),
+        (START + f"const k: int8[0, {'9' * 90}] = []", "line 2, column "),
+        (START + f"const k: int64[] = {'9' * 90}", "line 2, column 22: "),
+        ('function "' + "\\\\" * 100_000, "found '\"'"),
+    ],
+    ids=lambda text: text[:12] + text[-12:],
+)
+def test_hostile_text_is_refused_quickly(text: str, message: str) -> None:
+    start = time.process_time()
+    with pytest.raises(ModelError) as caught:
+        parse(text)
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < 500
+    assert time.process_time() - start < 5  # seconds: a bound on blow-up, not a measurement
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+@example(None)
+def test_damaged_text_is_refused_or_read(data: st.DataObject | None) -> None:
+    """Whatever is cut out of a text or put into it, the parser gives a Function or a ModelError, and nothing else."""
+    if data is None:
+        return
+    position, length = data.draw(st.integers(0, len(EXAMPLE))), data.draw(st.integers(0, 12))
+    put = data.draw(st.one_of(st.just(""), st.text(max_size=3), st.sampled_from(list('(){}[]=,:@?"_'))))
+    try:
+        parse(EXAMPLE[:position] + put + EXAMPLE[position + length :])
+    except ModelError as error:
+        assert str(error)  # noqa: PT017  # either ending is right

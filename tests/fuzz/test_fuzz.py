@@ -1,0 +1,166 @@
+"""Fuzzing: graphs by seed, a bounded run, a planted defect found and made small, and what is kept of it."""
+
+from __future__ import annotations
+
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from xrt.cli.app import main
+from xrt.engines import registry
+from xrt.graph.verify import verify
+from xrt.testing.corpus import CORPUS, entry
+from xrt.testing.corpus.entry import Entry, f32, graph, i64, node
+from xrt.testing.corpus.found import ENTRIES
+from xrt.testing.faulty import Faulty
+from xrt.testing.files import read_entry, write_entry
+from xrt.testing.fuzz import Fuzzer, Verdict, sample_of
+from xrt.testing.noise import explains
+from xrt.testing.running import run_alone
+from xrt.testing.shrink import Sample, shrink
+
+
+def on_toy(function, inputs):
+    return run_alone(registry.create("toy"), function, inputs)
+
+
+@pytest.mark.slow
+def test_generated_graphs_agree_on_ort_and_on_mixtures():
+    fuzzer = Fuzzer(["ort"], shrinks=False)
+    fuzzer.run(range(20_000, 20_250))
+    assert [str(found) for found in fuzzer.findings] == []
+    assert fuzzer.counts["ort alone", Verdict.AGREES] > 150, "an engine that takes few graphs proves little"
+    assert fuzzer.counts["mixture of ort,toy", Verdict.AGREES] > 240
+
+
+@pytest.mark.slow
+def test_generated_graphs_agree_on_tvm_and_on_mixtures():
+    fuzzer = Fuzzer([], ["tvm"], one_in=1, shrinks=False)
+    fuzzer.run(range(30_000, 30_006))
+    assert [str(found) for found in fuzzer.findings] == []
+
+
+def test_a_seed_is_one_graph_with_its_inputs():
+    for seed in range(20):
+        one, other = sample_of(seed), sample_of(seed)
+        assert one.function.fingerprint == other.function.fingerprint
+        assert all(np.array_equal(a, b) for a, b in zip(one.inputs, other.inputs, strict=True))
+
+
+def test_graphs_are_valid_and_of_many_kinds():
+    operators, ranks, kinds = set(), set(), set()
+    for seed in range(300):
+        sample = sample_of(seed)
+        verify(sample.function)
+        operators |= {inner.op for _, inner in sample.function.walk()}
+        ranks |= {array.ndim for array in sample.inputs}
+        kinds |= {array.dtype.name for array in sample.inputs}
+    assert len(operators) > 120
+    assert ranks == set(range(7))
+    assert len(kinds) == 11
+    assert {"If", "Loop", "Scan", "SequenceConstruct", "NonZero", "BitShift"} <= operators
+
+
+@pytest.mark.parametrize(
+    ("how", "operator"), [("value", "Tanh"), ("shape", "Transpose"), ("dtype", "Cast"), ("value", "ReduceSum")]
+)
+def test_a_planted_wrong_kernel_is_found_and_made_small(how, operator):
+    fuzzer = Fuzzer([Faulty(how=how, takes=operator)])
+    seeds = (s for s in range(1000) if any(n.op == operator for n in sample_of(s).function.nodes))
+    while not fuzzer.findings:
+        fuzzer.run([next(seeds)])
+    (found,) = fuzzer.findings
+    assert any(inner.op == operator for inner in found.sample.function.nodes)
+    assert len(found.sample.function.nodes) <= 3
+    assert sum(np.size(array) for array in found.sample.inputs) <= 8
+    assert found.way and found.message
+
+
+def test_shrinking_takes_away_what_the_failure_does_not_need():
+    function = graph(
+        {"x": "float32[4,3]", "y": "float32[4,3]", "idle": "int64[2]"},
+        {"t": "float32[4,3]", "u": "float32[4,3]", "i": "int64[2]"},
+        node("Relu", "x", "r"),
+        node("Add", "r y", "s"),
+        node("Exp", "s", "t"),
+        node("Neg", "s", "u"),
+        node("Identity", "idle", "i"),
+    )
+    sample = Sample(function, (np.zeros((4, 3), np.float32), np.ones((4, 3), np.float32), np.zeros(2, np.int64)))
+    small = shrink(sample, lambda s: any(inner.op == "Exp" for inner in s.function.nodes), on_toy)
+    assert [inner.op for inner in small.function.nodes] == ["Exp"]
+    assert [array.shape for array in small.inputs] == [(1, 1)]
+
+
+def test_a_failing_graph_of_the_reference_is_a_finding(monkeypatch):
+    fuzzer = Fuzzer(["ort"], reference=Faulty())
+    fuzzer.run([1])
+    assert [found.way for found in fuzzer.findings] == ["the reference"]
+
+
+def test_rounding_explains_cancellation_and_nothing_more():
+    function = graph(
+        {"x": "float32[2]", "y": "float32[2]"},
+        {"z": "float32[2]"},
+        node("Mul", "x x", "a"),
+        node("Mul", "y y", "b"),
+        node("Sub", "a b", "z"),
+    )
+    inputs = [f32(1000.1, 3), f32(1000.1, 3)]
+    expected = on_toy(function, inputs)
+    assert explains(function, inputs, [f32(0.0625, 0)], expected, on_toy), "one rounding of a million"
+    assert not explains(function, inputs, [f32(50, 0)], expected, on_toy)
+    assert not explains(function, inputs, [f32(np.nan, 0)], expected, on_toy)
+    assert not explains(function, inputs, [f32([0])], expected, on_toy)
+
+
+def test_an_entry_in_a_file_is_read_as_it_was(tmp_path):
+    arrays = (
+        f32(0.1, np.nan, -np.inf, -0.0),
+        np.array(1.5).astype(ml_dtypes.bfloat16),
+        np.array([True, False]),
+        np.zeros((2, 0), np.int8),
+        i64(2**62),
+    )
+    kinds = {"a": "float32[4]", "b": "bfloat16[]", "c": "bool[2]", "d": "int8[2,0]", "e": "int64[]"}
+    nodes = [node("Identity", name, name.upper()) for name in kinds]
+    function = graph(kinds, {name.upper(): kind for name, kind in kinds.items()}, *nodes)
+    path = write_entry(Entry("kept", "why it is kept", function, arrays, arrays), tmp_path / "new")
+    read = read_entry(path)
+    assert (read.name, read.why, read.function.fingerprint) == ("kept", "why it is kept", function.fingerprint)
+    for mine, theirs in zip((*read.inputs, *read.expected), (*arrays, *arrays), strict=True):
+        assert (mine.dtype, mine.shape, mine.tobytes()) == (theirs.dtype, theirs.shape, theirs.tobytes())
+
+
+def test_what_was_found_is_in_the_corpus_of_every_engine():
+    assert len(ENTRIES) >= 5
+    assert all(entry(found.name) is found for found in ENTRIES)
+    assert len({one.name for one in CORPUS}) == len(CORPUS)
+
+
+def test_a_file_that_is_no_entry_is_refused(tmp_path):
+    (tmp_path / "odd.txt").write_text("function main() -> () {\n}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=re.escape("odd.txt is no entry of the corpus")):
+        read_entry(tmp_path / "odd.txt")
+
+
+def test_the_command_counts_and_exits_with_0(capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["fuzz", "--count", "3", "--engines", "ort"])
+    assert left.value.code == 0
+    shown = capsys.readouterr().out
+    assert "3 graphs from seed 0: 0 disagreements" in shown
+    assert "mixture of ort,toy\t3\t0\t0\t0" in shown
+
+
+def test_the_command_keeps_what_disagrees_and_exits_with_1(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("xrt.cli.fuzz.split_specs", lambda text: [Faulty(how="value", takes="Tanh")])
+    seed = next(s for s in range(1000) if any(inner.op == "Tanh" for inner in sample_of(s).function.nodes))
+    with pytest.raises(SystemExit) as left:
+        main(["fuzz", "--count", "1", "--seed", str(seed), "--keep", str(tmp_path)])
+    assert left.value.code == 1
+    kept = read_entry(tmp_path / f"fuzz_{seed}.txt")
+    assert kept.judge(on_toy(kept.function, kept.inputs))
+    assert "1 disagreements" in capsys.readouterr().out

@@ -1,0 +1,204 @@
+"""The rules: each is broken once, and the message read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from xrt.errors import ModelError
+from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, TensorType, Value, attributes_of
+from xrt.graph.schemas import latest_opset
+from xrt.graph.verify import FUNCTION_RULES, NODE_RULES, verify
+
+F32 = TensorType(DType.FLOAT32, (2,))
+BOOL = TensorType(DType.BOOL, ())
+X, Y = Value("x", F32), Value("y", F32)
+
+
+def one(node: Node, **changes: Any) -> Function:
+    """Return the function of one node from x, and c of bool, to y."""
+    return Function((X, Value("c", BOOL)), (Value("y"),), (node,), opsets={"": 20}).replace(**changes)
+
+
+def relu(**changes: Any) -> Function:
+    return one(Node("Relu", ("x",), ("y",)), **changes)
+
+
+def body(inputs: int, outputs: int, /, **changes: Any) -> Function:
+    """Return a body that gives its captured x, or copies of it."""
+    names = [f"r{i}" for i in range(outputs)]
+    nodes = tuple(Node("Identity", ("x",), (name,)) for name in names)
+    return Function(
+        tuple(Value(f"i{i}") for i in range(inputs)), tuple(map(Value, names)), nodes, opsets={"": 20}, name="body"
+    ).replace(**changes)
+
+
+def if_node(then: Function, other: Function) -> Node:
+    return Node("If", ("c",), ("y",), attributes_of({"then_branch": then, "else_branch": other}))
+
+
+VALID = {
+    "one node": relu(),
+    "no node": Function((X,), (X,), opsets={"": 20}),
+    "an if": one(if_node(body(0, 1), body(0, 1))),
+    "a loop": one(Node("Loop", ("", "c", "x"), ("y", "s"), attributes_of({"body": body(3, 3)}))),
+    "a loop of two inputs": one(Node("Loop", ("", "c"), ("y",), attributes_of({"body": body(2, 2)}))),
+    "a scan": one(Node("Scan", ("x",), ("y",), attributes_of({"body": body(1, 1), "num_scan_inputs": 1}))),
+    "a scan of old": Function(
+        (X,),
+        (Value("y"),),
+        (Node("Scan", ("", "x"), ("y",), attributes_of({"body": body(1, 1, opsets={"": 8}), "num_scan_inputs": 1})),),
+        opsets={"": 8},
+    ),
+    "an opaque node": one(Node("Any", ("x", ""), ("y", "z"), attributes_of({"a": 1}), "com.acme"), opsets={"com.acme": 99}),
+    "a launch": one(Node("Launch", ("x",), ("y",), attributes_of({"body": relu()}), "xrt")),
+    "a device": one(Node("Relu", ("x",), ("y",), device="cuda:12")),
+    "an alias": relu(outputs=(Y,), aliases=(("x", "y"),)),
+    "an alias of symbolic extents": relu(outputs=(Value("y", TensorType(DType.FLOAT32, ("N",))),), aliases=(("x", "y"),)),
+    "an alias of an unknown type": relu(aliases=(("x", "y"),)),
+    "types that agree": relu(types={"x": TensorType(DType.FLOAT32)}),
+}
+
+
+@pytest.mark.parametrize("function", VALID.values(), ids=VALID)
+def test_what_is_valid(function: Function) -> None:
+    verify(function)
+
+
+BROKEN = {
+    "an undefined value": (
+        one(Node("Add", ("x", "xx"), ("y",))),
+        "function 'main' is not valid: node 'y' (Add) reads 'xx', which nothing defines. Did you mean 'x'?",
+    ),
+    "an undefined output": (relu(outputs=(Value("yy"),)), "an output is 'yy', which nothing defines. Did you mean 'y'?"),
+    "an undefined value in a body": (
+        one(if_node(body(0, 1), body(0, 1, nodes=(Node("Identity", ("xs",), ("r0",)),)))),
+        "node 'r0' (Identity) in body 'body' reads 'xs', which nothing defines. Did you mean 'x'?",
+    ),
+    "an undefined output of a body": (
+        one(if_node(body(0, 1), body(0, 1, outputs=(Value("nowhere"),)))),
+        "the output of a body is 'nowhere', which nothing defines.",
+    ),
+    "an input without a name": (relu(inputs=(X, Value(""))), "input 2 has no name"),
+    "an opset too new": (
+        relu(opsets={"": latest_opset() + 1}),
+        f"opset {latest_opset() + 1} of ai.onnx is not known: the installed onnx knows 1 to {latest_opset()}; a newer onnx may",
+    ),
+    "an opset below one": (relu(opsets={"": 0}), "opset 0 of ai.onnx is not known: the installed onnx knows 1 to"),
+    "a type that is not the constant's": (
+        relu(constants={"k": Constant(np.zeros(2, np.int64))}, types={"k": F32}),
+        "constant 'k' is int64[2], but is also declared as float32[2]",
+    ),
+    "an output type that is not the input's": (
+        Function((X,), (Value("x", TensorType(DType.FLOAT32, (3,))),), opsets={"": 20}),
+        "input 'x' is float32[2], but is also declared as float32[3]",
+    ),
+    "an alias of no input": (relu(aliases=(("z", "y"),)), "alias 'z' of 'y': 'z' is not an input."),
+    "an alias of no output": (relu(aliases=(("x", "z"),)), "alias 'x' of 'z': 'z' is not an output."),
+    "two aliases of one input": (relu(aliases=(("x", "y"), ("x", "y"))), "input 'x' is updated by two aliases"),
+    "an alias of another type": (
+        relu(aliases=(("c", "y"),), outputs=(Y,)),
+        "alias 'c' of 'y': the input is bool[], the output float32[2]; they must be of one type",
+    ),
+    "a body of other opsets": (
+        one(if_node(body(0, 1), body(0, 1, opsets={"": 19}))),
+        "body 'body' of node 'y' imports other opsets than the function around it",
+    ),
+    "no opset import": (
+        one(Node("Relu", ("x",), ("y",), domain="com.acme")),
+        "node 'y' (com.acme.Relu): the function imports no opset for com.acme (it imports: ai.onnx)",
+    ),
+    "an unknown operator": (
+        one(Node("Relu7", ("x",), ("y",))),
+        "node 'y' (Relu7): Relu7 is not an operator of ai.onnx at opset 20. Did you mean 'Relu'?",
+    ),
+    "an operator of a newer opset": (
+        one(Node("HardSwish", ("x",), ("y",)), opsets={"": 13}),
+        "HardSwish came with opset 14 of ai.onnx; the graph is at opset 13",
+    ),
+    "a deprecated operator": (
+        one(Node("Upsample", ("x", "x"), ("y",))),
+        "Upsample is deprecated since opset 10 of ai.onnx and cannot be used at opset 20",
+    ),
+    "too many inputs": (one(Node("Relu", ("x", "x"), ("y",))), "node 'y' (Relu): takes 1 input(s); it has 2"),
+    "too few inputs": (one(Node("Concat", (), ("y",), attributes_of({"axis": 0}))), "takes at least 1 input(s); it has 0"),
+    "a required input left out": (one(Node("Add", ("x", ""), ("y",))), "input 2 (B) is left out, but the operator needs it"),
+    "too many outputs": (one(Node("Relu", ("x",), ("y", "z"))), "has 1 output(s); the node defines 2"),
+    "an unknown attribute": (
+        one(Node("Softmax", ("x",), ("y",), attributes_of({"axes": 1}))),
+        "has no attribute 'axes' at version 13. Did you mean 'axis'?",
+    ),
+    "an attribute of another kind": (
+        one(Node("Softmax", ("x",), ("y",), (Attribute("axis", AttrKind.FLOAT, 1.0),))),
+        "attribute 'axis' must be int; it is float",
+    ),
+    "a required attribute missing": (one(Node("Concat", ("x",), ("y",))), "needs the attribute 'axis' (int)"),
+    "a type that is not admitted": (one(Node("Not", ("x",), ("y",))), "takes no tensor(float) as input 'X' at version 1"),
+    "types that must be one": (one(Node("Where", ("c", "x", "c"), ("y",))), "needs inputs 'X' and 'Y' of the same type"),
+    "an if whose branch takes inputs": (
+        one(if_node(body(1, 1), body(0, 1))),
+        "body 'body' takes 1 input(s); the node gives it 0",
+    ),
+    "an if whose branch gives too much": (
+        one(if_node(body(0, 2), body(0, 1))),
+        "body 'body' gives 2 output(s); the node needs 1",
+    ),
+    "a loop whose body takes too little": (
+        one(Node("Loop", ("", "c", "x"), ("y",), attributes_of({"body": body(2, 2)}))),
+        "body 'body' takes 2 input(s); the node gives it 3",
+    ),
+    "a violation in a body": (
+        one(if_node(body(0, 1), body(0, 1, nodes=(Node("Relu", ("x", "x"), ("r0",)),)))),
+        "in body 'body' of node 'y': node 'r0' (Relu): takes 1 input(s); it has 2",
+    ),
+    "a device that is none": (one(Node("Relu", ("x",), ("y",), device="gpu0")), "device 'gpu0' is none; it is 'cpu', 'cuda'"),
+}
+
+
+@pytest.mark.parametrize(("function", "message"), BROKEN.values(), ids=BROKEN)
+def test_what_is_broken(function: Function, message: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        verify(function)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("function 'main' is not valid: ")
+
+
+def test_every_rule_is_broken_above() -> None:
+    """Each rule yields something for one of the cases, so none of them is idle."""
+    from xrt.graph.verify import _case, _Scope
+
+    functions = [function for function, _ in BROKEN.values()]
+    for rule in FUNCTION_RULES:
+        assert any(list(rule.check(_Scope(function))) for function in functions), rule.name
+    for rule in NODE_RULES:
+        cases = (_case(node, function) for function in functions for node in function.nodes)
+        assert any(list(rule.check(case)) for case in cases), rule.name
+    assert all(rule.says.endswith(".") for rule in (*FUNCTION_RULES, *NODE_RULES))
+
+
+def test_all_violations_are_listed_up_to_a_bound() -> None:
+    two = Function((X,), (Value("b"),), (Node("Relu9", ("x",), ("a",)), Node("Tanhh", ("a",), ("b",))), opsets={"": 20})
+    with pytest.raises(ModelError, match=r"breaks 2 rules:\n  - node 'a' \(Relu9\): .*\n  - node 'b' \(Tanhh\): .*$"):
+        verify(two)
+    many = Function((X,), (), tuple(Node(f"Op{i}", ("x",), (f"v{i}",)) for i in range(30)), opsets={"": 20})
+    with pytest.raises(ModelError) as caught:
+        verify(many)
+    assert str(caught.value).count("\n") == 21
+    assert str(caught.value).endswith("\n  - and more")
+
+
+def test_alike_nodes_are_told_apart_where_the_rules_differ() -> None:
+    """A node is looked at once per likeness; what a rule reads must be part of it."""
+    good = Node("Add", ("x", "x"), ("a",))
+    for bad in (
+        Node("Add", ("x", ""), ("y",)),
+        Node("Add", ("x", "c"), ("y",)),
+        Node("Add", ("x", "x"), ("y", "z")),
+        Node("Add", ("x", "x"), ("y",), attributes_of({"k": 1})),
+        Node("Add", ("x", "x"), ("y",), device="gpu"),
+        Node("Add", ("x", "x"), ("y",), domain="other"),
+    ):
+        with pytest.raises(ModelError, match="node 'y'"):
+            verify(one(good, nodes=(good, bad)))

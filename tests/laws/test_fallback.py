@@ -1,0 +1,63 @@
+"""Law 4: with toy behind, whatever the engine in front declines, refuses or fails to compile, the result is toy's."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.laws.laws import bounded, outputs_of, same_bits
+from xrt.errors import FallbackWarning, RunFailed
+from xrt.testing.corpus import CORPUS, entry
+from xrt.testing.faulty import Faulty, Recording
+from xrt.testing.running import module_of
+from xrt.testing.strategies import functions, inputs_of
+
+BEFORE_THE_RUN = [("why_not", "refuse"), ("compile", "refuse"), ("compile", "raise"), ("prepare", "raise")]
+
+
+@pytest.mark.filterwarnings("ignore::xrt.errors.FallbackWarning")
+@pytest.mark.parametrize(("where", "how"), BEFORE_THE_RUN)
+@settings(bounded, max_examples=25)
+@given(data=st.data(), nth=st.integers(0, 2))
+def test_what_fails_before_the_run_goes_to_toy(where, how, data, nth):
+    function = data.draw(functions())
+    with module_of(function, [Faulty(where=where, how=how, nth=nth), "toy"]) as module:
+        found = same_bits(outputs_of(module(*inputs_of(function, 1)), function), function, 1)
+    assert found, found.message
+
+
+@pytest.mark.parametrize(("where", "how"), BEFORE_THE_RUN[1:])
+def test_a_refusal_is_told(where, how):
+    one = entry("engines_alternate")
+    with module_of(one.function, [Faulty(where=where, how=how), "toy"]) as module:
+        with pytest.warns(FallbackWarning, match="told to (fail|refuse)"):
+            results = [module(*one.given())]
+        assert one.judge(results)
+        assert {launch.engine for launch in module.plan.launches} == {"toy"}
+
+
+def test_what_fails_in_the_run_is_told_and_not_hidden():
+    one = entry("engines_alternate")
+    with (
+        module_of(one.function, [Faulty(where="run", how="raise"), "toy"]) as module,
+        pytest.raises(RunFailed, match=r"xrt_faulty_0.*told to fail in run"),
+    ):
+        module(*one.given())
+
+
+@bounded
+@given(data=st.data(), takes=st.sampled_from(["Add|Mul|Tanh|Relu", "C*", "*e*", "Transpose|Reshape|Split|If|Loop"]))
+def test_an_engine_of_few_operators_leaves_the_rest_to_toy(data, takes):
+    function = data.draw(functions())
+    with module_of(function, [Recording(takes=takes), "toy"]) as module:
+        found = same_bits(outputs_of(module(*inputs_of(function, 2)), function), function, 2)
+    assert found, found.message
+
+
+@pytest.mark.parametrize("name", [e.name for e in CORPUS])
+def test_corpus(name):
+    one = entry(name)
+    with module_of(one.function, [Recording(takes="Neg|Add|If|Concat|Cast"), "toy"]) as module:
+        found = one.judge(outputs_of(module(*one.given()), one.function))
+    assert found, found.message

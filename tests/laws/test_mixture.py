@@ -1,0 +1,54 @@
+"""Law 5: what each of several engines gets right, they get right together, however the nodes alternate between them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.laws.laws import bounded, living, on_toy, outputs_of
+from xrt.compare import compare_all, tolerance_for
+from xrt.engines import registry
+from xrt.partition import Pin
+from xrt.passes import drop_dead_nodes
+from xrt.testing.corpus import CORPUS, entry
+from xrt.testing.faulty import Recording
+from xrt.testing.running import module_of
+from xrt.testing.strategies import Form, inputs_of
+from xrt.testing.ties import ties_of
+
+PLAIN = Form(dtypes=Form().dtypes[:3])
+
+
+@settings(bounded, max_examples=40)
+@given(data=st.data(), parity=st.integers(0, 1))
+def test_ort_and_toy_alternate(data, parity):
+    function = data.draw(living(PLAIN))
+    ort = registry.create("ort")
+    mine = {n.name for i, n in enumerate(function.nodes) if i % 2 == parity and ort.why_not(n, function) is None}
+    rest = {n.name for n in function.nodes} - mine
+    pins = [Pin(tuple(sorted(names)), engine, "name") for engine, names in (("ort", mine), ("toy", rest)) if names]
+    with module_of(function, ["ort", "toy"], pins=pins) as module:
+        results = outputs_of(module(*inputs_of(function, 3)), function)
+        homes = {node: launch.engine for launch in module.plan.launches for node in launch.nodes}
+    assert homes == {n.name: "ort" if n.name in mine else "toy" for n in function.nodes}, "a forcing pin is kept"
+    inputs = inputs_of(function, 3)
+    ties = ties_of(function, inputs, on_toy)
+    expected = on_toy(function, inputs_of(function, 3))
+    found = compare_all(results, expected, tolerance_for("float32", "network"), ties=ties)
+    assert found, found.message
+
+
+@pytest.mark.parametrize("name", [e.name for e in CORPUS])
+@pytest.mark.parametrize("parity", [0, 1])
+def test_corpus_alternates_between_doubles(name, parity):
+    one = entry(name)
+    engines = [Recording(mark="even"), Recording(mark="odd")]
+    nodes = drop_dead_nodes(one.function).nodes
+    homes = {e.spec: tuple(n.name for i, n in enumerate(nodes) if i % 2 == (k ^ parity)) for k, e in enumerate(engines)}
+    pins = [Pin(names, spec, "name") for spec, names in homes.items() if names]
+    with module_of(one.function, engines, pins=pins) as module:
+        found = one.judge(outputs_of(module(*one.given()), one.function))
+        if len(nodes) > 1:
+            assert len(module.plan.launches) > 1, "a mixture counts only if it is one"
+    assert found, found.message

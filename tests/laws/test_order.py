@@ -1,0 +1,115 @@
+"""Law 3: listing, names, hash seed and process change neither the regions nor the signature."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.laws.laws import bounded, doubles
+from xrt.cache import signature_of
+from xrt.engines import CompileContext, GraphCompiler
+from xrt.graph import Function, Node, Value
+from xrt.partition import Plan, partition
+from xrt.passes import drop_dead_nodes, infer_shapes
+from xrt.testing.faulty import Recording
+from xrt.testing.strategies import functions
+
+
+def takers() -> list[GraphCompiler]:
+    """Return two engines that take different operators, and one that takes all."""
+    return [Recording(takes="A*|S*|C*|I*|Re*"), Recording(takes="T*|M*|Add|L*"), *doubles(1)]
+
+
+def regions(function: Function) -> list[tuple[str, str]]:
+    plan: Plan = partition(function, takers(), strict=True)
+    return [(launch.engine, launch.function.fingerprint) for launch in plan.launches]
+
+
+def renamed(function: Function, names: Mapping[str, str]) -> Function:
+    """Return the function with values and nodes called otherwise, in its bodies too."""
+
+    def called(name: str) -> str:
+        return names.get(name, f"{name}'") if name else ""
+
+    def value(old: Value) -> Value:
+        return Value(called(old.name), old.type)
+
+    def node(old: Node) -> Node:
+        attributes = tuple(
+            replace(a, value=renamed(a.value, names)) if isinstance(a.value, Function) else a for a in old.attributes
+        )
+        return replace(
+            old,
+            inputs=tuple(map(called, old.inputs)),
+            outputs=tuple(map(called, old.outputs)),
+            attributes=attributes,
+            name=f"node of {old.name}",
+            control=tuple(f"node of {name}" for name in old.control),
+        )
+
+    return function.replace(
+        inputs=tuple(map(value, function.inputs)),
+        outputs=tuple(map(value, function.outputs)),
+        nodes=tuple(map(node, function.nodes)),
+        constants={called(name): constant for name, constant in function.constants.items()},
+        types={called(name): type_ for name, type_ in function.types.items()},
+        aliases=tuple((called(a), called(b)) for a, b in function.aliases),
+    )
+
+
+@bounded
+@given(data=st.data())
+def test_the_listing_of_nodes_changes_nothing(data):
+    function = infer_shapes(drop_dead_nodes(data.draw(functions())))
+    listed = data.draw(st.permutations(function.nodes))
+    other = function.replace(nodes=tuple(listed))
+    assert other == function
+    assert regions(other) == regions(function)
+
+
+@bounded
+@given(data=st.data())
+def test_names_change_nothing(data):
+    function = infer_shapes(data.draw(functions()))
+    other = renamed(function, {"v1": "zz", "v3": "a"})
+    assert other.fingerprint == function.fingerprint
+    assert regions(other) == regions(function)
+    engine = Recording()
+    assert signature_of(other, engine, CompileContext()).key == signature_of(function, engine, CompileContext()).key
+
+
+SCRIPT = """
+from tests.laws.test_order import takers
+from xrt.cache import signature_of
+from xrt.engines import CompileContext
+from xrt.partition import partition
+from xrt.passes import infer_shapes
+from xrt.testing.generate import seeded_function
+for seed in range(40):
+    function = infer_shapes(seeded_function(seed))
+    plan = partition(function, takers(), strict=True)
+    print(plan)
+    print([launch.function.fingerprint for launch in plan.launches])
+    print(signature_of(function, takers()[0], CompileContext()))
+"""
+
+
+def test_the_hash_seed_and_the_process_change_nothing():
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "4242")
+    ]
+    assert "xrt_recording_0" in printed[0]
+    assert printed[0] == printed[1] == printed[2]

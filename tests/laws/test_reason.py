@@ -1,0 +1,72 @@
+"""Law 9: every node that is not where the first engine of the list would have had it has a reason."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.laws.laws import bounded
+from xrt.errors import PlanError
+from xrt.partition import ClusteringOptions, partition
+from xrt.passes import infer_shapes
+from xrt.testing.faulty import Faulty, Recording
+from xrt.testing.running import module_of
+from xrt.testing.strategies import functions, inputs_of
+
+
+@bounded
+@given(data=st.data(), minimum=st.integers(1, 3), takes=st.sampled_from(["A*|S*|C*", "Relu|Add|If", "none"]))
+def test_every_node_elsewhere_has_a_reason_for_each_engine_before(data, minimum, takes):
+    function = infer_shapes(data.draw(functions()))
+    engines = [Recording(takes=takes), Recording(takes="*e*", mark="second"), Recording(mark="last")]
+    plan = partition(function, engines, ClusteringOptions(minimum_nodes=minimum), strict=True)
+    home = {node: launch.engine for launch in plan.launches for node in launch.nodes}
+    specs = [engine.spec for engine in engines]
+    due = {(node, spec) for node, spec in _before(home, specs)}
+    assert {(reason.node, reason.engine) for reason in plan.reasons} == due
+    assert all(reason.text.strip() and reason.op for reason in plan.reasons)
+
+
+def _before(home, specs):
+    for node, engine in home.items():
+        for spec in specs[: specs.index(engine)]:
+            yield node, spec
+
+
+@bounded
+@given(function=functions())
+def test_a_declined_node_carries_what_the_engine_said(function):
+    function = infer_shapes(function)
+    first = Recording(takes="Relu|Add")
+    plan = partition(function, [first, Recording(mark="last")], strict=True)
+    said = {node.name: first.why_not(node, function) for node in function.nodes}
+    for reason in plan.reasons:
+        if said[reason.node] is not None:
+            assert said[reason.node] in reason.text
+
+
+@pytest.mark.filterwarnings("ignore::xrt.errors.FallbackWarning")
+def test_a_refusal_at_compile_becomes_the_reason():
+    function = next(f for f in _drawn() if len(f.nodes) > 2)
+    faulty = Faulty(where="compile", how="refuse")
+    with module_of(function, [faulty, "toy"]) as module:
+        module(*inputs_of(function, 0))
+        reasons = {r.node: r.text for r in module.plan.reasons if r.engine == faulty.spec}
+    assert set(reasons) == {node.name for node in function.nodes}
+    assert all("told to refuse" in text for text in reasons.values())
+
+
+def _drawn():
+    from xrt.testing.generate import seeded_function
+
+    return (seeded_function(seed) for seed in range(50))
+
+
+def test_strictly_the_error_lists_every_node_and_why():
+    function = next(f for f in _drawn() if len({n.op for n in f.nodes}) > 3)
+    with pytest.raises(PlanError) as caught, module_of(function, [Recording(takes="none")]) as module:
+        module(*inputs_of(function, 0))
+    for node in function.nodes:
+        assert repr(node.name) in str(caught.value)
+    assert "it was told to take none" in str(caught.value)

@@ -1,0 +1,291 @@
+"""`xrt.ops`: one function per operator, checked against its schema, and the stub files."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import defs
+
+import xrt.ops
+from tests.graph.tracing import F32, trace
+from xrt import ops
+from xrt.errors import ModelError
+from xrt.graph import Attribute, AttrKind, DType, OptionalType, TensorType
+from xrt.graph.operators import operator_of
+from xrt.graph.schemas import latest_opset
+from xrt.ops.stubs import stub
+
+ALL = sorted({schema.name for schema in defs.get_all_schemas_with_history() if schema.domain == ""})
+F32_2 = TensorType(DType.FLOAT32, (2,))
+
+
+# ---------------------------------------------------------------------- what there is
+
+
+@pytest.mark.parametrize("module", [xrt.ops, xrt.ops.ml], ids=["ai.onnx", "ai.onnx.ml"])
+def test_every_operator_is_a_function(module: Any) -> None:
+    domain = "ai.onnx.ml" if module is xrt.ops.ml else ""
+    schemas = {schema.name: schema for schema in defs.get_all_schemas() if schema.domain == domain}
+    assert len(schemas) > 15
+    for name in schemas:
+        function = getattr(module, name)
+        assert function.__name__ == function.__qualname__ == name
+        assert function.__module__ == module.__name__
+        assert name in dir(module)
+        assert f"{domain}.{name}".strip(".") in function.__doc__
+        assert inspect.signature(function).parameters["name"].default is None
+
+
+def test_functions_are_made_once() -> None:
+    assert ops.Relu is ops.Relu
+
+
+def test_signatures_are_the_schemas() -> None:
+    signature = str(inspect.signature(ops.Gemm))
+    assert signature == "(A, B, C=None, *, alpha=1.0, beta=1.0, transA=0, transB=0, name=None)"
+    assert str(inspect.signature(ops.Concat)) == "(*inputs, axis, name=None)"
+    assert str(inspect.signature(ops.Loop)) == "(M=None, cond=None, /, *v_initial, body, outputs=None, name=None)"
+    assert inspect.signature(ops.LayerNormalization).parameters["epsilon"].default == 1e-05
+
+
+def test_documentation_names_inputs_attributes_and_outputs() -> None:
+    text = inspect.getdoc(ops.TopK)
+    assert text is not None
+    assert text.startswith("TopK, version ")
+    for line in ("    X (T)", "    axis (int, default -1)", "    Indices (I)"):
+        assert line in text.splitlines()
+
+
+def test_an_unknown_operator() -> None:
+    with pytest.raises(AttributeError, match=r"ai.onnx has no operator 'Rleu'. Did you mean 'Relu'?"):
+        ops.Rleu  # type: ignore[attr-defined]  # that is the point  # noqa: B018
+    with pytest.raises(AttributeError, match=r"ai.onnx.ml has no operator 'Relu'"):
+        ops.ml.Relu  # type: ignore[attr-defined]  # that is the point  # noqa: B018
+
+
+# ---------------------------------------------------------------------- versions
+
+
+def test_the_graph_says_the_version() -> None:
+    assert trace(lambda x: ops.Squeeze(x, axes=[0]), TensorType(DType.FLOAT32, (1, 2)), opsets=11).nodes[0].attr("axes") == (0,)
+    assert len(trace(lambda x: ops.Squeeze(x, [0]), TensorType(DType.FLOAT32, (1, 2)), opsets=13).nodes[0].inputs) == 2
+
+
+@pytest.mark.parametrize(
+    ("op_type", "opset", "message"),
+    [
+        ("HardSwish", 13, "HardSwish came with opset 14 of ai.onnx; the graph is at opset 13"),
+        ("Upsample", 10, "Upsample is deprecated since opset 10 of ai.onnx and cannot be used at opset 10"),
+        ("Relu", latest_opset() + 1, "came with|is not|is not valid: opset"),
+    ],
+)
+def test_operators_that_a_version_lacks(op_type: str, opset: int, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        trace(lambda x: getattr(ops, op_type)(x), F32, opsets=opset)
+
+
+def test_operators_newer_than_the_default_are_there_for_newer_graphs() -> None:
+    newer = [n for n in ALL if operator_of(n, latest_opset()) and not operator_of(n, 26)]
+    assert newer
+    assert all(callable(getattr(ops, name)) for name in newer)
+
+
+# ---------------------------------------------------------------------- inputs
+
+
+def test_inputs_by_name() -> None:
+    by_name = trace(lambda x: ops.Clip(x, max=6.0), F32)
+    assert by_name == trace(lambda x: ops.Clip(x, None, 6), F32)
+    assert by_name.nodes[0].inputs == ("x", "", "constant_1")
+    assert trace(lambda x: ops.Clip(input=x, min=None), F32).nodes[0].inputs == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("build", "dtypes"),
+    [
+        (lambda x: ops.Add(x, 1), [DType.FLOAT32]),  # what the other input binds
+        (lambda x: ops.Reshape(x, [3, 2]), [DType.INT64]),  # what the operator admits
+        (lambda x: ops.Range(0, 10, 1), [DType.INT64, DType.INT64, DType.INT64]),
+        (lambda x: ops.Range(0.0, 1, 0.5), [DType.FLOAT32, DType.FLOAT32, DType.FLOAT32]),
+        (lambda x: ops.Range(0, 1.0, 1), [DType.FLOAT32, DType.FLOAT32, DType.FLOAT32]),
+        (lambda x: ops.Where(True, x, 0), [DType.BOOL, DType.FLOAT32]),
+        (lambda x: ops.Resize(x, None, [1, 2]), [DType.FLOAT32]),
+        (lambda x: ops.StringConcat("a", ["b", "c"]), [DType.STRING, DType.STRING]),
+        (lambda x: ops.Add(x, np.float32(1)), [DType.FLOAT32]),
+        (lambda x: ops.Expand(x, ()), [DType.INT64]),
+    ],
+)
+def test_constants_take_the_type_that_fits(build: Any, dtypes: list[DType]) -> None:
+    function = trace(build, F32)
+    (node,) = function.nodes
+    assert [function.constants[n].dtype for n in node.inputs if n in function.constants] == dtypes
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda x: ops.Relu(), "xrt.ops.Relu: takes 1 input(s): X; got 0"),
+        (lambda x: ops.Gemm(x, x, x, x), "xrt.ops.Gemm: takes 2 to 3 input(s): A, B, [C]; got 4"),
+        (lambda x: ops.Concat(axis=0), "xrt.ops.Concat: takes at least 1 input(s): *inputs; got 0"),
+        (lambda x: ops.RandomNormal(x, shape=[1]), "xrt.ops.RandomNormal: takes 0 input(s): none; got 1"),
+        (lambda x: ops.Add(x, None), "xrt.ops.Add: input 'B' must be given; got None"),
+        (lambda x: ops.Relu(x, X=x), "xrt.ops.Relu: input 'X' is given twice: in place 1 and by name"),
+        (lambda x: ops.Concat(inputs=x, axis=0), "input 'inputs' stands for any number of tensors; give them in their places"),
+        (
+            lambda x: ops.Concat([x, x], axis=0),
+            "a list that holds tensors of the graph is not an operand; pass the tensors one by one",
+        ),
+        (lambda x: ops.Relu({}), "xrt.ops.Relu: input 'X' is a dict, {}; it must be a tensor"),
+        (lambda x: ops.Relu([[1], [1, 2]]), "xrt.ops.Relu: [[1], [1, 2]] is not a tensor"),
+        (lambda x: ops.Add(x, "a"), "xrt.ops.Add: 'a' cannot be a constant of float32"),
+        (lambda x: ops.Reshape(x, [1.5]), "xrt.ops.Reshape: [1.5] cannot be a constant of int64"),
+        (lambda x: ops.Not(x), "xrt.ops.Not: takes no tensor(float) as input 'X' at version 1; it takes tensor(bool)"),
+        (
+            lambda x: ops.Add(x, np.ones(3)),
+            "needs inputs 'A' and 'B' of the same type; got tensor(float) and tensor(double); convert one with .astype(...)",
+        ),
+        (lambda x: ops.Concat(x, x.astype("int8"), axis=0), "needs inputs 'inputs' and 'inputs' of the same type"),
+        (lambda x: ops.Conv(x, x), "xrt.ops.Conv: "),
+    ],
+)
+def test_inputs_that_are_refused(build: Any, message: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        trace(build, F32)
+    assert message in str(caught.value)
+
+
+# ---------------------------------------------------------------------- attributes
+
+
+def test_attributes_become_what_the_schema_says() -> None:
+    def build(x: Any) -> Any:
+        ops.LeakyRelu(x, alpha=1)
+        ops.Transpose(x, perm=np.array([1, 0]))
+        ops.Cast(x, to=np.float64)
+        ops.Cast(x, to="bfloat16")
+        ops.Cast(x, to=DType.INT8)
+        ops.Constant(value=3.0)
+        ops.Constant(value_ints=[])
+        ops.Softmax(x, axis=None)
+        ops.Optional(type=F32)
+        return x
+
+    attributes = [node.attributes for node in trace(build, F32).nodes]
+    assert attributes == [
+        (Attribute("alpha", AttrKind.FLOAT, 1.0),),
+        (Attribute("perm", AttrKind.INTS, (1, 0)),),
+        (Attribute("to", AttrKind.INT, 11),),
+        (Attribute("to", AttrKind.INT, 16),),
+        (Attribute("to", AttrKind.INT, 3),),
+        (Attribute.of("value", np.array(3, np.float32)),),
+        (Attribute("value_ints", AttrKind.INTS, ()),),
+        (),
+        (Attribute("type", AttrKind.TYPE, F32),),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda x: ops.Softmax(x, axes=1),
+            "xrt.ops.Softmax: has no attribute 'axes'; its attributes are: axis. Did you mean 'axis'?",
+        ),
+        (lambda x: ops.Relu(x, alpha=1), "xrt.ops.Relu: has no attribute 'alpha'; its attributes are: none."),
+        (lambda x: ops.Concat(x), "xrt.ops.Concat: needs the attribute 'axis' (int); it was not given"),
+        (lambda x: ops.Softmax(x, axis=1.5), "xrt.ops.Softmax: attribute 'axis' must be int; got float 1.5"),
+        (lambda x: ops.Softmax(x, axis="1"), "xrt.ops.Softmax: attribute 'axis' must be int; got string '1'"),
+        (lambda x: ops.Transpose(x, perm=1), "xrt.ops.Transpose: attribute 'perm' must be a list of ints; got int 1"),
+        (lambda x: ops.Cast(x, to="real"), "xrt.ops.Cast: 'real' is no element type"),
+        (lambda x: ops.Optional(type="x"), "xrt.ops.Optional: attribute 'type' must be type; got string 'x'"),
+    ],
+)
+def test_attributes_that_are_refused(build: Any, message: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        trace(build, F32)
+    assert message in str(caught.value)
+
+
+# ---------------------------------------------------------------------- outputs
+
+
+@pytest.mark.parametrize(
+    ("build", "count"),
+    [
+        (lambda x: ops.Relu(x), None),
+        (lambda x: ops.Relu(x, outputs=1), 1),
+        (lambda x: ops.TopK(x, [1]), 2),
+        (lambda x: ops.Dropout(x), None),
+        (lambda x: ops.Dropout(x, outputs=2), 2),
+        (lambda x: ops.Split(x, num_outputs=3, axis=1), 3),
+        (lambda x: ops.Split(x, [1, 2], axis=1), 2),
+        (lambda x: ops.Split(x, axis=1, outputs=3), 3),
+        (lambda x: ops.Split(x, num_outputs=1), 1),
+        (lambda x: ops.Unique(x, outputs=4), 4),
+        (lambda x: ops.GRU(x[None], np.ones((1, 6, 3), "f4"), np.ones((1, 6, 2), "f4"), hidden_size=2), 2),
+    ],
+)
+def test_how_many_outputs(build: Any, count: int | None) -> None:
+    results: list[Any] = []
+    trace(lambda x: (results.append(build(x)), x)[1], F32)
+    assert isinstance(results[0], tuple) == (count is not None)
+    assert count is None or len(results[0]) == count
+
+
+def test_the_outputs_of_old_split() -> None:
+    trace(lambda x: ops.Split(x, axis=1, split=[1, 2])[1], F32, opsets=11)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda x: ops.Split(x),
+            "xrt.ops.Split: the number of its outputs cannot be read from what was given; say it with outputs=",
+        ),
+        (lambda x: ops.Dropout(x, outputs=3), "xrt.ops.Dropout: has 1 to 2 outputs; outputs=3 was asked"),
+        (lambda x: ops.TopK(x, [1], outputs=1), "xrt.ops.TopK: has 2 outputs; outputs=1 was asked"),
+        (lambda x: ops.TopK(x, [1], outputs="2"), "xrt.ops.TopK: has 2 outputs; outputs='2' was asked"),
+    ],
+)
+def test_outputs_that_are_refused(build: Any, message: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        trace(build, F32)
+    assert message in str(caught.value)
+
+
+def test_operators_without_inputs_belong_to_the_current_graph() -> None:
+    function = trace(lambda: ops.RandomNormal(shape=[2, 3], seed=1.0))
+    assert function.inputs == ()
+    assert function.outputs[0].type == F32
+
+
+def test_optionals() -> None:
+    assert trace(lambda x: ops.Optional(x), F32).outputs[0].type == OptionalType(F32)
+
+
+def test_operators_of_ml() -> None:
+    function = trace(lambda x: ops.ml.Scaler(x, offset=[0.0], scale=[2.0]), F32)
+    assert function.nodes[0].op == "ai.onnx.ml.Scaler"
+    assert function.opsets == {"": 26, "ai.onnx.ml": 5}
+    assert function.outputs[0].type == TensorType(DType.FLOAT32)  # onnx infers no shapes for this domain
+
+
+# ---------------------------------------------------------------------- stubs
+
+
+@pytest.mark.parametrize(("file", "domain"), [("__init__.pyi", ""), ("ml.pyi", "ai.onnx.ml")])
+def test_the_committed_stub_is_fresh(file: str, domain: str) -> None:
+    committed = Path(xrt.ops.__file__).with_name(file).read_text(encoding="utf-8")
+    assert committed == stub(domain), "the schemas have changed; run `make stubs`"
+
+
+def test_a_stub_names_every_operator_in_force() -> None:
+    defined = {node.name for node in ast.parse(stub("")).body if isinstance(node, ast.FunctionDef)}
+    in_force = {n for n in ALL if (o := operator_of(n, latest_opset())) is not None and not o.is_deprecated}
+    assert defined == in_force | {"custom"}

@@ -1,0 +1,276 @@
+"""Folding constants: what is computed once, and what is left alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from onnx import parser
+from onnx.reference import ReferenceEvaluator
+
+from xrt.formats.onnx import load, to_model
+from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value, attributes_of
+from xrt.passes import drop_dead_nodes, fold_constants, folding, infer_shapes
+from xrt.testing.strategies import Form, functions, inputs_of
+
+
+class Evaluator:
+    """The reference, and what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __call__(self, function: Function, inputs: list[Any]) -> list[Any]:
+        assert not function.inputs
+        assert not inputs
+        assert not function.captures
+        self.asked += [node.op for node in function.nodes]
+        return [np.asarray(value) if isinstance(value, np.generic) else value for value in run(function, [])]
+
+
+def run(function: Function, inputs: list[Any]) -> list[Any]:
+    named = dict(zip((value.name for value in function.inputs), inputs, strict=True))
+    return list(ReferenceEvaluator(to_model(function)).run(None, named))
+
+
+def read(text: str, **constants: np.ndarray) -> Function:
+    function = load(parser.parse_model(f'<ir_version: 10, opset_import: ["": 20, "com.acme": 1]> g {text}'))
+    return function.replace(
+        inputs=tuple(value for value in function.inputs if value.name not in constants),
+        constants={**function.constants, **{name: Constant(array) for name, array in constants.items()}},
+    )
+
+
+def fold(function: Function) -> Function:
+    return fold_constants(infer_shapes(function), Evaluator())
+
+
+def ops(function: Function) -> list[str]:
+    return [node.op for node in function.nodes]
+
+
+TWO = np.array([1, 2], np.float32)
+
+
+def test_a_chain_of_constants_becomes_one() -> None:
+    function = read("(float[2] x, float[2] k) => (float[2] y) { a = Neg(k)  b = Exp(a)  y = Add(x, b) }", k=TWO)
+    folded = fold(function)
+    assert ops(folded) == ["Add"]
+    assert folded.node("y") == function.node("y")  # under the same names
+    assert dict(folded.constants) == {"b": Constant(np.exp(-TWO))}
+    assert "b" not in folded.types
+    assert fold_constants(folded, Evaluator()) is folded
+
+
+def test_an_output_may_become_a_constant_and_keeps_its_place() -> None:
+    folded = fold(read("(float[2] x, float[2] k) => (float[2] y, float[2] z) { y = Neg(k)  z = Neg(x) }", k=TWO))
+    assert [value.name for value in folded.outputs] == ["y", "z"]
+    assert list(folded.constants) == ["y"]
+
+
+def test_constants_that_others_read_or_that_nobody_ever_read_stay() -> None:
+    function = read(
+        "(float[2] x, float[2] k, float[2] spare) => (float[2] y) { a = Neg(k)  b = Add(x, k)  y = Add(a, b) }", k=TWO, spare=TWO
+    )
+    assert set(fold(function).constants) == {"a", "k", "spare"}
+
+
+def test_constant_nodes_need_no_evaluator() -> None:
+    evaluator = Evaluator()
+    value = Constant(np.zeros(folding.LARGEST_BYTES // 8 + 1))  # larger than what would be computed, but it is there already
+    node = Node("Constant", (), ("k",), attributes_of({"value": value}))
+    function = Function((), (Value("k"),), (node,), opsets={"": 18})
+    folded = fold_constants(function, evaluator)
+    assert folded.constants["k"] is value
+    assert not evaluator.asked
+
+
+def test_the_shape_of_a_value_is_a_constant_where_all_its_extents_are_known() -> None:
+    text = "(float[{n},3,4] x) => (int64 a, int64 b) {{ r = Relu(x)  a = Shape<start=1>(r)  b = Shape<start=-2, end=-1>(x) }}"
+    folded = fold(read(text.format(n=2)))
+    assert {name: constant.array.tolist() for name, constant in folded.constants.items()} == {"a": [3, 4], "b": [3]}
+    assert "Shape" in ops(fold(read(text.format(n="N"))))
+
+
+# ---------------------------------------------------------------------------------------------- left alone
+
+
+def left_alone(function: Function) -> list[str]:
+    """Check that nothing is folded, and return what the evaluator was asked."""
+    evaluator = Evaluator()
+    function = infer_shapes(function)
+    assert fold_constants(function, evaluator) is function
+    return evaluator.asked
+
+
+def test_what_is_random_or_unknown() -> None:
+    assert not left_alone(read("() => (float[2] y) { y = RandomNormal<shape=[2]>() }"))
+    assert not left_alone(read("(float[2] k) => (float[2] y) { y = com.acme.Foo(k) }", k=TWO))
+    assert not left_alone(
+        read("(float[2] k, float r, bool t) => (float[2] y) { y = Dropout(k, r, t) }", k=TWO, r=np.float32(0.5), t=np.True_)
+    )
+
+
+def test_what_is_part_of_a_control_edge() -> None:
+    first = Node("Neg", ("k",), ("a",), name="first")
+    function = Function(
+        (), (Value("a"), Value("b")), (first, Node("Exp", ("k",), ("b",), control=("first",))), {"k": Constant(TWO)}, {"": 18}
+    )
+    assert not left_alone(function)
+
+
+def test_what_would_be_too_large() -> None:
+    count = folding.LARGEST_BYTES // 4
+    text = "(int64[1] s) => (float y) { y = ConstantOfShape(s) }"
+    assert not left_alone(read(text, s=np.array([count + 1])))
+    assert not left_alone(read(text, s=np.array([1 << 60])))
+    evaluator = Evaluator()
+    folded = fold_constants(infer_shapes(read(text, s=np.array([count]))), evaluator)
+    assert evaluator.asked == ["ConstantOfShape"]
+    assert folded.constants["y"].nbytes == folding.LARGEST_BYTES
+
+
+def test_what_is_not_known_to_be_small() -> None:
+    function = read("(string[2] k) => (string y, int64 n) { y, n = StringSplit(k) }", k=np.array(["a b", "c"], object))
+    assert not left_alone(function)
+
+
+def test_what_the_data_decide_is_computed_where_it_cannot_be_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = read("(float[2] k) => (int64 y) { y = NonZero(k) }", k=TWO)
+    assert fold(function).constants["y"].array.tolist() == [[0, 1]]
+    monkeypatch.setattr(folding, "LARGEST_UNKNOWN_BYTES", 4)
+    assert not left_alone(function)
+
+
+def test_sequences_are_no_constants() -> None:
+    assert not left_alone(read("(float[2] k) => (seq(float[2]) y) { y = SequenceConstruct(k) }", k=TWO))
+
+
+class Answering:
+    """An evaluator that always gives the same answer, or raises it."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def __call__(self, function: Function, inputs: list[Any]) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ValueError("cannot"),
+        MemoryError(),
+        [],
+        [None],
+        [[TWO]],
+        [TWO, TWO],
+        [TWO.astype(np.float64)],
+        [np.zeros(3, np.float32)],
+        [np.zeros((2, 1), np.float32)],
+    ],
+    ids=repr,
+)
+def test_an_evaluation_that_fails_or_gives_something_else(answer: Any) -> None:
+    function = infer_shapes(read("(float[2] k) => (float[2] y) { y = Neg(k) }", k=TWO))
+    assert fold_constants(function, Answering(answer)) is function
+
+
+# ---------------------------------------------------------------------------------------------- bodies
+
+
+IF = """(bool c, float[2] x, float[2] k) => (float[2] y) {
+    y = If(c) <then_branch = t () => (float[2] a) { p = Neg(k)  a = Add(p, %s) },
+               else_branch = e () => (float[2] b) { b = Exp(k) }>
+}"""
+
+
+def test_bodies_are_folded_inside_with_the_constants_around_them() -> None:
+    folded = fold(read(IF % "x", k=TWO))
+    other, then = folded.nodes[0].bodies  # in the order of the attributes' names
+    assert ops(then) == ["Add"]
+    assert then.constants["p"] == Constant(-TWO)
+    assert not ops(other)
+    assert [value.name for value in other.outputs] == ["b"]
+    assert "k" not in folded.constants  # the bodies alone have read it
+
+
+def test_control_flow_over_constants_alone_is_folded_whole() -> None:
+    evaluator = Evaluator()
+    folded = fold_constants(infer_shapes(read(IF % "k", k=TWO, c=np.array(False)).replace(inputs=())), evaluator)
+    assert evaluator.asked == ["If"]
+    assert dict(folded.constants) == {"y": Constant(np.exp(TWO))}
+
+
+LOOP = """(int64 m, bool c, float[2] k) => (float[2] y) {
+    y = Loop(m, c, k) <body = b (int64 i, bool d, float[2] s) => (bool d2, float[2] t) { d2 = Identity(d)  t = Add(s, k) }>
+}"""
+
+
+def loop(trips: int) -> Function:
+    """Return a Loop over constants whose state is declared to keep its shape, which onnx does not infer."""
+    return read(LOOP, m=np.array(trips), c=np.array(True), k=TWO)
+
+
+def test_a_loop_is_folded_where_it_is_known_to_end_soon() -> None:
+    assert fold(loop(3)).constants["y"] == Constant(TWO * 4)
+    assert not left_alone(loop(folding.MOST_TRIPS + 1))
+
+
+def test_a_loop_without_a_limit() -> None:
+    function = loop(3)
+    node = Node("Loop", ("", *function.nodes[0].inputs[1:]), ("y",), function.nodes[0].attributes)
+    assert not left_alone(function.replace(nodes=(node,)))
+
+
+def test_a_large_value_inside_of_a_body() -> None:
+    text = """(bool c) => (float y) {{
+        y = If(c) <then_branch = t () => (float a) <int64[1] s = {{{size}}}> {{
+                       q = ConstantOfShape(s)
+                       a = ReduceSum<keepdims=0>(q)
+                   }},
+                   else_branch = e () => (float b) <float[1] s = {{1}}> {{ b = ReduceSum<keepdims=0>(s) }}>
+    }}"""
+    assert fold(read(text.format(size=5), c=np.array(True))).constants["y"].array == 0
+    evaluator = Evaluator()
+    folded = fold_constants(infer_shapes(read(text.format(size=1 << 40), c=np.array(True))), evaluator)
+    assert ops(folded) == ["If"]
+    assert "ConstantOfShape" not in evaluator.asked
+    assert "If" not in evaluator.asked
+
+
+# ---------------------------------------------------------------------------------------------- laws
+
+
+@given(functions(Form(control=False, empty=False)))  # on others the reference fails
+@settings(max_examples=60, deadline=None)
+def test_generated_functions_compute_the_same(function: Function) -> None:
+    folded = drop_dead_nodes(fold_constants(infer_shapes(function), Evaluator()))
+    inputs = inputs_of(function, 0)
+    with np.errstate(all="ignore"):
+        for actual, expected in zip(run(folded, inputs), run(function, inputs), strict=True):
+            np.testing.assert_array_equal(actual, expected)
+    assert [value.name for value in folded.outputs] == [value.name for value in function.outputs]
+
+
+def test_the_evaluated_function_says_all_that_is_known() -> None:
+    seen: list[Function] = []
+
+    def remembers(function: Function, inputs: list[Any]) -> list[Any]:
+        seen.append(function)
+        return run(function, inputs)
+
+    fold_constants(infer_shapes(read("(float[2] k) => (float[2] y) { [n] y = Neg(k) }", k=TWO)), remembers)
+    (function,) = seen
+    assert (function.name, list(function.constants), function.opset()) == ("n", ["k"], 20)
+    assert function.outputs == (Value("y", TensorType(DType.FLOAT32, (2,))),)
+
+
+def test_types_that_have_no_size() -> None:
+    assert folding._nbytes(SequenceType(TensorType(DType.FLOAT32, (2,)))) == math.inf
+    assert folding._nbytes(TensorType(DType.STRING, (3,))) == 24

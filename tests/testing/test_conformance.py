@@ -1,0 +1,285 @@
+"""The conformance run itself: what it calls passed, declined and failed, and how it counts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import ml_dtypes
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from xrt.engines import registry
+from xrt.errors import UnknownEngine
+from xrt.testing import Case, Gap, Outcome, Report, Word, conform, gaps_of, node_cases, run_case, run_reference, settle
+from xrt.testing.cases import _value
+from xrt.testing.conformance import alone, together
+from xrt.testing.faulty import Faulty, Recording
+
+RELU = "test_relu"
+
+
+def outcome_of(engine, pattern: str = RELU) -> Outcome:
+    [outcome] = conform(engine, pattern, gaps=()).outcomes
+    return outcome
+
+
+# ---------------------------------------------------------------------- cases
+
+
+def test_every_node_test_of_onnx_is_a_case():
+    cases = node_cases()
+    assert len(cases) > 1800
+    assert [case.name for case in cases] == sorted(case.name for case in cases)
+    assert len({case.name for case in cases}) == len(cases)
+
+
+def test_shares_are_disjoint_and_complete():
+    shares = [{case.name for case in node_cases("*conv*", shard=(i, 3))} for i in range(3)]
+    assert sum(map(len, shares)) == len(set().union(*shares)) == len(node_cases("*conv*"))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_patterns_may_be_several_and_leave_out_the_prefix():
+    assert {case.name for case in node_cases("relu, test_abs")} == {"test_relu", "test_abs"}
+
+
+def test_cases_hold_values_as_engines_take_them():
+    allowed = (np.ndarray, list, type(None))
+    for case in node_cases():
+        assert all(isinstance(value, allowed) for value in (*case.inputs, *case.expected)), case.name
+        assert len(case.inputs) == len(case.model.graph.input), case.name
+
+
+def test_messages_become_arrays():
+    assert _value(helper.make_tensor("t", TensorProto.INT4, [2], [1, -2])).dtype == ml_dtypes.int4
+    text = _value(np.array([b"a", b"\xc3\xb6"]))
+    assert text.tolist() == ["a", "ö"]
+    assert _value(np.float32(1)).shape == ()
+    assert _value([np.float32(1), None])[1] is None
+
+
+def test_random_cases_are_found_by_their_schemas():
+    random = {case.name for case in node_cases("*bernoulli*,*dropout*,*random*,*affine_grid*") if case.is_random}
+    assert "test_bernoulli_seed_expanded" in random
+    assert "test_training_dropout_default" in random
+    assert "test_dropout_default" not in random, "it draws in training only"
+    assert not any("affine_grid" in name for name in random), "it is declared random, and draws nothing"
+
+
+def test_of_a_random_case_type_and_shape_count():
+    case = next(case for case in node_cases("test_bernoulli"))
+    assert case.judge([1 - case.expected[0]])
+    assert not case.judge([case.expected[0][:1]])
+    assert not case.judge([case.expected[0].astype(np.float32)])
+
+
+def test_bfloat16_is_granted_two_roundings():
+    case = next(
+        case for case in node_cases("*") if any(getattr(e, "dtype", None) == ml_dtypes.bfloat16 and e.size for e in case.expected)
+    )
+    near = [(e.astype(np.float32) * np.float32(1 + 2**-7)).astype(e.dtype) for e in case.expected]
+    assert case.judge(near)
+
+
+# ---------------------------------------------------------------------- words
+
+
+def test_what_comes_out_right_has_passed():
+    outcome = outcome_of("toy")
+    assert (outcome.word, outcome.reason, outcome.operators) == (Word.PASSED, "", ("Relu",))
+    assert outcome.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("where", "reason"),
+    [("why_not", "Relu: the faulty engine was told to decline"), ("compile", "the faulty engine was told to refuse")],
+)
+def test_what_is_said_before_the_run_is_declined(where, reason):
+    outcome = outcome_of(Faulty(where=where, how="refuse"))
+    assert (outcome.word, outcome.reason) == (Word.DECLINED, reason)
+
+
+@pytest.mark.parametrize("where", ["why_not", "compile", "prepare", "run", "close"])
+def test_every_other_error_has_failed(where):
+    outcome = outcome_of(Faulty(where=where))
+    assert outcome.word is Word.FAILED
+    assert outcome.reason.endswith(f"RuntimeError: the faulty engine was told to fail in {where}")
+    assert outcome.reason.startswith("at run" if where in ("run", "close") else "at compile")
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("dtype", "y is of type float64; float32 was expected"),
+        ("shape", "y has shape (1, 3, 4, 5); (3, 4, 5) was expected"),
+        ("nan", "y differs in 60 of 60 elements"),
+        ("value", "y differs in 60 of 60 elements"),
+        ("missing", "there are 0 outputs; 1 were expected"),
+        ("scalar", "y is a float32; it must be an array"),
+        ("write_input", "input 0 differs in 1 of 60 elements"),
+    ],
+)
+def test_a_wrong_result_has_failed(how, reason):
+    outcome = outcome_of(Faulty(how=how))
+    assert outcome.word is Word.FAILED
+    assert outcome.reason.startswith(reason)
+
+
+def test_one_failure_does_not_end_the_run():
+    report = conform(Faulty(nth=2), "relu,abs,neg", gaps=())
+    assert [outcome.word for outcome in report.outcomes] == [Word.PASSED, Word.FAILED, Word.PASSED]
+
+
+def test_a_model_that_cannot_be_read_has_failed():
+    case = next(iter(node_cases(RELU)))
+    broken = Case("broken", type(case.model)(), case.inputs, case.expected, 0, 0)
+    outcome = run_case(broken, alone(registry.create("toy")))
+    assert outcome.word is Word.FAILED
+    assert "ModelError" in outcome.reason
+
+
+# ---------------------------------------------------------------------- lists of engines
+
+
+def test_a_list_runs_as_one_plan():
+    first = Recording(takes="Relu")
+    report = conform([first, "toy"], "relu,abs", gaps=())
+    assert report.counts[Word.PASSED] == 2
+    assert report.engine == f"{first.spec},toy"
+    assert first.journal.count("run") == 1
+
+
+def test_a_list_that_nobody_completes_declines():
+    outcome = outcome_of([Recording(takes="Abs"), Recording(takes="Neg")])
+    assert outcome.word is Word.DECLINED
+    assert "takes 1 of 1 node" in outcome.reason
+
+
+def test_a_failure_to_compile_is_no_refusal_even_in_a_list():
+    outcome = outcome_of([Faulty(where="compile"), Recording(takes="Neg")])
+    assert outcome.word is Word.FAILED
+    assert "CompileFailed" in outcome.reason
+
+
+def test_a_list_falls_back_on_what_it_names():
+    assert outcome_of([Faulty(where="compile"), "toy"]).word is Word.PASSED
+
+
+def test_an_unknown_engine_is_an_error_of_the_caller():
+    with pytest.raises(UnknownEngine):
+        conform("nobody", RELU)
+
+
+@dataclass(frozen=True)
+class Counting(Recording):
+    """An engine that sees how many nodes it is handed."""
+
+    name: ClassVar[str] = "counting"
+    nodes: list[int] = field(init=False, default_factory=list, compare=False, repr=False)
+
+    def compile(self, function, context):
+        self.nodes.append(len(function.nodes))
+        return super().compile(function, context)
+
+
+@pytest.mark.parametrize("make", [alone, lambda engine: together([engine])], ids=["alone", "list"])
+def test_constant_parts_are_computed_beforehand_unless_nothing_is_left(make):
+    engine = Counting()
+    expanded = next(case for case in node_cases("test_softmax_default_axis_expanded_ver18"))
+    constant = next(case for case in node_cases("test_constant"))
+    assert run_case(expanded, make(engine)).word is Word.PASSED
+    assert engine.nodes[0] < len(expanded.function.nodes)
+    assert run_case(constant, make(engine)).word is Word.PASSED
+    assert engine.nodes[1] == 1
+
+
+# ---------------------------------------------------------------------- the reference
+
+
+def test_the_reference_runs_beside():
+    report = conform(Recording(takes="Abs"), "relu,abs", reference=True, gaps=())
+    assert [outcome.word for outcome in report.reference] == [Word.PASSED, Word.PASSED]
+    assert report.lost(report.reference) == (RELU,)
+
+
+def test_the_reference_may_return_scalars():
+    assert run_reference(next(iter(node_cases("test_reduce_sum_default_axes_keepdims_example")))).word is Word.PASSED
+
+
+# ---------------------------------------------------------------------- ledgers and reports
+
+
+def gap(cases: str, **fields) -> Gap:
+    return Gap(cases, "not upstream", "the library rounds down", "https://example.org/1", **fields)
+
+
+def made(*words: Word) -> Report:
+    return Report("mine", tuple(Outcome(f"test_{number}", word, "why", ("Relu",)) for number, word in enumerate(words)))
+
+
+def test_a_failure_in_the_ledger_is_a_gap():
+    report = settle(made(Word.FAILED, Word.PASSED), [gap("test_0")])
+    assert report.ok
+    assert report.outcomes[0].word is Word.GAP
+    assert report.outcomes[0].reason == "not upstream: the library rounds down [why]"
+
+
+@pytest.mark.parametrize("word", [Word.PASSED, Word.DECLINED])
+def test_an_entry_whose_case_does_not_fail_is_stale(word):
+    report = settle(made(Word.FAILED, word), [gap("test_*")])
+    assert not report.ok
+    assert report.stale == (f"test_* (not upstream: the library rounds down): test_1 {word}; narrow or delete the entry",)
+
+
+def test_an_entry_that_fails_only_on_some_processors_may_pass():
+    assert settle(made(Word.PASSED), [gap("test_0", everywhere=False)]).ok
+
+
+def test_an_entry_without_a_case_is_stale_in_a_complete_run_only():
+    report = settle(made(Word.PASSED), [gap("test_9")])
+    assert report.stale == ("test_9 (not upstream: the library rounds down) matches no case; delete the entry",)
+    assert settle(made(Word.PASSED), [gap("test_9")], complete=False).ok
+
+
+def test_in_a_list_another_engine_may_pass_what_the_ledger_knows():
+    assert settle(made(Word.PASSED, Word.FAILED), [gap("test_*")], alone=False).ok
+
+
+def test_a_failure_that_no_ledger_knows_is_one():
+    report = settle(made(Word.FAILED), [])
+    assert not report.ok
+    assert str(report).splitlines() == ["mine: 0 passed, 0 declined, 1 failed, 0 gap of 1", "  failed test_0: why"]
+
+
+@pytest.mark.parametrize("engine", ["toy", "ort", "tvm"])
+def test_shipped_ledgers_give_reasons_and_links(engine):
+    for entry in gaps_of(engine):
+        assert len(entry.reason) > 20
+        assert entry.link.startswith("https://")
+    assert gaps_of(f"{engine}{{x=1}}") == gaps_of(engine)
+    assert gaps_of("stranger") == ()
+
+
+def test_reports_survive_json_and_are_joined():
+    whole = conform("toy", "relu*,abs*", reference=True, gaps=())
+    shares = [conform("toy", "relu*,abs*", shard=(i, 2), reference=True, gaps=()) for i in range(2)]
+    read = [Report.from_dict(json.loads(json.dumps(share.to_dict()))) for share in shares]
+    assert read == shares
+    joined = Report.joined(read)
+    assert [o.case for o in joined.outcomes] == [o.case for o in whole.outcomes]
+    assert joined.counts == whole.counts
+    assert len(joined.reference) == len(whole.reference)
+
+
+def test_counts_per_operator():
+    report = made(Word.PASSED, Word.FAILED, Word.FAILED)
+    assert report.by_operator() == {"Relu": {Word.PASSED: 1, Word.DECLINED: 0, Word.FAILED: 2, Word.GAP: 0}}
+
+
+def test_progress_is_told_after_each_case():
+    told = []
+    conform("toy", "relu,abs", progress=lambda done, count, outcome: told.append((done, count, outcome.case)))
+    assert told == [(1, 2, "test_abs"), (2, 2, "test_relu")]

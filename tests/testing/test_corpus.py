@@ -1,0 +1,42 @@
+"""The corpus: every entry is a valid model with a name of its own, and nothing can change it."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from xrt.formats import onnx as formats
+from xrt.graph.verify import verify
+from xrt.testing.corpus import CORPUS, entry
+
+NAMES = [e.name for e in CORPUS]
+
+
+def test_names_are_unique_and_stories_are_told():
+    assert len(set(NAMES)) == len(NAMES)
+    assert all(len(e.why) > 20 for e in CORPUS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_onnx_accepts_it(name):
+    verify(entry(name).function)
+    onnx.checker.check_model(formats.to_model(entry(name).function), full_check=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_judges_its_own_expectation_right(name):
+    one = entry(name)
+    assert one.judge([np.array(e) if isinstance(e, np.ndarray) else e for e in one.expected])
+
+
+def test_inputs_are_handed_out_as_copies():
+    one = entry("update_in_place")
+    with pytest.raises(ValueError, match="read-only"):
+        one.inputs[0][:] = 0
+    one.given()[0][:] = 0
+    assert one.inputs[0].tolist() == [1, 1, 1]
+
+
+def test_a_strided_input_stays_strided():
+    assert not entry("strided_input").given()[0].flags.c_contiguous

@@ -1,0 +1,96 @@
+"""Engines that misbehave do so where and how they are told, and the recording one counts right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from xrt.engines import registry
+from xrt.engines.spec import build, parse_spec
+from xrt.errors import CompileRefused, OptionError
+from xrt.passes import infer_shapes
+from xrt.testing.corpus import entry
+from xrt.testing.faulty import Faulty, Recording
+from xrt.testing.running import compiled, run_alone
+
+ONE = entry("two_branches_and_a_join")
+
+
+def result_of(**told) -> list:
+    return run_alone(Faulty(**told), ONE.function, ONE.given())
+
+
+@pytest.mark.parametrize("where", ["why_not", "compile", "prepare", "run", "close"])
+def test_it_raises_where_it_is_told(where):
+    with pytest.raises(RuntimeError, match=f"^the faulty engine was told to fail in {where}$"):
+        result_of(where=where)
+
+
+def test_its_version_may_raise():
+    with pytest.raises(RuntimeError, match="in version"):
+        Faulty(where="version").version()
+    assert Faulty().version().startswith("faulty of ")
+
+
+@pytest.mark.parametrize(("where", "match"), [("why_not", "told to decline"), ("compile", "told to refuse")])
+def test_it_refuses_where_it_is_told(where, match):
+    with pytest.raises(CompileRefused, match=match):
+        result_of(where=where, how="refuse")
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("dtype", "y is of type float64; float32 was expected"),
+        ("shape", "y has shape (1, 3); (3,) was expected"),
+        ("nan", "y differs in 3 of 3 elements"),
+        ("value", "y differs in 3 of 3 elements"),
+        ("missing", "there are 0 outputs; 1 were expected"),
+        ("scalar", "y is a float32; it must be an array"),
+    ],
+)
+def test_its_results_are_wrong_as_told(how, message):
+    assert ONE.judge(result_of(how=how)).message.startswith(message)
+
+
+def test_it_writes_to_an_input():
+    given = [np.ones(3, np.float32)]
+    run_alone(Faulty(how="write_input"), ONE.function, given)
+    assert given[0].tolist() == [0, 1, 1]
+
+
+def test_it_misbehaves_at_the_nth_call_alone():
+    executable = compiled(Faulty(how="value", nth=2), ONE.function, ONE.inputs)
+    judged = [bool(ONE.judge(executable.run(ONE.given()))) for _ in range(3)]
+    assert judged == [True, False, True]
+
+
+def test_what_cannot_misbehave_so_is_refused():
+    with pytest.raises(OptionError, match=r"^'close' cannot misbehave by 'nan', only 'run' can$"):
+        Faulty(where="close", how="nan")
+
+
+def test_the_recording_engine_counts():
+    engine = Recording()
+    executable = compiled(engine, ONE.function, ONE.inputs)
+    for _ in range(3):
+        assert ONE.judge(executable.run(ONE.given()))
+    executable.close()
+    counted = [engine.journal.count(word) for word in ("why_not", "compile", "prepare", "run", "close")]
+    assert counted == [len(ONE.function.nodes), 1, 1, 3, 1]
+    assert [f.fingerprint for f in engine.journal.compiled] == [infer_shapes(ONE.function).fingerprint]
+    engine.journal.clear()
+    assert engine.journal.count("run") == 0
+
+
+def test_it_takes_what_it_is_told_to_take():
+    with pytest.raises(CompileRefused, match=r"^Neg: it was told to take Relu\|T\*, and Neg is none of these$"):
+        run_alone(Recording(takes="Relu|T*"), ONE.function, ONE.given())
+
+
+def test_their_options_make_their_spec():
+    engine = Faulty(inner="ort", where="compile", how="refuse", nth=3)
+    assert engine.spec == "faulty{how=refuse, inner=ort, nth=3, where=compile}"
+    assert build(Faulty, parse_spec(engine.spec)[1]) == engine
+    assert Recording(mark="a") != Recording(mark="b")
+    assert registry.create(engine) is engine

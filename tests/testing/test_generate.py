@@ -1,0 +1,157 @@
+"""Generated Functions are valid: onnx accepts them, they run, and what comes out has the type that they claim."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from onnx.reference import ReferenceEvaluator
+
+from xrt.engines import registry
+from xrt.errors import InputError
+from xrt.formats import onnx as formats
+from xrt.graph import Function, SequenceType, TensorType, Value
+from xrt.graph.dtypes import DType
+from xrt.graph.verify import verify
+from xrt.testing.draft import LARGEST, Seeded
+from xrt.testing.generate import Form, inputs_of, seeded_function
+from xrt.testing.running import run_alone
+from xrt.testing.strategies import functions, labels
+from xrt.testing.suite import bounded
+
+many = settings(bounded, max_examples=150)
+
+BEYOND_THE_REFERENCE = Form(control=False, empty=False)
+"""The evaluator of onnx stacks a Loop's results wrongly, and cannot flatten what is empty."""
+
+
+@many
+@given(function=functions())
+def test_onnx_accepts_them(function):
+    verify(function)
+    onnx.checker.check_model(formats.to_model(function), full_check=True)
+
+
+@many
+@given(function=functions())
+def test_they_give_what_they_claim(function):
+    results = run_alone(registry.create("toy"), function, inputs_of(function, 1))
+    for value, result in zip(function.outputs, results, strict=True):
+        assert DType.of(result) is value.type.dtype
+        assert len(result.shape) == len(value.type.shape)
+        assert all(claimed in (None, size) for claimed, size in zip(value.type.shape, result.shape, strict=True))
+        assert not result.size or np.abs(result.astype(np.float64)).max() <= LARGEST * 1.01
+
+
+@many
+@given(function=functions(BEYOND_THE_REFERENCE))
+def test_the_evaluator_of_onnx_runs_them_too(function):
+    if any(node.op_type == "Softsign" for node in function.nodes):
+        return  # it returns a scalar for a 0-d input, and then refuses it
+    feed = dict(zip([v.name for v in function.inputs], inputs_of(function, 2), strict=True))
+    results = ReferenceEvaluator(formats.to_model(function)).run(None, feed)
+    for value, result in zip(function.outputs, results, strict=True):
+        assert np.asarray(result).dtype == value.type.dtype.numpy
+
+
+def forms_of(function: Function) -> set[str]:
+    """Name the odd forms that a Function has."""
+    names = [v.name for v in function.outputs]
+    given = {v.name for v in function.inputs}
+    found = {
+        "input is output": bool(given & set(names)),
+        "constant is output": bool(set(function.constants) & set(names)),
+        "output twice": len(set(names)) < len(names),
+        "alias": bool(function.aliases),
+        "control edge": any(node.control for node in function.nodes),
+        "same value twice": any(len(set(node.inputs)) < len(node.inputs) for node in function.nodes),
+        "left-out input": any("" in node.inputs for node in function.nodes),
+        "two outputs": any(len(node.outputs) > 1 for node in function.nodes),
+        "captures": any(node.captures for node in function.nodes),
+        "body in a body": any(inner.bodies for node in function.nodes for b in node.bodies for inner in b.nodes),
+        "named extent": any(isinstance(d, str) for v in function.inputs for d in v.type.shape),
+        "empty": any(0 in v.type.shape for v in function.inputs),
+        "no axes": any(v.type.shape == () for v in function.inputs),
+        "rank four": any(len(v.type.shape) == 4 for v in function.inputs),
+        "value read by many": any(len(function.users(name)) > 2 for name in function.value_names()),
+    }
+    return {name for name, present in found.items() if present}
+
+
+def test_every_odd_form_comes_up():
+    seen = set().union(*(forms_of(seeded_function(seed)) for seed in range(400)))
+    assert len(seen) == 15, seen
+
+
+@pytest.mark.parametrize(
+    ("form", "absent"),
+    [
+        (Form(control=False), "captures"),
+        (Form(passthrough=False), "output twice"),
+        (Form(passthrough=False), "input is output"),
+        (Form(symbolic=False), "named extent"),
+        (Form(aliases=False), "alias"),
+        (Form(control_edges=False), "control edge"),
+        (Form(empty=False), "empty"),
+    ],
+)
+def test_a_form_keeps_out_what_it_says(form, absent):
+    assert not any(absent in forms_of(seeded_function(seed, form)) for seed in range(150))
+
+
+def test_a_family_alone():
+    operators = {node.op for seed in range(60) for node in seeded_function(seed, Form(("product",), control=False)).nodes}
+    assert operators == {"MatMul", "Gemm"}
+
+
+def test_an_unknown_family_is_refused():
+    with pytest.raises(InputError, match=r"^there is no family of recipes 'convolution'; there are elementwise, reduction, "):
+        Form(("convolution",))
+
+
+def test_equal_seeds_give_equal_functions_and_inputs():
+    one, same = seeded_function(5), seeded_function(5)
+    assert one == same
+    assert one != seeded_function(6)
+    for mine, theirs in zip(inputs_of(one, 3), inputs_of(same, 3), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_what_steps_is_computed_with_no_further():
+    for seed in range(200):
+        function = seeded_function(seed)
+        for node in function.nodes:
+            if node.op_type in ("Round", "Floor", "Ceil", "ArgMax", "ArgMin"):
+                assert not function.users(node.outputs[0]), "an engine may step elsewhere"
+
+
+def test_inputs_of_lists_and_of_unknown_rank():
+    tensor = TensorType(DType.FLOAT32, (2,))
+    [given] = inputs_of(Function((Value("s", SequenceType(tensor)),), ()), 0)
+    assert [item.shape for item in given] == [(2,), (2,)]
+    with pytest.raises(InputError, match=r"^no random value can be made for the type float32\[\.\.\.\]; "):
+        inputs_of(Function((Value("x", TensorType(DType.FLOAT32)),), ()), 0)
+
+
+@bounded
+@given(function=functions().flatmap(lambda f: labels(f).map(lambda cut: (f, cut))))
+def test_labels_never_fall_along_an_edge(function):
+    graph, cut = function
+    of = dict(zip([n.name for n in graph.nodes], cut, strict=True))
+    for node in graph.nodes:
+        before = [graph.producer(name) for name in node.uses]
+        assert all(of[b.name] <= of[node.name] for b in before if b is not None)
+        assert all(of[name] <= of[node.name] for name in node.control)
+
+
+def test_seeded_choices_need_no_hypothesis():
+    assert {Seeded(seed).pick("ab") for seed in range(20)} == {"a", "b"}
+    code = "import sys, xrt.testing, xrt.testing.generate, xrt.testing.corpus, xrt.testing.faulty; print(sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "'xrt.testing.generate'" in loaded
+    assert "'hypothesis'" not in loaded
+    assert "'pytest'" not in loaded

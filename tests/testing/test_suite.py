@@ -1,0 +1,70 @@
+"""The suite tells a good engine from a bad one: each way to misbehave fails the tests that are there for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from xrt.testing.suite import EngineSuite
+
+pytestmark = pytest.mark.slow
+
+FILE = """
+from xrt.testing.faulty import Faulty, Recording
+from xrt.testing.suite import EngineSuite
+
+class TestIt(EngineSuite):
+    engine = {engine}
+"""
+
+QUICK = "corpus_alone or fallback_law or cut_law or mixture_law or reason or threads or buffers or read_only or version"
+
+
+def failed_of(engine: str, tmp_path: Path, chosen: str = QUICK) -> set[str]:
+    """Run the suite on an engine in a process of its own, and return the names of the tests that failed."""
+    (tmp_path / "test_it.py").write_text(FILE.format(engine=engine))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-rf", "-p", "no:cacheprovider", "-k", chosen, "test_it.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode in (0, 1), done.stdout[-2000:]
+    lines = [line.split("::")[-1] for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    return {line.partition(" ")[0].partition("[")[0] for line in lines}
+
+
+def test_a_good_engine_passes(tmp_path):
+    assert failed_of("Recording()", tmp_path) == set()
+
+
+def test_an_engine_that_declines_everything_passes(tmp_path):
+    assert failed_of("Recording(takes='nothing')", tmp_path, "corpus or reason or fallback") == set()
+
+
+@pytest.mark.parametrize(
+    ("told", "caught_by"),
+    [
+        ("how='value'", {"test_corpus_alone", "test_fallback_law", "test_cut_law"}),
+        ("how='dtype'", {"test_corpus_alone"}),
+        ("how='scalar'", {"test_corpus_alone"}),
+        ("how='missing'", {"test_corpus_alone"}),
+        ("how='write_input'", {"test_corpus_alone", "test_read_only_and_strided_inputs_are_taken"}),
+        ("where='why_not'", {"test_the_reason_is_text_and_stays", "test_what_it_cannot_know_is_declined_and_raises_nothing"}),
+        ("where='version'", {"test_its_version_is_text_that_stays"}),
+        ("how='raise', nth=2", {"test_several_threads_may_run_at_once"}),
+    ],
+)
+def test_a_bad_engine_is_caught(told, caught_by, tmp_path):
+    chosen = " or ".join(sorted(caught_by))
+    assert failed_of(f"Faulty({told})", tmp_path, chosen) == caught_by
+
+
+def test_every_test_says_what_it_is_about():
+    tests = [name for name in vars(EngineSuite) if name.startswith("test_")]
+    assert len(tests) >= 17

@@ -1,0 +1,29 @@
+"""The comparison of engines: models and candidates come in, a Report goes out that says what each costs.
+
+Each candidate compiles and runs in a process of its own, first alone and then in turns with the others; what is compared
+is the ratio within a round. Nothing here decides what a module does.
+"""
+
+from xrt.bench.comparison import Settings, compare_engines
+from xrt.bench.figures import Ratio, Timing, bootstrap, ratio
+from xrt.bench.machine import machine
+from xrt.bench.report import Agreement, Group, Report, Row
+from xrt.bench.subjects import Candidate, Subject
+from xrt.bench.turns import interleaved
+
+__all__ = [
+    "Agreement",
+    "Candidate",
+    "Group",
+    "Ratio",
+    "Report",
+    "Row",
+    "Settings",
+    "Subject",
+    "Timing",
+    "bootstrap",
+    "compare_engines",
+    "interleaved",
+    "machine",
+    "ratio",
+]

@@ -1,0 +1,183 @@
+"""The comparison: each candidate in a process of its own, alone until it is warm, then all of them in turn."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from xrt.bench.figures import Timing, is_tie, noise_floor, paired
+from xrt.bench.machine import describe
+from xrt.bench.process import Worker
+from xrt.bench.protocol import Failure, Job, Start
+from xrt.bench.report import Agreement, Group, Report, Row
+from xrt.bench.subjects import Candidate, Subject
+from xrt.bench.turns import rotated
+from xrt.compare import compare_all, tolerance_for
+from xrt.graph import FrozenDict
+
+__all__ = ["Progress", "Settings", "compare_engines"]
+
+REFERENCE = Candidate(("toy",))
+
+Progress: TypeAlias = Callable[[str], None]
+"""Told in a few words what comes next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How thoroughly to measure."""
+
+    rounds: int = 20
+    """Turns of each candidate."""
+    turn_seconds: float = 0.05
+    """How long a turn repeats a quick call; a slower one is called once."""
+    warm_seconds: float = 5.0
+    """The most that warming up may take."""
+    budget_seconds: float = 120.0
+    """The most that a candidate may take to import, compile and warm up, and again for all its turns."""
+    seed: int = 0
+    """Of weights and inputs."""
+
+
+def compare_engines(
+    subjects: Sequence[Subject],
+    candidates: Sequence[Candidate],
+    threads: Sequence[int],
+    settings: Settings = Settings(),
+    progress: Progress = lambda words: None,
+) -> Report:
+    """Compare the candidates on each subject with each number of threads; one that fails is a row with the reason.
+
+    The results of each are compared with the reference engine's. All processes of one subject and thread count
+    live at the same time: memory must hold the model once for each candidate.
+    """
+    groups = [_compare(subject, candidates, count, settings, progress) for subject in subjects for count in threads]
+    return Report(FrozenDict(describe()), FrozenDict(asdict(settings)), tuple(groups))
+
+
+@dataclass(slots=True)
+class _Runner:
+    """A candidate while it is compared."""
+
+    candidate: Candidate
+    worker: Worker
+    outputs: Path
+    start: Start | None = None
+    reason: str = ""
+    agreement: Agreement = field(default_factory=Agreement)
+    rounds: list[float] = field(default_factory=list)
+
+    @property
+    def runs(self) -> bool:
+        return self.start is not None and not self.reason
+
+    @property
+    def timing(self) -> Timing:
+        return Timing(tuple(self.rounds))
+
+
+def _compare(subject: Subject, candidates: Sequence[Candidate], threads: int, settings: Settings, progress: Progress) -> Group:
+    group = Group(str(subject), subject.batch, threads, 0.0, ())
+    job = Job(subject, REFERENCE, threads, settings.seed, "", settings.warm_seconds, settings.turn_seconds)
+    with tempfile.TemporaryDirectory(prefix="xrt-bench-") as folder, ExitStack() as stack:
+        expected = _reference(replace(job, outputs=str(Path(folder, "reference")), warm_seconds=0.0), settings, group, progress)
+        runners = []
+        for index, candidate in enumerate(candidates):
+            own = replace(job, candidate=candidate, outputs=str(Path(folder, str(index))))
+            worker = stack.enter_context(closing(Worker(own)))
+            runners.append(_Runner(candidate, worker, Path(own.outputs)))
+            progress(f"{group.title}: {candidate} alone")
+            _begin(runners[-1], expected, settings)
+        _take_turns(runners, settings, lambda turn: progress(f"{group.title}: round {turn + 1} of {settings.rounds}"))
+    return _judged(group, runners)
+
+
+# ---------------------------------------------------------------------- the reference
+
+
+def _reference(job: Job, settings: Settings, group: Group, progress: Progress) -> list[Any] | str:
+    """Return the reference's results, or why there are none."""
+    progress(f"{group.title}: the reference")
+    with Worker(job) as worker:
+        answer = worker.start(settings.budget_seconds)
+    return answer.reason if isinstance(answer, Failure) else _results(Path(job.outputs))
+
+
+def _results(path: Path) -> list[Any]:
+    return list(pickle.loads(path.read_bytes()))  # a worker of ours has just written it to a folder that is ours alone
+
+
+def _agreement(path: Path, expected: list[Any] | str) -> Agreement:
+    if isinstance(expected, str):
+        return Agreement(f"there is no reference: {expected}")
+    found = [compare_all([mine], [theirs], _tolerance(theirs)) for mine, theirs in zip(_results(path), expected, strict=True)]
+    message = next((each.message for each in found if not each), "")
+    return Agreement(message, max((f.absolute for f in found), default=0.0), max((f.relative for f in found), default=0.0))
+
+
+def _tolerance(expected: Any) -> Any:
+    return tolerance_for(expected.dtype, "network") if isinstance(expected, np.ndarray) else None
+
+
+# ---------------------------------------------------------------------- alone, then in turn
+
+
+def _begin(runner: _Runner, expected: list[Any] | str, settings: Settings) -> None:
+    answer = runner.worker.start(settings.budget_seconds)
+    if isinstance(answer, Failure):
+        runner.reason = answer.reason
+        runner.worker.close()
+        return
+    runner.start = answer
+    runner.agreement = _agreement(runner.outputs, expected)
+
+
+def _take_turns(runners: Sequence[_Runner], settings: Settings, progress: Callable[[int], None]) -> None:
+    """Give each its turn, round by round; one whose time is used up takes no more of them."""
+    left = {id(runner): settings.budget_seconds for runner in runners if runner.runs}
+    for turn in range(settings.rounds):
+        progress(turn)
+        for runner in rotated([r for r in runners if left.get(id(r), 0) > 0], turn):
+            left[id(runner)] -= _turn(runner, settings)
+
+
+def _turn(runner: _Runner, settings: Settings) -> float:
+    """Take a turn and return about how long it took; a failure uses up all the time there is."""
+    answer = runner.worker.turn(settings.budget_seconds)
+    if isinstance(answer, Failure):
+        runner.reason = answer.reason
+        return settings.budget_seconds
+    runner.rounds.append(answer.seconds)
+    return max(answer.seconds, settings.turn_seconds)
+
+
+# ---------------------------------------------------------------------- the verdict
+
+
+def _judged(group: Group, runners: Sequence[_Runner]) -> Group:
+    """Return the group with a row for each candidate: quickest first, then those that are wrong, then those that failed."""
+    sound = [runner for runner in runners if runner.runs and not runner.agreement.is_wrong]
+    best = min(sound, key=lambda runner: runner.timing.median, default=None)
+    noise = noise_floor(runner.timing for runner in runners if runner.runs)
+    rows = [_row(runner, best, noise) for runner in runners]
+    order = {"best": 0, "tie": 1, "slower": 1, "wrong": 2, "failed": 3}
+    rows.sort(key=lambda row: (order[row.verdict], row.median_seconds or 0.0))
+    return replace(group, noise=noise, rows=tuple(rows))
+
+
+def _row(runner: _Runner, best: _Runner | None, noise: float) -> Row:
+    if not runner.runs:
+        return Row(runner.candidate, "failed", runner.reason, runner.start)
+    facts = (runner.start, runner.agreement, runner.timing.seconds, runner.timing.median)
+    if best is None or runner.agreement.is_wrong:
+        return Row(runner.candidate, "wrong", runner.agreement.message, *facts)
+    to_best = paired(runner.timing, best.timing)
+    verdict: Any = "best" if runner is best else "tie" if is_tie(to_best, noise) else "slower"
+    return Row(runner.candidate, verdict, runner.agreement.message, *facts, to_best)

@@ -1,0 +1,85 @@
+"""What is made of the seconds: medians, ratios within rounds, intervals by bootstrap, the noise floor, and ties."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ["FLOOR", "Ratio", "Timing", "bootstrap", "is_tie", "noise_floor", "paired", "ratio"]
+
+RESAMPLES = 2000
+FLOOR = 0.01
+"""No two candidates are called different for less than this, however quiet the machine was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds per call of one candidate, one entry per round."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The middle one."""
+        return statistics.median(self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """The median of per-round ratios and the bounds around it."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+
+def ratio(of: Timing, to: Sequence[Timing]) -> Ratio:
+    """Return, round by round, the time of one candidate over the sum of the others'; the bounds are quartiles."""
+    rounds = [a / sum(t.seconds[i] for t in to) for i, a in enumerate(of.seconds)]
+    low, median, high = statistics.quantiles(rounds, n=4)
+    return Ratio(median, low, high)
+
+
+def paired(of: Timing, to: Timing) -> Ratio:
+    """Return the median of the per-round ratios of two candidates, with its 95 per cent interval.
+
+    Where one took part in fewer rounds, those that both took part in count.
+    """
+    return bootstrap([a / b for a, b in zip(of.seconds, to.seconds, strict=False)])
+
+
+def bootstrap(ratios: Sequence[float], confidence: float = 0.95, seed: int = 0) -> Ratio:
+    """Return the median with its interval by the percentile bootstrap (Efron 1979), drawn from a fixed seed.
+
+    The interval always holds the median; of a single ratio it is that ratio and says nothing.
+    """
+    given = np.asarray(ratios, np.float64)
+    drawn = np.random.default_rng(seed).choice(given, (RESAMPLES, given.size))
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(np.median(drawn, axis=1), (tail, 1 - tail))
+    median = float(np.median(given))
+    return Ratio(median, min(float(low), median), max(float(high), median))
+
+
+def noise_floor(timings: Iterable[Timing]) -> float:
+    """Return how far a candidate may seem to be from itself: the largest bound of the ratios of its neighbouring rounds.
+
+    Rounds are taken in pairs, so that each counts once; at least `FLOOR`.
+    """
+    bounds = [bootstrap(pairs) for timing in timings if (pairs := _pairs(timing.seconds))]
+    return max([FLOOR, *(max(1 - bound.low, bound.high - 1) for bound in bounds)])
+
+
+def _pairs(seconds: Sequence[float]) -> list[float]:
+    return [a / b for a, b in zip(seconds[::2], seconds[1::2], strict=False)]
+
+
+def is_tie(to_best: Ratio, noise: float) -> bool:
+    """Whether a candidate cannot be told from the best: the interval of its ratio reaches into the noise around one."""
+    return to_best.low <= 1 + noise

@@ -1,0 +1,100 @@
+"""A worker process seen from outside: started, asked for turns, ended; a crash or a silence is a Failure."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from xrt.bench.protocol import Failure, Job, Start, Turn
+
+__all__ = ["Worker"]
+
+_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TVM_NUM_THREADS")
+"""What the thread pools that no engine sets read when their library loads; NumPy's is one, which the reference uses."""
+
+
+class Worker:
+    """A process that serves one job. Use as a context, which ends it."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # closed in close()
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "xrt.bench.worker"],
+            env=_environment(job.threads),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def start(self, timeout: float) -> Start | Failure:
+        """Compile, call and warm up; fails when that takes longer than that many seconds."""
+        answer = self._ask(self._job.to_line(), timeout)
+        return answer if isinstance(answer, Failure) else Start.of(answer)
+
+    def turn(self, timeout: float) -> Turn | Failure:
+        """Take one turn."""
+        answer = self._ask("\n", timeout)
+        return answer if isinstance(answer, Failure) else Turn.of(answer)
+
+    def _ask(self, line: str, timeout: float) -> dict[str, Any] | Failure:
+        assert self._process.stdin is not None and self._process.stdout is not None  # noqa: PT018  # both are pipes
+        try:
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return Failure(self._ending())
+        if not select.select([self._process.stdout], [], [], timeout)[0]:
+            self._process.kill()
+            return Failure(f"no answer within its {timeout:g} s; give it more with --budget")
+        answer = self._process.stdout.readline()
+        if not answer:
+            return Failure(self._ending())
+        data = json.loads(answer)
+        return Failure(data["reason"]) if data.pop("kind") == Failure.__name__ else data
+
+    def _ending(self) -> str:
+        code = self._process.wait()
+        self._errors.seek(0)
+        said = self._errors.read().strip().splitlines() or ["it said nothing"]
+        ended = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+        return f"the process ended ({ended}): {said[-1]}"
+
+    def close(self) -> None:
+        """End the process, at once if it does not end by itself, and let go of what it holds."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                _close(pipe)
+        try:
+            self._process.wait(1)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._errors.close()
+
+
+def _close(pipe: Any) -> None:
+    try:
+        pipe.close()
+    except BrokenPipeError:
+        pass  # what was not read any more is of no use to anyone
+
+
+def _environment(threads: int) -> dict[str, str]:
+    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
+    return {**os.environ, "PYTHONPATH": path, **dict.fromkeys(_POOLS, str(threads))}

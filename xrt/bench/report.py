@@ -1,0 +1,106 @@
+"""What a comparison found, as values: they print as rows and go to JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from xrt.bench.figures import Ratio
+from xrt.bench.protocol import Start
+from xrt.bench.subjects import Candidate
+from xrt.graph import FrozenDict
+
+__all__ = ["SCHEMA", "Agreement", "Group", "Report", "Row", "Verdict"]
+
+SCHEMA = 1
+"""The version of what `Report.to_dict` gives; it grows when a field changes its meaning or goes."""
+
+Verdict: TypeAlias = Literal["best", "tie", "slower", "wrong", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How the first call's results compare with the reference's."""
+
+    message: str = ""
+    """What differs beyond the tolerance, or why there is nothing to compare with; empty when all agrees."""
+    absolute: float | None = None
+    """The largest absolute difference; None where there is no reference."""
+    relative: float | None = None
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether a reference was there, and says otherwise."""
+        return bool(self.message) and self.absolute is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One candidate on one model."""
+
+    candidate: Candidate
+    verdict: Verdict
+    reason: str = ""
+    """Why it failed, or what is wrong."""
+    start: Start | None = None
+    """How it started; None where it did not."""
+    agreement: Agreement | None = None
+    rounds: tuple[float, ...] = ()
+    """Seconds per call, one entry per round."""
+    median_seconds: float | None = None
+    to_best: Ratio | None = None
+    """Its time over the best one's, within rounds; 95 per cent interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The candidates that took turns: one model at one batch size, and as many threads for each."""
+
+    model: str
+    batch: int | None
+    threads: int
+    noise: float
+    """How far a candidate seemed to be from itself; what is closer to the best than this is a tie."""
+    rows: tuple[Row, ...]
+
+    @property
+    def title(self) -> str:
+        """The model, the batch and the threads, in a few words."""
+        batch = "" if self.batch is None else f", batch {self.batch}"
+        return f"{self.model}{batch}, {self.threads} thread{'s' * (self.threads != 1)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A whole comparison."""
+
+    machine: Mapping[str, str | int]
+    settings: Mapping[str, float]
+    groups: tuple[Group, ...]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether no candidate's results differ from the reference's."""
+        return not any(row.verdict == "wrong" for group in self.groups for row in group.rows)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions of the engines that ran, by spec."""
+        started = [row for group in self.groups for row in group.rows if row.start]
+        return {e: v for row in started if row.start for e, v in zip(row.candidate.engines, row.start.versions, strict=True)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain data; seconds, bytes and ratios, None for what there is not."""
+        return {"schema": SCHEMA, "versions": self.versions, "agrees": self.agrees, **_plain(self)}
+
+
+def _plain(value: Any) -> Any:
+    """Return dataclasses and mappings as dictionaries, sequences as lists; a candidate as its text beside its parts."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"name": str(value), **parts} if isinstance(value, Candidate) else parts
+    if isinstance(value, dict | FrozenDict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, Sequence) and not isinstance(value, str) else value

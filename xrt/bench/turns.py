@@ -1,0 +1,64 @@
+"""Candidates that take turns, and the clock.
+
+On a shared machine a time drifts by tens of per cent while the ratio of two neighbours hardly moves. So every round
+runs each candidate once, in an order that rotates, and what counts is the ratio within a round. Nothing here asserts
+anything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias, TypeVar
+
+from xrt.bench.figures import Timing
+
+__all__ = ["Call", "Clock", "interleaved", "repeats_for", "rotated", "seconds_per_call"]
+
+Call: TypeAlias = Callable[[], object]
+Clock: TypeAlias = Callable[[], float]
+T = TypeVar("T")
+
+MOST = 20_000
+"""Repeats of the quickest call in one turn."""
+
+
+def interleaved(
+    candidates: Mapping[str, Call], *, rounds: int = 30, budget: float = 0.02, clock: Clock = time.perf_counter
+) -> dict[str, Timing]:
+    """Return the timings of the candidates, run in turn; a round repeats a quick one for about ``budget`` seconds.
+
+    For what runs in one thread and waits for nothing, `time.process_time` is a clock that a busy machine hardly stretches.
+    """
+    repeats = {name: repeats_for(call, budget, clock) for name, call in candidates.items()}
+    taken: dict[str, list[float]] = {name: [] for name in candidates}
+    for turn in range(rounds):
+        for name in rotated(list(candidates), turn):
+            taken[name].append(seconds_per_call(candidates[name], repeats[name], clock))
+    return {name: Timing(tuple(seconds)) for name, seconds in taken.items()}
+
+
+def rotated(items: Sequence[T], turn: int) -> Sequence[T]:
+    """Return the items, begun at another one each turn, so that each follows each pause as often as the others.
+
+    >>> rotated("abc", 1)
+    ['b', 'c', 'a']
+    """
+    start = turn % len(items) if items else 0
+    return [*items[start:], *items[:start]]
+
+
+def repeats_for(call: Call, budget: float, clock: Clock = time.perf_counter) -> int:
+    """Return how often to repeat a call so that it takes about ``budget`` seconds; one that takes longer runs once."""
+    first = seconds_per_call(call, 1, clock)
+    if first > budget:
+        return 1
+    return max(1, min(MOST, int(budget / max(seconds_per_call(call, 3, clock), 1e-9))))
+
+
+def seconds_per_call(call: Call, repeats: int = 1, clock: Clock = time.perf_counter) -> float:
+    """Return the mean seconds of a call over that many, one right after the other."""
+    began = clock()
+    for _ in range(repeats):
+        call()
+    return (clock() - began) / repeats

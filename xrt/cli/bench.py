@@ -1,0 +1,133 @@
+"""``xrt bench``: what engines, and mixtures of them, cost on a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import click
+
+from xrt.bench import Candidate, Group, Report, Row, Settings, Subject, compare_engines
+from xrt.cli.screen import err, human_bytes, out, show_table
+from xrt.engines.probing import probe_all
+from xrt.errors import OptionError
+from xrt.runtime import available_cores
+
+__all__ = ["command"]
+
+COLUMNS = ("candidate", "verdict", "ms", "x best", "alone ms", "first ms", "compile s", "peak", "regions", "off by", "note")
+NUMBERS = ("ms", "x best", "alone ms", "first ms", "compile s", "peak", "regions", "off by")
+
+
+@click.command("bench")
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+@click.option(
+    "--engine",
+    "-e",
+    "candidates",
+    multiple=True,
+    help="A candidate: ort, or 'tvm,ort with Conv|MatMul=ort' [default: each ready one]",
+)
+@click.option("--threads", default=str(available_cores()), show_default="the cores at hand", help="Thread counts: 1,2")
+@click.option("--batch", default="", help="Batch sizes: 1,8 [default: the model's own]")
+@click.option("--rounds", default=20, show_default=True, type=click.IntRange(2), help="Turns of each candidate")
+@click.option(
+    "--budget", default=120.0, show_default=True, type=click.FloatRange(1), help="Seconds a candidate may take to start"
+)
+@click.option("--seed", default=0, help="Seed of weights and inputs")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON")
+def command(
+    models: tuple[str, ...],
+    candidates: tuple[str, ...],
+    threads: str,
+    batch: str,
+    rounds: int,
+    budget: float,
+    seed: int,
+    as_json: bool,
+) -> int:
+    """Compare engines on MODELs: a shipped one (squeezenet, 'bert{layers=2}') or the path of an ONNX file.
+
+    Each candidate has a process of its own and the model to itself: no other engine stands in for it. Exit code 1 when
+    the results of one differ from the reference engine's.
+    """
+    batches: list[int | None] = [*_counts(batch, "--batch")] or [None]
+    subjects = [Subject.parse(model, size) for model in models for size in batches]
+    report = _compared(
+        subjects,
+        _candidates(candidates),
+        _counts(threads, "--threads"),
+        Settings(rounds=rounds, budget_seconds=budget, seed=seed),
+    )
+    if as_json:
+        out.print_json(json.dumps(report.to_dict()))
+    else:
+        _show(report)
+    return 0 if report.agrees else 1
+
+
+def _counts(text: str, option: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise OptionError(f"{option} takes positive numbers with commas, such as 1,2; got {text!r}")
+    return [int(part) for part in parts]
+
+
+def _candidates(given: tuple[str, ...]) -> list[Candidate]:
+    if given:
+        return list(dict.fromkeys(Candidate.parse(text) for text in given))
+    with err.status("asking which engines are ready"):
+        return [Candidate((status.name,)) for status in probe_all() if status.state == "ready"]
+
+
+def _compared(subjects: list[Subject], candidates: list[Candidate], threads: list[int], settings: Settings) -> Report:
+    with err.status("") as status:
+        return compare_engines(subjects, candidates, threads, settings, status.update)
+
+
+# ---------------------------------------------------------------------- on the screen
+
+
+def _show(report: Report) -> None:
+    for group in report.groups:
+        out.print(f"{group.title}; a tie is what is within {group.noise:.1%} of the best", markup=False)
+        show_table(COLUMNS, [_cells(row) for row in group.rows], numbers=NUMBERS)
+    out.print("\n".join(_footer(report)), markup=False)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    start = row.start
+    if start is None or row.median_seconds is None:
+        return (str(row.candidate), row.verdict, *[""] * 8, row.reason)
+    return (
+        str(row.candidate),
+        row.verdict,
+        _milliseconds(row.median_seconds),
+        str(row.to_best or ""),
+        _milliseconds(start.alone_seconds),
+        _milliseconds(start.first_seconds),
+        f"{start.compile_seconds:.2f}",
+        human_bytes(start.peak_bytes),
+        str(len(start.regions)),
+        "" if row.agreement is None or row.agreement.absolute is None else f"{row.agreement.absolute:.1e}",
+        "; ".join(_notes(row)),
+    )
+
+
+def _notes(row: Row) -> Iterator[str]:
+    if row.reason:
+        yield row.reason
+    if row.start is not None and not row.start.steady:
+        yield f"not steady after {row.start.warm_calls} calls"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.4g}"
+
+
+def _footer(report: Report) -> Iterator[str]:
+    groups: tuple[Group, ...] = report.groups
+    rounds = max((len(row.rounds) for group in groups for row in group.rows), default=0)
+    yield f"medians of {rounds} rounds in turn; x best: median ratio within a round, 95 % interval by bootstrap"
+    yield "; ".join(f"{engine}: {version}" for engine, version in report.versions.items())
+    yield ", ".join(f"{name} {value}" for name, value in report.machine.items())

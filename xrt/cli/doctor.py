@@ -1,0 +1,106 @@
+"""``xrt doctor``: what a bug report needs to know of the machine, the versions and the engines."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import click
+
+from xrt.cli.screen import err, human_bytes, out, show_table
+from xrt.engines.probing import probe_all
+from xrt.runtime import available_cores
+
+__all__ = ["command", "environment_of", "facts"]
+
+_DISTRIBUTIONS = ("xrt", "numpy", "onnx", "ml_dtypes", "protobuf", "onnxruntime", "apache-tvm", "apache-tvm-ffi", "torch")
+_PREFIXES = ("XRT_", "OMP_", "MKL_", "OPENBLAS_", "TVM_", "ORT_", "CUDA_")
+_VARIABLES = ("PYTHONHASHSEED", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONWARNINGS", "NUMEXPR_NUM_THREADS")
+
+
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON")
+def command(as_json: bool) -> int:
+    """Show versions, processor, memory, environment and engines: paste it into a bug report. Exit code 1 for a broken engine."""
+    with err.status("asking each engine in a process of its own"):
+        found = facts()
+    if as_json:
+        out.print_json(json.dumps(found))
+    else:
+        _show(found)
+    return int(any(engine["state"] == "broken" for engine in found["engines"]))
+
+
+def facts() -> dict[str, Any]:
+    """Return all that the command shows, as plain data."""
+    return {
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "platform": platform.platform(),
+        "versions": {name: version for name in _DISTRIBUTIONS if (version := _version(name))},
+        "processor": _processor(),
+        "cores": {"this process": available_cores(), "machine": os.cpu_count()},
+        "memory": _memory(),
+        "environment": environment_of(os.environ),
+        "engines": [asdict(status) for status in probe_all()],
+    }
+
+
+def environment_of(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return those variables that may change what XRT or an engine does, sorted; no others leave the machine."""
+    return {name: variables[name] for name in sorted(variables) if name.startswith(_PREFIXES) or name in _VARIABLES}
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> dict[str, Any]:
+    """Return the processor's name, and the instruction sets that NumPy found and uses."""
+    import numpy as np
+
+    simd = np.show_config(mode="dicts")["SIMD Extensions"]
+    features = [*simd.get("baseline", ()), *simd.get("found", ())]
+    return {"name": _processor_name(), "architecture": platform.machine(), "features": features}
+
+
+def _processor_name() -> str:
+    told = Path("/proc/cpuinfo")
+    lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or "unknown")
+
+
+def _memory() -> dict[str, int]:
+    """Return bytes in all and free, where the system tells."""
+    if "SC_PHYS_PAGES" not in os.sysconf_names:
+        return {}
+    page = os.sysconf("SC_PAGE_SIZE")
+    asked = {"total": "SC_PHYS_PAGES", "free": "SC_AVPHYS_PAGES"}
+    return {word: page * os.sysconf(name) for word, name in asked.items() if name in os.sysconf_names}
+
+
+def _show(found: Mapping[str, Any]) -> None:
+    processor = found["processor"]
+    rows = [
+        ("python", found["python"]),
+        ("platform", found["platform"]),
+        ("processor", f"{processor['name']} ({processor['architecture']})"),
+        ("features", " ".join(processor["features"])),
+        *((f"cores of {whose}", count) for whose, count in found["cores"].items()),
+        *((f"memory, {word}", human_bytes(count)) for word, count in found["memory"].items()),
+        *found["versions"].items(),
+        *found["environment"].items(),
+    ]
+    show_table(("what", "value"), rows)
+    engines = [(e["name"], e["state"], e["distribution"], e["version"] or e["cause"], e["pip"]) for e in found["engines"]]
+    show_table(("engine", "state", "from", "version or cause", "install"), engines)

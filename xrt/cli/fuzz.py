@@ -1,0 +1,60 @@
+"""``xrt fuzz``: generated graphs on engines and mixtures of them, held against the reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from xrt.cli.options import split_specs
+from xrt.cli.screen import complain, err, out, progress, show_table
+from xrt.testing.corpus import Entry
+from xrt.testing.files import write_entry
+from xrt.testing.fuzz import Finding, Fuzzer, Verdict
+
+__all__ = ["command"]
+
+_TOLD_EVERY = 500
+"""Off a terminal, where nothing moves, a line says now and then how far it is."""
+
+
+@click.command("fuzz")
+@click.option("--count", default=1000, show_default=True, help="How many graphs")
+@click.option("--seed", default=0, show_default=True, help="The first graph; the others have the numbers after it")
+@click.option("--engines", default="ort", show_default=True, help="Engines to try on every graph, with commas")
+@click.option("--rarely", default="", help="Engines to try on few graphs, since they are slow to compile")
+@click.option("--one-in", default=50, show_default=True, help="How few")
+@click.option("--keep", type=click.Path(path_type=Path), help="Write what disagrees to this folder, as entries of the corpus")
+def command(count: int, seed: int, engines: str, rarely: str, one_in: int, keep: Path | None) -> int:
+    """Run generated graphs on engines alone, before the reference, and in mixtures; exit code 1 when one disagrees."""
+    always, seldom = (split_specs(names) if names else [] for names in (engines, rarely))
+    fuzzer = Fuzzer(always, seldom, one_in)
+    _run(fuzzer, range(seed, seed + count), keep)
+    words = sorted({word for word, _ in fuzzer.counts})
+    show_table(("way", *Verdict), [(w, *(fuzzer.counts[w, v] for v in Verdict)) for w in words], numbers=tuple(Verdict))
+    out.print(f"{count:,} graphs from seed {seed}: {len(fuzzer.findings)} disagreements", markup=False)
+    return 1 if fuzzer.findings else 0
+
+
+def _run(fuzzer: Fuzzer, seeds: range, keep: Path | None) -> None:
+    with progress() as bar:
+        task = bar.add_task("generated graphs", total=len(seeds))
+
+        def advance(done: int, found: Finding | None) -> None:
+            bar.update(task, completed=done)
+            if found is not None:
+                _tell(fuzzer, found, keep)
+            elif not err.is_terminal and done % _TOLD_EVERY == 0:
+                err.print(f"{done:,} of {len(seeds):,} graphs, {len(fuzzer.findings)} disagreements", markup=False)
+
+        fuzzer.run(seeds, advance)
+
+
+def _tell(fuzzer: Fuzzer, found: Finding, keep: Path | None) -> None:
+    complain("disagreement", str(found))
+    err.print(str(found.sample.function), markup=False)
+    if keep is not None:
+        why = f"{found.way}: {found.message}".replace("\n", " ")
+        expected = tuple(fuzzer.truth(found.sample.function, found.sample.inputs))
+        entry = Entry(f"fuzz_{found.seed}", why, found.sample.function, found.sample.inputs, expected)
+        err.print(f"kept as {write_entry(entry, keep)}", markup=False)

@@ -1,0 +1,74 @@
+"""How much of a difference rounding alone can make in a graph: every node's result is disturbed by a few roundings.
+
+A generated graph may subtract what is nearly equal, or take a root near zero; two right engines then differ by more than
+any fixed tolerance allows. Rather than widen the tolerance for all graphs, this measures the graph at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from xrt.compare import Comparison
+from xrt.graph import Function
+from xrt.testing.running import Run, run_in_pieces
+
+__all__ = ["explains"]
+
+Array = np.ndarray[Any, Any]
+
+ROUNDINGS = 16
+"""By how many roundings a node's result is disturbed, of its own size and of the largest element's: what sums of some hundred
+terms and vectorised approximations are apart between libraries."""
+TRIALS = 8
+SLACK = 4.0
+"""How far beyond the widest of the trials a result may lie: eight draws do not find the worst case."""
+
+
+def explains(function: Function, inputs: Sequence[Any], results: Sequence[Any], expected: Sequence[Any], run: Run) -> Comparison:
+    """Return whether rounding alone explains the difference of results from the expected ones.
+
+    Types and shapes must be equal, and so must what is not disturbed by any of the trials.
+    """
+    trials = [_disturbed(function, inputs, run, seed) for seed in range(TRIALS)]
+    for index, (mine, theirs) in enumerate(zip(results, expected, strict=True)):
+        if not _within(mine, theirs, [trial[index] for trial in trials]):
+            return Comparison(f"{function.outputs[index].name} differs by more than rounding can make of it")
+    return Comparison()
+
+
+def _disturbed(function: Function, inputs: Sequence[Any], run: Run, seed: int) -> list[Any]:
+    rng = np.random.default_rng(seed)
+
+    def run_noisily(piece: Function, given: Sequence[Any]) -> list[Any]:
+        return [_disturb(rng, result) for result in run(piece, given)]
+
+    plain = function.replace(aliases=())
+    return run_in_pieces(plain, range(len(function.nodes)), inputs, run_noisily)
+
+
+def _disturb(rng: np.random.Generator, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_disturb(rng, item) for item in value]
+    if not isinstance(value, np.ndarray) or value.dtype not in (np.float32, np.float64, np.float16) or not value.size:
+        return value
+    finite = np.where(np.isfinite(value), value, 0).astype(np.float64)
+    scale = np.abs(finite) + np.abs(finite).max() / 8
+    noise = rng.uniform(-1, 1, value.shape) * scale * float(np.finfo(value.dtype).eps) * ROUNDINGS
+    return np.where(np.isfinite(value), (finite + noise), value).astype(value.dtype)
+
+
+def _within(mine: Any, theirs: Any, trials: Sequence[Any]) -> bool:
+    if not isinstance(mine, np.ndarray) or mine.dtype != theirs.dtype or mine.shape != theirs.shape:
+        return False
+    if any(trial.shape != theirs.shape for trial in trials):
+        return True  # rounding decides even the shape
+    if theirs.dtype.kind not in "fiub" or not theirs.size:
+        return bool(np.array_equal(mine, theirs))
+    wide, expected = mine.astype(np.float64), theirs.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        spread = np.max([np.abs(trial.astype(np.float64) - expected) for trial in trials], axis=0)
+        good = (wide == expected) | (np.isnan(wide) & np.isnan(expected)) | (np.abs(wide - expected) <= SLACK * spread)
+    return bool(good.all())
