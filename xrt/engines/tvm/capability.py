@@ -90,7 +90,7 @@ def _trial(question: _Question) -> str | None:
         with compiler_lock:
             imported = import_function(_alone(question))
             legalise(imported.module, target_of(None, 3))
-    except Exception as cause:  # noqa: BLE001  # the importer raises whatever it meets, and each is a reason
+    except Exception as cause:  # noqa: BLE001  # whatever TVM raises is why it cannot
         return f"TVM cannot take this {question.op_type}: {shortened(cause)}"
     wanted = [type_ for type_, used in zip(question.outputs, question.used, strict=True) if used]
     if len(imported.results) != len(wanted):
@@ -110,9 +110,9 @@ def _disagreement(op_type: str, got: TensorType, want: Type | None) -> str | Non
 def _agrees(got: TensorType, want: TensorType) -> bool:
     if got.dtype is not want.dtype or want.shape is None or got.shape is None:
         return got.dtype is want.dtype
-    if len(got.shape) != len(want.shape):
-        return False
-    return all(not isinstance(w, int) or g == w for g, w in zip(got.shape, want.shape, strict=True))
+    return len(got.shape) == len(want.shape) and all(
+        not isinstance(w, int) or g == w for g, w in zip(got.shape, want.shape, strict=True)
+    )
 
 
 def _alone(question: _Question) -> Function:

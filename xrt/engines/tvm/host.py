@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
+from typing import Any
 
+import numpy as np
 import tvm
-from numpy._core import _multiarray_umath  # type: ignore[attr-defined]  # the only place where NumPy tells the CPU's features
 from tvm.target import Target, codegen
 
 from xrt.errors import OptionError, did_you_mean
 
 __all__ = ["check_mcpu", "target_of", "use_threads"]
 
-CORES = len(os.sched_getaffinity(0))
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-# TVM makes a pool of workers for each calling thread and reads these when it makes the first one. They are set where the
-# user has not: all cores of this process (TVM's default is half of the machine's), no pinning (which would also bind the
-# calling thread, and with it the threads that other engines start from it), and idle workers that sleep after some 50 us
-# instead of spinning 150 ms.
+# TVM makes a pool of workers for each calling thread, and reads these when it makes the first. They are set where the user
+# has not: all cores of this process (TVM's default is half of the machine's); no pinning, which would also bind the calling
+# thread, and with it the threads that other engines start from it; workers that sleep after 50 us idle instead of 150 ms.
 os.environ.setdefault("TVM_NUM_THREADS", str(CORES))
 os.environ.setdefault("TVM_BIND_THREADS", "0")
 os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "1000")
@@ -27,8 +27,15 @@ _configure = tvm.get_global_func("runtime.config_threadpool")
 _ANY_CORE = 1
 """TVM's number for "big" cores, which on a processor of equal cores are all of them."""
 
-_FEATURES = {"AVX512F": "avx512f", "AVX2": "avx2", "FMA3": "fma", "F16C": "f16c"}
-"""NumPy's name of each vector extension that a virtual machine may hide from its guest, and LLVM's."""
+_HIDDEN = {
+    "X86_V4": ("avx512f",),
+    "AVX512F": ("avx512f",),
+    "X86_V3": ("avx512f", "avx2", "fma", "f16c"),
+    "AVX2": ("avx512f", "avx2"),
+    "FMA3": ("fma",),
+}
+"""What NumPy may not find of a processor, under its older and newer names, and what LLVM must then not use: a virtual machine
+may hide from its guest what the processor's name promises."""
 _EXTENSIONS = ("avx", "amx", "fma", "f16c", "bmi", "sse", "vaes", "vpclmul", "gfni", "neon", "sve", "sme")
 
 
@@ -41,8 +48,14 @@ def use_threads(count: int) -> None:
 def target_of(mcpu: str | None, opt_level: int) -> Target:
     """Return the LLVM target for a processor by LLVM's name; None is this one with the features that it really has."""
     config = {"kind": "llvm", "mcpu": mcpu or codegen.llvm_get_system_cpu(), "num-cores": CORES, "opt-level": opt_level}
-    hidden = [f"-{llvm}" for numpy, llvm in _FEATURES.items() if _multiarray_umath.__cpu_features__.get(numpy) is False]
+    hidden = sorted({f"-{feature}" for name in _not_found() for feature in _HIDDEN.get(name, ())})
     return Target({**config, "mattr": hidden} if hidden else config)
+
+
+def _not_found() -> list[str]:
+    """Return the vector extensions that NumPy looked for and did not find."""
+    found: Any = np.show_config(mode="dicts")
+    return list(found.get("SIMD Extensions", {}).get("not found", ()))
 
 
 def check_mcpu(mcpu: str) -> None:

@@ -13,7 +13,7 @@ from tvm.s_tir.dlight.analysis import SBlockInfo
 
 __all__ = ["Machine", "Nest"]
 
-Loop: TypeAlias = s_tir.schedule.LoopRV
+Loop: TypeAlias = "s_tir.schedule.LoopRV"
 
 PARALLEL_WORK = 16384
 """Loop iterations from which on waking a second thread (some 5 us) pays, and from which on a nest is worth arranging."""
@@ -48,12 +48,20 @@ class Nest:
         self.variables = [item.var for item in block.iters]
         self.spatial = len(self.kinds.rstrip("R"))
 
-    def arrange(self) -> None:
-        """Arrange the loops by the first way that fits; a nest of an unusual form stays as it is."""
-        if not self.spatial or set(self.kinds[: self.spatial]) != {"S"} or not all(isinstance(e, int) for e in self.extents):
-            return
-        if self.spatial == len(self.kinds) or self.work < PARALLEL_WORK or not (self._tile() or self._split_rows()):
-            self._share(self._collapse()[0])
+    @property
+    def is_plain(self) -> bool:
+        """Whether the loops are of known extents, those over the result first."""
+        return bool(self.spatial) and set(self.kinds[: self.spatial]) == {"S"} and all(isinstance(e, int) for e in self.extents)
+
+    @property
+    def is_large_reduction(self) -> bool:
+        return self.spatial < len(self.kinds) and self.work >= PARALLEL_WORK
+
+    def walk(self) -> None:
+        """Collapse what is walked as one, go across in squares, and share the outermost loop."""
+        runs = self._runs()
+        loops = self._collapse(runs)
+        self._share(loops[0] if self.spatial < len(self.kinds) else self._turn(runs, loops))
 
     @property
     def work(self) -> int:
@@ -68,18 +76,51 @@ class Nest:
 
     # ------------------------------------------------------------------ elementwise
 
-    def _collapse(self) -> list[Loop]:
-        """Fuse each run of spatial loops that every access walks as one, so that LLVM can vectorise the last of them."""
+    def _runs(self) -> list[list[int]]:
+        """Return the spatial loops in runs that every access walks as one."""
         stmt = self.schedule.get(self.block)
         accesses = [*stmt.reads, *stmt.writes]
-        loops = self.schedule.get_loops(self.block)
         runs = [[0]]
         for index in range(1, self.spatial):
             if all(self._walks_as_one(access, runs[-1][-1], index) for access in accesses):
                 runs[-1].append(index)
             else:
                 runs.append([index])
+        return runs
+
+    def _collapse(self, runs: list[list[int]]) -> list[Loop]:
+        """Fuse each run, so that LLVM can vectorise the last of them."""
+        loops = self.schedule.get_loops(self.block)
         return [self.schedule.fuse(*(loops[i] for i in run)) if len(run) > 1 else loops[run[0]] for run in runs]
+
+    def _turn(self, runs: list[list[int]], loops: list[Loop]) -> Loop:
+        """Walk in squares of a cache line where something is read across the order of writing; return the outermost loop.
+
+        Vectors go along what is read, one write per element: measured, that is twice as quick as the other way round.
+        """
+        across = self._read_across(runs)
+        if across is None or self.work < PARALLEL_WORK:
+            return loops[0]
+        schedule, (*others, last) = self.schedule, loops
+        others[across], high = schedule.split(others[across], [None, self._tile_side(runs[across])])
+        column, wide = schedule.split(last, [None, self._tile_side(runs[-1])])
+        schedule.reorder(*others, column, wide, high)
+        schedule.vectorize(high)
+        return schedule.fuse(*others) if len(others) > 1 else others[0]
+
+    def _read_across(self, runs: list[list[int]]) -> int | None:
+        """Return the run whose neighbours are read from consecutive elements, where that is not the last one."""
+        for read in self.schedule.get(self.block).reads:
+            for place, run in enumerate(runs[:-1]):
+                if _is_consecutive(read, self.variables[run[-1]]) and self.extents[run[-1]] > 1:
+                    return place
+        return None
+
+    def _tile_side(self, run: list[int]) -> int:
+        length = 1
+        for index in run:
+            length *= self.extents[index]
+        return _divisor(length, 8)
 
     def _walks_as_one(self, access: Any, outer: int, inner: int) -> bool:
         """Whether the access sees neither loop, or sees them as neighbouring dimensions of which the inner is whole."""
@@ -97,16 +138,16 @@ class Nest:
 
     # ------------------------------------------------------------------ sums kept in registers
 
-    def _tile(self) -> bool:
+    def tile(self) -> bool:
         """Keep a tile of the result in registers: some vectors of its last axis, times some of an axis that reuses them.
 
         Matrix products reuse across rows, convolutions across output channels. Without such an axis it is still worth it
         where the vectors are read from consecutive elements, as in a sum over the first axis. Return whether it fits.
         """
         last = self.spatial - 1
-        reads = [read for read in self.schedule.get(self.block).reads if _reads(read.region[-1], self.variables[last])]
+        reads = [read for read in self.schedule.get(self.block).reads if _runs_along(read, self.variables[last])]
         reuse = self._reused(reads)
-        if not reads or (reuse is None and any(_reads(r.region[-1], v) for r in reads for v in self.variables[self.spatial :])):
+        if not reads or (reuse is None and any(_runs_along(r, v) for r in reads for v in self.variables[self.spatial :])):
             return False
         lanes = _divisor(self.extents[last], self.machine.lanes(self._bits))
         vectors = _divisor(self.extents[last] // lanes, 2 if reuse is not None else 4)
@@ -142,15 +183,15 @@ class Nest:
 
     # ------------------------------------------------------------------ sums along consecutive elements
 
-    def _split_rows(self) -> bool:
+    def split_rows(self) -> bool:
         """Sum each row as several vectors side by side, which are added up at the end. Return whether it fits."""
         reads = self.schedule.get(self.block).reads
-        width = _divisor(self.extents[-1], 4 * self.machine.lanes(self._bits))
-        if width < 4 or not any(read.region[-1].min.same_as(self.variables[-1]) for read in reads):
+        width = _divisor(self.extents[-1], min(self.extents[-1] // 2, 4 * self.machine.lanes(self._bits)))
+        if width < 4 or not any(_is_consecutive(read, self.variables[-1]) for read in reads):
             return False
         schedule = self.schedule
         _, side = schedule.split(schedule.get_loops(self.block)[-1], [None, width])
-        partial = schedule.rfactor(side, self.spatial)
+        partial = schedule.rfactor(side, -1)
         spatial = schedule.get_loops(self.block)[: self.spatial]
         outermost = schedule.fuse(*spatial) if len(spatial) > 1 else spatial[0]
         schedule.compute_at(partial, outermost)
@@ -170,6 +211,16 @@ def _reads(dim: Any, variable: Any) -> bool:
     return any(v.same_as(variable) for v in tirx.analysis.undefined_vars(dim.min))
 
 
+def _runs_along(access: Any, variable: Any) -> bool:
+    """Whether the place on the access's last axis depends on the variable."""
+    return bool(len(access.region)) and _reads(access.region[-1], variable)
+
+
+def _is_consecutive(access: Any, variable: Any) -> bool:
+    """Whether the place on the access's last axis is the variable, so that steps go to neighbouring elements."""
+    return bool(len(access.region)) and bool(access.region[-1].min.same_as(variable))
+
+
 def _divisor(number: int, most: int) -> int:
     """Return the largest divisor of a number up to a limit."""
-    return next(d for d in range(min(number, most), 0, -1) if number % d == 0)
+    return next((d for d in range(min(number, most), 0, -1) if number % d == 0), 1)

@@ -7,6 +7,7 @@ out with elementwise producers inlined into their consumers, and each remaining 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from tvm import s_tir, tirx
 from tvm.s_tir import dlight
@@ -40,8 +41,23 @@ class CpuSchedule(dlight.ScheduleRule):  # type: ignore[misc]  # TVM has no type
         schedule, remaining = _inlined(schedule, blocks)
         machine = Machine(self.threads, llvm_get_vector_width(target))
         for block in remaining:
-            Nest(schedule, block, machine).arrange()
+            schedule = _arranged(schedule, block, machine)
         return schedule
+
+
+def _arranged(schedule: s_tir.Schedule, block: SBlockInfo, machine: Machine) -> s_tir.Schedule:
+    """Return the schedule with the block's loops arranged by the first way that fits and that TVM can follow."""
+    nest = Nest(schedule, block, machine)
+    if not nest.is_plain:
+        return schedule
+    if nest.is_large_reduction:
+        for way in (Nest.tile, Nest.split_rows):
+            trial = schedule.copy()
+            with suppress(s_tir.ScheduleError):
+                if way(Nest(trial, block, machine)):
+                    return trial
+    nest.walk()
+    return schedule
 
 
 def _inlined(schedule: s_tir.Schedule, blocks: Sequence[SBlockInfo]) -> tuple[s_tir.Schedule, list[SBlockInfo]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from xrt.graph import Constant, DType, Function, Node, TensorType, attributes_of
+from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, attributes_of
 from xrt.passes import drop_dead_nodes
 
 __all__ = ["SPELLED", "spelled"]
@@ -58,10 +58,10 @@ class Page:
     nodes: list[Node] = field(default_factory=list)
     constants: dict[str, Constant] = field(default_factory=dict)
 
-    def op(self, op_type: str, *inputs: str, output: str = "", **attributes: Any) -> str:
+    def op(self, op_type: str, *inputs: str, output: str = "", attributes: tuple[Attribute, ...] = ()) -> str:
         """Write an operator, and return the name of its result."""
         name = output or f"{self.node.outputs[0]}/spelled/{len(self.nodes)}"
-        self.nodes.append(Node(op_type, inputs, (name,), attributes_of(attributes), name=name))
+        self.nodes.append(Node(op_type, inputs, (name,), attributes, name=name))
         return name
 
     def constant(self, array: np.ndarray[Any, Any]) -> str:
@@ -117,8 +117,7 @@ def _extreme(comparison: str) -> Callable[[Page], str]:
 
 def _clip(page: Page) -> str:
     node = page.node
-    bounds: dict[str, Any] = {a.name: a for a in node.attributes}
-    clipped = page.op("Clip", *node.inputs, **bounds)
+    clipped = page.op("Clip", *node.inputs, attributes=node.attributes)
     return page.op("Where", page.op("IsNaN", page.x), page.x, clipped) if page.dtype(page.x).is_float else clipped
 
 
@@ -133,7 +132,7 @@ def _is_inf(page: Page) -> str:
 
 def _pow(page: Page) -> str:
     base, exponent = page.node.inputs
-    return page.op("Pow", base, page.op("Cast", exponent, to=page.dtype(base).onnx))
+    return page.op("Pow", base, page.op("Cast", exponent, attributes=attributes_of({"to": page.dtype(base).onnx})))
 
 
 def _batch_normalization(page: Page) -> str | None:
@@ -152,8 +151,8 @@ def _gemm(page: Page) -> str | None:
     if weights is None or not page.node.attr("transB", 0):
         return None
     turned = page.constant(np.ascontiguousarray(weights[0].T))
-    kept: dict[str, Any] = {a.name: a for a in page.node.attributes if a.name != "transB"}
-    return page.op("Gemm", page.x, turned, *page.node.inputs[2:], **kept)
+    kept = tuple(a for a in page.node.attributes if a.name != "transB")
+    return page.op("Gemm", page.x, turned, *page.node.inputs[2:], attributes=kept)
 
 
 def _softplus(page: Page) -> str:

@@ -1,0 +1,364 @@
+"""The tvm engine: its options, its reasons, what it hands over by reference, and threads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from xrt.engines import CompileContext, RunOptions, registry
+from xrt.engines.tvm import Tvm
+from xrt.engines.tvm.defects import DEFECTS
+from xrt.errors import CompileRefused, OptionError
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
+
+Array = np.ndarray[Any, Any]
+CONTEXT = CompileContext(threads=2)
+
+
+def tensor(*shape: int | str, dtype: DType = DType.FLOAT32) -> TensorType:
+    return TensorType(dtype, shape)
+
+
+def function(
+    *nodes: Node,
+    inputs: dict[str, TensorType | None],
+    outputs: dict[str, TensorType | None],
+    constants: dict[str, Array] | None = None,
+    opset: int = 18,
+    types: dict[str, TensorType] | None = None,
+) -> Function:
+    return Function(
+        tuple(Value(name, type_) for name, type_ in inputs.items()),
+        tuple(Value(name, type_) for name, type_ in outputs.items()),
+        nodes,
+        {name: Constant(array) for name, array in (constants or {}).items()},
+        {"": opset},
+        types=types or {},
+    )
+
+
+def one(op_type: str, *shapes: TensorType, output: TensorType | None = None, opset: int = 18, **attributes: Any) -> Function:
+    names = [f"x{k}" for k in range(len(shapes))]
+    node = Node(op_type, tuple(names), ("y",), attributes_of(attributes))
+    return function(node, inputs=dict(zip(names, shapes, strict=True)), outputs={"y": output}, opset=opset)
+
+
+def run(f: Function, *inputs: Array, engine: Tvm = Tvm(), options: RunOptions = RunOptions()) -> list[Array]:
+    executable = engine.compile(f, CONTEXT)
+    executable.prepare()
+    return list(executable.run(inputs, options))
+
+
+def why(f: Function) -> str:
+    return Tvm().why_not(f.nodes[-1], f) or ""
+
+
+# ---------------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize("level", [-1, 4, True, "3", 2.0])
+def test_an_impossible_level_is_told(level: Any) -> None:
+    with pytest.raises(OptionError) as error:
+        Tvm(opt_level=level)
+    assert str(error.value) == f"tvm: opt_level must be 0, 1, 2 or 3; got {level!r}"
+
+
+def test_an_unknown_processor_is_told_with_its_neighbour() -> None:
+    with pytest.raises(OptionError) as error:
+        Tvm(mcpu="x86-64-v33")
+    assert str(error.value).startswith("tvm: mcpu='x86-64-v33' is not a processor that LLVM knows. Did you mean 'x86-64-v")
+
+
+def test_a_processor_whose_code_this_one_cannot_run_is_told() -> None:
+    with pytest.raises(OptionError, match=r"^tvm: mcpu='diamondrapids' asks for .*amx.*, which this processor does not have$"):
+        Tvm(mcpu="diamondrapids")
+
+
+def test_the_level_decides_on_fusion(monkeypatch: pytest.MonkeyPatch) -> None:
+    from xrt.engines.tvm import pipeline
+
+    functions: list[int] = []
+    build = pipeline.relax.build
+
+    def counting(module: Any, *rest: Any, **options: Any) -> Any:
+        functions.append(len(module.functions) - 1)
+        return build(module, *rest, **options)
+
+    monkeypatch.setattr(pipeline.relax, "build", counting)
+    chain = [Node(op, (f"v{k}",), (f"v{k + 1}",)) for k, op in enumerate(("Abs", "Sqrt", "Neg"))]
+    f = function(*chain, inputs={"v0": tensor(8)}, outputs={"v3": tensor(8)}, types={"v1": tensor(8), "v2": tensor(8)})
+    x = np.arange(8, dtype=np.float32)
+    for level in (0, 3):
+        assert np.allclose(run(f, x, engine=Tvm(opt_level=level))[0], -np.sqrt(x))
+    assert functions == [3, 1]
+
+
+def test_code_for_an_older_processor_runs() -> None:
+    if sys.platform != "linux" or not np.show_config(mode="dicts")["SIMD Extensions"]["baseline"][0].startswith("X86"):  # type: ignore[index,typeddict-item]  # NumPy's stub knows less
+        pytest.skip("the processor's name is of x86")
+    x = np.linspace(-1, 1, 64, dtype=np.float32)
+    assert np.allclose(run(one("Relu", tensor(64), output=tensor(64)), x, engine=Tvm(mcpu="x86-64-v2"))[0], np.maximum(x, 0))
+
+
+def test_the_spec_makes_it_again() -> None:
+    engine = Tvm(opt_level=1, mcpu="x86-64-v2")
+    assert registry.create(engine.spec) == engine
+    assert Tvm().spec == "tvm"
+
+
+def test_versions_of_all_that_decides_on_the_code() -> None:
+    assert [part.split()[0] for part in Tvm().version().split(", ")] == ["tvm", "llvm", "tvm-ffi"]
+
+
+def test_it_says_that_it_does_not_measure() -> None:
+    assert Tvm().remarks(one("Relu", tensor(2))) == ("untuned: loops follow fixed rules, not measurements on this processor",)
+
+
+# ---------------------------------------------------------------------- reasons
+
+
+@pytest.mark.parametrize(
+    ("f", "reason"),
+    [
+        (one("Celu", tensor(2)), "TVM cannot take this Celu: The following operators are not supported for frontend ONNX: Celu"),
+        (one("NoSuch", tensor(2)), "NoSuch is not an operator of opset 18"),
+        (one("Relu", tensor("N", 3)), "the shape of 'x0' is not known before the run"),
+        (one("Relu", tensor(2, dtype=DType.INT4)), "'x0' is int4, which TVM does not compute in on a CPU"),
+        (one("Identity", tensor(2, dtype=DType.STRING)), "'x0' is string, which TVM does not compute in on a CPU"),
+        (one("Relu", tensor(0, 3)), "'x0' is float32[0,3], which has no elements, and TVM's loops need one"),
+        (one("NonZero", tensor(3)), "the shape of what NonZero returns is not known to TVM before the run"),
+        (
+            one("Reshape", tensor(4), tensor(2, dtype=DType.INT64)),
+            "TVM needs the 'shape' of Reshape as a constant, and here it is known only at run time",
+        ),
+        (
+            one("ReduceSum", tensor(4), tensor(1, dtype=DType.INT64)),
+            "TVM needs the 'axes' of ReduceSum as a constant, and here it is known only at run time",
+        ),
+        (
+            one("Relu", tensor(4), output=tensor(5)),
+            "TVM takes the result of this Relu for float32[4], where ONNX says float32[5]",
+        ),
+    ],
+    ids=lambda value: value.nodes[0].op if isinstance(value, Function) else "",
+)
+def test_reasons(f: Function, reason: str) -> None:
+    assert why(f) == reason
+
+
+def test_a_value_of_unknown_type_and_another_domain_are_declined() -> None:
+    f = function(Node("Relu", ("x",), ("y",)), inputs={"x": None}, outputs={"y": None})
+    assert why(f) == "the type of 'x' is not known before the run"
+    fused = Node("FusedConv", ("x",), ("y",), domain="com.microsoft")
+    f = function(fused, inputs={"x": tensor(2)}, outputs={"y": None})
+    assert why(f) == (
+        "TVM's importer does not tell operator domains apart, so that com.microsoft.FusedConv could mean another operator"
+    )
+
+
+def test_bodies_are_declined() -> None:
+    body = function(Node("Relu", ("x",), ("z",)), inputs={}, outputs={"z": tensor(2)})
+    node = Node("If", ("c",), ("y",), attributes_of({"then_branch": body, "else_branch": body}))
+    f = function(node, inputs={"c": tensor(dtype=DType.BOOL), "x": tensor(2)}, outputs={"y": tensor(2)})
+    assert why(f) == "If has a body, and XRT hands TVM straight-line code only"
+
+
+def test_a_constant_that_a_node_gives_counts_as_one() -> None:
+    shape = Node("Constant", (), ("s",), attributes_of({"value_ints": [2, 2]}))
+    reshape = Node("Reshape", ("x", "s"), ("y",))
+    f = function(shape, reshape, inputs={"x": tensor(4)}, outputs={"y": tensor(2, 2)}, types={"s": tensor(2, dtype=DType.INT64)})
+    assert [Tvm().why_not(node, f) for node in f.nodes] == [None, None]
+    assert run(f, np.arange(4, dtype=np.float32))[0].tolist() == [[0, 1], [2, 3]]
+
+
+def test_outputs_that_nobody_reads_are_not_asked_for() -> None:
+    node = Node("Dropout", ("x",), ("y", "mask"))
+    used = function(node, inputs={"x": tensor(2)}, outputs={"y": tensor(2), "mask": tensor(2, dtype=DType.BOOL)})
+    unused = function(node, inputs={"x": tensor(2)}, outputs={"y": tensor(2)})
+    assert why(used).startswith("TVM takes the result of this Dropout")
+    assert why(unused) == ""
+
+
+def test_equal_nodes_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from xrt.engines.tvm import capability
+
+    monkeypatch.setattr(capability, "import_function", pytest.fail)
+    f = one("Relu", tensor(3, 1, 4, 1, 5), output=tensor(3, 1, 4, 1, 5))
+    monkeypatch.undo()
+    assert why(f) == ""
+    monkeypatch.setattr(capability, "import_function", pytest.fail)
+    assert why(f.replace(name="other")) == ""
+
+
+def test_every_defect_names_its_evidence() -> None:
+    assert all(defect.ops and defect.reason and defect.evidence for defect in DEFECTS)
+    assert all(test.startswith("test_") for defect in DEFECTS for test in defect.evidence)
+
+
+def test_what_fails_late_is_a_refusal_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    from xrt.engines.tvm import compiler
+
+    def broken(*_: Any) -> Any:
+        raise ValueError("  Check failed: (a == b) is false: the loops\n  are odd.\nStack trace:\n  File x")
+
+    monkeypatch.setattr(compiler, "build", broken)
+    with pytest.raises(CompileRefused) as error:
+        Tvm().compile(one("Relu", tensor(2), output=tensor(2)), CONTEXT)
+    assert str(error.value) == "TVM cannot compile 'main': the loops"
+    assert isinstance(error.value.__cause__, ValueError)
+
+
+def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    assert why(one("Celu", tensor(7)))
+    assert why(one("Pad", tensor(7), tensor(2, dtype=DType.INT64)))
+    indices = np.array([1, -1])
+    node = Node("Gather", ("x", "i"), ("y",))
+    run(function(node, inputs={"x": tensor(3)}, outputs={"y": tensor(2)}, constants={"i": indices}), np.ones(3, np.float32))
+    power = Node("Pow", ("x", "e"), ("y",))
+    cube = function(power, inputs={"x": tensor(3)}, outputs={"y": tensor(3)}, constants={"e": np.array(3, np.float32)})
+    assert run(cube, np.array([1, 2, -3], np.float32))[0].tolist() == [1, 8, -27]
+    assert capfd.readouterr() == ("", "")
+
+
+# ---------------------------------------------------------------------- arrays in and out
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint32", "uint64"])
+def test_types_of_numbers(dtype: str) -> None:
+    x = np.arange(-3, 5).astype(dtype)
+    type_ = tensor(8, dtype=DType.parse(dtype))
+    (y,) = run(one("Add", type_, type_, output=type_), x, x)
+    assert y.dtype == x.dtype and np.array_equal(y, x + x)
+
+
+def test_bfloat16() -> None:
+    x = np.linspace(-2, 2, 9).astype(ml_dtypes.bfloat16)
+    type_ = tensor(9, dtype=DType.BFLOAT16)
+    (y,) = run(one("Relu", type_, output=type_), x)
+    assert y.dtype == ml_dtypes.bfloat16 and np.array_equal(y, np.maximum(x, 0))
+
+
+def test_booleans_and_scalars() -> None:
+    (y,) = run(one("Greater", tensor(), tensor(), output=tensor(dtype=DType.BOOL)), np.float32(2)[...], np.array(1, np.float32))
+    assert isinstance(y, np.ndarray) and y.shape == () and y.dtype == np.bool_ and bool(y)
+
+
+@pytest.mark.parametrize("offset", [0, 4, 16, 36])
+def test_any_alignment_is_taken_as_it_is(offset: int) -> None:
+    raw = np.zeros(4096 + 64, np.uint8)
+    start = (offset - raw.ctypes.data) % 64
+    x = raw[start : start + 4096].view(np.float32)
+    x[:] = np.arange(1024) - 512
+    assert x.ctypes.data % 64 == offset
+    assert np.array_equal(run(one("Relu", tensor(1024), output=tensor(1024)), x)[0], np.maximum(x, 0))
+
+
+def test_strided_and_read_only_inputs() -> None:
+    base = np.arange(24, dtype=np.float32).reshape(4, 6)
+    frozen = base.copy()
+    frozen.flags.writeable = False
+    f = one("Neg", tensor(4, 6), output=tensor(4, 6))
+    for x in (base, np.asfortranarray(base), np.repeat(base, 2, axis=0)[::2], frozen):
+        assert np.array_equal(run(f, x)[0], -base)
+    assert np.array_equal(frozen, base)
+
+
+def test_results_are_memory_of_their_own() -> None:
+    """Outputs that are an input, a constant, the same twice, or what TVM takes for its argument."""
+    constant = np.arange(100, dtype=np.float32)
+    f = function(
+        Node("Identity", ("x",), ("same",)),
+        Node("Neg", ("x",), ("y",)),
+        Node("Identity", ("y",), ("z",)),
+        inputs={"x": tensor(100)},
+        outputs={name: tensor(100) for name in ("x", "same", "y", "z", "c")},
+        constants={"c": constant},
+    )
+    x = np.ones(100, np.float32)
+    executable = Tvm().compile(f, CONTEXT)
+    first, second = (list(executable.run([x])) for _ in range(2))
+    assert executable.outputs_are_fresh
+    assert all(np.array_equal(r, w) for r, w in zip(first, (x, x, -x, -x, constant), strict=True))
+    everything = [x, constant, *first, *second]
+    assert not any(np.shares_memory(a, b) for i, a in enumerate(everything) for b in everything[:i])
+    assert all(result.flags.writeable for result in first)
+
+
+def test_no_inputs_and_no_nodes() -> None:
+    made = function(Node("Neg", ("c",), ("y",)), inputs={}, outputs={"y": tensor(3)}, constants={"c": np.ones(3, np.float32)})
+    assert run(made)[0].tolist() == [-1, -1, -1]
+    through = function(inputs={"x": tensor(3)}, outputs={"x": tensor(3)})
+    x = np.ones(3, np.float32)
+    assert run(through, x)[0] is not x and run(through, x)[0].tolist() == [1, 1, 1]
+
+
+def test_odd_names() -> None:
+    f = function(Node("Relu", ("a b.c/0:1",), ("1.y",)), inputs={"a b.c/0:1": tensor(2)}, outputs={"1.y": tensor(2)})
+    assert run(f, np.array([-1, 1], np.float32))[0].tolist() == [0, 1]
+
+
+def test_given_buffers() -> None:
+    node = Node("Split", ("x",), ("a", "b"), attributes_of({"axis": 0, "num_outputs": 2}))
+    f = function(node, inputs={"x": tensor(4)}, outputs={"a": tensor(2), "b": tensor(2)})
+    buffer = np.empty(2, np.float32)
+    a, b = run(f, np.arange(4, dtype=np.float32), options=RunOptions(out=[None, buffer]))
+    assert a.tolist() == [0, 1] and b is buffer and buffer.tolist() == [2, 3]
+
+
+def test_weights_are_bound_and_not_folded() -> None:
+    w = np.random.default_rng(0).random((64, 32), dtype=np.float32)
+    f = function(Node("MatMul", ("x", "w"), ("y",)), inputs={"x": tensor(3, 64)}, outputs={"y": tensor(3, 32)}, constants={"w": w})
+    x = np.random.default_rng(1).random((3, 64), dtype=np.float32)
+    assert np.allclose(run(f, x)[0], x @ w, rtol=1e-5)
+
+
+# ---------------------------------------------------------------------- threads
+
+
+def test_eight_threads_on_one_executable() -> None:
+    f = function(
+        Node("Exp", ("x",), ("e",)),
+        Node("ReduceSum", ("e",), ("s",), attributes_of({"keepdims": 1})),
+        Node("Div", ("e", "s"), ("y",)),
+        inputs={"x": tensor(64, 300)},
+        outputs={"y": tensor(64, 300)},
+        types={"e": tensor(64, 300), "s": tensor(1, 1)},
+    )
+    executable = Tvm().compile(f, CONTEXT)
+    executable.prepare()
+    inputs = [np.random.default_rng(seed).random((64, 300), dtype=np.float32) for seed in range(8)]
+    expected = [np.exp(x) / np.exp(x).sum() for x in inputs]
+    wrong: list[int] = []
+
+    def work(place: int) -> None:
+        for _ in range(100):
+            (y,) = executable.run([inputs[place]])
+            if not np.allclose(y, expected[place], rtol=1e-4):
+                wrong.append(place)
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_one_thread_makes_serial_loops() -> None:
+    import tvm
+
+    x = np.ones((512, 512), np.float32)
+    executable = Tvm().compile(one("Relu", tensor(512, 512), output=tensor(512, 512)), CompileContext(threads=1))
+    executable.run([x])
+    assert tvm.get_global_func("runtime.NumThreads")() == 1
+
+
+def test_torch_may_not_be_needed_and_tvm_comes_late() -> None:
+    code = "import sys, xrt, xrt.engines.registry; assert not [m for m in sys.modules if m.partition('.')[0] in ('tvm', 'tvm_ffi')]"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
