@@ -12,6 +12,7 @@ from pathlib import Path
 from onnx import TensorProto
 
 from xrt.errors import ModelError
+from xrt.formats.onnx.texts import text
 
 __all__ = ["ExternalData"]
 
@@ -29,7 +30,7 @@ class ExternalData:
 
         Raises ModelError when the file is missing, lies outside the model's directory, or ends before the data does.
         """
-        entries = {entry.key: entry.value for entry in tensor.external_data}
+        entries = {entry.key: text(entry.value, f"the external data of {what}") for entry in tensor.external_data}
         location = entries.get("location", "")
         if not location:
             raise ModelError(f"{what} is external data without a location")
@@ -73,9 +74,9 @@ class ExternalData:
 
 
 def _number(entries: dict[str, str], key: str, default: int, what: str) -> int:
-    text = entries.get(key)
-    if text is None:
+    digits = entries.get(key)
+    if digits is None:
         return default
-    if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise ModelError(f"{what} is external data with {key} {text!r}, which is not a number of bytes")
-    return int(text)
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
+        raise ModelError(f"{what} is external data with {key} {digits!r}, which is not a number of bytes")
+    return int(digits)

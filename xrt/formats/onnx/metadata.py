@@ -13,6 +13,7 @@ from typing import Any
 from onnx import GraphProto, NodeProto
 
 from xrt.errors import ModelError
+from xrt.formats.onnx.texts import text
 from xrt.graph import Function, Node
 
 __all__ = ["METADATA_IR", "needs_metadata", "read_graph", "read_node", "read_props", "write_graph", "write_node", "write_props"]
@@ -26,7 +27,9 @@ _CONTROL, _DEVICE = "xrt.control", "xrt.device"
 
 def read_props(proto: Any) -> dict[str, str]:
     """Return a message's ``metadata_props``."""
-    return {entry.key: entry.value for entry in proto.metadata_props}
+    return {
+        text(entry.key, "a key of the metadata"): text(entry.value, "a value of the metadata") for entry in proto.metadata_props
+    }
 
 
 def write_props(values: Mapping[str, str], proto: Any) -> None:
@@ -57,11 +60,11 @@ def write_node(node: Node, proto: NodeProto) -> None:
 def read_graph(proto: GraphProto) -> tuple[str, tuple[tuple[str, str], ...], dict[str, str]]:
     """Return the graph's name, its aliases, and the metadata that is not XRT's own."""
     props = read_props(proto)
-    name = props.pop(_NAME, proto.name)
-    text = props.pop(_ALIASES, "[]")
-    pairs = _parsed(text, _ALIASES)
+    name = text(props.pop(_NAME, proto.name), "the name of a graph")
+    stored = props.pop(_ALIASES, "[]")
+    pairs = _parsed(stored, _ALIASES)
     if not isinstance(pairs, list) or not all(_is_texts(pair) and len(pair) == 2 for pair in pairs):
-        raise _malformed(_ALIASES, text, 'a list of pairs, like [["input", "output"]]')
+        raise _malformed(_ALIASES, stored, 'a list of pairs, like [["input", "output"]]')
     return name, tuple((source, target) for source, target in pairs), props
 
 
@@ -89,16 +92,16 @@ def needs_metadata(function: Function) -> bool:
     return False
 
 
-def _parsed(text: str, key: str) -> Any:
+def _parsed(stored: str, key: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(stored)
     except (ValueError, RecursionError):
-        raise _malformed(key, text, "JSON") from None
+        raise _malformed(key, stored, "JSON") from None
 
 
 def _is_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-def _malformed(key: str, text: str, wanted: str) -> ModelError:
-    return ModelError(f"metadata {key!r} is {text[:80]!r}; it must be {wanted}")
+def _malformed(key: str, stored: str, wanted: str) -> ModelError:
+    return ModelError(f"metadata {key!r} is {stored[:80]!r}; it must be {wanted}")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import onnx
 
 from xrt.errors import ModelError
+from xrt.formats.onnx.texts import check_texts
 from xrt.graph import schema_of
 from xrt.graph.operators import domain_title, latest_version, why_unknown
 
@@ -26,6 +27,7 @@ class OperatorRules:
 
         ``node`` names the asking node in the error.
         """
+        check_texts((domain, op_type), f"the operator or domain of node {node}")
         if not op_type:
             raise ModelError(f"node {node} names no operator")
         version = self.opsets.get(domain)

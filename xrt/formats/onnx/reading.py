@@ -15,6 +15,7 @@ from xrt.formats.onnx.external import ExternalData
 from xrt.formats.onnx.inlining import inline
 from xrt.formats.onnx.operators import OperatorRules
 from xrt.formats.onnx.tensors import read_sparse, read_tensor
+from xrt.formats.onnx.texts import check_texts, text
 from xrt.formats.onnx.types import read_type, read_value
 from xrt.graph import Attribute, AttrKind, Constant, Function, Node, Type, Value
 
@@ -55,7 +56,7 @@ def _opsets(model: ModelProto) -> dict[str, int]:
     """Return the version of each domain; ``ai.onnx`` is the empty string's other name."""
     opsets: dict[str, int] = {}
     for entry in model.opset_import:
-        domain = "" if entry.domain == "ai.onnx" else entry.domain
+        domain = text("" if entry.domain == "ai.onnx" else entry.domain, "the domain of an opset import")
         if opsets.setdefault(domain, entry.version) != entry.version:
             raise ModelError(f"it imports domain {domain or 'ai.onnx'!r} twice, at versions {opsets[domain]} and {entry.version}")
     if not opsets and model.ir_version < 3:
@@ -75,6 +76,7 @@ class _Reader:
         """Return the graph as a Function; doc and props are what the model says about its main graph."""
         constants = self.constants(graph)
         nodes = [self.node(proto) for proto in graph.node]
+        check_texts((name for node in nodes for name in (node.name, *node.inputs, *node.outputs)), "the name of a value or node")
         inputs = tuple(read_value(proto) for proto in graph.input if proto.name not in constants)
         outputs = tuple(read_value(proto) for proto in graph.output)
         _check_named(graph, (*inputs, *outputs))
@@ -89,7 +91,7 @@ class _Reader:
             aliases=aliases,
             types={n: t for n, t in types.items() if n not in {v.name for v in outputs}},
             name=name,
-            doc=graph.doc_string or doc,
+            doc=text(graph.doc_string or doc, "the documentation"),
             metadata={**own, **(props or {})},
         )
 
@@ -97,6 +99,7 @@ class _Reader:
         constants: dict[str, Constant] = {}
 
         def add(name: str, constant: Constant) -> None:
+            check_texts([name], "the name of an initialiser")
             if not name:
                 raise ModelError(f"graph {graph.name!r} has an initialiser without a name")
             if name in constants:
@@ -130,6 +133,7 @@ class _Reader:
     def attributes(self, node: NodeProto) -> tuple[Attribute, ...]:
         found: dict[str, Attribute] = {}
         for proto in node.attribute:
+            check_texts([proto.name], f"the name of an attribute of node {_name_of(node)}")
             attribute = self.attribute(proto, f"attribute {proto.name!r} of node {_name_of(node)}")
             if attribute.name in found:
                 raise ModelError(f"node {_name_of(node)} has two attributes named {attribute.name!r}")

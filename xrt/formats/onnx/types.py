@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from onnx import TensorShapeProto, TypeProto, ValueInfoProto
 
+from xrt.formats.onnx.texts import text
 from xrt.graph import Dim, DType, MapType, OptionalType, SequenceType, TensorType, Type, Value
 
 __all__ = ["read_type", "read_value", "write_type", "write_value"]
@@ -51,7 +52,7 @@ def _read_tensor_type(proto: TypeProto.Tensor | TypeProto.SparseTensor, symbols:
 
 def _read_dim(dim: TensorShapeProto.Dimension, symbols: frozenset[str] | None) -> Dim:
     if dim.dim_param:
-        name: str = dim.dim_param
+        name = text(dim.dim_param, "the name of an extent")
         return name if symbols is None or name in symbols else None
     if dim.HasField("dim_value") and dim.dim_value >= 0:  # exporters write -1 for an extent they do not know
         size: int = dim.dim_value
@@ -61,7 +62,7 @@ def _read_dim(dim: TensorShapeProto.Dimension, symbols: frozenset[str] | None) -
 
 def read_value(proto: ValueInfoProto) -> Value:
     """Return the name with its type."""
-    return Value(proto.name, read_type(proto.type) if proto.HasField("type") else None)
+    return Value(text(proto.name, "the name of a value"), read_type(proto.type) if proto.HasField("type") else None)
 
 
 def write_type(type_: Type, proto: TypeProto) -> None:
