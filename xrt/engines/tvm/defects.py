@@ -106,7 +106,7 @@ DEFECTS: tuple[Defect, ...] = (
         ("LeakyRelu", "HardSigmoid"),
         _takes_default_for_float64,
         "TVM's importer takes the default of alpha as a float64 number, where an ONNX attribute is a float32 one",
-        ("the corpus entry slope_by_default_in_float64",),
+        ("slope_by_default_in_float64 of the corpus",),
     ),
     Defect(
         ("TopK",),
