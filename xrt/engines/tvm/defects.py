@@ -148,7 +148,7 @@ DEFECTS: tuple[Defect, ...] = (
         ("Gather",),
         _gathers_from_both_ends,
         "TVM counts a negative index of Gather from the end of the first axis, where the axis itself is counted from the end",
-        ("the corpus entry gathered_from_both_ends",),
+        ("gathered_from_both_ends of the corpus",),
     ),
     Defect(
         ("Attention",),
