@@ -6,8 +6,8 @@ import json
 
 import click
 
-from xrt.cli.options import split_specs
 from xrt.cli.screen import out, progress, show_table
+from xrt.engines import split_specs
 from xrt.testing import Outcome, Report, Word, conform
 
 __all__ = ["command"]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from xrt.cli.options import split_specs
 from xrt.cli.screen import complain, err, out, progress, show_table
+from xrt.engines import split_specs
 from xrt.testing.corpus import Entry
 from xrt.testing.files import write_entry
 from xrt.testing.fuzz import Finding, Fuzzer, Verdict

@@ -7,29 +7,12 @@ from typing import Any
 
 import click
 
+from xrt.engines import split_specs
 from xrt.errors import OptionError
 
-__all__ = ["dims_of", "module_keywords", "module_options", "split_specs"]
+__all__ = ["dims_of", "module_keywords", "module_options"]
 
 Command = Callable[..., Any]
-
-
-def split_specs(text: str) -> list[str]:
-    """Return the engine specs of a comma-separated list; commas inside braces belong to the spec.
-
-    >>> split_specs("tvm{opt_level=2,target=llvm},ort")
-    ['tvm{opt_level=2,target=llvm}', 'ort']
-    """
-    specs, depth, start = [], 0, 0
-    for index, char in enumerate(text):
-        depth += (char == "{") - (char == "}")
-        if char == "," and depth == 0:
-            specs.append(text[start:index])
-            start = index + 1
-    specs = [spec.strip() for spec in (*specs, text[start:])]
-    if not all(specs):
-        raise OptionError(f"the engine list {text!r} has an empty place; write it like 'tvm,ort'")
-    return specs
 
 
 def dims_of(given: tuple[str, ...]) -> dict[str, int]:

@@ -25,12 +25,15 @@ _SPEC = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)\s*(?:\{(?P<fields>.*)\})?\s*", re
 
 
 def split_specs(text: str) -> list[str]:
-    """Return the specs of a list written on one line.
+    """Return the specs of a list written on one line; raises OptionError for a list with an empty place.
 
     >>> split_specs("tvm{opt_level=3, target=llvm}, ort")
     ['tvm{opt_level=3, target=llvm}', 'ort']
     """
-    return split(text)
+    specs = split(text)
+    if not specs or not all(specs):
+        raise OptionError(f"the engine list {text!r} has an empty place; write it like 'tvm,ort'")
+    return specs
 
 
 def parse_spec(text: str) -> tuple[str, dict[str, str]]:
