@@ -390,6 +390,19 @@ def test_constants_are_folded_unless_told_not_to() -> None:
     assert [len(m.plan.launches[0].nodes) for m in (folded, kept)] == [1, 2]
 
 
+def test_a_pin_on_a_node_that_was_folded_is_no_mistake() -> None:
+    function = Function(
+        (Value("x", TensorType(DType.FLOAT32, (2, 3))),),
+        (Value("y"),),
+        (Node("Neg", ("w",), ("v",), name="minus"), Node("Add", ("x", "v"), ("y",), name="plus")),
+        {"w": Constant(X)},
+        {"": 14},
+    )
+    np.testing.assert_array_equal(xrt.XRTModule(function, pins=["name:minus=toy"])(X), np.zeros((2, 3)))
+    with pytest.raises(PlanError, match="pin 'name:minos=toy' matches no node"):
+        xrt.XRTModule(function, pins=["name:minos=toy"])(X)
+
+
 def test_attributes_are_part_of_the_signature() -> None:
     cache = CompileCache()
     type_ = TensorType(DType.FLOAT32, (2, 3))

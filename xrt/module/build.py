@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from xrt import passes
@@ -14,7 +15,7 @@ from xrt.errors import FallbackWarning, InputError, did_you_mean
 from xrt.graph import Function
 from xrt.module.settings import REFERENCE, EngineList, Settings
 from xrt.module.warning import warn
-from xrt.partition import Plan, partition
+from xrt.partition import ClusteringOptions, Plan, partition
 from xrt.runtime import Program, Refusal, compile_plan
 
 __all__ = ["Build", "simplified", "with_fetched"]
@@ -51,6 +52,14 @@ def evaluate(function: Function, inputs: Sequence[Any]) -> list[Any]:
 _log = logging.getLogger(__name__)
 
 
+def without_idle_pins(options: ClusteringOptions, function: Function, original: Function) -> ClusteringOptions:
+    """Return the options without pins by name whose nodes were all folded or dropped; a name of no node at all stays an error."""
+    names = {node.name for node in function.nodes}
+    gone = {node.name for node in original.nodes} - names
+    idle = [pin for pin in options.pins if pin.by == "name" and not any(pin.matching(names)) and any(pin.matching(gone))]
+    return replace(options, pins=tuple(pin for pin in options.pins if pin not in idle)) if idle else options
+
+
 class Build:
     """A Function with the Plan made for it; `program` compiles on first use, and once however many threads ask."""
 
@@ -61,6 +70,7 @@ class Build:
         self._original = original
         self._engines = engines
         self._settings = settings
+        self._clustering = without_idle_pins(settings.clustering, function, original)
         self._cache = cache
         self._lock = threading.Lock()
         self._program: Program | None = None
@@ -101,7 +111,7 @@ class Build:
         plan = partition(
             self.function,
             self._engines.engines,
-            self._settings.clustering,
+            self._clustering,
             strict=self._settings.strict,
             implicit=self._engines.implicit,
             device=self._engines.context.device,
