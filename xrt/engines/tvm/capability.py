@@ -12,7 +12,7 @@ from xrt.engines.tvm.pipeline import legalise
 from xrt.engines.tvm.reasons import shortened
 from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, Type, Value, schema_of, since_version
 
-__all__ = ["refusal"]
+__all__ = ["positions_read_at_import", "refusal"]
 
 _FLOATS = {DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64}
 _INTEGERS = {DType.INT8, DType.INT16, DType.INT32, DType.INT64, DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64}
@@ -134,7 +134,7 @@ _READ_AT_IMPORT = {
     "CumSum": (1,),
     "Expand": (1,),
     "MaxUnpool": (2,),
-    "OneHot": (1,),
+    "OneHot": (1, 2),
     "Pad": (1, 2, 3),
     "Range": (0, 1, 2),
     "Reshape": (1,),
@@ -148,13 +148,16 @@ _READ_AT_IMPORT = {
     "Unsqueeze": (1,),
     "Upsample": (1,),
 }
-"""Inputs that decide what code TVM makes, by position; a Reduce operator's axes, input 1, are another."""
+
+
+def positions_read_at_import(op_type: str) -> tuple[int, ...]:
+    """Return which inputs decide what code TVM makes, and so must be constants."""
+    return (1,) if op_type.startswith("Reduce") else _READ_AT_IMPORT.get(op_type, ())
 
 
 def _varying(question: _Question) -> str | None:
     """Return which input would have to be a constant; None when all of these are."""
-    positions = (1,) if question.op_type.startswith("Reduce") else _READ_AT_IMPORT.get(question.op_type, ())
-    for position in positions:
+    for position in positions_read_at_import(question.op_type):
         if position < len(question.inputs) and isinstance(question.inputs[position], TensorType):
             schema = schema_of(question.op_type, question.version)
             name = schema.inputs[position].name if schema is not None else str(position)

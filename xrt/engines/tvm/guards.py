@@ -60,7 +60,8 @@ def _gather_nd(call: Call, builder: BlockBuilder) -> Any:
 def _scatter_elements(call: Call, builder: BlockBuilder) -> Any:
     data, indices, updates = call.args
     axis = int(call.attrs.axis)
-    return relax.op.scatter_elements(data, _inside(indices, _shape(data)[axis]), updates, axis, call.attrs.reduction)
+    inside = _inside(indices, _shape(data)[axis], from_end=True)
+    return relax.op.scatter_elements(data, inside, updates, axis, call.attrs.reduction)
 
 
 def _scatter_nd(call: Call, builder: BlockBuilder) -> Any:
@@ -194,12 +195,12 @@ def _coordinates(data: Any, indices: Any, batch: int) -> tuple[int, ...]:
     return _shape(data)[batch : batch + _shape(indices)[-1]]
 
 
-def _inside(indices: Any, extents: int | tuple[int, ...]) -> Any:
-    """Clamp indices to their axes; negative ones count from the end."""
+def _inside(indices: Any, extents: int | tuple[int, ...], *, from_end: bool = False) -> Any:
+    """Clamp indices to their axes. The importer has counted negative ones from the end, unless ``from_end``."""
     dtype = _dtype(indices)
-    last = relax.const(np.asarray(extents, dtype) - 1, dtype)
-    first = relax.const(-np.asarray(extents, dtype), dtype)
-    return relax.op.minimum(relax.op.maximum(indices, first), last)
+    extent = np.asarray(extents, dtype)
+    first = relax.const(-extent if from_end else extent * 0, dtype)
+    return relax.op.minimum(relax.op.maximum(indices, first), relax.const(extent - 1, dtype))
 
 
 def _whole(exponent: GenericConst) -> int | None:

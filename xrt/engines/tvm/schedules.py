@@ -61,19 +61,23 @@ def _arranged(schedule: s_tir.Schedule, block: SBlockInfo, machine: Machine) -> 
 
 
 def _inlined(schedule: s_tir.Schedule, blocks: Sequence[SBlockInfo]) -> tuple[s_tir.Schedule, list[SBlockInfo]]:
-    """Inline all elementwise producers, or, where that would multiply the arithmetic, those that do not."""
+    """Inline the elementwise producers, but for those that would multiply the arithmetic; return the blocks that remain.
+
+    What is read twice is computed twice when it is inlined, so a chain of squares would grow without bound.
+    """
     limit = INLINE_GROWTH * estimate_tir_flops(schedule.mod) + ALWAYS_INLINE
     trial = schedule.copy()
-    gone = [block for block in blocks[:-1] if _inline(trial, block, blocks)]
-    if estimate_tir_flops(trial.mod) <= limit:
-        return trial, [block for block in blocks if block not in gone]
-    remaining = list(blocks)
-    for block in gone:
-        trial = schedule.copy()
-        if _inline(trial, block, blocks) and estimate_tir_flops(trial.mod) <= limit:
-            schedule = trial
-            remaining.remove(block)
-    return schedule, remaining
+    gone: list[SBlockInfo] = []
+    for block in blocks[:-1]:
+        if not _inline(trial, block, blocks):
+            continue
+        if estimate_tir_flops(trial.mod) <= limit:
+            gone.append(block)
+        else:
+            trial = schedule.copy()
+            for earlier in gone:
+                trial.compute_inline(earlier.block_rv)
+    return trial, [block for block in blocks if block not in gone]
 
 
 def _inline(schedule: s_tir.Schedule, block: SBlockInfo, blocks: Sequence[SBlockInfo]) -> bool:

@@ -156,13 +156,21 @@ def _gemm(page: Page) -> str | None:
 
 
 def _softplus(page: Page) -> str:
-    """Write max(x, 0) + log1p(exp(-|x|)), where log1p(u) is u log(1 + u) / ((1 + u) - 1), which rounding does not hurt."""
-    one = page.number(1)
+    """Write max(x, 0) + log(1 + u) with u = exp(-|x|), and for small u, whose digits 1 + u would lose, a series."""
     u = page.op("Exp", page.op("Neg", page.op("Abs", page.x)))
-    w = page.op("Add", u, one)
-    quotient = page.op("Div", page.op("Mul", page.op("Log", w), u), page.op("Sub", w, one))
-    log1p = page.op("Where", page.op("Equal", w, one), u, quotient)
-    return page.op("Add", page.op("Relu", page.x), log1p)
+    plain = page.op("Log", page.op("Add", u, page.number(1)))
+    log = page.op("Where", page.op("Less", u, page.number(0.25)), _log1p_series(page, u), plain)
+    return page.op("Add", page.op("Relu", page.x), log)
+
+
+def _log1p_series(page: Page, u: str) -> str:
+    """Write log(1 + u) = 2 (z + z^3 / 3 + z^5 / 5 + z^7 / 7 + ...) with z = u / (2 + u); exact to a float32 up to 0.25."""
+    z = page.op("Div", u, page.op("Add", u, page.number(2)))
+    square = page.op("Mul", z, z)
+    series = page.number(2 / 7)
+    for coefficient in (2 / 5, 2 / 3, 2):
+        series = page.op("Add", page.op("Mul", series, square), page.number(coefficient))
+    return page.op("Mul", z, series)
 
 
 def _mish(page: Page) -> str:
