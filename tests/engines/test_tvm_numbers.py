@@ -142,7 +142,7 @@ def test_exp_reaches_to_the_end_of_float32() -> None:
     assert np.allclose(run(one("Exp", tensor(3), output=tensor(3)), x)[0], np.exp(x.astype(np.float64)), rtol=1e-5)
 
 
-# ---------------------------------------------------------------------- the node tests, with what TVM reads at import as constants
+# ---------------------------------------------------------------------- the node tests, with constants as models have them
 
 
 def with_constants(case: Case) -> tuple[Function, list[Any]] | None:
