@@ -20,6 +20,7 @@ from xrt.testing.cases import node_cases
 from xrt.testing.corpus import CORPUS
 
 Array = np.ndarray[Any, Any]
+TVM = Tvm()
 CONTEXT = CompileContext(threads=2)
 
 
@@ -51,7 +52,7 @@ def one(op_type: str, *shapes: TensorType, output: TensorType | None = None, ops
     return function(node, inputs=dict(zip(names, shapes, strict=True)), outputs={"y": output}, opset=opset)
 
 
-def run(f: Function, *inputs: Array, engine: Tvm = Tvm(), options: RunOptions = RunOptions()) -> list[Array]:
+def run(f: Function, *inputs: Array, engine: Tvm = TVM, options: RunOptions = RunOptions()) -> list[Array]:
     executable = engine.compile(f, CONTEXT)
     executable.prepare()
     return list(executable.run(inputs, options))

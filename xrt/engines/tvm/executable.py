@@ -14,6 +14,7 @@ from xrt.engines.contract import Executable
 from xrt.engines.options import RunOptions
 from xrt.engines.tvm.host import use_threads
 from xrt.engines.tvm.pipeline import Program
+from xrt.engines.tvm.reasons import shortened
 from xrt.errors import RunFailed
 
 __all__ = ["RelaxExecutable", "to_tensor"]
@@ -44,9 +45,8 @@ class RelaxExecutable(Executable):
         try:
             returned = main(*[to_tensor(array) for array in inputs])
         except Exception as cause:
-            raise RunFailed(f"TVM failed while it ran {self._name!r}: {_first_line(cause)}") from cause
-        finally:
-            self._idle.append(main)
+            raise RunFailed(f"TVM failed while it ran {self._name!r}: {shortened(cause)}") from cause
+        self._idle.append(main)
         results = self._arrays(returned)
         return results if options.out is None else _placed(results, options.out)
 
@@ -65,8 +65,12 @@ class RelaxExecutable(Executable):
 
 def to_tensor(array: Array) -> Any:
     """Return the array as a TVM tensor: the same memory where it is contiguous and DLPack has its type, else a copy."""
-    if array.flags.forc and array.flags.c_contiguous and array.flags.aligned and array.dtype.kind in "biuf":
-        return tvm_ffi.from_dlpack(array if array.flags.writeable else _writable_alias(array))
+    flags = array.flags
+    if array.dtype.kind in "biuf":
+        if flags.carray:
+            return tvm_ffi.from_dlpack(array)
+        if flags.c_contiguous and flags.aligned:
+            return tvm_ffi.from_dlpack(_writable_alias(array))
     return tvm.runtime.tensor(np.ascontiguousarray(array))
 
 
@@ -98,7 +102,3 @@ def _placed(results: Sequence[Array], out: Sequence[Any]) -> list[Array]:
             np.copyto(buffer, result)
         placed.append(result if buffer is None else buffer)
     return placed
-
-
-def _first_line(cause: BaseException) -> str:
-    return str(cause).strip().partition("\n")[0]
