@@ -12,7 +12,7 @@ from tests.engines.test_tvm import function, one, run, tensor
 from xrt.engines.tvm import Tvm
 from xrt.engines.tvm.capability import positions_read_at_import
 from xrt.errors import CompileRefused
-from xrt.graph import Constant, DType, Function, Node
+from xrt.graph import Constant, DType, Function, Node, attributes_of
 from xrt.testing.cases import Case, node_cases
 from xrt.testing.running import run_alone
 
@@ -77,6 +77,24 @@ def test_a_nan_goes_through_comparisons() -> None:
         constants={"low": np.array(0, np.float32), "high": np.array(1.5, np.float32)},
     )
     assert np.array_equal(run(clip, a)[0], np.array([1, np.nan, 1.5], np.float32), equal_nan=True)
+
+
+def test_the_largest_of_nothing_but_minus_infinity() -> None:
+    lowest = np.finfo(np.float32).min
+    x = np.array([[-np.inf, -np.inf], [lowest, -np.inf], [np.inf, np.inf]], np.float32)
+    for op, expected in (("ReduceMax", [-math.inf, lowest, math.inf]), ("ReduceMin", [-math.inf, -math.inf, math.inf])):
+        node = Node(op, ("x", "a"), ("y",), attributes_of({"keepdims": 0}))
+        f = function(node, inputs={"x": tensor(3, 2)}, outputs={"y": tensor(3)}, constants={"a": np.array([1])})
+        assert run(f, x)[0].tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16])
+def test_narrow_floats_are_summed_in_float32(dtype: DType) -> None:
+    x = np.full((1, 4096), 1 / 64, np.float32).astype(dtype.numpy)
+    ones = np.ones((4096, 1), dtype.numpy)
+    f = one("MatMul", tensor(1, 4096, dtype=dtype), tensor(4096, 1, dtype=dtype), output=tensor(1, 1, dtype=dtype))
+    (y,) = run(f, x, ones)
+    assert y.dtype == dtype.numpy and float(y[0, 0]) == 64
 
 
 def test_sides_of_infinity() -> None:

@@ -4,22 +4,24 @@
   one inside.
 - Shifts: by the width or more they are whatever the processor does; ONNX defines them (opset 28).
 - The remainder of floats with the sign of the divisor: NaN where one side is infinite.
-- Exponentials: a call into the C library for each element, where TVM also has polynomials that vectorise, right to
-  some 3 units in the last place. (Its tanh by exponentials subtracts what is nearly equal: of small numbers few digits
-  are right.)
+- Sums of float16 and bfloat16, and exponentials of them: accumulated in as few digits, where everybody else has float32.
+- The largest of a row of nothing but minus infinity is the lowest finite number, and the smallest likewise.
 - Powers: a call into the C library for each element, of which TVM warns on stderr; small whole ones are products.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from tvm import relax, topi
+from tvm import relax
 from tvm.ir import Call, GenericConst, IRModule
 from tvm.relax import BlockBuilder
 from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from xrt.engines.tvm.polynomials import POLYNOMIALS, dtype_of, scalar
 
 __all__ = ["guarded"]
 
@@ -36,8 +38,21 @@ def guarded(module: IRModule) -> IRModule:
 class _Guard(PyExprMutator):  # type: ignore[misc]  # TVM has no types
     def visit_call_(self, call: Call) -> Any:
         call = self.visit_expr_post_order(call)
-        rewrite = _REWRITES.get(getattr(call.op, "name", ""))
-        return call if rewrite is None else rewrite(call, self.builder_)
+        name = getattr(call.op, "name", "")
+        rewrite = _REWRITES.get(name, _as_it_is)
+        if name in _IN_FLOAT32 and (narrow := dtype_of(call.args[0])) in ("float16", "bfloat16"):
+            return relax.op.astype(rewrite(_widened(call, self.builder_), self.builder_), narrow)
+        return rewrite(call, self.builder_)
+
+
+def _as_it_is(call: Call, builder: BlockBuilder) -> Any:
+    return call
+
+
+def _widened(call: Call, builder: BlockBuilder) -> Call:
+    """Return the same call of float32 tensors."""
+    wide = [builder.normalize(relax.op.astype(tensor, "float32")) for tensor in call.args]
+    return builder.normalize(Call(call.op, wide, call.attrs))
 
 
 def _take(call: Call, builder: BlockBuilder) -> Any:
@@ -82,108 +97,71 @@ def _power(call: Call, builder: BlockBuilder) -> Any:
 def _left_shift(call: Call, builder: BlockBuilder) -> Any:
     value, amount = call.args
     near = _inside_width(amount)
-    return relax.op.where(relax.op.equal(amount, near), relax.op.left_shift(value, near), _scalar(0, value))
+    return relax.op.where(relax.op.equal(amount, near), relax.op.left_shift(value, near), scalar(0, value))
 
 
 def _right_shift(call: Call, builder: BlockBuilder) -> Any:
     value, amount = call.args
     near = _inside_width(amount)
-    sign = relax.op.right_shift(value, _scalar(_bits(value) - 1, value)) if _dtype(value).startswith("int") else _scalar(0, value)
+    sign = relax.op.right_shift(value, scalar(_bits(value) - 1, value)) if dtype_of(value).startswith("int") else scalar(0, value)
     return relax.op.where(relax.op.equal(amount, near), relax.op.right_shift(value, near), sign)
 
 
 def _floor_mod(call: Call, builder: BlockBuilder) -> Any:
     dividend, divisor = call.args
-    if "float" not in _dtype(dividend):
+    if "float" not in dtype_of(dividend):
         return call
     rest = relax.op.mod(dividend, divisor)
-    zero = _scalar(0, dividend)
+    zero = scalar(0, dividend)
     other_sign = relax.op.logical_xor(relax.op.less(rest, zero), relax.op.less(divisor, zero))
     wrong = relax.op.logical_and(relax.op.not_equal(rest, zero), other_sign)
     return relax.op.where(wrong, relax.op.add(rest, divisor), rest)
 
 
-def _exp(call: Call, builder: BlockBuilder) -> Any:
-    """Square the polynomial at x / 2: at x it overflows a little too early."""
-    if _dtype(call) != "float32":
-        return call
-    root = builder.emit(_fast_exp(relax.op.multiply(call.args[0], _scalar(0.5, call)), builder))
-    return relax.op.multiply(root, root)
+def _reaching(limit: float) -> Callable[[Call, BlockBuilder], Any]:
+    """Return a rewrite of max or min that gives the limit, an infinity, where everything is."""
 
+    def rewrite(call: Call, builder: BlockBuilder) -> Any:
+        (x,) = call.args
+        if "float" not in dtype_of(x):
+            return call
+        other = relax.op.astype(relax.op.not_equal(x, scalar(limit, x)), dtype_of(x))
+        axes = None if call.attrs.axis is None else [int(axis) for axis in call.attrs.axis]
+        any_other = relax.op.max(other, axes, bool(call.attrs.keepdims))
+        return relax.op.where(relax.op.greater(any_other, scalar(0, x)), call, scalar(limit, x))
 
-def _tanh(call: Call, builder: BlockBuilder) -> Any:
-    return builder.call_te(topi.fast_tanh, call.args[0]) if _dtype(call) == "float32" else call
-
-
-def _erf(call: Call, builder: BlockBuilder) -> Any:
-    (x,) = call.args
-    if _dtype(x) != "float32":
-        return call
-    return relax.op.where(relax.op.isnan(x), x, builder.call_te(topi.fast_erf, x))
-
-
-def _sigmoid(call: Call, builder: BlockBuilder) -> Any:
-    if _dtype(call) != "float32":
-        return call
-    one = _scalar(1, call)
-    return relax.op.divide(one, relax.op.add(one, _fast_exp(relax.op.negative(call.args[0]), builder)))
-
-
-def _silu(call: Call, builder: BlockBuilder) -> Any:
-    (x,) = call.args
-    return relax.op.multiply(x, _sigmoid(call, builder)) if _dtype(x) == "float32" else call
-
-
-def _gelu(call: Call, builder: BlockBuilder) -> Any:
-    (x,) = call.args
-    if _dtype(x) != "float32":
-        return call
-    erf = builder.call_te(topi.fast_erf, builder.normalize(relax.op.multiply(x, _scalar(0.5**0.5, x))))
-    return relax.op.multiply(relax.op.multiply(x, _scalar(0.5, x)), relax.op.add(erf, _scalar(1, x)))
-
-
-def _softmax(call: Call, builder: BlockBuilder) -> Any:
-    return builder.call_te(topi.nn.fast_softmax, call.args[0], int(call.attrs.axis)) if _dtype(call) == "float32" else call
-
-
-def _fast_exp(x: Any, builder: BlockBuilder) -> Any:
-    return builder.call_te(topi.fast_exp, builder.normalize(x))
+    return rewrite
 
 
 _REWRITES: dict[str, Callable[[Call, BlockBuilder], Any]] = {
+    **POLYNOMIALS,
     "relax.take": _take,
     "relax.gather_elements": _gather_elements,
     "relax.gather_nd": _gather_nd,
     "relax.scatter_elements": _scatter_elements,
     "relax.scatter_nd": _scatter_nd,
     "relax.power": _power,
-    "relax.exp": _exp,
-    "relax.tanh": _tanh,
-    "relax.erf": _erf,
-    "relax.sigmoid": _sigmoid,
-    "relax.nn.silu": _silu,
-    "relax.nn.gelu": _gelu,
-    "relax.nn.softmax": _softmax,
+    "relax.max": _reaching(-math.inf),
+    "relax.min": _reaching(math.inf),
     "relax.left_shift": _left_shift,
     "relax.right_shift": _right_shift,
     "relax.floor_mod": _floor_mod,
 }
 
 
-def _dtype(tensor: Any) -> str:
-    return str(tensor.ty.dtype)
+_IN_FLOAT32 = {
+    *("relax.matmul", "relax.sum", "relax.mean", "relax.prod", "relax.exp", "relax.tanh", "relax.erf", "relax.sigmoid"),
+    *("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d", "relax.nn.softmax", "relax.nn.gelu", "relax.nn.silu"),
+}
+"""Operators on tensors of one float type that are computed in float32 where theirs is narrower."""
 
 
 def _bits(tensor: Any) -> int:
-    return np.dtype(_dtype(tensor)).itemsize * 8
-
-
-def _scalar(value: float, like: Any) -> Any:
-    return relax.const(value, _dtype(like))
+    return np.dtype(dtype_of(tensor)).itemsize * 8
 
 
 def _inside_width(amount: Any) -> Any:
-    return relax.op.minimum(relax.op.maximum(amount, _scalar(0, amount)), _scalar(_bits(amount) - 1, amount))
+    return relax.op.minimum(relax.op.maximum(amount, scalar(0, amount)), scalar(_bits(amount) - 1, amount))
 
 
 def _shape(tensor: Any) -> tuple[int, ...]:
@@ -197,7 +175,7 @@ def _coordinates(data: Any, indices: Any, batch: int) -> tuple[int, ...]:
 
 def _inside(indices: Any, extents: int | tuple[int, ...], *, from_end: bool = False) -> Any:
     """Clamp indices to their axes. The importer has counted negative ones from the end, unless ``from_end``."""
-    dtype = _dtype(indices)
+    dtype = dtype_of(indices)
     extent = np.asarray(extents, dtype)
     first = relax.const(-extent if from_end else extent * 0, dtype)
     return relax.op.minimum(relax.op.maximum(indices, first), relax.const(extent - 1, dtype))
