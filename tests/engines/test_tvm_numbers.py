@@ -46,6 +46,17 @@ def test_gather_nd_and_scatter_stay_inside(index: int) -> None:
     assert np.array_equal(run(f, x, place, np.array([[8, 9]], np.float32))[0], expected)
 
 
+def test_boxes_stay_inside() -> None:
+    x = np.full((1, 1, 8, 8), 3, np.float32)
+    box = np.array([[0, 0, 4, 4], [np.nan, np.nan, np.inf, np.inf]], np.float32)
+    f = one("RoiAlign", tensor(1, 1, 8, 8), tensor(2, 4), tensor(2, dtype=INT64), output=tensor(2, 1, 1, 1), sampling_ratio=2)
+    (y,) = run(f, x, box, np.array([10**9, -(10**9)]))
+    assert y[0, 0, 0, 0] == 3 and y[1, 0, 0, 0] in (0, 3)
+    boxes = np.array([[1e9, 0, 0, 4, 4], [np.nan, 0, 0, 4, 4]], np.float32)
+    f = one("MaxRoiPool", tensor(1, 1, 8, 8), tensor(2, 5), output=tensor(2, 1, 2, 2), pooled_shape=[2, 2])
+    assert np.array_equal(run(f, x, boxes)[0], np.full((2, 1, 2, 2), 3, np.float32))
+
+
 # ---------------------------------------------------------------------- edges
 
 

@@ -23,6 +23,10 @@ OLDEST = 9
 """The first opset with Where and IsNaN, and with broadcasting everywhere."""
 
 
+FARTHEST = 16384
+"""Where the corner of a box of RoiAlign ends at the latest; no image is as large."""
+
+
 def spelled(function: Function) -> Function:
     """Return the Function with the operators of `SPELLED` written out, their results under the same names."""
     if function.opsets.get("", 0) < OLDEST or not any(node.op in SPELLED for node in function.nodes):
@@ -177,6 +181,29 @@ def _mish(page: Page) -> str:
     return page.op("Mul", page.x, page.op("Tanh", _softplus(page)))
 
 
+def _roi_align(page: Page) -> str:
+    """Write it with the batch indices inside of the batch and the boxes finite: from others TVM reads foreign memory."""
+    boxes, places = page.node.inputs[1:3]
+    finite = page.op("Clip", boxes, page.number(-FARTHEST), page.number(FARTHEST))
+    return page.op("RoiAlign", page.x, finite, _inside_batch(page, places), attributes=page.node.attributes)
+
+
+def _max_roi_pool(page: Page) -> str:
+    """Write the same; here the batch index is the first number of each box."""
+    boxes = page.node.inputs[1]
+    first, second, last, axis = (page.constant(np.array([k])) for k in (0, 1, 5, 1))
+    places = _inside_batch(page, page.op("Slice", boxes, first, second, axis))
+    kept = page.op("Concat", places, page.op("Slice", boxes, second, last, axis), attributes=attributes_of({"axis": 1}))
+    return page.op("MaxRoiPool", page.x, kept, attributes=page.node.attributes)
+
+
+def _inside_batch(page: Page, places: str) -> str:
+    type_, kind = page.function.type_of(page.x), page.dtype(places if page.node.op == "RoiAlign" else page.x).numpy
+    extent = type_.shape[0] if isinstance(type_, TensorType) and type_.shape else 1
+    batch = extent if isinstance(extent, int) else 1
+    return page.op("Clip", places, page.constant(np.array(0, kind)), page.constant(np.array(batch - 1, kind)))
+
+
 SPELLED: Mapping[str, Callable[[Page], str | None]] = {
     "Sum": _sum,
     "Mean": _mean,
@@ -189,4 +216,6 @@ SPELLED: Mapping[str, Callable[[Page], str | None]] = {
     "Mish": _mish,
     "BatchNormalization": _batch_normalization,
     "Gemm": _gemm,
+    "RoiAlign": _roi_align,
+    "MaxRoiPool": _max_roi_pool,
 }
