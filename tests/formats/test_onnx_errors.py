@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 from xrt.errors import ModelError
-from xrt.formats.onnx import load
+from xrt.formats.onnx import load, to_model
 
 VERSION = onnx.__version__
 HEAD = '<ir_version: 8, opset_import: ["": 17]>'
@@ -367,3 +369,69 @@ def test_among_very_many_nodes_the_nearest_name_is_not_looked_for() -> None:
     assert message(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)) == (
         "cannot load the given ModelProto: node 'n' (Relu) reads value 'v0_', which no input, initialiser or node defines."
     )
+
+
+# ---------------------------------------------------------------------------------------------- damage
+
+NOT_TEXT = b"\xff\xfe"
+
+
+@pytest.mark.parametrize(
+    ("place", "what"),
+    [
+        (b"the_op", "the operator or domain of node 'the_node' (b'\\xff\\xfee_op')"),
+        (b"the_domain", "the operator or domain of node 'the_node' (the_op)"),
+        (b"the_input", "the name of a value or node"),
+        (b"the_output", "the name of a value or node"),
+        (b"the_node", "the name of a value or node"),
+        (b"the_graph", "the name of a graph"),
+        (b"the_x", "the name of a value"),
+        (b"the_extent", "the name of an extent"),
+        (b"the_weight", "the name of an initialiser"),
+        (b"the_attribute", "the name of an attribute of node 'the_node' (the_op)"),
+        (b"the_doc", "the documentation"),
+        (b"the_import", "the domain of an opset import"),
+        (b"the_key", "a key of the metadata"),
+        (b"the_value", "a value of the metadata"),
+    ],
+)
+def test_text_that_is_not_utf8(place: bytes, what: str) -> None:
+    node = helper.make_node("the_op", ["the_input"], ["the_output"], name="the_node", domain="the_domain", the_attribute=1)
+    outputs = [helper.make_tensor_value_info("y", 1, ["the_extent"])]
+    inputs = [helper.make_tensor_value_info("the_x", 1, [])]
+    graph = helper.make_graph(
+        [node], "the_graph", inputs, outputs, [numpy_helper.from_array(np.zeros(1), "the_weight")], doc_string="the_doc"
+    )
+    whole = helper.make_model(graph, opset_imports=[helper.make_opsetid("the_domain", 1), helper.make_opsetid("the_import", 1)])
+    whole.metadata_props.add(key="the_key", value="the_value")
+    data = whole.SerializeToString()
+    broken = data.replace(place, NOT_TEXT + place[len(NOT_TEXT) :], 1)  # where it stands first
+    assert message(broken).startswith(f"cannot load the given bytes: {what}")
+    assert "is not UTF-8 text: b'" in message(broken)
+
+
+SMALL = [
+    RELU,
+    model("(float[N,3] x) => (float y) <int64[2] s = {3, -1}> { a = Reshape(x, s)  y = Softmax<axis=1>(a) }"),
+    model(BRANCHES.format(then="a = Neg(x)", other="b = Abs(x)")),
+    parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17, "loc": 1]> g (float x) => (float y) { y = loc.f(x) }
+        <domain: "loc", opset_import: ["": 17]> f <k: float=1.0> (a) => (b) { b = Elu<alpha: float=@k>(a) }"""
+    ),
+]
+
+
+@given(
+    st.sampled_from(SMALL), st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255), st.booleans()), min_size=1, max_size=4)
+)
+@settings(max_examples=400, deadline=None)
+def test_a_damaged_model_is_refused_or_read(whole: ModelProto, damage: list[tuple[int, int, bool]]) -> None:
+    data = bytearray(whole.SerializeToString())
+    for place, byte, insert in damage:
+        at = place % len(data)
+        data[at : at + (not insert)] = bytes([byte])
+    try:
+        function = load(bytes(data))
+    except ModelError:
+        return
+    assert load(to_model(function)) == function

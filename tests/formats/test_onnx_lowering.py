@@ -319,3 +319,12 @@ def test_generated_functions_compute_the_same(function: Function) -> None:
     expected = ReferenceEvaluator(to_model(function)).run(None, inputs)
     for result, wanted in zip(results, expected, strict=True):
         np.testing.assert_array_equal(result, wanted)
+
+
+def test_inputs_that_are_too_long_for_the_converter() -> None:
+    long = TensorType(DType.FLOAT32, (1 << 40,))
+    function = graph(Node("Celu", ("x",), ("y",), name="n"), inputs=(Value("x", long),), outputs=(Value("y", long),))
+    assert refused(function, 27) == (
+        "node 'n' (Celu) took its meaning at opset 28; the limit is 27, and it cannot be converted: "
+        "its inputs are too long for onnx's converter"
+    )

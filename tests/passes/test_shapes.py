@@ -209,3 +209,10 @@ def test_generated_functions_are_inferred_once_and_for_all(function: Function) -
     for value in inferred.outputs:
         assert value.type is not None
     assert infer_shapes(drop_dead_nodes(inferred)) == drop_dead_nodes(inferred)
+
+
+def test_values_are_not_propagated_where_onnx_would_make_an_object_of_each_of_billions_of_elements() -> None:
+    text = "(float[{n}] x, int64[2] i) => (float[?] y, float[?,?] z) {{ y = Gather(x, i)  s = Shape(x)  z = Expand(y, i) }}"
+    for extent in (3, 1 << 40):
+        inferred = types(infer_shapes(read(text.format(n=extent))))
+        assert (inferred["y"], inferred["s"]) == ("float32[2]", "int64[1]")

@@ -20,8 +20,8 @@ def infer_shapes(function: Function) -> Function:
     outputs too: a declaration does not change what is computed. The types of the main inputs are the caller's to give and
     stay as they are. Names that onnx makes up (``unk__0``) are no knowledge and become None.
 
-    What onnx cannot infer keeps its declaration. The function itself is returned where nothing new is known. Weights are
-    not copied. Linear.
+    The Function must obey the rules of `xrt.graph.verify`. What onnx cannot infer keeps its declaration. The function
+    itself is returned where nothing new is known. Weights are not copied. Linear.
     """
     symbols = frozenset(symbols_of(function))
     inferred = infer_types(_without_claims(function), symbols)

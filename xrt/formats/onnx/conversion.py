@@ -9,6 +9,7 @@ from onnx import shape_inference, version_converter
 
 from xrt.errors import ModelError
 from xrt.formats.onnx.external import ExternalData
+from xrt.formats.onnx.inference import can_propagate
 from xrt.formats.onnx.names import FreshNames
 from xrt.formats.onnx.reading import function_of
 from xrt.formats.onnx.reasons import reason_of
@@ -146,6 +147,8 @@ def _convert(function: Function, max_opset: int) -> tuple[Function | None, str]:
     """Return a one-node Function converted, or the reason why it cannot be."""
     if any(value.type is None for value in function.inputs):
         return None, "the types of its inputs are not known; infer shapes first"
+    if not can_propagate(function):
+        return None, "its inputs are too long for onnx's converter"
     if max_opset < PER_AXIS_OPSET <= function.opset() and _is_per_axis(function):
         return None, f"before opset {PER_AXIS_OPSET} it takes all axes from the given one on together"
     model = model_of(function, function.opsets, lowest_ir(function, function.opsets), Style(carries=False))

@@ -11,12 +11,16 @@ from onnx import GraphProto, NodeProto, TensorProto, shape_inference
 from xrt.formats.onnx.tensors import write_tensor
 from xrt.formats.onnx.types import read_type
 from xrt.formats.onnx.writing import Style, model_of
-from xrt.graph import Constant, Function, Type
+from xrt.graph import Constant, Function, TensorType, Type
 
-__all__ = ["Inferred", "infer_types"]
+__all__ = ["Inferred", "can_propagate", "infer_types"]
 
 SMALL_BYTES = 1024
 """Constants up to this size keep their values, which shapes are computed from; of the others only the type is told."""
+
+
+LONGEST_PROPAGATED = 1 << 20
+"""With a tensor of rank 1 that is longer than this, values are not propagated: it would take seconds and gigabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +35,39 @@ class Inferred:
 def infer_types(function: Function, symbols: frozenset[str]) -> Inferred | None:
     """Return what onnx infers, values propagated through shape computations; None where it cannot read the Function at all.
 
+    The Function must obey the rules of `xrt.graph.verify`: given a node that does not, onnx's C++ may end the process.
+
     What the Function already says of a value is taken as true. Extents of other names than the symbols are made up
     by onnx, which is to say unknown.
     """
     style = Style(constants=_type_only, inner=_type_only, carries=False)
     model = model_of(function, function.opsets, onnx.IR_VERSION, style)
     try:
-        result = shape_inference.infer_shapes(model, data_prop=True)
+        result = shape_inference.infer_shapes(model, data_prop=can_propagate(function))
         return _read(result.graph, function, symbols)
     except Exception:  # noqa: BLE001  # whatever it cannot read, it cannot say anything about
         return None
+
+
+def can_propagate(function: Function) -> bool:
+    """Whether onnx can propagate values: for that it makes an object of every element of each tensor of rank 1."""
+    return all(_is_short(type_) for type_ in _known_types(function))
+
+
+def _is_short(type_: Type | None) -> bool:
+    if not isinstance(type_, TensorType) or type_.shape is None or len(type_.shape) != 1:
+        return True
+    (extent,) = type_.shape
+    return not isinstance(extent, int) or extent <= LONGEST_PROPAGATED
+
+
+def _known_types(function: Function) -> Iterator[Type | None]:
+    yield from (value.type for value in (*function.inputs, *function.outputs))
+    yield from function.types.values()
+    yield from (constant.type for constant in function.constants.values())
+    for node in function.nodes:
+        for body in node.bodies:
+            yield from _known_types(body)
 
 
 def _type_only(constant: Constant, name: str) -> TensorProto:
