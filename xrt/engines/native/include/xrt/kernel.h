@@ -87,7 +87,8 @@ typedef struct xrt_attribute {
 } xrt_attribute;
 
 /* A node as `why_not` and `prepare` see it. `inputs[k].data` is NULL unless that input is a constant of the model. For
- * `why_not` an extent may be -1 (not known yet), and `ndim` -2 (not even the rank is); for `prepare` all are known. */
+ * `why_not` an extent may be -1 (not known yet), `ndim` -2 (not even the rank is), and with it `dtype.bits` 0 (nor the type
+ * of an element); for `prepare` all are known. An input that is left out has `ndim` -1 and `dtype.bits` 0. */
 typedef struct xrt_node {
   const char *domain; /* "" for ONNX's own */
   const char *op_type;
