@@ -1,7 +1,6 @@
 // The code of the machine's steps: each operator, for each type, form of its operands and size of the tile.
 
 #include "../machine.h"
-#include "loops.h"
 #include "operators.h"
 
 namespace xrt {
@@ -413,7 +412,8 @@ void run(const Step *program, const Frame &frame) {
 
 }  // namespace
 
-extern const Machine machine = {
+extern const Machine machine;
+const Machine machine = {
     2 * kBytes, operation, cast, load_code, load_scalar_code, store_code, round_code, stop_code, run};
 
 }  // namespace XRT_ISA
