@@ -53,7 +53,7 @@ class Tape:
     steps: tuple[Step, ...]
 
     def filled(self) -> tuple[Step | None, ...]:
-        """Return, per output, the step that can write it to a given buffer; None where none can, or an output before it has it."""
+        """Return, per output, the step that can write it to a given buffer; None where none can, or one before has it."""
         writers = {step.results[0]: step for step in self.steps if step.fills}
         return tuple(writers.get(slot) if slot not in self.outputs[:i] else None for i, slot in enumerate(self.outputs))
 
@@ -111,7 +111,7 @@ def stored(value: Any) -> Any:
 
 
 def _given(step: Step, slots: list[Any], buffers: Mapping[int, Any]) -> Any:
-    """Return the buffer given for the step's result if it is just like it: of the shape that one argument has and all spread to."""
+    """Return the buffer given for the step's result if it fits: of the shape that one argument has and all spread to."""
     buffer = buffers.get(step.results[0])
     if buffer is None:
         return None
