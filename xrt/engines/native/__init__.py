@@ -7,5 +7,18 @@ tapes that run a whole Function of such kernels in one call. Nothing here knows 
 from xrt.engines.native.alone import compute
 from xrt.engines.native.home import SHIPPED, include_dir, shipped, why_not_shipped
 from xrt.engines.native.library import NativeKernel, NativeLibrary, load
+from xrt.engines.native.prepared import Prepared
+from xrt.engines.native.tape import NativeTape
 
-__all__ = ["SHIPPED", "NativeKernel", "NativeLibrary", "compute", "include_dir", "load", "shipped", "why_not_shipped"]
+__all__ = [
+    "SHIPPED",
+    "NativeKernel",
+    "NativeLibrary",
+    "NativeTape",
+    "Prepared",
+    "compute",
+    "include_dir",
+    "load",
+    "shipped",
+    "why_not_shipped",
+]

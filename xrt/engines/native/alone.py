@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from xrt.engines.native import abi
+from xrt.engines.native.core import core
 from xrt.engines.native.library import NativeKernel, Said
 from xrt.engines.native.nodes import tensor_c
 from xrt.errors import CompileRefused, RunFailed
@@ -31,7 +32,8 @@ def compute(
     """Return the kernel's outputs for those arrays; None is an input that is left out.
 
     ``constants`` are the places of the inputs that the kernel is shown as constants of the model. Raises
-    CompileRefused with the kernel's reason, or RunFailed with what it says.
+    CompileRefused with the kernel's reason, RunFailed with what it says, or EngineUnavailable where XRT's own native
+    library, which has the threads, was not built.
     """
     node, function = _function(kernel, inputs, attributes or {}, opset, n_outputs, constants)
     if reason := kernel.why_not(node, function):
@@ -77,13 +79,8 @@ def _run(
         outputs=_tensors(outputs, kept),
         scratch=scratch.ctypes.data + -scratch.ctypes.data % 64,
         threads=threads,
-        parallel=_in_one,
     )
-    _check(kernel, kernel.structure.run(plan.state, call, said.structure), said, RunFailed)
-
-
-_in_one = abi.Parallel(lambda call, items, grain, body, argument: body(argument, 0, items))
-"""Does all parts of a piece of work as one, on the calling thread."""
+    _check(kernel, core().alone(kernel.structure, plan.state, call, said.structure), said, RunFailed)
 
 
 def _tensors(arrays: Sequence[Array | None], kept: list[Any]) -> Any:

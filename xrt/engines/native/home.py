@@ -8,7 +8,7 @@ from pathlib import Path
 from xrt.engines.native.library import NativeLibrary, load
 from xrt.errors import EngineUnavailable
 
-__all__ = ["SHIPPED", "include_dir", "shipped", "why_not_shipped"]
+__all__ = ["SHIPPED", "include_dir", "needed", "shipped", "why_not_shipped"]
 
 SHIPPED = Path(__file__).parent / "libxrt_native.so"
 """The library that `CMakeLists.txt` builds; it is there where a compiler was at hand when XRT was installed."""
@@ -24,6 +24,14 @@ def shipped() -> NativeLibrary | None:
     return _shipped()[0]
 
 
+def needed() -> NativeLibrary:
+    """Return XRT's own library; raises EngineUnavailable with the reason where it does not serve."""
+    library, reason = _shipped()
+    if library is None:
+        raise EngineUnavailable(f"the native kernels of XRT do not serve: {reason}")
+    return library
+
+
 def why_not_shipped() -> str | None:
     """Return why XRT's own native kernels do not serve in this process; None when they do."""
     return _shipped()[1]
@@ -32,9 +40,9 @@ def why_not_shipped() -> str | None:
 @lru_cache(maxsize=1)
 def _shipped() -> tuple[NativeLibrary | None, str | None]:
     if not SHIPPED.exists():
-        return (
-            None,
-            "XRT was installed where no C++ compiler was at hand; with one, install it again: pip install --force-reinstall xrt",
+        return None, (
+            f"{SHIPPED.name} was not built, because no C++ compiler was at hand when XRT was installed; "
+            "install one (on Debian: apt-get install g++) and then XRT again: pip install --force-reinstall --no-deps xrt"
         )
     try:
         return load(SHIPPED), None

@@ -2,7 +2,8 @@
  *
  * A library exports one function, `xrt_library_entry`, that returns a table of kernels. A kernel computes one operator of
  * ONNX or of a domain of your own. XRT asks `why_not` whether it can serve a node, calls `prepare` once for the shapes
- * that a model has, `run` as often as the model is called, from any thread and from several at once, and `destroy` once.
+ * that a model has, `run` as often as the model is called, from any thread and from several at once, and, where `prepare`
+ * returned XRT_OK, `destroy` once.
  *
  * Rules:
  *  - Tensors are DLPack's: `xrt_tensor` is laid out as its DLTensor, so a pointer to one may be cast to the other. Those given
