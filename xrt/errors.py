@@ -17,6 +17,7 @@
 
     XRTWarning (UserWarning)
     ├── FallbackWarning                    a node went to another engine than the first choice
+    ├── NativeWarning                      XRT's native kernels were not built, NumPy's serve
     └── SignatureWarning                   a module has compiled suspiciously many signatures
 
 A message says what was asked, what is the case, and what to do next; it names the object and its nearest neighbours.
@@ -38,6 +39,7 @@ __all__ = [
     "FallbackWarning",
     "InputError",
     "ModelError",
+    "NativeWarning",
     "OptionError",
     "PlanError",
     "RunFailed",
@@ -118,6 +120,10 @@ class XRTWarning(UserWarning):
 
 class FallbackWarning(XRTWarning):
     """Nodes run on another engine than the first choice; ``explain()`` has the reasons."""
+
+
+class NativeWarning(XRTWarning):
+    """XRT was installed without its native kernels; Python kernels compute the same, and are slower."""
 
 
 class SignatureWarning(XRTWarning):

@@ -70,7 +70,7 @@ MESSAGES = ("formats", "testing", "engines.toy")
 SCHEMAS = ("graph",)
 """Rooms that read its schemas, whose defaults are attribute messages that ``onnx.helper`` opens."""
 
-FILES = ("formats", "cli", "bench", "engines.*", "cache.disk", "testing.files")
+FILES = ("formats", "cli", "bench", "engines.*", "engines.native.library", "cache.disk", "testing.files")
 """Rooms, and modules of rooms, that may touch files."""
 
 TOUCHES = frozenset(

@@ -20,6 +20,7 @@ from xrt.formats import onnx
 from xrt.graph import Function
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
+from xrt.module.settings import REFERENCE
 
 __all__ = ["command"]
 
@@ -130,7 +131,7 @@ def _save(outputs: Mapping[str, Any], target: Path) -> None:
 def _verify(function: Function, values: Mapping[str, Any], results: Sequence[Any]) -> int:
     try:
         with err.status("running the reference"):
-            expected = _as_tuple(XRTModule(function, engine="toy", strict=True)(**values))
+            expected = _as_tuple(XRTModule(function, engine=REFERENCE, strict=True)(**values))
     except (PlanError, EngineError) as error:
         out.print(f"not verified: there is no reference, {error}", markup=False)
         return 0

@@ -26,6 +26,7 @@ from xrt.compare import Comparison, Tolerance, compare_all, tolerance_for
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions, registry
 from xrt.errors import CompileRefused
 from xrt.graph import DType, Function, Node
+from xrt.module.settings import REFERENCE
 from xrt.partition import Pin
 from xrt.passes import drop_dead_nodes
 from xrt.testing.conformance import conform
@@ -72,7 +73,7 @@ class EngineSuite:
     """How many of the node tests must pass."""
     conformance_gaps: ClassVar[tuple[Gap, ...] | None] = None
     """Node tests that the engine fails, and why; None takes the ledger that XRT ships for the engine."""
-    reference: ClassVar[str] = "toy"
+    reference: ClassVar[str] = REFERENCE
     """The engine whose results count as right."""
 
     # ------------------------------------------------------------------ words of the tests

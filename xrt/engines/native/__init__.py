@@ -5,13 +5,15 @@ tapes that run a whole Function of such kernels in one call. Nothing here knows 
 """
 
 from xrt.engines.native.alone import compute
-from xrt.engines.native.home import SHIPPED, include_dir, shipped, why_not_shipped
+from xrt.engines.native.executable import NativeExecutable
+from xrt.engines.native.home import SHIPPED, include_dir, needed, opened, shipped, warn_once_of_absence, why_not_shipped
 from xrt.engines.native.library import NativeKernel, NativeLibrary, load
 from xrt.engines.native.prepared import Prepared
 from xrt.engines.native.tape import NativeTape
 
 __all__ = [
     "SHIPPED",
+    "NativeExecutable",
     "NativeKernel",
     "NativeLibrary",
     "NativeTape",
@@ -19,6 +21,9 @@ __all__ = [
     "compute",
     "include_dir",
     "load",
+    "needed",
+    "opened",
     "shipped",
+    "warn_once_of_absence",
     "why_not_shipped",
 ]

@@ -34,14 +34,12 @@ __all__ = [
     "REFUSED",
     "TRAINING",
     "AttributeC",
-    "Body",
     "CallC",
     "DTypeC",
     "KernelC",
     "LibraryC",
     "NodeC",
     "OutputC",
-    "Parallel",
     "PlanC",
     "TensorC",
     "TextC",
@@ -130,7 +128,7 @@ class PlanC(Structure):
     _fields_ = [("state", c_void_p), ("scratch", c_uint64), ("outputs", POINTER(OutputC))]
 
 
-Body = CFUNCTYPE(None, c_void_p, c_int64, c_int64)
+_Body = CFUNCTYPE(None, c_void_p, c_int64, c_int64)
 """``xrt_body``."""
 
 
@@ -138,13 +136,13 @@ class CallC(Structure):
     """``xrt_call``."""
 
 
-Parallel = CFUNCTYPE(None, POINTER(CallC), c_int64, c_int64, Body, c_void_p)
+_Parallel = CFUNCTYPE(None, POINTER(CallC), c_int64, c_int64, _Body, c_void_p)
 CallC._fields_ = [
     ("inputs", POINTER(TensorC)),
     ("outputs", POINTER(TensorC)),
     ("scratch", c_void_p),
     ("threads", c_int32),
-    ("parallel", Parallel),
+    ("parallel", _Parallel),
     ("host", c_void_p),
 ]
 

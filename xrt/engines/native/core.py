@@ -108,10 +108,12 @@ _HEAD = object.__basicsize__
 
 
 def _quickly(array: Any) -> int:
+    """Return where an array's elements lie."""
     return c_void_p.from_address(id(array) + _HEAD).value or 0
 
 
 def _properly(array: Any) -> int:
+    """Return where an array's elements lie."""
     return int(array.ctypes.data)
 
 
@@ -122,4 +124,3 @@ def _choose() -> Callable[[Any], int]:
 
 
 address_of = _choose()
-"""Returns where an array's elements lie."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+import threading
+import warnings
+from functools import cache, lru_cache
 from pathlib import Path
 
 from xrt.engines.native.library import NativeLibrary, load
-from xrt.errors import EngineUnavailable
+from xrt.errors import EngineUnavailable, NativeWarning
 
-__all__ = ["SHIPPED", "include_dir", "needed", "shipped", "why_not_shipped"]
+__all__ = ["SHIPPED", "include_dir", "needed", "opened", "shipped", "warn_once_of_absence", "why_not_shipped"]
 
-SHIPPED = Path(__file__).parent / "libxrt_native.so"
+SHIPPED = Path(__file__).parent / "lib" / "libxrt_native.so"
 """The library that `CMakeLists.txt` builds; it is there where a compiler was at hand when XRT was installed."""
 
 
@@ -35,6 +37,24 @@ def needed() -> NativeLibrary:
 def why_not_shipped() -> str | None:
     """Return why XRT's own native kernels do not serve in this process; None when they do."""
     return _shipped()[1]
+
+
+@cache
+def opened(paths: tuple[str, ...], *, with_shipped: bool) -> tuple[NativeLibrary, ...]:
+    """Return the libraries at those paths, and behind them XRT's own where it is wanted and serves; each is opened once."""
+    own = shipped() if with_shipped else None
+    return (*(load(path) for path in paths), *([own] if own else []))
+
+
+def warn_once_of_absence() -> None:
+    """Warn, once in a process, where XRT's own native kernels do not serve."""
+    reason = why_not_shipped()
+    if reason is not None and not _warned.is_set():
+        _warned.set()
+        warnings.warn(f"the native kernels of XRT do not serve, NumPy's do: {reason}", NativeWarning, stacklevel=2)
+
+
+_warned = threading.Event()
 
 
 @lru_cache(maxsize=1)

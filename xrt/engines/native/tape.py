@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import POINTER, c_int32, c_void_p, pointer
 from typing import Any
 
@@ -47,6 +47,7 @@ class NativeTape:
         types = dict(inputs)
         for step in self.steps:
             types.update(step.outputs)
+        self._names = tuple(outputs)
         self.outputs: tuple[tuple[Any, Any], ...] = tuple((types[n].shape, types[n].dtype.numpy) for n in outputs)
         self._constants = {name: aligned(constants[name].array) for name in _read(steps) if name in constants}
         layout = _Layout(types, self._constants, tuple(inputs), tuple(outputs), self.steps)
@@ -80,6 +81,38 @@ class NativeTape:
         if status:
             raise self._failure(status)
         return results
+
+    def bound(self, arrays: Sequence[Array], out: Sequence[Array]) -> Callable[[], None] | None:
+        """Return a call that reads those arrays and writes those buffers as they are when it is made; None where they do not fit.
+
+        It costs next to nothing beside the kernels, and holds the arrays.
+        """
+        given = [check(array) for check, array in zip(self.inputs, arrays, strict=True)]
+        if any(kept is not array or not array.flags.aligned for kept, array in zip(given, arrays, strict=True)):
+            return None
+        at, run, handle = c.address_of, self._run, self._handle
+        arguments, results = self._arguments(*map(at, given)), self._results(*map(at, out))
+        held = (self, *given, *out)
+
+        def call(_held: object = held) -> None:
+            status = run(handle, arguments, results)
+            if status:
+                raise self._failure(status)
+
+        return call
+
+    @property
+    def in_place(self) -> list[tuple[int, int]]:
+        """The (input, output) pairs that may be one memory: nobody reads the input once the output is written."""
+        last = {name: index for index, step in enumerate(self.steps) for name in step.node.inputs}
+        writers = {name: (index, step) for index, step in enumerate(self.steps) for name in step.outputs}
+        pairs = [(i, o) for i in range(len(self.inputs)) for o in range(len(self.outputs))]
+        return [(i, o) for i, o in pairs if self._may_share(self.inputs[i], last, *writers[self._names[o]], self._names[o])]
+
+    def _may_share(self, given: _Checked, last: Mapping[str, int], index: int, writer: Prepared, name: str) -> bool:
+        end = last.get(given.name, -1)
+        dead = end < index or (end == index and writer.node.outputs[0] == name and writer.can_overwrite(given.name))
+        return dead and given.type == writer.outputs[name]
 
     def _call(self, given: Sequence[Array], results: Sequence[Array]) -> int:
         at = c.address_of
