@@ -82,7 +82,9 @@ def kernel_of(node: Node, function: Function) -> native.NativeKernel:
     """Return the shipped kernel that is meant for the operator in the version that the Function declares."""
     version = function.opset(node.domain)
     for kernel in library().kernels:
-        if (kernel.domain, kernel.op_type) == (node.domain, node.op_type) and kernel.since <= version <= (kernel.until or version):
+        if (kernel.domain, kernel.op_type) == (node.domain, node.op_type) and kernel.since <= version <= (
+            kernel.until or version
+        ):
             return kernel
     raise AssertionError(f"no native kernel for {node.op}; {DOMAIN}.{ELEMENTWISE} may have refused it")
 

@@ -1,4 +1,4 @@
-"""Native kernels of softmax, normalisations, reductions, transpose, pools and depthwise convolution, against toy's Python ones."""
+"""Native kernels of softmax, normalisations, reductions, transpose, pools and depthwise convolution, against toy's Python."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def check(
             np.testing.assert_allclose(actual, expected, rtol=rtol, atol=atol)
 
 
-def refusal(op: str, *inputs: Array, opset: int = 24, n_outputs: int = 1, constants: tuple[int, ...] = (), **attributes: Any) -> str:
+def refusal(
+    op: str, *inputs: Array, opset: int = 24, n_outputs: int = 1, constants: tuple[int, ...] = (), **attributes: Any
+) -> str:
     """Return why the native kernel does not serve the node."""
     function = one_node(op, inputs, attributes, opset=opset, n_outputs=n_outputs, constants=constants)
     reason = kernel_of(function.nodes[0], function).why_not(function.nodes[0], function)
@@ -233,12 +235,18 @@ def test_depthwise_convolution(window: tuple[tuple[int, ...], dict[str, Any]], m
     ("reason", "expected"),
     [
         (refusal("Softmax", numbers((2, 3), np.float64)), "it takes float32, not float64"),
-        (refusal("LayerNormalization", numbers((2, 3)), numbers((1,))), "scale and bias must have the shape of what is normalised"),
+        (
+            refusal("LayerNormalization", numbers((2, 3)), numbers((1,))),
+            "scale and bias must have the shape of what is normalised",
+        ),
         (refusal("LayerNormalization", numbers((2, 3)), numbers((3,)), stash_type=11), "stash_type must be 1, float32; it is 11"),
         (refusal("ReduceMean", numbers((2, 3), np.int32)), "it takes float32, float64, not int32"),
         (refusal("ReduceSum", numbers((2, 3)), np.array([1])), "its axes are computed by the model"),
         (refusal("ReduceSum", numbers((2, 3)), noop_with_empty_axes=1), "there are no axes to reduce"),
-        (refusal("ReduceLogSumExp", numbers((2, 3)), np.array([0]), constants=(1,)), "it reduces the last axis, alone or with others"),
+        (
+            refusal("ReduceLogSumExp", numbers((2, 3)), np.array([0]), constants=(1,)),
+            "it reduces the last axis, alone or with others",
+        ),
         (
             refusal("MaxPool", numbers((1, 1, 4, 4)), kernel_shape=[2, 2], n_outputs=2),
             "it does not give the places of the greatest elements",

@@ -29,11 +29,12 @@ def chained(function: Function, takes: Callable[[Node], bool] = lambda node: Tru
     What is left alone: nodes that ``takes`` says no to, whose types or shapes are not known, that order others (control
     edges), or of types and versions that the native kernel does not serve. Linear.
     """
+    given = function
     if any(function.type_of(name) is None for node in function.nodes for name in node.defines):
         function = infer_shapes(function)
     groups = _groups(function, _candidates(function, takes))
     if not groups:
-        return function
+        return given
     chains = [_chain(function, group) for group in groups]
     taken = {index for group in groups for index in group}
     rest = [node for index, node in enumerate(function.nodes) if index not in taken]
@@ -198,5 +199,3 @@ def _read_outside(function: Function, nodes: Sequence[Node]) -> tuple[str, ...]:
         if node.outputs[0] in asked or any(use.node.name not in names for use in function.users(node.outputs[0]))
     )
     return tuple(read) or nodes[-1].outputs
-
-
