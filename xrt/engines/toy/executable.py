@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
+from xrt.engines.blas import blas_limit
 from xrt.engines.contract import Executable
 from xrt.engines.options import RunOptions
 from xrt.engines.toy.tape import Tape, described
@@ -21,13 +23,16 @@ class ToyExecutable(Executable):
 
     outputs_are_fresh = True
 
-    def __init__(self, function: Function, lay_out: Callable[[Function], Tape]) -> None:
+    def __init__(self, function: Function, lay_out: Callable[[Function], Tape], threads: int) -> None:
         self.function = function
         self._lay_out = lay_out
+        self._threads = threads
         self._tape: Tape | None = None
+        self._limit: AbstractContextManager[None] | None = None
 
     def prepare(self) -> None:
         self._tape = self._lay_out(self.function)
+        self._limit = blas_limit(self._threads)
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> list[Any]:
         tape = self._tape
@@ -39,9 +44,11 @@ class ToyExecutable(Executable):
             raise OptionError(f"engine 'toy' runs on the CPU, which has no streams; got stream={options.stream!r}, pass None")
         if len(inputs) != len(tape.inputs):
             raise InputError(f"function {self.function.name!r} takes {len(tape.inputs)} inputs; got {len(inputs)}")
-        # ONNX defines what a division by zero or an overflow gives, and NumPy gives that: its warnings say nothing new.
-        with np.errstate(all="ignore"):
-            results = _fresh(tape.play(inputs), inputs)
+        if self._limit is None:
+            results = _played(tape, inputs)
+        else:
+            with self._limit:
+                results = _played(tape, inputs)
         return results if options.out is None else self._delivered(results, options.out)
 
     def close(self) -> None:
@@ -61,6 +68,12 @@ class ToyExecutable(Executable):
             if buffer is not None:
                 np.copyto(buffer, result)
         return [result if buffer is None else buffer for _, result, buffer in pairs]
+
+
+def _played(tape: Tape, inputs: Sequence[Any]) -> list[Any]:
+    # ONNX defines what a division by zero or an overflow gives, and NumPy gives that: its warnings say nothing new.
+    with np.errstate(all="ignore"):
+        return _fresh(tape.play(inputs), inputs)
 
 
 def _misfit(result: Any, buffer: Any) -> str | None:
