@@ -272,8 +272,8 @@ xrt.XRTModule(RELU, "toy", threads=1)(X)
 def test_a_shared_pool_has_one_budget() -> None:
     assert ran(TWO).splitlines() == [
         (
-            "OptionError engine 'ort' runs on one pool of 2 threads that all sessions of the process share, as xrt.configure asked: "
-            "it does not honour threads=1; ask for threads=2"
+            "OptionError engine 'ort' runs on one pool of 2 threads that all sessions of the process share, as xrt.configure "
+            "asked: it does not honour threads=1; ask for threads=2"
         ),
         "OptionError the sessions of this process share a pool of 2 threads; it cannot be replaced by one of 1",
     ]

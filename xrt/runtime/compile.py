@@ -132,6 +132,8 @@ class _Compilation:
 
     def _lanes(self) -> list[list[int]]:
         """Return the regions in lanes, those of engines first that compile one at a time, since theirs are the longest."""
+        if self._threads == 1:
+            return [list(range(len(self._regions)))]
         lanes: dict[object, list[int]] = {}
         for number, region in enumerate(self._regions):
             lanes.setdefault(region.lane, []).append(number)
