@@ -10,6 +10,7 @@ from time import perf_counter
 from xrt.cache import CompileCache, Lease, signature_of
 from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.errors import CompileFailed, CompileRefused
+from xrt.graph.mapping import release
 from xrt.partition import Launch, Plan
 from xrt.runtime.program import Program
 
@@ -91,5 +92,7 @@ def _compile(launch: Launch, engine: GraphCompiler, context: CompileContext) -> 
         raise CompileFailed(
             f"engine {launch.engine!r} failed to compile {launch.name} ({len(launch.nodes)} nodes): {shown}"
         ) from error
+    for constant in launch.function.constants.values():
+        release(constant.array)  # what the engine has read of it to compile; it need not be in memory until a run reads it
     _log.info("%s: compiled in %.3f s", launch.name, perf_counter() - began)
     return executable

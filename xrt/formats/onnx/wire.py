@@ -62,20 +62,18 @@ class Walk:
 
         Raises Overrun for a field that is longer than the message, and DecodeError for what is no message, or too long a walk.
         """
+        data = self.data
         while at < end:
-            tag, content = self.varint(at, end)
+            tag, content = (data[at], at + 1) if data[at] < 0x80 else self.varint(at, end)  # nearly all are of one byte
             holds_bytes = tag & 7 == _BYTES
             length, content = self.varint(content, end) if holds_bytes else (self._length(tag & 7, content, end), content)
             if content + length > end:
                 raise Overrun(tag >> 3, content + length)
             yield Field(tag >> 3, holds_bytes, at, content, content + length)
             at = content + length
-            self._count(tag)
-
-    def _count(self, tag: int) -> None:
-        self.left -= 1
-        if self.left < 0 or not tag >> 3:
-            raise DecodeError("a field without a number, or too many fields")
+            self.left -= 1
+            if self.left < 0 or tag < 8:
+                raise DecodeError("a field without a number, or too many fields")
 
     def _length(self, kind: int, at: int, end: int) -> int:
         if kind == _VARINT:
