@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from xrt.engines.contract import Executable
+from xrt.engines.memory import MemoryUse, peak_of_values
 from xrt.engines.options import RunOptions
 from xrt.engines.toy.tape import Tape, described
 from xrt.errors import InputError, OptionError, RunFailed
@@ -43,6 +44,10 @@ class ToyExecutable(Executable):
         with np.errstate(all="ignore"):
             results = _fresh(tape.play(inputs), inputs)
         return results if options.out is None else self._delivered(results, options.out)
+
+    def memory(self) -> tuple[MemoryUse, ...]:
+        why = "inner values, each until its last reader has run; what a kernel takes while it computes comes on top"
+        return (MemoryUse("workspace", peak_of_values(self.function), why, per_call=True),)
 
     def close(self) -> None:
         self._tape = None

@@ -11,13 +11,14 @@ import tvm_ffi
 from tvm import relax
 
 from xrt.engines.contract import Executable
+from xrt.engines.memory import MemoryUse
 from xrt.engines.options import RunOptions
 from xrt.engines.tvm.host import use_threads
 from xrt.engines.tvm.pipeline import Program
 from xrt.engines.tvm.reasons import shortened
 from xrt.errors import RunFailed
 
-__all__ = ["RelaxExecutable", "to_tensor"]
+__all__ = ["RelaxExecutable", "is_shared", "to_tensor"]
 
 Array = np.ndarray[Any, Any]
 
@@ -27,7 +28,9 @@ class RelaxExecutable(Executable):
 
     outputs_are_fresh = True
 
-    def __init__(self, program: Program, threads: int, name: str) -> None:
+    def __init__(self, program: Program, threads: int, name: str, copied: int = 0) -> None:
+        """`copied` is how many bytes of the weights are copies."""
+        self._copied = copied
         self._program = program
         self._threads = threads
         self._name = name
@@ -50,6 +53,11 @@ class RelaxExecutable(Executable):
         results = self._arrays(returned)
         return results if options.out is None else _placed(results, options.out)
 
+    def memory(self) -> tuple[MemoryUse, ...]:
+        why = "weights of types that DLPack and NumPy do not share, or that do not lie in order, are copied"
+        copies = (MemoryUse("copied weights", self._copied, why),) if self._copied else ()
+        return *copies, MemoryUse("workspace", self._program.workspace, "inner values, as planned by the compiler", per_call=True)
+
     def close(self) -> None:
         self._idle.clear()
 
@@ -65,13 +73,14 @@ class RelaxExecutable(Executable):
 
 def to_tensor(array: Array) -> Any:
     """Return the array as a TVM tensor: the same memory where it is contiguous and DLPack has its type, else a copy."""
-    flags = array.flags
-    if array.dtype.kind in "biuf":
-        if flags.carray:
-            return tvm_ffi.from_dlpack(array)
-        if flags.c_contiguous and flags.aligned:
-            return tvm_ffi.from_dlpack(_writable_alias(array))
+    if is_shared(array):
+        return tvm_ffi.from_dlpack(array if array.flags.writeable else _writable_alias(array))
     return tvm.runtime.tensor(np.ascontiguousarray(array))
+
+
+def is_shared(array: Array) -> bool:
+    """Whether `to_tensor` makes no copy of the array."""
+    return array.dtype.kind in "biuf" and array.flags.c_contiguous and array.flags.aligned
 
 
 def _to_array(tensor: Any) -> Array:
