@@ -159,7 +159,7 @@ class GraphCompiler(abc.ABC):
 
 
 def fill(buffer: np.ndarray[Any, Any], result: Any) -> None:
-    """Copy a result into a buffer of exactly its type and shape; raises RunFailed for another, which NumPy would cast or spread."""
+    """Copy a result into a buffer of exactly its type and shape; raises RunFailed for another, which NumPy would cast."""
     if result.dtype != buffer.dtype or result.shape != buffer.shape:
         given, due = (f"{array.dtype}{list(array.shape)}" for array in (result, buffer))
         raise RunFailed(f"a result is {given} where the buffer for it is {due}")
