@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from xrt.engines.memory import MemoryUse
 from xrt.engines.options import CompileContext, RunOptions
 from xrt.errors import CompileRefused, OptionError, RunFailed
 from xrt.graph import Function, Node
@@ -77,6 +78,14 @@ class Executable(abc.ABC):
         It is taken up only where nobody reads the input afterwards. The default proposes nothing.
         """
         return ()
+
+    def memory(self) -> Sequence[MemoryUse] | None:
+        """Return what the executable holds and takes beside the Function's constants, each use with the reason for it.
+
+        The constants themselves are XRT's to count. None, the default, says that the engine does not tell; an empty
+        sequence that there is nothing. Asked for after `prepare`.
+        """
+        return None
 
     def close(self) -> None:  # noqa: B027  # optional on purpose: an empty default is the honest one
         """Give back what the executable holds; called once, after the last run."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from xrt.engines.blas import blas_limit
 from xrt.engines.contract import Executable
+from xrt.engines.memory import MemoryUse, peak_of_values
 from xrt.engines.options import RunOptions
 from xrt.engines.toy.tape import SMALLEST_REUSED, Step, Tape, described
 from xrt.errors import InputError, OptionError, RunFailed
@@ -67,6 +68,10 @@ class ToyExecutable(Executable):
         """Return the caller's buffers by the slot of the output, where a kernel can write to them and they fit."""
         pairs = zip(tape.outputs, self._filled, self.function.outputs, out, strict=False)
         return {slot: buffer for slot, step, value, buffer in pairs if step and _is_of(buffer, value)}
+
+    def memory(self) -> tuple[MemoryUse, ...]:
+        why = "inner values, each until its last reader has run; what a kernel takes while it computes comes on top"
+        return (MemoryUse("workspace", peak_of_values(self.function), why, per_call=True),)
 
     def close(self) -> None:
         self._tape = None
