@@ -58,7 +58,7 @@ class Form:
 
 EVERYTHING = Form()
 TRIES = 100
-"""How many graphs of a recipe are looked at before it counts as one of which nothing is kept; some choose among many operators."""
+"""How many graphs of a recipe are looked at before it counts as one of which nothing is kept: some have many operators."""
 
 
 @cache
