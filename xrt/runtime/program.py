@@ -88,7 +88,7 @@ class Program:
     def _play(self, actions: Sequence[Action]) -> None:
         action: Action | None = None
         try:
-            for action in actions:  # noqa: B007  # the error below names the launch that was begun last
+            for action in actions:  # the error below names the launch that was begun last
                 action()
         except XRTError:
             raise
