@@ -110,7 +110,8 @@ class XRTModule:
 
     def explain(self) -> Explanation:
         """Return the last signature's regions, their boundaries, and why each node is where it is. Prints as text."""
-        return explain(self._current().plan, self._engines.by_spec, self._engines.implicit, self.threads)
+        build = self._current()
+        return explain(build.plan, self._engines.by_spec, self._engines.implicit, self.threads, build.idle_pins)
 
     def profile(self) -> Profile:
         """Return the last signature's launch times, over the calls made with ``options=RunOptions(profile=True)``."""

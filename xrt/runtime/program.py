@@ -89,6 +89,7 @@ class Program:
         action: Action | None = None
         try:
             for action in actions:
+            for action in actions:  # the error below names the launch that was begun last
                 action()
         except XRTError:
             raise

@@ -44,7 +44,9 @@ class ToyExecutable(Executable):
                 f"function {self.function.name!r} is not ready to run; call prepare() first, and run() before close()"
             )
         if options.stream is not None:
-            raise OptionError(f"engine 'toy' runs on the CPU, which has no streams; got stream={options.stream!r}, pass None")
+            raise OptionError(
+                f"engine {tape.engine!r} runs on the CPU, which has no streams; got stream={options.stream!r}, pass None"
+            )
         if len(inputs) != len(tape.inputs):
             raise InputError(f"function {self.function.name!r} takes {len(tape.inputs)} inputs; got {len(inputs)}")
         # ONNX defines what a division by zero or an overflow gives, and NumPy gives that: its warnings say nothing new.
