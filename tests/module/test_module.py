@@ -201,8 +201,8 @@ def test_a_callers_buffer_is_filled(engine: str) -> None:
             np.empty((3, 2), "float32").T,
             "out[0] for output 'y' is not C-contiguous; a buffer must be a writeable, C-contiguous array",
         ),
-        ([np.empty((2, 3), "float32")] * 2, "out has 2 buffers; the model has 1 outputs: give one, or None, for each"),
-        (X, "out[0] overlaps input 0; give a buffer of its own"),
+        ([np.empty((2, 3), "float32")] * 2, "out has 2 buffers; the model has 1 output (y): give one, or None, for each"),
+        (X, "out[0] for output 'y' overlaps input 'x'; give a buffer of its own"),
     ],
 )
 def test_a_buffer_that_does_not_fit_is_refused(out: Any, text: str) -> None:

@@ -66,7 +66,59 @@ class OrtExecutable(Executable):
         except InputError:
             raise
         except Exception as error:
-            raise RunFailed(f"{LIBRARY} failed while it ran {self._function.name!r}: {sense(error)}") from error
+            raise self._failed(error) from error
+
+    def direct(self) -> Callable[..., Sequence[Any]]:
+        if not self._is_direct:
+            return super().direct()
+        return self._direct_from_one() if self._only is not None else self._direct_from_many()
+
+    def _direct_from_one(self) -> Callable[..., Sequence[Any]]:
+        call, names, only = self._call, self._names, self._only
+
+        def run(value: Any) -> Sequence[Any]:
+            try:
+                return call(names, {only: value}, None)  # type: ignore[no-any-return]  # a list, as the library says
+            except Exception as error:
+                raise self._failed(error) from error
+
+        return run
+
+    def _direct_from_many(self) -> Callable[..., Sequence[Any]]:
+        call, names, inputs = self._call, self._names, self._inputs
+
+        def run(*values: Any) -> Sequence[Any]:
+            try:
+                return call(names, dict(zip(inputs, values, strict=True)), None)  # type: ignore[no-any-return]  # as above
+            except Exception as error:
+                raise self._failed(error) from error
+
+        return run
+
+    def binds(self) -> bool:
+        return self._gives_all and self._calls is not None and self._calls.can_fix()
+
+    def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
+        if self._calls is None or not self.binds():
+            return super().bind(inputs, outputs)
+        call = self._calls.fixed(dict(zip(self._inputs, inputs, strict=True)), dict(zip(self._names, outputs, strict=True)))
+
+        def run() -> None:
+            try:
+                call()
+            except Exception as error:
+                raise self._failed(error) from error
+
+        return run
+
+    def fills_from(self) -> Sequence[int | None]:
+        first = [value not in self._function.outputs[:place] for place, value in enumerate(self._function.outputs)]
+        names = [value.name for value in self._function.outputs]
+        can = [self._calls is not None and self._calls.can_fill(name) for name in names]
+        return [BIND_FROM if one and fills else None for one, fills in zip(first, can, strict=True)]
+
+    def _failed(self, error: Exception) -> RunFailed:
+        return RunFailed(f"{LIBRARY} failed while it ran {self._function.name!r}: {sense(error)}")
 
     def close(self) -> None:
         self._call = self._compute = _closed
