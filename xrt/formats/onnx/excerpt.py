@@ -33,7 +33,8 @@ _INSIDE = {
 
 _MESSAGE_OF = {message.DESCRIPTOR.full_name: message for message in (*_INSIDE, TensorProto)}
 _WAYS = {
-    message: {f.number: f for name in names if (f := message.DESCRIPTOR.fields_by_name[name])} for message, names in _INSIDE.items()
+    message: {f.number: f for name in names if (f := message.DESCRIPTOR.fields_by_name[name])}
+    for message, names in _INSIDE.items()
 }
 _RAW_DATA = TensorProto.RAW_DATA_FIELD_NUMBER
 _ELSEWHERE = (TensorProto.EXTERNAL_DATA_FIELD_NUMBER, TensorProto.DATA_LOCATION_FIELD_NUMBER)

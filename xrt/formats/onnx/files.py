@@ -13,8 +13,8 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
 from xrt.errors import ModelError
-from xrt.formats.onnx.external import ExternalData
 from xrt.formats.onnx.excerpt import Excerpt, Span, excerpt_of
+from xrt.formats.onnx.external import ExternalData
 from xrt.formats.onnx.reading import function_of
 from xrt.formats.onnx.wire import Buffer, Overrun, Walk
 from xrt.graph import Function
