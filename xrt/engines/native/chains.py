@@ -7,7 +7,7 @@ each operator still rounds to its own type.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from xrt.engines.native.steps import Step, steps_of
@@ -23,15 +23,15 @@ HIGHEST_RANK = 16
 """``XRT_MAX_RANK`` of kernel.h."""
 
 
-def chained(function: Function) -> Function:
+def chained(function: Function, may: Callable[[Node], bool] = lambda node: True) -> Function:
     """Return the Function with its elementwise nodes in chains, single ones too; the Function itself where it has none.
 
-    What is left alone: nodes whose types or shapes are not known, that order others (control edges), or of types and
-    versions that the native kernel does not serve. Linear.
+    What is left alone: nodes that ``may`` not be taken, whose types or shapes are not known, that order others (control
+    edges), or of types and versions that the native kernel does not serve. Linear.
     """
     if any(function.type_of(name) is None for node in function.nodes for name in node.defines):
         function = infer_shapes(function)
-    groups = _groups(function, _candidates(function))
+    groups = _groups(function, _candidates(function, may))
     if not groups:
         return function
     chains = [_chain(function, group) for group in groups]
@@ -43,7 +43,7 @@ def chained(function: Function) -> Function:
 # ---------------------------------------------------------------------- which nodes
 
 
-def _candidates(function: Function) -> dict[int, Shape]:
+def _candidates(function: Function, may: Callable[[Node], bool]) -> dict[int, Shape]:
     """Return the nodes that may stand in a chain, by index, with the shape over which each runs."""
     ordering = {name for node in function.nodes for name in node.control}
     found = {}
@@ -51,7 +51,7 @@ def _candidates(function: Function) -> dict[int, Shape]:
         if node.control or node.name in ordering or node.device.partition(":")[0] not in ("", "cpu"):
             continue
         shape = _shape(function, node)
-        if shape is not None and steps_of(node, function) is not None:
+        if shape is not None and steps_of(node, function) is not None and may(node):
             found[index] = shape
     return found
 
@@ -198,5 +198,3 @@ def _read_outside(function: Function, nodes: Sequence[Node]) -> tuple[str, ...]:
         if node.outputs[0] in asked or any(use.node.name not in names for use in function.users(node.outputs[0]))
     )
     return tuple(read) or nodes[-1].outputs
-
-
