@@ -23,16 +23,16 @@ HIGHEST_RANK = 16
 """``XRT_MAX_RANK`` of kernel.h."""
 
 
-def chained(function: Function, takes: Callable[[Node], bool] = lambda node: True) -> Function:
+def chained(function: Function, may: Callable[[Node], bool] = lambda node: True) -> Function:
     """Return the Function with its elementwise nodes in chains, single ones too; the Function itself where it has none.
 
-    What is left alone: nodes that ``takes`` says no to, whose types or shapes are not known, that order others (control
+    What is left alone: nodes that ``may`` not be taken, whose types or shapes are not known, that order others (control
     edges), or of types and versions that the native kernel does not serve. Linear.
     """
     given = function
     if any(function.type_of(name) is None for node in function.nodes for name in node.defines):
         function = infer_shapes(function)
-    groups = _groups(function, _candidates(function, takes))
+    groups = _groups(function, _candidates(function, may))
     if not groups:
         return given
     chains = [_chain(function, group) for group in groups]
@@ -44,7 +44,7 @@ def chained(function: Function, takes: Callable[[Node], bool] = lambda node: Tru
 # ---------------------------------------------------------------------- which nodes
 
 
-def _candidates(function: Function, takes: Callable[[Node], bool]) -> dict[int, Shape]:
+def _candidates(function: Function, may: Callable[[Node], bool]) -> dict[int, Shape]:
     """Return the nodes that may stand in a chain, by index, with the shape over which each runs."""
     ordering = {name for node in function.nodes for name in node.control}
     found = {}
@@ -52,7 +52,7 @@ def _candidates(function: Function, takes: Callable[[Node], bool]) -> dict[int, 
         if node.control or node.name in ordering or node.device.partition(":")[0] not in ("", "cpu"):
             continue
         shape = _shape(function, node)
-        if shape is not None and steps_of(node, function) is not None and takes(node):
+        if shape is not None and steps_of(node, function) is not None and may(node):
             found[index] = shape
     return found
 

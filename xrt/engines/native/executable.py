@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from xrt.engines.contract import Executable
+from xrt.engines.memory import MemoryUse
 from xrt.engines.native.tape import NativeTape
 from xrt.engines.options import RunOptions
 from xrt.errors import InputError
@@ -52,6 +53,12 @@ class NativeExecutable(Executable):
 
     def in_place(self) -> Sequence[tuple[int, int]]:
         return self.tape.in_place
+
+    def memory(self) -> tuple[MemoryUse, ...]:
+        why = (
+            "inner values and what kernels need to compute, planned once; a block is kept for each call that was ever under way"
+        )
+        return (MemoryUse("workspace", self.tape.workspace, why, per_call=True),)
 
     def _check(self, out: Sequence[Any]) -> None:
         if len(out) != len(self._outputs):

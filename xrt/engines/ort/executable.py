@@ -13,6 +13,7 @@ import numpy as np
 from onnxruntime import InferenceSession
 
 from xrt.engines.contract import Executable
+from xrt.engines.memory import MemoryUse
 from xrt.engines.options import RunOptions
 from xrt.engines.ort.calls import Fixed, SessionCalls, through_frames
 from xrt.engines.ort.names import LIBRARY, sense
@@ -41,8 +42,11 @@ class OrtExecutable(Executable):
 
     outputs_are_fresh: ClassVar[bool] = True
 
-    def __init__(self, function: Function, session: InferenceSession | None, held: object = None) -> None:
+    def __init__(
+        self, function: Function, session: InferenceSession | None, held: object = None, uses: Sequence[MemoryUse] = ()
+    ) -> None:
         """`session` computes `computed_outputs`; None where there are none. `held` must live as long as it."""
+        self._uses = uses
         computed = computed_outputs(function)
         self._function = function
         self._held = held
@@ -134,6 +138,9 @@ class OrtExecutable(Executable):
 
     def _failed(self, error: Exception) -> RunFailed:
         return RunFailed(f"{LIBRARY} failed while it ran {self._function.name!r}: {sense(error)}")
+
+    def memory(self) -> Sequence[MemoryUse]:
+        return self._uses
 
     def close(self) -> None:
         self._call = self._compute = _closed

@@ -21,8 +21,6 @@ from xrt.passes import infer_shapes
 
 __all__ = ["Assembly"]
 
-_NOTHING: frozenset[Any] = frozenset()
-
 
 class Assembly:
     """Makes executables of closed Functions that the engine takes."""
@@ -45,24 +43,25 @@ class Assembly:
 
     def _of_known_shapes(self, function: Function) -> Executable:
         """Return one native call where native kernels serve all nodes, else a tape of Python kernels and native runs."""
-        segments = with_segments(_inferred(function), self._choice.native, self._threads)
+        segments = with_segments(_inferred(function), self._choice, self._threads)
         return segments.whole() or self._played(segments.function, segments.kernel)
 
     def _is_served(self, function: Function) -> bool:
         """Whether a native kernel may serve any node once the shapes are known."""
-        return any(self._choice.native(node, function, _NOTHING) for node in function.nodes if not node.bodies)
+        function, choice = _inferred(function), self._choice
+        return any(choice.joins_chain(node, function) or choice.native(node, function) for node in function.nodes)
 
     # ------------------------------------------------------------------ in Python
 
     def _played(self, function: Function, segment: Callable[[Node], Run | None] = lambda node: None) -> Played:
-        return Played(function, self._tape(function, segment))
+        return Played(function, self._tape(function, segment), self._threads)
 
     def _tape(self, function: Function, segment: Callable[[Node], Run | None] = lambda node: None) -> Tape:
         def kernel_of(node: Node) -> tuple[Run, tuple[int, ...]]:
             run = segment(node)
             return (run, ()) if run is not None else self._kernel(node, function)
 
-        return tape_of(function, kernel_of)
+        return tape_of(function, kernel_of, self._choice.engine)
 
     def _kernel(self, node: Node, function: Function) -> tuple[Run, tuple[int, ...]]:
         """Return what runs a node in Python, and the inputs that it may overwrite."""
@@ -76,7 +75,7 @@ class Assembly:
 
     def _native_only(self, node: Node, function: Function, reason: str) -> Run:
         """Return what runs a node that only a native kernel serves, and whose shapes a call has to show."""
-        if self._choice.has_native and self._choice.native(node, function, _NOTHING):
+        if self._choice.has_native and self._choice.native(node, function):
             executable = self._by_shapes(alone(node, function))
             reads = list(dict.fromkeys(name for name in node.inputs if name not in function.constants))
             return lambda *arrays: tuple(executable.run(_picked(node, arrays, reads)))

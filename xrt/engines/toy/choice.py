@@ -7,12 +7,18 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from xrt.engines.native import NativeKernel, NativeLibrary
+from xrt.engines.native.chains import DOMAIN, ELEMENTWISE
+from xrt.engines.native.steps import steps_of
 from xrt.engines.optable import Kernel, OpTable
 from xrt.engines.toy import reference
 from xrt.engines.toy.table import Factory
 from xrt.graph import Function, Node, schema_of
 
-__all__ = ["Choice", "Found", "choice_of"]
+__all__ = ["Choice", "Found", "Refusals", "choice_of"]
+
+Refusals: TypeAlias = frozenset[tuple[str, NativeKernel]]
+"""Nodes by name, and the kernels that refused them."""
+NONE: Refusals = frozenset()
 
 Found: TypeAlias = Kernel[Any] | Factory | str
 """A kernel of the table, a factory that borrows the reference, or the reason why nothing serves."""
@@ -28,6 +34,8 @@ class Choice:
     everything: OpTable[Any]
     """Those, and behind them the kernels of native libraries: of equal priority, what stands first is asked first."""
     has_native: bool
+    chain: int | None
+    """The priority of the kernel of elementwise chains; None where there is none."""
 
     def why_not(self, node: Node, function: Function) -> str | None:
         """Return why no kernel serves the node, bodies apart; native kernels are asked only where Python's do not serve."""
@@ -44,13 +52,17 @@ class Choice:
         """Return what serves the node best, native kernels included, those ``without`` not asked."""
         return self._find(node, function, self.everything, without)
 
-    def native(self, node: Node, function: Function, refused: frozenset[tuple[str, NativeKernel]]) -> NativeKernel | None:
-        """Return the native kernel that is to serve the node; None where Python serves it.
-
-        ``refused`` are (node, kernel) pairs that are not to be.
-        """
+    def native(self, node: Node, function: Function, refused: Refusals = NONE) -> NativeKernel | None:
+        """Return the native kernel that is to serve the node, none of those that ``refused`` it; None where Python serves."""
         found = self.best(node, function, tuple(kernel for name, kernel in refused if name == node.name))
         return found.code if isinstance(found, Kernel) and isinstance(found.code, NativeKernel) else None
+
+    def joins_chain(self, node: Node, function: Function) -> bool:
+        """Whether the node may be computed in a chain of elementwise operators: no kernel of the chain's priority has it."""
+        if self.chain is None or steps_of(node, function) is None:
+            return False
+        found = self.best(node, function)
+        return not isinstance(found, Kernel) or found.priority < self.chain
 
     def _find(self, node: Node, function: Function, table: OpTable[Any], without: tuple[Any, ...]) -> Found:
         if reason := _unknown(node, function, table):
@@ -70,7 +82,8 @@ def choice_of(engine: str, table: OpTable[Any], libraries: tuple[NativeLibrary, 
     everything = table.extended(engine) if libraries else table
     for library in libraries:
         library.register(everything)
-    return Choice(engine, table, everything, bool(libraries))
+    chains = [kernel.priority for kernel in everything if (kernel.domain, kernel.op_type) == (DOMAIN, ELEMENTWISE)]
+    return Choice(engine, table, everything, bool(libraries), max(chains, default=None))
 
 
 def _unknown(node: Node, function: Function, table: OpTable[Any]) -> str | None:

@@ -26,8 +26,8 @@ class Toy(GraphCompiler):
 
     The Python kernels are complete and obvious rather than quick, and deterministic to the bit wherever the operator is:
     ``toy{native=off}`` is the reference. Where native kernels serve, and the shapes of a node are known, they compute in its
-    place, to rounding. The thread budget is theirs; Python kernels run on the calling thread, matrix products on the
-    threads of NumPy's BLAS.
+    place, to rounding, on as many threads as the budget allows. Python kernels run on the calling thread, matrix products
+    on the threads of NumPy's BLAS, which are held to the budget.
     """
 
     name: ClassVar[str] = "toy"
@@ -74,7 +74,7 @@ class Toy(GraphCompiler):
                 raise CompileRefused(f"engine {self.name!r} cannot take node {node.name!r} ({node.op}): {reason}")
         if self.native == "auto":
             warn_once_of_absence()
-        return ToyExecutable(function, Assembly(self._choice(), context.threads).executable)
+        return ToyExecutable(self.name, function, Assembly(self._choice(), context.threads).executable)
 
     def _libraries(self) -> tuple[NativeLibrary, ...]:
         """Return the libraries of native kernels that serve, the user's own first."""

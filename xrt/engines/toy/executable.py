@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xrt.engines.contract import Executable
+from xrt.engines.memory import MemoryUse
 from xrt.engines.options import RunOptions
 from xrt.errors import OptionError, RunFailed
 from xrt.graph import Function
@@ -18,7 +19,8 @@ class ToyExecutable(Executable):
 
     outputs_are_fresh = True
 
-    def __init__(self, function: Function, made: Callable[[Function], Executable]) -> None:
+    def __init__(self, engine: str, function: Function, made: Callable[[Function], Executable]) -> None:
+        self._engine = engine
         self.function = function
         self._made = made
         self._ready: Executable | None = None
@@ -28,7 +30,9 @@ class ToyExecutable(Executable):
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         if options.stream is not None:
-            raise OptionError(f"engine 'toy' runs on the CPU, which has no streams; got stream={options.stream!r}, pass None")
+            raise OptionError(
+                f"engine {self._engine!r} runs on the CPU, which has no streams; got stream={options.stream!r}, pass None"
+            )
         return self._prepared().run(inputs, options)
 
     def direct(self) -> Callable[..., Sequence[Any]]:
@@ -45,6 +49,9 @@ class ToyExecutable(Executable):
 
     def in_place(self) -> Sequence[tuple[int, int]]:
         return self._prepared().in_place()
+
+    def memory(self) -> Sequence[MemoryUse] | None:
+        return self._prepared().memory()
 
     def close(self) -> None:
         self._ready = None

@@ -6,25 +6,22 @@ import heapq
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from xrt.engines.contract import Executable
 from xrt.engines.native import NativeExecutable, NativeKernel, NativeTape, Prepared
+from xrt.engines.native.chains import DOMAIN, chained
 from xrt.engines.options import RunOptions
+from xrt.engines.toy.choice import Choice, Refusals
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, is_static
 from xrt.passes import infer_shapes, specialise
 
-__all__ = ["ByShapes", "Find", "Segments", "alone", "with_segments"]
+__all__ = ["ByShapes", "Segments", "alone", "with_segments"]
 
-Refusals: TypeAlias = frozenset[tuple[str, NativeKernel]]
-"""Nodes by name, and the kernels that refused them."""
-Find: TypeAlias = Callable[[Node, Function, Refusals], NativeKernel | None]
-"""Returns the native kernel that is to serve a node, none of those that refused it."""
-
-SEGMENT = Node("Segment", (), (), domain="xrt.native")
+SEGMENT = Node("Segment", (), (), domain=DOMAIN)
 """What a run of native nodes is folded to; its kernel is the run's tape."""
 MOST_SHAPES = 16
 """Sets of input shapes that one executable keeps tapes for; the same number of signatures that a module keeps programs for."""
@@ -60,18 +57,24 @@ class Segments:
         return run
 
 
-def with_segments(function: Function, find: Find, threads: int) -> Segments:
+def with_segments(function: Function, choice: Choice, threads: int) -> Segments:
     """Fold the runs of a closed Function's nodes that native kernels serve, and make their tapes.
 
     A kernel that refuses a node when it is prepared is not asked again; the node goes to the next. Raises CompileFailed
     where a kernel fails, or announces a wrong type.
     """
     refused: Refusals = frozenset()
+    single: frozenset[str] = frozenset()
     while True:
         try:
-            return _folded(function, find, threads, refused)
+            return _folded(_in_chains(function, choice, single), choice, threads, refused)
         except _Refused as refusal:
             refused |= {(refusal.node.name, refusal.kernel)}
+            single |= {*refusal.node.attr("nodes", ())} if refusal.node.domain == DOMAIN else frozenset()
+
+
+def _in_chains(function: Function, choice: Choice, single: frozenset[str]) -> Function:
+    return chained(function, lambda node: node.name not in single and choice.joins_chain(node, function))
 
 
 class _Refused(Exception):
@@ -82,8 +85,8 @@ class _Refused(Exception):
         self.node, self.kernel = node, kernel
 
 
-def _folded(function: Function, find: Find, threads: int, refused: Refusals) -> Segments:
-    function, kernels = _chosen(function, find, refused)
+def _folded(function: Function, choice: Choice, threads: int, refused: Refusals) -> Segments:
+    function, kernels = _chosen(function, choice, refused)
     nodes: list[Node] = []
     tapes: dict[str, NativeTape] = {}
     for is_native, run in _runs(function, kernels):
@@ -110,7 +113,7 @@ def _without_lost_controls(nodes: Sequence[Node]) -> Iterator[Node]:
 # ---------------------------------------------------------------------- which nodes
 
 
-def _chosen(function: Function, find: Find, refused: Refusals) -> tuple[Function, dict[str, NativeKernel]]:
+def _chosen(function: Function, choice: Choice, refused: Refusals) -> tuple[Function, dict[str, NativeKernel]]:
     """Return the kernel of each node that a native one serves, and the Function with the types that kernels announce.
 
     Nothing infers the types of a foreign operator; where the model does not declare them, its kernel knows.
@@ -119,7 +122,7 @@ def _chosen(function: Function, find: Find, refused: Refusals) -> tuple[Function
     for node in function.nodes:
         if node.bodies or not all(is_static(function.type_of(name)) for name in node.inputs if name):
             continue
-        kernel = find(node, function, refused)
+        kernel = choice.native(node, function, refused)
         if kernel is None:
             continue
         kernels[node.name] = kernel

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
+from xrt.engines.blas import blas_limit
 from xrt.engines.contract import Executable
+from xrt.engines.memory import MemoryUse, peak_of_values
 from xrt.engines.options import RunOptions
 from xrt.engines.toy.tape import SMALLEST_REUSED, Tape, described
 from xrt.errors import InputError
@@ -21,17 +24,18 @@ class Played(Executable):
 
     outputs_are_fresh = True
 
-    def __init__(self, function: Function, tape: Tape) -> None:
+    def __init__(self, function: Function, tape: Tape, threads: int) -> None:
         self.function = function
         self._tape = tape
         self._filled = tape.filled()
+        self._limit: AbstractContextManager[None] = blas_limit(threads) or nullcontext()
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> list[Any]:
         tape = self._tape
         if len(inputs) != len(tape.inputs):
             raise InputError(f"function {self.function.name!r} takes {len(tape.inputs)} inputs; got {len(inputs)}")
         # ONNX defines what a division by zero or an overflow gives, and NumPy gives that: its warnings say nothing new.
-        with np.errstate(all="ignore"):
+        with self._limit, np.errstate(all="ignore"):
             if options.out is None:
                 return _fresh(tape.play(inputs), inputs)
             buffers = self._buffers(tape, options.out)
@@ -51,6 +55,10 @@ class Played(Executable):
         """Return the caller's buffers by the slot of the output, where a kernel can write to them and they fit."""
         pairs = zip(tape.outputs, self._filled, self.function.outputs, out, strict=False)
         return {slot: buffer for slot, step, value, buffer in pairs if step and _is_of(buffer, value)}
+
+    def memory(self) -> tuple[MemoryUse, ...]:
+        why = "inner values, each until its last reader has run; what a kernel takes while it computes comes on top"
+        return (MemoryUse("workspace", peak_of_values(self.function), why, per_call=True),)
 
     def _delivered(self, results: list[Any], out: Sequence[Any]) -> list[Any]:
         """Copy results into the caller's buffers and return those in their places."""
