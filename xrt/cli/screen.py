@@ -24,11 +24,12 @@ def show_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, numbers
     """Print rows under their headings: a table on a terminal, fields separated by tabs elsewhere."""
     if not out.is_terminal:
         for row in (columns, *rows):
-            click.echo("\t".join(str(cell) for cell in row))
+            click.echo("\t".join(" ".join(str(cell).split()) for cell in row))
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
+        is_number = column in numbers
+        table.add_column(column, justify="right" if is_number else "left", overflow="fold", no_wrap=is_number)
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
     out.print(table, soft_wrap=False)
