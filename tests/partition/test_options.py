@@ -43,7 +43,7 @@ def test_impossible_options(options: dict[str, Any], text: str) -> None:
         ("Conv=", f"'Conv=' is not a pin; {HELP}"),
         ("Conv|=ort", f"the pin to 'ort' names no operator; {HELP}"),
         ("name:=ort", f"the pin to 'ort' names no name; {HELP}"),
-        ("Softmax!=tvm", f"'!Softmax' is no operator (letters, digits, '.', '*' and '?'); {HELP}"),
+        ("!Softmax=tvm", f"'!Softmax' is no operator (letters, digits, '.', '*' and '?'); {HELP}"),
         ("/conv/1=tvm", f"'/conv/1' is no operator (letters, digits, '.', '*' and '?'); {HELP}"),
     ],
 )
