@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from io import StringIO
 
 import pytest
@@ -20,7 +21,7 @@ REASON = "no engine takes 2 of 5 nodes; list another:\n  'a' (MatMul): toy: none
 
 def start(**more: object) -> Start:
     facts = {"import_seconds": 0.1, "compile_seconds": 0.26, "first_seconds": 0.003, "alone_seconds": 0.002}
-    fields = {name: 0 for name in Start.__dataclass_fields__} | facts
+    fields = dict.fromkeys(Start.__dataclass_fields__, 0) | facts
     return Start(**fields | {"regions": ("ort",), "steady": True, "versions": (), "peak_bytes": 108_500_000} | more)  # type: ignore[arg-type]
 
 
@@ -49,7 +50,8 @@ def shown(width: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(module, "out", console)
     bench._show(GROUP)
     assert isinstance(console.file, StringIO)
-    return [line.rstrip() for line in console.file.getvalue().splitlines() if "\x1b" not in line]
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue())
+    return [line.rstrip() for line in plain.splitlines()]
 
 
 def test_a_narrow_terminal_shows_what_matters_and_breaks_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
