@@ -11,11 +11,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from xrt.testing import Outcome, Report, Word
+from xrt.testing import Report, Word
 
 TOP = Path(__file__).parents[1]
 RECORD = TOP / "docs" / "conformance.json"
 
+LONGEST = 160
+"""Characters of a reason that are kept: some libraries tell much."""
 LETTERS = {Word.PASSED: "P", Word.DECLINED: "D", Word.FAILED: "F", Word.GAP: "G"}
 
 
@@ -134,17 +136,17 @@ class Record:
 
 
 def _declined(report: Report) -> Iterator[tuple[str, str]]:
-    reasons: dict[str, str] = {}
-    for outcome in report.of(Word.DECLINED):
-        reasons.setdefault(_culprit(outcome), outcome.reason.partition(": ")[2])
+    """Yield each operator of which no case passes, with the first reason given for it, or else for a case that has it."""
+    declined = report.of(Word.DECLINED)
     for operator, counts in report.by_operator().items():
-        if not counts[Word.PASSED] and operator in reasons:
-            yield operator, reasons[operator]
+        with_it = [outcome for outcome in declined if operator in outcome.operators]
+        if with_it and not counts[Word.PASSED]:
+            own = [outcome for outcome in with_it if outcome.reason.startswith(f"{operator}: ")]
+            yield operator, _short((own or with_it)[0].reason.removeprefix(f"{operator}: "))
 
 
-def _culprit(outcome: Outcome) -> str:
-    """Return the operator that a reason begins with."""
-    return outcome.reason.partition(": ")[0]
+def _short(reason: str) -> str:
+    return reason if len(reason) <= LONGEST else f"{reason[:LONGEST]}…"
 
 
 def _group_text(group: str, entries: Iterable[Entry]) -> str:
