@@ -278,8 +278,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--megabytes", type=int, default=500, help="weights of the model (default 500)")
-    parser.add_argument("--large", type=int, default=2300, help="weights of the model beyond 2 GB; 0 leaves it out (default 2300)")
-    parser.add_argument("--engines", default="ort,toy", help="which engines; the first one runs the large model (default ort,toy)")
+    parser.add_argument(
+        "--large", type=int, default=2300, help="weights of the model beyond 2 GB; 0 leaves it out (default 2300)"
+    )
+    parser.add_argument(
+        "--engines", default="ort,toy", help="which engines; the first one runs the large model (default ort,toy)"
+    )
     parser.add_argument("--regions", default="1,8", help="into how many regions the model is cut (default 1,8)")
     parser.add_argument("--process", nargs=3, metavar=("ENGINE", "REGIONS", "PATH"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -21,7 +21,9 @@ __all__ = ["command", "with_dims"]
 @click.command("explain")
 @click.argument("model", type=click.Path())
 @module_options
-@click.option("--memory", "with_memory", is_flag=True, help="Compile too, and show what weights, arena and engines take of memory")
+@click.option(
+    "--memory", "with_memory", is_flag=True, help="Compile too, and show what weights, arena and engines take of memory"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
 def command(model: str, with_memory: bool, as_json: bool, **given: Any) -> None:
     """Show the regions in order with size and boundary, and the reason for each node off the first engine."""

@@ -135,7 +135,11 @@ def _rows(found: Memory) -> Iterator[Row]:
     for region in found.regions:
         yield f"{region.name} on {region.engine}", region.weights, "of the weights"
         yield from _uses(region, found.is_compiled)
-    yield "held between calls", found.held, "" if found.is_compiled else "before the compile; m.compile() lets the engines tell theirs"
+    yield (
+        "held between calls",
+        found.held,
+        "" if found.is_compiled else "before the compile; m.compile() lets the engines tell theirs",
+    )
 
 
 def _between(found: Memory) -> Row:
