@@ -17,7 +17,8 @@ from xrt.errors import DeviceError, FallbackWarning, InputError, SignatureWarnin
 from xrt.graph import Function, Value
 from xrt.module.bound import Bound, bound, check_fixed
 from xrt.module.build import Build, simplified, with_fetched
-from xrt.module.explain import Explanation, Memory, explain, memory
+from xrt.module.explain import Explanation, explain
+from xrt.module.memory import Memory
 from xrt.module.prepared import MISS, Prepared, prepared, shaping
 from xrt.module.settings import engine_list, settings_of
 from xrt.module.source import source_of
@@ -118,8 +119,11 @@ class XRTModule:
         return self._current().program().profile()
 
     def memory(self) -> Memory:
-        """Return the bytes of the last signature's weights and of the values between its regions."""
-        return memory(self._current().plan)
+        """Return what the last signature takes of memory: weights, values between regions, each engine's own. Prints as a table.
+
+        What engines hold is told once the signature is compiled; asking does not compile.
+        """
+        return self._current().memory()
 
     def _current(self) -> Build:
         return self._last or self._build(None)
