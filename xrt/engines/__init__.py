@@ -6,6 +6,7 @@ they never see each other, nor the partitioner, the cache or the runtime.
 
 from xrt.engines.blas import blas_limit
 from xrt.engines.contract import Executable, GraphCompiler
+from xrt.engines.memory import MemoryUse, peak_of_values
 from xrt.engines.optable import Kernel, OpTable, Predicate
 from xrt.engines.options import CompileContext, ExecutionOptions, Precision, RunOptions
 from xrt.engines.registry import EngineStatus, create, engine_class, names, probe
@@ -18,6 +19,7 @@ __all__ = [
     "ExecutionOptions",
     "GraphCompiler",
     "Kernel",
+    "MemoryUse",
     "OpTable",
     "Precision",
     "Predicate",
@@ -28,6 +30,7 @@ __all__ = [
     "engine_class",
     "names",
     "parse_spec",
+    "peak_of_values",
     "probe",
     "spec_of",
     "split_specs",

@@ -72,6 +72,7 @@ class Build:
         self._engines = engines
         self._settings = settings
         self._clustering = without_idle_pins(settings.clustering, function, original)
+        self.idle_pins = tuple(pin for pin in settings.clustering.pins if pin not in self._clustering.pins)
         self._cache = cache
         self._lock = threading.Lock()
         self._program: Program | None = None

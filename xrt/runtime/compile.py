@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 from xrt.cache import CompileCache, Lease, Signature, signature_of
 from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.errors import CompileFailed, CompileRefused
+from xrt.graph.mapping import release
 from xrt.partition import Launch, Plan
 from xrt.runtime.program import Program
 
@@ -195,6 +196,8 @@ def _made(region: _Region) -> Executable:
         raise CompileFailed(
             f"engine {launch.engine!r} failed to compile {launch.name} ({len(launch.nodes)} nodes): {shown}"
         ) from error
+    for constant in launch.function.constants.values():
+        release(constant.array)  # what the engine has read of it to compile; it need not be in memory until a run reads it
     _log.info("%s: compiled in %.3f s", launch.name, perf_counter() - began)
     return executable
 

@@ -16,6 +16,7 @@ from xrt.engines.ort.calls import why_not_given
 from xrt.engines.ort.capability import why_not
 from xrt.engines.ort.executable import OrtExecutable, computed_outputs
 from xrt.engines.ort.handing import hand_over
+from xrt.engines.ort.memory import Growth, uses_of
 from xrt.engines.ort.session import Provider, open_session, quiet_options
 from xrt.engines.ort.values import why_not_carried
 from xrt.errors import CompileRefused
@@ -95,8 +96,9 @@ class Ort(GraphCompiler):
         except ValueError as error:  # a ModelError, or a name that is not text
             raise CompileRefused(f"the function cannot be written for ONNX Runtime: {error}") from error
         pool.use()
-        session = open_session(handed, self._session_options(context.threads), self._providers())
-        return OrtExecutable(function, session, handed.files)
+        with Growth() as growth:
+            session = open_session(handed, self._session_options(context.threads), self._providers())
+        return OrtExecutable(function, session, handed.files, uses_of(handed.copied, growth.nbytes))
 
     def version(self) -> str:
         """Return the library's version, what its build says of itself, and the pool that its sessions share, if any."""

@@ -96,7 +96,7 @@ class Toy(GraphCompiler):
                 return found.code(node, env), found.mutable
             return found(node, env), ()
 
-        return tape_of(function, kernel_of)
+        return tape_of(function, kernel_of, self.name)
 
     def _compiled(self, function: Function) -> Any:
         return self._lay_out(function).play
