@@ -16,6 +16,7 @@
     └── DeviceError (ValueError)           the device is unknown, or not at hand
 
     XRTWarning (UserWarning)
+    ├── CacheWarning                       the cache could not serve, and the run went on without it
     ├── FallbackWarning                    a node went to another engine than the first choice
     └── SignatureWarning                   a module has compiled suspiciously many signatures
 
@@ -25,11 +26,15 @@ A message says what was asked, what is the case, and what to do next; it names t
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
+from pathlib import Path
 
 __all__ = [
     "BundleError",
     "CacheError",
+    "CacheWarning",
     "CompileFailed",
     "CompileRefused",
     "DeviceError",
@@ -46,6 +51,7 @@ __all__ = [
     "XRTError",
     "XRTWarning",
     "did_you_mean",
+    "warn",
 ]
 
 
@@ -116,6 +122,10 @@ class XRTWarning(UserWarning):
     """Catch or filter this to treat everything that XRT warns of."""
 
 
+class CacheWarning(XRTWarning):
+    """The compile cache on disk could not be read or written; what it should have held was compiled."""
+
+
 class FallbackWarning(XRTWarning):
     """Nodes run on another engine than the first choice; ``explain()`` has the reasons."""
 
@@ -134,3 +144,19 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """
     near = difflib.get_close_matches(word, list(known), n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+_PACKAGE = str(Path(__file__).parent)
+
+
+def warn(message: str, category: type[XRTWarning]) -> None:
+    """Issue a warning located at the nearest caller outside of the package.
+
+    From Python 3.12 on ``skip_file_prefixes`` does the same.
+    """
+    level = 1
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(message, category, stacklevel=level)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
 
-from xrt.cache import CompileCache, Lease, signature_of
+from xrt.cache import CompileCache, Lease, Recipe, signature_of
 from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.errors import CompileFailed, CompileRefused
 from xrt.partition import Launch, Plan
@@ -72,7 +72,7 @@ def _lease(launch: Launch, engine: GraphCompiler, context: CompileContext, cache
         met = "miss"
         return _compile(launch, engine, here)
 
-    lease = cache.lease(signature, make, force=force)
+    lease = cache.lease(signature, make, force=force, recipe=Recipe(launch.function, engine, here))
     _log.debug("cache %s for %s (%.12s)", met, launch.name, signature.key)
     return lease
 
