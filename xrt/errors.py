@@ -16,6 +16,7 @@
     └── DeviceError (ValueError)           the device is unknown, or not at hand
 
     XRTWarning (UserWarning)
+    ├── BudgetWarning                      more threads were asked for than there are cores
     ├── CacheWarning                       the cache could not serve, and the run went on without it
     ├── FallbackWarning                    a node went to another engine than the first choice
     └── SignatureWarning                   a module has compiled suspiciously many signatures
@@ -32,6 +33,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 __all__ = [
+    "BudgetWarning",
     "BundleError",
     "CacheError",
     "CacheWarning",
@@ -120,6 +122,10 @@ class DeviceError(XRTError, ValueError):
 
 class XRTWarning(UserWarning):
     """Catch or filter this to treat everything that XRT warns of."""
+
+
+class BudgetWarning(XRTWarning):
+    """More threads were asked for than this process has cores; as many threads as cores are used."""
 
 
 class CacheWarning(XRTWarning):

@@ -201,8 +201,8 @@ def test_a_callers_buffer_is_filled(engine: str) -> None:
             np.empty((3, 2), "float32").T,
             "out[0] for output 'y' is not C-contiguous; a buffer must be a writeable, C-contiguous array",
         ),
-        ([np.empty((2, 3), "float32")] * 2, "out has 2 buffers; the model has 1 outputs: give one, or None, for each"),
-        (X, "out[0] overlaps input 0; give a buffer of its own"),
+        ([np.empty((2, 3), "float32")] * 2, "out has 2 buffers; the model has 1 output (y): give one, or None, for each"),
+        (X, "out[0] for output 'y' overlaps input 'x'; give a buffer of its own"),
     ],
 )
 def test_a_buffer_that_does_not_fit_is_refused(out: Any, text: str) -> None:
@@ -398,7 +398,11 @@ def test_a_pin_on_a_node_that_was_folded_is_no_mistake() -> None:
         {"w": Constant(X)},
         {"": 14},
     )
-    np.testing.assert_array_equal(xrt.XRTModule(function, pins=["name:minus=toy"])(X), np.zeros((2, 3)))
+    pinned = xrt.XRTModule(function, pins=["name:minus=toy"])
+    np.testing.assert_array_equal(pinned(X), np.zeros((2, 3)))
+    told = "pin name:minus=toy holds nothing: its nodes were computed ahead of time, or no output needs them"
+    assert str(pinned.explain()).splitlines()[-1] == told
+    assert pinned.explain().to_dict()["idle_pins"] == ("name:minus=toy",)
     with pytest.raises(PlanError, match="pin 'name:minos=toy' matches no node"):
         xrt.XRTModule(function, pins=["name:minos=toy"])(X)
 

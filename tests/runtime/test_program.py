@@ -103,8 +103,7 @@ def test_launches_run_in_order_across_engines() -> None:
 
 
 def test_what_is_dead_is_let_go() -> None:
-    steps = made(MIXED)._steps
-    slots = [slot for step in steps for slot in step.frees]
+    slots = [slot for freed in made(MIXED)._slots.frees() for slot in freed]
     assert len(slots) == len(set(slots)) == 3  # x, a and b; the output stays
 
 

@@ -8,14 +8,17 @@ constructor, the spec text ``"tvm{opt_level=3}"``, validation and a part of the 
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
+from xrt.engines.memory import MemoryUse
 from xrt.engines.options import CompileContext, RunOptions
-from xrt.errors import CompileRefused
+from xrt.errors import CompileRefused, OptionError, RunFailed
 from xrt.graph import Function, Node
 
-__all__ = ["Executable", "GraphCompiler"]
+__all__ = ["Executable", "GraphCompiler", "fill"]
 
 
 class Executable(abc.ABC):
@@ -38,6 +41,52 @@ class Executable(abc.ABC):
         afterwards, and are what is returned in their places.
         """
 
+    def direct(self) -> Callable[..., Sequence[Any]]:
+        """Return the quickest way to `run` without options: it takes the inputs one by one. Asked for once, after `prepare`."""
+        run = self.run
+        return lambda *inputs: run(inputs)
+
+    def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
+        """Return a call that reads those arrays as they are when it is made, and leaves the outputs in those buffers.
+
+        All are C-contiguous and of the declared types; a value that is no tensor is handed in as it is. No two threads
+        make one bound call at once. A buffer shares memory with an input only where `in_place` allows it.
+        """
+        options = RunOptions(out=tuple(outputs))
+
+        def call() -> None:
+            for result, buffer in zip(self.run(inputs, options), outputs, strict=True):
+                if result is not buffer:
+                    fill(buffer, result)
+
+        return call
+
+    def binds(self) -> bool:
+        """Whether a bound call costs less than a `run` and computes into the buffers without a copy. False is conservative."""
+        return False
+
+    def fills_from(self) -> Sequence[int | None]:
+        """Return, per output, the bytes from which `run` better computes into a given buffer than into one of its own.
+
+        None where it would compute elsewhere and copy; an empty sequence, the default, says so of every output.
+        """
+        return ()
+
+    def in_place(self) -> Sequence[tuple[int, int]]:
+        """Return (input, output) pairs where `run` and `bind` are right if the output's buffer is the input's own memory.
+
+        It is taken up only where nobody reads the input afterwards. The default proposes nothing.
+        """
+        return ()
+
+    def memory(self) -> Sequence[MemoryUse] | None:
+        """Return what the executable holds and takes beside the Function's constants, each use with the reason for it.
+
+        The constants themselves are XRT's to count. None, the default, says that the engine does not tell; an empty
+        sequence that there is nothing. Asked for after `prepare`.
+        """
+        return None
+
     def close(self) -> None:  # noqa: B027  # optional on purpose: an empty default is the honest one
         """Give back what the executable holds; called once, after the last run."""
 
@@ -51,6 +100,8 @@ class GraphCompiler(abc.ABC):
     """Kinds of device on which it runs: ``"cpu"``, ``"cuda"``."""
     supports_dynamic_shapes: ClassVar[bool] = False
     """Whether one executable serves every size of a symbolic dimension. False is conservative: one is compiled per shape."""
+    compiles_in_parallel: ClassVar[bool] = True
+    """Whether threads may call `compile` at once. With False XRT compiles one region of the engine at a time."""
 
     @abc.abstractmethod
     def why_not(self, node: Node, function: Function) -> str | None:
@@ -90,6 +141,14 @@ class GraphCompiler(abc.ABC):
         """Return what a person should know of the engine's work on a function that it takes, one sentence each."""
         return ()
 
+    @classmethod
+    def share_pool(cls, threads: int) -> None:
+        """Let all executables that the engine makes from now on run on one pool of so many threads.
+
+        Raises OptionError where the library has no such pool, or where it is too late for one.
+        """
+        raise OptionError(f"engine {cls.name!r} has no pool of threads that all its executables could share")
+
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         """Return the executable as bytes that `load` reads; raises CompileRefused, with the reason, where it cannot.
 
@@ -117,6 +176,14 @@ class GraphCompiler(abc.ABC):
 
     def __str__(self) -> str:
         return self.spec
+
+
+def fill(buffer: np.ndarray[Any, Any], result: Any) -> None:
+    """Copy a result into a buffer of exactly its type and shape; raises RunFailed for another, which NumPy would cast."""
+    if result.dtype != buffer.dtype or result.shape != buffer.shape:
+        given, due = (f"{array.dtype}{list(array.shape)}" for array in (result, buffer))
+        raise RunFailed(f"a result is {given} where the buffer for it is {due}")
+    np.copyto(buffer, result)
 
 
 def _distribution_version(module: str) -> str:

@@ -5,31 +5,35 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+
 from xrt.cache import CompileCache, cache_of
 from xrt.engines import GraphCompiler, RunOptions
-from xrt.errors import DeviceError, FallbackWarning, InputError, SignatureWarning, XRTError
-from xrt.graph import Value
+from xrt.errors import DeviceError, FallbackWarning, InputError, SignatureWarning
+from xrt.graph import Function, Value
+from xrt.module.bound import Bound, bound, check_fixed
 from xrt.module.build import Build, simplified, with_fetched
 from xrt.module.explain import Explanation, Memory, explain, memory
+from xrt.module.prepared import MISS, Prepared, prepared, shaping
 from xrt.module.settings import engine_list, settings_of
 from xrt.module.source import source_of
 from xrt.module.warning import warn
 from xrt.partition import Plan
 from xrt.runtime import Profile, Program, inputs
 from xrt.runtime.outputs import check_buffers
-from xrt.runtime.program import run_failed
+from xrt.runtime.program import DEFAULT
 
 __all__ = ["XRTModule"]
 
 MAX_READY = 1024
 """Prepared calls that a module keeps; one more forgets the oldest. They are small: one program serves many."""
 
-Call = Callable[[Sequence[Any]], Any]
+NOTHING = Prepared()
 
 
 class XRTModule:
@@ -64,7 +68,8 @@ class XRTModule:
         self._cache = cache_of(cache)
         self._source = source_of(model, self._cache)
         self._builds: OrderedDict[object, Build] = OrderedDict()
-        self._ready: OrderedDict[object, tuple[Call, Build]] = OrderedDict()
+        self._ready: OrderedDict[object, tuple[Prepared, Build]] = OrderedDict()
+        self._quick = NOTHING  # the prepared call of `_last`, if it has one
         self._last: Build | None = None
         self._lock = threading.RLock()
         self._warned = False
@@ -92,6 +97,11 @@ class XRTModule:
         return self._engines.specs
 
     @property
+    def threads(self) -> int:
+        """The thread budget: what all engines together may use."""
+        return self._engines.context.threads
+
+    @property
     def plan(self) -> Plan:
         """The Plan of the last signature; before the first call that of the model as it is declared."""
         return self._current().plan
@@ -102,7 +112,8 @@ class XRTModule:
 
     def explain(self) -> Explanation:
         """Return the last signature's regions, their boundaries, and why each node is where it is. Prints as text."""
-        return explain(self._current().plan, self._engines.by_spec, self._engines.implicit)
+        build = self._current()
+        return explain(build.plan, self._engines.by_spec, self._engines.implicit, self.threads, build.idle_pins)
 
     def profile(self) -> Profile:
         """Return the last signature's launch times, over the calls made with ``options=RunOptions(profile=True)``."""
@@ -152,32 +163,58 @@ class XRTModule:
         With ``fetch`` a dict of those values, inner ones too, comes back instead. ``out`` is one caller-owned buffer
         (or None) per output, written to and returned; a single output takes it without a list.
         """
-        if fetch is None and out is None and options is None and not named:
-            try:
-                if len(args) == 1:  # spelt out: one input is the common case, and this line is what a call costs
-                    (a,) = args
-                    call, self._last = self._ready[type(a), a.dtype, a.shape]
-                else:
-                    call, self._last = self._ready[tuple([(type(a), a.dtype, a.shape) for a in args])]
-            except (KeyError, AttributeError, TypeError):
-                pass
+        if fetch is None and out is None and options is None:
+            if not named:
+                result = self._quick.positional(args)
+            elif not args:
+                result = self._quick.named(named)
             else:
-                return call(args)
+                result = MISS
+            if result is not MISS:
+                return result
         return self._call(args, named, fetch, out, options)
 
-    def _call(self, args: Sequence[Any], named: Any, fetch: Any, out: Any, options: RunOptions | None) -> Any:
+    def bind(self, *args: Any, out: Any = None, **named: Any) -> Bound:
+        """Fix the arrays of a serving loop: ``b = m.bind(x)``, and ``b()`` runs on what ``x`` holds then.
+
+        Each input is read where it lies, so it must be C-contiguous, and one that is no array is held as it is. ``out`` is
+        one buffer (or None for a fresh one) per output; every call writes to the same ones and returns them. Compiles at
+        once. Raises InputError as a call does, and for what cannot be fixed.
+        """
+        values = self._accept(args, named)
+        check_fixed(self._source.inputs, inputs.bind(self._source.inputs, args, named), values)
+        build = self._build(values)
+        return bound(self._program(build), build.function, values, out)
+
+    def _call(self, args: tuple[Any, ...], named: Any, fetch: Any, out: Any, options: RunOptions | None) -> Any:
+        """Run what `_quick` does not serve: other signatures, fetches, buffers, options."""
+        plain = fetch is None and out is None and options is None
+        if plain and not named and (result := self._met_before(args)) is not MISS:
+            return result
+        quick = self._quick
+        if fetch is None and not named and quick.program is not None and quick.fits(args):
+            results = quick.program.run(args, self._run_options(options, out, quick.program.plan.function, args))
+            return shaping(quick.program)(results)
         values = self._accept(args, named)
         build = self._build(values, _names(fetch))
         program = self._program(build)
-        if fetch is None and out is None and options is None:
-            call = _straight_line(program)
-            self._remember(values, call, build)
-            return call(values)
-        results = program.run(values, self._run_options(options, out, build, values))
+        if plain:
+            self._remember(values, program, build)
+        results = program.run(values, self._run_options(options, out, program.plan.function, values))
         if fetch is None:
-            return results[0] if len(results) == 1 else tuple(results)
+            return shaping(program)(results)
         by_name = dict(zip((v.name for v in build.function.outputs), results, strict=True))
         return {name: by_name[name] for name in _names(fetch)}
+
+    def _met_before(self, args: tuple[Any, ...]) -> Any:
+        """Make the prepared call of another signature than the last one; MISS where there is none."""
+        known = self._ready.get(_key(args))
+        if known is None:
+            return MISS
+        self._last, self._quick = known[1], known[0]
+        if self._closed:  # meanwhile, by another thread
+            self._quick = NOTHING
+        return known[0].positional(args)
 
     def _accept(self, args: Sequence[Any], named: Any) -> list[Any]:
         """Bind, normalise and check the values of a call."""
@@ -189,8 +226,8 @@ class XRTModule:
         inputs.check(declared, values)
         return values
 
-    def _run_options(self, options: RunOptions | None, out: Any, build: Build, values: Sequence[Any]) -> RunOptions:
-        options = options or RunOptions()
+    def _run_options(self, options: RunOptions | None, out: Any, function: Function, values: Sequence[Any]) -> RunOptions:
+        options = options or DEFAULT
         if options.stream is not None:
             raise DeviceError(
                 f"a stream was given, but the module runs on {self._engines.context.device}, which has none; pass stream=None"
@@ -198,16 +235,17 @@ class XRTModule:
         given = out if out is not None else options.out
         if given is None:
             return options
-        return replace(options, out=check_buffers(given, build.function.outputs, values))
+        return replace(options, out=check_buffers(given, function.outputs, function.inputs, values))
 
-    def _remember(self, values: Sequence[Any], call: Call, build: Build) -> None:
+    def _remember(self, values: Sequence[Any], program: Program, build: Build) -> None:
         """Keep a prepared call for further values of these types and shapes; lists and dicts go the long way each time."""
-        if any(not hasattr(value, "dtype") for value in values):
+        if any(type(value) is not np.ndarray for value in values):
             return
+        call = prepared(program, [value.name for value in build.function.inputs], values)
         with self._lock:
             if not self._closed:
-                key = tuple([(type(v), v.dtype, v.shape) for v in values])
-                self._ready[key[0] if len(key) == 1 else key] = call, build
+                self._quick = call
+                self._ready[_key(values)] = call, build
                 while len(self._ready) > MAX_READY:
                     self._ready.popitem(last=False)
 
@@ -223,12 +261,12 @@ class XRTModule:
                 function = self._source.declared() if values is None else self._source.function(values, dynamic)
                 build = self._builds[key] = self._planned(with_fetched(function, fetch))
                 self._bound()
-            if not fetch:
-                self._last = build
+            if not fetch and build is not self._last:
+                self._last, self._quick = build, NOTHING
             return build
 
     def _planned(self, function: Any) -> Build:
-        simple = simplified(function, fold=self._settings.fold_constants)
+        simple = simplified(function, fold=self._settings.fold_constants, threads=self.threads)
         return Build(simple, self._engines, self._settings, self._cache, original=function)
 
     def _bound(self) -> None:
@@ -237,12 +275,16 @@ class XRTModule:
         if len(self._builds) <= limit:
             return
         self._builds.popitem(last=False)
-        self._ready.clear()
+        self._forget_calls()
         message = (
             f"this module has met more than max_signatures={limit} signatures and forgets the oldest; give inputs of fewer "
             f"shapes, or engines that keep symbolic extents, or raise max_signatures"
         )
         warn(message, SignatureWarning)
+
+    def _forget_calls(self) -> None:
+        self._quick = NOTHING
+        self._ready.clear()
 
     def _program(self, build: Build) -> Program:
         program = build.program()
@@ -269,7 +311,7 @@ class XRTModule:
         """Let go of the programs; executables that nobody else uses are closed. A call that is under way ends as it would."""
         with self._lock:
             self._closed = True
-            self._ready.clear()
+            self._forget_calls()
             self._builds.clear()
             self._last = None
 
@@ -291,19 +333,8 @@ def _names(fetch: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(fetch))
 
 
-def _straight_line(program: Program) -> Call:
-    """Return what a call comes down to once its inputs are known to fit: the engine's own run where there is one region."""
-    single = len(program.plan.function.outputs) == 1
-    direct = program.direct
-    if direct is None:
-        return (lambda args: program.run(args)[0]) if single else (lambda args: tuple(program.run(args)))
-
-    def launch(args: Sequence[Any]) -> Any:
-        try:
-            return direct(args)[0] if single else tuple(direct(args))
-        except XRTError:
-            raise
-        except Exception as error:
-            raise run_failed(program.plan.launches[0], error) from error
-
-    return launch
+def _key(values: Sequence[Any]) -> object:
+    """Return what tells signatures apart; None where there is a value that is no array."""
+    if any(type(value) is not np.ndarray for value in values):
+        return None
+    return tuple([(value.dtype, value.shape) for value in values])

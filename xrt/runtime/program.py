@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from xrt.cache import Lease
-from xrt.engines import Executable, RunOptions
+from xrt.engines import RunOptions
+from xrt.engines.contract import fill
 from xrt.errors import InputError, RunFailed, XRTError
+from xrt.graph import Type
 from xrt.partition import Launch, Plan
+from xrt.runtime.arena import Arena, Placed
+from xrt.runtime.devices import available_cores
+from xrt.runtime.frames import Action, Frame, frame_of
+from xrt.runtime.layout import Slots, laid_out
 from xrt.runtime.profile import Profile, Recorder
 
 __all__ = ["Program", "run_failed"]
@@ -20,81 +25,92 @@ __all__ = ["Program", "run_failed"]
 DEFAULT = RunOptions()
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One launch over the slots of a frame."""
-
-    launch: Launch
-    run: Callable[..., Sequence[Any]]
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    frees: tuple[int, ...]
-    """Slots whose value nobody reads after this step."""
-    returns: tuple[tuple[int, int], ...]
-    """(output of the launch, output of the program) pairs: where a caller's buffer may be handed down."""
-
-
 class Program:
-    """A Plan whose launches have been compiled. Runs from several threads at once; holds no state of a call."""
+    """A Plan whose launches have been compiled. Runs from several threads at once: each call has a frame of its own."""
 
     def __init__(self, plan: Plan, leases: Sequence[Lease]) -> None:
         self.plan = plan
         self._leases = tuple(leases)
-        slots = _Slots(plan)
-        self._template = slots.template
-        self._steps = tuple(slots.step(launch, lease.executable) for launch, lease in zip(plan.launches, leases, strict=True))
-        self._steps = tuple(replace(s, frees=f) for s, f in zip(self._steps, slots.frees(self._steps), strict=True))
-        self._outputs = slots.outputs
-        self._aliases = slots.aliases
-        self._suspects = slots.suspects(self._steps, [lease.executable for lease in leases])
+        self._slots = Slots(plan, [lease.executable for lease in leases])
+        self._layout = laid_out(self._slots)
+        self._suspects = self._slots.suspects()
+        self._placed = tuple(i for i, slot in enumerate(self._slots.outputs) if slot in self._layout.places)
+        self._idle: list[Frame] = []
+        self._most_idle = available_cores()
         self._recorder = Recorder(tuple((launch.name, launch.engine) for launch in plan.launches))
+
+    # ------------------------------------------------------------------ memory
+
+    @property
+    def arena(self) -> Arena:
+        """Where the values that cross regions live; empty where no engine computes into given memory, or sizes are not known."""
+        return self._layout.arena
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of one block of the arena; calls that run at the same time have a block each."""
+        return self.arena.nbytes
+
+    @property
+    def arena_values(self) -> tuple[Placed, ...]:
+        """The values in the arena, in the order in which they are written, with offset, size and lifetime."""
+        return self.arena.values
+
+    # ------------------------------------------------------------------ calls
 
     @property
     def direct(self) -> Callable[..., Sequence[Any]] | None:
-        """The one executable's own `run`, when calling it is all there is to a run of the program; else None."""
-        if len(self._steps) != 1 or self._aliases or self._suspects:
+        """The one executable's own quickest call, when that is all there is to a run of the program; else None."""
+        steps = self._slots.steps
+        if len(steps) != 1 or self._slots.aliases or self._suspects:
             return None
-        step, count = self._steps[0], len(self.plan.function.inputs)
-        whole = step.reads == tuple(range(count)) and step.writes == self._outputs
-        return step.run if whole else None
+        (step,) = steps
+        whole = step.reads == tuple(self._slots.inputs) and step.writes == self._slots.outputs
+        return step.executable.direct() if whole else None
 
     def run(self, inputs: Sequence[Any], options: RunOptions = DEFAULT) -> list[Any]:
         """Return the outputs, in the plan's order, from the inputs, in the plan's order (checked by the caller).
 
         Raises RunFailed naming the launch and engine when an engine's library fails; what was computed is given up.
         """
-        frame = self._template.copy()
-        frame[: len(inputs)] = inputs
-        for index, step in enumerate(self._steps):
-            began = perf_counter() if options.profile else 0.0
-            self._launch(step, frame, options)
-            if options.profile:
-                self._recorder.add(index, perf_counter() - began)
-        return self._finish(frame, inputs, options)
-
-    @staticmethod
-    def _launch(step: Step, frame: list[Any], options: RunOptions) -> None:
         try:
-            results = step.run([frame[slot] for slot in step.reads], _for_launch(step, options))
+            frame = self._idle.pop()
+        except IndexError:
+            frame = frame_of(self._slots, self._layout)
+        frame.enter(inputs, None if options is DEFAULT else options)
+        self._play([self._timed(*pair) for pair in enumerate(frame.actions)] if options.profile else frame.actions)
+        results = self._finish(frame.slots, inputs, options)
+        frame.leave()
+        if len(self._idle) < self._most_idle:
+            self._idle.append(frame)
+        return results
+
+    def _play(self, actions: Sequence[Action]) -> None:
+        action: Action | None = None
+        try:
+            for action in actions:  # the error below names the launch that was begun last
+                action()
         except XRTError:
             raise
         except Exception as error:
-            raise run_failed(step.launch, error) from error
-        if len(results) != len(step.writes):
-            raise RunFailed(
-                f"engine {step.launch.engine!r} returned {len(results)} outputs from {step.launch.name}, "
-                f"which has {len(step.writes)}"
-            )
-        for slot, result in zip(step.writes, results, strict=True):
-            frame[slot] = result
-        for slot in step.frees:
-            frame[slot] = None
+            raise run_failed(self.plan.launches[actions.index(action)], error) from error
 
-    def _finish(self, frame: list[Any], inputs: Sequence[Any], options: RunOptions) -> list[Any]:
-        results = [frame[slot] for slot in self._outputs]
+    def _timed(self, index: int, action: Action) -> Action:
+        def timed() -> None:
+            began = perf_counter()
+            action()
+            self._recorder.add(index, perf_counter() - began)
+
+        return timed
+
+    def _finish(self, slots: Sequence[Any], inputs: Sequence[Any], options: RunOptions) -> list[Any]:
+        results = [slots[slot] for slot in self._slots.outputs]
         if self._suspects:
             self._unshare(results, inputs)
-        for source, target in self._aliases:
+        for index in self._placed:
+            if index not in self._suspects:  # those are copies already
+                results[index] = results[index].copy()
+        for source, target in self._slots.aliases:
             if results[source] is not inputs[target]:
                 np.copyto(inputs[target], results[source])
                 results[source] = inputs[target]
@@ -104,8 +120,8 @@ class Program:
 
     def _unshare(self, results: list[Any], inputs: Sequence[Any]) -> None:
         """Copy each suspect output that is, or may be a view of, something that is not this output alone."""
-        updates = dict(self._aliases)
-        taken = {id(x) for x in inputs} | {id(x) for x in self._template}
+        updates = dict(self._slots.aliases)
+        taken = {id(x) for x in inputs} | {id(x) for x in self._slots.constants.values()}
         for index in range(len(results)):
             result = results[index]
             updated = index in updates and result is inputs[updates[index]]
@@ -113,12 +129,61 @@ class Program:
                 result = results[index] = _copied(result)
             taken.add(id(result))
 
+    # ------------------------------------------------------------------ bound calls
+
+    def bind(
+        self, inputs: Sequence[Any], buffers: Sequence[Any], types: Mapping[str, Type | None] | None = None
+    ) -> Callable[[], None]:
+        """Return a call that reads those inputs as they are when it is made and leaves the outputs in those buffers.
+
+        All are C-contiguous arrays of the right types, checked by the caller; ``types`` may know more extents of inner
+        values than the plan. The call has memory of its own between the regions, so it is for one thread at a time.
+        """
+        slots = self._slots
+        own = dict(zip(slots.inputs, inputs, strict=True))
+        for slot, buffer in zip(slots.outputs, buffers, strict=True):
+            if slot not in own and slot not in slots.constants:
+                own[slot] = buffer
+        known = {i: types[name] for i, name in enumerate(slots.names) if name in types} if types else None
+        frame = frame_of(slots, laid_out(slots, own, known), own)
+        copies = [(buffer, slot) for slot, buffer in zip(slots.outputs, buffers, strict=True) if own.get(slot) is not buffer]
+        updates = [(inputs[target], buffers[source]) for source, target in slots.aliases]
+
+        if len(frame.actions) == 1 and not copies and not updates:
+            return self._alone(frame)
+
+        def call() -> None:
+            self._play(frame.actions)
+            for buffer, slot in copies:
+                fill(buffer, frame.slots[slot])
+            for given, buffer in updates:
+                np.copyto(given, buffer)
+
+        return call
+
+    def _alone(self, frame: Frame) -> Callable[[], None]:
+        """Spell out the call of one launch, for what stands here is what a bound call costs."""
+        (action,) = frame.actions
+
+        def call() -> None:
+            try:
+                action()
+            except XRTError:
+                raise
+            except Exception as error:
+                raise run_failed(self.plan.launches[0], error) from error
+
+        return call
+
+    # ------------------------------------------------------------------ the rest
+
     def profile(self) -> Profile:
         """Return the times of the launches over the calls that asked to be profiled."""
         return self._recorder.read()
 
     def close(self) -> None:
         """Release the executables; the program cannot run afterwards."""
+        self._idle.clear()
         for lease in self._leases:
             lease.release()
 
@@ -126,56 +191,6 @@ class Program:
 def run_failed(launch: Launch, error: Exception) -> RunFailed:
     """Return what to raise when an engine's library fails in a launch."""
     return RunFailed(f"engine {launch.engine!r} failed to run {launch.name}: {type(error).__name__}: {error}")
-
-
-class _Slots:
-    """Where each value of a plan lives in a frame: inputs first, then constants, then what launches define."""
-
-    def __init__(self, plan: Plan) -> None:
-        function = plan.function
-        self.index: dict[str, int] = {}
-        for name in function.value_names():
-            self.index.setdefault(name, len(self.index))
-        self.template: list[Any] = [None] * len(self.index)
-        for name, constant in function.constants.items():
-            self.template[self.index[name]] = constant.array
-        self.outputs = tuple(self.index[v.name] for v in function.outputs)
-        places = {v.name: i for i, v in reversed(list(enumerate(function.outputs)))}
-        inputs = {v.name: i for i, v in enumerate(function.inputs)}
-        self.aliases = tuple((places[o], inputs[i]) for i, o in function.aliases)
-        self._places = places
-
-    def step(self, launch: Launch, executable: Executable) -> Step:
-        returns = tuple((i, self._places[name]) for i, name in enumerate(launch.outputs) if name in self._places)
-        reads = tuple(self.index[name] for name in launch.inputs)
-        return Step(launch, executable.run, reads, tuple(self.index[name] for name in launch.outputs), (), returns)
-
-    def frees(self, steps: Sequence[Step]) -> list[tuple[int, ...]]:
-        """Return, per step, the slots that it is the last to touch and that are neither outputs nor given."""
-        last: dict[int, int] = {}
-        for number, step in enumerate(steps):
-            last.update(dict.fromkeys((*step.reads, *step.writes), number))
-        kept = {*self.outputs, *(slot for slot, value in enumerate(self.template) if value is not None)}
-        freed: list[list[int]] = [[] for _ in steps]
-        for slot, number in last.items():
-            if slot not in kept:
-                freed[number].append(slot)
-        return [tuple(slots) for slots in freed]
-
-    def suspects(self, steps: Sequence[Step], executables: Sequence[Executable]) -> frozenset[int]:
-        """Return the program outputs that may share memory: those not freshly made by a launch, and repeated ones."""
-        fresh = {slot for step, e in zip(steps, executables, strict=True) if e.outputs_are_fresh for slot in step.writes}
-        return frozenset(i for i, slot in enumerate(self.outputs) if slot not in fresh or slot in self.outputs[:i])
-
-
-def _for_launch(step: Step, options: RunOptions) -> RunOptions:
-    """Hand a caller's buffers down to the launch that makes those outputs."""
-    if options.out is None:
-        return options
-    buffers: list[Any] = [None] * len(step.writes)
-    for mine, place in step.returns:
-        buffers[mine] = options.out[place]
-    return replace(options, out=buffers if any(b is not None for b in buffers) else None)
 
 
 def _fill(results: list[Any], buffers: Sequence[Any]) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-from onnxruntime import InferenceSession
+from onnxruntime import InferenceSession, IOBinding
 
 from xrt.engines.ort.names import tensor_of
 from xrt.engines.ort.values import Way, by_reference, from_ort, to_ort, way_of
 from xrt.graph import DType, TensorType, Type, Value
 
-__all__ = ["Call", "SessionCalls", "why_not_given"]
+__all__ = ["Call", "Fixed", "SessionCalls", "through_frames", "why_not_given"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Call: TypeAlias = Callable[[list[str], Mapping[str, Any], None], list[Any]]
@@ -51,6 +52,20 @@ class SessionCalls:
         """Whether the session can write that output into a caller's buffer."""
         return self._binds and name in self._outputs and way_of(self._outputs[name]) is not Way.PACKED
 
+    def can_fix(self) -> bool:
+        """Whether a binding can fix every input and output where they lie: numbers, none packed several to a byte."""
+        types = (*self._inputs.values(), *self._outputs.values())
+        return self._binds and all(way_of(type_) is not Way.PACKED for type_ in types)
+
+    def fixed(self, feed: Mapping[str, Array], buffers: Mapping[str, Array]) -> Callable[[], None]:
+        """Return a call over exactly those arrays, one for each input and output, C-contiguous; only if `can_fix`."""
+        binding = self._session.io_binding()
+        for name, array in feed.items():
+            binding.bind_ortvalue_input(name, by_reference(array, _dtype(self._inputs[name])))
+        for name, array in buffers.items():
+            binding.bind_ortvalue_output(name, by_reference(array, _dtype(self._outputs[name])))
+        return _bound_call(self._session, binding)
+
     def __call__(self, feed: Mapping[str, Any], buffers: Mapping[str, Array]) -> dict[str, Any]:
         """Return the outputs by name; those in `buffers` (only such as `can_fill`) are written there."""
         if self._gives_directly and not buffers:
@@ -81,6 +96,81 @@ def _quickest(session: InferenceSession) -> Call:
     """Return the session's inner call, at 0.8 of the public one's time; where a version has none, the public one."""
     inner = getattr(session, "_sess", None)
     call: Call = getattr(inner, "run", session.run)
+    return call
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A bound call with its arrays."""
+
+    call: Callable[[], None]
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+
+
+def through_frames(make: Callable[[], Fixed], failed: Callable[[Exception], Exception]) -> Callable[..., list[Array]]:
+    """Return a call that copies its inputs to bound arrays, and copies of the outputs out; each thread in it has its own."""
+    first = make()
+    if len(first.inputs) == len(first.outputs) == 1:
+        return _through_pairs(first, make, failed)
+    idle = [first]
+
+    def run(*values: Array) -> list[Array]:
+        try:
+            fixed = idle.pop()
+        except IndexError:
+            fixed = make()
+        try:
+            for place, value in zip(fixed.inputs, values, strict=True):
+                place[...] = value
+            fixed.call()
+        except Exception as error:
+            raise failed(error) from error
+        results = [output.copy() for output in fixed.outputs]
+        idle.append(fixed)
+        return results
+
+    return run
+
+
+def _through_pairs(
+    first: Fixed, make: Callable[[], Fixed], failed: Callable[[Exception], Exception]
+) -> Callable[..., list[Array]]:
+    """Spell the same out for one input and one output: the common case, and half a microsecond quicker."""
+
+    def parts(fixed: Fixed) -> tuple[Callable[[], None], Array, Array]:
+        return fixed.call, fixed.inputs[0], fixed.outputs[0]
+
+    idle = [parts(first)]
+
+    def run(value: Array) -> list[Array]:
+        try:
+            frame = idle.pop()
+        except IndexError:
+            frame = parts(make())
+        call, place, output = frame
+        try:
+            place[...] = value
+            call()
+        except Exception as error:
+            raise failed(error) from error
+        result = output.copy()
+        idle.append(frame)
+        return [result]
+
+    return run
+
+
+def _bound_call(session: InferenceSession, binding: IOBinding) -> Callable[[], None]:
+    """Return the run of a binding: the session's inner call, at 0.85 of the public one's time, where a version has it."""
+    run = getattr(getattr(session, "_sess", None), "run_with_iobinding", None)
+    inner = getattr(binding, "_iobinding", None)
+    if run is None or inner is None:
+        return lambda: session.run_with_iobinding(binding)
+
+    def call(_: IOBinding = binding) -> None:  # the public binding keeps the arrays alive
+        run(inner, None)
+
     return call
 
 

@@ -18,23 +18,25 @@ import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 from onnxruntime import ModelCompiler, OrtExternalInitializerInfo, SessionOptions
 
 from xrt.engines.ort.handing import bytes_of
-from xrt.engines.ort.session import Bytes, Handed, give_files
-from xrt.formats.onnx import external_weights
-from xrt.graph import Constant, Function, Node, Value
+from xrt.engines.ort.session import Handed, give_files
+from xrt.formats.onnx import external_weights, with_weights_outside
+from xrt.graph import Function, Node, Value
 
 __all__ = ["Saved", "optimised"]
+
+Array: TypeAlias = np.ndarray[Any, Any]
 
 ALIGNMENT = 64
 SMALL = 1024
 """Bytes under which a weight stays in the model."""
 
-_WEIGHTS = "weights"
+_OWN = "weights"
 _STRING = 8
 """ONNX's number for tensors of strings."""
 
@@ -55,10 +57,10 @@ class Saved:
 
     def handed(self, function: Function) -> Handed:
         """Return what a session is made from, with the weights of an equal Function."""
-        constants, size = _in_order(function), self.header["weights"]
-        files: dict[str, Bytes] = {_name(i): bytes_of(constants[i].array) for i in self.header["constants"]}
+        weights, size = _weights(function), self.header["weights"]
+        files = {_name(index): bytes_of(weights[index][1]) for index in self.header["constants"]}
         if size:
-            files[_WEIGHTS] = np.frombuffer(self.data[:size], np.uint8)
+            files[_OWN] = np.frombuffer(self.data[:size], np.uint8)
         return Handed(bytes(self.data[size : size + self.header["model"]]), files)
 
     def border(self, function: Function) -> Function:
@@ -75,11 +77,12 @@ class Saved:
         return Function(inputs, outputs, (node,), constants, name=function.name)
 
 
-def _in_order(function: Function) -> list[Constant]:
-    """Return the constants in the order of their first use, which is the same for equal Functions."""
-    used = dict.fromkeys(name for node in function.nodes for name in node.uses if name in function.constants)
-    used.update(dict.fromkeys(v.name for v in function.outputs if v.name in function.constants))
-    return [function.constants[name] for name in used]
+def _weights(function: Function) -> list[tuple[str, Array]]:
+    """Return the large constants, bodies' too, in the order of their first use, which is the same for equal Functions."""
+    function = with_weights_outside(function)
+    arrays = external_weights(function)
+    used = dict.fromkeys(name for node in function.nodes for name in node.uses if name in arrays)
+    return [(name, arrays[name]) for name in used]
 
 
 def _name(index: int) -> str:
@@ -117,9 +120,7 @@ class _Places:
     """Says of each weight of an optimised model where it lies, and writes those that lie nowhere yet."""
 
     def __init__(self, function: Function, file: BinaryIO) -> None:
-        order = {id(constant): index for index, constant in enumerate(_in_order(function))}
-        large = external_weights(function)
-        self._constants = {name: (order[id(c)], c.array) for name, c in function.constants.items() if name in large}
+        self._weights = {name: (index, array) for index, (name, array) in enumerate(_weights(function))}
         self._file = file
         self.used: set[int] = set()
         """Which of the Function's constants the model refers to."""
@@ -130,11 +131,11 @@ class _Places:
         if size < SMALL or value.element_type() == _STRING:
             return None
         memory = (ctypes.c_char * size).from_address(value.data_ptr())
-        index, array = self._constants.get(name, (0, None))
+        index, array = self._weights.get(name, (0, None))
         if array is not None and array.nbytes == size and memoryview(memory).cast("B") == bytes_of(array).data:
             self.used.add(index)
             return OrtExternalInitializerInfo(_name(index), 0, size)
         at = self._file.tell()
         self._file.write(memory)
         self._file.write(bytes(-size % ALIGNMENT))
-        return OrtExternalInitializerInfo(_WEIGHTS, at, size)
+        return OrtExternalInitializerInfo(_OWN, at, size)

@@ -8,7 +8,7 @@ threads may play a tape at once.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,8 @@ class Step:
     """Slots whose values nobody reads after this step."""
     reusable: tuple[int, ...]
     """Slots among ``free`` to whose buffers the kernel may write its result."""
+    fills: bool
+    """Whether the kernel takes a buffer for its one result."""
     node: Node
     """For the message of an error."""
 
@@ -49,9 +51,18 @@ class Tape:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     steps: tuple[Step, ...]
+    engine: str
+    """The name of the engine whose tape it is, for the message of an error; it may be one that derives from toy."""
 
-    def play(self, inputs: Iterable[Any]) -> list[Any]:
+    def filled(self) -> tuple[Step | None, ...]:
+        """Return, per output, the step that can write it to a given buffer; None where none can, or one before has it."""
+        writers = {step.results[0]: step for step in self.steps if step.fills}
+        return tuple(writers.get(slot) if slot not in self.outputs[:i] else None for i, slot in enumerate(self.outputs))
+
+    def play(self, inputs: Iterable[Any], buffers: Mapping[int, Any] | None = None) -> list[Any]:
         """Return the outputs, which may share memory with the inputs, the constants and each other.
+
+        ``buffers`` are given for slots of outputs: a result is written there where its kernel can, and is then that buffer.
 
         Raises RunFailed that names the node whose kernel failed, with the failure as its cause.
         """
@@ -62,17 +73,19 @@ class Tape:
         step: Step
         try:
             for step in self.steps:
-                _take(step, slots)
+                _take(step, slots, buffers)
         except XRTError:
             raise
         except Exception as cause:
-            raise _failure(step, slots, cause) from cause
+            raise _failure(self.engine, step, slots, cause) from cause
         return [slots[i] for i in self.outputs]
 
 
-def _take(step: Step, slots: list[Any]) -> None:
+def _take(step: Step, slots: list[Any], buffers: Mapping[int, Any] | None) -> None:
     """Run one step: compute, store what came out, drop what is dead."""
-    out = _buffer(step, slots) if step.reusable else None
+    out = _given(step, slots, buffers) if buffers and step.fills else None
+    if out is None and step.reusable:
+        out = _buffer(step, slots)
     arguments = [slots[i] for i in step.arguments]
     result = step.kernel(*arguments) if out is None else step.kernel(*arguments, out=out)
     values = result if type(result) is tuple else (result,)
@@ -97,6 +110,16 @@ def stored(value: Any) -> Any:
     if isinstance(value, str):
         return np.array(value, dtype=object)
     return np.asarray(value, order="C")
+
+
+def _given(step: Step, slots: list[Any], buffers: Mapping[int, Any]) -> Any:
+    """Return the buffer given for the step's result if it fits: of the shape that one argument has and all spread to."""
+    buffer = buffers.get(step.results[0])
+    if buffer is None:
+        return None
+    arguments = [slots[i] for i in step.arguments]
+    fits = all(_fits(value, buffer) for value in arguments) and any(value.shape == buffer.shape for value in arguments)
+    return buffer if fits else None
 
 
 def _buffer(step: Step, slots: list[Any]) -> Any:
@@ -133,11 +156,11 @@ def _fits(argument: Any, buffer: Any) -> bool:
     return all(a in (1, b) for a, b in zip(reversed(argument.shape), reversed(buffer.shape), strict=False))
 
 
-def _failure(step: Step, slots: Sequence[Any], cause: Exception) -> RunFailed:
+def _failure(engine: str, step: Step, slots: Sequence[Any], cause: Exception) -> RunFailed:
     node = step.node
     given = ", ".join(described(slots[i]) for i in step.arguments) or "no inputs"
     return RunFailed(
-        f"engine 'toy' failed at node {node.name!r} ({node.op}) on ({given}): {type(cause).__name__}: {cause}; "
+        f"engine {engine!r} failed at node {node.name!r} ({node.op}) on ({given}): {type(cause).__name__}: {cause}; "
         "check the node's attributes and the shapes and types of its inputs"
     )
 
@@ -152,7 +175,7 @@ def described(value: Any) -> str:
     return f"{dtype}[{','.join(map(str, value.shape))}]"
 
 
-def tape_of(function: Function, kernel_of: Callable[[Node], tuple[Run, tuple[int, ...]]]) -> Tape:
+def tape_of(function: Function, kernel_of: Callable[[Node], tuple[Run, tuple[int, ...]]], engine: str = "toy") -> Tape:
     """Lay a closed Function out as a tape.
 
     ``kernel_of`` returns a node's kernel, and the places of the inputs whose buffers it may overwrite. Linear.
@@ -165,7 +188,7 @@ def tape_of(function: Function, kernel_of: Callable[[Node], tuple[Run, tuple[int
     last = _last_uses(function)
     steps = tuple(_step(node, slot, last[index], *kernel_of(node)) for index, node in enumerate(function.nodes))
     inputs = tuple(slot[v.name] for v in function.inputs)
-    return Tape(tuple(template), inputs, tuple(slot[v.name] for v in function.outputs), steps)
+    return Tape(tuple(template), inputs, tuple(slot[v.name] for v in function.outputs), steps, engine)
 
 
 def _step(node: Node, slot: dict[str, int], dying: Sequence[str], kernel: Run, mutable: tuple[int, ...]) -> Step:
@@ -174,7 +197,8 @@ def _step(node: Node, slot: dict[str, int], dying: Sequence[str], kernel: Run, m
     results = tuple(slot[name] or UNWANTED for name in node.outputs[:listed])
     free = (*(slot[name] for name in dying), *({UNWANTED} & set(results)))
     reusable = tuple(arguments[i] for i in mutable if i < len(arguments) and arguments[i] in free)
-    return Step(kernel, arguments, results, free, reusable, node)
+    fills = bool(mutable) and len(results) == 1 and results[0] != UNWANTED
+    return Step(kernel, arguments, results, free, reusable, fills, node)
 
 
 def _last_uses(function: Function) -> list[list[str]]:

@@ -1,0 +1,124 @@
+"""A call that was prepared: a check of type, element type and shape per input, and the launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from xrt.errors import XRTError
+from xrt.runtime import Program
+from xrt.runtime.program import run_failed
+
+__all__ = ["MISS", "Prepared", "prepared", "shaping"]
+
+MISS: Final = object()
+"""What a prepared call returns for inputs of another signature."""
+
+Taking: TypeAlias = Callable[[tuple[Any, ...]], Any]
+
+
+def never(_: object) -> object:
+    """Serve no inputs at all."""
+    return MISS
+
+
+def never_fits(_: object) -> bool:
+    """Whether inputs are served where nothing is prepared."""
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """One signature's call; both ways return `MISS` for inputs that do not fit."""
+
+    positional: Taking = never
+    named: Callable[[Mapping[str, Any]], Any] = never
+    fits: Callable[[tuple[Any, ...]], bool] = never_fits
+    program: Program | None = None
+    """The Program; None where nothing is prepared."""
+
+
+def prepared(program: Program, names: Sequence[str], values: Sequence[Any]) -> Prepared:
+    """Return the call for inputs like these arrays; names in the order of the inputs."""
+    expected = tuple((value.dtype, value.shape) for value in values)
+    fits = _fitting(expected)
+    positional = _from_one(program, *expected[0]) if len(expected) == 1 else _from_many(program, fits)
+    return Prepared(positional, _by_name(names, positional), fits, program)
+
+
+def _fitting(expected: tuple[tuple[Any, Any], ...]) -> Callable[[tuple[Any, ...]], bool]:
+    count, array = len(expected), np.ndarray
+
+    def fits(args: tuple[Any, ...]) -> bool:
+        if len(args) != count:
+            return False
+        for value, (dtype, shape) in zip(args, expected, strict=True):
+            if type(value) is not array or value.dtype is not dtype or value.shape != shape:
+                return False
+        return True
+
+    return fits
+
+
+def _from_one(program: Program, dtype: Any, shape: Any) -> Taking:
+    """Spelt out, for one input is the common case, and what stands here is what a call costs."""
+    run, finish, array = _run_of(program), shaping(program), np.ndarray
+
+    def call(args: tuple[Any, ...]) -> Any:
+        if len(args) == 1:
+            (value,) = args
+            if type(value) is array and value.dtype is dtype and value.shape == shape:
+                try:
+                    return finish(run(value))
+                except XRTError:
+                    raise
+                except Exception as error:
+                    raise run_failed(program.plan.launches[0], error) from error
+        return MISS
+
+    return call
+
+
+def _from_many(program: Program, fits: Callable[[tuple[Any, ...]], bool]) -> Taking:
+    run, finish = _run_of(program), shaping(program)
+
+    def call(args: tuple[Any, ...]) -> Any:
+        if fits(args):
+            try:
+                return finish(run(*args))
+            except XRTError:
+                raise
+            except Exception as error:
+                raise run_failed(program.plan.launches[0], error) from error
+        return MISS
+
+    return call
+
+
+def _run_of(program: Program) -> Callable[..., Sequence[Any]]:
+    """Return the engine's own call where the program is one region; a program of several raises XRT's errors by itself."""
+    return program.direct or (lambda *args: program.run(args))
+
+
+def shaping(program: Program) -> Callable[[Sequence[Any]], Any]:
+    """Return what makes results into what a call returns: one output as it is, several as a tuple."""
+    return itemgetter(0) if len(program.plan.function.outputs) == 1 else tuple
+
+
+def _by_name(names: Sequence[str], positional: Taking) -> Callable[[Mapping[str, Any]], Any]:
+    pick = itemgetter(*names) if len(names) > 1 else lambda named: tuple(named[name] for name in names)
+    count = len(names)
+
+    def call(named: Mapping[str, Any]) -> Any:
+        if len(named) != count:
+            return MISS
+        try:
+            return positional(pick(named))
+        except KeyError:
+            return MISS
+
+    return call

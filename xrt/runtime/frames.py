@@ -1,0 +1,137 @@
+"""A frame: the slots of one call, and the launches prepared over them.
+
+A call has a frame of its own while it runs, so launches may be closures over the frame's slots: what to read, what to
+write and which buffers to hand down is settled when the frame is made, and a call is one action after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from xrt.engines import RunOptions
+from xrt.engines.contract import fill
+from xrt.errors import RunFailed
+from xrt.runtime.layout import Layout, Slots, Step
+
+__all__ = ["Action", "Frame", "frame_of"]
+
+Action: TypeAlias = Callable[[], None]
+Array: TypeAlias = np.ndarray[Any, Any]
+
+OPTIONS = -1
+"""The slot behind the values: the options of the call, None for the defaults."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One call at a time."""
+
+    slots: list[Any]
+    actions: tuple[Action, ...]
+    """One per launch, in order."""
+    entering: tuple[tuple[Array, int], ...]
+    """Places with the inputs to copy there first."""
+    initial: tuple[Any, ...]
+    """What the slots hold between calls: constants, and the places of what lives in the arena."""
+
+    def enter(self, inputs: Sequence[Any], options: RunOptions | None) -> None:
+        """Take the values of a call."""
+        slots = self.slots
+        slots[: len(inputs)] = inputs
+        slots[OPTIONS] = options
+        for place, slot in self.entering:
+            np.copyto(place, slots[slot])
+
+    def leave(self) -> None:
+        """Let go of the values of the call."""
+        self.slots[:] = self.initial
+
+
+def frame_of(slots: Slots, layout: Layout, own: Mapping[int, Any] | None = None) -> Frame:
+    """Return a frame with a block of memory of its own; ``own`` slots hold the caller's arrays in every call."""
+    views = layout.arena.views()
+    initial: list[Any] = [None] * (len(slots.names) + 1)
+    fixed = {slot: views[name] for slot, name in layout.places.items()} | dict(own or {})
+    for slot, array in {**slots.constants, **fixed}.items():
+        initial[slot] = array
+    table = list(initial)
+    entering = tuple((views[name], slot) for slot, name in layout.entering)
+    read = {**slots.constants, **fixed, **{slot: place for place, slot in entering}}
+    frees = slots.frees()
+    actions = tuple(
+        _bound(step, read, fixed) if number in layout.bound else _plain(step, table, fixed, frees[number])
+        for number, step in enumerate(slots.steps)
+    )
+    return Frame(table, actions, entering, tuple(initial))
+
+
+def _bound(step: Step, read: Mapping[int, Any], fixed: Mapping[int, Any]) -> Action:
+    return step.executable.bind([read[slot] for slot in step.reads], [fixed[slot] for slot in step.writes])
+
+
+def _plain(step: Step, slots: list[Any], fixed: Mapping[int, Any], frees: Sequence[int]) -> Action:
+    """Return a launch that reads its arrays from the slots and leaves results there."""
+    places = {slot: fixed[slot] for slot in step.writes if slot in fixed}
+    freed = tuple(slot for slot in frees if slot not in fixed)
+    if places:
+        return _placing(step, slots, places, freed)
+    direct, run, reads, writes, count = step.executable.direct(), step.executable.run, step.reads, step.writes, len(step.writes)
+
+    def launch() -> None:
+        options = slots[OPTIONS]
+        given = [slots[slot] for slot in reads]
+        results = direct(*given) if options is None else run(given, handed_down(step, options, {}))
+        if len(results) != count:
+            raise _miscounted(step, len(results))
+        for slot, result in zip(writes, results, strict=True):
+            slots[slot] = result
+        for slot in freed:
+            slots[slot] = None
+
+    return launch
+
+
+def _placing(step: Step, slots: list[Any], places: Mapping[int, Array], freed: Sequence[int]) -> Action:
+    """Return a launch some of whose results have a fixed place: the engine computes them there, or they are copied."""
+    least = {slot: n for slot, n in zip(step.writes, step.executable.fills_from(), strict=False) if n is not None}
+    buffers = {slot: place for slot, place in places.items() if slot in least and place.nbytes >= least[slot]}
+    direct, run, usual = step.executable.direct(), step.executable.run, handed_down(step, RunOptions(), buffers)
+
+    def launch() -> None:
+        options = slots[OPTIONS]
+        given = [slots[slot] for slot in step.reads]
+        if options is None:
+            results = run(given, usual) if buffers else direct(*given)
+        else:
+            results = run(given, handed_down(step, options, buffers))
+        if len(results) != len(step.writes):
+            raise _miscounted(step, len(results))
+        for slot, result in zip(step.writes, results, strict=True):
+            place = places.get(slot)
+            if place is None:
+                slots[slot] = result
+            elif result is not place:
+                fill(place, result)
+        for slot in freed:
+            slots[slot] = None
+
+    return launch
+
+
+def handed_down(step: Step, options: RunOptions, places: Mapping[int, Array]) -> RunOptions:
+    """Return the options for one launch: the caller's buffers for what it returns, and the fixed places of the rest."""
+    buffers = [places.get(slot) for slot in step.writes]
+    if options.out is not None:
+        for mine, place in step.returns:
+            buffers[mine] = options.out[place]
+    return replace(options, out=buffers if any(buffer is not None for buffer in buffers) else None)
+
+
+def _miscounted(step: Step, count: int) -> RunFailed:
+    return RunFailed(
+        f"engine {step.launch.engine!r} returned {count} outputs from {step.launch.name}, which has {len(step.writes)}"
+    )
