@@ -15,10 +15,10 @@ from xrt.errors import InputError, RunFailed, XRTError
 from xrt.graph import Type
 from xrt.partition import Launch, Plan
 from xrt.runtime.arena import Arena, Placed
-from xrt.runtime.devices import available_cores
 from xrt.runtime.frames import Action, Frame, frame_of
 from xrt.runtime.layout import Slots, laid_out
 from xrt.runtime.profile import Profile, Recorder
+from xrt.runtime.threads import available_cores
 
 __all__ = ["Program", "run_failed"]
 

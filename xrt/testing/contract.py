@@ -194,7 +194,7 @@ def _saved_and_run(engine: GraphCompiler, executable: Any, function: Function, c
 
 
 def _reversed(function: Function) -> Function:
-    return function.replace(constants=dict(reversed(function.constants.items())))
+    return function.replace(constants=dict(reversed(list(function.constants.items()))))
 
 
 def _share(one: Any, other: Any) -> bool:

@@ -145,7 +145,7 @@ class DiskTier:
             _log.info("not kept on disk: %s", error)
         except OSError as error:
             self._trouble(str(error))
-        except Exception:  # whatever the engine's library raises: the executable is there, and runs
+        except Exception:  # noqa: BLE001  # whatever the engine's library raises: the executable is there, and runs
             _log.warning("engine %r failed to save an executable", recipe.engine.spec, exc_info=True)
 
     def _write(self, signature: Signature, content: bytes | memoryview | Failure) -> None:

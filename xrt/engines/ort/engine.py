@@ -111,13 +111,13 @@ class Ort(GraphCompiler):
             return executable.saved
         if context.workdir is None:
             raise CompileRefused("an optimised model is saved by way of a file, and there is no working directory")
-        function = session_function(executable.function)
-        return optimised(function, hand_over(function), self._session_options(context.threads), context.workdir)
+        handed = hand_over(session_function(executable.function))
+        return optimised(executable.function, handed, self._session_options(context.threads), context.workdir)
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> OrtExecutable:
         """Return a session over the optimised model, which the library takes as it is."""
         saved = Saved.read(data)
-        handed, border = saved.handed(session_function(function)), saved.border(function)
+        handed, border = saved.handed(function), saved.border(function)
         options = self._session_options(context.threads)
         options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
         pool.use()
