@@ -5,7 +5,7 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fuzz format bench proto stubs wheel clean
+.PHONY: help demo test check fuzz conform tables format bench proto stubs wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,12 @@ check: $(VENV)/dev.stamp ## what to run before a commit: format, lint, types, qu
 fuzz: $(VENV)/engines.stamp ## run 10,000 generated graphs on every engine and on mixtures
 	$(BIN)/xrt fuzz --count 10000 --seed 0 --engines ort --rarely tvm
 
+conform: $(VENV)/engines.stamp ## run the tests of onnx on every engine and on mixtures, and write docs/conformance.md
+	$(BIN)/python tools/write_conformance.py --jobs $(JOBS)
+
+tables: $(VENV)/engines.stamp ## rewrite the table in README and docs/conformance.md from the last run of make conform
+	$(BIN)/python tools/write_conformance.py --from-record
+
 format: $(VENV)/dev.stamp ## format the code and mend what the linter can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -35,7 +41,7 @@ bench: $(VENV)/engines.stamp ## measure: partitioning, and the cost of a call
 
 proto: $(VENV)/proto.stamp ## regenerate xrt/formats/xrt_pb2.py from proto/xrt.proto
 	touch proto/xrt.proto
-	$(VENV)/proto/bin/cmake -S . -B build/proto -DPython3_EXECUTABLE=$(abspath $(VENV)/proto/bin/python)
+	$(VENV)/proto/bin/cmake -S . -B build/proto -DXRT_NATIVE=OFF -DXRT_PROTO=ON -DPython3_EXECUTABLE=$(abspath $(VENV)/proto/bin/python)
 	$(VENV)/proto/bin/cmake --build build/proto --target proto
 
 stubs: $(VENV)/dev.stamp ## rewrite the stub files of xrt.ops from the schemas of onnx
@@ -69,8 +75,8 @@ $(VENV)/dev.stamp: pyproject.toml setup.py | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all,dev]'
 	@touch $@
 
-$(VENV)/proto.stamp: CMakeLists.txt | $(BIN)/python
+$(VENV)/proto.stamp: proto/CMakeLists.txt | $(BIN)/python
 	$(BIN)/python -m venv $(VENV)/proto
 	$(VENV)/proto/bin/python -m pip install --quiet --disable-pip-version-check cmake onnx \
-	  "grpcio-tools==$$(sed -n 's/^set(XRT_GRPCIO_TOOLS "\([0-9.]*\)".*/\1/p' CMakeLists.txt)"
+	  "grpcio-tools==$$(sed -n 's/^set(XRT_GRPCIO_TOOLS "\([0-9.]*\)".*/\1/p' proto/CMakeLists.txt)"
 	@touch $@

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import tempfile
 from collections.abc import Callable, Sequence
@@ -53,13 +54,18 @@ def compare_engines(
     threads: Sequence[int],
     settings: Settings = Settings(),
     progress: Progress = lambda words: None,
+    finished: Callable[[Group], None] = lambda group: None,
 ) -> Report:
     """Compare the candidates on each subject with each number of threads; one that fails is a row with the reason.
 
+    ``finished`` is handed each group as soon as it is there; the rest may take long.
     The results of each are compared with the reference engine's. All processes of one subject and thread count
     live at the same time: memory must hold the model once for each candidate.
     """
-    groups = [_compare(subject, candidates, count, settings, progress) for subject in subjects for count in threads]
+    groups = []
+    for subject, count in itertools.product(subjects, threads):
+        groups.append(_compare(subject, candidates, count, settings, progress))
+        finished(groups[-1])
     return Report(FrozenDict(describe()), FrozenDict(asdict(settings)), tuple(groups))
 
 
