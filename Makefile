@@ -38,6 +38,7 @@ format: $(VENV)/dev.stamp ## format the code and mend what the linter can mend
 bench: $(VENV)/engines.stamp ## measure: partitioning, and the cost of a call
 	$(BIN)/python benchmarks/partition.py
 	$(BIN)/python benchmarks/dispatch.py
+	$(BIN)/python benchmarks/native.py
 
 proto: $(VENV)/proto.stamp ## regenerate xrt/formats/xrt_pb2.py from proto/xrt.proto
 	touch proto/xrt.proto
