@@ -90,7 +90,12 @@ def test_views_lie_at_aligned_addresses_of_one_fresh_block() -> None:
 
 # ---------------------------------------------------------------------- programs
 
-KERNELS: dict[str, Any] = {"Relu": lambda x, out: np.maximum(x, 0, out=out), "Neg": np.negative, "Add": np.add, "Mul": np.multiply}
+KERNELS: dict[str, Any] = {
+    "Relu": lambda x, out: np.maximum(x, 0, out=out),
+    "Neg": np.negative,
+    "Add": np.add,
+    "Mul": np.multiply,
+}
 
 
 class InPlace(Executable):
@@ -132,7 +137,9 @@ class InPlace(Executable):
         at = next(i for i, node in enumerate(self.function.nodes) if name in node.outputs)
         later = {read for node in self.function.nodes[at + 1 :] for read in node.inputs}
         return [
-            (i, place) for i, v in enumerate(self.function.inputs) if v.name in self.function.nodes[at].inputs and v.name not in later
+            (i, place)
+            for i, v in enumerate(self.function.inputs)
+            if v.name in self.function.nodes[at].inputs and v.name not in later
         ]
 
 
@@ -163,7 +170,7 @@ def mixtures(draw: st.DrawFn, size: int) -> tuple[Function, list[GraphCompiler],
     read = {name for node in nodes for name in node.inputs}
     outputs = [n for n in known[2:] if n not in read or draw(st.integers(0, 5)) == 0]
     ends = [tuple(Value(n, type_) for n in names) for names in (("x", "y"), outputs)]
-    function = Function(*ends, tuple(nodes), opsets={"": 20}, types={n: type_ for n in known[2:]})
+    function = Function(*ends, tuple(nodes), opsets={"": 20}, types=dict.fromkeys(known[2:], type_))
     engines: list[GraphCompiler] = [Filling("a"), Filling("b", binds=True), Filling("c", binds=draw(st.booleans()), fills=size)]
     homes: dict[str, list[str]] = {}
     for node in function.nodes:

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from xrt.engines import registry
 from xrt.errors import UnknownEngine
 from xrt.testing import Case, Gap, Outcome, Report, Word, conform, gaps_of, node_cases, run_case, run_reference, settle
-from xrt.testing.cases import _value
+from xrt.testing.cases import value_of
 from xrt.testing.conformance import alone, together
 from xrt.testing.faulty import Faulty, Recording
 
@@ -54,11 +54,11 @@ def test_cases_hold_values_as_engines_take_them():
 
 
 def test_messages_become_arrays():
-    assert _value(helper.make_tensor("t", TensorProto.INT4, [2], [1, -2])).dtype == ml_dtypes.int4
-    text = _value(np.array([b"a", b"\xc3\xb6"]))
+    assert value_of(helper.make_tensor("t", TensorProto.INT4, [2], [1, -2])).dtype == ml_dtypes.int4
+    text = value_of(np.array([b"a", b"\xc3\xb6"]))
     assert text.tolist() == ["a", "ö"]
-    assert _value(np.float32(1)).shape == ()
-    assert _value([np.float32(1), None])[1] is None
+    assert value_of(np.float32(1)).shape == ()
+    assert value_of([np.float32(1), None])[1] is None
 
 
 def test_random_cases_are_found_by_their_schemas():

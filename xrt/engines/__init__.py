@@ -4,6 +4,7 @@ A Function and a CompileContext go in, an Executable comes out. The engines them
 they never see each other, nor the partitioner, the cache or the runtime.
 """
 
+from xrt.engines.blas import blas_limit
 from xrt.engines.contract import Executable, GraphCompiler
 from xrt.engines.memory import MemoryUse, peak_of_values
 from xrt.engines.optable import Kernel, OpTable, Predicate
@@ -23,6 +24,7 @@ __all__ = [
     "Precision",
     "Predicate",
     "RunOptions",
+    "blas_limit",
     "build",
     "create",
     "engine_class",

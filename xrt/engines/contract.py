@@ -15,7 +15,7 @@ import numpy as np
 
 from xrt.engines.memory import MemoryUse
 from xrt.engines.options import CompileContext, RunOptions
-from xrt.errors import CompileRefused, RunFailed
+from xrt.errors import CompileRefused, OptionError, RunFailed
 from xrt.graph import Function, Node
 
 __all__ = ["Executable", "GraphCompiler", "fill"]
@@ -100,6 +100,8 @@ class GraphCompiler(abc.ABC):
     """Kinds of device on which it runs: ``"cpu"``, ``"cuda"``."""
     supports_dynamic_shapes: ClassVar[bool] = False
     """Whether one executable serves every size of a symbolic dimension. False is conservative: one is compiled per shape."""
+    compiles_in_parallel: ClassVar[bool] = True
+    """Whether threads may call `compile` at once. With False XRT compiles one region of the engine at a time."""
 
     @abc.abstractmethod
     def why_not(self, node: Node, function: Function) -> str | None:
@@ -138,6 +140,14 @@ class GraphCompiler(abc.ABC):
     def remarks(self, function: Function) -> tuple[str, ...]:
         """Return what a person should know of the engine's work on a function that it takes, one sentence each."""
         return ()
+
+    @classmethod
+    def share_pool(cls, threads: int) -> None:
+        """Let all executables that the engine makes from now on run on one pool of so many threads.
+
+        Raises OptionError where the library has no such pool, or where it is too late for one.
+        """
+        raise OptionError(f"engine {cls.name!r} has no pool of threads that all its executables could share")
 
     def save(self, executable: Executable) -> bytes:
         """Return the executable as bytes that `load` reads; raises CompileRefused where the library cannot."""

@@ -96,6 +96,11 @@ class XRTModule:
         return self._engines.specs
 
     @property
+    def threads(self) -> int:
+        """The thread budget: what all engines together may use."""
+        return self._engines.context.threads
+
+    @property
     def plan(self) -> Plan:
         """The Plan of the last signature; before the first call that of the model as it is declared."""
         return self._current().plan
@@ -106,7 +111,8 @@ class XRTModule:
 
     def explain(self) -> Explanation:
         """Return the last signature's regions, their boundaries, and why each node is where it is. Prints as text."""
-        return explain(self._current().plan, self._engines.by_spec, self._engines.implicit)
+        build = self._current()
+        return explain(build.plan, self._engines.by_spec, self._engines.implicit, self.threads, build.idle_pins)
 
     def profile(self) -> Profile:
         """Return the last signature's launch times, over the calls made with ``options=RunOptions(profile=True)``."""
@@ -262,7 +268,7 @@ class XRTModule:
             return build
 
     def _planned(self, function: Any) -> Build:
-        simple = simplified(function, fold=self._settings.fold_constants)
+        simple = simplified(function, fold=self._settings.fold_constants, threads=self.threads)
         return Build(simple, self._engines, self._settings, self._cache, original=function)
 
     def _bound(self) -> None:

@@ -15,10 +15,10 @@ from xrt.errors import InputError, RunFailed, XRTError
 from xrt.graph import Type
 from xrt.partition import Launch, Plan
 from xrt.runtime.arena import Arena, Placed
-from xrt.runtime.devices import available_cores
 from xrt.runtime.frames import Action, Frame, frame_of
 from xrt.runtime.layout import Slots, laid_out
 from xrt.runtime.profile import Profile, Recorder
+from xrt.runtime.threads import available_cores
 
 __all__ = ["Program", "run_failed"]
 
@@ -93,7 +93,7 @@ class Program:
     def _play(self, actions: Sequence[Action]) -> None:
         action: Action | None = None
         try:
-            for action in actions:
+            for action in actions:  # the error below names the launch that was begun last
                 action()
         except XRTError:
             raise

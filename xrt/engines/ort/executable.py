@@ -16,6 +16,7 @@ from xrt.engines.contract import Executable
 from xrt.engines.memory import MemoryUse
 from xrt.engines.options import RunOptions
 from xrt.engines.ort.calls import Fixed, SessionCalls, through_frames
+from xrt.engines.ort.memory import Growth, uses_of
 from xrt.engines.ort.names import LIBRARY, sense
 from xrt.errors import InputError, RunFailed
 from xrt.graph import Function, TensorType, Value
@@ -43,10 +44,10 @@ class OrtExecutable(Executable):
     outputs_are_fresh: ClassVar[bool] = True
 
     def __init__(
-        self, function: Function, session: InferenceSession | None, held: object = None, uses: Sequence[MemoryUse] = ()
+        self, function: Function, session: InferenceSession | None, held: object = None, growth: Growth | None = None
     ) -> None:
         """`session` computes `computed_outputs`; None where there are none. `held` must live as long as it."""
-        self._uses = uses
+        self._growth = growth
         computed = computed_outputs(function)
         self._function = function
         self._held = held
@@ -140,7 +141,7 @@ class OrtExecutable(Executable):
         return RunFailed(f"{LIBRARY} failed while it ran {self._function.name!r}: {sense(error)}")
 
     def memory(self) -> Sequence[MemoryUse]:
-        return self._uses
+        return uses_of(self._growth) if self._growth else ()
 
     def close(self) -> None:
         self._call = self._compute = _closed

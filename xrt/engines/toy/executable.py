@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
+from xrt.engines.blas import blas_limit
 from xrt.engines.contract import Executable
 from xrt.engines.memory import MemoryUse, peak_of_values
 from xrt.engines.options import RunOptions
@@ -22,15 +24,18 @@ class ToyExecutable(Executable):
 
     outputs_are_fresh = True
 
-    def __init__(self, function: Function, lay_out: Callable[[Function], Tape]) -> None:
+    def __init__(self, function: Function, lay_out: Callable[[Function], Tape], threads: int) -> None:
         self.function = function
         self._lay_out = lay_out
+        self._threads = threads
         self._tape: Tape | None = None
         self._filled: tuple[Step | None, ...] = ()
+        self._limit: AbstractContextManager[None] = nullcontext()
 
     def prepare(self) -> None:
         self._tape = self._lay_out(self.function)
         self._filled = self._tape.filled()
+        self._limit = blas_limit(self._threads) or self._limit
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> list[Any]:
         tape = self._tape
@@ -39,11 +44,13 @@ class ToyExecutable(Executable):
                 f"function {self.function.name!r} is not ready to run; call prepare() first, and run() before close()"
             )
         if options.stream is not None:
-            raise OptionError(f"engine 'toy' runs on the CPU, which has no streams; got stream={options.stream!r}, pass None")
+            raise OptionError(
+                f"engine {tape.engine!r} runs on the CPU, which has no streams; got stream={options.stream!r}, pass None"
+            )
         if len(inputs) != len(tape.inputs):
             raise InputError(f"function {self.function.name!r} takes {len(tape.inputs)} inputs; got {len(inputs)}")
         # ONNX defines what a division by zero or an overflow gives, and NumPy gives that: its warnings say nothing new.
-        with np.errstate(all="ignore"):
+        with self._limit, np.errstate(all="ignore"):
             if options.out is None:
                 return _fresh(tape.play(inputs), inputs)
             buffers = self._buffers(tape, options.out)

@@ -28,6 +28,7 @@ class Tvm(GraphCompiler):
     """Apache TVM on the CPU: quick to compile, best at chains of elementwise operators, untuned elsewhere."""
 
     name: ClassVar[str] = "tvm"
+    compiles_in_parallel: ClassVar[bool] = False  # the importer and the pass contexts keep state of the process
 
     opt_level: int = 3
     """0 to 3: how much TVM fuses (nothing at 0) and LLVM optimises."""
