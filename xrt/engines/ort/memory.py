@@ -80,9 +80,11 @@ class Growth:
 
     @property
     def nbytes(self) -> int | None:
-        """The bytes; None where nobody counts, or a session of the same time is not open yet."""
+        """The bytes; None where nobody counts, a session of the same time is not open yet, or none could be opened."""
         opened = self._openings
-        return None if opened is None or opened.grown is None else opened.grown * self.weight // opened.weight
+        if opened is None or opened.grown is None or not opened.weight:
+            return None
+        return opened.grown * self.weight // opened.weight
 
     def __enter__(self) -> Self:
         with Growth._lock:
