@@ -8,10 +8,9 @@ from typing import Any
 import click
 
 from xrt import passes
-from xrt.cli.options import dims_of, module_keywords, module_options
+from xrt.cli.options import dims_of, loaded, module_keywords, module_options
 from xrt.cli.screen import out
 from xrt.errors import OptionError, did_you_mean
-from xrt.formats import onnx
 from xrt.graph import Function, TensorType
 from xrt.module import XRTModule
 
@@ -19,15 +18,18 @@ __all__ = ["command", "with_dims"]
 
 
 @click.command("explain")
-@click.argument("model", type=click.Path())
+@click.argument("model")
 @module_options
 @click.option(
     "--memory", "with_memory", is_flag=True, help="Compile too, and show what weights, arena and engines take of memory"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
 def command(model: str, with_memory: bool, as_json: bool, **given: Any) -> None:
-    """Show the regions in order with size and boundary, and the reason for each node off the first engine."""
-    module = XRTModule(with_dims(onnx.load(model), dims_of(given["dims"])), **module_keywords(given))
+    """Show how MODEL, an ONNX file or a shipped model, is cut.
+
+    That is: the regions in order with size and boundary, and the reason for each node off the first engine.
+    """
+    module = XRTModule(with_dims(loaded(model), dims_of(given["dims"])), **module_keywords(given))
     if with_memory:
         module.compile()
     explanation = module.explain()

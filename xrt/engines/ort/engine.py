@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import onnxruntime
 from onnxruntime import ExecutionMode, GraphOptimizationLevel, SessionOptions
 
-from xrt.engines.contract import GraphCompiler
+from xrt.engines.contract import Executable, GraphCompiler
 from xrt.engines.options import CompileContext
 from xrt.engines.ort import fields, pool
 from xrt.engines.ort.calls import why_not_given
 from xrt.engines.ort.capability import why_not
-from xrt.engines.ort.executable import OrtExecutable, computed_outputs
+from xrt.engines.ort.executable import OrtExecutable, computed_outputs, session_function
 from xrt.engines.ort.handing import hand_over
-from xrt.engines.ort.memory import Growth
+from xrt.engines.ort.memory import Growth, uses_of
+from xrt.engines.ort.saving import Saved, optimised
 from xrt.engines.ort.session import Handed, Provider, open_session, quiet_options
 from xrt.engines.ort.values import why_not_carried
 from xrt.errors import CompileRefused
@@ -91,11 +93,41 @@ class Ort(GraphCompiler):
         if not computed:
             return OrtExecutable(function, None)
         _check_border(function)
-        with Growth(sum(constant.nbytes for constant in function.constants.values())) as growth:
-            handed = _handed(function if computed == function.outputs else function.replace(outputs=computed, aliases=()))
-            growth.copied = handed.copied
-            session = open_session(handed, self._session_options(context.threads), self._providers())
-        return OrtExecutable(function, session, handed.files, growth)
+        try:
+            handed = hand_over(session_function(function))
+        except ValueError as error:  # a ModelError, or a name that is not text
+            raise CompileRefused(f"the function cannot be written for ONNX Runtime: {error}") from error
+        return self._opened(function, handed, self._session_options(context.threads))
+
+    def _opened(self, function: Function, handed: Handed, options: SessionOptions) -> OrtExecutable:
+        """Return an executable for the function over a session of what is handed over."""
+        pool.use()
+        with Growth(handed.nbytes) as growth:
+            session = open_session(handed, options, self._providers())
+        return OrtExecutable(function, session, handed.files, partial(uses_of, handed.copied, growth))
+
+    def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
+        """Return the session's optimised model; the library optimises the Function a second time for it."""
+        if not isinstance(executable, OrtExecutable) or not computed_outputs(executable.function):
+            raise CompileRefused("there is no session to save")
+        if self.providers != ("CPUExecutionProvider",):
+            raise CompileRefused(f"only sessions of CPUExecutionProvider are saved, not of {', '.join(self.providers)}")
+        if executable.saved is not None:
+            return executable.saved
+        if context.workdir is None:
+            raise CompileRefused("an optimised model is saved by way of a file, and there is no working directory")
+        handed = hand_over(session_function(executable.function))
+        return optimised(executable.function, handed, self._session_options(context.threads), context.workdir)
+
+    def load(self, data: memoryview, function: Function, context: CompileContext) -> OrtExecutable:
+        """Return a session over the optimised model, which the library takes as it is."""
+        saved = Saved.read(data)
+        handed, border = saved.handed(function), saved.border(function)
+        options = self._session_options(context.threads)
+        options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
+        executable = self._opened(border, handed, options)
+        executable.saved = data
+        return executable
 
     def version(self) -> str:
         """Return the library's version, what its build says of itself, and the pool that its sessions share, if any."""
@@ -147,13 +179,6 @@ class Ort(GraphCompiler):
 
 _CONFIG = {"session.force_spinning_stop": "1"}
 """Threads that spin after a run slow down whatever runs next, another engine's region or another session, up to eight times."""
-
-
-def _handed(function: Function) -> Handed:
-    try:
-        return hand_over(function)
-    except ValueError as error:  # a ModelError, or a name that is not text
-        raise CompileRefused(f"the function cannot be written for ONNX Runtime: {error}") from error
 
 
 def _check_border(function: Function) -> None:

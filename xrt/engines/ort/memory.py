@@ -55,19 +55,17 @@ class _Openings:
         self.before = _allocated()
         self.under_way = 0
         self.weight = 0
-        self.copied = 0
         self.grown: int | None = None
         """None until the last one is open, and where nobody counts."""
 
     def end(self) -> None:
-        self.grown = max(0, _allocated() - self.before - self.copied) if _count else None
+        self.grown = max(0, _allocated() - self.before) if _count else None
 
 
 class Growth:
     """What a session grows the process by while it is opened inside of a ``with``.
 
-    ``weight`` is by how much it shares in what sessions opened at the same time grow by, and ``copied`` what the caller
-    allocates for it meanwhile, which does not count.
+    ``weight`` is by how much it shares in what sessions opened at the same time grow by.
     """
 
     _lock = threading.Lock()
@@ -75,7 +73,6 @@ class Growth:
 
     def __init__(self, weight: int) -> None:
         self.weight = max(1, weight)
-        self.copied = 0
         self._openings: _Openings | None = None
 
     @property
@@ -100,15 +97,14 @@ class Growth:
             opened.under_way -= 1
             if error is None:
                 opened.weight += self.weight
-                opened.copied += self.copied
             if not opened.under_way:
                 opened.end()
                 Growth._now = None
 
 
-def uses_of(growth: Growth) -> tuple[MemoryUse, ...]:
-    """Return what an executable holds and takes whose session was opened within that growth."""
-    held = [MemoryUse("copied weights", growth.copied, _COPIED)] if growth.copied else []
+def uses_of(copied: int, growth: Growth) -> tuple[MemoryUse, ...]:
+    """Return what an executable holds and takes: copies of constants, and what its session has grown the process by."""
+    held = [MemoryUse("copied weights", copied, _COPIED)] if copied else []
     return (*held, MemoryUse("session", growth.nbytes, _SESSION), MemoryUse("workspace", None, _WORKSPACE, per_call=True))
 
 
