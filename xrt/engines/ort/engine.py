@@ -150,7 +150,8 @@ class Ort(GraphCompiler):
         shown = ", ".join(f"{n}={asked[n]!r}" for n in ("precision", "calibration_table", "max_workspace_size") if n in asked)
         if not shown:
             return None
-        return f"engine 'ort' computes in the model's own types, in what memory that takes: it does not honour {shown}"
+        why = "; its arena can be limited for the whole process only" if "max_workspace_size" in asked else ""
+        return f"engine 'ort' computes in the model's own types, in what memory that takes: it does not honour {shown}{why}"
 
     def _session_options(self, threads: int) -> SessionOptions:
         options = quiet_options()
