@@ -124,7 +124,7 @@ def anchors(document: Path) -> set[str]:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    assert [lost for document in DOCUMENTS for lost in lost_links(document)] == []
+    assert [lost for document in [*DOCUMENTS, TOP / "CHANGELOG.md"] for lost in lost_links(document)] == []
 
 
 def test_a_link_that_leads_nowhere_is_caught(tmp_path: Path) -> None:
