@@ -16,6 +16,7 @@
     └── DeviceError (ValueError)           the device is unknown, or not at hand
 
     XRTWarning (UserWarning)
+    ├── BudgetWarning                      more threads were asked for than there are cores
     ├── FallbackWarning                    a node went to another engine than the first choice
     └── SignatureWarning                   a module has compiled suspiciously many signatures
 
@@ -28,6 +29,7 @@ import difflib
 from collections.abc import Iterable
 
 __all__ = [
+    "BudgetWarning",
     "BundleError",
     "CacheError",
     "CompileFailed",
@@ -114,6 +116,10 @@ class DeviceError(XRTError, ValueError):
 
 class XRTWarning(UserWarning):
     """Catch or filter this to treat everything that XRT warns of."""
+
+
+class BudgetWarning(XRTWarning):
+    """More threads were asked for than this process has cores; as many threads as cores are used."""
 
 
 class FallbackWarning(XRTWarning):

@@ -121,6 +121,22 @@ def test_conform_counts_cases(xrt: Command) -> None:
     assert "toy: 1 passed, 0 declined, 0 failed, 0 gap of 1" in out
 
 
+def test_conform_runs_groups_and_alternates(xrt: Command) -> None:
+    arguments = ("conform", "ort,toy", "--group", "simple", "--group", "pytorch-operator", "--cases", "*relu*,operator_mm")
+    code, out, err = xrt(*arguments, "--alternate", "--operators")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert "Relu\t1\t0\t0\t0\tort 1, toy 1" in lines
+    assert "simple\t1\t0\t0\t0" in lines
+    assert lines[-1].startswith("ort,toy, alternating: 2 passed, 0 declined, 0 failed, 0 gap of 2")
+    data = json.loads(xrt(*arguments, "--json")[1])
+    assert data["groups"]["pytorch-operator"] == {"passed": 1, "declined": 0, "failed": 0, "gap": 0}
+    assert [(outcome["case"], outcome["word"]) for outcome in data["outcomes"]] == [
+        ("test_single_relu_model", "passed"),
+        ("test_operator_mm", "passed"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -183,6 +199,7 @@ def test_conform_counts_cases(xrt: Command) -> None:
         (["run", "model.onnx", "--threads", "0"], "threads must be a positive integer or None; got 0"),
         (["run", "model.onnx", "--bogus"], "No such option"),
         (["explain", "model.onnx", "--pin", "Relu=nobody"], "nobody"),
+        (["conform", "toy", "--alternate"], "nodes alternate between two engines or more; list another"),
         (["conform", "nobody"], "no engine is named 'nobody'"),
     ],
 )

@@ -55,6 +55,7 @@ LIBRARIES = {
     "openvino": ("engines.openvino",),
     "pytest": ("testing",),
     "rich": ("cli", "bench"),
+    "threadpoolctl": ("engines",),
     "torch": ("frontends",),
     "tvm": ("engines.tvm",),
     "tvm_ffi": ("engines.tvm",),
@@ -70,8 +71,8 @@ MESSAGES = ("formats", "testing", "engines.toy")
 SCHEMAS = ("graph",)
 """Rooms that read its schemas, whose defaults are attribute messages that ``onnx.helper`` opens."""
 
-FILES = ("formats", "cli", "bench", "engines.*", "cache.disk", "testing.files")
-"""Rooms, and modules of rooms, that may touch files."""
+FILES = ("formats", "cli", "bench", "engines.*", "cache.disk", "runtime.threads", "testing.files")
+"""Rooms, and modules of rooms, that may touch files. The runtime asks the kernel for the quota of its cores."""
 
 TOUCHES = frozenset(
     [

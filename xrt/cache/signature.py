@@ -42,8 +42,11 @@ class Signature:
         return "\n".join(f"{name}: {value}" for name, value in self.ingredients)
 
 
-def signature_of(function: Function, engine: GraphCompiler, context: CompileContext) -> Signature:
-    """Return the signature of compiling the function with that engine in that context. Linear in the constants' bytes, once."""
+def signature_of(function: Function, engine: GraphCompiler, context: CompileContext, version: str | None = None) -> Signature:
+    """Return the signature of compiling the function with that engine in that context.
+
+    ``version`` is the engine's, for who has asked it already. Linear in the constants' bytes, once.
+    """
     kind = type(engine)
     options = {f.name: getattr(context.options, f.name) for f in dataclasses.fields(context.options) if f.name != "threads"}
     return Signature(
@@ -52,7 +55,7 @@ def signature_of(function: Function, engine: GraphCompiler, context: CompileCont
             ("function", function.fingerprint),
             ("entry", ", ".join(str(value.type) for value in function.inputs)),
             ("engine", f"{kind.__module__}.{kind.__qualname__} {engine.spec}"),
-            ("version", engine.version()),
+            ("version", engine.version() if version is None else version),
             ("options", repr(options)),
             ("device", context.device),
             ("threads", str(context.threads)),

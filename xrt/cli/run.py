@@ -46,15 +46,17 @@ def command(model: str, files: tuple[str, ...], seed: int, target: str | None, r
         check_writable(Path(target))
     function = with_dims(loaded(model), dims_of(given["dims"]))
     values = sample_inputs(function, seed) | _from_files(files, function)
-    with XRTModule(function, **module_keywords(given)) as module:
-        with err.status("compiling"):
+    status = err.status("compiling")
+    progress = lambda done, count: status.update(f"compiling {done}/{count}")  # noqa: E731  # told once per region
+    with XRTModule(function, **module_keywords(given), progress=progress) as module:
+        with status:
             began = perf_counter()
             results = _as_tuple(module(**values))
             first = perf_counter() - began
         seconds = [_timed(module, values) for _ in range(repeat)]
         regions = len(module.plan.launches)
     outputs = dict(zip((v.name for v in function.outputs), results, strict=True))
-    _report(outputs, regions, first, float(np.median(seconds)))
+    _report(outputs, _counted(regions, "region") + f" on {_counted(module.threads, 'thread')}", first, float(np.median(seconds)))
     if target is not None:
         _save(outputs, Path(target))
     return _verify(function, values, results) if verified else 0
@@ -70,8 +72,12 @@ def _as_tuple(results: Any) -> tuple[Any, ...]:
     return results if isinstance(results, tuple) else (results,)
 
 
-def _report(outputs: Mapping[str, Any], regions: int, first: float, median: float) -> None:
-    out.print(f"{regions} region{'s' * (regions != 1)}; first call {first:.3f} s, then {1e3 * median:.3f} ms", markup=False)
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def _report(outputs: Mapping[str, Any], what: str, first: float, median: float) -> None:
+    out.print(f"{what}; first call {first:.3f} s, then {1e3 * median:.3f} ms", markup=False)
     show_table(("output", "type", "smallest", "mean", "largest"), [(name, *_summary(value)) for name, value in outputs.items()])
 
 

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from xrt.engines.memory import MemoryUse
 from xrt.engines.options import CompileContext, RunOptions
-from xrt.errors import CompileRefused, RunFailed
+from xrt.errors import CompileRefused, OptionError, RunFailed
 from xrt.graph import Function, Node
 
 __all__ = ["Executable", "GraphCompiler", "fill"]
@@ -78,6 +79,14 @@ class Executable(abc.ABC):
         """
         return ()
 
+    def memory(self) -> Sequence[MemoryUse] | None:
+        """Return what the executable holds and takes beside the Function's constants, each use with the reason for it.
+
+        The constants themselves are XRT's to count. None, the default, says that the engine does not tell; an empty
+        sequence that there is nothing. Asked for after `prepare`.
+        """
+        return None
+
     def close(self) -> None:  # noqa: B027  # optional on purpose: an empty default is the honest one
         """Give back what the executable holds; called once, after the last run."""
 
@@ -91,6 +100,8 @@ class GraphCompiler(abc.ABC):
     """Kinds of device on which it runs: ``"cpu"``, ``"cuda"``."""
     supports_dynamic_shapes: ClassVar[bool] = False
     """Whether one executable serves every size of a symbolic dimension. False is conservative: one is compiled per shape."""
+    compiles_in_parallel: ClassVar[bool] = True
+    """Whether threads may call `compile` at once. With False XRT compiles one region of the engine at a time."""
 
     @abc.abstractmethod
     def why_not(self, node: Node, function: Function) -> str | None:
@@ -130,6 +141,14 @@ class GraphCompiler(abc.ABC):
         """Return what a person should know of the engine's work on a function that it takes, one sentence each."""
         return ()
 
+    @classmethod
+    def share_pool(cls, threads: int) -> None:
+        """Let all executables that the engine makes from now on run on one pool of so many threads.
+
+        Raises OptionError where the library has no such pool, or where it is too late for one.
+        """
+        raise OptionError(f"engine {cls.name!r} has no pool of threads that all its executables could share")
+
     def save(self, executable: Executable) -> bytes:
         """Return the executable as bytes that `load` reads; raises CompileRefused where the library cannot."""
         raise CompileRefused(f"engine {self.name!r} cannot save an executable")
@@ -150,7 +169,7 @@ class GraphCompiler(abc.ABC):
 
 
 def fill(buffer: np.ndarray[Any, Any], result: Any) -> None:
-    """Copy a result into a buffer of exactly its type and shape; raises RunFailed for another, which NumPy would cast or spread."""
+    """Copy a result into a buffer of exactly its type and shape; raises RunFailed for another, which NumPy would cast."""
     if result.dtype != buffer.dtype or result.shape != buffer.shape:
         given, due = (f"{array.dtype}{list(array.shape)}" for array in (result, buffer))
         raise RunFailed(f"a result is {given} where the buffer for it is {due}")

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from xrt import passes
@@ -32,16 +33,16 @@ def with_fetched(function: Function, fetch: Sequence[str]) -> Function:
     return function.replace(outputs=function.outputs + more) if more else function
 
 
-def simplified(function: Function, *, fold: bool) -> Function:
+def simplified(function: Function, *, fold: bool, threads: int = 1) -> Function:
     """Return the function with types inferred, constant parts computed, and what no output needs left out."""
     if fold:
-        function = passes.infer_shapes(passes.fold_constants(function, evaluate))
+        function = passes.infer_shapes(passes.fold_constants(function, partial(evaluate, threads=threads)))
     return passes.drop_dead_nodes(function)
 
 
-def evaluate(function: Function, inputs: Sequence[Any]) -> list[Any]:
+def evaluate(function: Function, inputs: Sequence[Any], threads: int = 1) -> list[Any]:
     """Run a function on the reference engine; raises CompileRefused where it has no kernel."""
-    executable = registry.create(REFERENCE).compile(function, CompileContext())
+    executable = registry.create(REFERENCE).compile(function, CompileContext(threads=threads))
     executable.prepare()
     try:
         return list(executable.run(inputs))
@@ -96,7 +97,8 @@ class Build:
 
     def _attempt(self) -> Program | tuple[Refusal, ...]:
         force = self._settings.force_compile
-        return compile_plan(self.plan, self._engines.by_spec, self._engines.context, self._cache, force=force)
+        progress = self._settings.progress
+        return compile_plan(self.plan, self._engines.by_spec, self._engines.context, self._cache, force=force, progress=progress)
 
     def _replan(self, refused: tuple[Refusal, ...], new: tuple[Refusal, ...]) -> None:
         """Place what was refused elsewhere; where nobody is left to take it, the refusal itself is the cause of the error."""

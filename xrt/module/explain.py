@@ -40,6 +40,8 @@ class Explanation:
     implicit: str | None
     """The engine that stands last without having been named."""
     regions: tuple[Region, ...]
+    threads: int
+    """The thread budget: what all engines together may use."""
     reasons: tuple[Reason, ...]
     """Why each node that is not where the first engine would have had it is elsewhere."""
     idle_pins: tuple[str, ...] = ()
@@ -50,7 +52,8 @@ class Explanation:
         return asdict(self)
 
     def __str__(self) -> str:
-        lines = [f"engines: {', '.join(self._engine(e) for e in self.engines)}"]
+        threads = f"{self.threads} thread{'s' * (self.threads != 1)} for all together"
+        lines = [f"engines: {', '.join(self._engine(e) for e in self.engines)}; {threads}"]
         for region in self.regions:
             lines += _region_lines(region)
         if not self.regions:
@@ -77,10 +80,12 @@ def _region_lines(region: Region) -> list[str]:
     return lines + [f"  {remark}" for remark in region.remarks]
 
 
-def explain(plan: Plan, engines: Mapping[str, GraphCompiler], implicit: str | None, idle_pins: Sequence[Pin] = ()) -> Explanation:
+def explain(
+    plan: Plan, engines: Mapping[str, GraphCompiler], implicit: str | None, threads: int, idle_pins: Sequence[Pin] = ()
+) -> Explanation:
     """Return the explanation of a plan; ``engines`` are asked for their remarks."""
     regions = tuple(_region(launch, engines[launch.engine]) for launch in plan.launches)
-    return Explanation(plan.engines, implicit, regions, plan.reasons, tuple(map(str, idle_pins)))
+    return Explanation(plan.engines, implicit, regions, threads, plan.reasons, tuple(map(str, idle_pins)))
 
 
 def _region(launch: Launch, engine: GraphCompiler) -> Region:

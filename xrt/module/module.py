@@ -15,15 +15,17 @@ from xrt.cache import CompileCache, default_cache
 from xrt.engines import GraphCompiler, RunOptions
 from xrt.errors import DeviceError, FallbackWarning, InputError, SignatureWarning
 from xrt.graph import Function, Value
+from xrt.module.bound import Bound, bound, check_fixed
 from xrt.module.build import Build, simplified, with_fetched
 from xrt.module.explain import Explanation, Memory, explain, memory
-from xrt.module.prepared import MISS, Prepared, prepared, straight_line
+from xrt.module.prepared import MISS, Prepared, prepared, shaping
 from xrt.module.settings import engine_list, settings_of
 from xrt.module.source import source_of
 from xrt.module.warning import warn
 from xrt.partition import Plan
 from xrt.runtime import Profile, Program, inputs
 from xrt.runtime.outputs import check_buffers
+from xrt.runtime.program import DEFAULT
 
 __all__ = ["XRTModule"]
 
@@ -93,6 +95,11 @@ class XRTModule:
         return self._engines.specs
 
     @property
+    def threads(self) -> int:
+        """The thread budget: what all engines together may use."""
+        return self._engines.context.threads
+
+    @property
     def plan(self) -> Plan:
         """The Plan of the last signature; before the first call that of the model as it is declared."""
         return self._current().plan
@@ -104,7 +111,7 @@ class XRTModule:
     def explain(self) -> Explanation:
         """Return the last signature's regions, their boundaries, and why each node is where it is. Prints as text."""
         build = self._current()
-        return explain(build.plan, self._engines.by_spec, self._engines.implicit, build.idle_pins)
+        return explain(build.plan, self._engines.by_spec, self._engines.implicit, self.threads, build.idle_pins)
 
     def profile(self) -> Profile:
         """Return the last signature's launch times, over the calls made with ``options=RunOptions(profile=True)``."""
@@ -165,23 +172,35 @@ class XRTModule:
                 return result
         return self._call(args, named, fetch, out, options)
 
+    def bind(self, *args: Any, out: Any = None, **named: Any) -> Bound:
+        """Fix the arrays of a serving loop: ``b = m.bind(x)``, and ``b()`` runs on what ``x`` holds then.
+
+        Each input is read where it lies, so it must be C-contiguous, and one that is no array is held as it is. ``out`` is
+        one buffer (or None for a fresh one) per output; every call writes to the same ones and returns them. Compiles at
+        once. Raises InputError as a call does, and for what cannot be fixed.
+        """
+        values = self._accept(args, named)
+        check_fixed(self._source.inputs, inputs.bind(self._source.inputs, args, named), values)
+        build = self._build(values)
+        return bound(self._program(build), build.function, values, out)
+
     def _call(self, args: tuple[Any, ...], named: Any, fetch: Any, out: Any, options: RunOptions | None) -> Any:
         """Run what `_quick` does not serve: other signatures, fetches, buffers, options."""
         plain = fetch is None and out is None and options is None
         if plain and not named and (result := self._met_before(args)) is not MISS:
             return result
         quick = self._quick
-        if fetch is None and not named and quick.fits(args):
-            return _shaped(self._run(quick.program, args, out, options))
+        if fetch is None and not named and quick.program is not None and quick.fits(args):
+            results = quick.program.run(args, self._run_options(options, out, quick.program.plan.function, args))
+            return shaping(quick.program)(results)
         values = self._accept(args, named)
         build = self._build(values, _names(fetch))
         program = self._program(build)
         if plain:
             self._remember(values, program, build)
-            return straight_line(program)(*values)
-        results = self._run(program, values, out, options)
+        results = program.run(values, self._run_options(options, out, program.plan.function, values))
         if fetch is None:
-            return _shaped(results)
+            return shaping(program)(results)
         by_name = dict(zip((v.name for v in build.function.outputs), results, strict=True))
         return {name: by_name[name] for name in _names(fetch)}
 
@@ -195,9 +214,6 @@ class XRTModule:
             self._quick = NOTHING
         return known[0].positional(args)
 
-    def _run(self, program: Any, values: Sequence[Any], out: Any, options: RunOptions | None) -> list[Any]:
-        return program.run(values, self._run_options(options, out, program.plan.function, values))
-
     def _accept(self, args: Sequence[Any], named: Any) -> list[Any]:
         """Bind, normalise and check the values of a call."""
         if self._closed:
@@ -209,7 +225,7 @@ class XRTModule:
         return values
 
     def _run_options(self, options: RunOptions | None, out: Any, function: Function, values: Sequence[Any]) -> RunOptions:
-        options = options or RunOptions()
+        options = options or DEFAULT
         if options.stream is not None:
             raise DeviceError(
                 f"a stream was given, but the module runs on {self._engines.context.device}, which has none; pass stream=None"
@@ -248,7 +264,7 @@ class XRTModule:
             return build
 
     def _planned(self, function: Any) -> Build:
-        simple = simplified(function, fold=self._settings.fold_constants)
+        simple = simplified(function, fold=self._settings.fold_constants, threads=self.threads)
         return Build(simple, self._engines, self._settings, self._cache, original=function)
 
     def _bound(self) -> None:
@@ -313,11 +329,6 @@ def _names(fetch: Any) -> tuple[str, ...]:
     if isinstance(fetch, str):
         raise InputError(f"fetch must be a list of value names; got the string {fetch!r}; pass fetch=[{fetch!r}]")
     return tuple(dict.fromkeys(fetch))
-
-
-def _shaped(results: list[Any]) -> Any:
-    """Return what a call returns: one output as it is, several as a tuple."""
-    return results[0] if len(results) == 1 else tuple(results)
 
 
 def _key(values: Sequence[Any]) -> object:

@@ -13,13 +13,12 @@ from xrt.errors import XRTError
 from xrt.runtime import Program
 from xrt.runtime.program import run_failed
 
-__all__ = ["MISS", "Prepared", "prepared"]
+__all__ = ["MISS", "Prepared", "prepared", "shaping"]
 
 MISS: Final = object()
 """What a prepared call returns for inputs of another signature."""
 
 Taking: TypeAlias = Callable[[tuple[Any, ...]], Any]
-Line: TypeAlias = Callable[..., Any]
 
 
 def never(_: object) -> object:
@@ -39,16 +38,15 @@ class Prepared:
     positional: Taking = never
     named: Callable[[Mapping[str, Any]], Any] = never
     fits: Callable[[tuple[Any, ...]], bool] = never_fits
-    program: Any = None
+    program: Program | None = None
     """The Program; None where nothing is prepared."""
 
 
 def prepared(program: Program, names: Sequence[str], values: Sequence[Any]) -> Prepared:
     """Return the call for inputs like these arrays; names in the order of the inputs."""
-    line = straight_line(program)
     expected = tuple((value.dtype, value.shape) for value in values)
     fits = _fitting(expected)
-    positional = _from_one(line, *expected[0]) if len(expected) == 1 else _from_many(line, fits)
+    positional = _from_one(program, *expected[0]) if len(expected) == 1 else _from_many(program, fits)
     return Prepared(positional, _by_name(names, positional), fits, program)
 
 
@@ -66,22 +64,49 @@ def _fitting(expected: tuple[tuple[Any, Any], ...]) -> Callable[[tuple[Any, ...]
     return fits
 
 
-def _from_one(line: Line, dtype: Any, shape: Any) -> Taking:
-    """Spelt out, for one input is the common case and this check is what a call costs."""
-    array = np.ndarray
+def _from_one(program: Program, dtype: Any, shape: Any) -> Taking:
+    """Spelt out, for one input is the common case, and what stands here is what a call costs."""
+    run, finish, array = _run_of(program), shaping(program), np.ndarray
 
     def call(args: tuple[Any, ...]) -> Any:
         if len(args) == 1:
             (value,) = args
             if type(value) is array and value.dtype is dtype and value.shape == shape:
-                return line(value)
+                try:
+                    return finish(run(value))
+                except XRTError:
+                    raise
+                except Exception as error:
+                    raise run_failed(program.plan.launches[0], error) from error
         return MISS
 
     return call
 
 
-def _from_many(line: Line, fits: Callable[[tuple[Any, ...]], bool]) -> Taking:
-    return lambda args: line(*args) if fits(args) else MISS
+def _from_many(program: Program, fits: Callable[[tuple[Any, ...]], bool]) -> Taking:
+    run, finish = _run_of(program), shaping(program)
+
+    def call(args: tuple[Any, ...]) -> Any:
+        if fits(args):
+            try:
+                return finish(run(*args))
+            except XRTError:
+                raise
+            except Exception as error:
+                raise run_failed(program.plan.launches[0], error) from error
+        return MISS
+
+    return call
+
+
+def _run_of(program: Program) -> Callable[..., Sequence[Any]]:
+    """Return the engine's own call where the program is one region; a program of several raises XRT's errors by itself."""
+    return program.direct or (lambda *args: program.run(args))
+
+
+def shaping(program: Program) -> Callable[[Sequence[Any]], Any]:
+    """Return what makes results into what a call returns: one output as it is, several as a tuple."""
+    return itemgetter(0) if len(program.plan.function.outputs) == 1 else tuple
 
 
 def _by_name(names: Sequence[str], positional: Taking) -> Callable[[Mapping[str, Any]], Any]:
@@ -97,36 +122,3 @@ def _by_name(names: Sequence[str], positional: Taking) -> Callable[[Mapping[str,
             return MISS
 
     return call
-
-
-def straight_line(program: Program) -> Line:
-    """Return what a call comes down to once its inputs are known to fit: the engine's own call where there is one region."""
-    single = len(program.plan.function.outputs) == 1
-    direct = program.direct
-    if direct is None:
-        return (lambda *args: program.run(args)[0]) if single else (lambda *args: tuple(program.run(args)))
-    return _first_of(program, direct) if single else _all_of(program, direct)
-
-
-def _first_of(program: Program, direct: Callable[..., Sequence[Any]]) -> Line:
-    def launch(*args: Any) -> Any:
-        try:
-            return direct(*args)[0]
-        except XRTError:
-            raise
-        except Exception as error:
-            raise run_failed(program.plan.launches[0], error) from error
-
-    return launch
-
-
-def _all_of(program: Program, direct: Callable[..., Sequence[Any]]) -> Line:
-    def launch(*args: Any) -> Any:
-        try:
-            return tuple(direct(*args))
-        except XRTError:
-            raise
-        except Exception as error:
-            raise run_failed(program.plan.launches[0], error) from error
-
-    return launch

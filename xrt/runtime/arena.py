@@ -54,8 +54,8 @@ class Placed:
     def view(self, block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return the value's array over its bytes of the block."""
         type_ = self.value.type
-        flat = block[self.offset : self.end].view(type_.dtype.numpy)
-        return flat.reshape(type_.shape)  # type: ignore[arg-type]  # a lifetime has a static type
+        array: np.ndarray[Any, Any] = block[self.offset : self.end].view(type_.dtype.numpy).reshape(type_.shape)
+        return array
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,7 +13,7 @@ from xrt.engines.ort.names import tensor_of
 from xrt.engines.ort.values import Way, by_reference, from_ort, to_ort, way_of
 from xrt.graph import DType, TensorType, Type, Value
 
-__all__ = ["Call", "SessionCalls", "why_not_given"]
+__all__ = ["Call", "Fixed", "SessionCalls", "through_frames", "why_not_given"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Call: TypeAlias = Callable[[list[str], Mapping[str, Any], None], list[Any]]
@@ -96,6 +97,68 @@ def _quickest(session: InferenceSession) -> Call:
     inner = getattr(session, "_sess", None)
     call: Call = getattr(inner, "run", session.run)
     return call
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A bound call with its arrays."""
+
+    call: Callable[[], None]
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+
+
+def through_frames(make: Callable[[], Fixed], failed: Callable[[Exception], Exception]) -> Callable[..., list[Array]]:
+    """Return a call that copies its inputs to bound arrays, and copies of the outputs out; each thread in it has its own."""
+    first = make()
+    if len(first.inputs) == len(first.outputs) == 1:
+        return _through_pairs(first, make, failed)
+    idle = [first]
+
+    def run(*values: Array) -> list[Array]:
+        try:
+            fixed = idle.pop()
+        except IndexError:
+            fixed = make()
+        try:
+            for place, value in zip(fixed.inputs, values, strict=True):
+                place[...] = value
+            fixed.call()
+        except Exception as error:
+            raise failed(error) from error
+        results = [output.copy() for output in fixed.outputs]
+        idle.append(fixed)
+        return results
+
+    return run
+
+
+def _through_pairs(
+    first: Fixed, make: Callable[[], Fixed], failed: Callable[[Exception], Exception]
+) -> Callable[..., list[Array]]:
+    """Spell the same out for one input and one output: the common case, and half a microsecond quicker."""
+
+    def parts(fixed: Fixed) -> tuple[Callable[[], None], Array, Array]:
+        return fixed.call, fixed.inputs[0], fixed.outputs[0]
+
+    idle = [parts(first)]
+
+    def run(value: Array) -> list[Array]:
+        try:
+            frame = idle.pop()
+        except IndexError:
+            frame = parts(make())
+        call, place, output = frame
+        try:
+            place[...] = value
+            call()
+        except Exception as error:
+            raise failed(error) from error
+        result = output.copy()
+        idle.append(frame)
+        return [result]
+
+    return run
 
 
 def _bound_call(session: InferenceSession, binding: IOBinding) -> Callable[[], None]:

@@ -32,6 +32,8 @@ class Handed:
     model: bytes
     files: Mapping[str, Bytes] = FrozenDict()
     """The content of each external file that the model names. It must live as long as the session, which reads it there."""
+    copied: int = 0
+    """How many bytes of the files are copies of constants, as the library does not take these where they lie."""
 
 
 def quiet_options() -> SessionOptions:

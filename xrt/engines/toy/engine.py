@@ -26,8 +26,8 @@ __all__ = ["Toy"]
 class Toy(GraphCompiler):
     """NumPy kernels for the operators of the common models, the ``onnx`` package's reference operators for the rest.
 
-    Complete and obvious rather than quick; deterministic to the bit wherever the operator is. The thread budget does
-    not reach it: kernels run on the calling thread, matrix products on the threads of NumPy's BLAS.
+    Complete and obvious rather than quick; deterministic to the bit wherever the operator is. Kernels run on the calling
+    thread, matrix products on the threads of NumPy's BLAS, which are held to the thread budget.
     """
 
     name: ClassVar[str] = "toy"
@@ -58,7 +58,7 @@ class Toy(GraphCompiler):
         for node in function.nodes:
             if reason := self.why_not(node, function):
                 raise self._refusal(node, reason)
-        return ToyExecutable(function, self._lay_out)
+        return ToyExecutable(function, self._lay_out, context.threads)
 
     def _find(self, node: Node, function: Function) -> Kernel[Factory] | Factory | str:
         """Return what serves a node: an own kernel, else a factory that borrows the reference; else the reason why none."""

@@ -8,7 +8,7 @@ threads may play a tape at once.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,8 @@ class Step:
     """Slots whose values nobody reads after this step."""
     reusable: tuple[int, ...]
     """Slots among ``free`` to whose buffers the kernel may write its result."""
+    fills: bool
+    """Whether the kernel takes a buffer for its one result."""
     node: Node
     """For the message of an error."""
 
@@ -52,8 +54,15 @@ class Tape:
     engine: str
     """The name of the engine whose tape it is, for the message of an error; it may be one that derives from toy."""
 
-    def play(self, inputs: Iterable[Any]) -> list[Any]:
+    def filled(self) -> tuple[Step | None, ...]:
+        """Return, per output, the step that can write it to a given buffer; None where none can, or one before has it."""
+        writers = {step.results[0]: step for step in self.steps if step.fills}
+        return tuple(writers.get(slot) if slot not in self.outputs[:i] else None for i, slot in enumerate(self.outputs))
+
+    def play(self, inputs: Iterable[Any], buffers: Mapping[int, Any] | None = None) -> list[Any]:
         """Return the outputs, which may share memory with the inputs, the constants and each other.
+
+        ``buffers`` are given for slots of outputs: a result is written there where its kernel can, and is then that buffer.
 
         Raises RunFailed that names the node whose kernel failed, with the failure as its cause.
         """
@@ -64,7 +73,7 @@ class Tape:
         step: Step
         try:
             for step in self.steps:
-                _take(step, slots)
+                _take(step, slots, buffers)
         except XRTError:
             raise
         except Exception as cause:
@@ -72,9 +81,11 @@ class Tape:
         return [slots[i] for i in self.outputs]
 
 
-def _take(step: Step, slots: list[Any]) -> None:
+def _take(step: Step, slots: list[Any], buffers: Mapping[int, Any] | None) -> None:
     """Run one step: compute, store what came out, drop what is dead."""
-    out = _buffer(step, slots) if step.reusable else None
+    out = _given(step, slots, buffers) if buffers and step.fills else None
+    if out is None and step.reusable:
+        out = _buffer(step, slots)
     arguments = [slots[i] for i in step.arguments]
     result = step.kernel(*arguments) if out is None else step.kernel(*arguments, out=out)
     values = result if type(result) is tuple else (result,)
@@ -99,6 +110,16 @@ def stored(value: Any) -> Any:
     if isinstance(value, str):
         return np.array(value, dtype=object)
     return np.asarray(value, order="C")
+
+
+def _given(step: Step, slots: list[Any], buffers: Mapping[int, Any]) -> Any:
+    """Return the buffer given for the step's result if it fits: of the shape that one argument has and all spread to."""
+    buffer = buffers.get(step.results[0])
+    if buffer is None:
+        return None
+    arguments = [slots[i] for i in step.arguments]
+    fits = all(_fits(value, buffer) for value in arguments) and any(value.shape == buffer.shape for value in arguments)
+    return buffer if fits else None
 
 
 def _buffer(step: Step, slots: list[Any]) -> Any:
@@ -176,7 +197,8 @@ def _step(node: Node, slot: dict[str, int], dying: Sequence[str], kernel: Run, m
     results = tuple(slot[name] or UNWANTED for name in node.outputs[:listed])
     free = (*(slot[name] for name in dying), *({UNWANTED} & set(results)))
     reusable = tuple(arguments[i] for i in mutable if i < len(arguments) and arguments[i] in free)
-    return Step(kernel, arguments, results, free, reusable, node)
+    fills = bool(mutable) and len(results) == 1 and results[0] != UNWANTED
+    return Step(kernel, arguments, results, free, reusable, fills, node)
 
 
 def _last_uses(function: Function) -> list[list[str]]:

@@ -9,15 +9,17 @@ import numpy as np
 import tvm
 import tvm_ffi
 from tvm import relax
+from tvm.runtime import Tensor
 
-from xrt.engines.contract import Executable
+from xrt.engines.contract import Executable, fill
+from xrt.engines.memory import MemoryUse
 from xrt.engines.options import RunOptions
 from xrt.engines.tvm.host import use_threads
 from xrt.engines.tvm.pipeline import Program
 from xrt.engines.tvm.reasons import shortened
 from xrt.errors import RunFailed
 
-__all__ = ["RelaxExecutable", "to_tensor"]
+__all__ = ["RelaxExecutable", "is_shared", "to_tensor"]
 
 Array = np.ndarray[Any, Any]
 
@@ -27,7 +29,9 @@ class RelaxExecutable(Executable):
 
     outputs_are_fresh = True
 
-    def __init__(self, program: Program, threads: int, name: str) -> None:
+    def __init__(self, program: Program, threads: int, name: str, copied: int = 0) -> None:
+        """`copied` is how many bytes of the weights are copies."""
+        self._copied = copied
         self._program = program
         self._threads = threads
         self._name = name
@@ -45,10 +49,55 @@ class RelaxExecutable(Executable):
         try:
             returned = main(*[to_tensor(array) for array in inputs])
         except Exception as cause:
-            raise RunFailed(f"TVM failed while it ran {self._name!r}: {shortened(cause)}") from cause
+            raise self._failed(cause) from cause
         self._idle.append(main)
         results = self._arrays(returned)
         return results if options.out is None else _placed(results, options.out)
+
+    def direct(self) -> Callable[..., Sequence[Any]]:
+        if self._program.fresh != (True,):
+            return super().direct()
+        idle, threads, machine, failed = self._idle, self._threads, self._machine, self._failed
+
+        def run(*inputs: Any) -> Sequence[Any]:
+            try:
+                main = idle.pop()
+            except IndexError:
+                main = machine()
+            use_threads(threads)
+            try:
+                returned = main(*[to_tensor(array) for array in inputs])
+            except Exception as cause:
+                raise failed(cause) from cause
+            idle.append(main)
+            return [_to_array(returned if type(returned) is Tensor else returned[0])]
+
+        return run
+
+    def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
+        """Return a call over prepared tensors; TVM allocates what it computes, so each output is then copied to its buffer."""
+        if not all(_is_shared(array) for array in inputs):
+            return super().bind(inputs, outputs)
+        tensors, main = [to_tensor(array) for array in inputs], self._machine()
+
+        def run() -> None:
+            use_threads(self._threads)
+            try:
+                returned = main(*tensors)
+            except Exception as cause:
+                raise self._failed(cause) from cause
+            for result, buffer in zip(self._views(returned), outputs, strict=True):
+                fill(buffer, result)
+
+        return run
+
+    def _failed(self, cause: Exception) -> RunFailed:
+        return RunFailed(f"TVM failed while it ran {self._name!r}: {shortened(cause)}")
+
+    def memory(self) -> tuple[MemoryUse, ...]:
+        why = "weights of types that DLPack and NumPy do not share, or that do not lie in order, are copied"
+        copies = (MemoryUse("copied weights", self._copied, why),) if self._copied else ()
+        return *copies, MemoryUse("workspace", self._program.workspace, "inner values, as planned by the compiler", per_call=True)
 
     def close(self) -> None:
         self._idle.clear()
@@ -58,9 +107,17 @@ class RelaxExecutable(Executable):
         return machine
 
     def _arrays(self, returned: Any) -> list[Array]:
-        tensors = (returned,) if isinstance(returned, tvm.runtime.Tensor) else returned
-        pairs = zip(tensors, self._program.fresh, strict=True)
-        return [_to_array(tensor) if fresh else _to_array(tensor).copy() for tensor, fresh in pairs]
+        pairs = zip(self._views(returned), self._program.fresh, strict=True)
+        return [array if fresh else array.copy() for array, fresh in pairs]
+
+    def _views(self, returned: Any) -> list[Array]:
+        """Return what the machine gave as arrays over the same memory."""
+        return [_to_array(tensor) for tensor in ((returned,) if isinstance(returned, Tensor) else returned)]
+
+
+def _is_shared(array: Any) -> bool:
+    """Whether `to_tensor` gives the array's own memory, so that the tensor shows what is written there later."""
+    return isinstance(array, np.ndarray) and array.dtype.kind in "biuf" and array.flags.c_contiguous and array.flags.aligned
 
 
 def to_tensor(array: Array) -> Any:
@@ -72,6 +129,11 @@ def to_tensor(array: Array) -> Any:
         if flags.c_contiguous and flags.aligned:
             return tvm_ffi.from_dlpack(_writable_alias(array))
     return tvm.runtime.tensor(np.ascontiguousarray(array))
+
+
+def is_shared(array: Array) -> bool:
+    """Whether `to_tensor` makes no copy of the array."""
+    return array.dtype.kind in "biuf" and array.flags.c_contiguous and array.flags.aligned
 
 
 def _to_array(tensor: Any) -> Array:

@@ -80,6 +80,7 @@ class _Reader:
         inputs = tuple(read_value(proto) for proto in graph.input if proto.name not in constants)
         outputs = tuple(read_value(proto) for proto in graph.output)
         _check_named(graph, (*inputs, *outputs))
+        given = {value.name for value in outputs}
         types = _inner_types(graph, nodes, {*constants, *(v.name for v in inputs)}) if graph.value_info else {}
         name, aliases, own = metadata.read_graph(graph)
         return Function(
@@ -89,7 +90,7 @@ class _Reader:
             constants=constants,
             opsets=self.opsets,
             aliases=aliases,
-            types={n: t for n, t in types.items() if n not in {v.name for v in outputs}},
+            types={n: t for n, t in types.items() if n not in given},
             name=name,
             doc=text(graph.doc_string or doc, "the documentation"),
             metadata={**own, **(props or {})},

@@ -1,0 +1,325 @@
+"""The arena: who is alive together lies apart, memory of the dead is used again, and programs that use it compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.laws.laws import bounded
+from xrt.cache import CompileCache
+from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
+from xrt.errors import RunFailed
+from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.partition import ClusteringOptions, Pin, partition
+from xrt.runtime import Program, compile_plan
+from xrt.runtime.arena import ALIGNMENT, Arena, Lifetime, place
+
+# ---------------------------------------------------------------------- placing
+
+
+@st.composite
+def lifetimes(draw: st.DrawFn) -> list[Lifetime]:
+    """Values of random sizes and lives; some ask for the memory of one that dies when they are written."""
+    found: list[Lifetime] = []
+    for number in range(draw(st.integers(0, 30))):
+        first = draw(st.integers(0, 12))
+        last = draw(st.integers(first, 14))
+        type_ = TensorType(DType.FLOAT32, (draw(st.integers(1, 100)),))
+        dying = [v for v in found if v.last == first and v.first < first]
+        over = draw(st.sampled_from(dying)) if dying and draw(st.booleans()) else None
+        found.append(Lifetime(f"v{number}", over.type if over else type_, first, last, over.name if over else ""))
+    return sorted(found, key=lambda value: value.first)
+
+
+def alive_together(a: Lifetime, b: Lifetime) -> bool:
+    return a.first <= b.last and b.first <= a.last
+
+
+def overlap(arena: Arena) -> list[tuple[Lifetime, Lifetime]]:
+    pairs = [(a, b) for i, a in enumerate(arena.values) for b in arena.values[:i]]
+    return [(a.value, b.value) for a, b in pairs if a.offset < b.end and b.offset < a.end and alive_together(a.value, b.value)]
+
+
+@settings(bounded, max_examples=300)
+@given(values=lifetimes())
+def test_values_that_are_alive_together_never_overlap(values: list[Lifetime]) -> None:
+    arena = place(values)
+    assert {placed.value.name for placed in arena.values} == {value.name for value in values}
+    assert all(placed.offset % ALIGNMENT == 0 for placed in arena.values)
+    for later, earlier in overlap(arena):
+        assert later.over == earlier.name, "one may lie over another only where it takes over what dies as it is written"
+        assert (earlier.last, earlier.type) == (later.first, later.type)
+
+
+@settings(bounded, max_examples=100)
+@given(values=lifetimes())
+def test_an_arena_is_no_larger_than_its_values_and_no_smaller_than_what_is_alive(values: list[Lifetime]) -> None:
+    arena = place(values)
+    most = max((sum(v.nbytes for v in values if v.first <= step <= v.last and not v.over) for step in range(15)), default=0)
+    assert arena.nbytes <= arena.unshared
+    assert arena.nbytes >= most or any(v.over for v in values)
+
+
+def test_memory_of_the_dead_is_used_again() -> None:
+    chain = [Lifetime(f"v{i}", TensorType(DType.FLOAT32, (256,)), i, i + 1) for i in range(10)]
+    assert place(chain).nbytes == 2 * 1024
+    assert place(chain).unshared == 10 * 1024
+
+
+def test_the_memory_of_a_dying_value_is_taken_over_once() -> None:
+    type_ = TensorType(DType.FLOAT32, (256,))
+    values = [Lifetime("a", type_, 0, 1), Lifetime("b", type_, 1, 2, over="a"), Lifetime("c", type_, 1, 2, over="a")]
+    offsets = {placed.value.name: placed.offset for placed in place(values).values}
+    assert offsets["b"] == offsets["a"] != offsets["c"]
+
+
+def test_views_lie_at_aligned_addresses_of_one_fresh_block() -> None:
+    arena = place([Lifetime("a", TensorType(DType.FLOAT32, (3, 5)), 0, 1), Lifetime("b", TensorType(DType.INT8, ()), 0, 1)])
+    views, others = arena.views(), arena.views()
+    assert (views["a"].shape, views["a"].dtype, views["b"].shape) == ((3, 5), np.float32, ())
+    assert all(view.ctypes.data % ALIGNMENT == 0 for view in views.values())
+    assert not np.shares_memory(views["a"], others["a"])
+
+
+# ---------------------------------------------------------------------- programs
+
+KERNELS: dict[str, Any] = {
+    "Relu": lambda x, out: np.maximum(x, 0, out=out),
+    "Neg": np.negative,
+    "Add": np.add,
+    "Mul": np.multiply,
+}
+
+
+class InPlace(Executable):
+    """Computes node by node into the given buffers, and proposes every in-place pair that this allows: merciless to bad plans."""
+
+    outputs_are_fresh = True
+
+    def __init__(self, function: Function, engine: Filling) -> None:
+        self.function = function
+        self.engine = engine
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        out = options.out or [None] * len(self.function.outputs)
+        return self.compute(inputs, out)
+
+    def compute(self, inputs: Sequence[Any], out: Sequence[Any]) -> list[Any]:
+        buffers = {value.name: buffer for value, buffer in zip(self.function.outputs, out, strict=True)}
+        values = dict(zip((v.name for v in self.function.inputs), inputs, strict=True))
+        for node in self.function.nodes:
+            given = [values[name] for name in node.inputs]
+            buffer = buffers.get(node.outputs[0])
+            values[node.outputs[0]] = KERNELS[node.op_type](*given, out=np.empty_like(given[0]) if buffer is None else buffer)
+        return [values[v.name] for v in self.function.outputs]
+
+    def binds(self) -> bool:
+        return self.engine.binds
+
+    def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
+        return lambda: self.compute(inputs, outputs) and None
+
+    def fills_from(self) -> Sequence[int | None]:
+        return [self.engine.fills] * len(self.function.outputs)
+
+    def in_place(self) -> Sequence[tuple[int, int]]:
+        return [pair for place, value in enumerate(self.function.outputs) for pair in self.pairs(place, value.name)]
+
+    def pairs(self, place: int, name: str) -> list[tuple[int, int]]:
+        """Return the inputs that the node of an output reads last."""
+        at = next(i for i, node in enumerate(self.function.nodes) if name in node.outputs)
+        later = {read for node in self.function.nodes[at + 1 :] for read in node.inputs}
+        return [
+            (i, place)
+            for i, v in enumerate(self.function.inputs)
+            if v.name in self.function.nodes[at].inputs and v.name not in later
+        ]
+
+
+@dataclass(frozen=True)
+class Filling(GraphCompiler):
+    name: ClassVar[str] = "filling"
+    mark: str = ""
+    binds: bool = False
+    fills: int = 0
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        return None if node.op_type in KERNELS else "no kernel"
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        return InPlace(function, self)
+
+
+@st.composite
+def mixtures(draw: st.DrawFn, size: int) -> tuple[Function, list[GraphCompiler], tuple[Pin, ...]]:
+    """A random elementwise graph whose nodes are scattered over three engines."""
+    type_ = TensorType(DType.FLOAT32, (size,))
+    known, nodes = ["x", "y"], []
+    for number in range(draw(st.integers(2, 14))):
+        op = draw(st.sampled_from(sorted(KERNELS)))
+        reads = [draw(st.sampled_from(known[-5:])) for _ in range(2 if op in ("Add", "Mul") else 1)]
+        nodes.append(Node(op, tuple(reads), (f"v{number}",), name=f"n{number}"))
+        known.append(f"v{number}")
+    read = {name for node in nodes for name in node.inputs}
+    outputs = [n for n in known[2:] if n not in read or draw(st.integers(0, 5)) == 0]
+    ends = [tuple(Value(n, type_) for n in names) for names in (("x", "y"), outputs)]
+    function = Function(*ends, tuple(nodes), opsets={"": 20}, types=dict.fromkeys(known[2:], type_))
+    engines: list[GraphCompiler] = [Filling("a"), Filling("b", binds=True), Filling("c", binds=draw(st.booleans()), fills=size)]
+    homes: dict[str, list[str]] = {}
+    for node in function.nodes:
+        homes.setdefault(draw(st.sampled_from(engines)).spec, []).append(node.name)
+    return function, engines, tuple(Pin(tuple(names), spec, "name") for spec, names in homes.items())
+
+
+def program_of(function: Function, engines: Sequence[GraphCompiler], pins: tuple[Pin, ...]) -> Program:
+    plan = partition(function, engines, ClusteringOptions(pins=pins))
+    program = compile_plan(plan, {e.spec: e for e in engines}, CompileContext(), CompileCache())
+    assert isinstance(program, Program)
+    return program
+
+
+def expected(function: Function, inputs: Sequence[Any]) -> list[Any]:
+    return InPlace(function, Filling()).run(inputs)  # type: ignore[return-value]  # a list
+
+
+def random_inputs(size: int, seed: int) -> list[Any]:
+    return list(np.random.default_rng(seed).standard_normal((2, size)).astype("float32"))
+
+
+SIZES = st.sampled_from([1, 40, 5000])
+"""Small ones that are copied to their place, and one that is not."""
+
+
+@settings(bounded, max_examples=150)
+@given(data=st.data(), size=SIZES)
+def test_no_update_is_lost_and_no_input_is_written(data: st.DataObject, size: int) -> None:
+    function, engines, pins = data.draw(mixtures(size))
+    program = program_of(function, engines, pins)
+    assert all(later.over == earlier.name for later, earlier in overlap(program.arena))
+    for seed in range(3):
+        inputs = random_inputs(size, seed)
+        kept = [x.copy() for x in inputs]
+        results = program.run(inputs)
+        np.testing.assert_array_equal(inputs, kept)
+        for result, wanted in zip(results, expected(function, inputs), strict=True):
+            np.testing.assert_array_equal(result, wanted)
+
+
+@settings(bounded, max_examples=60)
+@given(data=st.data(), size=SIZES)
+def test_outputs_share_memory_with_nothing(data: st.DataObject, size: int) -> None:
+    function, engines, pins = data.draw(mixtures(size))
+    program, inputs = program_of(function, engines, pins), random_inputs(size, 0)
+    results = [*program.run(inputs), *program.run(inputs)]
+    arenas = [slot for frame in program._idle for slot in frame.initial if isinstance(slot, np.ndarray)]
+    for index, result in enumerate(results):
+        assert not any(np.shares_memory(result, other) for other in (*inputs, *arenas, *results[:index]))
+
+
+@settings(bounded, max_examples=20)
+@given(data=st.data(), size=SIZES)
+def test_calls_at_the_same_time_keep_apart(data: st.DataObject, size: int) -> None:
+    function, engines, pins = data.draw(mixtures(size))
+    program = program_of(function, engines, pins)
+
+    def call(seed: int) -> bool:
+        inputs = random_inputs(size, seed)
+        results = [program.run(inputs) for _ in range(5)]
+        wanted = expected(function, inputs)
+        return all(np.array_equal(a, b) for one in results for a, b in zip(one, wanted, strict=True))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(call, range(16)))
+
+
+@settings(bounded, max_examples=60)
+@given(data=st.data(), size=SIZES)
+def test_a_bound_program_reads_and_writes_what_it_was_bound_to(data: st.DataObject, size: int) -> None:
+    function, engines, pins = data.draw(mixtures(size))
+    inputs = random_inputs(size, 0)
+    buffers = [np.empty(size, "float32") for _ in function.outputs]
+    call = program_of(function, engines, pins).bind(inputs, buffers)
+    for seed in range(3):
+        for held, fresh in zip(inputs, random_inputs(size, seed), strict=True):
+            held[...] = fresh
+        kept = [x.copy() for x in inputs]
+        call()
+        np.testing.assert_array_equal(inputs, kept)
+        for buffer, wanted in zip(buffers, expected(function, inputs), strict=True):
+            np.testing.assert_array_equal(buffer, wanted)
+
+
+@settings(bounded, max_examples=30)
+@given(data=st.data(), size=SIZES)
+def test_buffers_of_the_caller_and_profiles_do_not_change_results(data: st.DataObject, size: int) -> None:
+    function, engines, pins = data.draw(mixtures(size))
+    program, inputs = program_of(function, engines, pins), random_inputs(size, 0)
+    buffers = [np.empty(size, "float32") if i % 2 == 0 else None for i in range(len(function.outputs))]
+    results = program.run(inputs, RunOptions(out=buffers, profile=True))
+    for result, buffer, wanted in zip(results, buffers, expected(function, inputs), strict=True):
+        assert buffer is None or result is buffer
+        np.testing.assert_array_equal(result, wanted)
+    assert [t.calls for t in program.profile().launches] == [1] * len(program.plan.launches)
+
+
+def chained(size: int, *engines: GraphCompiler) -> Program:
+    """A chain of one node per engine."""
+    type_ = TensorType(DType.FLOAT32, (size,))
+    nodes = tuple(Node("Neg", (f"v{i}",), (f"v{i + 1}",), name=f"n{i}") for i in range(len(engines)))
+    ends = (Value("v0", type_),), (Value(f"v{len(engines)}", type_),)
+    function = Function(*ends, nodes, opsets={"": 20}, types={n.outputs[0]: type_ for n in nodes})
+    homes: dict[str, list[str]] = {}
+    for node, engine in zip(nodes, engines, strict=True):
+        homes.setdefault(engine.spec, []).append(node.name)
+    return program_of(function, list(dict.fromkeys(engines)), tuple(Pin(tuple(n), s, "name") for s, n in homes.items()))
+
+
+def test_values_that_cross_lie_in_the_arena_and_take_over_from_each_other() -> None:
+    a, b = Filling("a"), Filling("b")
+    program = chained(100_000, a, b, a, b)
+    assert [placed.value.name for placed in program.arena_values] == ["v1", "v2", "v3"]
+    assert program.arena_bytes == 400_000, "each computes over the memory of the one before"
+    assert [launch.engine for launch in program.plan.launches] == [a.spec, b.spec, a.spec, b.spec]
+
+
+def test_an_engine_that_fills_nothing_leaves_no_arena() -> None:
+    program = chained(100_000, Filling("a", fills=10**9), Filling("b", fills=10**9))
+    assert (program.arena_bytes, program.arena_values) == (0, ())
+
+
+def test_frames_are_kept_for_the_next_call_and_hold_no_values_of_the_last() -> None:
+    program = chained(100_000, Filling("a"), Filling("b"))
+    x = np.ones(100_000, "float32")
+    program.run([x])
+    (frame,) = program._idle
+    program.run([x])
+    assert program._idle == [frame]
+    assert not any(slot is x for slot in frame.slots)
+
+
+class Short(InPlace):
+    def compute(self, inputs: Sequence[Any], out: Sequence[Any]) -> list[Any]:
+        return [result[:1] for result in super().compute(inputs, [None])]
+
+
+@dataclass(frozen=True)
+class Shortening(Filling):
+    name: ClassVar[str] = "shortening"
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        return Short(function, self)
+
+
+def test_a_result_of_another_shape_is_not_spread_over_its_place() -> None:
+    program = chained(100_000, Shortening(), Filling("b"))
+    with pytest.raises(RunFailed) as caught:
+        program.run([np.ones(100_000, "float32")])
+    assert str(caught.value) == "a result is float32[1] where the buffer for it is float32[100000]"
+    assert program._idle == [], "the frame of a call that failed is given up"
