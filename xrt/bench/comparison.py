@@ -22,10 +22,11 @@ from xrt.bench.subjects import Candidate, Subject
 from xrt.bench.turns import rotated
 from xrt.compare import compare_all, tolerance_for
 from xrt.graph import FrozenDict
+from xrt.module.settings import REFERENCE
 
 __all__ = ["Progress", "Settings", "compare_engines"]
 
-REFERENCE = Candidate(("toy",))
+RIGHT = Candidate((REFERENCE,))
 
 Progress: TypeAlias = Callable[[str], None]
 """Told in a few words what comes next."""
@@ -91,7 +92,7 @@ class _Runner:
 
 def _compare(subject: Subject, candidates: Sequence[Candidate], threads: int, settings: Settings, progress: Progress) -> Group:
     group = Group(str(subject), subject.batch, threads, 0.0, ())
-    job = Job(subject, REFERENCE, threads, settings.seed, "", settings.warm_seconds, settings.turn_seconds)
+    job = Job(subject, RIGHT, threads, settings.seed, "", settings.warm_seconds, settings.turn_seconds)
     with tempfile.TemporaryDirectory(prefix="xrt-bench-") as folder, ExitStack() as stack:
         expected = _reference(replace(job, outputs=str(Path(folder, "reference")), warm_seconds=0.0), settings, group, progress)
         runners = []

@@ -19,6 +19,7 @@ from xrt.errors import EngineError, InputError, OptionError, PlanError
 from xrt.graph import Function
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
+from xrt.module.settings import REFERENCE
 
 __all__ = ["command"]
 
@@ -146,7 +147,7 @@ def _save(outputs: Mapping[str, Any], target: Path) -> None:
 def _verify(function: Function, values: Mapping[str, Any], results: Sequence[Any]) -> int:
     try:
         with err.status("running the reference"):
-            expected = _as_tuple(XRTModule(function, engine="toy", strict=True)(**values))
+            expected = _as_tuple(XRTModule(function, engine=REFERENCE, strict=True)(**values))
     except (PlanError, EngineError) as error:
         out.print(f"not verified: there is no reference, {error}", markup=False)
         return 0
