@@ -9,8 +9,10 @@ import click
 
 from xrt.bench import Candidate, Group, Report, Row, Settings, Subject, compare_engines
 from xrt.cli.screen import err, human_bytes, out, show_table
+from xrt.engines import ExecutionOptions
 from xrt.engines.probing import probe_all
 from xrt.errors import OptionError
+from xrt.module import checked_budget
 from xrt.runtime import available_cores
 
 __all__ = ["command"]
@@ -56,7 +58,7 @@ def command(
     report = _compared(
         subjects,
         _candidates(candidates),
-        _counts(threads, "--threads"),
+        _budgets(_counts(threads, "--threads")),
         Settings(rounds=rounds, budget_seconds=budget, seed=seed),
     )
     if as_json:
@@ -71,6 +73,11 @@ def _counts(text: str, option: str) -> list[int]:
     if not all(part.isdecimal() and int(part) for part in parts):
         raise OptionError(f"{option} takes positive numbers with commas, such as 1,2; got {text!r}")
     return [int(part) for part in parts]
+
+
+def _budgets(asked: list[int]) -> list[int]:
+    """Return the budgets that were asked for, each once and none above the cores, with a warning for what is."""
+    return list(dict.fromkeys(checked_budget(ExecutionOptions(threads=count)) for count in asked))
 
 
 def _candidates(given: tuple[str, ...]) -> list[Candidate]:

@@ -7,6 +7,6 @@ partitioned and compiled once, and then runs as a straight line. The reference e
 from xrt.module.explain import Explanation, Memory, Region
 from xrt.module.module import XRTModule
 from xrt.module.process import configure
-from xrt.module.settings import Settings
+from xrt.module.settings import Settings, checked_budget
 
-__all__ = ["Explanation", "Memory", "Region", "Settings", "XRTModule", "configure"]
+__all__ = ["Explanation", "Memory", "Region", "Settings", "XRTModule", "checked_budget", "configure"]
