@@ -35,8 +35,9 @@ format: $(VENV)/dev.stamp ## format the code and mend what the linter can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/engines.stamp ## measure: partitioning, and the cost of a call
+bench: $(VENV)/engines.stamp ## measure: partitioning, growth with the model, and the cost of a call
 	$(BIN)/python benchmarks/partition.py
+	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/dispatch.py
 
 proto: $(VENV)/proto.stamp ## regenerate xrt/formats/xrt_pb2.py from proto/xrt.proto
