@@ -35,8 +35,9 @@ format: $(VENV)/dev.stamp ## format the code and mend what the linter can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/engines.stamp ## measure: partitioning, the cost of a call, memory
+bench: $(VENV)/engines.stamp ## measure everything that docs/performance.md tells
 	$(BIN)/python benchmarks/partition.py
+	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/dispatch.py
 	$(BIN)/python benchmarks/memory.py
 

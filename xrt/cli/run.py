@@ -48,7 +48,10 @@ def command(model: str, files: tuple[str, ...], seed: int, target: str | None, r
     function = with_dims(loaded(model), dims_of(given["dims"]))
     values = sample_inputs(function, seed) | _from_files(files, function)
     status = err.status("compiling")
-    progress = lambda done, count: status.update(f"compiling {done}/{count}")  # noqa: E731  # told once per region
+
+    def progress(done: int, count: int) -> None:
+        status.update(f"compiling {done}/{count}")
+
     with XRTModule(function, **module_keywords(given), progress=progress) as module:
         with status:
             began = perf_counter()

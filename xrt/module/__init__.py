@@ -8,6 +8,6 @@ from xrt.module.explain import Explanation, Region
 from xrt.module.memory import Memory, RegionMemory
 from xrt.module.module import XRTModule
 from xrt.module.process import configure
-from xrt.module.settings import Settings
+from xrt.module.settings import Settings, checked_budget
 
-__all__ = ["Explanation", "Memory", "Region", "RegionMemory", "Settings", "XRTModule", "configure"]
+__all__ = ["Explanation", "Memory", "Region", "RegionMemory", "Settings", "XRTModule", "checked_budget", "configure"]
