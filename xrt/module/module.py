@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -227,7 +226,8 @@ class XRTModule:
         given = out if out is not None else options.out
         if given is None:
             return options
-        return replace(options, out=check_buffers(given, function.outputs, function.inputs, values))
+        buffers = check_buffers(given, function.outputs, function.inputs, values)
+        return RunOptions(buffers, options.stream, options.block, options.profile)
 
     def _remember(self, values: Sequence[Any], program: Program, build: Build) -> None:
         """Keep a prepared call for further values of these types and shapes; lists and dicts go the long way each time."""
