@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from xrt.graph import Node as Node
     from xrt.graph import Value as Value
     from xrt.module import XRTModule as XRTModule
+    from xrt.module import configure as configure
     from xrt.partition import ClusteringOptions as ClusteringOptions
     from xrt.partition import Plan as Plan
     from xrt.partition import partition as partition
@@ -61,6 +62,7 @@ _HOMES = {
     "XRTError": "xrt.errors",
     "XRTModule": "xrt.module",
     "XRTWarning": "xrt.errors",
+    "configure": "xrt.module",
     "partition": "xrt.partition",
 }
 _MODULES = ("errors", "ops")

@@ -6,8 +6,9 @@ import re
 import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -349,6 +350,17 @@ def test_a_kernel_that_fails_within_a_body_is_named_itself() -> None:
     f = function("c x", "y", node("If", "c", "y", then_branch=body, else_branch=body))
     error = raised(f, np.array(True), f32(1, 2))
     assert "at node 'reshape_y' (Reshape) on (float32[2], int64[1]): ValueError: " in str(error)
+
+
+def test_an_engine_that_derives_from_toy_fails_under_its_own_name() -> None:
+    @dataclass(frozen=True)
+    class Mine(Toy):
+        name: ClassVar[str] = "mine"
+
+    executable = Mine().compile(function("x", "y", node("Reshape", "x s", "y"), constants={"s": i64(7)}), CompileContext())
+    executable.prepare()
+    with pytest.raises(RunFailed, match=r"^engine 'mine' failed at node 'reshape_y' \(Reshape\) on "):
+        executable.run([f32(1, 2)])
 
 
 def test_running_needs_prepare() -> None:

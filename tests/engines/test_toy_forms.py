@@ -189,6 +189,18 @@ def test_batch_normalisation_trains(opset: int, outputs: int, attributes: dict[s
         same(rest[3], var)
 
 
+def test_batch_normalisation_trained_per_activation_before_9() -> None:
+    scale, bias, old_mean, old_var = (np.full(X.shape[1:], value, np.float32) for value in (2, 0.5, 3, 4))
+    scale[0, 0] = 5
+    mean, var = X.mean(axis=0), X.var(axis=0)
+    results = one("BatchNormalization", X, scale, bias, old_mean, old_var, opset=7, outputs=5, momentum=0.75, spatial=0)
+    same(results[0], (X - mean) / np.sqrt(var + 1e-5) * scale + bias)
+    same(results[1], old_mean * 0.75 + mean * 0.25)
+    same(results[2], old_var * 0.75 + var * 0.25)
+    same(results[3], mean)
+    same(results[4], var)
+
+
 def test_group_normalisation_scaled_groups_before_21() -> None:
     x = np.arange(16, dtype=np.float32).reshape(1, 4, 4)
     plain = one("GroupNormalization", x, f32(1, 1), f32(0, 0), opset=18, num_groups=2)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,10 +12,11 @@ from hypothesis import strategies as st
 from tests.laws.laws import bounded, doubles
 from xrt.cache import signature_of
 from xrt.engines import CompileContext, GraphCompiler
-from xrt.graph import Function, Node, Value
+from xrt.graph import Function
 from xrt.partition import Plan, partition
 from xrt.passes import drop_dead_nodes, infer_shapes
 from xrt.testing.faulty import Recording
+from xrt.testing.renaming import renamed
 from xrt.testing.strategies import functions
 
 
@@ -29,38 +28,6 @@ def takers() -> list[GraphCompiler]:
 def regions(function: Function) -> list[tuple[str, str]]:
     plan: Plan = partition(function, takers(), strict=True)
     return [(launch.engine, launch.function.fingerprint) for launch in plan.launches]
-
-
-def renamed(function: Function, names: Mapping[str, str]) -> Function:
-    """Return the function with values and nodes called otherwise, in its bodies too."""
-
-    def called(name: str) -> str:
-        return names.get(name, f"{name}'") if name else ""
-
-    def value(old: Value) -> Value:
-        return Value(called(old.name), old.type)
-
-    def node(old: Node) -> Node:
-        attributes = tuple(
-            replace(a, value=renamed(a.value, names)) if isinstance(a.value, Function) else a for a in old.attributes
-        )
-        return replace(
-            old,
-            inputs=tuple(map(called, old.inputs)),
-            outputs=tuple(map(called, old.outputs)),
-            attributes=attributes,
-            name=f"node of {old.name}",
-            control=tuple(f"node of {name}" for name in old.control),
-        )
-
-    return function.replace(
-        inputs=tuple(map(value, function.inputs)),
-        outputs=tuple(map(value, function.outputs)),
-        nodes=tuple(map(node, function.nodes)),
-        constants={called(name): constant for name, constant in function.constants.items()},
-        types={called(name): type_ for name, type_ in function.types.items()},
-        aliases=tuple((called(a), called(b)) for a, b in function.aliases),
-    )
 
 
 @bounded

@@ -398,7 +398,11 @@ def test_a_pin_on_a_node_that_was_folded_is_no_mistake() -> None:
         {"w": Constant(X)},
         {"": 14},
     )
-    np.testing.assert_array_equal(xrt.XRTModule(function, pins=["name:minus=toy"])(X), np.zeros((2, 3)))
+    pinned = xrt.XRTModule(function, pins=["name:minus=toy"])
+    np.testing.assert_array_equal(pinned(X), np.zeros((2, 3)))
+    told = "pin name:minus=toy holds nothing: its nodes were computed ahead of time, or no output needs them"
+    assert str(pinned.explain()).splitlines()[-1] == told
+    assert pinned.explain().to_dict()["idle_pins"] == ("name:minus=toy",)
     with pytest.raises(PlanError, match="pin 'name:minos=toy' matches no node"):
         xrt.XRTModule(function, pins=["name:minos=toy"])(X)
 

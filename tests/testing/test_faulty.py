@@ -10,7 +10,7 @@ from xrt.engines.spec import build, parse_spec
 from xrt.errors import CompileRefused, OptionError
 from xrt.passes import infer_shapes
 from xrt.testing.corpus import entry
-from xrt.testing.faulty import Faulty, Recording
+from xrt.testing.faulty import Faulty, Recording, Slow
 from xrt.testing.running import compiled, run_alone
 
 ONE = entry("two_branches_and_a_join")
@@ -94,3 +94,20 @@ def test_their_options_make_their_spec():
     assert build(Faulty, parse_spec(engine.spec)[1]) == engine
     assert Recording(mark="a") != Recording(mark="b")
     assert registry.create(engine) is engine
+
+
+def test_the_slow_engine_takes_its_time_and_is_right(monkeypatch):
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    engine = Slow(run_seconds=0.5, node_seconds=0.25, compile_seconds=3.0)
+    executable = compiled(engine, ONE.function, ONE.given())
+    for _ in range(2):
+        assert ONE.judge(list(executable.run(ONE.given())))
+    each = 0.5 + 0.25 * len(ONE.function.nodes)
+    assert slept == [3.0, each, each]
+    assert engine.journal.count("run") == 2
+
+
+def test_no_time_is_below_zero():
+    with pytest.raises(OptionError, match=r"^node_seconds is a time of 0 or more seconds; got -1\.0$"):
+        Slow(node_seconds=-1.0)

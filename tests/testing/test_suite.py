@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from xrt.testing.corpus import CORPUS
 from xrt.testing.suite import EngineSuite
 
 pytestmark = pytest.mark.slow
@@ -43,8 +44,21 @@ def test_a_good_engine_passes(tmp_path):
     assert failed_of("Recording()", tmp_path) == set()
 
 
+ALL_BUT_THE_NODE_TESTS = "not conformance"
+
+
 def test_an_engine_that_declines_everything_passes(tmp_path):
-    assert failed_of("Recording(takes='nothing')", tmp_path, "corpus or reason or fallback") == set()
+    assert failed_of("Recording(takes='nothing')", tmp_path, ALL_BUT_THE_NODE_TESTS) == set()
+
+
+@pytest.mark.parametrize("takes", ["Neg", "Erf", "MatMul|Conv"])
+def test_an_engine_that_takes_almost_nothing_is_proved_on_that(takes, tmp_path):
+    assert failed_of(f"Recording(takes={takes!r})", tmp_path, ALL_BUT_THE_NODE_TESTS) == set()
+    assert failed_of(f"Faulty(how='value', takes={takes!r})", tmp_path, "agrees or cut_law or second_run") == {
+        "test_it_agrees_with_the_reference",
+        "test_cut_law",
+        "test_a_second_run_leaves_the_first_results_alone",
+    }
 
 
 @pytest.mark.parametrize(
@@ -65,6 +79,14 @@ def test_a_bad_engine_is_caught(told, caught_by, tmp_path):
     assert failed_of(f"Faulty({told})", tmp_path, chosen) == caught_by
 
 
-def test_every_test_says_what_it_is_about():
-    tests = [name for name in vars(EngineSuite) if name.startswith("test_")]
-    assert len(tests) >= 17
+LAWS = ("cut", "acyclic", "order", "fallback", "mixture", "round_trip", "signature", "once", "reason")
+
+
+def test_every_law_is_inherited():
+    assert [law for law in LAWS if not callable(getattr(EngineSuite, f"test_{law}_law", None))] == []
+
+
+@pytest.mark.parametrize("test", ["test_corpus_alone", "test_corpus_with_the_reference_behind"])
+def test_the_whole_corpus_is_inherited(test):
+    (mark,) = getattr(EngineSuite, test).pytestmark
+    assert set(mark.args[1]) == {one.name for one in CORPUS}

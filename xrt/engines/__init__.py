@@ -4,7 +4,9 @@ A Function and a CompileContext go in, an Executable comes out. The engines them
 they never see each other, nor the partitioner, the cache or the runtime.
 """
 
+from xrt.engines.blas import blas_limit
 from xrt.engines.contract import Executable, GraphCompiler
+from xrt.engines.memory import MemoryUse, peak_of_values
 from xrt.engines.optable import Kernel, OpTable, Predicate
 from xrt.engines.options import CompileContext, ExecutionOptions, Precision, RunOptions
 from xrt.engines.registry import EngineStatus, create, engine_class, names, probe
@@ -17,15 +19,18 @@ __all__ = [
     "ExecutionOptions",
     "GraphCompiler",
     "Kernel",
+    "MemoryUse",
     "OpTable",
     "Precision",
     "Predicate",
     "RunOptions",
+    "blas_limit",
     "build",
     "create",
     "engine_class",
     "names",
     "parse_spec",
+    "peak_of_values",
     "probe",
     "spec_of",
     "split_specs",

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from xrt.engines.memory import MemoryUse
 from xrt.engines.options import CompileContext, RunOptions
-from xrt.errors import CompileRefused, RunFailed
+from xrt.errors import CompileRefused, OptionError, RunFailed
 from xrt.graph import Function, Node
 
 __all__ = ["Executable", "GraphCompiler", "fill"]
@@ -78,6 +79,14 @@ class Executable(abc.ABC):
         """
         return ()
 
+    def memory(self) -> Sequence[MemoryUse] | None:
+        """Return what the executable holds and takes beside the Function's constants, each use with the reason for it.
+
+        The constants themselves are XRT's to count. None, the default, says that the engine does not tell; an empty
+        sequence that there is nothing. Asked for after `prepare`.
+        """
+        return None
+
     def close(self) -> None:  # noqa: B027  # optional on purpose: an empty default is the honest one
         """Give back what the executable holds; called once, after the last run."""
 
@@ -91,6 +100,8 @@ class GraphCompiler(abc.ABC):
     """Kinds of device on which it runs: ``"cpu"``, ``"cuda"``."""
     supports_dynamic_shapes: ClassVar[bool] = False
     """Whether one executable serves every size of a symbolic dimension. False is conservative: one is compiled per shape."""
+    compiles_in_parallel: ClassVar[bool] = True
+    """Whether threads may call `compile` at once. With False XRT compiles one region of the engine at a time."""
 
     @abc.abstractmethod
     def why_not(self, node: Node, function: Function) -> str | None:
@@ -130,12 +141,30 @@ class GraphCompiler(abc.ABC):
         """Return what a person should know of the engine's work on a function that it takes, one sentence each."""
         return ()
 
-    def save(self, executable: Executable) -> bytes:
-        """Return the executable as bytes that `load` reads; raises CompileRefused where the library cannot."""
+    @classmethod
+    def share_pool(cls, threads: int) -> None:
+        """Let all executables that the engine makes from now on run on one pool of so many threads.
+
+        Raises OptionError where the library has no such pool, or where it is too late for one.
+        """
+        raise OptionError(f"engine {cls.name!r} has no pool of threads that all its executables could share")
+
+    def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
+        """Return the executable as bytes that `load` reads; raises CompileRefused, with the reason, where it cannot.
+
+        It may write to ``context.workdir``, and return a file there as mapped memory. What is saved is data: it is kept,
+        with checksums, for a later process on the same machine, or in a bundle for another one. XRT keeps the Function's
+        constants apart; what refers to them instead of holding them stays small.
+        """
         raise CompileRefused(f"engine {self.name!r} cannot save an executable")
 
-    def load(self, data: bytes, function: Function, context: CompileContext) -> Executable:
-        """Return the executable that `save` wrote, for the same Function and context."""
+    def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
+        """Return the executable that `save` wrote, not yet prepared.
+
+        The Function is equal to the one that was compiled but for the names of inner values and nodes, and the order in
+        which it lists its constants; engine, versions and context are the same. ``data`` is read-only, aligned to 64
+        bytes, often a mapped file, and may be kept; ``context.workdir`` is gone when this returns.
+        """
         raise CompileRefused(f"engine {self.name!r} cannot load an executable")
 
     @property

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+from collections import OrderedDict
+from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from xrt.errors import ModelError
 from xrt.graph.dtypes import DType
+from xrt.graph.mapping import place_of, release
 from xrt.graph.types import TensorType
 
 __all__ = ["Constant"]
+
+REMEMBERED = 1 << 16
+"""Digests of constants in files that the process keeps, for the next time that the same file is loaded."""
+
+_digests: OrderedDict[object, bytes] = OrderedDict()
+_lock = Lock()
 
 
 class Constant:
@@ -33,11 +42,7 @@ class Constant:
             view = _strings(view)
         elif view.dtype != dtype.numpy:
             view = view.astype(dtype.numpy)
-        if 0 < dtype.bits < 8:
-            view = np.asarray(view.view(np.uint8) & (2**dtype.bits - 1)).view(
-                dtype.numpy
-            )  # the other bits of the byte mean nothing
-        view = view.view()
+        view = _masked(view, dtype) if 0 < dtype.bits < 8 else view.view()
         view.flags.writeable = False
         self.array = view
         self.dtype = dtype
@@ -61,18 +66,18 @@ class Constant:
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 over type, shape and content; linear in the size, computed once."""
+        """SHA-256 over type, shape and content; linear in the size, computed once.
+
+        Of a constant in a mapped file it is computed once per process, as long as the file stays as it is; the file's
+        pages that come into memory for it are let go.
+        """
         if self._digest is None:
-            hasher = hashlib.sha256(f"{self.dtype}{self.array.shape}".encode())
-            if self.dtype is DType.STRING:
-                for text in self.array.flat:
-                    raw = text.encode("utf-8", "surrogateescape")
-                    hasher.update(len(raw).to_bytes(8, "little") + raw)
-            else:
-                contiguous = np.ascontiguousarray(self.array)
-                hasher.update(contiguous.reshape(-1).view(np.uint8).data)
-            self._digest = hasher.digest()
+            self._digest = _remembered(self)
         return self._digest
+
+    def know_digest(self, digest: bytes) -> None:
+        """Take the digest from someone who computed it of the same type, shape and content, instead of computing it."""
+        self._digest = digest
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Constant):
@@ -102,3 +107,45 @@ def _strings(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
             raise ModelError(f"a string tensor holds {type(item).__name__} {item!r} at {index}; every element must be str")
         out[index] = str(item)
     return out
+
+
+def _masked(array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
+    """Return a view of elements narrower than a byte, a copy where the other bits of a byte, which mean nothing, are set."""
+    raw, mask = array.view(np.uint8), 2**dtype.bits - 1
+    return np.asarray(raw & mask if raw.size and raw.max() > mask else raw).view(dtype.numpy)
+
+
+def _remembered(constant: Constant) -> bytes:
+    """Return the digest, which may be known of the place in the file where the constant lies."""
+    place = place_of(constant.array)
+    if place is None:
+        return _hashed(constant)
+    mapping, offset = place
+    key = mapping.stamp, offset, constant.dtype, constant.shape
+    with _lock:
+        known = _digests.get(key)
+    if known is None:
+        known = _hashed(constant)
+        release(constant.array)
+        if mapping.stamp is not None:
+            _remember(key, known)
+    return known
+
+
+def _remember(key: object, digest: bytes) -> None:
+    with _lock:
+        _digests[key] = digest
+        if len(_digests) > REMEMBERED:
+            _digests.popitem(last=False)
+
+
+def _hashed(constant: Constant) -> bytes:
+    hasher = hashlib.sha256(f"{constant.dtype}{constant.shape}".encode())
+    if constant.dtype is DType.STRING:
+        for text in constant.array.flat:
+            raw = text.encode("utf-8", "surrogateescape")
+            hasher.update(len(raw).to_bytes(8, "little") + raw)
+    else:
+        contiguous = np.ascontiguousarray(constant.array)
+        hasher.update(contiguous.reshape(-1).view(np.uint8).data)
+    return hasher.digest()

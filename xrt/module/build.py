@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from xrt import passes
@@ -13,6 +14,7 @@ from xrt.cache import CompileCache
 from xrt.engines import CompileContext, registry
 from xrt.errors import FallbackWarning, InputError, did_you_mean
 from xrt.graph import Function
+from xrt.module.memory import Memory, memory
 from xrt.module.settings import REFERENCE, EngineList, Settings
 from xrt.module.warning import warn
 from xrt.partition import ClusteringOptions, Plan, partition
@@ -32,16 +34,16 @@ def with_fetched(function: Function, fetch: Sequence[str]) -> Function:
     return function.replace(outputs=function.outputs + more) if more else function
 
 
-def simplified(function: Function, *, fold: bool) -> Function:
+def simplified(function: Function, *, fold: bool, threads: int = 1) -> Function:
     """Return the function with types inferred, constant parts computed, and what no output needs left out."""
     if fold:
-        function = passes.infer_shapes(passes.fold_constants(function, evaluate))
+        function = passes.infer_shapes(passes.fold_constants(function, partial(evaluate, threads=threads)))
     return passes.drop_dead_nodes(function)
 
 
-def evaluate(function: Function, inputs: Sequence[Any]) -> list[Any]:
+def evaluate(function: Function, inputs: Sequence[Any], threads: int = 1) -> list[Any]:
     """Run a function on the reference engine; raises CompileRefused where it has no kernel."""
-    executable = registry.create(REFERENCE).compile(function, CompileContext())
+    executable = registry.create(REFERENCE).compile(function, CompileContext(threads=threads))
     executable.prepare()
     try:
         return list(executable.run(inputs))
@@ -71,6 +73,7 @@ class Build:
         self._engines = engines
         self._settings = settings
         self._clustering = without_idle_pins(settings.clustering, function, original)
+        self.idle_pins = tuple(pin for pin in settings.clustering.pins if pin not in self._clustering.pins)
         self._cache = cache
         self._lock = threading.Lock()
         self._program: Program | None = None
@@ -95,7 +98,8 @@ class Build:
 
     def _attempt(self) -> Program | tuple[Refusal, ...]:
         force = self._settings.force_compile
-        return compile_plan(self.plan, self._engines.by_spec, self._engines.context, self._cache, force=force)
+        progress = self._settings.progress
+        return compile_plan(self.plan, self._engines.by_spec, self._engines.context, self._cache, force=force, progress=progress)
 
     def _replan(self, refused: tuple[Refusal, ...], new: tuple[Refusal, ...]) -> None:
         """Place what was refused elsewhere; where nobody is left to take it, the refusal itself is the cause of the error."""
@@ -129,6 +133,10 @@ class Build:
 
             stages = {"1-model": self._original, "2-simplified": self.function, "3-plan": self.plan.function}
             dump.write(stages | {x.name: x.function for x in self.plan.launches}, self._settings.dump_subgraph_dir)
+
+    def memory(self) -> Memory:
+        """Return what the plan takes of memory, and the engines too once it is compiled."""
+        return memory(self.plan, self._original, self._program)
 
     def close(self) -> None:
         with self._lock:

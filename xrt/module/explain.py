@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from xrt.engines import GraphCompiler
-from xrt.graph import Constant, Function, TensorType, Value
-from xrt.partition import Launch, Plan, Reason
+from xrt.graph import Constant, Function, Value
+from xrt.partition import Launch, Pin, Plan, Reason
 
-__all__ = ["Explanation", "Memory", "Region", "explain", "memory"]
+__all__ = ["Explanation", "Region", "explain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +40,20 @@ class Explanation:
     implicit: str | None
     """The engine that stands last without having been named."""
     regions: tuple[Region, ...]
+    threads: int
+    """The thread budget: what all engines together may use."""
     reasons: tuple[Reason, ...]
     """Why each node that is not where the first engine would have had it is elsewhere."""
+    idle_pins: tuple[str, ...] = ()
+    """Pins of which no node is left: all were computed ahead of time, or no output needs them."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the explanation as dictionaries, lists and strings."""
         return asdict(self)
 
     def __str__(self) -> str:
-        lines = [f"engines: {', '.join(self._engine(e) for e in self.engines)}"]
+        threads = f"{self.threads} thread{'s' * (self.threads != 1)} for all together"
+        lines = [f"engines: {', '.join(self._engine(e) for e in self.engines)}; {threads}"]
         for region in self.regions:
             lines += _region_lines(region)
         if not self.regions:
@@ -56,6 +61,9 @@ class Explanation:
         if self.reasons:
             lines.append(f"not on the first engine that could be asked ({len(self.reasons)}):")
             lines += [f"  {r.node} ({r.op}) not on {r.engine}: {r.text}" for r in self.reasons]
+        lines += [
+            f"pin {pin} holds nothing: its nodes were computed ahead of time, or no output needs them" for pin in self.idle_pins
+        ]
         return "\n".join(lines)
 
     def _engine(self, spec: str) -> str:
@@ -72,10 +80,12 @@ def _region_lines(region: Region) -> list[str]:
     return lines + [f"  {remark}" for remark in region.remarks]
 
 
-def explain(plan: Plan, engines: Mapping[str, GraphCompiler], implicit: str | None) -> Explanation:
+def explain(
+    plan: Plan, engines: Mapping[str, GraphCompiler], implicit: str | None, threads: int, idle_pins: Sequence[Pin] = ()
+) -> Explanation:
     """Return the explanation of a plan; ``engines`` are asked for their remarks."""
     regions = tuple(_region(launch, engines[launch.engine]) for launch in plan.launches)
-    return Explanation(plan.engines, implicit, regions, plan.reasons)
+    return Explanation(plan.engines, implicit, regions, threads, plan.reasons, tuple(map(str, idle_pins)))
 
 
 def _region(launch: Launch, engine: GraphCompiler) -> Region:
@@ -94,31 +104,6 @@ def _region(launch: Launch, engine: GraphCompiler) -> Region:
 
 def _shown(values: Sequence[Value]) -> tuple[str, ...]:
     return tuple(str(value) for value in values)
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes that a plan needs, engines' own packed copies and scratch apart."""
-
-    weights: int
-    """Constants, each counted once however many regions use it."""
-    crossing: int
-    """Values that cross from one region to another, where their sizes are known before the run."""
-    unknown: int
-    """How many values cross whose sizes are known only at run time."""
-
-    def __str__(self) -> str:
-        rest = f", and {self.unknown} more of sizes known only at run time" if self.unknown else ""
-        return f"weights {self.weights / 1e6:.1f} MB; values between regions {self.crossing / 1e6:.1f} MB{rest}"
-
-
-def memory(plan: Plan) -> Memory:
-    """Return the bytes of weights and of the values that cross regions."""
-    sizes = [
-        v.type.nbytes if isinstance(v.type, TensorType) else None for launch in plan.launches for v in launch.function.outputs
-    ]
-    known = [size for size in sizes if size is not None]
-    return Memory(_weights([plan.function, *(x.function for x in plan.launches)]), sum(known), len(sizes) - len(known))
 
 
 def _weights(functions: Sequence[Function]) -> int:

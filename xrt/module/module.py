@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -10,13 +11,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from xrt.cache import CompileCache, default_cache
+from xrt.cache import CompileCache, cache_of
 from xrt.engines import GraphCompiler, RunOptions
 from xrt.errors import DeviceError, FallbackWarning, InputError, SignatureWarning
 from xrt.graph import Function, Value
 from xrt.module.bound import Bound, bound, check_fixed
 from xrt.module.build import Build, simplified, with_fetched
-from xrt.module.explain import Explanation, Memory, explain, memory
+from xrt.module.explain import Explanation, explain
+from xrt.module.memory import Memory
 from xrt.module.prepared import MISS, Prepared, prepared, shaping
 from xrt.module.settings import engine_list, settings_of
 from xrt.module.source import source_of
@@ -42,7 +44,8 @@ class XRTModule:
     engine stands last without being named; what it takes in that way is one FallbackWarning and lines in `explain`.
 
     Keywords are the fields of `ClusteringOptions` (``pins``, ``minimum_nodes``, ...), of `ExecutionOptions`
-    (``precision``, ``threads``, ...) and of `Settings` (``strict``, ``max_signatures``, ...).
+    (``precision``, ``threads``, ...) and of `Settings` (``strict``, ``max_signatures``, ...). ``cache`` is a cache of one's
+    own, or the directory of one.
 
     One output comes back as an array, several as a tuple. A returned array shares memory with nothing else, unless an
     alias of the model names an input for it. Threads may call at once.
@@ -57,13 +60,13 @@ class XRTModule:
         engine: str | GraphCompiler | Sequence[str | GraphCompiler] = "toy",
         device: str = "cpu",
         *,
-        cache: CompileCache | None = None,
+        cache: CompileCache | str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
         self._settings = settings_of(options)
         self._engines = engine_list(engine, device, self._settings)
-        self._source = source_of(model)
-        self._cache = cache or default_cache()
+        self._cache = cache_of(cache)
+        self._source = source_of(model, self._cache)
         self._builds: OrderedDict[object, Build] = OrderedDict()
         self._ready: OrderedDict[object, tuple[Prepared, Build]] = OrderedDict()
         self._quick = NOTHING  # the prepared call of `_last`, if it has one
@@ -94,6 +97,11 @@ class XRTModule:
         return self._engines.specs
 
     @property
+    def threads(self) -> int:
+        """The thread budget: what all engines together may use."""
+        return self._engines.context.threads
+
+    @property
     def plan(self) -> Plan:
         """The Plan of the last signature; before the first call that of the model as it is declared."""
         return self._current().plan
@@ -104,15 +112,19 @@ class XRTModule:
 
     def explain(self) -> Explanation:
         """Return the last signature's regions, their boundaries, and why each node is where it is. Prints as text."""
-        return explain(self._current().plan, self._engines.by_spec, self._engines.implicit)
+        build = self._current()
+        return explain(build.plan, self._engines.by_spec, self._engines.implicit, self.threads, build.idle_pins)
 
     def profile(self) -> Profile:
         """Return the last signature's launch times, over the calls made with ``options=RunOptions(profile=True)``."""
         return self._current().program().profile()
 
     def memory(self) -> Memory:
-        """Return the bytes of the last signature's weights and of the values between its regions."""
-        return memory(self._current().plan)
+        """Return what the last signature takes of memory: weights, values between regions, each engine's own. Prints as a table.
+
+        What engines hold is told once the signature is compiled; asking does not compile.
+        """
+        return self._current().memory()
 
     def _current(self) -> Build:
         return self._last or self._build(None)
@@ -258,7 +270,7 @@ class XRTModule:
             return build
 
     def _planned(self, function: Any) -> Build:
-        simple = simplified(function, fold=self._settings.fold_constants)
+        simple = simplified(function, fold=self._settings.fold_constants, threads=self.threads)
         return Build(simple, self._engines, self._settings, self._cache, original=function)
 
     def _bound(self) -> None:

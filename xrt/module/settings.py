@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler, registry
-from xrt.errors import DeviceError, OptionError, did_you_mean
+from xrt.errors import BudgetWarning, DeviceError, OptionError, did_you_mean
+from xrt.module.warning import warn
 from xrt.partition import ClusteringOptions
-from xrt.runtime import available_cores, check_device, kind_of
+from xrt.runtime import budget_of, check_device, kind_of
 
-__all__ = ["REFERENCE", "EngineList", "Settings", "engine_list", "settings_of"]
+__all__ = ["IMPLICIT", "REFERENCE", "EngineList", "Settings", "checked_budget", "engine_list", "settings_of"]
 
-REFERENCE = "toy"
-"""The engine that folds constants, and stands last in every list that is not strict."""
+REFERENCE = "toy{native=off}"
+"""The engine that folds constants and that results are held against: right to the bit, wherever XRT was built."""
+IMPLICIT = "toy"
+"""The engine that stands last in every list that is not strict: the same operators, as quick as they come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class Settings:
     """Programs that a module keeps; beyond it the oldest is forgotten, with a warning."""
     dump_subgraph_dir: Path | None = None
     """Where to write the graph as text, ONNX and DOT before and after each stage; None writes nothing."""
+    progress: Callable[[int, int], object] | None = None
+    """Told how many regions are compiled, of how many; called from the compiling threads, one at a time."""
 
 
 _OWN = {f.name: f for f in dataclasses.fields(Settings)}
@@ -55,6 +60,7 @@ def settings_of(options: Mapping[str, Any]) -> Settings:
     if own.get("dump_subgraph_dir") is not None:
         own["dump_subgraph_dir"] = Path(os.fspath(own["dump_subgraph_dir"]))
     _check_signatures(own.get("max_signatures", 1))
+    _check_progress(own.get("progress"))
     return Settings(**own)
 
 
@@ -76,6 +82,11 @@ def _without_aliases(options: Mapping[str, Any]) -> dict[str, Any]:
 def _check_signatures(value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise OptionError(f"max_signatures must be a positive integer; got {value!r}")
+
+
+def _check_progress(value: Any) -> None:
+    if value is not None and not callable(value):
+        raise OptionError(f"progress must be a function of two numbers, or None; got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +118,7 @@ def engine_list(asked: Any, device: str, settings: Settings) -> EngineList:
     Raises UnknownEngine or EngineUnavailable, OptionError for an engine listed twice or an execution option that a
     listed engine does not honour, DeviceError when none of them runs on the device.
     """
-    context = CompileContext(settings.execution, check_device(device), settings.execution.threads or available_cores())
+    context = CompileContext(settings.execution, check_device(device), checked_budget(settings.execution))
     engines = [registry.create(one) for one in _as_list(asked)]
     _check_list(engines)
     _check_device(engines, device)
@@ -118,6 +129,16 @@ def engine_list(asked: Any, device: str, settings: Settings) -> EngineList:
     if implicit is not None:
         engines.append(implicit)
     return EngineList(tuple(engines), implicit.spec if implicit else None, context)
+
+
+def checked_budget(options: ExecutionOptions) -> int:
+    """Return the threads that are asked for, or fewer with a warning: threads beyond the cores only wait for each other."""
+    asked, budget = options.threads, budget_of(options.threads)
+    if asked is not None and asked > budget:
+        warn(
+            f"threads={asked} is more than the {budget} cores that this process may use; {budget} threads are used", BudgetWarning
+        )
+    return budget
 
 
 def _as_list(asked: Any) -> Sequence[str | GraphCompiler]:
@@ -146,8 +167,8 @@ def _check_device(engines: Sequence[GraphCompiler], device: str) -> None:
 
 def _reference(engines: Sequence[GraphCompiler], context: CompileContext) -> GraphCompiler | None:
     """Return the reference engine unless it is listed, or cannot serve the context."""
-    if any(engine.name == REFERENCE for engine in engines):
+    if any(engine.name == IMPLICIT for engine in engines):
         return None
-    reference = registry.create(REFERENCE)
+    reference = registry.create(IMPLICIT)
     serves = kind_of(context.device) in reference.devices and reference.unsupported_options(context) is None
     return reference if serves else None

@@ -5,8 +5,21 @@ straight line of launches over slots. Nothing here decides where a node goes or 
 """
 
 from xrt.runtime.compile import Refusal, compile_plan
-from xrt.runtime.devices import available_cores, check_device, kind_of
+from xrt.runtime.devices import check_device, kind_of
 from xrt.runtime.profile import LaunchTime, Profile
 from xrt.runtime.program import Program
+from xrt.runtime.threads import available_cores, budget_of, default_budget, set_default_budget
 
-__all__ = ["LaunchTime", "Profile", "Program", "Refusal", "available_cores", "check_device", "compile_plan", "kind_of"]
+__all__ = [
+    "LaunchTime",
+    "Profile",
+    "Program",
+    "Refusal",
+    "available_cores",
+    "budget_of",
+    "check_device",
+    "compile_plan",
+    "default_budget",
+    "kind_of",
+    "set_default_budget",
+]

@@ -1,19 +1,32 @@
-"""From a Plan to executables, through the cache."""
+"""From a Plan to executables, through the cache: independent regions at once, equal ones once."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from time import perf_counter
+from typing import TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
 
-from xrt.cache import CompileCache, Lease, signature_of
+from xrt.cache import CompileCache, Lease, Recipe, Signature, signature_of
 from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.errors import CompileFailed, CompileRefused
+from xrt.graph.mapping import release
 from xrt.partition import Launch, Plan
 from xrt.runtime.program import Program
 
-__all__ = ["Refusal", "compile_plan"]
+__all__ = ["Progress", "Refusal", "compile_plan"]
+
+Progress: TypeAlias = Callable[[int, int], object]
+"""Told how many regions are compiled, of how many."""
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -35,24 +48,120 @@ def compile_plan(
     cache: CompileCache,
     *,
     force: bool = False,
+    progress: Progress | None = None,
 ) -> Program | tuple[Refusal, ...]:
-    """Return the plan's Program, or every refusal when there was one.
+    """Return the plan's Program, or every refusal, in the plan's order, when there was one.
 
-    ``engines`` maps each engine spec that the plan names to the engine. Launches compile one after the other; each
-    signature is compiled and prepared at most once while it stays cached, unless ``force``.
+    ``engines`` maps each engine spec that the plan names to the engine. As many launches compile at once as
+    ``context.threads``, those of an engine that does not compile in parallel one after the other. Each signature is
+    compiled and prepared at most once while it stays cached, unless ``force``: then once for all launches of it.
+    ``progress`` is called from the compiling threads, one at a time.
     """
-    leases: list[Lease] = []
-    refusals: list[Refusal] = []
-    for launch in plan.launches:
-        try:
-            leases.append(_lease(launch, engines[launch.engine], context, cache, force))
-        except (CompileRefused, CompileFailed) as error:
-            refusals.append(_refusal(launch, error))
-    if not refusals:
+    outcomes = _Compilation(plan, engines, context, cache, force, progress).outcomes()
+    leases = [outcome for outcome in outcomes if isinstance(outcome, Lease)]
+    if len(leases) == len(outcomes):
         return Program(plan, leases)
     for lease in leases:
         lease.release()
-    return tuple(refusals)
+    return tuple(outcome for outcome in outcomes if isinstance(outcome, Refusal))
+
+
+@dataclass(frozen=True)
+class _Region:
+    """A launch that is to be compiled."""
+
+    launch: Launch
+    engine: GraphCompiler
+    version: str
+    context: CompileContext
+
+    @cached_property
+    def signature(self) -> Signature:
+        return signature_of(self.launch.function, self.engine, self.context, self.version)
+
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(self.launch.function, self.engine, self.context)
+
+    @property
+    def lane(self) -> object:
+        """What regions have in common that must be compiled one after the other: their signature, or their engine."""
+        return self.signature.key if self.engine.compiles_in_parallel else type(self.engine)
+
+
+class _Compilation:
+    """One compile of a plan: its regions, and what became of each."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        engines: Mapping[str, GraphCompiler],
+        context: CompileContext,
+        cache: CompileCache,
+        force: bool,
+        progress: Progress | None,
+    ) -> None:
+        versions = {spec: engines[spec].version() for spec in dict.fromkeys(launch.engine for launch in plan.launches)}
+        self._regions = [
+            _Region(x, engines[x.engine], versions[x.engine], replace(context, device=x.device or context.device))
+            for x in plan.launches
+        ]
+        self._threads = context.threads
+        self._cache = cache
+        self._forced = force
+        self._progress = progress
+        self._done = 0
+        self._lock = threading.Lock()
+        self._outcomes: list[Lease | Refusal | None] = [None] * len(self._regions)
+
+    def outcomes(self) -> list[Lease | Refusal]:
+        """Compile everything and return a lease or a refusal per region; what else is raised leaves no lease behind."""
+        try:
+            self._at_once(lambda region: region.signature, self._regions)
+            self._at_once(self._compile, self._lanes())
+        except BaseException:
+            for outcome in self._outcomes:
+                if isinstance(outcome, Lease):
+                    outcome.release()
+            raise
+        return [outcome for outcome in self._outcomes if outcome is not None]
+
+    def _at_once(self, work: Callable[[T], object], items: Sequence[T]) -> None:
+        """Do the work for each item, on as many threads as the budget has; raises what is raised for the first in order."""
+        workers = min(self._threads, len(items))
+        if workers < 2:
+            deque(map(work, items), maxlen=0)
+            return
+        with ThreadPoolExecutor(workers, "xrt-compile") as pool:
+            deque(pool.map(work, items), maxlen=0)
+
+    def _lanes(self) -> list[list[int]]:
+        """Return the regions in lanes, those of engines first that compile one at a time, since theirs are the longest."""
+        if self._threads == 1:
+            return [list(range(len(self._regions)))]
+        lanes: dict[object, list[int]] = {}
+        for number, region in enumerate(self._regions):
+            lanes.setdefault(region.lane, []).append(number)
+        return [lanes[key] for key in sorted(lanes, key=lambda key: isinstance(key, str))]
+
+    def _compile(self, lane: Sequence[int]) -> None:
+        """Compile the regions of a lane; of equal ones the first, unless it is refused: then each is asked, and named."""
+        met: set[str] = set()
+        for number in lane:
+            region = self._regions[number]
+            force = self._forced and region.signature.key not in met
+            met.add(region.signature.key)
+            try:
+                self._outcomes[number] = _lease(region, self._cache, force)
+            except (CompileRefused, CompileFailed) as error:
+                self._outcomes[number] = _refusal(region.launch, error)
+            self._tell()
+
+    def _tell(self) -> None:
+        with self._lock:
+            self._done += 1
+            if self._progress is not None:
+                self._progress(self._done, len(self._regions))
 
 
 def _refusal(launch: Launch, error: CompileRefused | CompileFailed) -> Refusal:
@@ -62,27 +171,27 @@ def _refusal(launch: Launch, error: CompileRefused | CompileFailed) -> Refusal:
     return Refusal(launch, culprits or launch.nodes, error)
 
 
-def _lease(launch: Launch, engine: GraphCompiler, context: CompileContext, cache: CompileCache, force: bool) -> Lease:
-    here = replace(context, device=launch.device or context.device)
-    signature = signature_of(launch.function, engine, here)
+def _lease(region: _Region, cache: CompileCache, force: bool) -> Lease:
     met = "hit"
 
     def make() -> Executable:
         nonlocal met
         met = "miss"
-        return _compile(launch, engine, here)
+        return _made(region)
 
-    lease = cache.lease(signature, make, force=force)
-    _log.debug("cache %s for %s (%.12s)", met, launch.name, signature.key)
+    lease = cache.lease(region.signature, make, force=force, recipe=region.recipe)
+    _log.debug("cache %s for %s (%.12s)", met, region.launch.name, region.signature.key)
     return lease
 
 
-def _compile(launch: Launch, engine: GraphCompiler, context: CompileContext) -> Executable:
+def _made(region: _Region) -> Executable:
     """Compile and prepare; whatever else an engine raises becomes CompileFailed, with its cause."""
+    launch = region.launch
     _log.info("%s: %s compiles %d nodes", launch.name, launch.engine, len(launch.nodes))
     began = perf_counter()
     try:
-        executable = engine.compile(launch.function, context)
+        with _turn(region.engine):
+            executable = region.engine.compile(launch.function, region.context)
         executable.prepare()
     except (CompileRefused, CompileFailed):
         raise
@@ -91,5 +200,19 @@ def _compile(launch: Launch, engine: GraphCompiler, context: CompileContext) -> 
         raise CompileFailed(
             f"engine {launch.engine!r} failed to compile {launch.name} ({len(launch.nodes)} nodes): {shown}"
         ) from error
+    for constant in launch.function.constants.values():
+        release(constant.array)  # what the engine has read of it to compile; it need not be in memory until a run reads it
     _log.info("%s: compiled in %.3f s", launch.name, perf_counter() - began)
     return executable
+
+
+_turns: WeakKeyDictionary[type[GraphCompiler], threading.Lock] = WeakKeyDictionary()
+_turns_lock = threading.Lock()
+
+
+def _turn(engine: GraphCompiler) -> AbstractContextManager[object]:
+    """Return what to hold while the engine compiles: nothing, or the lock of its class where it compiles one at a time."""
+    if engine.compiles_in_parallel:
+        return nullcontext()
+    with _turns_lock:
+        return _turns.setdefault(type(engine), threading.Lock())

@@ -1,13 +1,12 @@
-"""Devices by name, and the processor cores that this process may use."""
+"""Devices by name."""
 
 from __future__ import annotations
 
-import os
 import re
 
 from xrt.errors import DeviceError, did_you_mean
 
-__all__ = ["available_cores", "check_device", "kind_of"]
+__all__ = ["check_device", "kind_of"]
 
 _KINDS = ("cpu", "cuda")
 _FORM = re.compile(r"cpu|cuda(:\d+)?")
@@ -28,10 +27,3 @@ def kind_of(device: str) -> str:
     'cuda'
     """
     return device.partition(":")[0]
-
-
-def available_cores() -> int:
-    """Return how many processor cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from xrt.cache import Lease
-from xrt.engines import RunOptions
+from xrt.engines import Executable, RunOptions
 from xrt.engines.contract import fill
 from xrt.errors import InputError, RunFailed, XRTError
 from xrt.graph import Type
 from xrt.partition import Launch, Plan
 from xrt.runtime.arena import Arena, Placed
-from xrt.runtime.devices import available_cores
 from xrt.runtime.frames import Action, Frame, frame_of
 from xrt.runtime.layout import Slots, laid_out
 from xrt.runtime.profile import Profile, Recorder
+from xrt.runtime.threads import available_cores
 
 __all__ = ["Program", "run_failed"]
 
@@ -40,6 +40,11 @@ class Program:
         self._recorder = Recorder(tuple((launch.name, launch.engine) for launch in plan.launches))
 
     # ------------------------------------------------------------------ memory
+
+    @property
+    def executables(self) -> tuple[Executable, ...]:
+        """The executable of each launch; equal launches share one."""
+        return tuple(lease.executable for lease in self._leases)
 
     @property
     def arena(self) -> Arena:
@@ -88,7 +93,7 @@ class Program:
     def _play(self, actions: Sequence[Action]) -> None:
         action: Action | None = None
         try:
-            for action in actions:
+            for action in actions:  # the error below names the launch that was begun last
                 action()
         except XRTError:
             raise

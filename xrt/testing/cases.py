@@ -1,4 +1,4 @@
-"""The node tests of the installed ``onnx`` package as cases: a model, its inputs, and what must come out."""
+"""One test as a case: a model, its inputs, and what must come out; and the node tests of the installed ``onnx`` as cases."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ from typing import Any
 import numpy as np
 from onnx import GraphProto, ModelProto, OptionalProto, SequenceProto, TensorProto, numpy_helper
 
-from xrt.compare import BIT_EQUAL, Comparison, Tolerance, compare_all
+from xrt.compare import BIT_EQUAL, Comparison, Ties, Tolerance, compare_all, tolerance_for
+from xrt.engines import registry
 from xrt.formats import onnx
 from xrt.graph import Function, is_training, schema_of
+from xrt.models import with_random_weights
+from xrt.module.settings import REFERENCE
+from xrt.testing.running import run_alone
+from xrt.testing.ties import ties_of
 
-__all__ = ["Case", "node_cases"]
+__all__ = ["Case", "matches", "node_cases", "value_of"]
 
 _BFLOAT16_RTOL = 2**-6
 """Two roundings: what the runner of ``onnx`` itself grants bfloat16, whose one rounding is wider than every case's rtol."""
@@ -31,13 +36,30 @@ class Case:
     inputs: tuple[Any, ...]
     """Arrays, lists and None, as engines take them."""
     expected: tuple[Any, ...]
+    """What must come out; empty where the reference engine is to say it, see `seed`."""
     rtol: float
     atol: float
+    group: str = "node"
+    """The group of tests it belongs to."""
+    seed: int | None = None
+    """Seeds random weights in place of the model's own; what must come out is then what the reference engine computes,
+    held to the tolerance of a network."""
 
     @cached_property
     def function(self) -> Function:
         """The model as a Function; raises ModelError where it cannot be read."""
-        return onnx.load(self.model)
+        function = onnx.load(self.model)
+        return function if self.seed is None else with_random_weights(function, self.seed)
+
+    @cached_property
+    def truth(self) -> tuple[Any, ...]:
+        """What must come out."""
+        return self.expected if self.seed is None else tuple(_reference(self.function, self.inputs))
+
+    @cached_property
+    def ties(self) -> list[Ties | None]:
+        """Where an output may jump and be as right: what the reference engine gives for the operators that step."""
+        return ties_of(self.function, self.inputs, _reference)
 
     @cached_property
     def operators(self) -> tuple[str, ...]:
@@ -53,22 +75,37 @@ class Case:
         """
         return any(_draws(function, node) for function, node in self.function.walk())
 
-    def judge(self, results: Sequence[Any]) -> Comparison:
-        """Compare results with the expected ones; types and shapes exactly, numbers within the case's own tolerance."""
+    def judge(self, results: Sequence[Any], *, admit_ties: bool = False) -> Comparison:
+        """Compare results with the expected ones; types and shapes exactly, numbers within the case's own tolerance.
+
+        With ``admit_ties``, an output that a stepping operator makes (ArgMax, Round, a cast to integers) may be on the
+        other side of a step where what was read lies at its edge: a mixture rounds on the way where one engine does not.
+        """
         names = [output.name for output in self.model.graph.output]
         if self.is_random:
-            return compare_all([_blank(r) for r in results], [_blank(e) for e in self.expected], names=names)
+            return compare_all([_blank(r) for r in results], [_blank(e) for e in self.truth], names=names)
+        if len(results) != len(self.truth):
+            return compare_all(results, self.truth)
+        found = self._compare(results, names, [None] * len(names))
+        return self._compare(results, names, self.ties) if admit_ties and not found else found
+
+    def _compare(self, results: Sequence[Any], names: Sequence[str], ties: Sequence[Ties | None]) -> Comparison:
         parts = [
-            compare_all([r], [e], self._tolerance(e), names=[n]) for r, e, n in zip(results, self.expected, names, strict=False)
+            compare_all([r], [e], self._tolerance(e), ties=[t], names=[n])
+            for r, e, t, n in zip(results, self.truth, ties, names, strict=True)
         ]
         wrong = [part for part in parts if not part]
-        if len(results) != len(self.expected):
-            return compare_all(results, self.expected)
         return wrong[0] if wrong else max(parts, key=lambda part: part.absolute, default=Comparison())
 
     def _tolerance(self, expected: Any) -> Tolerance:
+        if self.seed is not None:
+            return tolerance_for(expected.dtype, "network")
         narrow = isinstance(expected, np.ndarray) and expected.dtype.name == "bfloat16"
         return Tolerance(max(self.rtol, _BFLOAT16_RTOL) if narrow else self.rtol, self.atol)
+
+
+def _reference(function: Function, inputs: Sequence[Any]) -> list[Any]:
+    return run_alone(registry.create(REFERENCE), function, inputs)
 
 
 def _draws(function: Function, node: Any) -> bool:
@@ -91,14 +128,14 @@ def node_cases(pattern: str = "*", *, shard: tuple[int, int] = (0, 1)) -> tuple[
     ``pattern`` is one or more globs with commas between them; the leading ``test_`` may be left out. The first call
     of a process makes all of them, which takes some seconds.
     """
-    globs = [glob.strip() for glob in pattern.split(",")]
-    chosen = [case for case in _all_cases() if any(_matches(case.name, glob) for glob in globs)]
     index, count = shard
-    return tuple(chosen[index::count])
+    return tuple(case for case in _all_cases() if matches(case.name, pattern))[index::count]
 
 
-def _matches(name: str, glob: str) -> bool:
-    return fnmatch.fnmatchcase(name, glob) or fnmatch.fnmatchcase(name.removeprefix("test_"), glob)
+def matches(name: str, pattern: str) -> bool:
+    """Whether a case's name matches one of the globs."""
+    globs = [glob.strip() for glob in pattern.split(",")]
+    return any(fnmatch.fnmatchcase(text, glob) for glob in globs for text in (name, name.removeprefix("test_")))
 
 
 @lru_cache(maxsize=1)
@@ -125,19 +162,19 @@ def _given(inputs: Sequence[Any], graph: GraphProto) -> tuple[Any, ...]:
 
 
 def _values(values: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(_value(value) for value in values)
+    return tuple(value_of(value) for value in values)
 
 
-def _value(value: Any) -> Any:
+def value_of(value: Any) -> Any:
     """Return what a test gives (a message, an array, a scalar, a list) as engines take it."""
     if isinstance(value, TensorProto):
         return _array(numpy_helper.to_array(value))
     if isinstance(value, SequenceProto):
-        return [_value(item) for item in numpy_helper.to_list(value)]
+        return [value_of(item) for item in numpy_helper.to_list(value)]
     if isinstance(value, OptionalProto):
-        return _value(numpy_helper.to_optional(value))
+        return value_of(numpy_helper.to_optional(value))
     if isinstance(value, list | tuple):
-        return [_value(item) for item in value]
+        return [value_of(item) for item in value]
     return None if value is None else _array(value)
 
 

@@ -1,8 +1,9 @@
-"""The conformance run: every node test of the installed ``onnx`` on an engine, or on a list of engines, strictly.
+"""The conformance run: the tests of the installed ``onnx`` on an engine, on a list of engines, or alternating between them.
 
 An engine is handed what XRT would hand it: types inferred, and the parts that are constant computed beforehand, unless
 nothing would be left of the case. A case is *declined* when the engine said so before the first run, *passed* when what
-came out is right in type, shape and value, and *failed* otherwise; one case's error never ends the run.
+came out is right in type, shape and value, and *failed* otherwise; one case's error never ends the run. No engine stands
+behind those that are listed.
 """
 
 from __future__ import annotations
@@ -11,27 +12,39 @@ import copy
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from xrt import passes
 from xrt.engines import GraphCompiler, registry
-from xrt.errors import CompileFailed, CompileRefused, PlanError
+from xrt.errors import CompileFailed, CompileRefused, OptionError, PlanError
 from xrt.graph import Function
 from xrt.module.build import simplified
-from xrt.testing.cases import Case, node_cases, unchanged
-from xrt.testing.ledgers import Gap, gaps_of, settle
+from xrt.partition import Launch
+from xrt.testing.alternate import alternating_program
+from xrt.testing.cases import Case, unchanged
+from xrt.testing.groups import cases_of
+from xrt.testing.ledgers import MIXTURES, Gap, gaps_of, settle
 from xrt.testing.report import Outcome, Report, Word
 from xrt.testing.running import compiled, module_of
 
-__all__ = ["Engine", "Maker", "Runner", "alone", "conform", "maker_for", "run_case", "run_reference", "together"]
+__all__ = ["Engine", "Maker", "Ready", "alone", "alternating", "conform", "makers_for", "run_case", "run_reference", "together"]
 
 Engine: TypeAlias = str | GraphCompiler
-Runner: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
-"""Runs a compiled function once."""
-Maker: TypeAlias = Callable[[Function, Sequence[Any]], Runner]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A compiled function, to be run once."""
+
+    run: Callable[[Sequence[Any]], Sequence[Any]]
+    placed: tuple[tuple[str, str], ...] = ()
+    """Which engines its operators are on, as (operator, engine) pairs."""
+
+
+Maker: TypeAlias = Callable[[Function, Sequence[Any]], Ready]
 """Compiles a function for inputs such as the given ones; raises CompileRefused for what is declined."""
 Progress: TypeAlias = Callable[[int, int, Outcome], None]
 """Told after each case: how many are done, of how many, and what came of it."""
@@ -41,29 +54,38 @@ def conform(
     engines: Engine | Sequence[Engine],
     pattern: str = "*",
     *,
+    groups: Sequence[str] = (),
+    alternate: bool = False,
     shard: tuple[int, int] = (0, 1),
     reference: bool = False,
     gaps: Sequence[Gap] | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Run the node tests that match, or a share of them, and return the report.
+    """Run the cases of those groups (of all, when none is named) that match, or a share of them, and return the report.
 
-    With ``reference``, ``onnx.reference.ReferenceEvaluator`` runs beside. Without ``gaps``, the report is settled with the
-    ledgers that XRT ships for the engines. To use several processes, run each with a shard and without gaps
-    (``gaps=()``), then settle the `Report.joined` of all.
+    With ``alternate``, neighbouring nodes are kept on different engines (`xrt.testing.alternate`), and every case runs once
+    for each engine to begin with. With ``reference``, ``onnx.reference.ReferenceEvaluator`` runs beside. Without ``gaps``,
+    the report is settled with the ledgers that XRT ships for the engines. To use several processes, run each with a shard
+    and without gaps (``gaps=()``), then settle the `Report.joined` of all.
     """
     listed = _listed(engines)
-    make = maker_for(listed)
-    cases = node_cases(pattern, shard=shard)
+    makers = makers_for(listed, alternate=alternate)
+    cases = cases_of(groups, pattern, shard=shard)
     outcomes = []
     for done, case in enumerate(cases, 1):
-        outcomes.append(run_case(case, make))
+        outcomes.append(run_case(replace(case), *makers))  # a copy, so that what the case holds of its model goes with it
         if progress is not None:
             progress(done, len(cases), outcomes[-1])
     beside = tuple(run_reference(case) for case in cases) if reference else ()
-    report = Report(",".join(engine.spec for engine in listed), tuple(outcomes), beside)
-    known = [gap for engine in listed for gap in gaps_of(engine.spec)] if gaps is None else gaps
-    return settle(report, known, complete=pattern == "*" and shard == (0, 1), alone=len(listed) == 1)
+    name = ",".join(engine.spec for engine in listed) + ", alternating" * alternate
+    known = _ledger(listed) if gaps is None else gaps
+    complete = pattern == "*" and shard == (0, 1) and not groups
+    return settle(Report(name, tuple(outcomes), beside), known, complete=complete, alone=len(listed) == 1)
+
+
+def _ledger(engines: Sequence[GraphCompiler]) -> list[Gap]:
+    names = [engine.spec for engine in engines] + [MIXTURES] * (len(engines) > 1)
+    return [gap for name in names for gap in gaps_of(name)]
 
 
 def _listed(engines: Engine | Sequence[Engine]) -> tuple[GraphCompiler, ...]:
@@ -71,16 +93,24 @@ def _listed(engines: Engine | Sequence[Engine]) -> tuple[GraphCompiler, ...]:
     return tuple(registry.create(engine) for engine in many)
 
 
-def maker_for(engines: Sequence[GraphCompiler]) -> Maker:
-    """Return how to compile for those engines: one by the contract alone, several as a module makes a plan of them."""
-    return alone(engines[0]) if len(engines) == 1 else together(engines)
+def makers_for(engines: Sequence[GraphCompiler], *, alternate: bool = False) -> tuple[Maker, ...]:
+    """Return how to compile for those engines, in every way that a case is to run.
+
+    One engine runs by the contract alone, several as a module makes a plan of them; or they alternate, each beginning once.
+    """
+    if alternate and len(engines) < 2:
+        raise OptionError("nodes alternate between two engines or more; list another")
+    if alternate:
+        return tuple(alternating(engines, first) for first in range(len(engines)))
+    return (alone(engines[0]) if len(engines) == 1 else together(engines),)
 
 
 def alone(engine: GraphCompiler) -> Maker:
     """Return a maker that asks, compiles and runs by the contract alone, with nothing of XRT in between."""
 
-    def make(function: Function, inputs: Sequence[Any]) -> Runner:
-        executable = compiled(engine, _prepared(function), inputs)
+    def make(function: Function, inputs: Sequence[Any]) -> Ready:
+        prepared = _prepared(function)
+        executable = compiled(engine, prepared, inputs)
 
         def run(values: Sequence[Any]) -> Sequence[Any]:
             try:
@@ -88,7 +118,7 @@ def alone(engine: GraphCompiler) -> Maker:
             finally:
                 executable.close()
 
-        return run
+        return Ready(run, tuple(sorted({(node.op, engine.name) for node in prepared.nodes})))
 
     return make
 
@@ -96,15 +126,31 @@ def alone(engine: GraphCompiler) -> Maker:
 def together(engines: Sequence[GraphCompiler], **options: Any) -> Maker:
     """Return a maker that plans for a list of engines, as `module_of` does."""
 
-    def make(function: Function, inputs: Sequence[Any]) -> Runner:
+    def make(function: Function, inputs: Sequence[Any]) -> Ready:
         module = module_of(_prepared(function), engines, **options)
         try:
             module.compile(*inputs)
         except PlanError as error:
             raise _refusal(error) from error
-        return lambda values: _as_outputs(module(*values), len(function.outputs))
+        count = len(function.outputs)
+        return Ready(lambda values: _as_outputs(module(*values), count), _placed(module.plan.launches))
 
     return make
+
+
+def alternating(engines: Sequence[GraphCompiler], first: int = 0) -> Maker:
+    """Return a maker that keeps neighbouring nodes on different engines; the engine of that number begins."""
+
+    def make(function: Function, inputs: Sequence[Any]) -> Ready:
+        program = alternating_program(_prepared(function), inputs, engines, first)
+        return Ready(program.run, _placed(program.plan.launches))
+
+    return make
+
+
+def _placed(launches: Sequence[Launch]) -> tuple[tuple[str, str], ...]:
+    pairs = {(node.op, launch.engine.partition("{")[0]) for launch in launches for node in launch.function.nodes}
+    return tuple(sorted(pairs))
 
 
 def _prepared(function: Function) -> Function:
@@ -130,29 +176,39 @@ def _as_outputs(results: Any, count: int) -> Sequence[Any]:
 # ---------------------------------------------------------------------- one case
 
 
-def run_case(case: Case, make: Maker) -> Outcome:
-    """Return what came of one case; no exception leaves it but those that end the process."""
+def run_case(case: Case, *makers: Maker) -> Outcome:
+    """Return what came of one case, made in each of the ways: of the first that does not pass, else of the last.
+
+    No exception leaves it but those that end the process.
+    """
     start = time.perf_counter()
+    placed: set[tuple[str, str]] = set()
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # cases overflow and cast NaN on purpose; what counts is what comes out
-        outcome = _outcome(case, make)
-    return replace(outcome, operators=case.operators, seconds=time.perf_counter() - start)
+        for make in makers:
+            outcome = _outcome(case, make)
+            placed.update(outcome.placed)
+            if outcome.word is not Word.PASSED:
+                break
+    seconds = time.perf_counter() - start
+    return replace(outcome, operators=case.operators, seconds=seconds, group=case.group, placed=tuple(sorted(placed)))
 
 
 def _outcome(case: Case, make: Maker) -> Outcome:
     try:
-        run = make(case.function, case.inputs)
+        ready = make(case.function, case.inputs)
     except CompileRefused as refusal:
         return Outcome(case.name, Word.DECLINED, _first_line(refusal))
     except Exception as error:  # noqa: BLE001  # whatever an engine raises is its outcome
         return Outcome(case.name, Word.FAILED, f"at compile: {_described(error)}")
-    return _ran(case, run)
+    return replace(_ran(case, ready), placed=ready.placed)
 
 
-def _ran(case: Case, run: Runner) -> Outcome:
+def _ran(case: Case, ready: Ready) -> Outcome:
     given = copy.deepcopy(case.inputs)
+    is_mixture = len({engine for _, engine in ready.placed}) > 1
     try:
-        verdict = case.judge(run(given)) and unchanged(case.inputs, given)
+        verdict = case.judge(ready.run(given), admit_ties=is_mixture) and unchanged(case.inputs, given)
     except Exception as error:  # noqa: BLE001  # whatever an engine raises is its outcome
         return Outcome(case.name, Word.FAILED, f"at run: {_described(error)}")
     return Outcome(case.name, Word.PASSED) if verdict else Outcome(case.name, Word.FAILED, verdict.message)
@@ -170,10 +226,10 @@ def run_reference(case: Case) -> Outcome:
     """Return what ``onnx.reference.ReferenceEvaluator`` makes of the case; it may return scalars where arrays are due."""
     from onnx.reference import ReferenceEvaluator
 
-    def make(function: Function, inputs: Sequence[Any]) -> Runner:
+    def make(function: Function, inputs: Sequence[Any]) -> Ready:
         evaluator = ReferenceEvaluator(case.model)
-        names = [value.name for value in case.model.graph.input]
-        return lambda values: [_as_array(r) for r in evaluator.run(None, dict(zip(names, values, strict=True)))]
+        names = [value.name for value in function.inputs]
+        return Ready(lambda values: [_as_array(r) for r in evaluator.run(None, dict(zip(names, values, strict=True)))])
 
     return run_case(case, make)
 

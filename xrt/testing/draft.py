@@ -193,6 +193,19 @@ class Draft:
         """Return a draft for a body, which sees what this one sees now."""
         return Draft(self.choose, self.dtypes, self.empty, self.rank, parent=self, smooth=self.smooth, numbers=self.numbers)
 
+    # ------------------------------------------------------------------ a step back
+
+    def mark(self) -> tuple[int, int, int, int]:
+        """Return how much there is; `take_back` returns to it."""
+        return len(self.nodes), len(self.inputs), len(self.constants), len(self.values)
+
+    def take_back(self, mark: tuple[int, int, int, int]) -> None:
+        """Forget what was added since the mark."""
+        nodes, inputs, constants, values = mark
+        del self.nodes[nodes:], self.inputs[inputs:], self.values[values:]
+        for name in list(self.constants)[constants:]:
+            del self.constants[name]
+
     # ------------------------------------------------------------------ the end
 
     def function(self, outputs: Sequence[Known], *, name: str = "main", named: bool = False, **fields: Any) -> Function:

@@ -1,12 +1,13 @@
-"""Engines to test XRT with: one that counts what is asked of it, and one that misbehaves as told.
+"""Engines to test with: one that counts what is asked of it, one that misbehaves as told, and one that is as slow as told.
 
-Both hand everything to an engine of another name, so what they compute is right unless it is told to be wrong.
+All hand everything to an engine of another name, so what they compute is right unless it is told to be wrong.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,8 +18,9 @@ import numpy as np
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions, registry
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import Function, Node
+from xrt.module.settings import REFERENCE
 
-__all__ = ["Faulty", "How", "Journal", "Recording", "Watched", "Where"]
+__all__ = ["Faulty", "How", "Journal", "Recording", "Slow", "Watched", "Where"]
 
 Where: TypeAlias = Literal["why_not", "compile", "prepare", "run", "close", "version"]
 How: TypeAlias = Literal["raise", "refuse", "dtype", "shape", "nan", "value", "missing", "scalar", "write_input"]
@@ -60,7 +62,7 @@ class Journal:
 class _Delegating(GraphCompiler):
     """An engine that hands everything to another one, for the operators it is told to take."""
 
-    inner: str = "toy"
+    inner: str = REFERENCE
     """The spec of the engine that does the work."""
     takes: str = "*"
     """Globs over operators, with ``|`` between them; every other node is declined."""
@@ -204,3 +206,45 @@ _SPOILT: dict[How, Any] = {
     "value": lambda array: array + array.dtype.type(1) if array.dtype.kind != "b" else ~array,
     "scalar": lambda array: array.reshape(-1)[0],
 }
+
+
+@dataclass(frozen=True)
+class Slow(_Delegating):
+    """An engine that takes the time it is told to, on top of what the work takes: a simulated device, or a compiler.
+
+    It sleeps, so other threads compute meanwhile as they do beside an engine that works on its own. Raises OptionError
+    for a time below zero.
+    """
+
+    name: ClassVar[str] = "slow"
+    run_seconds: float = 0.01
+    """Per run of a region."""
+    node_seconds: float = 0.0
+    """Per run, for each node of the region."""
+    compile_seconds: float = 0.0
+    """Per compile."""
+
+    def __post_init__(self) -> None:
+        for option in ("run_seconds", "node_seconds", "compile_seconds"):
+            if not getattr(self, option) >= 0:
+                raise OptionError(f"{option} is a time of 0 or more seconds; got {getattr(self, option)!r}")
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        executable = super().compile(function, context)
+        time.sleep(self.compile_seconds)
+        return _Sleeping(executable, self.run_seconds + self.node_seconds * len(function.nodes))
+
+
+class _Sleeping(Executable):
+    """An executable whose every run takes so many seconds more."""
+
+    def __init__(self, inner: Executable, seconds: float) -> None:
+        self.prepare = inner.prepare  # type: ignore[method-assign]  # nothing to add to either
+        self.close = inner.close  # type: ignore[method-assign]
+        self._run = inner.run
+        self._seconds = seconds
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        results = self._run(inputs, options)
+        time.sleep(self._seconds)
+        return results

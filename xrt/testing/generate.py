@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,8 @@ class Form:
     """Whether what steps is computed with no further, so that engines can be compared."""
     max_nodes: int = 10
     rank: int = 4
+    takes: Callable[[Function], bool] | None = None
+    """What a recipe adds stays only where this says so of the graph so far; `TakenBy` asks an engine. None keeps everything."""
 
     def __post_init__(self) -> None:
         for name in self.families:
@@ -49,19 +52,52 @@ class Form:
 
     @property
     def recipes(self) -> tuple[Recipe, ...]:
-        chosen = tuple(recipe for name in self.families for recipe in ALL_FAMILIES[name])
-        return chosen + (CONTROL if self.control else ())
+        """Those of the families, without those of which nothing is ever kept; empty where nothing is."""
+        return _kept_recipes(self)
 
 
 EVERYTHING = Form()
+TRIES = 100
+"""How many graphs of a recipe are looked at before it counts as one of which nothing is kept: some have many operators."""
+
+
+@cache
+def _kept_recipes(form: Form) -> tuple[Recipe, ...]:
+    chosen = tuple(recipe for name in form.families for recipe in ALL_FAMILIES[name])
+    recipes = chosen + (CONTROL if form.control else ())
+    return recipes if form.takes is None else tuple(recipe for recipe in recipes if _is_ever_kept(recipe, form))
+
+
+def _is_ever_kept(recipe: Recipe, form: Form) -> bool:
+    drafts = (_draft(Seeded(seed), form) for seed in range(TRIES))
+    return any(_grow(draft, recipe, form) and draft.nodes for draft in drafts)
+
+
+def _draft(choose: Chooser, form: Form) -> Draft:
+    return Draft(choose, form.dtypes, form.empty, form.rank, smooth=form.smooth)
+
+
+def _grow(draft: Draft, recipe: Recipe, form: Form) -> bool:
+    """Let the recipe add to the draft; take back what the form does not keep, and say whether it was kept."""
+    before = draft.mark()
+    recipe(draft)
+    if form.takes is None or form.takes(draft.function(_made(draft))):
+        return True
+    draft.take_back(before)
+    return False
+
+
+def _made(draft: Draft) -> list[Known]:
+    names = {name for node in draft.nodes for name in node.outputs}
+    return [value for value in draft.values if value.name in names]
 
 
 def function_from(choose: Chooser, form: Form = EVERYTHING) -> Function:
     """Return a Function made of the chooser's choices; equal choices give an equal Function."""
-    draft = Draft(choose, form.dtypes, form.empty, form.rank, smooth=form.smooth)
+    draft = _draft(choose, form)
     for _ in range(choose.integer(1, form.max_nodes)):
-        choose.pick(form.recipes)(draft)
-    if not draft.nodes:  # no recipe found what it needed
+        _grow(draft, choose.pick(form.recipes), form)
+    if not draft.nodes:  # no recipe found what it needed, or nothing was kept
         gentle(draft, draft.given(form.dtypes[0], (2,)))
     outputs = _outputs(draft, form)
     if form.control_edges:
@@ -74,7 +110,7 @@ def function_from(choose: Chooser, form: Form = EVERYTHING) -> Function:
 def _outputs(draft: Draft, form: Form) -> list[Known]:
     """Return the outputs: what nothing reads, something that is read, and odd ones."""
     read = {name for node in draft.nodes for name in node.uses}
-    made = [v for v in draft.values if any(v.name in node.outputs for node in draft.nodes)]
+    made = _made(draft)
     outputs = [v for v in made if v.name not in read]
     inner = [v for v in made if v.name in read]
     if inner and draft.choose.integer(0, 2) == 2:

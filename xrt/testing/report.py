@@ -33,10 +33,21 @@ class Outcome:
     """Empty for what passed."""
     operators: tuple[str, ...] = ()
     seconds: float = 0.0
+    group: str = "node"
+    """The group of tests that the case belongs to."""
+    placed: tuple[tuple[str, str], ...] = ()
+    """Which engines the operators ran on, as (operator, engine) pairs; empty for what did not run."""
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The engines that it ran on, sorted."""
+        return tuple(sorted({engine for _, engine in self.placed}))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        return cls(data["case"], Word(data["word"]), data["reason"], tuple(data["operators"]), data["seconds"])
+        placed = tuple((operator, engine) for operator, engine in data["placed"])
+        lists = {"word": Word(data["word"]), "operators": tuple(data["operators"]), "placed": placed}
+        return cls(**{**data, **lists})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +55,7 @@ class Report:
     """The outcomes of one run, in the order of the cases; `to_dict` gives plain data and `from_dict` reads it."""
 
     engine: str
-    """The engine's spec; several with commas between them."""
+    """The engine's spec; several with commas between them, and ``, alternating`` behind where neighbours are kept apart."""
     outcomes: tuple[Outcome, ...]
     reference: tuple[Outcome, ...] = ()
     """What ``onnx.reference.ReferenceEvaluator`` made of the same cases in the same run; empty when it was not asked."""
@@ -71,17 +82,30 @@ class Report:
         mine = {outcome.case for outcome in self.of(Word.PASSED)}
         return tuple(o.case for o in other if o.word == Word.PASSED and o.case not in mine)
 
+    @property
+    def mixed(self) -> int:
+        """How many cases ran on more than one engine."""
+        return sum(len(outcome.engines) > 1 for outcome in self.outcomes)
+
+    def by_group(self) -> dict[str, dict[Word, int]]:
+        """Return the counts per group of tests, in the order of the cases."""
+        return _counted((outcome.group, outcome.word) for outcome in self.outcomes)
+
     def by_operator(self) -> dict[str, dict[Word, int]]:
         """Return the counts per operator, sorted; a case counts for every operator of its main graph."""
-        found: dict[str, Counter[Word]] = {}
-        for outcome in self.outcomes:
-            for operator in outcome.operators:
-                found.setdefault(operator, Counter())[outcome.word] += 1
-        return {operator: {word: found[operator][word] for word in Word} for operator in sorted(found)}
+        counts = _counted((operator, outcome.word) for outcome in self.outcomes for operator in outcome.operators)
+        return dict(sorted(counts.items()))
+
+    def placements(self) -> dict[str, dict[str, int]]:
+        """Return for each operator that ran, bodies left out, the engines that it ran on, and in how many cases."""
+        found: dict[str, Counter[str]] = {}
+        for operator, engine in (pair for outcome in self.outcomes for pair in outcome.placed):
+            found.setdefault(operator, Counter())[engine] += 1
+        return {operator: dict(found[operator].most_common()) for operator in sorted(found)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as dictionaries, lists, numbers and strings."""
-        return asdict(self)
+        """Return the report as dictionaries, lists, numbers and strings; the counts stand beside what they count."""
+        return {**asdict(self), "counts": self.counts, "groups": self.by_group(), "operators": self.by_operator()}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -99,9 +123,16 @@ class Report:
 
     def __str__(self) -> str:
         shown = ", ".join(f"{count} {word}" for word, count in self.counts.items())
-        lines = [f"{self.engine}: {shown} of {len(self.outcomes)}"]
+        lines = [f"{self.engine}: {shown} of {len(self.outcomes)}" + f"; {self.mixed} ran on several engines" * bool(self.mixed)]
         if self.reference:
             passed = sum(outcome.word is Word.PASSED for outcome in self.reference)
             lines.append(f"onnx.reference: {passed} passed; lost by {self.engine}: {len(self.lost(self.reference))}")
         lines += [f"  failed {outcome.case}: {outcome.reason}" for outcome in self.of(Word.FAILED)]
         return "\n".join([*lines, *(f"  stale: {entry}" for entry in self.stale)])
+
+
+def _counted(pairs: Iterable[tuple[str, Word]]) -> dict[str, dict[Word, int]]:
+    found: dict[str, Counter[Word]] = {}
+    for name, word in pairs:
+        found.setdefault(name, Counter())[word] += 1
+    return {name: {word: counts[word] for word in Word} for name, counts in found.items()}

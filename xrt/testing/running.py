@@ -13,7 +13,7 @@ from xrt.graph import Function, Node, TensorType, Value
 from xrt.module import XRTModule
 from xrt.runtime import available_cores
 
-__all__ = ["Run", "compiled", "module_of", "pieces", "run_alone", "run_in_pieces", "with_inner_values"]
+__all__ = ["Run", "compiled", "fitted", "module_of", "pieces", "run_alone", "run_in_pieces", "with_inner_values"]
 
 Run: TypeAlias = Callable[[Function, Sequence[Any]], Sequence[Any]]
 """Runs a Function on inputs and returns its outputs."""

@@ -9,13 +9,15 @@ from typing import Any, ClassVar, Literal
 import onnxruntime
 from onnxruntime import ExecutionMode, GraphOptimizationLevel, SessionOptions
 
-from xrt.engines.contract import GraphCompiler
+from xrt.engines.contract import Executable, GraphCompiler
 from xrt.engines.options import CompileContext
-from xrt.engines.ort import fields
+from xrt.engines.ort import fields, pool
 from xrt.engines.ort.calls import why_not_given
 from xrt.engines.ort.capability import why_not
-from xrt.engines.ort.executable import OrtExecutable, computed_outputs
+from xrt.engines.ort.executable import OrtExecutable, computed_outputs, session_function
 from xrt.engines.ort.handing import hand_over
+from xrt.engines.ort.memory import Growth, uses_of
+from xrt.engines.ort.saving import Saved, optimised
 from xrt.engines.ort.session import Provider, open_session, quiet_options
 from xrt.engines.ort.values import why_not_carried
 from xrt.errors import CompileRefused
@@ -91,18 +93,57 @@ class Ort(GraphCompiler):
             return OrtExecutable(function, None)
         _check_border(function)
         try:
-            handed = hand_over(function if computed == function.outputs else function.replace(outputs=computed, aliases=()))
+            handed = hand_over(session_function(function))
         except ValueError as error:  # a ModelError, or a name that is not text
             raise CompileRefused(f"the function cannot be written for ONNX Runtime: {error}") from error
-        session = open_session(handed, self._session_options(context.threads), self._providers())
-        return OrtExecutable(function, session, handed.files)
+        pool.use()
+        with Growth() as growth:
+            session = open_session(handed, self._session_options(context.threads), self._providers())
+        return OrtExecutable(function, session, handed.files, uses_of(handed.copied, growth.nbytes))
+
+    def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
+        """Return the session's optimised model; the library optimises the Function a second time for it."""
+        if not isinstance(executable, OrtExecutable) or not computed_outputs(executable.function):
+            raise CompileRefused("there is no session to save")
+        if self.providers != ("CPUExecutionProvider",):
+            raise CompileRefused(f"only sessions of CPUExecutionProvider are saved, not of {', '.join(self.providers)}")
+        if executable.saved is not None:
+            return executable.saved
+        if context.workdir is None:
+            raise CompileRefused("an optimised model is saved by way of a file, and there is no working directory")
+        handed = hand_over(session_function(executable.function))
+        return optimised(executable.function, handed, self._session_options(context.threads), context.workdir)
+
+    def load(self, data: memoryview, function: Function, context: CompileContext) -> OrtExecutable:
+        """Return a session over the optimised model, which the library takes as it is."""
+        saved = Saved.read(data)
+        handed, border = saved.handed(function), saved.border(function)
+        options = self._session_options(context.threads)
+        options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
+        pool.use()
+        with Growth() as growth:
+            session = open_session(handed, options, self._providers())
+        executable = OrtExecutable(border, session, handed.files, uses_of(handed.copied, growth.nbytes))
+        executable.saved = data
+        return executable
 
     def version(self) -> str:
-        """Return the library's version and what its build says of itself."""
-        return f"onnxruntime {onnxruntime.__version__} ({onnxruntime.get_build_info()})"
+        """Return the library's version, what its build says of itself, and the pool that its sessions share, if any."""
+        shared = f", one pool of {pool.size()} threads" if pool.size() else ""
+        return f"onnxruntime {onnxruntime.__version__} ({onnxruntime.get_build_info()}){shared}"
+
+    @classmethod
+    def share_pool(cls, threads: int) -> None:
+        """Let all sessions of the process run on one pool of threads; the process can then have no session with its own."""
+        pool.share(threads)
 
     def unsupported_options(self, context: CompileContext) -> str | None:
         """Return which option is not honoured. Any batch size is, and so are strict types: it computes in the model's own."""
+        if pool.size() not in (None, context.threads):
+            return (
+                f"engine 'ort' runs on one pool of {pool.size()} threads that all sessions of the process share, as "
+                f"xrt.configure asked: it does not honour threads={context.threads}; ask for threads={pool.size()}"
+            )
         asked = context.options.unusual()
         shown = ", ".join(f"{n}={asked[n]!r}" for n in ("precision", "calibration_table", "max_workspace_size") if n in asked)
         if not shown:
@@ -113,8 +154,12 @@ class Ort(GraphCompiler):
         options = quiet_options()
         options.graph_optimization_level = _LEVELS[self.optimization]
         options.execution_mode = _MODES[self.execution_mode]
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = self.inter_op_threads or threads if self.execution_mode == "parallel" else 1
+        if pool.size():
+            options.use_per_session_threads = False
+        else:
+            over_nodes = min(self.inter_op_threads or threads, threads) if self.execution_mode == "parallel" else 1
+            options.inter_op_num_threads = over_nodes
+            options.intra_op_num_threads = threads - over_nodes + 1  # the calling thread is one of both
         options.enable_cpu_mem_arena = self.memory_arena
         options.enable_mem_pattern = self.memory_pattern
         options.use_deterministic_compute = self.deterministic

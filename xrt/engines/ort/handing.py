@@ -14,10 +14,10 @@ import numpy as np
 
 from xrt.engines.ort.library import newest_ir, newest_opset
 from xrt.engines.ort.session import Bytes, Handed
-from xrt.formats.onnx import external_weights, lowest_model
+from xrt.formats.onnx import external_weights, lowest_model, with_weights_outside
 from xrt.graph import Function
 
-__all__ = ["hand_over"]
+__all__ = ["bytes_of", "hand_over"]
 
 
 def hand_over(function: Function) -> Handed:
@@ -25,13 +25,17 @@ def hand_over(function: Function) -> Handed:
 
     Raises ModelError when that is newer than the library knows, and cannot be converted.
     """
+    function = with_weights_outside(function)  # the library checks bodies by themselves, and then looks for a file
     model = lowest_model(function, newest_opset(), newest_ir(), weights="external")
     arrays = external_weights(function)
     files = {name: f"constant_{index}" for index, name in enumerate(arrays)}
     for tensor in model.graph.initializer:
         if tensor.name in files:
             _name_file(tensor, files[tensor.name])
-    return Handed(model.SerializeToString(), {files[name]: _bytes_of(array) for name, array in arrays.items()})
+    contents = {files[name]: bytes_of(array) for name, array in arrays.items()}
+    own = [function.constants[name].array for name in arrays]
+    copied = sum(c.nbytes for c, array in zip(contents.values(), own, strict=True) if not np.may_share_memory(c, array))
+    return Handed(model.SerializeToString(), contents, copied)
 
 
 def _name_file(tensor: Any, file: str) -> None:
@@ -41,6 +45,6 @@ def _name_file(tensor: Any, file: str) -> None:
             entry.value = file
 
 
-def _bytes_of(array: np.ndarray[Any, Any]) -> Bytes:
+def bytes_of(array: np.ndarray[Any, Any]) -> Bytes:
     """Return the array's memory; an array that does not lie in order, or is not aligned, is copied."""
     return np.require(array, requirements=["C", "A"]).reshape(-1).view(np.uint8)

@@ -51,6 +51,8 @@ class Tape:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     steps: tuple[Step, ...]
+    engine: str
+    """The name of the engine whose tape it is, for the message of an error; it may be one that derives from toy."""
 
     def filled(self) -> tuple[Step | None, ...]:
         """Return, per output, the step that can write it to a given buffer; None where none can, or one before has it."""
@@ -75,7 +77,7 @@ class Tape:
         except XRTError:
             raise
         except Exception as cause:
-            raise _failure(step, slots, cause) from cause
+            raise _failure(self.engine, step, slots, cause) from cause
         return [slots[i] for i in self.outputs]
 
 
@@ -154,11 +156,11 @@ def _fits(argument: Any, buffer: Any) -> bool:
     return all(a in (1, b) for a, b in zip(reversed(argument.shape), reversed(buffer.shape), strict=False))
 
 
-def _failure(step: Step, slots: Sequence[Any], cause: Exception) -> RunFailed:
+def _failure(engine: str, step: Step, slots: Sequence[Any], cause: Exception) -> RunFailed:
     node = step.node
     given = ", ".join(described(slots[i]) for i in step.arguments) or "no inputs"
     return RunFailed(
-        f"engine 'toy' failed at node {node.name!r} ({node.op}) on ({given}): {type(cause).__name__}: {cause}; "
+        f"engine {engine!r} failed at node {node.name!r} ({node.op}) on ({given}): {type(cause).__name__}: {cause}; "
         "check the node's attributes and the shapes and types of its inputs"
     )
 
@@ -173,7 +175,7 @@ def described(value: Any) -> str:
     return f"{dtype}[{','.join(map(str, value.shape))}]"
 
 
-def tape_of(function: Function, kernel_of: Callable[[Node], tuple[Run, tuple[int, ...]]]) -> Tape:
+def tape_of(function: Function, kernel_of: Callable[[Node], tuple[Run, tuple[int, ...]]], engine: str = "toy") -> Tape:
     """Lay a closed Function out as a tape.
 
     ``kernel_of`` returns a node's kernel, and the places of the inputs whose buffers it may overwrite. Linear.
@@ -186,7 +188,7 @@ def tape_of(function: Function, kernel_of: Callable[[Node], tuple[Run, tuple[int
     last = _last_uses(function)
     steps = tuple(_step(node, slot, last[index], *kernel_of(node)) for index, node in enumerate(function.nodes))
     inputs = tuple(slot[v.name] for v in function.inputs)
-    return Tape(tuple(template), inputs, tuple(slot[v.name] for v in function.outputs), steps)
+    return Tape(tuple(template), inputs, tuple(slot[v.name] for v in function.outputs), steps, engine)
 
 
 def _step(node: Node, slot: dict[str, int], dying: Sequence[str], kernel: Run, mutable: tuple[int, ...]) -> Step:

@@ -12,7 +12,7 @@ from tvm.target import codegen
 from xrt.engines.contract import Executable, GraphCompiler
 from xrt.engines.options import CompileContext
 from xrt.engines.tvm.capability import refusal
-from xrt.engines.tvm.executable import RelaxExecutable, to_tensor
+from xrt.engines.tvm.executable import RelaxExecutable, is_shared, to_tensor
 from xrt.engines.tvm.host import check_mcpu, target_of
 from xrt.engines.tvm.importer import compiler_lock, import_function
 from xrt.engines.tvm.pipeline import build
@@ -28,6 +28,7 @@ class Tvm(GraphCompiler):
     """Apache TVM on the CPU: quick to compile, best at chains of elementwise operators, untuned elsewhere."""
 
     name: ClassVar[str] = "tvm"
+    compiles_in_parallel: ClassVar[bool] = False  # the importer and the pass contexts keep state of the process
 
     opt_level: int = 3
     """0 to 3: how much TVM fuses (nothing at 0) and LLVM optimises."""
@@ -52,7 +53,8 @@ class Tvm(GraphCompiler):
                 program = build(imported.module, weights, target, context.threads, self.opt_level)
         except Exception as cause:
             raise CompileRefused(f"TVM cannot compile {function.name!r}: {shortened(cause)}") from cause
-        return RelaxExecutable(program, context.threads, function.name)
+        copied = sum(constant.nbytes for constant in imported.weights if not is_shared(constant.array))
+        return RelaxExecutable(program, context.threads, function.name, copied)
 
     def remarks(self, function: Function) -> tuple[str, ...]:
         return ("untuned: loops follow fixed rules, not measurements on this processor",)

@@ -12,13 +12,14 @@ from tvm import relax
 from tvm.runtime import Tensor
 
 from xrt.engines.contract import Executable, fill
+from xrt.engines.memory import MemoryUse
 from xrt.engines.options import RunOptions
 from xrt.engines.tvm.host import use_threads
 from xrt.engines.tvm.pipeline import Program
 from xrt.engines.tvm.reasons import shortened
 from xrt.errors import RunFailed
 
-__all__ = ["RelaxExecutable", "to_tensor"]
+__all__ = ["RelaxExecutable", "is_shared", "to_tensor"]
 
 Array = np.ndarray[Any, Any]
 
@@ -28,7 +29,9 @@ class RelaxExecutable(Executable):
 
     outputs_are_fresh = True
 
-    def __init__(self, program: Program, threads: int, name: str) -> None:
+    def __init__(self, program: Program, threads: int, name: str, copied: int = 0) -> None:
+        """`copied` is how many bytes of the weights are copies."""
+        self._copied = copied
         self._program = program
         self._threads = threads
         self._name = name
@@ -91,6 +94,11 @@ class RelaxExecutable(Executable):
     def _failed(self, cause: Exception) -> RunFailed:
         return RunFailed(f"TVM failed while it ran {self._name!r}: {shortened(cause)}")
 
+    def memory(self) -> tuple[MemoryUse, ...]:
+        why = "weights of types that DLPack and NumPy do not share, or that do not lie in order, are copied"
+        copies = (MemoryUse("copied weights", self._copied, why),) if self._copied else ()
+        return *copies, MemoryUse("workspace", self._program.workspace, "inner values, as planned by the compiler", per_call=True)
+
     def close(self) -> None:
         self._idle.clear()
 
@@ -121,6 +129,11 @@ def to_tensor(array: Array) -> Any:
         if flags.c_contiguous and flags.aligned:
             return tvm_ffi.from_dlpack(_writable_alias(array))
     return tvm.runtime.tensor(np.ascontiguousarray(array))
+
+
+def is_shared(array: Array) -> bool:
+    """Whether `to_tensor` makes no copy of the array."""
+    return array.dtype.kind in "biuf" and array.flags.c_contiguous and array.flags.aligned
 
 
 def _to_array(tensor: Any) -> Array:

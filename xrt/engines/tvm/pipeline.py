@@ -27,6 +27,8 @@ class Program:
     code: relax.VMExecutable
     fresh: tuple[bool, ...]
     """False for a result that is an argument, a constant, or an earlier result: it must be copied."""
+    workspace: int
+    """Bytes that the planned storage of inner values takes in a call."""
 
 
 def legalise(module: IRModule, target: Target) -> IRModule:
@@ -49,8 +51,9 @@ def build(module: IRModule, weights: Sequence[Any], target: Target, threads: int
         wrapping = wrapping_functions(fused)
         scheduled = dlight.ApplyDefaultSchedule(CpuSchedule(threads))(_any_alignment(fused))
         bound = _bind(set_apart(scheduled, wrapping, target), weights)
-        code = relax.build(tvm.transform.Sequential(_LOWERING)(bound), target, relax_pipeline=None)
-    return Program(code, fresh)
+        planned = tvm.transform.Sequential(_PLANNING)(bound)
+        code = relax.build(tvm.transform.Sequential(_LOWERING)(planned), target, relax_pipeline=None)
+    return Program(code, fresh, _storage(planned["main"]))
 
 
 _FUSION = [
@@ -60,11 +63,14 @@ _FUSION = [
     relax.transform.DeadCodeElimination(),
 ]
 
-_LOWERING = [
+_PLANNING = [
     relax.transform.ToNonDataflow(),
     relax.transform.RemovePurityChecking(),
     relax.transform.CallTIRRewrite(),
     relax.transform.StaticPlanBlockMemory(),
+]
+
+_LOWERING = [
     relax.transform.LowerAllocTensor(),
     relax.transform.KillAfterLastUse(),
     relax.transform.LowerRuntimeBuiltin(),
@@ -107,3 +113,18 @@ def _origin(expression: Any, values: dict[Any, Any]) -> Any:
     while expression in values and not isinstance(expression, tvm.ir.Call):
         expression = values[expression]
     return expression
+
+
+def _storage(main: relax.Function) -> int:
+    """Return the bytes of the storage that a planned function allocates."""
+    sizes: list[int] = []
+
+    def visit(expression: Any) -> None:
+        if isinstance(expression, tvm.ir.Call) and expression.op == _ALLOCATION:
+            sizes.extend(int(extent) for extent in expression.args[0].values)
+
+    relax.analysis.post_order_visit(main, visit)
+    return sum(sizes)
+
+
+_ALLOCATION = tvm.ir.Op.get("relax.memory.alloc_storage")

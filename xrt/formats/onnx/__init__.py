@@ -6,8 +6,17 @@ schema (`xrt.graph.verify` does); only what breaks the structure of a model is r
 """
 
 from xrt.formats.onnx.files import load
-from xrt.formats.onnx.lowering import external_weights, lowest_model, lowest_opset, why_not_lowered
+from xrt.formats.onnx.lowering import external_weights, lowest_model, lowest_opset, why_not_lowered, with_weights_outside
 from xrt.formats.onnx.saving import save
 from xrt.formats.onnx.writing import to_model
 
-__all__ = ["external_weights", "load", "lowest_model", "lowest_opset", "save", "to_model", "why_not_lowered"]
+__all__ = [
+    "external_weights",
+    "load",
+    "lowest_model",
+    "lowest_opset",
+    "save",
+    "to_model",
+    "why_not_lowered",
+    "with_weights_outside",
+]

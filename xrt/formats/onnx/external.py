@@ -7,22 +7,31 @@ offset or length is believed before it is compared with the file.
 from __future__ import annotations
 
 import mmap
+import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from onnx import TensorProto
 
 from xrt.errors import ModelError
 from xrt.formats.onnx.texts import text
+from xrt.graph.mapping import Mapping, Stamp
 
 __all__ = ["ExternalData"]
+
+SETTLED = 2_000_000_000
+"""Nanoseconds after which a file's times tell a change: within the clock's grain, two changes look like one."""
 
 
 class ExternalData:
     """The files beside one model. Each is mapped once; the maps live as long as an array that views them."""
 
-    def __init__(self, directory: Path | None = None) -> None:
+    def __init__(self, directory: Path | None = None, within: Callable[[str], memoryview | None] = lambda location: None) -> None:
         self.directory = directory
         """Where the model lies; None for a model that came as bytes or as a message, and so has no files."""
+        self._within = within
+        """Gives the data of the locations that are places in the model itself."""
         self._maps: dict[str, memoryview] = {}
 
     def view(self, tensor: TensorProto, what: str) -> memoryview:
@@ -34,6 +43,8 @@ class ExternalData:
         location = entries.get("location", "")
         if not location:
             raise ModelError(f"{what} is external data without a location")
+        if (own := self._within(location)) is not None:
+            return own
         if location not in self._maps:
             self._maps[location] = self._map(location, what)
         data = self._maps[location]
@@ -48,10 +59,11 @@ class ExternalData:
 
     def _map(self, location: str, what: str) -> memoryview:
         path = self._path(location, what)
-        with path.open("rb") as file:
-            if not path.stat().st_size:
-                return memoryview(b"")  # an empty file cannot be mapped
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        try:
+            with path.open("rb") as file:
+                return _mapped(file.fileno())
+        except OSError as error:
+            raise ModelError(f"{what} is in external data file {location!r}, which cannot be read: {error.strerror}") from error
 
     def _path(self, location: str, what: str) -> Path:
         if self.directory is None:
@@ -71,6 +83,18 @@ class ExternalData:
         if not is_file:
             raise ModelError(f"{what} is in external data file {location!r}, which is missing from {str(root)!r}")
         return path
+
+
+def _mapped(file: int) -> memoryview:
+    """Return the content of an open file."""
+    status = os.fstat(file)
+    if not status.st_size:
+        return memoryview(b"")  # an empty file cannot be mapped
+    mapping = Mapping(file, 0, access=mmap.ACCESS_READ)
+    changed = max(status.st_mtime_ns, status.st_ctime_ns)
+    if changed + SETTLED < time.time_ns():
+        mapping.stamp = Stamp(status.st_dev, status.st_ino, status.st_size, changed)
+    return memoryview(mapping)
 
 
 def _number(entries: dict[str, str], key: str, default: int, what: str) -> int:

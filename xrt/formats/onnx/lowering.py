@@ -11,13 +11,22 @@ from onnx import ModelProto, TensorProto
 
 from xrt.errors import ModelError, OptionError
 from xrt.formats.onnx.conversion import Scope, check_convertible, converted
+from xrt.formats.onnx.hoisting import hoisted
 from xrt.formats.onnx.plain import identity_opset, plain
-from xrt.formats.onnx.tensors import external_tensor, write_tensor
+from xrt.formats.onnx.tensors import external_tensor, stored_data, write_tensor
 from xrt.formats.onnx.versions import content_ir, lowest_ir, lowest_opsets, node_ir
 from xrt.formats.onnx.writing import Style, model_of
 from xrt.graph import Constant, DType, Function, Node, since_version
 
-__all__ = ["EXTERNAL_BYTES", "EXTERNAL_LOCATION", "external_weights", "lowest_model", "lowest_opset", "why_not_lowered"]
+__all__ = [
+    "EXTERNAL_BYTES",
+    "EXTERNAL_LOCATION",
+    "external_weights",
+    "lowest_model",
+    "lowest_opset",
+    "why_not_lowered",
+    "with_weights_outside",
+]
 
 EXTERNAL_BYTES = 1024
 """Constants of at least this size are written as references by ``weights="external"``."""
@@ -41,7 +50,8 @@ def lowest_model(
     through an Identity. Inputs and outputs keep their names and places.
 
     With ``weights="external"`` each large constant of the main graph becomes a reference to external data in the file
-    ``location``, which nobody writes: `external_weights` gives the arrays by name, to be handed over by reference.
+    ``location``, which nobody writes: `external_weights` gives the arrays by name, to be handed over by reference. Those
+    of bodies and Constant nodes stay inside; `with_weights_outside` brings them to the main graph first.
 
     Raises ModelError, whose text is the reason, when a limit cannot be kept.
     """
@@ -90,14 +100,27 @@ def _identities(function: Function) -> int:
     return max(map(identity_opset, types), default=1)
 
 
+def with_weights_outside(function: Function) -> Function:
+    """Return an equivalent Function whose large constants are all its own, and none a body's or a Constant node's."""
+    return hoisted(function, _is_large)
+
+
 def external_weights(function: Function) -> dict[str, np.ndarray[Any, Any]]:
-    """Return, by name, the arrays that ``lowest_model(function, weights="external")`` leaves out."""
-    return {name: constant.array for name, constant in function.constants.items() if _is_large(constant)}
+    """Return, by name, the arrays that ``lowest_model(function, weights="external")`` leaves out.
+
+    They are the constants' own, but for types narrower than a byte: ONNX stores several of these in one, and so the array
+    is a packed copy in bytes.
+    """
+    return {name: _stored(constant) for name, constant in function.constants.items() if _is_large(constant)}
+
+
+def _stored(constant: Constant) -> np.ndarray[Any, Any]:
+    return constant.array if constant.dtype.bits >= 8 else np.frombuffer(stored_data(constant), np.uint8)
 
 
 def _is_large(constant: Constant) -> bool:
-    """Whether a constant may be a reference: types narrower than a byte may not, as ONNX stores them unlike any array."""
-    return constant.dtype is not DType.STRING and constant.dtype.bits >= 8 and constant.nbytes >= EXTERNAL_BYTES
+    """Whether a constant may be a reference; strings may not, as ONNX stores them unlike any array."""
+    return constant.dtype is not DType.STRING and constant.nbytes >= EXTERNAL_BYTES
 
 
 def _style(weights: str, location: str) -> Style:

@@ -18,6 +18,7 @@ from xrt.formats.onnx.tensors import read_sparse, read_tensor
 from xrt.formats.onnx.texts import check_texts, text
 from xrt.formats.onnx.types import read_type, read_value
 from xrt.graph import Attribute, AttrKind, Constant, Function, Node, Type, Value
+from xrt.graph.collector import collector_paused
 
 __all__ = ["function_of"]
 
@@ -35,7 +36,8 @@ def function_of(model: ModelProto, external: ExternalData) -> Function:
     _check_header(model)
     model = inline(model)
     reader = _Reader(_opsets(model), external)
-    function = reader.function(model.graph, doc=model.doc_string, props=metadata.read_props(model))
+    with collector_paused(len(model.graph.node)):
+        function = reader.function(model.graph, doc=model.doc_string, props=metadata.read_props(model))
     if function.captures:
         raise _undefined(function)
     return function
@@ -80,6 +82,7 @@ class _Reader:
         inputs = tuple(read_value(proto) for proto in graph.input if proto.name not in constants)
         outputs = tuple(read_value(proto) for proto in graph.output)
         _check_named(graph, (*inputs, *outputs))
+        given = {value.name for value in outputs}
         types = _inner_types(graph, nodes, {*constants, *(v.name for v in inputs)}) if graph.value_info else {}
         name, aliases, own = metadata.read_graph(graph)
         return Function(
@@ -89,7 +92,7 @@ class _Reader:
             constants=constants,
             opsets=self.opsets,
             aliases=aliases,
-            types={n: t for n, t in types.items() if n not in {v.name for v in outputs}},
+            types={n: t for n, t in types.items() if n not in given},
             name=name,
             doc=text(graph.doc_string or doc, "the documentation"),
             metadata={**own, **(props or {})},

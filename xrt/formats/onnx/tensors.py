@@ -43,7 +43,10 @@ def stored_bytes(dtype: DType, count: int) -> int:
 
 
 def read_tensor(tensor: TensorProto, external: ExternalData, what: str) -> Constant:
-    """Return the tensor; ``raw_data`` and external data are not copied, except to unpack types narrower than a byte.
+    """Return the tensor; ``raw_data`` and external data are not copied.
+
+    Two kinds are: types narrower than a byte, to unpack them, and what lies at an address that its type does not like, so
+    that it is copied once and not by everyone who uses it.
 
     ``what`` names the tensor in an error. Raises ModelError when the data does not fit the header.
     """
@@ -83,7 +86,8 @@ def _from_bytes(data: bytes | memoryview, dtype: DType, shape: tuple[int, ...], 
     if dtype.bits < 8:
         packed = TensorProto(data_type=dtype.onnx, dims=shape, raw_data=bytes(data))
         return np.asarray(numpy_helper.to_array(packed))
-    return _reshaped(np.frombuffer(data, dtype.numpy.newbyteorder("<")), shape, what)
+    array = np.frombuffer(data, dtype.numpy.newbyteorder("<"))
+    return _reshaped(array if array.flags.aligned else array.copy(), shape, what)
 
 
 def _from_field(tensor: TensorProto, dtype: DType, shape: tuple[int, ...], what: str) -> np.ndarray[Any, Any]:

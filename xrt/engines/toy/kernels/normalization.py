@@ -36,9 +36,12 @@ def _batch_normal(xp: Any, x: Array, scale: Array, bias: Array, mean: Array, var
     return y.astype(x.dtype, copy=False)
 
 
-def _statistics(xp: Any, x: Array) -> tuple[Array, Array]:
-    """Return mean and (population) variance of each channel."""
-    axes = (0, *range(2, x.ndim))
+def _statistics(xp: Any, x: Array, running: Array) -> tuple[Array, Array]:
+    """Return mean and (population) variance over the batch, one for each element of the running mean.
+
+    That is one per channel; before version 9, with ``spatial=0``, one per element of a sample.
+    """
+    axes = (0, *range(1 + running.ndim, x.ndim))
     return xp.mean(widened(x), axis=axes), xp.var(widened(x), axis=axes)
 
 
@@ -55,7 +58,7 @@ def batch_normalization_by_outputs(node: Node, env: Env) -> Run:
     def run(x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> Any:
         if not training:
             return _batch_normal(xp, x, scale, bias, mean, var, epsilon)
-        now, spread = _statistics(xp, x)
+        now, spread = _statistics(xp, x, mean)
         y = _batch_normal(xp, x, scale, bias, now, spread, epsilon)
         saved = (now.astype(mean.dtype), spread.astype(var.dtype))
         return y, _running(mean, now, momentum), _running(var, spread, momentum), *saved
@@ -71,7 +74,7 @@ def batch_normalization(node: Node, env: Env) -> Run:
         return _batch_normal(xp, x, scale, bias, mean, var, epsilon)
 
     def train(x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> tuple[Array, Array, Array]:
-        now, spread = _statistics(xp, x)
+        now, spread = _statistics(xp, x, mean)
         y = _batch_normal(xp, x, scale, bias, now, spread, epsilon)
         return y, _running(mean, now, momentum), _running(var, spread, momentum)
 

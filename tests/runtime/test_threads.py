@@ -1,0 +1,353 @@
+"""The thread budget: what the system grants, what a module asks, and what NumPy's BLAS then uses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import xrt
+from xrt.engines import OpTable, blas_limit
+from xrt.engines.blas import BlasLibrary, BlasThreads, blas_of_process
+from xrt.engines.toy import Toy
+from xrt.errors import BudgetWarning, OptionError
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.runtime import available_cores, budget_of, default_budget, set_default_budget
+from xrt.runtime.threads import quotas
+
+F32 = TensorType(DType.FLOAT32, (2, 3))
+RELU = Function((Value("x", F32),), (Value("y", F32),), (Node("Relu", ("x",), ("y",)),), opsets={"": 20})
+X = np.ones((2, 3), "float32")
+
+
+# ---------------------------------------------------------------------- what the system grants
+
+
+def test_the_cores_are_at_most_those_that_the_process_may_run_on() -> None:
+    assert 1 <= available_cores() <= len(os.sched_getaffinity(0))
+
+
+def test_fewer_cores_for_the_process_are_fewer_cores() -> None:
+    script = (
+        "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); import xrt.runtime as r; print(r.available_cores())"
+    )
+    assert ran(script) == "1"
+
+
+GROUPS = [
+    ("0::/a/b\n", {"a/b/cpu.max": "max 100000", "a/cpu.max": "150000 100000"}, [1.5]),
+    ("0::/a/b\n", {"a/b/cpu.max": "50000 100000", "a/cpu.max": "300000 100000"}, [0.5, 3.0]),
+    ("0::/\n", {"cpu.max": "200000 100000\n"}, [2.0]),
+    ("0::/../other\n", {"cpu.max": "200000 100000\n"}, [2.0]),
+    (
+        "4:cpu,cpuacct:/job\n2:memory:/job\n",
+        {"cpu,cpuacct/job/cpu.cfs_quota_us": "250000", "cpu,cpuacct/job/cpu.cfs_period_us": "100000"},
+        [2.5],
+    ),
+    ("1:cpu:/job\n", {"cpu/job/cpu.cfs_quota_us": "-1", "cpu/job/cpu.cfs_period_us": "100000"}, []),
+    ("0::/a\n", {"a/cpu.max": "nonsense"}, []),
+    ("", {}, []),
+]
+
+
+@pytest.mark.parametrize(("own", "files", "cores"), GROUPS)
+def test_quotas_of_control_groups(tmp_path: Path, own: str, files: dict[str, str], cores: list[float]) -> None:
+    (tmp_path / "own").write_text(own)
+    for name, text in files.items():
+        path = tmp_path / "groups" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert list(quotas(tmp_path / "groups", tmp_path / "own")) == cores
+
+
+def test_a_system_without_control_groups_has_no_quota(tmp_path: Path) -> None:
+    assert list(quotas(tmp_path / "none", tmp_path / "none")) == []
+
+
+def test_a_quota_of_a_part_of_a_core_is_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xrt.runtime.threads.quotas", lambda: [0.3])
+    assert available_cores() == 1
+
+
+# ---------------------------------------------------------------------- what a module asks
+
+
+def test_the_default_budget_is_the_cores() -> None:
+    assert xrt.XRTModule(RELU).threads == default_budget() == available_cores()
+
+
+def test_more_threads_than_cores_are_the_cores_with_a_word() -> None:
+    cores = available_cores()
+    with pytest.warns(BudgetWarning) as caught:
+        module = xrt.XRTModule(RELU, threads=cores + 7)
+    told = f"threads={cores + 7} is more than the {cores} cores that this process may use; {cores} threads are used"
+    assert [str(w.message) for w in caught] == [told]
+    assert [w.filename for w in caught] == [__file__]
+    assert module.threads == budget_of(cores + 7) == cores
+
+
+@pytest.mark.parametrize("threads", [0, -1, True, 1.5, "2"])
+def test_what_is_no_number_of_threads_is_refused(threads: Any) -> None:
+    with pytest.raises(OptionError) as raised:
+        xrt.XRTModule(RELU, threads=threads)
+    assert str(raised.value) == f"threads must be a positive integer or None; got {threads!r}"
+    with pytest.raises(OptionError, match="threads must be a positive integer"):
+        xrt.configure(threads=threads)
+
+
+def test_explain_says_the_budget() -> None:
+    explanation = xrt.XRTModule(RELU, threads=1).explain()
+    assert explanation.to_dict()["threads"] == 1
+    assert str(explanation).splitlines()[0] == "engines: toy; 1 thread for all together"
+
+
+@pytest.fixture
+def untold() -> Iterator[None]:
+    yield
+    set_default_budget(None)
+
+
+@pytest.mark.usefixtures("untold")
+def test_the_process_can_have_another_default() -> None:
+    before = xrt.XRTModule(RELU)
+    xrt.configure(threads=1)
+    assert xrt.XRTModule(RELU).threads == default_budget() == 1
+    assert before.threads == available_cores()
+    xrt.configure()
+    assert xrt.XRTModule(RELU).threads == available_cores()
+
+
+# ---------------------------------------------------------------------- NumPy's BLAS
+
+
+class Fake:
+    """A BLAS library that knows its number of threads."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+
+    def library(self) -> BlasLibrary:
+        return BlasLibrary("fake 1", lambda: self.threads, lambda n: setattr(self, "threads", n))
+
+
+def test_a_limit_holds_while_calls_are_under_way_and_is_put_back() -> None:
+    one, other = Fake(8), Fake(3)
+    blas = BlasThreads([one.library(), other.library()])
+    assert blas.threads == 8
+    blas.enter(4)
+    assert (one.threads, other.threads) == (4, 3)
+    blas.enter(2)
+    blas.enter(4)
+    assert (one.threads, other.threads) == (2, 2)
+    blas.leave(4)
+    blas.leave(2)
+    assert (one.threads, other.threads) == (4, 3)
+    blas.leave(4)
+    assert (one.threads, other.threads) == (8, 3)
+    one.threads = 1  # the user's own
+    blas.enter(4)
+    assert one.threads == 1
+    blas.leave(4)
+    assert one.threads == 1
+
+
+def test_limits_from_many_threads_leave_the_number_as_it_was() -> None:
+    fake = Fake(8)
+    blas = BlasThreads([fake.library()])
+    seen: list[bool] = []
+
+    def call(budget: int) -> None:
+        for _ in range(200):
+            blas.enter(budget)
+            seen.append(fake.threads <= budget)
+            blas.leave(budget)
+
+    threads = [threading.Thread(target=call, args=(budget,)) for budget in (1, 2, 3, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(seen)
+    assert fake.threads == 8
+
+
+def test_the_library_of_numpy_is_found_and_follows() -> None:
+    blas = blas_of_process()
+    assert blas.libraries, "NumPy's BLAS was not found"
+    before = blas.threads
+    if before > 1:
+        limit = blas_limit(1)
+        assert limit is not None
+        with limit:
+            assert blas.threads == 1
+    assert blas.threads == before
+    assert blas_limit(before) is None
+
+
+@pytest.mark.parametrize("threads", [1, None])
+def test_toy_holds_blas_to_the_budget(threads: int | None) -> None:
+    spying = Function(
+        (Value("x", F32),),
+        (Value("y", TensorType(DType.INT64, ())),),
+        (Node("Threads", ("x",), ("y",), domain="spy"),),
+        opsets={"": 20, "spy": 1},
+    )
+    before = blas_of_process().threads
+    with xrt.XRTModule(spying, Spy(), strict=True, threads=threads) as module:
+        assert module(X) == min(module.threads, before)
+        assert blas_of_process().threads == before
+
+
+class Spy(Toy):
+    """Toy with an operator that tells how many threads NumPy's BLAS has while it runs."""
+
+    name: ClassVar[str] = "spy"
+    kernels: ClassVar[OpTable[Any]] = Toy.kernels.extended("spy")
+
+
+@Spy.kernels("Threads", domain="spy")
+def threads_of_blas(node: Node, env: Any) -> Any:
+    return lambda x: np.array(blas_of_process().threads)
+
+
+# ---------------------------------------------------------------------- one pool for all sessions of ort
+
+
+def ran(script: str, *arguments: str) -> str:
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+PRELUDE = """
+import numpy as np, onnxruntime, xrt
+from xrt.errors import OptionError
+from xrt.formats import onnx
+from tests.runtime.test_threads import RELU, X
+
+def refused(do):
+    try:
+        do()
+    except (OptionError, RuntimeError) as error:
+        print(type(error).__name__, error)
+"""
+
+SHARED = (
+    PRELUDE
+    + """
+xrt.configure(shared_ort_pool=True, threads=1)
+xrt.configure(shared_ort_pool=True, threads=1)
+before = len(__import__("os").listdir("/proc/self/task"))
+modules = [xrt.XRTModule(RELU, "ort", strict=True) for _ in range(3)]
+print([m(X).sum() for m in modules], modules[0].threads, "one pool of 1 threads" in modules[0]._engines.engines[0].version())
+"""
+)
+
+
+def test_sessions_share_a_pool_on_request() -> None:
+    assert ran(SHARED) == "[np.float32(6.0), np.float32(6.0), np.float32(6.0)] 1 True"
+
+
+TWO = (
+    PRELUDE
+    + """
+from xrt.runtime import threads
+threads.available_cores = lambda: 2
+xrt.configure(shared_ort_pool=True)
+refused(lambda: xrt.XRTModule(RELU, "ort", threads=1))
+refused(lambda: xrt.configure(shared_ort_pool=True, threads=1))
+xrt.XRTModule(RELU, "toy", threads=1)(X)
+"""
+)
+
+
+def test_a_shared_pool_has_one_budget() -> None:
+    assert ran(TWO).splitlines() == [
+        (
+            "OptionError engine 'ort' runs on one pool of 2 threads that all sessions of the process share, as xrt.configure "
+            "asked: it does not honour threads=1; ask for threads=2"
+        ),
+        "OptionError the sessions of this process share a pool of 2 threads; it cannot be replaced by one of 1",
+    ]
+
+
+LATE = (
+    PRELUDE
+    + """
+import sys
+if sys.argv[1] == "ours":
+    xrt.XRTModule(RELU, "ort")(X)
+else:
+    session = onnxruntime.InferenceSession(onnx.to_model(RELU, ir_version=10).SerializeToString())
+refused(lambda: xrt.configure(shared_ort_pool=True))
+"""
+)
+
+
+@pytest.mark.parametrize("whose", ["ours", "theirs"])
+def test_a_shared_pool_comes_before_any_session(whose: str) -> None:
+    assert ran(LATE, whose) == (
+        "OptionError a session of ONNX Runtime exists already, with threads of its own; call xrt.configure(shared_ort_pool=True) "
+        "before anything of this process compiles for 'ort' or opens a session"
+    )
+
+
+def test_an_engine_without_such_a_pool_says_so() -> None:
+    with pytest.raises(OptionError) as raised:
+        Toy.share_pool(1)
+    assert str(raised.value) == "engine 'toy' has no pool of threads that all its executables could share"
+
+
+# ---------------------------------------------------------------------- after a run nothing turns
+
+SQUARE = TensorType(DType.FLOAT32, (256, 256))
+
+
+def alternating() -> Function:
+    """Products and Tanh in turn."""
+    names = ["x", *(f"v{i}" for i in range(6))]
+    nodes = [
+        Node("Tanh", (names[i],), (names[i + 1],)) if i % 2 else Node("MatMul", (names[i], "w"), (names[i + 1],))
+        for i in range(6)
+    ]
+    weight = Constant(np.full((256, 256), 1 / 256, "float32"))
+    return Function((Value("x", SQUARE),), (Value(names[-1], SQUARE),), tuple(nodes), {"w": weight}, {"": 20})
+
+
+MIXTURES: list[tuple[list[str], list[str]]] = [
+    (["toy"], []),
+    (["ort"], []),
+    (["tvm"], []),
+    (["ort", "toy"], ["Tanh=toy"]),
+    (["ort", "toy"], ["MatMul=toy"]),
+    (["ort", "tvm"], ["Tanh=tvm"]),
+    (["toy", "tvm"], ["Tanh=tvm"]),
+]
+
+SPINS = 0.2
+"""Seconds that idle threads may still turn: NumPy's OpenBLAS lets its own for 2**26 ticks of the clock."""
+
+
+@pytest.mark.parametrize(("engines", "pins"), MIXTURES)
+def test_after_a_run_the_process_is_idle(engines: list[str], pins: list[str]) -> None:
+    x = np.ones((256, 256), "float32")
+    with xrt.XRTModule(alternating(), engines, pins=pins, strict=True) as module:
+        for _ in range(5):
+            module(x)
+        time.sleep(SPINS)
+        assert min(busy(0.3) for _ in range(3)) < 0.1
+
+
+def busy(seconds: float) -> float:
+    """Return how many cores the process keeps busy while it waits."""
+    began, used = time.perf_counter(), time.process_time()
+    time.sleep(seconds)
+    return (time.process_time() - used) / (time.perf_counter() - began)

@@ -1,0 +1,120 @@
+"""NumPy's BLAS, held to a thread budget while a region runs.
+
+A BLAS library has one number of threads for the whole process. So the number is changed only while calls are under way that
+may use fewer threads than it says, and put back after the last of them; while calls of several budgets are under way, the
+smallest holds for all, and for whatever else of the process multiplies matrices in that time. It is never raised: where the
+user has set it lower, it stays lower.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from types import TracebackType
+from typing import Any
+
+__all__ = ["BlasLibrary", "BlasThreads", "blas_limit", "blas_of_process"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlasLibrary:
+    """One BLAS library of the process, with its two calls bound."""
+
+    name: str
+    """With its version: ``openblas 0.3.31``."""
+    get: Callable[[], int]
+    set: Callable[[int], object]
+
+
+class BlasThreads:
+    """How many threads the libraries use, while calls come and go that limit it. Safe to use from several threads."""
+
+    def __init__(self, libraries: Sequence[BlasLibrary]) -> None:
+        self.libraries = tuple(libraries)
+        self._lock = threading.Lock()
+        self._under_way: list[int] = []
+        self._before: list[int] = []
+
+    @property
+    def threads(self) -> int:
+        """The most threads that any of the libraries uses now; 1 where there is none."""
+        return max((library.get() for library in self.libraries), default=1)
+
+    def enter(self, budget: int) -> None:
+        """Begin a call that may use so many threads."""
+        with self._lock:
+            if not self._under_way:
+                self._before = [library.get() for library in self.libraries]
+            self._under_way.append(budget)
+            self._set(min(self._under_way))
+
+    def leave(self, budget: int) -> None:
+        """End such a call."""
+        with self._lock:
+            self._under_way.remove(budget)
+            self._set(min(self._under_way, default=None))
+
+    def _set(self, limit: int | None) -> None:
+        for library, before in zip(self.libraries, self._before, strict=True):
+            library.set(before if limit is None else min(before, limit))
+
+
+class _Limit:
+    """The context of a call with a budget; one serves any number of calls at once."""
+
+    __slots__ = ("_blas", "_budget")
+
+    def __init__(self, blas: BlasThreads, budget: int) -> None:
+        self._blas = blas
+        self._budget = budget
+
+    def __enter__(self) -> None:
+        self._blas.enter(self._budget)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._blas.leave(self._budget)
+
+
+def blas_limit(threads: int) -> AbstractContextManager[None] | None:
+    """Return a context in which NumPy's BLAS uses at most so many threads; None where it uses no more anyhow.
+
+    For an engine that computes with NumPy: ask in `Executable.prepare`, enter in `run`, from any number of threads at once.
+    Entering and leaving cost a few microseconds.
+    """
+    blas = blas_of_process()
+    return _Limit(blas, threads) if blas.threads > threads else None
+
+
+@lru_cache(maxsize=1)
+def blas_of_process() -> BlasThreads:
+    """Return the BLAS libraries that were loaded when this was first asked: NumPy's, and any that came before."""
+    import numpy  # noqa: F401, ICN001  # it loads its own
+    from threadpoolctl import ThreadpoolController
+
+    found = ThreadpoolController().select(user_api="blas").lib_controllers
+    return BlasThreads([_bound(controller) for controller in found])
+
+
+def _bound(controller: Any) -> BlasLibrary:
+    """Bind the library's calls; OpenBLAS's own, because threadpoolctl lets one Python thread alone change its number."""
+    name = f"{controller.internal_api} {controller.version}"
+    if controller.internal_api == "openblas":
+        for prefix, suffix in product(("", "scipy_"), ("", "64_", "_64")):
+            setter = _function(controller.dynlib, f"{prefix}openblas_set_num_threads{suffix}", None, ctypes.c_int)
+            getter = _function(controller.dynlib, f"{prefix}openblas_get_num_threads{suffix}", ctypes.c_int)
+            if setter is not None and getter is not None:
+                return BlasLibrary(name, getter, setter)
+    return BlasLibrary(name, controller.get_num_threads, controller.set_num_threads)
+
+
+def _function(library: ctypes.CDLL, symbol: str, result: Any, *arguments: Any) -> Any:
+    """Return the library's function of its own, so that nobody else's types of arguments are changed; None where it has none."""
+    address = getattr(library, symbol, None)
+    if address is None:
+        return None
+    return ctypes.CFUNCTYPE(result, *arguments)(ctypes.cast(address, ctypes.c_void_p).value or 0)

@@ -1,0 +1,213 @@
+"""The contract, as tests: what every engine promises by deriving from `GraphCompiler` and `Executable`."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xrt.compare import Comparison, compare_all
+from xrt.engines import CompileContext, GraphCompiler, RunOptions, registry
+from xrt.errors import CompileRefused
+from xrt.graph import DType, Function, Node
+from xrt.testing.corpus import CORPUS, entry
+from xrt.testing.proof import Proof, alone_or_skip, bounded, compiled_or_skip, outputs_of
+from xrt.testing.renaming import renamed
+from xrt.testing.running import fitted, module_of, run_alone
+from xrt.testing.strategies import functions, inputs_of
+
+__all__ = ["Contract"]
+
+
+class Contract(Proof):
+    """What is asked of the engine by its contract: on the corpus, and on generated Functions of which it takes every node."""
+
+    # ------------------------------------------------------------------ the engine
+
+    def test_its_spec_makes_it_again(self) -> None:
+        engine = self.made()
+        if not isinstance(self.engine, GraphCompiler):
+            assert registry.create(engine.spec) == engine, f"{engine.spec} makes {registry.create(engine.spec)!r}, not {engine!r}"
+        assert engine.spec.partition("{")[0] == engine.name
+
+    def test_its_version_is_text_that_stays(self) -> None:
+        told = self.made().version()
+        is_text = isinstance(told, str) and told.strip()
+        assert is_text, f"version() gives {told!r}; it must be text that names what may change a result"
+        assert self.made().version() == told, "version() changes from call to call; it is a part of what a cache looks up"
+
+    @pytest.mark.parametrize("name", [e.name for e in CORPUS])
+    def test_the_reason_is_text_and_stays(self, name: str) -> None:
+        engine, function = self.made(), entry(name).function
+        for holder, node in function.walk():
+            reason = engine.why_not(node, holder)
+            told = reason is None or (isinstance(reason, str) and reason.strip())
+            assert told, f"why_not gives {reason!r} for {node.op}; it must be None, or the reason as a sentence"
+            assert engine.why_not(node, holder) == reason, f"why_not changes its mind about {node.op}"
+
+    @pytest.mark.parametrize(
+        "node",
+        [
+            Node("NoSuchOperator", ("x",), ("y",)),
+            Node("Relu", ("x",), ("y",), domain="no.such.domain"),
+            Node("Conv", (), ("y",)),
+            Node("Relu", ("nowhere",), ("y",)),
+        ],
+        ids=["operator", "domain", "arity", "value"],
+    )
+    def test_what_it_cannot_know_is_declined_and_raises_nothing(self, node: Node) -> None:
+        function = Function((), (), (node,), opsets={"": 18, "no.such.domain": 1})
+        reason = self.made().why_not(function.nodes[0], function)
+        unknown = node.domain or node.op_type == "NoSuchOperator"
+        assert reason or not unknown, f"why_not takes {node.op}, an operator that nobody knows"
+
+    @pytest.mark.parametrize("name", [e.name for e in CORPUS])
+    def test_corpus_alone(self, name: str) -> None:
+        one = entry(name)
+        given = one.given()
+        try:
+            results = run_alone(self.made(), one.function, given)
+        except CompileRefused:
+            return
+        except Exception as error:  # noqa: BLE001  # whatever an engine raises is to be told with the entry's story
+            self.check(Comparison(f"{type(error).__name__}: {error}"), one)
+            return
+        self.check(one.judge(results), one)
+        aliased = {before for before, _ in one.function.aliases}
+        kept = [i for i, value in enumerate(one.function.inputs) if value.name not in aliased]
+        assert compare_all([given[i] for i in kept], [one.inputs[i] for i in kept]), "the engine wrote to an input"
+
+    @pytest.mark.parametrize("name", [e.name for e in CORPUS])
+    def test_corpus_with_the_reference_behind(self, name: str) -> None:
+        one = entry(name)
+        given = one.given()
+        try:
+            with module_of(one.function, self.mixed()) as module:
+                results = outputs_of(module(*given), one.function)
+        except Exception as error:  # noqa: BLE001  # whatever an engine raises is to be told with the entry's story
+            self.check(Comparison(f"{type(error).__name__}: {error}"), one)
+            return
+        self.check(one.judge(results), one)
+        for before, after in one.function.aliases:
+            place = [v.name for v in one.function.inputs].index(before)
+            result = one.expected[[v.name for v in one.function.outputs].index(after)]
+            assert compare_all([given[place]], [result]), f"input {before!r} does not hold {after!r} after the call"
+
+    # ------------------------------------------------------------------ its executables
+
+    @bounded
+    @given(data=st.data())
+    def test_read_only_and_strided_inputs_are_taken(self, data: st.DataObject) -> None:
+        function = data.draw(functions(self.taken(aliases=False)))
+        inputs = [_awkward(value) for value in inputs_of(function, 1)]
+        self.same(alone_or_skip(self.made(), function, inputs), function, 1, "on read-only views with strides")
+
+    @bounded
+    @given(data=st.data())
+    def test_a_second_run_leaves_the_first_results_alone(self, data: st.DataObject) -> None:
+        function = data.draw(functions(self.taken(aliases=False)))
+        executable = compiled_or_skip(self.made(), function, inputs_of(function, 1))
+        first = list(executable.run(inputs_of(function, 1)))
+        second = list(executable.run(inputs_of(function, 2)))
+        executable.close()
+        self.same(second, function, 2, "results of the second run")
+        self.same(first, function, 1, "results of the first run, looked at after the second")
+
+    @bounded
+    @given(data=st.data())
+    def test_results_that_are_said_to_be_fresh_are(self, data: st.DataObject) -> None:
+        function = data.draw(functions(self.taken(aliases=False)))
+        inputs = inputs_of(function, 1)
+        executable = compiled_or_skip(self.made(), function, inputs)
+        if not executable.outputs_are_fresh:
+            return
+        results = list(executable.run(inputs))
+        executable.close()
+        held = [*inputs, *(constant.array for constant in function.constants.values())]
+        for index, result in enumerate(results):
+            sharing = any(_share(result, other) for other in [*results[:index], *held])
+            assert not sharing, f"outputs_are_fresh is True, and output {index} shares memory\n{function}"
+
+    @bounded
+    @given(data=st.data())
+    def test_given_buffers_hold_the_results(self, data: st.DataObject) -> None:
+        function = data.draw(functions(self.taken(aliases=False, passthrough=False)))
+        inputs = inputs_of(function, 1)
+        executable = compiled_or_skip(self.made(), function, inputs)
+        buffers = [np.empty_like(result, order="C") for result in executable.run(inputs)]
+        results = executable.run(inputs, RunOptions(out=buffers))
+        executable.close()
+        returned = all(result is buffer for result, buffer in zip(results, buffers, strict=True))
+        assert returned, "run() with options.out must return the given buffers themselves; it returned other arrays"
+        self.same(buffers, function, 1, "the buffers given as options.out")
+
+    @settings(bounded, max_examples=5)
+    @given(data=st.data())
+    def test_several_threads_may_run_at_once(self, data: st.DataObject) -> None:
+        function = data.draw(functions(self.taken(aliases=False)))
+        executable = compiled_or_skip(self.made(), function, inputs_of(function, 0))
+        barrier = threading.Barrier(8)
+
+        def run(seed: int) -> list[list[Any]]:
+            barrier.wait()
+            return [list(executable.run(inputs_of(function, seed))) for _ in range(5)]
+
+        with ThreadPoolExecutor(8) as pool:
+            runs = list(pool.map(run, range(8)))
+        executable.close()
+        for seed, results in enumerate(runs):
+            for found in results:
+                self.same(found, function, seed, "run by several threads at once")
+
+    @settings(bounded, max_examples=10)
+    @given(data=st.data())
+    def test_a_saved_executable_runs_the_same(self, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+        function = data.draw(functions(self.taken(aliases=False)))
+        engine, inputs = self.made(), inputs_of(function, 1)
+        executable = compiled_or_skip(engine, function, inputs)
+        context = CompileContext(workdir=tmp_path_factory.mktemp("saved"))
+        results = _saved_and_run(engine, executable, function, context)
+        executable.close()
+        if results is not None:
+            self.same(results, function, 1, "saved, loaded for the same Function under other names, and run")
+
+
+def _saved_and_run(engine: GraphCompiler, executable: Any, function: Function, context: CompileContext) -> list[Any] | None:
+    """Return what the loaded executable makes of the inputs; None for an engine that does not save."""
+    inputs = inputs_of(function, 1)
+    try:
+        saved = bytes(engine.save(executable, context))
+    except CompileRefused:
+        return None
+    executable.close()
+    fit = fitted(function, inputs, engine)
+    loaded = engine.load(memoryview(saved), renamed(_reversed(fit), {}), context)
+    loaded.prepare()
+    results = list(loaded.run(inputs))
+    loaded.close()
+    return results
+
+
+def _reversed(function: Function) -> Function:
+    return function.replace(constants=dict(reversed(list(function.constants.items()))))
+
+
+def _share(one: Any, other: Any) -> bool:
+    both = isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
+    return both and np.shares_memory(one, other)
+
+
+def _awkward(value: Any) -> Any:
+    """Return the same array as a read-only view with strides of its own."""
+    if not isinstance(value, np.ndarray) or value.dtype == DType.STRING.numpy:
+        return value
+    wide = np.empty((*value.shape, 2), value.dtype)
+    wide[..., 0] = value
+    view = wide[..., 0]
+    view.flags.writeable = False
+    return view

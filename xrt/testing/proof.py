@@ -1,0 +1,132 @@
+"""What the tests of an engine's suite share: what an author declares, and the words in which the tests are written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import HealthCheck, assume, settings
+
+from xrt.compare import Comparison, Tolerance, compare_all, tolerance_for
+from xrt.engines import Executable, GraphCompiler, registry
+from xrt.errors import CompileRefused
+from xrt.graph import Function
+from xrt.module.settings import REFERENCE
+from xrt.testing.corpus import Entry
+from xrt.testing.faulty import Recording
+from xrt.testing.ledgers import Gap
+from xrt.testing.running import compiled, run_alone
+from xrt.testing.strategies import Form, inputs_of
+from xrt.testing.taking import TakenBy
+from xrt.testing.ties import ties_of
+
+__all__ = ["FORM", "Proof", "alone_or_skip", "bounded", "compiled_or_skip", "outputs_of"]
+
+FORM = Form()
+"""What the suite's generated Functions may look like, unless a suite narrows it."""
+
+bounded = settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.filter_too_much,
+        HealthCheck.data_too_large,
+        HealthCheck.differing_executors,  # several suites inherit one test; nothing is replayed from a database
+    ],
+)
+"""Few examples, the same in every run, and no limit on a single one: engines compile."""
+
+
+class Proof:
+    """What an author declares of an engine, and how its results are judged."""
+
+    engine: ClassVar[str | GraphCompiler]
+    """Mandatory: a name, a spec or an instance."""
+    gaps: ClassVar[tuple[Gap, ...]] = ()
+    """Entries of the corpus that the engine gets wrong, and why. One that it gets right again is a failure."""
+    form: ClassVar[Form] = FORM
+    """What generated Functions may look like: narrow it where the engine's library is known to go wrong."""
+    tolerance: ClassVar[Tolerance] = tolerance_for("float32", "network")
+    """How far the engine's floats may be from the reference engine's over a whole generated Function."""
+    reference: ClassVar[str] = REFERENCE
+    """The engine whose results count as right."""
+
+    @classmethod
+    def made(cls) -> GraphCompiler:
+        """Return the engine."""
+        return registry.create(cls.engine)
+
+    @classmethod
+    def taken(cls, **narrower: Any) -> Form:
+        """Return the form of generated Functions of which the engine takes every node, as far as `why_not` tells.
+
+        Skips the test for an engine that takes nothing of what is generated: its proof is the corpus and the node tests.
+        """
+        form = replace(cls.form, takes=TakenBy(cls.made()), **narrower)
+        if not form.recipes:
+            pytest.skip(f"engine {cls.made().name!r} takes no operator of the generated graphs")
+        return form
+
+    @classmethod
+    def truth(cls, function: Function, inputs: Sequence[Any]) -> list[Any]:
+        """Return what the reference engine makes of it."""
+        return run_alone(registry.create(cls.reference), function, inputs)
+
+    @classmethod
+    def agrees(cls, results: Sequence[Any], function: Function, seed: int) -> Comparison:
+        """Compare results with the reference engine's for the same seed, ties admitted."""
+        inputs = inputs_of(function, seed)
+        expected = cls.truth(function, inputs_of(function, seed))
+        ties = ties_of(function, inputs, cls.truth)
+        names = [value.name for value in function.outputs]
+        return compare_all(list(results), expected, cls.tolerance, ties=ties, names=names)
+
+    @classmethod
+    def mixed(cls) -> list[GraphCompiler]:
+        """Return the list of engines that always has an answer: the engine, and the reference engine behind it.
+
+        Behind the reference engine itself stands its double under another name.
+        """
+        engine, reference = cls.made(), registry.create(cls.reference)
+        return [engine, Recording(inner=reference.spec) if engine.name == reference.name else reference]
+
+    def same(self, results: Sequence[Any], function: Function, seed: int, what: str) -> None:
+        """Fail, saying what was done, unless the results are the reference engine's."""
+        found = self.agrees(results, function, seed)
+        assert found, f"{what}: {found.message}\n{function}"
+
+    def check(self, found: Comparison, one: Entry) -> None:
+        """Fail unless the corpus entry came out right, or wrong as `gaps` says."""
+        gap = next((gap for gap in self.gaps if gap.covers(one.name)), None)
+        if gap is None:
+            assert found, f"{one.name} ({one.why}): {found.message}"
+        else:
+            assert not found, f"the gap {gap} is closed: delete the entry"
+
+
+def outputs_of(results: Any, function: Function) -> list[Any]:
+    """Return a module's results as a list: a single output comes bare."""
+    return [results] if len(function.outputs) == 1 else list(results)
+
+
+def alone_or_skip(engine: GraphCompiler, function: Function, inputs: Sequence[Any]) -> list[Any]:
+    """Run it on the engine alone; an example that the engine declines counts for nothing."""
+    try:
+        return run_alone(engine, function, inputs)
+    except CompileRefused:
+        assume(False)
+        raise
+
+
+def compiled_or_skip(engine: GraphCompiler, function: Function, inputs: Sequence[Any]) -> Executable:
+    """Compile it for the engine alone; an example that the engine declines counts for nothing."""
+    try:
+        return compiled(engine, function, inputs)
+    except CompileRefused:
+        assume(False)
+        raise
