@@ -35,9 +35,10 @@ format: $(VENV)/dev.stamp ## format the code and mend what the linter can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/engines.stamp ## measure: partitioning, and the cost of a call
+bench: $(VENV)/engines.stamp ## measure: partitioning, the cost of a call, the cost of a cut
 	$(BIN)/python benchmarks/partition.py
 	$(BIN)/python benchmarks/dispatch.py
+	$(BIN)/python benchmarks/regions.py
 
 proto: $(VENV)/proto.stamp ## regenerate xrt/formats/xrt_pb2.py from proto/xrt.proto
 	touch proto/xrt.proto

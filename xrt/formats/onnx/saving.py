@@ -58,7 +58,9 @@ def _save_in_two(function: Function, path: Path) -> None:
     data = path.with_name(f"{path.name}.{layout.digest}.data")
     is_new = not data.exists()
     tensor = partial(layout.tensor, data.name)
-    model = _serialised(styled_model(function, Style(constants=tensor, inner=tensor)), "it does so even without its large constants")
+    model = _serialised(
+        styled_model(function, Style(constants=tensor, inner=tensor)), "it does so even without its large constants"
+    )
     try:
         _replace(data, layout.write)
         _replace(path, lambda file: file.write(model))
