@@ -34,6 +34,7 @@ MAX_READY = 1024
 """Prepared calls that a module keeps; one more forgets the oldest. They are small: one program serves many."""
 
 NOTHING = Prepared()
+"""The prepared call that serves no inputs."""
 
 
 class XRTModule:
