@@ -126,7 +126,7 @@ def threaded(engine: str, rounds: int, threads: int, floats: int) -> dict[str, A
     for size in (6, floats):
         function = relu(size)
         module, own = xrt.XRTModule(function, engine=engine, strict=True, threads=threads), OWN[engine](function, threads)
-        calls = max(1, min(2000, 20_000_000 // size // 20))
+        calls = max(1, min(2000, 20_000_000 // size))
         with ThreadPoolExecutor(CALLERS) as pool:
             times = in_turn({"module": module, "own": own}, pool, size, calls, rounds)
         rate = {name: CALLERS / timing.median for name, timing in times.items()}
