@@ -40,6 +40,7 @@ bench: $(VENV)/engines.stamp ## measure everything that docs/performance.md tell
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/dispatch.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/regions.py
 
 proto: $(VENV)/proto.stamp ## regenerate xrt/formats/xrt_pb2.py from proto/xrt.proto
 	touch proto/xrt.proto

@@ -6,7 +6,6 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -35,6 +34,7 @@ MAX_READY = 1024
 """Prepared calls that a module keeps; one more forgets the oldest. They are small: one program serves many."""
 
 NOTHING = Prepared()
+"""The prepared call that serves no inputs."""
 
 
 class XRTModule:
@@ -239,7 +239,8 @@ class XRTModule:
         given = out if out is not None else options.out
         if given is None:
             return options
-        return replace(options, out=check_buffers(given, function.outputs, function.inputs, values))
+        buffers = check_buffers(given, function.outputs, function.inputs, values)
+        return RunOptions(buffers, options.stream, options.block, options.profile)
 
     def _remember(self, values: Sequence[Any], program: Program, build: Build) -> None:
         """Keep a prepared call for further values of these types and shapes; lists and dicts go the long way each time."""
