@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from xrt.cache import Lease
-from xrt.engines import RunOptions
+from xrt.engines import Executable, RunOptions
 from xrt.engines.contract import fill
 from xrt.errors import InputError, RunFailed, XRTError
 from xrt.graph import Type
@@ -180,6 +180,11 @@ class Program:
     def profile(self) -> Profile:
         """Return the times of the launches over the calls that asked to be profiled."""
         return self._recorder.read()
+
+    @property
+    def executables(self) -> tuple[Executable, ...]:
+        """The executables, in the plan's order."""
+        return tuple(lease.executable for lease in self._leases)
 
     def close(self) -> None:
         """Release the executables; the program cannot run afterwards."""
