@@ -19,6 +19,7 @@
     ├── BudgetWarning                      more threads were asked for than there are cores
     ├── CacheWarning                       the cache could not serve, and the run went on without it
     ├── FallbackWarning                    a node went to another engine than the first choice
+    ├── NativeWarning                      XRT's native kernels were not built, NumPy's serve
     └── SignatureWarning                   a module has compiled suspiciously many signatures
 
 A message says what was asked, what is the case, and what to do next; it names the object and its nearest neighbours.
@@ -45,6 +46,7 @@ __all__ = [
     "FallbackWarning",
     "InputError",
     "ModelError",
+    "NativeWarning",
     "OptionError",
     "PlanError",
     "RunFailed",
@@ -134,6 +136,10 @@ class CacheWarning(XRTWarning):
 
 class FallbackWarning(XRTWarning):
     """Nodes run on another engine than the first choice; ``explain()`` has the reasons."""
+
+
+class NativeWarning(XRTWarning):
+    """XRT was installed without its native kernels; Python kernels compute the same, and are slower."""
 
 
 class SignatureWarning(XRTWarning):

@@ -62,7 +62,7 @@ class Saving(GraphCompiler):
 
     def note(self, word: str) -> None:
         if self.journal:
-            with open(self.journal, "ab", buffering=0) as file:
+            with Path(self.journal).open("ab", buffering=0) as file:
                 file.write(f"{word} {os.getpid()}\n".encode())
 
     def count(self, word: str) -> int:

@@ -321,7 +321,7 @@ def test_a_module_takes_a_directory(engine: Saving, tmp_path: Path) -> None:
     XRTModule(chain(), engine=[engine], cache=tmp_path, threads=1)(X)
     assert len(Store(tmp_path).items()) == 1
     assert cache_of(tmp_path) is cache_of(str(tmp_path))
-    with pytest.raises(OptionError, match="cache must be an xrt.cache.CompileCache, or the directory of one; got 3"):
+    with pytest.raises(OptionError, match=r"cache must be an xrt\.cache\.CompileCache, or the directory of one; got 3"):
         XRTModule(chain(), cache=3)  # type: ignore[arg-type]  # the mistake
 
 

@@ -5,9 +5,10 @@ partitioned and compiled once, and then runs as a straight line. The reference e
 """
 
 from xrt.module.bundle import load
-from xrt.module.explain import Explanation, Memory, Region
+from xrt.module.explain import Explanation, Region
+from xrt.module.memory import Memory, RegionMemory
 from xrt.module.module import XRTModule
 from xrt.module.process import configure
 from xrt.module.settings import Settings
 
-__all__ = ["Explanation", "Memory", "Region", "Settings", "XRTModule", "configure", "load"]
+__all__ = ["Explanation", "Memory", "Region", "RegionMemory", "Settings", "XRTModule", "configure", "load"]

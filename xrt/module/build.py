@@ -14,6 +14,7 @@ from xrt.cache import CompileCache
 from xrt.engines import CompileContext, registry
 from xrt.errors import FallbackWarning, InputError, did_you_mean
 from xrt.graph import Function
+from xrt.module.memory import Memory, memory
 from xrt.module.settings import REFERENCE, EngineList, Settings
 from xrt.module.warning import warn
 from xrt.partition import ClusteringOptions, Plan, partition
@@ -165,6 +166,10 @@ class Build:
     def regions(self) -> list[RegionToCompile]:
         """Return what is, or was, compiled for the plan, in its order."""
         return regions_of(self.plan, self._engines.by_spec, self._engines.context)
+
+    def memory(self) -> Memory:
+        """Return what the plan takes of memory, and the engines too once it is compiled."""
+        return memory(self.plan, self._original, self._program)
 
     def close(self) -> None:
         with self._lock:

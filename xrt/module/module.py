@@ -18,7 +18,8 @@ from xrt.errors import DeviceError, FallbackWarning, InputError, SignatureWarnin
 from xrt.graph import Function, Value
 from xrt.module.bound import Bound, bound, check_fixed
 from xrt.module.build import Build, simplified, with_fetched
-from xrt.module.explain import Explanation, Memory, explain, memory
+from xrt.module.explain import Explanation, explain
+from xrt.module.memory import Memory
 from xrt.module.prepared import MISS, Prepared, prepared, shaping
 from xrt.module.saving import save_module
 from xrt.module.settings import engine_list, settings_of
@@ -125,8 +126,11 @@ class XRTModule:
         return {region.launch.name: region.signature for region in self._current().regions()}
 
     def memory(self) -> Memory:
-        """Return the bytes of the last signature's weights and of the values between its regions."""
-        return memory(self._current().plan)
+        """Return what the last signature takes of memory: weights, values between regions, each engine's own. Prints as a table.
+
+        What engines hold is told once the signature is compiled; asking does not compile.
+        """
+        return self._current().memory()
 
     def _current(self) -> Build:
         return self._last or self._build(None)

@@ -42,6 +42,11 @@ class Program:
     # ------------------------------------------------------------------ memory
 
     @property
+    def executables(self) -> tuple[Executable, ...]:
+        """The executable of each launch; equal launches share one."""
+        return tuple(lease.executable for lease in self._leases)
+
+    @property
     def arena(self) -> Arena:
         """Where the values that cross regions live; empty where no engine computes into given memory, or sizes are not known."""
         return self._layout.arena
@@ -180,11 +185,6 @@ class Program:
     def profile(self) -> Profile:
         """Return the times of the launches over the calls that asked to be profiled."""
         return self._recorder.read()
-
-    @property
-    def executables(self) -> tuple[Executable, ...]:
-        """The executables, in the plan's order."""
-        return tuple(lease.executable for lease in self._leases)
 
     def close(self) -> None:
         """Release the executables; the program cannot run afterwards."""
