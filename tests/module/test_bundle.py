@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import xrt
 from tests.laws.laws import bounded, living
 from xrt.cache import CompileCache
 from xrt.compare import BIT_EQUAL, compare_all
-from xrt.errors import BundleError, CacheWarning, FallbackWarning, InputError, XRTError
+from xrt.errors import BundleError, CacheWarning, FallbackWarning, InputError
 from xrt.formats.bundle import BundleFile, is_bundle
 from xrt.formats.container import ALIGNMENT, Container
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
@@ -76,11 +78,7 @@ def test_a_saved_bundle_runs_equal_to_the_module(
     with module_of(function, made, cache=cache, pins=()) as module:
         expected = module(*inputs_of(function, seed))
         told = str(module.plan)
-        try:
-            module.save(path)
-        except XRTError as error:
-            assert "ONNX" in str(error) or "cannot" in str(error), error
-            return
+        module.save(path)
     with xrt.load(path, cache=CompileCache()) as loaded:
         found = loaded(*inputs_of(function, seed))
         assert str(loaded.plan) == told
@@ -180,7 +178,7 @@ def test_a_loaded_module_can_be_saved_again(path: Path, cold: CompileCache, tmp_
 def test_another_processor_compiles_anew_and_says_so(path: Path, cold: CompileCache, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = saved(path)
     monkeypatch.setattr("xrt.cache.signature._machine", lambda: "Linux abacus")
-    with pytest.raises(BundleError, match="1 region.s. must be compiled anew on this machine, first xrt_ort_0: machine was"):
+    with pytest.raises(BundleError, match=r"1 region\(s\) must be compiled anew on this machine, first xrt_ort_0: machine was"):
         xrt.load(path, strict=True, cache=cold)
     with pytest.warns(FallbackWarning, match=r"is 'Linux abacus'; m\.explain\(\) lists them"):
         loaded = xrt.load(path, cache=cold)
@@ -297,17 +295,14 @@ def test_damaged_manifests_under_right_checksums_are_refused(path: Path) -> None
     saved(path)
     rng = random.Random(2)
     manifest = bytes(Container.open(path, "bundle").section("manifest"))
-    for _ in range(100):
+    for _ in range(300):
         data = bytearray(manifest)
         for _ in range(rng.randint(1, 3)):
             data[rng.randrange(len(data))] = rng.randrange(256)
         rewritten(path, lambda name, content, data=data: bytes(data) if name == "manifest" else content)
-        try:
-            with np.testing.suppress_warnings() as quiet:
-                quiet.filter(FallbackWarning)
-                xrt.load(path, strict=True, cache=CompileCache())
-        except XRTError as error:
-            assert isinstance(error, BundleError), error
+        with warnings.catch_warnings(), contextlib.suppress(BundleError):
+            warnings.simplefilter("ignore", FallbackWarning)
+            xrt.load(path, strict=True, cache=CompileCache())
 
 
 def rewritten(path: Path, change: Callable[[str, bytes], bytes]) -> None:
