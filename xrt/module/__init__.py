@@ -5,6 +5,7 @@ partitioned and compiled once, and then runs as a straight line. The reference e
 """
 
 from xrt.module.bound import Bound
+from xrt.module.bundle import load
 from xrt.module.explain import Explanation, Region
 from xrt.module.memory import Memory, RegionMemory
 from xrt.module.module import XRTModule
@@ -21,4 +22,5 @@ __all__ = [
     "XRTModule",
     "checked_budget",
     "configure",
+    "load",
 ]

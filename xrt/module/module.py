@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from xrt.cache import CompileCache, cache_of
+from xrt.cache import CompileCache, Signature, cache_of
 from xrt.engines import GraphCompiler, RunOptions
 from xrt.errors import DeviceError, FallbackWarning, InputError, SignatureWarning
 from xrt.graph import Function, Value
@@ -20,6 +20,7 @@ from xrt.module.build import Build, simplified, with_fetched
 from xrt.module.explain import Explanation, explain
 from xrt.module.memory import Memory
 from xrt.module.prepared import MISS, Prepared, prepared, shaping
+from xrt.module.saving import save_module
 from xrt.module.settings import engine_list, settings_of
 from xrt.module.source import source_of
 from xrt.module.warning import warn
@@ -90,7 +91,7 @@ class XRTModule:
 
     @property
     def _traced(self) -> bool:
-        return not self._source.outputs
+        return self._source.is_traced
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -114,11 +115,15 @@ class XRTModule:
     def explain(self) -> Explanation:
         """Return the last signature's regions, their boundaries, and why each node is where it is. Prints as text."""
         build = self._current()
-        return explain(build.plan, self._engines.by_spec, self._engines.implicit, self.threads, build.idle_pins)
+        return explain(build.plan, self._engines.by_spec, self._engines.implicit, self.threads, build.idle_pins, build.remarks)
 
     def profile(self) -> Profile:
         """Return the last signature's launch times, over the calls made with ``options=RunOptions(profile=True)``."""
         return self._current().program().profile()
+
+    def signatures(self) -> dict[str, Signature]:
+        """Return, by region of the last signature's plan, what the region is looked up by in the cache."""
+        return {region.launch.name: region.signature for region in self._current().regions()}
 
     def memory(self) -> Memory:
         """Return what the last signature takes of memory: weights, values between regions, each engine's own. Prints as a table.
@@ -153,6 +158,16 @@ class XRTModule:
             )
             raise InputError(f"compile() needs example inputs: {why}; pass m.compile(x, ...)")
         return None
+
+    def save(self, path: str | os.PathLike[str], *examples: Any, **named: Any) -> None:
+        """Write a bundle for `xrt.load`: model, weights, and every program compiled so far, in the engines' compiled forms.
+
+        Compiles for the examples first, if there are any, or as `compile` does where nothing has been compiled yet.
+        Raises BundleError where the file cannot be written, and what `compile` raises.
+        """
+        if examples or named or not any(build.is_compiled for build in self._builds.values()):
+            self.compile(*examples, **named)
+        save_module(path, self._source, self._engines, self._settings, dict(self._builds))
 
     def __call__(
         self,
