@@ -17,9 +17,9 @@ from xrt.testing.corpus.found import ENTRIES
 from xrt.testing.faulty import Faulty
 from xrt.testing.files import read_entry, write_entry
 from xrt.testing.fuzz import Fuzzer, Verdict, sample_of
-from xrt.testing.noise import explains
-from xrt.testing.running import run_alone
 from xrt.testing.shrink import Sample, shrink
+from xrt.verify.rounding import explains
+from xrt.verify.running import run_alone
 
 
 def on_toy(function, inputs):

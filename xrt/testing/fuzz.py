@@ -20,11 +20,11 @@ from xrt.errors import CompileRefused
 from xrt.graph import DType, Function
 from xrt.testing.families import ALL_FAMILIES, INTEGERS
 from xrt.testing.generate import Form, inputs_of, seeded_function
-from xrt.testing.noise import explains
-from xrt.testing.running import run_alone
 from xrt.testing.shrink import Sample, shrink
-from xrt.testing.ties import ties_of
 from xrt.testing.ways import Alone, Listed, Mixed, Way
+from xrt.verify.rounding import explains
+from xrt.verify.running import run_alone
+from xrt.verify.ties import ties_of
 
 __all__ = ["COMMON", "WIDE", "Finding", "Fuzzer", "Judgement", "Verdict", "sample_of"]
 
