@@ -10,7 +10,8 @@ from xrt.cli.screen import complain, err, out, progress, show_table
 from xrt.engines import split_specs
 from xrt.testing.corpus import Entry
 from xrt.testing.files import write_entry
-from xrt.testing.fuzz import Finding, Fuzzer, Verdict
+from xrt.testing.fuzz import Finding, Fuzzer
+from xrt.verify import Verdict
 
 __all__ = ["command"]
 

@@ -11,22 +11,24 @@ from xrt.errors import CompileRefused
 from xrt.graph import Function, Node, TensorType, Value
 from xrt.runtime import available_cores
 
-__all__ = ["Run", "compiled", "fitted", "pieces", "run_alone", "run_in_pieces", "with_inner_values"]
+__all__ = ["Run", "compiled", "fitted", "part_of", "pieces", "run_alone", "run_in_pieces", "with_inner_values"]
 
 Run: TypeAlias = Callable[[Function, Sequence[Any]], Sequence[Any]]
 """Runs a Function on inputs and returns its outputs."""
 
 
-def compiled(engine: GraphCompiler, function: Function, inputs: Sequence[Any]) -> Executable:
+def compiled(
+    engine: GraphCompiler, function: Function, inputs: Sequence[Any], context: CompileContext | None = None
+) -> Executable:
     """Return a prepared executable, made by the engine's contract alone with nothing of XRT in between.
 
-    Raises CompileRefused when `why_not` answers for a node, or the engine refuses.
+    Without a context it may use all cores. Raises CompileRefused when `why_not` answers for a node, or the engine refuses.
     """
     ready = fitted(function, inputs, engine)
     for node in ready.nodes:
         if (reason := engine.why_not(node, ready)) is not None:
             raise CompileRefused(f"{node.op}: {reason}")
-    executable = engine.compile(ready, CompileContext(threads=available_cores()))
+    executable = engine.compile(ready, context or CompileContext(threads=available_cores()))
     executable.prepare()
     return executable
 
@@ -62,6 +64,11 @@ def pieces(function: Function, labels: Sequence[int]) -> tuple[Function, ...]:
 
 def _piece(function: Function, labels: Sequence[int], label: int) -> Function:
     nodes = [node for node, own in zip(function.nodes, labels, strict=True) if own == label]
+    return part_of(function, nodes).replace(name=f"piece{label}")
+
+
+def part_of(function: Function, nodes: Sequence[Node]) -> Function:
+    """Return those nodes, listed in the Function's order, as a closed Function: it gives out what is read outside of it."""
     made = {name for node in nodes for name in node.defines}
     read = dict.fromkeys(name for node in nodes for name in node.uses if name not in made)
     outputs = [name for name in made if _leaves(function, name, nodes)]
@@ -71,7 +78,6 @@ def _piece(function: Function, labels: Sequence[int], label: int) -> Function:
         nodes=_without_outer_control(nodes),
         constants={name: function.constants[name] for name in read if name in function.constants},
         aliases=(),
-        name=f"piece{label}",
     )
 
 
