@@ -5,7 +5,7 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fuzz format bench proto stubs wheel clean
+.PHONY: help demo test check fuzz conform tables format bench proto stubs wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,12 @@ check: $(VENV)/dev.stamp ## what to run before a commit: format, lint, types, qu
 
 fuzz: $(VENV)/engines.stamp ## run 10,000 generated graphs on every engine and on mixtures
 	$(BIN)/xrt fuzz --count 10000 --seed 0 --engines ort --rarely tvm
+
+conform: $(VENV)/engines.stamp ## run the tests of onnx on every engine and on mixtures, and write docs/conformance.md
+	$(BIN)/python tools/write_conformance.py --jobs $(JOBS)
+
+tables: $(VENV)/engines.stamp ## rewrite the table in README and docs/conformance.md from the last run of make conform
+	$(BIN)/python tools/write_conformance.py --from-record
 
 format: $(VENV)/dev.stamp ## format the code and mend what the linter can mend
 	$(BIN)/ruff format .

@@ -17,7 +17,9 @@
 
     XRTWarning (UserWarning)
     ├── BudgetWarning                      more threads were asked for than there are cores
+    ├── CacheWarning                       the cache could not serve, and the run went on without it
     ├── FallbackWarning                    a node went to another engine than the first choice
+    ├── NativeWarning                      XRT's native kernels were not built, NumPy's serve
     └── SignatureWarning                   a module has compiled suspiciously many signatures
 
 A message says what was asked, what is the case, and what to do next; it names the object and its nearest neighbours.
@@ -26,12 +28,16 @@ A message says what was asked, what is the case, and what to do next; it names t
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
+from pathlib import Path
 
 __all__ = [
     "BudgetWarning",
     "BundleError",
     "CacheError",
+    "CacheWarning",
     "CompileFailed",
     "CompileRefused",
     "DeviceError",
@@ -40,6 +46,7 @@ __all__ = [
     "FallbackWarning",
     "InputError",
     "ModelError",
+    "NativeWarning",
     "OptionError",
     "PlanError",
     "RunFailed",
@@ -48,6 +55,7 @@ __all__ = [
     "XRTError",
     "XRTWarning",
     "did_you_mean",
+    "warn",
 ]
 
 
@@ -122,8 +130,16 @@ class BudgetWarning(XRTWarning):
     """More threads were asked for than this process has cores; as many threads as cores are used."""
 
 
+class CacheWarning(XRTWarning):
+    """The compile cache on disk could not be read or written; what it should have held was compiled."""
+
+
 class FallbackWarning(XRTWarning):
     """Nodes run on another engine than the first choice; ``explain()`` has the reasons."""
+
+
+class NativeWarning(XRTWarning):
+    """XRT was installed without its native kernels; Python kernels compute the same, and are slower."""
 
 
 class SignatureWarning(XRTWarning):
@@ -140,3 +156,19 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """
     near = difflib.get_close_matches(word, list(known), n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+_PACKAGE = str(Path(__file__).parent)
+
+
+def warn(message: str, category: type[XRTWarning]) -> None:
+    """Issue a warning located at the nearest caller outside of the package.
+
+    From Python 3.12 on ``skip_file_prefixes`` does the same.
+    """
+    level = 1
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(message, category, stacklevel=level)

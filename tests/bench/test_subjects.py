@@ -74,7 +74,7 @@ def test_a_dimension_that_no_input_has_is_told(saved: str) -> None:
     [
         ("ort", Candidate(("ort",))),
         ("tvm{opt_level=2}, ort", Candidate(("tvm{opt_level=2}", "ort"))),
-        ("tvm,ort with Conv|MatMul=ort; !Softmax=tvm", Candidate(("tvm", "ort"), ("Conv|MatMul=ort", "!Softmax=tvm"))),
+        ("tvm,ort with Conv|MatMul=ort; Softmax!=tvm", Candidate(("tvm", "ort"), ("Conv|MatMul=ort", "Softmax!=tvm"))),
     ],
 )
 def test_a_candidate_reads_as_it_prints(text: str, expected: Candidate) -> None:

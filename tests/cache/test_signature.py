@@ -92,4 +92,4 @@ def test_renamed_inner_values_hit() -> None:
 
 def test_a_shared_class_name_in_another_module_misses() -> None:
     other = type("Fake", (Fake,), {"__module__": "elsewhere"})()
-    assert made(engine=other).difference(made()) == ("engine",)
+    assert made(engine=other).difference(made()) == ("engine", "code")

@@ -121,6 +121,22 @@ def test_conform_counts_cases(xrt: Command) -> None:
     assert "toy: 1 passed, 0 declined, 0 failed, 0 gap of 1" in out
 
 
+def test_conform_runs_groups_and_alternates(xrt: Command) -> None:
+    arguments = ("conform", "ort,toy", "--group", "simple", "--group", "pytorch-operator", "--cases", "*relu*,operator_mm")
+    code, out, err = xrt(*arguments, "--alternate", "--operators")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert "Relu\t1\t0\t0\t0\tort 1, toy 1" in lines
+    assert "simple\t1\t0\t0\t0" in lines
+    assert lines[-1].startswith("ort,toy, alternating: 2 passed, 0 declined, 0 failed, 0 gap of 2")
+    data = json.loads(xrt(*arguments, "--json")[1])
+    assert data["groups"]["pytorch-operator"] == {"passed": 1, "declined": 0, "failed": 0, "gap": 0}
+    assert [(outcome["case"], outcome["word"]) for outcome in data["outcomes"]] == [
+        ("test_single_relu_model", "passed"),
+        ("test_operator_mm", "passed"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -129,25 +145,88 @@ def test_conform_counts_cases(xrt: Command) -> None:
             "there is no command 'rum'. Did you mean 'run'?",
         ),
         (["run", "missing.onnx"], "cannot load 'missing.onnx': there is no such file"),
+        (["run", "squeezenot"], "'squeezenot' is neither a file nor a shipped model. Did you mean 'squeezenet'? Shipped: bert, "),
+        (["run", "mlp{layers=0}"], "layers of model 'mlp' must be a positive integer; got 0"),
+        (["run", "garbage.onnx"], "cannot load 'garbage.onnx': it is not an ONNX model: it does not parse as one"),
+        (["run", "empty.onnx"], "cannot load 'empty.onnx': it is empty"),
+        (["inspect", "missing.onnx"], "cannot load 'missing.onnx': there is no such file"),
+        (["inspect", "garbage.onnx"], "cannot load 'garbage.onnx': it is not an ONNX model: it does not parse as one"),
+        (["inspect", "."], "cannot load '.': it is a directory; name the file in it (empty.onnx, garbage.onnx, model.onnx)"),
+        (["inspect"], "Missing argument 'MODEL'."),
+        (["inspect", "model.onnx", "more"], "Got unexpected extra argument (more)"),
+        (["explain", "missing.onnx"], "cannot load 'missing.onnx': there is no such file"),
+        (["explain", "model.onnx", "--engine", "nobody"], "no engine is named 'nobody'"),
+        (["explain", "model.onnx", "--dump", "d"], "No such option '--dump'"),
+        (["run", "model.onnx", "--seed", "-1"], "Invalid value for '--seed': -1 is not in the range x>=0."),
+        (["run", "model.onnx", "--repeat", "0"], "Invalid value for '--repeat': 0 is not in the range x>=1."),
+        (["run", "model.onnx", "--minimum-nodes", "-2"], "minimum_nodes must be an integer of at least 1; got -2"),
+        (["run", "model.onnx", "--pin", "x"], "'x' is not a pin; a pin reads like 'Conv|Gemm=ort' (force)"),
+        (["run", "model.onnx", "--precision", "fp99"], "precision must be one of fp32, fp16, bf16, int8; got 'fp99'"),
+        (["run", "model.onnx", "--engine", "ort{bogus=1}"], "option 'bogus' of engine 'ort': there is no such option"),
+        (["run", "model.onnx", "--save", "nowhere/y.npz"], "cannot write nowhere/y.npz: there is no folder nowhere"),
+        (["run", "model.onnx", "--dump", "model.onnx"], "Directory 'model.onnx' is a file."),
+        (["run", "model.onnx", "--dump", "/proc/none"], "/proc/none: No such file or directory"),
+        (["bench"], "Missing argument 'MODEL...'."),
+        (["bench", "missing.onnx"], "cannot load 'missing.onnx': there is no such file"),
+        (["bench", "garbage.onnx"], "cannot load 'garbage.onnx': it is not an ONNX model"),
+        (["bench", "mlp{nosuch=1}"], "model 'mlp' has no size 'nosuch'"),
+        (["bench", "mlp", "-e", "nobody"], "no engine is named 'nobody'"),
+        (["bench", "mlp", "-e", "ort with Conv=tvm"], "pin 'Conv=tvm' names engine 'tvm', which is not in the list: ort"),
+        (["bench", "mlp", "--threads", "-1"], "--threads takes positive numbers with commas, such as 1,2; got '-1'"),
+        (["bench", "mlp", "--batch", "x"], "--batch takes positive numbers with commas, such as 1,2; got 'x'"),
+        (["bench", "mlp", "--rounds", "1"], "Invalid value for '--rounds': 1 is not in the range x>=2."),
+        (["bench", "mlp", "--seed", "-1"], "Invalid value for '--seed': -1 is not in the range x>=0."),
+        (["fuzz", "--count", "0"], "Invalid value for '--count': 0 is not in the range x>=1."),
+        (["fuzz", "--seed", "-5"], "Invalid value for '--seed': -5 is not in the range x>=0."),
+        (["fuzz", "--one-in", "0"], "Invalid value for '--one-in': 0 is not in the range x>=1."),
+        (["fuzz", "--engines", ""], "no engine is named; name some to try with --engines, or with --rarely"),
+        (["fuzz", "--engines", "ort,ort"], "engine 'ort' is named twice; name each once, in --engines or in --rarely"),
+        (["fuzz", "--engines", "toy"], "every engine is held against 'toy', which cannot be held against itself; name others"),
+        (["fuzz", "--engines", "nobody"], "no engine is named 'nobody'"),
+        (["fuzz", "--keep", "model.onnx"], "Directory 'model.onnx' is a file."),
+        (["engines", "more"], "Got unexpected extra argument (more)"),
+        (["doctor", "--bogus"], "No such option '--bogus'"),
         (["run", "model.onnx", "--engine", "ort2"], "no engine is named 'ort2'. Did you mean 'ort'?"),
         (["run", "model.onnx", "--engine", "ort,"], "the engine list 'ort,' has an empty place; write it like 'tvm,ort'"),
         (["run", "model.onnx", "--dim", "batch"], "--dim takes NAME=SIZE, such as batch=4; got 'batch'"),
         (["run", "model.onnx", "--dim", "bath=2"], "no input has a dimension 'bath'. Did you mean 'batch'? The model has: batch"),
         (["run", "model.onnx", "--input", "x=nothing.npy"], "there is no input file nothing.npy"),
-        (["run", "model.onnx", "--input", "x=model.onnx"], "model.onnx is not a .npy or .npz file that can be read"),
+        (
+            ["run", "model.onnx", "--input", "x=model.onnx"],
+            "model.onnx is not a .npy or .npz file of numbers; write one with numpy.save or numpy.savez",
+        ),
         (["run", "model.onnx", "--device", "gpu"], "unknown device 'gpu'"),
         (["run", "model.onnx", "--threads", "0"], "threads must be a positive integer or None; got 0"),
         (["run", "model.onnx", "--bogus"], "No such option"),
         (["explain", "model.onnx", "--pin", "Relu=nobody"], "nobody"),
+        (["conform", "toy", "--alternate"], "nodes alternate between two engines or more; list another"),
         (["conform", "nobody"], "no engine is named 'nobody'"),
     ],
 )
 def test_an_error_is_one_message_and_exit_code_2(arguments: list[str], text: str, model: Path, xrt: Command) -> None:
+    (model.parent / "garbage.onnx").write_text("not a model")
+    (model.parent / "empty.onnx").touch()
     code, out, err = xrt(*arguments)
     assert (code, out) == (2, "")
     assert text in err
     assert err.startswith("error: ")
-    assert "Traceback" not in err
+    assert len(err.splitlines()) == 1
+    assert "this should not happen" not in err
+
+
+def test_a_shipped_model_is_named_instead_of_a_file(xrt: Command) -> None:
+    code, out, err = xrt("inspect", "mlp{layers=2, features=8, hidden=4, classes=2}")
+    assert (code, err) == (0, "")
+    assert out.startswith("mlp: 5 nodes, opset ai.onnx ")
+
+
+def test_nothing_that_ran_is_exit_code_2(model: Path, xrt: Command) -> None:
+    code, out, _ = xrt("bench", model, "-e", "ort with Relu!=ort", "--rounds", "2", "--threads", "1")
+    assert code == 2
+    row = next(line.split("\t") for line in out.splitlines() if line.startswith("ort with"))
+    assert row[1] == "failed"
+    told = "'Relu!=ort' cannot be kept: no engine is left for 1 of 2 nodes; change the pin, or list an engine that takes them"
+    assert row[-1] == f"{told}: 'first' (Relu): ort: kept from ort by 'Relu!=ort'"
 
 
 def test_debug_shows_the_traceback() -> None:

@@ -11,8 +11,9 @@ from onnx import ModelProto, TensorProto, parser
 from onnx.reference import ReferenceEvaluator
 
 from xrt.errors import ModelError, OptionError
-from xrt.formats.onnx import external_weights, load, lowest_model, lowest_opset, to_model, why_not_lowered
+from xrt.formats.onnx import external_weights, load, lowest_model, lowest_opset, to_model, why_not_lowered, with_weights_outside
 from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value, attributes_of, since_version
+from xrt.graph.verify import verify
 from xrt.passes import infer_shapes
 from xrt.testing.strategies import Form, functions, inputs_of
 
@@ -288,14 +289,60 @@ def test_weights_by_reference() -> None:
     function = graph(Node("Add", ("x", "small"), ("y",)), constants=WEIGHTS)
     model = lowest_model(function, weights="external", location="the.bin")
     referring = [tensor for tensor in model.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
-    assert [tensor.name for tensor in referring] == ["big"] == list(external_weights(function))
+    assert [tensor.name for tensor in referring] == ["big", "packed"] == list(external_weights(function))
     assert {e.key: e.value for e in referring[0].external_data} == {
         "location": "the.bin",
         "offset": "0",
         "length": str(160 * 4 * 8),
     }
     assert external_weights(function)["big"] is WEIGHTS["big"].array
+    assert external_weights(function)["packed"].tobytes() == b"\x11" * 2500
     assert len(model.SerializeToString()) < 40_000
+
+
+def with_hidden_weights() -> Function:
+    """Return a Function whose two branches have a large constant of the same name, one as a node, and a small one."""
+    value = TensorType(DType.FLOAT32, (40, 40))
+
+    def branch(name: str, seed: int, *, by_node: bool) -> Function:
+        large = Constant(np.random.default_rng(seed).random((40, 40), np.float32))
+        nodes = [Node("Mul", ("x", "k"), (f"{name}_p",)), Node("Add", (f"{name}_p", "small"), (f"{name}_y",))]
+        if by_node:
+            nodes.append(Node("Constant", (), ("k",), name="constant").with_attributes(value=large))
+        constants = {"small": Constant(np.ones((), np.float32)), **({} if by_node else {"k": large})}
+        return Function((), (Value(f"{name}_y", value),), tuple(nodes), constants, {"": 21}, types={"k": value}, name=name)
+
+    choice = Node("If", ("c",), ("z",)).with_attributes(
+        then_branch=branch("t", 1, by_node=False), else_branch=branch("e", 2, by_node=True)
+    )
+    given = Value("x", value), Value("c", TensorType(DType.BOOL, ()))
+    return Function(given, (Value("z", value),), (choice,), opsets={"": 21})
+
+
+def test_weights_of_bodies_and_nodes_are_brought_outside() -> None:
+    function = with_hidden_weights()
+    outside = with_weights_outside(function)
+    verify(outside)
+    assert sorted(outside.constants) == ["k_2", "k_3"]
+    assert [list(body.constants) for body in outside.nodes[0].bodies] == [["small"], ["small"]]
+    assert len(lowest_model(outside, weights="external").SerializeToString()) < 2000
+    x = np.random.default_rng(0).random((40, 40), np.float32)
+    for choice in (True, False):
+        before, after = (
+            ReferenceEvaluator(to_model(f)).run(None, {"x": x, "c": np.array(choice)})[0] for f in (function, outside)
+        )
+        np.testing.assert_array_equal(before, after)
+
+
+def test_what_gives_out_a_weight_keeps_it() -> None:
+    big = WEIGHTS["big"]
+    node = Node("Constant", (), ("y",)).with_attributes(value=big)
+    given_out = Function((), (Value("y", big.type),), (node,), opsets={"": 21})
+    assert with_weights_outside(given_out) is given_out
+    body = Function((), (Value("k", big.type),), (), {"k": big}, {"": 21}, name="body")
+    choice = Node("If", ("c",), ("z",)).with_attributes(then_branch=body, else_branch=body)
+    function = Function((Value("c", TensorType(DType.BOOL, ())),), (Value("z", big.type),), (choice,), opsets={"": 21})
+    assert with_weights_outside(function) is function
 
 
 def test_an_unknown_way_with_weights() -> None:

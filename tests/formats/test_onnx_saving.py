@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from google.protobuf.message import EncodeError
 
 from xrt.errors import ModelError
 from xrt.formats.onnx import load, save, saving
@@ -89,6 +90,32 @@ def test_a_large_model_gets_a_data_file_unasked(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(saving, "AUTOMATIC_BYTES", 1000)
     save(example(), tmp_path / "large.onnx")
     assert [path.name.split(".")[0] for path in data_files(tmp_path)] == ["large"]
+
+
+def test_the_weights_of_nodes_and_bodies_count_and_go_to_the_data_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saving, "AUTOMATIC_BYTES", 1000)
+    weight = Constant(np.random.default_rng(0).standard_normal((40, 40)).astype(np.float32))
+    value = Value("x", weight.type)
+    nodes = Node("Constant", (), ("k",)).with_attributes(value=weight), Node("Add", ("x", "k"), ("y",))
+    function = Function((value,), (Value("y", weight.type),), nodes, opsets={"": 21})
+    path = tmp_path / "m.onnx"
+    save(function, path)
+    assert path.stat().st_size < 1000
+    assert load(path) == function
+    onnx.checker.check_model(path)
+    np.testing.assert_array_equal(onnx.numpy_helper.to_array(onnx.load(path).graph.node[0].attribute[0].t), weight.array)
+
+
+def test_what_protobuf_cannot_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(model: object) -> bytes:
+        raise EncodeError("too large")
+
+    monkeypatch.setattr(saving.ModelProto, "SerializeToString", refuse)
+    for external, hint in ((False, "save it with external_data=True"), (True, "it does so even without its large constants")):
+        with pytest.raises(ModelError) as caught:
+            save(example(), tmp_path / "m.onnx", external)
+        assert str(caught.value) == f"the model takes more than 2 GB in one file, where protobuf ends (too large); {hint}"
+    assert not names(tmp_path)
 
 
 def test_a_model_can_be_saved_over_the_files_that_it_is_mapped_from(tmp_path: Path) -> None:

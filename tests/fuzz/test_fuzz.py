@@ -17,8 +17,8 @@ from xrt.testing.corpus.found import ENTRIES
 from xrt.testing.faulty import Faulty
 from xrt.testing.files import read_entry, write_entry
 from xrt.testing.fuzz import Fuzzer, sample_of
-from xrt.verify import Verdict
 from xrt.testing.shrink import Sample, shrink
+from xrt.verify import Verdict
 from xrt.verify.rounding import explains
 from xrt.verify.running import run_alone
 

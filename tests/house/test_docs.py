@@ -15,8 +15,10 @@ import pytest
 
 from tests.house.public import modules
 from xrt import errors
+from xrt.bench import Candidate
 from xrt.cli.app import cli
 from xrt.errors import XRTError, XRTWarning
+from xrt.partition import Pin
 
 TOP = Path(__file__).parents[2]
 DOCUMENTS = [TOP / "README.md", TOP / "CONTRIBUTING.md", *sorted((TOP / "docs").rglob("*.md"))]
@@ -73,9 +75,15 @@ def fault_of(line: str) -> str | None:
     name, *rest = shlex.split(line)[1:]
     try:
         command = cli.get_command(click.Context(cli), name)
-        command.make_context(name, rest)
+        given = command.make_context(name, rest).params
+        for pin in given.get("pins", ()):
+            Pin.parse(pin)
+        for candidate in given.get("candidates", ()):
+            Candidate.parse(candidate)
     except click.ClickException as error:
         return f"{line}: {error.format_message()}"
+    except XRTError as error:
+        return f"{line}: {error}"
     return None
 
 
@@ -91,6 +99,8 @@ def test_a_command_that_is_not_understood_is_caught() -> None:
     ]
     assert fault_of("xrt rum m.onnx") is not None
     assert fault_of("xrt run m.onnx --bogus") is not None
+    assert fault_of("xrt run m.onnx --pin '!Conv=tvm'") is not None
+    assert fault_of("xrt bench m.onnx -e 'ort,tvm with LRN=toy'") is not None
     assert fault_of("xrt run m.onnx") is None
 
 

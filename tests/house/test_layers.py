@@ -25,7 +25,7 @@ def test_every_room_has_its_place() -> None:
 
 def test_every_engine_in_the_package_is_known_as_one() -> None:
     folders = {path.parent.name for path in ROOT.glob("engines/*/__init__.py")}
-    assert folders <= set(ENGINES)
+    assert folders <= {*ENGINES, "native"}, "native kernels are a part of the contract, for any engine"
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name or "xrt")
@@ -47,6 +47,9 @@ PLANTED = [
     ("engines.ort.engine", "from xrt.partition import Plan", "engines.ort may not import partition"),
     ("engines.tvm.engine", "from xrt.runtime import Program", "engines.tvm may not import runtime"),
     ("engines.registry", "from xrt.engines.toy import Toy", "engines may not import engines.toy"),
+    ("engines.native.tape", "from xrt.engines.toy import Toy", "engines may not import engines.toy"),
+    ("engines.native.tape", "from xrt.runtime import Program", "engines may not import runtime"),
+    ("engines.native.tape", "open('x')", "engines may not touch files (open)"),
     ("partition.plan", "from xrt.cache import signature", "partition may not import cache"),
     ("tune.auto", "import xrt.verify.shadow", "tune may not import verify"),
     ("module.module", "from xrt.testing import corpus", "module may not import testing"),
@@ -82,6 +85,8 @@ ALLOWED = [
         "import onnxruntime\nfrom xrt.engines.contract import GraphCompiler\nfrom xrt.passes import drop_dead_nodes",
     ),
     ("engines.tvm.engine", "context.workdir.mkdir()"),
+    ("engines.native.library", "from xrt.engines.optable import OpTable\nPath('x').read_bytes()"),
+    ("engines.toy.native", "from xrt.engines.native import NativeTape"),
     ("runtime.program", "from xrt.compare import compare\nfrom xrt.cache import memory"),
     ("formats.dot", "def to_networkx():\n    import networkx\n    open('x')"),
     ("cli.run", "import rich\nfrom xrt.testing import conformance\nprint('x')"),

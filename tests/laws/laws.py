@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from xrt.compare import BIT_EQUAL, Comparison, compare_all
 from xrt.engines import GraphCompiler, registry
 from xrt.graph import Function
+from xrt.module.settings import REFERENCE
 from xrt.partition import Pin
 from xrt.passes import drop_dead_nodes
 from xrt.testing.faulty import Recording
@@ -50,7 +51,7 @@ def pins(draw: st.DrawFn, function: Function, engines: Sequence[GraphCompiler]) 
 
 def on_toy(function: Function, inputs: Sequence[Any]) -> list[Any]:
     """Run the whole function on toy."""
-    return run_alone(registry.create("toy"), function, inputs)
+    return run_alone(registry.create(REFERENCE), function, inputs)
 
 
 def outputs_of(results: Any, function: Function) -> list[Any]:

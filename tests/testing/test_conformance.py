@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -11,9 +12,25 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
+from tests.conformance.against import differences
+from tools.conformance_record import Record
 from xrt.engines import registry
 from xrt.errors import UnknownEngine
-from xrt.testing import Case, Gap, Outcome, Report, Word, conform, gaps_of, node_cases, run_case, run_reference, settle
+from xrt.testing import (
+    GROUPS,
+    Case,
+    Gap,
+    Outcome,
+    Report,
+    Word,
+    cases_of,
+    conform,
+    gaps_of,
+    node_cases,
+    run_case,
+    run_reference,
+    settle,
+)
 from xrt.testing.cases import value_of
 from xrt.testing.conformance import alone, together
 from xrt.testing.faulty import Faulty, Recording
@@ -34,6 +51,21 @@ def test_every_node_test_of_onnx_is_a_case():
     assert len(cases) > 1800
     assert [case.name for case in cases] == sorted(case.name for case in cases)
     assert len({case.name for case in cases}) == len(cases)
+
+
+def test_the_record_holds_every_case_and_its_operators():
+    """Here, and not in tests/house, because making the node tests takes seconds."""
+    now = {(case.group, case.name, case.operators) for case in cases_of()}
+    assert {(entry.group, entry.case, entry.operators) for entry in Record.read().entries} == now, "say: make conform"
+
+
+def test_no_name_is_taken_twice():
+    names = [case.name for case in cases_of()]
+    assert len(names) == len(set(names))
+
+
+def test_all_groups_come_when_none_is_named():
+    assert {case.group for case in cases_of(pattern="sequence_model1,light_vgg19,relu,*Conv1d,operator_mm")} == set(GROUPS)
 
 
 def test_shares_are_disjoint_and_complete():
@@ -254,7 +286,13 @@ def test_a_failure_that_no_ledger_knows_is_one():
     assert str(report).splitlines() == ["mine: 0 passed, 0 declined, 1 failed, 0 gap of 1", "  failed test_0: why"]
 
 
-@pytest.mark.parametrize("engine", ["toy", "ort", "tvm"])
+@pytest.mark.parametrize("engine", ["toy", "ort"])
+def test_the_record_holds_in_a_small_sample(engine):
+    """Of the node tests only, and not on tvm, to be quick; tests/conformance tries a tenth of everything."""
+    assert differences(engine, conform(engine, groups=["node"], shard=(zlib.crc32(engine.encode()) % 50, 50))) == []
+
+
+@pytest.mark.parametrize("engine", ["toy", "ort", "tvm", "mixtures"])
 def test_shipped_ledgers_give_reasons_and_links(engine):
     for entry in gaps_of(engine):
         assert len(entry.reason) > 20

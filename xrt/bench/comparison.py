@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import tempfile
 from collections.abc import Callable, Sequence
@@ -21,10 +22,11 @@ from xrt.bench.subjects import Candidate, Subject
 from xrt.bench.turns import rotated
 from xrt.compare import compare_all, tolerance_for
 from xrt.graph import FrozenDict
+from xrt.module.settings import REFERENCE
 
 __all__ = ["Progress", "Settings", "compare_engines"]
 
-REFERENCE = Candidate(("toy",))
+RIGHT = Candidate((REFERENCE,))
 
 Progress: TypeAlias = Callable[[str], None]
 """Told in a few words what comes next."""
@@ -52,13 +54,18 @@ def compare_engines(
     threads: Sequence[int],
     settings: Settings = Settings(),
     progress: Progress = lambda words: None,
+    finished: Callable[[Group], None] = lambda group: None,
 ) -> Report:
     """Compare the candidates on each subject with each number of threads; one that fails is a row with the reason.
 
+    ``finished`` is handed each group as soon as it is there; the rest may take long.
     The results of each are compared with the reference engine's. All processes of one subject and thread count
     live at the same time: memory must hold the model once for each candidate.
     """
-    groups = [_compare(subject, candidates, count, settings, progress) for subject in subjects for count in threads]
+    groups = []
+    for subject, count in itertools.product(subjects, threads):
+        groups.append(_compare(subject, candidates, count, settings, progress))
+        finished(groups[-1])
     return Report(FrozenDict(describe()), FrozenDict(asdict(settings)), tuple(groups))
 
 
@@ -85,7 +92,7 @@ class _Runner:
 
 def _compare(subject: Subject, candidates: Sequence[Candidate], threads: int, settings: Settings, progress: Progress) -> Group:
     group = Group(str(subject), subject.batch, threads, 0.0, ())
-    job = Job(subject, REFERENCE, threads, settings.seed, "", settings.warm_seconds, settings.turn_seconds)
+    job = Job(subject, RIGHT, threads, settings.seed, "", settings.warm_seconds, settings.turn_seconds)
     with tempfile.TemporaryDirectory(prefix="xrt-bench-") as folder, ExitStack() as stack:
         expected = _reference(replace(job, outputs=str(Path(folder, "reference")), warm_seconds=0.0), settings, group, progress)
         runners = []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 from xrt import models, passes
@@ -12,6 +14,7 @@ from xrt.engines.spec import parse_spec, split_specs
 from xrt.errors import ModelError, OptionError, did_you_mean
 from xrt.formats import onnx
 from xrt.graph import FrozenDict, Function, TensorType
+from xrt.partition import Pin
 
 __all__ = ["Candidate", "Subject"]
 
@@ -46,10 +49,30 @@ class Subject:
     def load(self, seed: int = 0) -> Function:
         """Return the model; raises ModelError or OptionError, also where it cannot have that batch size."""
         if self.source not in models.names():
+            self._check_there()
             return _with_batch(_bound(onnx.load(self.source), self.sizes), self.batch)
         if self.batch is None or BATCH not in models.sizes_of(self.source):
             return _with_batch(models.load(self.source, seed, **self.sizes), self.batch)
         return models.load(self.source, seed, **{**self.sizes, BATCH: self.batch})
+
+    def check(self) -> None:
+        """Raise ModelError or OptionError, without building weights, where it is no model or has no such sizes."""
+        if self.source in models.names():
+            models.check_sizes(self.source, self.sizes)
+        else:
+            self._check_there()
+            _bound(onnx.load(self.source), self.sizes)
+
+    def _check_there(self) -> None:
+        if os.path.lexists(self.source):
+            return
+        shipped = models.names()
+        if Path(self.source).suffix or os.sep in self.source:
+            raise ModelError(f"cannot load {self.source!r}: there is no such file; without a suffix it may name a shipped model")
+        raise ModelError(
+            f"{self.source!r} is neither a file nor a shipped model.{did_you_mean(self.source, shipped)} "
+            f"Shipped: {', '.join(shipped)}"
+        )
 
 
 def _size(part: str, text: str) -> tuple[str, int]:
@@ -92,7 +115,7 @@ class Candidate:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read ``ort``, ``tvm,ort`` or ``tvm,ort with Conv|MatMul=ort; !Softmax=tvm``; raises OptionError for another form."""
+        """Read ``ort``, ``tvm,ort`` or ``tvm,ort with Conv|MatMul=ort; Softmax!=tvm``; raises OptionError for another form."""
         listed, *rest = _WITH.split(text.strip(), maxsplit=1)
         engines = split_specs(listed)
         for engine in engines or [text]:
@@ -100,9 +123,22 @@ class Candidate:
         pins = [pin.strip() for pin in rest[0].split(";")] if rest else []
         if not all(pins):
             raise OptionError(
-                f"the candidate {text!r} has an empty pin; write it like 'tvm,ort with Conv|MatMul=ort; !Softmax=tvm'"
+                f"the candidate {text!r} has an empty pin; write it like 'tvm,ort with Conv|MatMul=ort; Softmax!=tvm'"
             )
-        return cls(tuple(engine.strip() for engine in engines), tuple(pins))
+        candidate = cls(tuple(engine.strip() for engine in engines), tuple(pins))
+        candidate._check_pins()
+        return candidate
+
+    def _check_pins(self) -> None:
+        known = {*self.engines, *self.names}
+        for text in self.pins:
+            if (engine := Pin.parse(text).engine) not in known:
+                raise OptionError(f"pin {text!r} names engine {engine!r}, which is not in the list: {', '.join(self.engines)}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The engines' names, without their options."""
+        return tuple(parse_spec(engine)[0] for engine in self.engines)
 
     def __str__(self) -> str:
         listed = ",".join(self.engines)

@@ -1,18 +1,22 @@
-"""The memory tier: bounded, least recently used out first, one compile per signature."""
+"""The cache of a process: bounded, least recently used out first, one compile per signature; below it the disk, if wished."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
 
+from xrt.cache.disk import DiskStatistics, DiskTier, Recipe, tier_of
 from xrt.cache.signature import Signature
 from xrt.engines import Executable
 from xrt.errors import OptionError
 
-__all__ = ["CacheStatistics", "CompileCache", "Lease", "default_cache"]
+__all__ = ["CacheStatistics", "CompileCache", "Lease", "cache_of", "default_cache"]
 
 CAPACITY = 256
 """Executables that the process-wide cache keeps; those in use by a module live on beyond it."""
@@ -30,6 +34,8 @@ class CacheStatistics:
     evictions: int
     size: int
     """Executables held now."""
+    disk: DiskStatistics = field(default_factory=DiskStatistics)
+    """The same of the disk tier; all zeros where there is none."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,28 +72,46 @@ class CompileCache:
     closed when the last of them lets go.
     """
 
-    def __init__(self, capacity: int = CAPACITY) -> None:
+    def __init__(self, capacity: int = CAPACITY, disk: DiskTier | None = None) -> None:
+        """Keep at most so many executables; what is not among them is looked for on the disk, where a tier is given."""
         if capacity < 1:
             raise OptionError(f"the capacity of a cache must be at least 1; got {capacity}")
         self.capacity = capacity
+        self.disk = disk
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._lock = threading.RLock()  # re-entrant: a lease may be collected, and so released, while its thread is in here
         self._hits = self._misses = self._failures = self._evictions = 0
 
-    def lease(self, signature: Signature, make: Callable[[], Executable], *, force: bool = False) -> Lease:
+    def lease(
+        self,
+        signature: Signature,
+        make: Callable[[], Executable],
+        *,
+        force: bool = False,
+        recipe: Recipe | None = None,
+    ) -> Lease:
         """Return a lease on the signature's executable, calling ``make`` where there is none.
 
         Threads that ask while another one makes it wait for that one. With ``force`` it is made anew. What ``make``
-        raises is raised to everyone who waited, and nothing is kept.
+        raises is raised to everyone who waited, and nothing is kept in memory. The disk tier is asked where the
+        ``recipe`` is given, by which it can load and save.
         """
         entry, mine = self._claim(signature.key, force)
         if mine:
-            self._make(signature.key, entry, make)
+            self._make(signature.key, entry, self._through_disk(signature, make, force, recipe))
         try:
             return Lease(self, entry)
         except BaseException:
             self._drop(entry)
             raise
+
+    def _through_disk(
+        self, signature: Signature, make: Callable[[], Executable], force: bool, recipe: Recipe | None
+    ) -> Callable[[], Executable]:
+        disk = self.disk
+        if disk is None or recipe is None:
+            return make
+        return lambda: disk.obtain(signature, recipe, make, force=force)
 
     def _claim(self, key: str, force: bool) -> tuple[_Entry, bool]:
         """Return the key's entry, held once more, and whether the caller has to make it."""
@@ -141,12 +165,30 @@ class CompileCache:
     @property
     def statistics(self) -> CacheStatistics:
         with self._lock:
-            return CacheStatistics(self._hits, self._misses, self._failures, self._evictions, len(self._entries))
+            disk = self.disk.statistics if self.disk else DiskStatistics()
+            return CacheStatistics(self._hits, self._misses, self._failures, self._evictions, len(self._entries), disk)
 
 
-_SHARED = CompileCache()
-
-
+@lru_cache(maxsize=1)
 def default_cache() -> CompileCache:
-    """Return the cache that every module of this process shares unless it is given its own."""
-    return _SHARED
+    """Return the cache that every module of this process shares unless it is given its own.
+
+    Its disk tier is the one that the environment asks for when it is first used.
+    """
+    return CompileCache(disk=tier_of())
+
+
+def cache_of(asked: CompileCache | str | os.PathLike[str] | None) -> CompileCache:
+    """Return the cache for what a module was given: a cache, the directory of one, or None for `default_cache`."""
+    if asked is None:
+        return default_cache()
+    if isinstance(asked, CompileCache):
+        return asked
+    if isinstance(asked, str | os.PathLike):
+        return _cache_in(Path(asked).expanduser().absolute())
+    raise OptionError(f"cache must be an xrt.cache.CompileCache, or the directory of one; got {asked!r}")
+
+
+@lru_cache(maxsize=16)
+def _cache_in(directory: Path) -> CompileCache:
+    return CompileCache(disk=tier_of(directory=directory))

@@ -5,18 +5,28 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import platform
+import sys
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from pathlib import Path
 
 import numpy as np
 
+from xrt import __version__
 from xrt.engines import CompileContext, GraphCompiler
 from xrt.graph import Function
 
-__all__ = ["FORMAT_VERSION", "Signature", "signature_of"]
+__all__ = ["CODE_UNKNOWN", "FORMAT_VERSION", "Signature", "signature_of"]
 
 FORMAT_VERSION = 1
 """Raised whenever XRT itself changes what it hands to engines for the same Function."""
+
+
+CODE_UNKNOWN = "unknown"
+"""What the ingredient ``code`` is for an engine whose source is in no file: a class typed at a prompt."""
+
+_SHARED = ("graph/**/*.py", "formats/**/*.py", "passes/**/*.py", "engines/*.py")
+"""What of XRT's own source decides what an engine is handed."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,7 @@ def signature_of(function: Function, engine: GraphCompiler, context: CompileCont
     options = {f.name: getattr(context.options, f.name) for f in dataclasses.fields(context.options) if f.name != "threads"}
     return Signature(
         (
-            ("format", str(FORMAT_VERSION)),
+            ("format", f"{FORMAT_VERSION} of xrt {__version__}"),
             ("function", function.fingerprint),
             ("entry", ", ".join(str(value.type) for value in function.inputs)),
             ("engine", f"{kind.__module__}.{kind.__qualname__} {engine.spec}"),
@@ -60,6 +70,7 @@ def signature_of(function: Function, engine: GraphCompiler, context: CompileCont
             ("device", context.device),
             ("threads", str(context.threads)),
             ("machine", _machine()),
+            ("code", _code(kind)),
         )
     )
 
@@ -69,3 +80,24 @@ def _machine() -> str:
     """Name the instruction set: what an executable compiled for this processor needs of another."""
     found = np.show_config(mode="dicts")["SIMD Extensions"]
     return f"{platform.system()} {platform.machine()} {' '.join([*found.get('baseline', ()), *found.get('found', ())])}"
+
+
+@lru_cache(maxsize=64)
+def _code(kind: type[GraphCompiler]) -> str:
+    """Hash names, sizes and times of the source files behind an engine, so that who changes them need change no version."""
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None)
+    if file is None or not Path(file).exists():
+        return CODE_UNKNOWN
+    package = Path(file).parent
+    own = package.rglob("*.py") if getattr(module, "__package__", "") else iter([Path(file)])
+    shared = (path for pattern in _SHARED for path in Path(__file__).parents[1].glob(pattern))
+    hasher = hashlib.sha256()
+    for line in sorted({*map(_stamp, own), *map(_stamp, shared)}):
+        hasher.update(line.encode("utf-8", "surrogateescape"))
+    return hasher.hexdigest()[:16]
+
+
+def _stamp(path: Path) -> str:
+    status = path.stat()
+    return f"{path} {status.st_size} {status.st_mtime_ns}\n"

@@ -64,10 +64,17 @@ def _run(arguments: list[str], *, debug: bool) -> int:
     except (XRTError, OSError) as error:
         if debug:
             raise
-        complain("error", str(error))
+        complain("error", _told(error))
         return 2
     except Exception as error:
         if debug:
             raise
         complain("error", f"{type(error).__name__}: {error} (this should not happen; --debug shows where)")
         return 2
+
+
+def _told(error: Exception) -> str:
+    """Return an error as one line says it; the system's own without its number."""
+    if isinstance(error, OSError) and not isinstance(error, XRTError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)

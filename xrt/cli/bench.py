@@ -9,14 +9,18 @@ import click
 
 from xrt.bench import Candidate, Group, Report, Row, Settings, Subject, compare_engines
 from xrt.cli.screen import err, human_bytes, out, show_table
+from xrt.engines import registry
 from xrt.engines.probing import probe_all
 from xrt.errors import OptionError
 from xrt.runtime import available_cores
 
 __all__ = ["command"]
 
-COLUMNS = ("candidate", "verdict", "ms", "x best", "alone ms", "first ms", "compile s", "peak", "regions", "off by", "note")
+COLUMNS = ("candidate", "verdict", "ms", "x best", "alone ms", "first ms", "compile s", "peak", "regions", "off by")
 NUMBERS = ("ms", "x best", "alone ms", "first ms", "compile s", "peak", "regions", "off by")
+NARROW = ("candidate", "verdict", "ms", "x best", "compile s", "peak")
+"""Columns of a terminal in which the others find no room; JSON and a pipe have them all."""
+WIDE = 130
 
 
 @click.command("bench")
@@ -34,7 +38,7 @@ NUMBERS = ("ms", "x best", "alone ms", "first ms", "compile s", "peak", "regions
 @click.option(
     "--budget", default=120.0, show_default=True, type=click.FloatRange(1), help="Seconds a candidate may take to start"
 )
-@click.option("--seed", default=0, help="Seed of weights and inputs")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of weights and inputs")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
 def command(
     models: tuple[str, ...],
@@ -49,20 +53,29 @@ def command(
     """Compare engines on MODELs: a shipped one (squeezenet, 'bert{layers=2}') or the path of an ONNX file.
 
     Each candidate has a process of its own and the model to itself: no other engine stands in for it. Exit code 1 when
-    the results of one differ from the reference engine's.
+    the results of one differ from the reference engine's, 2 when none ran at all.
     """
     batches: list[int | None] = [*_counts(batch, "--batch")] or [None]
     subjects = [Subject.parse(model, size) for model in models for size in batches]
+    for subject in subjects:
+        subject.check()
     report = _compared(
         subjects,
         _candidates(candidates),
-        _counts(threads, "--threads"),
+        _counts(threads, "--threads") or [available_cores()],
         Settings(rounds=rounds, budget_seconds=budget, seed=seed),
+        silent=as_json,
     )
     if as_json:
         out.print_json(json.dumps(report.to_dict()))
     else:
-        _show(report)
+        out.print("\n".join(_footer(report)), markup=False)
+    return _exit_code(report)
+
+
+def _exit_code(report: Report) -> int:
+    if not any(row.median_seconds for group in report.groups for row in group.rows):
+        return 2
     return 0 if report.agrees else 1
 
 
@@ -75,50 +88,74 @@ def _counts(text: str, option: str) -> list[int]:
 
 def _candidates(given: tuple[str, ...]) -> list[Candidate]:
     if given:
-        return list(dict.fromkeys(Candidate.parse(text) for text in given))
+        chosen = list(dict.fromkeys(Candidate.parse(text) for text in given))
+        for name in dict.fromkeys(name for candidate in chosen for name in candidate.names):
+            registry.check_registered(name)
+        return chosen
     with err.status("asking which engines are ready"):
         return [Candidate((status.name,)) for status in probe_all() if status.state == "ready"]
 
 
-def _compared(subjects: list[Subject], candidates: list[Candidate], threads: list[int], settings: Settings) -> Report:
+def _compared(
+    subjects: list[Subject], candidates: list[Candidate], threads: list[int], settings: Settings, *, silent: bool
+) -> Report:
     with err.status("") as status:
-        return compare_engines(subjects, candidates, threads, settings, status.update)
+
+        def finished(group: Group) -> None:
+            if not silent:
+                status.stop()  # a table on standard output would be written into it
+                _show(group)
+                status.start()
+
+        return compare_engines(subjects, candidates, threads, settings, status.update, finished)
 
 
 # ---------------------------------------------------------------------- on the screen
 
 
-def _show(report: Report) -> None:
-    for group in report.groups:
-        out.print(f"{group.title}; a tie is what is within {group.noise:.1%} of the best", markup=False)
-        show_table(COLUMNS, [_cells(row) for row in group.rows], numbers=NUMBERS)
-    out.print("\n".join(_footer(report)), markup=False)
+def _show(group: Group) -> None:
+    out.print(f"{group.title}; a tie is what is within {group.noise:.1%} of the best", markup=False)
+    if not out.is_terminal:
+        show_table((*COLUMNS, "note"), [(*_cells(row), "; ".join(_notes(row))) for row in group.rows])
+        return
+    shown = COLUMNS if out.width >= WIDE else NARROW
+    rows = [dict(zip(COLUMNS, _cells(row), strict=True)) for row in group.rows]
+    show_table(shown, [[cells[name] for name in shown] for cells in rows], numbers=NUMBERS, whole=("verdict",))
+    for row in group.rows:
+        for note in _notes(row):
+            out.print(f" {row.candidate}: {note}", markup=False)
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     start = row.start
     if start is None or row.median_seconds is None:
-        return (str(row.candidate), row.verdict, *[""] * 8, row.reason)
+        return (str(row.candidate), row.verdict, *[""] * 8)
     return (
         str(row.candidate),
         row.verdict,
         _milliseconds(row.median_seconds),
-        str(row.to_best or ""),
+        f"{best.median:.2f} ({best.low:.2f}-{best.high:.2f})" if (best := row.to_best) else "",
         _milliseconds(start.alone_seconds),
         _milliseconds(start.first_seconds),
         f"{start.compile_seconds:.2f}",
         human_bytes(start.peak_bytes),
         str(len(start.regions)),
         "" if row.agreement is None or row.agreement.absolute is None else f"{row.agreement.absolute:.1e}",
-        "; ".join(_notes(row)),
     )
 
 
 def _notes(row: Row) -> Iterator[str]:
     if row.reason:
-        yield row.reason
+        yield _brief(row.reason)
     if row.start is not None and not row.start.steady:
         yield f"not steady after {row.start.warm_calls} calls"
+
+
+def _brief(reason: str) -> str:
+    """Return a reason on one line: what it says first, the first of what it lists, and how much more there is."""
+    first, *listed = (line.strip() for line in reason.splitlines())
+    more = f" (and {len(listed) - 1} more)" if len(listed) > 1 else ""
+    return " ".join([first, *listed[:1]]) + more
 
 
 def _milliseconds(seconds: float) -> str:

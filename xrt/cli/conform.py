@@ -1,52 +1,96 @@
-"""``xrt conform``: the node tests of the installed onnx package on an engine, or on a list of engines."""
+"""``xrt conform``: the tests of the installed onnx package on an engine, on a list of engines, or alternating between them."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import click
 
 from xrt.cli.screen import out, progress, show_table
 from xrt.engines import split_specs
-from xrt.testing import Outcome, Report, Word, conform
+from xrt.testing import GROUPS, Outcome, Report, Word, conform
 
 __all__ = ["command"]
 
 
 @click.command("conform")
 @click.argument("engines")
+@click.option(
+    "--group", "groups", multiple=True, type=click.Choice(list(GROUPS)), help="Only these groups of tests; may be given again"
+)
 @click.option("--cases", default="*", show_default=True, help="Which cases, as a glob: 'test_conv*'")
+@click.option("--alternate", is_flag=True, help="Keep neighbouring nodes on different engines, each node a region of its own")
 @click.option("--reference", is_flag=True, help="Run onnx.reference.ReferenceEvaluator beside, and count what it alone passes")
 @click.option("--reasons", is_flag=True, help="List why each declined case was declined")
-@click.option("--operators", is_flag=True, help="Show the counts per operator")
+@click.option("--operators", is_flag=True, help="Show the counts per operator, and which engines had it")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
-def command(engines: str, cases: str, reference: bool, reasons: bool, operators: bool, as_json: bool) -> int:
-    """Count the node tests that ENGINES (one, or several with commas) pass, decline and fail; exit code 1 when one fails."""
-    report = _run(split_specs(engines), cases, reference)
+def command(
+    engines: str,
+    groups: tuple[str, ...],
+    cases: str,
+    alternate: bool,
+    reference: bool,
+    reasons: bool,
+    operators: bool,
+    as_json: bool,
+) -> int:
+    """Count the tests of onnx that ENGINES (one, or several with commas) pass, decline and fail; exit code 1 when one fails."""
+    listed = split_specs(engines)
+    with Watched(f"{engines}{', alternating' * alternate}") as watched:
+        report = conform(
+            listed if len(listed) > 1 else listed[0],
+            cases,
+            groups=groups,
+            alternate=alternate,
+            reference=reference,
+            progress=watched.advance,
+        )
     if as_json:
-        out.print_json(json.dumps(report.to_dict()))
+        click.echo(json.dumps(report.to_dict(), indent=1))
     else:
         _show(report, reasons=reasons, operators=operators)
     return 0 if report.ok else 1
 
 
-def _run(engines: list[str], cases: str, reference: bool) -> Report:
-    with progress() as bar:
-        task = bar.add_task(f"node tests on {','.join(engines)}", total=None)
+class Watched:
+    """A progress bar over the cases, with what failed so far; nothing off a terminal."""
 
-        def advance(done: int, total: int, outcome: Outcome) -> None:
-            bar.update(task, completed=done, total=total)
+    def __init__(self, what: str) -> None:
+        self._bar, self._what = progress(), what
+        self._task = self._bar.add_task(what, total=None)
+        self._failed = 0
 
-        return conform(engines if len(engines) > 1 else engines[0], cases, reference=reference, progress=advance)
+    def __enter__(self) -> Watched:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *rest: object) -> None:
+        self._bar.stop()
+
+    def advance(self, done: int, total: int, outcome: Outcome) -> None:
+        self._failed += outcome.word is Word.FAILED
+        failed = f", {self._failed} failed" if self._failed else ""
+        self._bar.update(self._task, completed=done, total=total, description=f"{self._what}{failed}: {outcome.group}")
 
 
 def _show(report: Report, *, reasons: bool, operators: bool) -> None:
     if operators:
-        rows = [(name, *(counts[word] for word in Word)) for name, counts in report.by_operator().items()]
-        show_table(("operator", *Word), rows, numbers=tuple(Word))
+        placed = report.placements()
+        rows = [(name, *_row(counts), _shown(placed.get(name, {}))) for name, counts in report.by_operator().items()]
+        show_table(("operator", *Word, "ran on"), rows, numbers=tuple(Word))
     if reasons:
         show_table(("declined", "reason"), [(o.case, o.reason) for o in report.of(Word.DECLINED)])
-    gaps = report.of(Word.GAP)
-    if gaps:
+    if gaps := report.of(Word.GAP):
         show_table(("known gap", "reason"), [(o.case, o.reason) for o in gaps])
+    if len(groups := report.by_group()) > 1:
+        show_table(("group", *Word), [(name, *_row(counts)) for name, counts in groups.items()], numbers=tuple(Word))
     out.print(str(report), markup=False)
+
+
+def _row(counts: Mapping[Word, int]) -> list[int]:
+    return [counts[word] for word in Word]
+
+
+def _shown(engines: Mapping[str, int]) -> str:
+    return ", ".join(f"{engine} {count}" for engine, count in engines.items())

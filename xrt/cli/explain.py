@@ -8,10 +8,9 @@ from typing import Any
 import click
 
 from xrt import passes
-from xrt.cli.options import dims_of, module_keywords, module_options
+from xrt.cli.options import dims_of, loaded, module_keywords, module_options
 from xrt.cli.screen import out
 from xrt.errors import OptionError, did_you_mean
-from xrt.formats import onnx
 from xrt.graph import Function, TensorType
 from xrt.module import XRTModule
 
@@ -19,17 +18,27 @@ __all__ = ["command", "with_dims"]
 
 
 @click.command("explain")
-@click.argument("model", type=click.Path())
+@click.argument("model")
 @module_options
+@click.option(
+    "--memory", "with_memory", is_flag=True, help="Compile too, and show what weights, arena and engines take of memory"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
-def command(model: str, as_json: bool, **given: Any) -> None:
-    """Show the regions in order with size and boundary, and the reason for each node off the first engine."""
-    function = with_dims(onnx.load(model), dims_of(given["dims"]))
-    explanation = XRTModule(function, **module_keywords(given)).explain()
+def command(model: str, with_memory: bool, as_json: bool, **given: Any) -> None:
+    """Show how MODEL, an ONNX file or a shipped model, is cut.
+
+    That is: the regions in order with size and boundary, and the reason for each node off the first engine.
+    """
+    module = XRTModule(with_dims(loaded(model), dims_of(given["dims"])), **module_keywords(given))
+    if with_memory:
+        module.compile()
+    explanation = module.explain()
     if as_json:
-        out.print_json(json.dumps(explanation.to_dict()))
-    else:
-        out.print(str(explanation), markup=False)
+        out.print_json(json.dumps(explanation.to_dict() | ({"memory": module.memory().to_dict()} if with_memory else {})))
+        return
+    out.print(str(explanation), markup=False)
+    if with_memory:
+        out.print(f"memory:\n{module.memory()}", markup=False, soft_wrap=True)
 
 
 def with_dims(function: Function, sizes: dict[str, int]) -> Function:

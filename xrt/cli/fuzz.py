@@ -8,6 +8,8 @@ import click
 
 from xrt.cli.screen import complain, err, out, progress, show_table
 from xrt.engines import split_specs
+from xrt.engines.spec import parse_spec
+from xrt.errors import OptionError
 from xrt.testing.corpus import Entry
 from xrt.testing.files import write_entry
 from xrt.testing.fuzz import Finding, Fuzzer
@@ -15,26 +17,49 @@ from xrt.verify import Verdict
 
 __all__ = ["command"]
 
+REFERENCE = "toy"
 _TOLD_EVERY = 500
 """Off a terminal, where nothing moves, a line says now and then how far it is."""
 
 
 @click.command("fuzz")
-@click.option("--count", default=1000, show_default=True, help="How many graphs")
-@click.option("--seed", default=0, show_default=True, help="The first graph; the others have the numbers after it")
+@click.option("--count", default=1000, show_default=True, type=click.IntRange(1), help="How many graphs")
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0), help="The first graph; the others have the numbers after it"
+)
 @click.option("--engines", default="ort", show_default=True, help="Engines to try on every graph, with commas")
 @click.option("--rarely", default="", help="Engines to try on few graphs, since they are slow to compile")
-@click.option("--one-in", default=50, show_default=True, help="How few")
-@click.option("--keep", type=click.Path(path_type=Path), help="Write what disagrees to this folder, as entries of the corpus")
+@click.option("--one-in", default=50, show_default=True, type=click.IntRange(1), help="How few")
+@click.option(
+    "--keep",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write what disagrees to this folder, as entries of the corpus",
+)
 def command(count: int, seed: int, engines: str, rarely: str, one_in: int, keep: Path | None) -> int:
     """Run generated graphs on engines alone, before the reference, and in mixtures; exit code 1 when one disagrees."""
     always, seldom = (split_specs(names) if names else [] for names in (engines, rarely))
+    _check(always + seldom)
     fuzzer = Fuzzer(always, seldom, one_in)
     _run(fuzzer, range(seed, seed + count), keep)
     words = sorted({word for word, _ in fuzzer.counts})
     show_table(("way", *Verdict), [(w, *(fuzzer.counts[w, v] for v in Verdict)) for w in words], numbers=tuple(Verdict))
-    out.print(f"{count:,} graphs from seed {seed}: {len(fuzzer.findings)} disagreements", markup=False)
+    out.print(f"{count:,} graphs from seed {seed}: {_counted(len(fuzzer.findings))}", markup=False)
     return 1 if fuzzer.findings else 0
+
+
+def _check(engines: list[str]) -> None:
+    """Raise OptionError unless the engines are some, each once, and none is the one against which they are held."""
+    if not engines:
+        raise OptionError("no engine is named; name some to try with --engines, or with --rarely")
+    for engine in engines:
+        if engines.count(engine) > 1:
+            raise OptionError(f"engine {engine!r} is named twice; name each once, in --engines or in --rarely")
+        if parse_spec(engine)[0] == REFERENCE:
+            raise OptionError(f"every engine is held against {REFERENCE!r}, which cannot be held against itself; name others")
+
+
+def _counted(disagreements: int) -> str:
+    return f"{disagreements} disagreement{'s' * (disagreements != 1)}"
 
 
 def _run(fuzzer: Fuzzer, seeds: range, keep: Path | None) -> None:
@@ -46,7 +71,7 @@ def _run(fuzzer: Fuzzer, seeds: range, keep: Path | None) -> None:
             if found is not None:
                 _tell(fuzzer, found, keep)
             elif not err.is_terminal and done % _TOLD_EVERY == 0:
-                err.print(f"{done:,} of {len(seeds):,} graphs, {len(fuzzer.findings)} disagreements", markup=False)
+                err.print(f"{done:,} of {len(seeds):,} graphs, {_counted(len(fuzzer.findings))}", markup=False)
 
         fuzzer.run(seeds, advance)
 

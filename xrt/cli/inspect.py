@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
+from xrt.cli.options import loaded
 from xrt.cli.screen import human_bytes, out, show_table
-from xrt.formats import onnx
 from xrt.graph import Function
 from xrt.graph.verify import verify
 
@@ -17,12 +17,12 @@ __all__ = ["command"]
 
 
 @click.command("inspect")
-@click.argument("model", type=click.Path())
+@click.argument("model")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
 @click.option("--text", "as_text", is_flag=True, help="Print the whole graph as text")
 def command(model: str, as_json: bool, as_text: bool) -> None:
-    """Show a model's inputs, outputs, types, opsets, operators and sizes."""
-    function = onnx.load(model)
+    """Show the inputs, outputs, types, opsets, operators and sizes of MODEL, an ONNX file or a shipped model."""
+    function = loaded(model)
     verify(function)
     facts = facts_of(function)
     if as_text:

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
 
+from xrt.bench import Subject
 from xrt.engines import split_specs
-from xrt.errors import OptionError
+from xrt.errors import InputError, OptionError
+from xrt.formats import onnx
+from xrt.graph import Function
 
-__all__ = ["dims_of", "module_keywords", "module_options"]
+__all__ = ["check_writable", "dims_of", "loaded", "module_keywords", "module_options"]
 
 Command = Callable[..., Any]
+
+
+def loaded(text: str) -> Function:
+    """Return the model of that path, or the shipped one of that name, with its sizes in braces."""
+    return onnx.load(text) if os.path.lexists(text) else Subject.parse(text).load()
+
+
+def check_writable(target: Path) -> None:
+    """Raise InputError, before any work is done, where a file cannot be written."""
+    if not target.parent.is_dir():
+        raise InputError(f"cannot write {target}: there is no folder {target.parent}")
+    if not os.access(target.parent, os.W_OK):
+        raise InputError(f"cannot write {target}: nothing may be written to {target.parent}")
 
 
 def dims_of(given: tuple[str, ...]) -> dict[str, int]:
@@ -30,7 +48,7 @@ _SHARED = (
     click.option("--engine", "-e", default="toy", show_default=True, help="Engines, first choice first: tvm,ort"),
     click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N"),
     click.option(
-        "--pin", "pins", multiple=True, help="Force or forbid an engine: 'Conv|Gemm=ort', '!Softmax=tvm', 'name:/layer1/*=ort'"
+        "--pin", "pins", multiple=True, help="Force or forbid an engine: 'Conv|Gemm=ort', 'Softmax!=tvm', 'name:/layer1/*=ort'"
     ),
     click.option("--minimum-nodes", type=int, help="Dissolve regions of fewer nodes"),
     click.option("--maximum-nodes", type=int, help="Split regions of more nodes"),
@@ -38,9 +56,6 @@ _SHARED = (
     click.option("--threads", type=int, help="What all engines together may use [default: the cores at hand]"),
     click.option("--strict", is_flag=True, help="No fallback to toy: a node that no listed engine takes is an error"),
     click.option("--dim", "dims", multiple=True, help="Size of a symbolic dimension: batch=4"),
-    click.option(
-        "--dump", "dump_subgraph_dir", type=click.Path(file_okay=False), help="Write the graph per stage (text, ONNX, DOT)"
-    ),
 )
 
 
@@ -53,7 +68,8 @@ def module_options(command: Command) -> Command:
 
 def module_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return XRTModule's keywords from what `module_options` collected; what was not given is left out."""
-    kept = {name: given[name] for name in ("minimum_nodes", "maximum_nodes", "precision", "threads", "dump_subgraph_dir")}
+    kept = {name: given[name] for name in ("minimum_nodes", "maximum_nodes", "precision", "threads")}
+    kept["dump_subgraph_dir"] = given.get("dump_subgraph_dir")
     chosen = {name: value for name, value in kept.items() if value is not None}
     if given["pins"]:
         chosen["pins"] = given["pins"]

@@ -12,31 +12,40 @@ import click
 import numpy as np
 
 from xrt.cli.explain import with_dims
-from xrt.cli.options import dims_of, module_keywords, module_options
+from xrt.cli.options import check_writable, dims_of, loaded, module_keywords, module_options
 from xrt.cli.screen import err, out, show_table
 from xrt.compare import compare, tolerance_for
 from xrt.errors import EngineError, InputError, OptionError, PlanError
-from xrt.formats import onnx
 from xrt.graph import Function
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
+from xrt.module.settings import REFERENCE
 
 __all__ = ["command"]
 
 
 @click.command("run")
-@click.argument("model", type=click.Path())
+@click.argument("model")
 @module_options
 @click.option(
     "--input", "-i", "files", multiple=True, help="An input from a file: NAME=FILE.npy, or FILE.npz with one array per input"
 )
-@click.option("--seed", default=0, show_default=True, help="Seed of the random inputs that stand in for those not given")
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Seed of the random inputs that stand in for those not given",
+)
 @click.option("--save", "-o", "target", type=click.Path(dir_okay=False), help="Save the outputs as .npz")
 @click.option("--repeat", default=1, show_default=True, type=click.IntRange(1), help="Runs, of which the median time is shown")
+@click.option("--dump", "dump_subgraph_dir", type=click.Path(file_okay=False), help="Write the graph per stage (text, ONNX, DOT)")
 @click.option("--verify", "verified", is_flag=True, help="Compare the outputs with the reference engine")
 def command(model: str, files: tuple[str, ...], seed: int, target: str | None, repeat: int, verified: bool, **given: Any) -> int:
-    """Run a model; exit code 1 when --verify finds a difference."""
-    function = with_dims(onnx.load(model), dims_of(given["dims"]))
+    """Run MODEL, an ONNX file or a shipped model (squeezenet, 'bert{layers=2}'); exit code 1 when --verify finds a difference."""
+    if target is not None:
+        check_writable(Path(target))
+    function = with_dims(loaded(model), dims_of(given["dims"]))
     values = sample_inputs(function, seed) | _from_files(files, function)
     status = err.status("compiling")
     progress = lambda done, count: status.update(f"compiling {done}/{count}")  # noqa: E731  # told once per region
@@ -118,8 +127,10 @@ def _loaded(path: Path) -> Any:
         return np.load(path, allow_pickle=False)
     except FileNotFoundError:
         raise InputError(f"there is no input file {path}") from None
-    except (ValueError, EOFError, zipfile.BadZipFile, OSError) as error:
-        raise InputError(f"{path} is not a .npy or .npz file that can be read: {error}") from error
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path} is not a .npy or .npz file of numbers; write one with numpy.save or numpy.savez") from error
 
 
 def _save(outputs: Mapping[str, Any], target: Path) -> None:
@@ -136,7 +147,7 @@ def _save(outputs: Mapping[str, Any], target: Path) -> None:
 def _verify(function: Function, values: Mapping[str, Any], results: Sequence[Any]) -> int:
     try:
         with err.status("running the reference"):
-            expected = _as_tuple(XRTModule(function, engine="toy", strict=True)(**values))
+            expected = _as_tuple(XRTModule(function, engine=REFERENCE, strict=True)(**values))
     except (PlanError, EngineError) as error:
         out.print(f"not verified: there is no reference, {error}", markup=False)
         return 0

@@ -20,15 +20,21 @@ out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def show_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, numbers: Sequence[str] = ()) -> None:
-    """Print rows under their headings: a table on a terminal, fields separated by tabs elsewhere."""
+def show_table(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], *, numbers: Sequence[str] = (), whole: Sequence[str] = ()
+) -> None:
+    """Print rows under their headings: a table on a terminal, one line per row with tabs between the fields elsewhere.
+
+    Columns of numbers stand to the right; they and the ``whole`` ones are never broken, the others where room is short.
+    """
     if not out.is_terminal:
         for row in (columns, *rows):
-            click.echo("\t".join(str(cell) for cell in row))
+            click.echo("\t".join(" ".join(str(cell).split()) for cell in row))
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
+        is_number = column in numbers
+        table.add_column(column, justify="right" if is_number else "left", overflow="fold", no_wrap=is_number or column in whole)
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
     out.print(table, soft_wrap=False)

@@ -149,12 +149,22 @@ class GraphCompiler(abc.ABC):
         """
         raise OptionError(f"engine {cls.name!r} has no pool of threads that all its executables could share")
 
-    def save(self, executable: Executable) -> bytes:
-        """Return the executable as bytes that `load` reads; raises CompileRefused where the library cannot."""
+    def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
+        """Return the executable as bytes that `load` reads; raises CompileRefused, with the reason, where it cannot.
+
+        It may write to ``context.workdir``, and return a file there as mapped memory. What is saved is data: it is kept,
+        with checksums, for a later process on the same machine, or in a bundle for another one. XRT keeps the Function's
+        constants apart; what refers to them instead of holding them stays small.
+        """
         raise CompileRefused(f"engine {self.name!r} cannot save an executable")
 
-    def load(self, data: bytes, function: Function, context: CompileContext) -> Executable:
-        """Return the executable that `save` wrote, for the same Function and context."""
+    def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
+        """Return the executable that `save` wrote, not yet prepared.
+
+        The Function is equal to the one that was compiled but for the names of inner values and nodes, and the order in
+        which it lists its constants; engine, versions and context are the same. ``data`` is read-only, aligned to 64
+        bytes, often a mapped file, and may be kept; ``context.workdir`` is gone when this returns.
+        """
         raise CompileRefused(f"engine {self.name!r} cannot load an executable")
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -117,10 +117,15 @@ class OpTable(Generic[K]):
         known.append(new)
         known.sort(key=lambda kernel: -kernel.priority)
 
-    def find(self, node: Node, function: Function, device: str = "cpu") -> Kernel[K] | str:
-        """Return the kernel that serves the node, or the reason why none does (each kernel's, best first)."""
+    def find(self, node: Node, function: Function, device: str = "cpu", without: Collection[K] = ()) -> Kernel[K] | str:
+        """Return the kernel that serves the node, or the reason why none does (each kernel's, best first).
+
+        Kernels whose code is among ``without`` are not asked.
+        """
         reasons = []
         for kernel in self._kernels.get((node.domain, node.op_type), ()):
+            if without and kernel.code in without:
+                continue
             reason = kernel.refusal(node, function, device)
             if reason is None:
                 return kernel

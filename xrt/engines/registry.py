@@ -20,7 +20,7 @@ from xrt.engines.contract import GraphCompiler
 from xrt.engines.spec import build, parse_spec, spec_of
 from xrt.errors import EngineError, EngineUnavailable, OptionError, UnknownEngine, XRTError, did_you_mean
 
-__all__ = ["GROUP", "EngineStatus", "create", "engine_class", "names", "pip_line", "probe", "registered"]
+__all__ = ["GROUP", "EngineStatus", "check_registered", "create", "engine_class", "names", "pip_line", "probe", "registered"]
 
 GROUP = "xrt.engines"
 """The group of entry points; a line is ``name = "module:Class [extra]"``."""
@@ -129,6 +129,11 @@ def _scan(path: tuple[str, ...]) -> Entries:
     for entry in metadata.entry_points(group=GROUP):
         found.setdefault(entry.name, []).append(entry)
     return {name: tuple(entries) for name, entries in found.items()}
+
+
+def check_registered(name: str) -> None:
+    """Raise UnknownEngine or EngineError unless one distribution registers the name; nothing is loaded."""
+    _entry(name)
 
 
 def _claims(name: str) -> tuple[metadata.EntryPoint, ...]:

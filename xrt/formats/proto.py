@@ -18,7 +18,9 @@ from xrt.graph import Function
 
 __all__ = ["Kind", "field_names", "read", "write"]
 
-Kind: TypeAlias = Literal["Plan", "Launch", "ClusteringOptions", "ExecutionOptions"]
+Kind: TypeAlias = Literal[
+    "Plan", "Launch", "ClusteringOptions", "ExecutionOptions", "Contents", "CacheEntry", "WeightsMemo", "Bundle"
+]
 _MODEL = "onnx.ModelProto"
 
 

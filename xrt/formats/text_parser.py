@@ -8,35 +8,37 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 
-from xrt.errors import ModelError
-from xrt.formats.tokens import TextError, Token, Tokens
+from xrt.formats.text_types import DEPTH, PLAIN_TYPE, TypeParser
+from xrt.formats.tokens import Token
 from xrt.graph import (
     Attribute,
     AttrKind,
     Constant,
-    Dim,
     DType,
     Function,
-    MapType,
     Node,
-    OptionalType,
-    SequenceType,
     TensorType,
     Type,
     Value,
 )
+from xrt.graph.collector import collector_paused
 from xrt.graph.printer import RESERVED, number_array
 
 __all__ = ["parse"]
 
-DEPTH = 50
-"""How deep bodies, and types, may be nested."""
+# What most of a text is made of, each taken at one look where it would be many tokens. It is nothing but names, or recurs and
+# was read token by token the first time; so it is the grammar that decides what it means, and whether it is right.
+_WORD = "[A-Za-z_/][A-Za-z0-9_./]*"
+_PLAIN_START = re.compile(rf"({_WORD})(?:: ({PLAIN_TYPE}))? = ({_WORD})(?=\()")
+_PLAIN_NAMES = re.compile(rf"\({_WORD}(?:, {_WORD})*\)")
+_PLAIN_ATTRIBUTES = re.compile(r"\{[^{}\"#]{0,200}\}")
 
 T = TypeVar("T")
 
@@ -44,7 +46,8 @@ T = TypeVar("T")
 def parse(text: str) -> Function:
     """Return the Function that a text describes; raises ModelError with line and column where it describes none."""
     parser = _Parser(text)
-    function = parser.function(0)
+    with collector_paused(text.count("\n")):
+        function = parser.function(0)
     if parser.tokens.now.kind != "end":
         parser.tokens.fail("the end of the text after the function")
     return function
@@ -64,9 +67,10 @@ class _Draft:
     nodes: list[Node] = field(default_factory=list)
 
 
-class _Parser:
+class _Parser(TypeParser):
     def __init__(self, text: str) -> None:
-        self.tokens = Tokens(text)
+        super().__init__(text)
+        self.attributes: dict[str, tuple[Attribute, ...]] = {}
 
     # ------------------------------------------------------------------ functions
 
@@ -136,7 +140,7 @@ class _Parser:
         token = self.tokens.now
         name = self.name("the constant's name")
         self.tokens.expect(":")
-        type_ = self.tensor_type()
+        type_ = self.declared_tensor()
         self.tokens.expect("=")
         self.add(draft.constants, name, self.content(type_), token)
 
@@ -149,24 +153,42 @@ class _Parser:
 
     def node(self, draft: _Draft, depth: int) -> Node:
         tokens = self.tokens
+        outputs, domain, op_type = self.plain_start(draft) or self.start(draft)
+        inputs = self.inputs()
+        attributes = self.block(depth) if tokens.now.text == "{" else ()
+        name = self.name("the node's name") if tokens.takes("@") else next(filter(None, outputs), "")
+        device = tokens.string("a device") if tokens.takes("on") else ""
+        control = self.control() if tokens.takes("after") else ()
+        return Node(op_type, inputs, outputs, attributes, domain, name, control, device)
+
+    def plain_start(self, draft: _Draft) -> tuple[tuple[str, ...], str, str] | None:
+        """Return what `start` does where it is one output, of a type met before or of none, and an operator of ai.onnx."""
+        match = self.tokens.ahead(_PLAIN_START)
+        if match is None:
+            return None
+        name, type_, op_type = match.groups()
+        if name in RESERVED or op_type in RESERVED or (type_ is not None and type_ not in self.types):
+            return None
+        if type_ is not None:
+            self.add(draft.types, name, self.types[type_], self.tokens.now)
+        self.tokens.skip(match[0])
+        return (name,), "", op_type
+
+    def start(self, draft: _Draft) -> tuple[tuple[str, ...], str, str]:
+        """Return a node's outputs, domain and operator."""
+        tokens = self.tokens
+        outputs: list[str] = []
         if tokens.takes("("):
             tokens.expect(")")
-            outputs: list[str] = []
         else:
-            outputs = [self.output(draft)]
+            outputs.append(self.output(draft))
             while tokens.takes(","):
                 outputs.append(self.output(draft))
         tokens.expect("=")
         op_type, domain = self.name("an operator"), ""
         if tokens.takes("::"):
             op_type, domain = self.name("an operator"), op_type
-        tokens.expect("(")
-        inputs = self.listed(")", lambda: self.name_or_blank("an input"))
-        attributes = self.listed("}", lambda: self.attribute(depth)) if tokens.takes("{") else []
-        name = self.name("the node's name") if tokens.takes("@") else next(filter(None, outputs), "")
-        device = tokens.string("a device") if tokens.takes("on") else ""
-        control = self.control() if tokens.takes("after") else ()
-        return Node(op_type, tuple(inputs), tuple(outputs), tuple(attributes), domain, name, control, device)
+        return tuple(outputs), domain, op_type
 
     def output(self, draft: _Draft) -> str:
         token = self.tokens.now
@@ -175,6 +197,16 @@ class _Parser:
             self.add(draft.types, name, self.type(0), token)
         return name
 
+    def inputs(self) -> tuple[str, ...]:
+        """Return the names in parentheses, the left-out ones empty."""
+        plain = self.tokens.ahead(_PLAIN_NAMES)
+        names = plain[0][1:-1].split(", ") if plain else ["_"]
+        if plain and RESERVED.isdisjoint(names):
+            self.tokens.skip(plain[0])
+            return tuple(names)
+        self.tokens.expect("(")
+        return tuple(self.listed(")", lambda: self.name_or_blank("an input")))
+
     def control(self) -> tuple[str, ...]:
         names = [self.name("a node's name")]
         while self.tokens.takes(","):
@@ -182,6 +214,18 @@ class _Parser:
         return tuple(names)
 
     # ------------------------------------------------------------------ attributes
+
+    def block(self, depth: int) -> tuple[Attribute, ...]:
+        """Return the attributes in braces."""
+        plain = self.tokens.ahead(_PLAIN_ATTRIBUTES)
+        if plain and plain[0] in self.attributes:
+            self.tokens.skip(plain[0])
+            return self.attributes[plain[0]]
+        self.tokens.expect("{")
+        attributes = tuple(self.listed("}", lambda: self.attribute(depth)))
+        if plain:
+            self.attributes[plain[0]] = attributes
+        return attributes
 
     def attribute(self, depth: int) -> Attribute:
         token = self.tokens.now
@@ -277,79 +321,6 @@ class _Parser:
         if dtype is DType.BOOL and max(raw, default=0) > 1:
             self.tokens.refuse("a byte of a bool constant is neither 0 nor 1", start)
         return np.frombuffer(raw, dtype.numpy)
-
-    # ------------------------------------------------------------------ types
-
-    def type_or_unknown(self) -> Type | None:
-        return None if self.tokens.takes("?") else self.type(0)
-
-    def type(self, depth: int) -> Type:
-        tokens, token = self.tokens, self.tokens.now
-        if depth > DEPTH:
-            tokens.refuse(f"types are nested more than {DEPTH} deep", token)
-        if token.kind != "word":
-            tokens.fail("a type")
-        word = tokens.take().text
-        if word not in ("seq", "optional", "map"):
-            return self.tensor_type(token)
-        tokens.expect("(")
-        if word == "map":
-            key = self.dtype(tokens.take())
-            tokens.expect(",")
-        element = self.type(depth + 1)
-        tokens.expect(")")
-        return MapType(key, element) if word == "map" else SequenceType(element) if word == "seq" else OptionalType(element)
-
-    def dtype(self, token: Token) -> DType:
-        return self.checked(token, lambda: DType.parse(token.text))
-
-    def tensor_type(self, word: Token | None = None) -> TensorType:
-        """Return a tensor's type; ``word`` is its element type where that has been taken already."""
-        dtype = self.dtype(word or self.tokens.take())
-        self.tokens.expect("[")
-        if self.tokens.takes("..."):
-            self.tokens.expect("]")
-            return TensorType(dtype)
-        return TensorType(dtype, tuple(self.listed("]", self.extent)))
-
-    def extent(self) -> Dim:
-        if self.tokens.takes("?"):
-            return None
-        if self.tokens.now.kind == "number":
-            return self.tokens.integer("an extent")
-        return self.name("an extent: a number, a name or ?")
-
-    # ------------------------------------------------------------------ small things
-
-    def name(self, what: str) -> str:
-        token = self.tokens.now
-        if token.kind == "string":
-            return self.tokens.string(what)
-        if token.kind != "word" or token.text in RESERVED:
-            self.tokens.fail(what)
-        return self.tokens.take().text
-
-    def name_or_blank(self, what: str) -> str:
-        return "" if self.tokens.takes("_") else self.name(what)
-
-    def listed(self, end: str, item: Callable[[], T]) -> list[T]:
-        """Return items between commas up to the closing mark; a comma may follow the last."""
-        items = []
-        while not self.tokens.takes(end):
-            items.append(item())
-            if not self.tokens.takes(","):
-                self.tokens.expect(end)
-                break
-        return items
-
-    def checked(self, token: Token, make: Callable[[], T]) -> T:
-        """Return what is made; what it refuses is told with the place of the token, unless it tells a place of its own."""
-        try:
-            return make()
-        except TextError:
-            raise
-        except (ModelError, ValueError, OverflowError) as error:
-            self.tokens.refuse(str(error), token, error)
 
 
 def _function(name: str, inputs: list[Value], outputs: list[Value], draft: _Draft) -> Function:

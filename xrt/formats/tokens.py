@@ -56,7 +56,8 @@ class Tokens:
         match = _TOKEN.match(self.text, position)
         if match is None or match.lastgroup is None:
             raise AssertionError("every text matches one of the groups")
-        token = Token(match.lastgroup, match.group(match.lastgroup), match.start(match.lastgroup))
+        start, end = match.span(match.lastgroup)
+        token = Token(match.lastgroup, self.text[start:end], start)
         if token.kind == "character":
             self.fail("a name, a number, a string or a mark", token)
         return token
@@ -66,6 +67,14 @@ class Tokens:
         token = self.now
         self.now = self._from(token.start + len(token.text))
         return token
+
+    def ahead(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """Return the pattern's match from the token at hand on, without taking it."""
+        return pattern.match(self.text, self.now.start)
+
+    def skip(self, text: str) -> None:
+        """Go on to the token after a text that lies ahead, and that ends where a token ends."""
+        self.now = self._from(self.now.start + len(text))
 
     def takes(self, mark: str) -> bool:
         """Go on if the token at hand is that mark or word, and return whether it was."""
@@ -85,6 +94,8 @@ class Tokens:
         if self.now.kind != "string":
             self.fail(f"{what} in double quotes")
         token = self.take()
+        if "\\" not in token.text:
+            return token.text[1:-1]
         try:
             return str(json.loads(token.text))
         except json.JSONDecodeError as error:

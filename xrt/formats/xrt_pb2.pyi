@@ -90,3 +90,129 @@ class ExecutionOptions(_message.Message):
     max_workspace_size: int
     max_batch_size: int
     def __init__(self, precision: _Optional[str] = ..., strict_types: bool = ..., calibration_table: _Optional[str] = ..., threads: _Optional[int] = ..., max_workspace_size: _Optional[int] = ..., max_batch_size: _Optional[int] = ...) -> None: ...
+
+class Contents(_message.Message):
+    __slots__ = ("kind", "sections")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SECTIONS_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    sections: _containers.RepeatedCompositeFieldContainer[Section]
+    def __init__(self, kind: _Optional[str] = ..., sections: _Optional[_Iterable[_Union[Section, _Mapping]]] = ...) -> None: ...
+
+class Section(_message.Message):
+    __slots__ = ("name", "offset", "size", "checksum")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    offset: int
+    size: int
+    checksum: int
+    def __init__(self, name: _Optional[str] = ..., offset: _Optional[int] = ..., size: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+
+class Ingredient(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: str
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+
+class CacheEntry(_message.Message):
+    __slots__ = ("format", "ingredients", "failure")
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    INGREDIENTS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    format: int
+    ingredients: _containers.RepeatedCompositeFieldContainer[Ingredient]
+    failure: Failure
+    def __init__(self, format: _Optional[int] = ..., ingredients: _Optional[_Iterable[_Union[Ingredient, _Mapping]]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("kind", "reason", "nodes")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    reason: str
+    nodes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, kind: _Optional[str] = ..., reason: _Optional[str] = ..., nodes: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class WeightsMemo(_message.Message):
+    __slots__ = ("format", "path", "stamp", "weights")
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    STAMP_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    format: int
+    path: str
+    stamp: _containers.RepeatedScalarFieldContainer[int]
+    weights: _containers.RepeatedCompositeFieldContainer[WeightHash]
+    def __init__(self, format: _Optional[int] = ..., path: _Optional[str] = ..., stamp: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[_Union[WeightHash, _Mapping]]] = ...) -> None: ...
+
+class WeightHash(_message.Message):
+    __slots__ = ("name", "digest", "place")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    digest: bytes
+    place: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[bytes] = ..., place: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Bundle(_message.Message):
+    __slots__ = ("format", "writer", "engines", "clustering", "execution", "device", "strict", "fold_constants", "model", "programs", "weights")
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    WRITER_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
+    CLUSTERING_FIELD_NUMBER: _ClassVar[int]
+    EXECUTION_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    STRICT_FIELD_NUMBER: _ClassVar[int]
+    FOLD_CONSTANTS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PROGRAMS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    format: int
+    writer: str
+    engines: _containers.RepeatedCompositeFieldContainer[BundledEngine]
+    clustering: ClusteringOptions
+    execution: ExecutionOptions
+    device: str
+    strict: bool
+    fold_constants: bool
+    model: _onnx_ml_pb2.ModelProto
+    programs: _containers.RepeatedCompositeFieldContainer[BundledProgram]
+    weights: _containers.RepeatedCompositeFieldContainer[WeightHash]
+    def __init__(self, format: _Optional[int] = ..., writer: _Optional[str] = ..., engines: _Optional[_Iterable[_Union[BundledEngine, _Mapping]]] = ..., clustering: _Optional[_Union[ClusteringOptions, _Mapping]] = ..., execution: _Optional[_Union[ExecutionOptions, _Mapping]] = ..., device: _Optional[str] = ..., strict: bool = ..., fold_constants: bool = ..., model: _Optional[_Union[_onnx_ml_pb2.ModelProto, _Mapping]] = ..., programs: _Optional[_Iterable[_Union[BundledProgram, _Mapping]]] = ..., weights: _Optional[_Iterable[_Union[WeightHash, _Mapping]]] = ...) -> None: ...
+
+class BundledEngine(_message.Message):
+    __slots__ = ("spec", "version")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    spec: str
+    version: str
+    def __init__(self, spec: _Optional[str] = ..., version: _Optional[str] = ...) -> None: ...
+
+class BundledProgram(_message.Message):
+    __slots__ = ("function", "fetch", "plan", "regions")
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    FETCH_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    REGIONS_FIELD_NUMBER: _ClassVar[int]
+    function: _onnx_ml_pb2.ModelProto
+    fetch: _containers.RepeatedScalarFieldContainer[str]
+    plan: Plan
+    regions: _containers.RepeatedCompositeFieldContainer[BundledRegion]
+    def __init__(self, function: _Optional[_Union[_onnx_ml_pb2.ModelProto, _Mapping]] = ..., fetch: _Optional[_Iterable[str]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., regions: _Optional[_Iterable[_Union[BundledRegion, _Mapping]]] = ...) -> None: ...
+
+class BundledRegion(_message.Message):
+    __slots__ = ("section", "ingredients", "reason")
+    SECTION_FIELD_NUMBER: _ClassVar[int]
+    INGREDIENTS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    section: str
+    ingredients: _containers.RepeatedCompositeFieldContainer[Ingredient]
+    reason: str
+    def __init__(self, section: _Optional[str] = ..., ingredients: _Optional[_Iterable[_Union[Ingredient, _Mapping]]] = ..., reason: _Optional[str] = ...) -> None: ...

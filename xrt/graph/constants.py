@@ -75,6 +75,10 @@ class Constant:
             self._digest = _remembered(self)
         return self._digest
 
+    def know_digest(self, digest: bytes) -> None:
+        """Take the digest from someone who computed it of the same type, shape and content, instead of computing it."""
+        self._digest = digest
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Constant):
             return NotImplemented

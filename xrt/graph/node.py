@@ -81,7 +81,10 @@ class Node:
     def uses(self) -> tuple[str, ...]:
         """Every value that the node reads: its inputs (a value used twice stands twice) and then its captures."""
         read = tuple(filter(None, self.inputs)) if "" in self.inputs else self.inputs
-        return read + self.captures if self.attributes else read
+        for attribute in self.attributes:
+            if attribute.kind is _GRAPH or attribute.kind is _GRAPHS:
+                return read + self.captures
+        return read
 
     @property
     def defines(self) -> Iterator[str]:

@@ -11,7 +11,7 @@ from xrt.graph import Function
 from xrt.models import small, transformers
 from xrt.models.light import light_models, load_light
 
-__all__ = ["load", "names", "sizes_of"]
+__all__ = ["check_sizes", "load", "names", "sizes_of"]
 
 _BY_CODE: dict[str, Callable[..., Function]] = {
     "bert": transformers.bert,
@@ -53,11 +53,13 @@ def load(name: str, seed: int = 0, **sizes: int) -> Function:
     Raises ModelError for an unknown name, OptionError for a size that the model does not have, or that is not a
     positive integer.
     """
-    _check(name, sizes_of(name), sizes)
+    check_sizes(name, sizes)
     return _BY_CODE[name](seed, **sizes) if name in _BY_CODE else load_light(name, seed)
 
 
-def _check(name: str, known: Mapping[str, int], sizes: Mapping[str, Any]) -> None:
+def check_sizes(name: str, sizes: Mapping[str, Any]) -> None:
+    """Raise ModelError for an unknown name, OptionError for a size that the model does not have or that is no size."""
+    known = sizes_of(name)
     for size, value in sizes.items():
         if size not in known:
             has = f"its sizes are {', '.join(known)}" if known else "it comes in one size"

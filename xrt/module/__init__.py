@@ -4,9 +4,10 @@ A model of any accepted kind and a list of engines come in; each signature is tr
 partitioned and compiled once, and then runs as a straight line. The reference engine is handed to the passes here.
 """
 
-from xrt.module.explain import Explanation, Memory, Region
+from xrt.module.explain import Explanation, Region
+from xrt.module.memory import Memory, RegionMemory
 from xrt.module.module import XRTModule
 from xrt.module.process import configure
 from xrt.module.settings import Settings
 
-__all__ = ["Explanation", "Memory", "Region", "Settings", "XRTModule", "configure"]
+__all__ = ["Explanation", "Memory", "Region", "RegionMemory", "Settings", "XRTModule", "configure"]

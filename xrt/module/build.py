@@ -14,6 +14,7 @@ from xrt.cache import CompileCache
 from xrt.engines import CompileContext, registry
 from xrt.errors import FallbackWarning, InputError, did_you_mean
 from xrt.graph import Function
+from xrt.module.memory import Memory, memory
 from xrt.module.settings import REFERENCE, EngineList, Settings
 from xrt.module.warning import warn
 from xrt.partition import ClusteringOptions, Plan, partition
@@ -132,6 +133,10 @@ class Build:
 
             stages = {"1-model": self._original, "2-simplified": self.function, "3-plan": self.plan.function}
             dump.write(stages | {x.name: x.function for x in self.plan.launches}, self._settings.dump_subgraph_dir)
+
+    def memory(self) -> Memory:
+        """Return what the plan takes of memory, and the engines too once it is compiled."""
+        return memory(self.plan, self._original, self._program)
 
     def close(self) -> None:
         with self._lock:

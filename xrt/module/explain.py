@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from xrt.engines import GraphCompiler
-from xrt.graph import Constant, Function, TensorType, Value
+from xrt.graph import Constant, Function, Value
 from xrt.partition import Launch, Pin, Plan, Reason
 
-__all__ = ["Explanation", "Memory", "Region", "explain", "memory"]
+__all__ = ["Explanation", "Region", "explain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,31 +104,6 @@ def _region(launch: Launch, engine: GraphCompiler) -> Region:
 
 def _shown(values: Sequence[Value]) -> tuple[str, ...]:
     return tuple(str(value) for value in values)
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes that a plan needs, engines' own packed copies and scratch apart."""
-
-    weights: int
-    """Constants, each counted once however many regions use it."""
-    crossing: int
-    """Values that cross from one region to another, where their sizes are known before the run."""
-    unknown: int
-    """How many values cross whose sizes are known only at run time."""
-
-    def __str__(self) -> str:
-        rest = f", and {self.unknown} more of sizes known only at run time" if self.unknown else ""
-        return f"weights {self.weights / 1e6:.1f} MB; values between regions {self.crossing / 1e6:.1f} MB{rest}"
-
-
-def memory(plan: Plan) -> Memory:
-    """Return the bytes of weights and of the values that cross regions."""
-    sizes = [
-        v.type.nbytes if isinstance(v.type, TensorType) else None for launch in plan.launches for v in launch.function.outputs
-    ]
-    known = [size for size in sizes if size is not None]
-    return Memory(_weights([plan.function, *(x.function for x in plan.launches)]), sum(known), len(sizes) - len(known))
 
 
 def _weights(functions: Sequence[Function]) -> int:

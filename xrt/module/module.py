@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -11,13 +12,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from xrt.cache import CompileCache, default_cache
+from xrt.cache import CompileCache, cache_of
 from xrt.engines import GraphCompiler, RunOptions
 from xrt.errors import DeviceError, FallbackWarning, InputError, SignatureWarning
 from xrt.graph import Function, Value
 from xrt.module.bound import Bound, bound, check_fixed
 from xrt.module.build import Build, evaluate, simplified, with_fetched
-from xrt.module.explain import Explanation, Memory, explain, memory
+from xrt.module.explain import Explanation, explain
+from xrt.module.memory import Memory
 from xrt.module.prepared import MISS, Prepared, prepared, shaping
 from xrt.module.settings import engine_list, settings_of
 from xrt.module.source import source_of
@@ -25,9 +27,9 @@ from xrt.module.warning import warn
 from xrt.partition import Plan
 from xrt.runtime import Profile, Program, inputs
 from xrt.runtime.outputs import check_buffers
+from xrt.runtime.program import DEFAULT
 from xrt.verify import Culprit, Verification, bisect_plan, verify
 from xrt.verify.progress import Progress, unheard
-from xrt.runtime.program import DEFAULT
 
 __all__ = ["XRTModule"]
 
@@ -45,7 +47,8 @@ class XRTModule:
     engine stands last without being named; what it takes in that way is one FallbackWarning and lines in `explain`.
 
     Keywords are the fields of `ClusteringOptions` (``pins``, ``minimum_nodes``, ...), of `ExecutionOptions`
-    (``precision``, ``threads``, ...) and of `Settings` (``strict``, ``max_signatures``, ...).
+    (``precision``, ``threads``, ...) and of `Settings` (``strict``, ``max_signatures``, ...). ``cache`` is a cache of one's
+    own, or the directory of one.
 
     One output comes back as an array, several as a tuple. A returned array shares memory with nothing else, unless an
     alias of the model names an input for it. Threads may call at once.
@@ -60,13 +63,13 @@ class XRTModule:
         engine: str | GraphCompiler | Sequence[str | GraphCompiler] = "toy",
         device: str = "cpu",
         *,
-        cache: CompileCache | None = None,
+        cache: CompileCache | str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
         self._settings = settings_of(options)
         self._engines = engine_list(engine, device, self._settings)
-        self._source = source_of(model)
-        self._cache = cache or default_cache()
+        self._cache = cache_of(cache)
+        self._source = source_of(model, self._cache)
         self._builds: OrderedDict[object, Build] = OrderedDict()
         self._ready: OrderedDict[object, tuple[Prepared, Build]] = OrderedDict()
         self._quick = NOTHING  # the prepared call of `_last`, if it has one
@@ -120,8 +123,11 @@ class XRTModule:
         return self._current().program().profile()
 
     def memory(self) -> Memory:
-        """Return the bytes of the last signature's weights and of the values between its regions."""
-        return memory(self._current().plan)
+        """Return what the last signature takes of memory: weights, values between regions, each engine's own. Prints as a table.
+
+        What engines hold is told once the signature is compiled; asking does not compile.
+        """
+        return self._current().memory()
 
     # ------------------------------------------------------------------ is it right
 

@@ -15,10 +15,12 @@ from xrt.module.warning import warn
 from xrt.partition import ClusteringOptions
 from xrt.runtime import budget_of, check_device, kind_of
 
-__all__ = ["REFERENCE", "EngineList", "Settings", "checked_budget", "engine_list", "settings_of"]
+__all__ = ["IMPLICIT", "REFERENCE", "EngineList", "Settings", "checked_budget", "engine_list", "settings_of"]
 
-REFERENCE = "toy"
-"""The engine that folds constants, and stands last in every list that is not strict."""
+REFERENCE = "toy{native=off}"
+"""The engine that folds constants and that results are held against: right to the bit, wherever XRT was built."""
+IMPLICIT = "toy"
+"""The engine that stands last in every list that is not strict: the same operators, as quick as they come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +167,8 @@ def _check_device(engines: Sequence[GraphCompiler], device: str) -> None:
 
 def _reference(engines: Sequence[GraphCompiler], context: CompileContext) -> GraphCompiler | None:
     """Return the reference engine unless it is listed, or cannot serve the context."""
-    if any(engine.name == REFERENCE for engine in engines):
+    if any(engine.name == IMPLICIT for engine in engines):
         return None
-    reference = registry.create(REFERENCE)
+    reference = registry.create(IMPLICIT)
     serves = kind_of(context.device) in reference.devices and reference.unsupported_options(context) is None
     return reference if serves else None

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from xrt import passes
+from xrt.cache import CompileCache
+from xrt.cache.disk.weights import stamp_of
 from xrt.errors import InputError, ModelError
 from xrt.formats import onnx
 from xrt.graph import Function, TensorType, Value
@@ -38,18 +41,31 @@ class Source(Protocol):
         """Return the Function without inputs to look at; raises InputError where that cannot be."""
 
 
-def source_of(model: Any) -> Source:
-    """Return the source for any kind of model that a module accepts; raises ModelError for what is none."""
+def source_of(model: Any, cache: CompileCache | None = None) -> Source:
+    """Return the source for any kind of model that a module accepts; raises ModelError for what is none.
+
+    The cache, if given, may know the hashes of a file's weights.
+    """
     if isinstance(model, Graph):
         return Traced(model)
     if isinstance(model, Function):
         return Fixed(model)
     if isinstance(model, type) and issubclass(model, Graph):
         raise ModelError(f"{model.__name__} is a class; pass an instance: XRTModule({model.__name__}())")
-    if isinstance(model, str | os.PathLike | bytes | bytearray) or hasattr(model, "graph"):
+    if isinstance(model, str | os.PathLike):
+        return _from_file(Path(model), cache)
+    if isinstance(model, bytes | bytearray) or hasattr(model, "graph"):
         return Fixed(onnx.load(bytes(model) if isinstance(model, bytearray) else model))
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
     raise ModelError(f"a model is an xrt.Graph, a Function, or ONNX as a path, bytes or ModelProto; got a {kind}")
+
+
+def _from_file(path: Path, cache: CompileCache | None) -> Fixed:
+    stamp = stamp_of(path)
+    source = Fixed(onnx.load(path))
+    if cache is not None and cache.disk is not None:
+        cache.disk.weights.recall(source.declared(), path.absolute(), stamp)
+    return source
 
 
 class Fixed:

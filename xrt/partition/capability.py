@@ -72,6 +72,8 @@ class _Questions:
     def __init__(self, function: Function) -> None:
         self._function = function
         self._types: dict[Type | None, int] = {}
+        self._known_types: dict[int, int] = {}
+        self._attributes: dict[int, tuple[object, ...]] = {}
         self._looks: dict[str, _Look] = {"": -1}
         self._numbers: dict[tuple[object, ...], int] = {}
 
@@ -82,7 +84,7 @@ class _Questions:
         made = [known[name] if name in known else self._look(name) for name in node.outputs]
         same = tuple(map(inputs.index, inputs)) if len(set(inputs)) < len(inputs) else ()
         read = tuple(name in self._read for name in node.outputs) if len(made) > 1 else ()
-        attributes = tuple(map(_content, node.attributes))
+        attributes = self._content(node.attributes) if node.attributes else ()
         key = (node.op_type, node.domain, node.device, tuple(look), tuple(made), same, read, attributes)
         if node.op_type in _OF_TYPES or all(isinstance(one, str) or one < 0 for one in look):
             known.update((name, name) for name in node.defines)
@@ -93,9 +95,22 @@ class _Questions:
         if constant is not None:
             look = -2 - id(constant)
         else:
-            look = self._types.setdefault(self._function.type_of(name), len(self._types))
+            look = self._type(self._function.type_of(name))
         self._looks[name] = look
         return look
+
+    def _type(self, type_: Type | None) -> int:
+        """Number the type; by identity where it has been met, because hashing one costs more than all else here."""
+        number = self._known_types.get(id(type_))
+        if number is None:
+            number = self._known_types[id(type_)] = self._types.setdefault(type_, len(self._types))
+        return number
+
+    def _content(self, attributes: tuple[Attribute, ...]) -> tuple[object, ...]:
+        found = self._attributes.get(id(attributes))
+        if found is None:
+            found = self._attributes[id(attributes)] = tuple(map(_content, attributes))
+        return found
 
     @cached_property
     def _read(self) -> set[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from xrt.engines import GraphCompiler
 from xrt.errors import OptionError, did_you_mean
 from xrt.graph import Function
+from xrt.graph.collector import collector_paused
 from xrt.partition.choices import Choices, Refused, check_all_taken
 from xrt.partition.clustering import Clustering, cluster
 from xrt.partition.fold import fold
@@ -38,13 +39,14 @@ def partition(
     names = [(engine.name, engine.spec) for engine in engines]
     _check_engines([spec for _, spec in names], implicit)
     options.check_pins(names)
-    choices = Choices.of(function, engines, options.pins, refused, device)
-    candidates = choices.candidates()
-    check_all_taken(function, choices, candidates, options.pins, strict)
-    found = cluster(function, candidates, options)
-    folded = fold(function, found.clusters, names)
-    reasons = tuple(_reasons(function, choices, found, options))
-    return Plan(folded, choices.engines, reasons, options, implicit)
+    with collector_paused(len(function.nodes)):
+        choices = Choices.of(function, engines, options.pins, refused, device)
+        candidates = choices.candidates()
+        check_all_taken(function, choices, candidates, options.pins, strict)
+        found = cluster(function, candidates, options)
+        folded = fold(function, found.clusters, names)
+        reasons = tuple(_reasons(function, choices, found, options))
+        return Plan(folded, choices.engines, reasons, options, implicit)
 
 
 def _check_engines(specs: Sequence[str], implicit: str | None) -> None:

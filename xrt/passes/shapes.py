@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from xrt.formats.onnx.inference import Inferred, infer_types
 from xrt.graph import Dim, Function, Node, OptionalType, SequenceType, TensorType, Type, Value, since_version
+from xrt.graph.collector import collector_paused
 from xrt.passes.dims import symbols_of
 
 __all__ = ["infer_shapes"]
@@ -23,6 +24,11 @@ def infer_shapes(function: Function) -> Function:
     The Function must obey the rules of `xrt.graph.verify`. What onnx cannot infer keeps its declaration. The function
     itself is returned where nothing new is known. Weights are not copied. Linear.
     """
+    with collector_paused(len(function.nodes)):
+        return _inferred(function)
+
+
+def _inferred(function: Function) -> Function:
     symbols = frozenset(symbols_of(function))
     inferred = infer_types(_without_claims(function), symbols)
     if inferred is None:

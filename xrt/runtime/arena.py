@@ -132,7 +132,7 @@ def _blocks(values: Sequence[Lifetime]) -> list[_Block]:
 
 
 def _fits_over(dead: Lifetime, value: Lifetime) -> bool:
-    return dead.last == value.first and dead.type == value.type
+    return dead.first < value.first == dead.last and dead.type == value.type
 
 
 def _gap(placed: Sequence[_Block], nbytes: int) -> int:

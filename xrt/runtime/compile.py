@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
-from xrt.cache import CompileCache, Lease, Signature, signature_of
+from xrt.cache import CompileCache, Lease, Recipe, Signature, signature_of
 from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.errors import CompileFailed, CompileRefused
 from xrt.graph.mapping import release
@@ -78,6 +78,10 @@ class _Region:
     @cached_property
     def signature(self) -> Signature:
         return signature_of(self.launch.function, self.engine, self.context, self.version)
+
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(self.launch.function, self.engine, self.context)
 
     @property
     def lane(self) -> object:
@@ -175,7 +179,7 @@ def _lease(region: _Region, cache: CompileCache, force: bool) -> Lease:
         met = "miss"
         return _made(region)
 
-    lease = cache.lease(region.signature, make, force=force)
+    lease = cache.lease(region.signature, make, force=force, recipe=region.recipe)
     _log.debug("cache %s for %s (%.12s)", met, region.launch.name, region.signature.key)
     return lease
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from xrt.cache import Lease
-from xrt.engines import RunOptions
+from xrt.engines import Executable, RunOptions
 from xrt.engines.contract import fill
 from xrt.errors import InputError, RunFailed, XRTError
 from xrt.graph import Type
@@ -40,6 +40,11 @@ class Program:
         self._recorder = Recorder(tuple((launch.name, launch.engine) for launch in plan.launches))
 
     # ------------------------------------------------------------------ memory
+
+    @property
+    def executables(self) -> tuple[Executable, ...]:
+        """The executable of each launch; equal launches share one."""
+        return tuple(lease.executable for lease in self._leases)
 
     @property
     def arena(self) -> Arena:

@@ -8,11 +8,12 @@ else in XRT but the command line may import it.
 from xrt.testing.cases import Case, node_cases
 from xrt.testing.conformance import conform, run_case, run_reference
 from xrt.testing.groups import GROUPS, cases_of
-from xrt.testing.ledgers import Gap, gaps_of, settle
+from xrt.testing.ledgers import MIXTURES, Gap, gaps_of, settle
 from xrt.testing.report import Outcome, Report, Word
 
 __all__ = [
     "GROUPS",
+    "MIXTURES",
     "Case",
     "Gap",
     "Outcome",

@@ -17,6 +17,7 @@ from xrt.engines import registry
 from xrt.formats import onnx
 from xrt.graph import Function, is_training, schema_of
 from xrt.models import with_random_weights
+from xrt.module.settings import REFERENCE
 from xrt.verify.running import run_alone
 from xrt.verify.ties import ties_of
 
@@ -104,7 +105,7 @@ class Case:
 
 
 def _reference(function: Function, inputs: Sequence[Any]) -> list[Any]:
-    return run_alone(registry.create("toy"), function, inputs)
+    return run_alone(registry.create(REFERENCE), function, inputs)
 
 
 def _draws(function: Function, node: Any) -> bool:

@@ -26,7 +26,7 @@ from xrt.partition import Launch
 from xrt.testing.alternate import alternating_program
 from xrt.testing.cases import Case, unchanged
 from xrt.testing.groups import cases_of
-from xrt.testing.ledgers import Gap, gaps_of, settle
+from xrt.testing.ledgers import MIXTURES, Gap, gaps_of, settle
 from xrt.testing.report import Outcome, Report, Word
 from xrt.testing.running import module_of
 from xrt.verify.running import compiled
@@ -79,9 +79,14 @@ def conform(
             progress(done, len(cases), outcomes[-1])
     beside = tuple(run_reference(case) for case in cases) if reference else ()
     name = ",".join(engine.spec for engine in listed) + ", alternating" * alternate
-    known = [gap for engine in listed for gap in gaps_of(engine.spec)] if gaps is None else gaps
+    known = _ledger(listed) if gaps is None else gaps
     complete = pattern == "*" and shard == (0, 1) and not groups
     return settle(Report(name, tuple(outcomes), beside), known, complete=complete, alone=len(listed) == 1)
+
+
+def _ledger(engines: Sequence[GraphCompiler]) -> list[Gap]:
+    names = [engine.spec for engine in engines] + [MIXTURES] * (len(engines) > 1)
+    return [gap for name in names for gap in gaps_of(name)]
 
 
 def _listed(engines: Engine | Sequence[Engine]) -> tuple[GraphCompiler, ...]:

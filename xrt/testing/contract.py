@@ -17,6 +17,7 @@ from xrt.errors import CompileRefused
 from xrt.graph import DType, Function, Node
 from xrt.testing.corpus import CORPUS, entry
 from xrt.testing.proof import Proof, alone_or_skip, bounded, compiled_or_skip, outputs_of
+from xrt.testing.renaming import renamed
 from xrt.testing.running import module_of
 from xrt.testing.strategies import functions, inputs_of
 from xrt.verify.running import fitted, run_alone
@@ -164,30 +165,37 @@ class Contract(Proof):
             for found in results:
                 self.same(found, function, seed, "run by several threads at once")
 
-    @settings(bounded, max_examples=5)
+    @settings(bounded, max_examples=10)
     @given(data=st.data())
-    def test_a_saved_executable_runs_the_same(self, data: st.DataObject) -> None:
+    def test_a_saved_executable_runs_the_same(self, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
         function = data.draw(functions(self.taken(aliases=False)))
         engine, inputs = self.made(), inputs_of(function, 1)
         executable = compiled_or_skip(engine, function, inputs)
-        results = _saved_and_run(engine, executable, function)
+        context = CompileContext(workdir=tmp_path_factory.mktemp("saved"))
+        results = _saved_and_run(engine, executable, function, context)
         executable.close()
         if results is not None:
-            self.same(results, function, 1, "saved, loaded and run")
+            self.same(results, function, 1, "saved, loaded for the same Function under other names, and run")
 
 
-def _saved_and_run(engine: GraphCompiler, executable: Any, function: Function) -> list[Any] | None:
+def _saved_and_run(engine: GraphCompiler, executable: Any, function: Function, context: CompileContext) -> list[Any] | None:
     """Return what the loaded executable makes of the inputs; None for an engine that does not save."""
     inputs = inputs_of(function, 1)
     try:
-        saved = engine.save(executable)
+        saved = bytes(engine.save(executable, context))
     except CompileRefused:
         return None
-    loaded = engine.load(saved, fitted(function, inputs, engine), CompileContext())
+    executable.close()
+    fit = fitted(function, inputs, engine)
+    loaded = engine.load(memoryview(saved), renamed(_reversed(fit), {}), context)
     loaded.prepare()
     results = list(loaded.run(inputs))
     loaded.close()
     return results
+
+
+def _reversed(function: Function) -> Function:
+    return function.replace(constants=dict(reversed(list(function.constants.items()))))
 
 
 def _share(one: Any, other: Any) -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions, registry
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import Function, Node
+from xrt.module.settings import REFERENCE
 
 __all__ = ["Faulty", "How", "Journal", "Recording", "Slow", "Watched", "Where"]
 
@@ -61,7 +62,7 @@ class Journal:
 class _Delegating(GraphCompiler):
     """An engine that hands everything to another one, for the operators it is told to take."""
 
-    inner: str = "toy"
+    inner: str = REFERENCE
     """The spec of the engine that does the work."""
     takes: str = "*"
     """Globs over operators, with ``|`` between them; every other node is declined."""

@@ -14,6 +14,7 @@ from typing import Any
 from xrt.engines import GraphCompiler, registry
 from xrt.errors import CompileRefused
 from xrt.graph import DType, Function
+from xrt.module.settings import REFERENCE
 from xrt.testing.families import ALL_FAMILIES, INTEGERS
 from xrt.testing.generate import Form, inputs_of, seeded_function
 from xrt.testing.shrink import Sample, shrink
@@ -58,7 +59,7 @@ class Fuzzer:
     """Engines that are slow to compile: tried on one graph in `one_in`."""
     one_in: int = 50
     shrinks: bool = True
-    reference: GraphCompiler = field(default_factory=lambda: registry.create("toy"))
+    reference: GraphCompiler = field(default_factory=lambda: registry.create(REFERENCE))
     counts: Counter[tuple[str, Verdict]] = field(default_factory=Counter)
     """How often each way came to each verdict."""
     findings: list[Finding] = field(default_factory=list)

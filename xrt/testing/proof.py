@@ -13,6 +13,7 @@ from xrt.compare import Comparison, Tolerance, compare_all, tolerance_for
 from xrt.engines import Executable, GraphCompiler, registry
 from xrt.errors import CompileRefused
 from xrt.graph import Function
+from xrt.module.settings import REFERENCE
 from xrt.testing.corpus import Entry
 from xrt.testing.faulty import Recording
 from xrt.testing.ledgers import Gap
@@ -52,7 +53,7 @@ class Proof:
     """What generated Functions may look like: narrow it where the engine's library is known to go wrong."""
     tolerance: ClassVar[Tolerance] = tolerance_for("float32", "network")
     """How far the engine's floats may be from the reference engine's over a whole generated Function."""
-    reference: ClassVar[str] = "toy"
+    reference: ClassVar[str] = REFERENCE
     """The engine whose results count as right."""
 
     @classmethod

@@ -19,8 +19,8 @@ from xrt.errors import CompileRefused
 from xrt.graph import DType, Function, Node, TensorType, Type, Value
 from xrt.partition import Plan
 from xrt.verify.judge import Verdict, judge
-from xrt.verify.regions import with_everything_out
 from xrt.verify.progress import Progress, unheard
+from xrt.verify.regions import with_everything_out
 from xrt.verify.running import Run, compiled, part_of
 
 __all__ = ["Culprit", "bisect", "bisect_plan"]

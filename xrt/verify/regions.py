@@ -12,7 +12,7 @@ from xrt.graph import Function, Value
 from xrt.partition import Launch, Plan
 from xrt.verify.judge import Judgement, Verdict, judge
 from xrt.verify.progress import Progress, unheard
-from xrt.verify.running import Run, compiled, fitted
+from xrt.verify.running import Run, fitted
 
 __all__ = ["RegionCheck", "ValueCheck", "Verification", "verify"]
 

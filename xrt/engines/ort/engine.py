@@ -9,14 +9,15 @@ from typing import Any, ClassVar, Literal
 import onnxruntime
 from onnxruntime import ExecutionMode, GraphOptimizationLevel, SessionOptions
 
-from xrt.engines.contract import GraphCompiler
+from xrt.engines.contract import Executable, GraphCompiler
 from xrt.engines.options import CompileContext
 from xrt.engines.ort import fields, pool
 from xrt.engines.ort.calls import why_not_given
 from xrt.engines.ort.capability import why_not
-from xrt.engines.ort.executable import OrtExecutable, computed_outputs
+from xrt.engines.ort.executable import OrtExecutable, computed_outputs, session_function
 from xrt.engines.ort.handing import hand_over
 from xrt.engines.ort.memory import Growth, uses_of
+from xrt.engines.ort.saving import Saved, optimised
 from xrt.engines.ort.session import Provider, open_session, quiet_options
 from xrt.engines.ort.values import why_not_carried
 from xrt.errors import CompileRefused
@@ -92,13 +93,39 @@ class Ort(GraphCompiler):
             return OrtExecutable(function, None)
         _check_border(function)
         try:
-            handed = hand_over(function if computed == function.outputs else function.replace(outputs=computed, aliases=()))
+            handed = hand_over(session_function(function))
         except ValueError as error:  # a ModelError, or a name that is not text
             raise CompileRefused(f"the function cannot be written for ONNX Runtime: {error}") from error
         pool.use()
         with Growth() as growth:
             session = open_session(handed, self._session_options(context.threads), self._providers())
         return OrtExecutable(function, session, handed.files, uses_of(handed.copied, growth.nbytes))
+
+    def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
+        """Return the session's optimised model; the library optimises the Function a second time for it."""
+        if not isinstance(executable, OrtExecutable) or not computed_outputs(executable.function):
+            raise CompileRefused("there is no session to save")
+        if self.providers != ("CPUExecutionProvider",):
+            raise CompileRefused(f"only sessions of CPUExecutionProvider are saved, not of {', '.join(self.providers)}")
+        if executable.saved is not None:
+            return executable.saved
+        if context.workdir is None:
+            raise CompileRefused("an optimised model is saved by way of a file, and there is no working directory")
+        handed = hand_over(session_function(executable.function))
+        return optimised(executable.function, handed, self._session_options(context.threads), context.workdir)
+
+    def load(self, data: memoryview, function: Function, context: CompileContext) -> OrtExecutable:
+        """Return a session over the optimised model, which the library takes as it is."""
+        saved = Saved.read(data)
+        handed, border = saved.handed(function), saved.border(function)
+        options = self._session_options(context.threads)
+        options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
+        pool.use()
+        with Growth() as growth:
+            session = open_session(handed, options, self._providers())
+        executable = OrtExecutable(border, session, handed.files, uses_of(handed.copied, growth.nbytes))
+        executable.saved = data
+        return executable
 
     def version(self) -> str:
         """Return the library's version, what its build says of itself, and the pool that its sessions share, if any."""

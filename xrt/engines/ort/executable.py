@@ -20,7 +20,7 @@ from xrt.engines.ort.names import LIBRARY, sense
 from xrt.errors import InputError, RunFailed
 from xrt.graph import Function, TensorType, Value
 
-__all__ = ["OrtExecutable", "computed_outputs"]
+__all__ = ["OrtExecutable", "computed_outputs", "session_function"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -37,6 +37,12 @@ def computed_outputs(function: Function) -> tuple[Value, ...]:
     return tuple({value.name: value for value in produced}.values())
 
 
+def session_function(function: Function) -> Function:
+    """Return the Function with just the outputs that its session computes."""
+    computed = computed_outputs(function)
+    return function if computed == function.outputs else function.replace(outputs=computed, aliases=())
+
+
 class OrtExecutable(Executable):
     """Runs one session; threads may share it, for a session is safe and nothing else is kept of a call."""
 
@@ -48,7 +54,9 @@ class OrtExecutable(Executable):
         """`session` computes `computed_outputs`; None where there are none. `held` must live as long as it."""
         self._uses = uses
         computed = computed_outputs(function)
-        self._function = function
+        self.function = function
+        self.saved: memoryview | None = None
+        """What it was loaded from, where it was not compiled."""
         self._held = held
         self._inputs = [value.name for value in function.inputs]
         self._only = self._inputs[0] if len(self._inputs) == 1 else None
@@ -78,12 +86,12 @@ class OrtExecutable(Executable):
     def direct(self) -> Callable[..., Sequence[Any]]:
         if not self._is_direct:
             return super().direct()
-        if self.binds() and all(_is_small(value) for value in (*self._function.inputs, *self._function.outputs)):
+        if self.binds() and all(_is_small(value) for value in (*self.function.inputs, *self.function.outputs)):
             return through_frames(self._fixed_frame, self._failed)
         return self._direct_from_one() if self._only is not None else self._direct_from_many()
 
     def _fixed_frame(self) -> Fixed:
-        inputs, outputs = ([_empty(value) for value in values] for values in (self._function.inputs, self._function.outputs))
+        inputs, outputs = ([_empty(value) for value in values] for values in (self.function.inputs, self.function.outputs))
         return Fixed(self._bound(inputs, outputs), tuple(inputs), tuple(outputs))
 
     def _direct_from_one(self) -> Callable[..., Sequence[Any]]:
@@ -131,13 +139,13 @@ class OrtExecutable(Executable):
         return self._calls.fixed(dict(zip(self._inputs, inputs, strict=True)), dict(zip(self._names, outputs, strict=True)))
 
     def fills_from(self) -> Sequence[int | None]:
-        first = [value not in self._function.outputs[:place] for place, value in enumerate(self._function.outputs)]
-        names = [value.name for value in self._function.outputs]
+        first = [value not in self.function.outputs[:place] for place, value in enumerate(self.function.outputs)]
+        names = [value.name for value in self.function.outputs]
         can = [self._calls is not None and self._calls.can_fill(name) for name in names]
         return [BIND_FROM if one and fills else None for one, fills in zip(first, can, strict=True)]
 
     def _failed(self, error: Exception) -> RunFailed:
-        return RunFailed(f"{LIBRARY} failed while it ran {self._function.name!r}: {sense(error)}")
+        return RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {sense(error)}")
 
     def memory(self) -> Sequence[MemoryUse]:
         return self._uses
@@ -150,7 +158,7 @@ class OrtExecutable(Executable):
     # ------------------------------------------------------------------ values to convert, copies, buffers of the caller's
 
     def _run_indirectly(self, feed: Mapping[str, Any], out: Sequence[Any] | None) -> list[Any]:
-        buffers: Sequence[Any] = [None] * len(self._function.outputs) if out is None else out
+        buffers: Sequence[Any] = [None] * len(self.function.outputs) if out is None else out
         outputs = self._in_order(feed, self._compute(feed, self._to_bind(feed, buffers)))
         return [result if buffer is None else _filled(buffer, result) for result, buffer in zip(outputs, buffers, strict=True)]
 
@@ -160,12 +168,12 @@ class OrtExecutable(Executable):
             return list(results.values())
         fresh = dict(results)
         sources = {**self._constants, **feed, **results}
-        return [fresh.pop(v.name) if v.name in fresh else _copy(sources[v.name]) for v in self._function.outputs]
+        return [fresh.pop(v.name) if v.name in fresh else _copy(sources[v.name]) for v in self.function.outputs]
 
     def _to_bind(self, feed: Mapping[str, Any], buffers: Sequence[Array | None]) -> dict[str, Array]:
         """Return the buffers that the session itself shall write: large ones, and none that may share memory with an input."""
         chosen: dict[str, Array] = {}
-        for value, buffer in zip(self._function.outputs, buffers, strict=True):
+        for value, buffer in zip(self.function.outputs, buffers, strict=True):
             if buffer is None or buffer.nbytes < BIND_FROM or value.name in chosen:
                 continue
             if self._calls and self._calls.can_fill(value.name) and not _overlaps(buffer, feed.values()):

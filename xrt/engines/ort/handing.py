@@ -17,7 +17,7 @@ from xrt.engines.ort.session import Bytes, Handed
 from xrt.formats.onnx import external_weights, lowest_model, with_weights_outside
 from xrt.graph import Function
 
-__all__ = ["hand_over"]
+__all__ = ["bytes_of", "hand_over"]
 
 
 def hand_over(function: Function) -> Handed:
@@ -32,7 +32,7 @@ def hand_over(function: Function) -> Handed:
     for tensor in model.graph.initializer:
         if tensor.name in files:
             _name_file(tensor, files[tensor.name])
-    contents = {files[name]: _bytes_of(array) for name, array in arrays.items()}
+    contents = {files[name]: bytes_of(array) for name, array in arrays.items()}
     own = [function.constants[name].array for name in arrays]
     copied = sum(c.nbytes for c, array in zip(contents.values(), own, strict=True) if not np.may_share_memory(c, array))
     return Handed(model.SerializeToString(), contents, copied)
@@ -45,6 +45,6 @@ def _name_file(tensor: Any, file: str) -> None:
             entry.value = file
 
 
-def _bytes_of(array: np.ndarray[Any, Any]) -> Bytes:
+def bytes_of(array: np.ndarray[Any, Any]) -> Bytes:
     """Return the array's memory; an array that does not lie in order, or is not aligned, is copied."""
     return np.require(array, requirements=["C", "A"]).reshape(-1).view(np.uint8)

@@ -36,7 +36,7 @@ def _counter() -> Callable[[], _Counts] | None:
     except (AttributeError, OSError, TypeError):  # another C library, or another system
         return None
     counter.restype = _Counts
-    return counter  # type: ignore[no-any-return]  # ctypes does not say what its functions return
+    return counter
 
 
 _count = _counter()

@@ -14,7 +14,7 @@ from xrt.engines.ort.names import LIBRARY, sense
 from xrt.errors import CompileRefused
 from xrt.graph import FrozenDict
 
-__all__ = ["Bytes", "Handed", "Provider", "open_session", "quiet_options", "why_not_opened"]
+__all__ = ["Bytes", "Handed", "Provider", "give_files", "open_session", "quiet_options", "why_not_opened"]
 
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -50,10 +50,7 @@ def open_session(handed: Handed, options: SessionOptions, providers: Sequence[Pr
     allows no other, and the session runs on that. Raises CompileRefused where the library says that the model is not
     implemented or invalid; the library's other errors pass.
     """
-    if handed.files:
-        sizes = [content.nbytes for content in handed.files.values()]
-        options.add_external_initializers_from_files_in_memory(list(handed.files), list(handed.files.values()), sizes)
-        options.add_session_config_entry("session.use_external_initializer_file_buffers_directly", "1")
+    give_files(handed, options)
     try:
         return _opened(handed.model, options, providers)
     except (native.NotImplemented, native.InvalidGraph) as error:
@@ -64,6 +61,14 @@ def open_session(handed: Handed, options: SessionOptions, providers: Sequence[Pr
         options.use_per_session_threads = False
         options.intra_op_num_threads = options.inter_op_num_threads = 0  # the library warns on stderr of any other number
         return open_session(Handed(handed.model), options, providers)
+
+
+def give_files(handed: Handed, options: SessionOptions) -> None:
+    """Let a session with these options find the model's external files in memory, and use them there."""
+    if handed.files:
+        sizes = [content.nbytes for content in handed.files.values()]
+        options.add_external_initializers_from_files_in_memory(list(handed.files), list(handed.files.values()), sizes)
+        options.add_session_config_entry("session.use_external_initializer_file_buffers_directly", "1")
 
 
 def _opened(model: bytes, options: SessionOptions, providers: Sequence[Provider]) -> InferenceSession:

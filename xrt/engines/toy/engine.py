@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import numpy as np
+from typing import Any, ClassVar, Literal
 
 from xrt.engines.contract import GraphCompiler
-from xrt.engines.optable import Kernel, OpTable
+from xrt.engines.native import NativeLibrary, needed, opened, warn_once_of_absence
+from xrt.engines.optable import OpTable
 from xrt.engines.options import CompileContext
-from xrt.engines.toy import reference
-from xrt.engines.toy.env import Env, closed
+from xrt.engines.toy.assembly import Assembly
+from xrt.engines.toy.choice import Choice, choice_of
+from xrt.engines.toy.env import closed
 from xrt.engines.toy.executable import ToyExecutable
 from xrt.engines.toy.kernels import ops
-from xrt.engines.toy.table import Factory, Run
-from xrt.engines.toy.tape import Tape, tape_of
-from xrt.errors import CompileRefused
-from xrt.graph import Function, Node, schema_of
+from xrt.errors import CompileRefused, OptionError
+from xrt.graph import Function, Node
 
 __all__ = ["Toy"]
 
@@ -26,8 +24,10 @@ __all__ = ["Toy"]
 class Toy(GraphCompiler):
     """NumPy kernels for the operators of the common models, the ``onnx`` package's reference operators for the rest.
 
-    Complete and obvious rather than quick; deterministic to the bit wherever the operator is. Kernels run on the calling
-    thread, matrix products on the threads of NumPy's BLAS, which are held to the thread budget.
+    The Python kernels are complete and obvious rather than quick, and deterministic to the bit wherever the operator is:
+    ``toy{native=off}`` is the reference. Where native kernels serve, and the shapes of a node are known, they compute in its
+    place, to rounding, on as many threads as the budget allows. Python kernels run on the calling thread, matrix products
+    on the threads of NumPy's BLAS, which are held to the budget.
     """
 
     name: ClassVar[str] = "toy"
@@ -35,16 +35,30 @@ class Toy(GraphCompiler):
     kernels: ClassVar[OpTable[Any]] = ops
     """Its own kernels. An engine that derives from this one puts ``Toy.kernels.extended(name)`` here and adds to that."""
 
+    native: Literal["auto", "on", "off"] = "auto"
+    """Whether native kernels serve: ``auto`` where XRT's own library was built, ``on`` or it is an error, ``off`` never."""
+    libraries: tuple[str, ...] = ()
+    """Paths of shared libraries whose kernels serve too, before XRT's own of the same priority: ``docs/write-a-kernel.md``."""
+
+    def __post_init__(self) -> None:
+        """Open the libraries; raises OptionError or EngineUnavailable where they cannot serve."""
+        if self.libraries and self.native == "off":
+            raise OptionError(f"engine {self.name!r} is given libraries of native kernels and native='off'; give one of them")
+        if self.native == "on" or self.libraries:
+            needed()
+        opened(self.libraries, with_shipped=False)
+
     def version(self) -> str:
-        """Return XRT's version and those of the libraries whose change may change a result."""
+        """Return XRT's version and those of the libraries whose change may change a result, native ones by their bytes."""
         from importlib import metadata
 
-        return ", ".join(f"{name} {metadata.version(name)}" for name in ("xrt", "numpy", "ml_dtypes", "onnx"))
+        python = [f"{name} {metadata.version(name)}" for name in ("xrt", "numpy", "ml_dtypes", "onnx")]
+        native = [f"native {library.signature}" for library in self._libraries()]
+        return ", ".join([*python, *(native or ["no native kernels"])])
 
     def why_not(self, node: Node, function: Function) -> str | None:
-        found = self._find(node, function)
-        if isinstance(found, str):
-            return found
+        if reason := self._choice().why_not(node, function):
+            return reason
         for body in node.bodies:
             within = closed(body, function)
             for inner in within.nodes:
@@ -57,49 +71,14 @@ class Toy(GraphCompiler):
             raise CompileRefused(f"engine {self.name!r} runs on cpu, not on {context.device}")
         for node in function.nodes:
             if reason := self.why_not(node, function):
-                raise self._refusal(node, reason)
-        return ToyExecutable(function, self._lay_out, context.threads)
+                raise CompileRefused(f"engine {self.name!r} cannot take node {node.name!r} ({node.op}): {reason}")
+        if self.native == "auto":
+            warn_once_of_absence()
+        return ToyExecutable(self.name, function, Assembly(self._choice(), context.threads).executable)
 
-    def _find(self, node: Node, function: Function) -> Kernel[Factory] | Factory | str:
-        """Return what serves a node: an own kernel, else a factory that borrows the reference; else the reason why none."""
-        if reason := self._unknown(node, function):
-            return reason
-        own = self.kernels.find(node, function, node.device or "cpu")
-        if not isinstance(own, str):
-            return own
-        absent = reference.why_not(node, function)
-        if absent is None:
-            return reference.borrowed
-        return f"{own}; {absent}" if (node.domain, node.op_type) in self.kernels else absent
+    def _libraries(self) -> tuple[NativeLibrary, ...]:
+        """Return the libraries of native kernels that serve, the user's own first."""
+        return opened(self.libraries, with_shipped=self.native != "off")
 
-    def _unknown(self, node: Node, function: Function) -> str | None:
-        """Return why nobody knows what the node means; an operator of a foreign domain means what its kernel says."""
-        version = function.opsets.get(node.domain)
-        if version is None:
-            return f"the function imports no opset for domain {node.domain!r}"
-        if node.domain not in reference.DOMAINS and (node.domain, node.op_type) in self.kernels:
-            return None
-        if schema_of(node.op_type, version, node.domain) is None:
-            domain = node.domain or "ai.onnx"
-            return f"the onnx package describes no operator {node.op_type!r} in version {version} of domain {domain!r}"
-        return None
-
-    def _lay_out(self, function: Function) -> Tape:
-        """Return the tape of a closed Function whose nodes `why_not` was silent about."""
-
-        def kernel_of(node: Node) -> tuple[Run, tuple[int, ...]]:
-            found = self._find(node, function)
-            if isinstance(found, str):
-                raise self._refusal(node, found)
-            env = Env(np, node, function, self._compiled)
-            if isinstance(found, Kernel):
-                return found.code(node, env), found.mutable
-            return found(node, env), ()
-
-        return tape_of(function, kernel_of, self.name)
-
-    def _compiled(self, function: Function) -> Any:
-        return self._lay_out(function).play
-
-    def _refusal(self, node: Node, reason: str) -> CompileRefused:
-        return CompileRefused(f"engine {self.name!r} cannot take node {node.name!r} ({node.op}): {reason}")
+    def _choice(self) -> Choice:
+        return choice_of(self.name, self.kernels, self._libraries())

@@ -1,147 +1,64 @@
-"""A prepared Function: checks what comes in, plays the tape, hands out arrays that nobody else holds."""
+"""Toy's executable: what runs a Function is chosen in `prepare`, and is the same for every call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
-from xrt.engines.blas import blas_limit
 from xrt.engines.contract import Executable
-from xrt.engines.memory import MemoryUse, peak_of_values
+from xrt.engines.memory import MemoryUse
 from xrt.engines.options import RunOptions
-from xrt.engines.toy.tape import SMALLEST_REUSED, Step, Tape, described
-from xrt.errors import InputError, OptionError, RunFailed
-from xrt.graph import Function, TensorType, Value
+from xrt.errors import OptionError, RunFailed
+from xrt.graph import Function
 
 __all__ = ["ToyExecutable"]
 
 
 class ToyExecutable(Executable):
-    """Toy's executable: a tape, made in `prepare` and the same for every call."""
+    """A Function that waits to be prepared; then it is what `prepare` made of it: a tape of Python kernels or a native one."""
 
     outputs_are_fresh = True
 
-    def __init__(self, function: Function, lay_out: Callable[[Function], Tape], threads: int) -> None:
+    def __init__(self, engine: str, function: Function, made: Callable[[Function], Executable]) -> None:
+        self._engine = engine
         self.function = function
-        self._lay_out = lay_out
-        self._threads = threads
-        self._tape: Tape | None = None
-        self._filled: tuple[Step | None, ...] = ()
-        self._limit: AbstractContextManager[None] = nullcontext()
+        self._made = made
+        self._ready: Executable | None = None
 
     def prepare(self) -> None:
-        self._tape = self._lay_out(self.function)
-        self._filled = self._tape.filled()
-        self._limit = blas_limit(self._threads) or self._limit
+        self._ready = self._made(self.function)
 
-    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> list[Any]:
-        tape = self._tape
-        if tape is None:
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        if options.stream is not None:
+            raise OptionError(
+                f"engine {self._engine!r} runs on the CPU, which has no streams; got stream={options.stream!r}, pass None"
+            )
+        return self._prepared().run(inputs, options)
+
+    def direct(self) -> Callable[..., Sequence[Any]]:
+        return self._prepared().direct()
+
+    def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
+        return self._prepared().bind(inputs, outputs)
+
+    def binds(self) -> bool:
+        return self._prepared().binds()
+
+    def fills_from(self) -> Sequence[int | None]:
+        return self._prepared().fills_from()
+
+    def in_place(self) -> Sequence[tuple[int, int]]:
+        return self._prepared().in_place()
+
+    def memory(self) -> Sequence[MemoryUse] | None:
+        return self._prepared().memory()
+
+    def close(self) -> None:
+        self._ready = None
+
+    def _prepared(self) -> Executable:
+        if self._ready is None:
             raise RunFailed(
                 f"function {self.function.name!r} is not ready to run; call prepare() first, and run() before close()"
             )
-        if options.stream is not None:
-            raise OptionError(
-                f"engine {tape.engine!r} runs on the CPU, which has no streams; got stream={options.stream!r}, pass None"
-            )
-        if len(inputs) != len(tape.inputs):
-            raise InputError(f"function {self.function.name!r} takes {len(tape.inputs)} inputs; got {len(inputs)}")
-        # ONNX defines what a division by zero or an overflow gives, and NumPy gives that: its warnings say nothing new.
-        with self._limit, np.errstate(all="ignore"):
-            if options.out is None:
-                return _fresh(tape.play(inputs), inputs)
-            buffers = self._buffers(tape, options.out)
-            results = _fresh(tape.play(inputs, buffers), inputs, buffers.values())
-        return self._delivered(results, options.out)
-
-    def fills_from(self) -> Sequence[int | None]:
-        return [SMALLEST_REUSED if step else None for step in self._filled]
-
-    def in_place(self) -> Sequence[tuple[int, int]]:
-        """Return the pairs in which the kernel that writes the output reads that input for the last time, element by element."""
-        inputs = self._tape.inputs if self._tape else ()
-        pairs = ((slot, place) for place, step in enumerate(self._filled) if step for slot in step.reusable)
-        return [(inputs.index(slot), place) for slot, place in pairs if slot in inputs]
-
-    def _buffers(self, tape: Tape, out: Sequence[Any]) -> dict[int, Any]:
-        """Return the caller's buffers by the slot of the output, where a kernel can write to them and they fit."""
-        pairs = zip(tape.outputs, self._filled, self.function.outputs, out, strict=False)
-        return {slot: buffer for slot, step, value, buffer in pairs if step and _is_of(buffer, value)}
-
-    def memory(self) -> tuple[MemoryUse, ...]:
-        why = "inner values, each until its last reader has run; what a kernel takes while it computes comes on top"
-        return (MemoryUse("workspace", peak_of_values(self.function), why, per_call=True),)
-
-    def close(self) -> None:
-        self._tape = None
-
-    def _delivered(self, results: list[Any], out: Sequence[Any]) -> list[Any]:
-        """Copy results into the caller's buffers and return those in their places."""
-        if len(out) != len(results):
-            raise InputError(f"function {self.function.name!r} has {len(results)} outputs; out= holds {len(out)} buffers")
-        pairs = list(zip(self.function.outputs, results, out, strict=True))
-        for value, result, buffer in pairs:
-            if buffer is not None and (reason := _misfit(result, buffer)):
-                raise InputError(
-                    f"out= for output {value.name!r}: {reason}; give a writable C-contiguous array, or None for a fresh one"
-                )
-        for _, result, buffer in pairs:
-            if buffer is not None and result is not buffer:
-                np.copyto(buffer, result)
-        return [result if buffer is None else buffer for _, result, buffer in pairs]
-
-
-def _is_of(buffer: Any, value: Value) -> bool:
-    """Whether it is an array to write to, of the value's own type and fixed shape."""
-    type_ = value.type
-    if not isinstance(buffer, np.ndarray) or not isinstance(type_, TensorType) or buffer.shape != type_.shape:
-        return False
-    return bool(buffer.dtype == type_.dtype.numpy and buffer.flags.carray)
-
-
-def _misfit(result: Any, buffer: Any) -> str | None:
-    """Return why a result cannot be copied into a caller's buffer; None when it can."""
-    if not isinstance(result, np.ndarray):
-        return f"the output is {described(result)}, which no buffer holds"
-    if not isinstance(buffer, np.ndarray):
-        return f"the output is {described(result)}, the buffer {type(buffer).__name__}"
-    if buffer.dtype != result.dtype or buffer.shape != result.shape:
-        return f"the output is {described(result)}, the buffer {described(buffer)}"
-    if not (buffer.flags.c_contiguous and buffer.flags.writeable):
-        return "the buffer is " + ("read-only" if buffer.flags.c_contiguous else "not C-contiguous")
-    return None
-
-
-def _fresh(results: Sequence[Any], inputs: Sequence[Any], buffers: Iterable[Any] = ()) -> list[Any]:
-    """Return the results, copied where they may share memory with an input, a constant or an earlier result.
-
-    The caller's own ``buffers`` stay what they are.
-
-    An array that owns its memory shares it only with its own views; those do not own theirs and are copied. So it is
-    enough to look for arrays that do not own their memory (constants are of that kind), and for the very same array.
-    """
-    taken = {id(array) for array in _arrays(inputs)}
-    kept = {id(buffer) for buffer in buffers}
-    return [_own(result, taken, kept) for result in results]
-
-
-def _arrays(values: Sequence[Any]) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, list):
-            yield from _arrays(value)
-        else:
-            yield value
-
-
-def _own(value: Any, taken: set[int], kept: set[int]) -> Any:
-    if isinstance(value, list):
-        return [_own(item, taken, kept) for item in value]
-    if not isinstance(value, np.ndarray):
-        return value
-    if id(value) in taken or not (value.flags.owndata or id(value) in kept):
-        value = value.copy()
-    taken.add(id(value))
-    return value
+        return self._ready

@@ -1,18 +1,17 @@
 """A serialised model without the data of its large tensors, and where that data lies.
 
-Protobuf reads a whole file into one buffer, parses that into a message, hands out each tensor's bytes as a copy, and ends at 2 GB.
-So it gets an excerpt: each large tensor stands in it as external data, in a file of a name that no file can have, and
-whoever reads the tensor finds its bytes where they lie in the original.
+Protobuf reads a whole file into one buffer, parses that into a message, hands out each tensor's bytes as a copy, and ends
+at 2 GB. So it gets an excerpt: each large tensor stands in it as external data, in a file of a name that no file can have,
+and whoever reads the tensor finds its bytes where they lie in the original.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from google.protobuf.message import DecodeError
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto
 
-from xrt.formats.onnx.wire import Buffer, Field, Walk, encoded
+from xrt.formats.onnx.wire import Buffer, Field, Unsound, Walk, encoded
 
 __all__ = ["Excerpt", "Span", "excerpt_of"]
 
@@ -55,8 +54,8 @@ class Excerpt:
 def excerpt_of(data: Buffer) -> Excerpt:
     """Return the excerpt of a serialised model.
 
-    Raises DecodeError where the walk does not understand the data, which protobuf may do all the same: what is unsound,
-    and the rare forms that it merges (a field that stands twice where there is one). No announced size is believed.
+    Raises Unsound where the walk does not understand the data, which protobuf may do all the same (it merges what stands
+    twice where there is one), and DecodeError where protobuf does not understand it. No announced size is believed.
     """
     cutter = _Cutter(Walk(data))
     model = b"".join(cutter.message(ModelProto, 0, len(data), 0))
@@ -73,15 +72,16 @@ class _Cutter:
         if kind is TensorProto:
             return self.tensor(start, end)
         if depth > _DEEPEST:
-            raise DecodeError("messages are nested too deep")
+            raise Unsound("messages are nested too deep")
         ways, seen = _WAYS[kind], set()
-        parts, kept = [], start
+        parts: list[bytes] = []
+        kept = start
         for number, holds_bytes, at, content, stop in self.walk.fields(start, end):
             way = ways.get(number) if holds_bytes else None
             if way is None:
                 continue
             if number in seen and not way.is_repeated:
-                raise DecodeError("a field stands twice where there is one")
+                raise Unsound("a field stands twice where there is one")
             seen.add(number)
             if stop - content >= LARGE_BYTES:
                 inner = self.message(_MESSAGE_OF[way.message_type.full_name], content, stop, depth + 1)

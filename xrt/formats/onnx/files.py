@@ -16,7 +16,7 @@ from xrt.errors import ModelError
 from xrt.formats.onnx.excerpt import Excerpt, Span, excerpt_of
 from xrt.formats.onnx.external import ExternalData
 from xrt.formats.onnx.reading import function_of
-from xrt.formats.onnx.wire import Buffer, Overrun, Walk
+from xrt.formats.onnx.wire import Buffer, Overrun, Unsound, Walk
 from xrt.graph import Function
 
 __all__ = ["Source", "load"]
@@ -111,7 +111,7 @@ def _excerpt(data: Buffer) -> Excerpt:
         raise ModelError("it is empty")
     try:
         return excerpt_of(data)
-    except DecodeError:
+    except (Unsound, DecodeError):
         pass  # what the walk does not understand is for protobuf to judge
     try:
         return Excerpt(ModelProto.FromString(data[:]), {})
@@ -129,6 +129,6 @@ def _truncation(data: Buffer) -> str | None:
     except Overrun as cut:
         if name := names.get(cut.number):
             return f"it is truncated: its {name} should end at byte {cut.end}, but there are only {len(data)} bytes"
-    except DecodeError:
+    except Unsound:
         pass
     return None

@@ -18,6 +18,7 @@ from xrt.formats.onnx.tensors import read_sparse, read_tensor
 from xrt.formats.onnx.texts import check_texts, text
 from xrt.formats.onnx.types import read_type, read_value
 from xrt.graph import Attribute, AttrKind, Constant, Function, Node, Type, Value
+from xrt.graph.collector import collector_paused
 
 __all__ = ["function_of"]
 
@@ -35,7 +36,8 @@ def function_of(model: ModelProto, external: ExternalData) -> Function:
     _check_header(model)
     model = inline(model)
     reader = _Reader(_opsets(model), external)
-    function = reader.function(model.graph, doc=model.doc_string, props=metadata.read_props(model))
+    with collector_paused(len(model.graph.node)):
+        function = reader.function(model.graph, doc=model.doc_string, props=metadata.read_props(model))
     if function.captures:
         raise _undefined(function)
     return function

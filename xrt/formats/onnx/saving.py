@@ -34,19 +34,19 @@ _PAGE = 4096
 def save(function: Function, path: str | os.PathLike[str], external_data: bool | None = None) -> None:
     """Write the Function as an ONNX file, whole or not at all; whatever stood there is replaced.
 
-    With ``external_data`` the large constants go to a file beside it, ``NAME.DIGEST.data``; by default they do so in a model
-    of more than 1 GB. The digest is of their content, so a crash between the two files leaves the old model with its
-    old data; data files of earlier saves under the same name are removed at the end. Raises ModelError where the file
-    cannot be written, or where the model would take more than 2 GB in one file.
+    With ``external_data`` the large constants, those of bodies and attributes too, go to a file beside it,
+    ``NAME.DIGEST.data``; by default they do so in a model of more than 1 GB. The digest is of their content, so a crash
+    between the two files leaves the old model with its old data; data files of earlier saves under the same name are
+    removed at the end. Raises ModelError where the file cannot be written, or where it would take more than 2 GB.
     """
     path = Path(path)
     if external_data is None:
-        external_data = sum(constant.nbytes for constant in function.constants.values()) > AUTOMATIC_BYTES
+        external_data = sum(map(_size, _large_constants(function))) > AUTOMATIC_BYTES
     try:
         if external_data:
             _save_in_two(function, path)
         else:
-            data = _serialised(to_model(function))
+            data = _serialised(to_model(function), "save it with external_data=True")
             _replace(path, lambda file: file.write(data))
             _remove_old_data(path, keep="")
     except OSError as error:
@@ -58,7 +58,9 @@ def _save_in_two(function: Function, path: Path) -> None:
     data = path.with_name(f"{path.name}.{layout.digest}.data")
     is_new = not data.exists()
     tensor = partial(layout.tensor, data.name)
-    model = _serialised(styled_model(function, Style(constants=tensor, inner=tensor)))
+    model = _serialised(
+        styled_model(function, Style(constants=tensor, inner=tensor)), "it does so even without its large constants"
+    )
     try:
         _replace(data, layout.write)
         _replace(path, lambda file: file.write(model))
@@ -83,8 +85,8 @@ class _Layout:
         self.digest = hashlib.sha256(b"".join(self._placed)).hexdigest()[:12]
 
     def tensor(self, location: str, constant: Constant, name: str) -> TensorProto:
-        """Return the constant's message: a reference into the data file, unless it is small or an attribute."""
-        if not name or not _is_large(constant):
+        """Return the constant's message: a reference into the data file, unless it is small."""
+        if not _is_large(constant):
             return write_tensor(constant, name)
         return external_tensor(constant, name, location, self._placed[constant.digest][1])
 
@@ -106,15 +108,18 @@ def _is_large(constant: Constant) -> bool:
 def _large_constants(function: Function) -> Iterator[Constant]:
     yield from filter(_is_large, function.constants.values())
     for node in function.nodes:
+        for attribute in node.attributes:
+            values = attribute.value if attribute.kind.is_list else (attribute.value,)
+            yield from (value for value in values if isinstance(value, Constant) and _is_large(value))
         for body in node.bodies:
             yield from _large_constants(body)
 
 
-def _serialised(model: ModelProto) -> bytes:
+def _serialised(model: ModelProto, hint: str) -> bytes:
     try:
         data: bytes = model.SerializeToString()
     except (EncodeError, ValueError) as error:
-        raise ModelError(f"the model takes more than 2 GB in one file ({error}); save it with external_data=True") from error
+        raise ModelError(f"the model takes more than 2 GB in one file, where protobuf ends ({error}); {hint}") from error
     return data
 
 

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from mmap import mmap
 from typing import NamedTuple, TypeAlias
 
-from google.protobuf.message import DecodeError
-
-__all__ = ["Buffer", "Field", "Overrun", "Walk", "encoded"]
+__all__ = ["Buffer", "Field", "Overrun", "Unsound", "Walk", "encoded"]
 
 Buffer: TypeAlias = bytes | mmap
 """Bytes by place; a slice of it is a copy."""
@@ -41,7 +39,11 @@ class Field(NamedTuple):
     end: int
 
 
-class Overrun(DecodeError):
+class Unsound(ValueError):
+    """These bytes are no message, or one that is too long to walk through."""
+
+
+class Overrun(Unsound):
     """A field ends after the message that holds it."""
 
     def __init__(self, number: int, end: int) -> None:
@@ -60,7 +62,7 @@ class Walk:
     def fields(self, at: int, end: int) -> Iterator[Field]:
         """Yield the fields of the message between two places.
 
-        Raises Overrun for a field that is longer than the message, and DecodeError for what is no message, or too long a walk.
+        Raises Overrun for a field that is longer than the message, and Unsound for what is no message, or too long a walk.
         """
         data = self.data
         while at < end:
@@ -73,14 +75,14 @@ class Walk:
             at = content + length
             self.left -= 1
             if self.left < 0 or tag < 8:
-                raise DecodeError("a field without a number, or too many fields")
+                raise Unsound("a field without a number, or too many fields")
 
     def _length(self, kind: int, at: int, end: int) -> int:
         if kind == _VARINT:
             return self.varint(at, end, _LONGEST_VALUE)[1] - at
         if kind in _FIXED:
             return _FIXED[kind]
-        raise DecodeError(f"wire type {kind} is none of ONNX's")
+        raise Unsound(f"wire type {kind} is none of ONNX's")
 
     def varint(self, at: int, end: int, longest: int = _LONGEST) -> tuple[int, int]:
         """Return the integer at a place, and the place after it."""
@@ -91,7 +93,7 @@ class Walk:
             if byte < 0x80:
                 return value, place + 1
             shift += 7
-        raise DecodeError("an integer without an end")
+        raise Unsound("an integer without an end")
 
 
 def encoded(value: int) -> bytes:

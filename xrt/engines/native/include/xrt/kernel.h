@@ -2,7 +2,8 @@
  *
  * A library exports one function, `xrt_library_entry`, that returns a table of kernels. A kernel computes one operator of
  * ONNX or of a domain of your own. XRT asks `why_not` whether it can serve a node, calls `prepare` once for the shapes
- * that a model has, `run` as often as the model is called, from any thread and from several at once, and `destroy` once.
+ * that a model has, `run` as often as the model is called, from any thread and from several at once, and, where `prepare`
+ * returned XRT_OK, `destroy` once.
  *
  * Rules:
  *  - Tensors are DLPack's: `xrt_tensor` is laid out as its DLTensor, so a pointer to one may be cast to the other. Those given
@@ -87,7 +88,8 @@ typedef struct xrt_attribute {
 } xrt_attribute;
 
 /* A node as `why_not` and `prepare` see it. `inputs[k].data` is NULL unless that input is a constant of the model. For
- * `why_not` an extent may be -1 (not known yet), and `ndim` -2 (not even the rank is); for `prepare` all are known. */
+ * `why_not` an extent may be -1 (not known yet), `ndim` -2 (not even the rank is), and with it `dtype.bits` 0 (nor the type
+ * of an element); for `prepare` all are known. An input that is left out has `ndim` -1 and `dtype.bits` 0. */
 typedef struct xrt_node {
   const char *domain; /* "" for ONNX's own */
   const char *op_type;

@@ -1,0 +1,300 @@
+"""How much memory does XRT take on top of an engine?
+
+A model with many weights (an embedding, then layers of product, addition and tanh) is written to disk, and compiled and run
+in processes of their own: by the engine alone, through its own Python API, and by XRT in one region and in several. Each
+process tells the most memory that it ever had resident (VmHWM), the imports included, and what it has at the end. Two forms
+of the model: weights in a file beside it (external data), and inside of it. What an engine packs for itself is listed, as
+`m.memory()` tells it: XRT keeps the model's own weights too, because other regions and other signatures read them.
+
+Then a model of more than 2 GB, where protobuf ends, in both forms; nothing but XRT reads the second.
+
+    python benchmarks/memory.py [--json] [--megabytes N] [--large N] [--engines ort,toy] [--regions 1,8]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, TensorProto, helper
+
+FORMS = ("external", "inline")
+ROWS = 32
+"""Rows of the activations: next to the weights they are nothing."""
+TARGET, ALLOWANCE = 1.1, 50e6
+"""The peak may be so many times the engine's own, plus so much, apart from the engine's own packed form."""
+
+
+# ---------------------------------------------------------------------- the model
+
+
+def width_of(megabytes: int) -> int:
+    return 2048 if megabytes >= 200 else 256
+
+
+def weights(megabytes: int) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """Yield the weights one by one: a quarter in the embedding, the rest in the layers."""
+    width = width_of(megabytes)
+    block = np.random.default_rng(0).standard_normal((width, width)).astype(np.float32) / np.float32(width**0.5)
+    blocks = int(megabytes * 1e6) // block.nbytes + 1
+    yield "table", np.concatenate([block] * max(1, blocks // 4))
+    for layer in range(blocks - max(1, blocks // 4)):
+        yield f"w{layer}", block * np.float32(1 + layer / 1000)
+        yield f"b{layer}", np.full(width, layer / 1000, np.float32)
+
+
+def nodes(layers: int) -> Iterator[Any]:
+    yield helper.make_node("Gather", ["table", "ids"], ["x0"])
+    for i in range(layers):
+        yield helper.make_node("MatMul", [f"x{i}", f"w{i}"], [f"m{i}"])
+        yield helper.make_node("Add", [f"m{i}", f"b{i}"], [f"a{i}"])
+        yield helper.make_node("Tanh", [f"a{i}"], [f"x{i + 1}"])
+
+
+def write(path: Path, megabytes: int, form: str) -> None:
+    """Write the model, one weight in memory at a time."""
+    names = [name for name, _ in shapes(megabytes)]
+    layers, width = sum(name.startswith("w") for name in names), width_of(megabytes)
+    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, [ROWS])
+    out = helper.make_tensor_value_info(f"x{layers}", TensorProto.FLOAT, [ROWS, width])
+    graph = helper.make_graph(list(nodes(layers)), "memory", [ids], [out])
+    if form == "inline":
+        _write_inline(path, graph, megabytes)
+    else:
+        _write_external(path, graph, megabytes)
+
+
+def shapes(megabytes: int) -> list[tuple[str, tuple[int, ...]]]:
+    return [(name, array.shape) for name, array in weights(megabytes)]
+
+
+def _model(graph: Any) -> ModelProto:
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def _write_external(path: Path, graph: Any, megabytes: int) -> None:
+    with path.with_name(f"{path.name}.data").open("wb") as data:
+        for name, array in weights(megabytes):
+            data.write(bytes(-data.tell() % 4096))
+            tensor = graph.initializer.add(name=name, data_type=TensorProto.FLOAT, dims=array.shape)
+            tensor.data_location = TensorProto.EXTERNAL
+            for key, value in (("location", f"{path.name}.data"), ("offset", data.tell()), ("length", array.nbytes)):
+                tensor.external_data.add(key=key, value=str(value))
+            data.write(array.data)
+    path.write_bytes(_model(graph).SerializeToString())
+
+
+def _write_inline(path: Path, graph: Any, megabytes: int) -> None:
+    """Write the messages by hand: protobuf itself writes no more than 2 GB."""
+    model = _model(graph)
+    headers = [_header(name, shape) for name, shape in shapes(megabytes)]
+    body = model.graph.SerializeToString()
+    model.ClearField("graph")
+    size = len(body) + sum(len(header) + nbytes for header, nbytes in headers)
+    with path.open("wb") as file:
+        file.write(model.SerializeToString() + _begin(ModelProto.GRAPH_FIELD_NUMBER, size) + body)
+        for (header, _), (_, array) in zip(headers, weights(megabytes), strict=True):
+            file.write(header)
+            file.write(array.data)
+
+
+def _header(name: str, shape: tuple[int, ...]) -> tuple[bytes, int]:
+    """Return what stands before a weight's data in the graph, and how many bytes follow."""
+    nbytes = 4 * int(np.prod(shape))
+    inside = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=shape).SerializeToString() + _begin(9, nbytes)
+    return _begin(5, len(inside) + nbytes) + inside, nbytes
+
+
+def _begin(number: int, length: int) -> bytes:
+    """Return a field's tag and length, as protobuf writes them."""
+    out = bytearray([number << 3 | 2])
+    while length >= 0x80:
+        out.append(length & 0x7F | 0x80)
+        length >>= 7
+    return bytes([*out, length])
+
+
+# ---------------------------------------------------------------------- one process
+
+
+def resident() -> dict[str, int]:
+    """Return the most bytes that this process ever had in memory, and what it has now, by Linux's account.
+
+    Not ``ru_maxrss``: that of a child begins at its parent's.
+    """
+    lines = (line.split() for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines())
+    found = {words[0].rstrip(":"): words[1:] for words in lines if words}
+    return {"peak": 1024 * int(found["VmHWM"][0]), "now": 1024 * int(found["VmRSS"][0])}
+
+
+def alone_ort(path: Path) -> Callable[[Any], Any]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda ids: session.run(None, {"ids": ids})[0]
+
+
+def alone_tvm(path: Path) -> Callable[[Any], Any]:
+    import onnx
+    import tvm
+    from tvm import relax
+    from tvm.relax.frontend.onnx import from_onnx
+
+    machine = relax.VirtualMachine(tvm.compile(from_onnx(onnx.load(path)), target="llvm"), tvm.cpu())
+    return lambda ids: machine["main"](tvm.runtime.tensor(ids)).numpy()
+
+
+def alone_toy(path: Path) -> Callable[[Any], Any]:
+    """The same thing written by hand in NumPy, over what the onnx package reads."""
+    import onnx
+    from onnx import numpy_helper
+
+    model = onnx.load(path)
+    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    del model
+
+    def run(ids: Any) -> Any:
+        x = arrays["table"][ids]
+        for i in range((len(arrays) - 1) // 2):
+            x = np.tanh(x @ arrays[f"w{i}"] + arrays[f"b{i}"])
+        return x
+
+    return run
+
+
+ALONE = {"ort": alone_ort, "tvm": alone_tvm, "toy": alone_toy}
+
+
+def measure(engine: str, regions: int, path: Path) -> dict[str, Any]:
+    """Compile and run in this process; ``regions`` 0 is the engine alone."""
+    ids = np.arange(ROWS, dtype=np.int64)
+    told: dict[str, Any] = {"launches": 0, "packed": 0, "memory": ""}
+    if not regions:
+        call = ALONE[engine](path)
+    else:
+        import xrt
+        from xrt.formats import onnx
+
+        function = onnx.load(path)
+        most = -(-len(function.nodes) // regions)
+        call = module = xrt.XRTModule(function, engine=engine, strict=True, maximum_nodes=most if regions > 1 else None)
+        module.compile()
+    compiled = resident()
+    result = call(ids)
+    if regions:
+        found = module.memory()
+        packed = [use.nbytes or 0 for region in found.regions for use in region.uses or () if not use.per_call]
+        told = {"launches": len(found.regions), "packed": sum(packed), "memory": str(found)}
+    return {**told, "compiled": compiled, **resident(), "sum": float(np.abs(result).sum())}
+
+
+# ---------------------------------------------------------------------- the comparison
+
+
+def apart(engine: str, regions: int, path: Path) -> dict[str, Any]:
+    """Return what `measure` says in a fresh process."""
+    command = [sys.executable, __file__, "--process", engine, str(regions), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {"failed": done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"exit status {done.returncode}"}
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def compared(engine: str, path: Path, regions: list[int]) -> dict[str, Any]:
+    """Return the figures of one engine on one model."""
+    alone = apart(engine, 0, path)
+    rows = {count: apart(engine, count, path) for count in regions}
+    for row in rows.values():
+        judge(row, alone)
+    return {"engine": engine, "alone": alone, "xrt": rows}
+
+
+def judge(row: dict[str, Any], alone: dict[str, Any]) -> None:
+    """Add to the figures how they stand to the engine alone."""
+    if "failed" in row or "failed" in alone:
+        return
+    if not np.isclose(row["sum"], alone["sum"], rtol=1e-3):
+        row["failed"] = f"the results differ: {row['sum']} against {alone['sum']}"
+        return
+    row["ratio"] = row["peak"] / alone["peak"]
+    row["ratio_unpacked"] = (row["peak"] - row["packed"]) / alone["peak"]
+    row["within"] = row["peak"] - row["packed"] <= TARGET * alone["peak"] + ALLOWANCE
+
+
+def figures(megabytes: int, large: int, engines: list[str], regions: list[int]) -> dict[str, Any]:
+    found: dict[str, Any] = {"megabytes": megabytes, "large": large, "forms": {}, "beyond": {}}
+    for form in FORMS:
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory) / f"{form}.onnx"
+            write(path, megabytes, form)
+            found["forms"][form] = [compared(engine, path, regions) for engine in engines]
+    for form in FORMS if large else ():
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory) / f"{form}.onnx"
+            write(path, large, form)
+            found["beyond"][form] = compared(engines[0], path, regions[-1:])
+    return found
+
+
+def report(found: dict[str, Any]) -> str:
+    lines = [f"peak resident memory in MB, compile and run, on {found['megabytes']} MB of weights"]
+    for form, rows in found["forms"].items():
+        lines.append(f"weights {form}")
+        lines += [line for row in rows for line in _lines(row)]
+    for form, row in found["beyond"].items():
+        lines.append(f"a model of {found['large']} MB, weights {form}")
+        lines += _lines(row)
+    return "\n".join(lines)
+
+
+def _lines(row: dict[str, Any]) -> Iterator[str]:
+    yield _line(f"{row['engine']} alone", row["alone"])
+    for count, figures_ in row["xrt"].items():
+        yield _line(f"{row['engine']} in {count} region{'s' * (int(count) != 1)}", figures_)
+
+
+def _line(title: str, row: dict[str, Any]) -> str:
+    if "failed" in row:
+        return f"  {title:18} {row['failed'][:140]}"
+    text = f"  {title:18} peak {row['peak'] / 1e6:8.0f}, at the end {row['now'] / 1e6:8.0f}"
+    if "ratio" in row:
+        verdict = "within" if row["within"] else "OVER"
+        text += (
+            f", of it packed by the engine {row['packed'] / 1e6:.0f}; {row['ratio']:.2f} x, without that "
+            f"{row['ratio_unpacked']:.2f} x: {verdict} {TARGET} x + {ALLOWANCE / 1e6:.0f}"
+        )
+    return text
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--megabytes", type=int, default=500, help="weights of the model (default 500)")
+    parser.add_argument(
+        "--large", type=int, default=2300, help="weights of the model beyond 2 GB; 0 leaves it out (default 2300)"
+    )
+    parser.add_argument(
+        "--engines", default="ort,toy", help="which engines; the first one runs the large model (default ort,toy)"
+    )
+    parser.add_argument("--regions", default="1,8", help="into how many regions the model is cut (default 1,8)")
+    parser.add_argument("--process", nargs=3, metavar=("ENGINE", "REGIONS", "PATH"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.process:
+        engine, regions, path = arguments.process
+        print(json.dumps(measure(engine, int(regions), Path(path))))
+        return
+    counts = [int(count) for count in arguments.regions.split(",")]
+    found = figures(arguments.megabytes, arguments.large, arguments.engines.split(","), counts)
+    print(json.dumps(found, indent=2) if arguments.json else report(found))
+
+
+if __name__ == "__main__":
+    main()

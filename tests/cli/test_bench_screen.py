@@ -1,0 +1,78 @@
+"""The table of ``xrt bench`` on a narrow terminal, on a wide one, and in a pipe."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from xrt.bench import Candidate, Group, Row
+from xrt.bench.figures import Ratio
+from xrt.bench.protocol import Start
+from xrt.cli import screen
+
+bench = importlib.import_module("xrt.cli.bench")
+
+REASON = "no engine takes 2 of 5 nodes; list another:\n  'a' (MatMul): toy: none\n  'b' (MatMul): toy: none\n"
+
+
+def start(**more: object) -> Start:
+    facts = {"import_seconds": 0.1, "compile_seconds": 0.26, "first_seconds": 0.003, "alone_seconds": 0.002}
+    fields = dict.fromkeys(Start.__dataclass_fields__, 0) | facts
+    return Start(**fields | {"regions": ("ort",), "steady": True, "versions": (), "peak_bytes": 108_500_000} | more)  # type: ignore[arg-type]
+
+
+GROUP = Group(
+    "mlp",
+    None,
+    2,
+    0.012,
+    (
+        Row(Candidate.parse("ort"), "best", start=start(), median_seconds=0.00204, to_best=Ratio(1.0, 1.0, 1.0)),
+        Row(
+            Candidate.parse("tvm,ort with Conv|Gemm|MatMul|Softmax=ort"),
+            "slower",
+            start=start(steady=False, warm_calls=200),
+            median_seconds=0.0121,
+            to_best=Ratio(5.931, 5.874, 6.012),
+        ),
+        Row(Candidate.parse("toy"), "failed", REASON),
+    ),
+)
+
+
+def shown(width: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    console = Console(file=StringIO(), force_terminal=True, no_color=True, width=width, highlight=False, soft_wrap=True)
+    for module in (bench, screen):
+        monkeypatch.setattr(module, "out", console)
+    bench._show(GROUP)
+    assert isinstance(console.file, StringIO)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue())
+    return [line.rstrip() for line in plain.splitlines()]
+
+
+def test_a_narrow_terminal_shows_what_matters_and_breaks_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = shown(80, monkeypatch)
+    *table, steady, reason = lines
+    assert max(map(len, table)) <= 80
+    assert "5.93 (5.87-6.01)" in "\n".join(table)
+    assert steady == " tvm,ort with Conv|Gemm|MatMul|Softmax=ort: not steady after 200 calls"
+    assert reason == " toy: no engine takes 2 of 5 nodes; list another: 'a' (MatMul): toy: none (and 1 more)"
+
+
+def test_a_wide_terminal_shows_all_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = shown(180, monkeypatch)
+    head = next(line for line in lines if "candidate" in line)
+    assert [name for name in bench.COLUMNS if name not in head] == []
+    row = next(line for line in lines if "slower" in line)
+    assert row.split()[-6:] == ["2", "3", "0.26", "108.5", "MB", "1"]
+
+
+def test_a_pipe_gets_one_line_per_row(capsys: pytest.CaptureFixture[str]) -> None:
+    bench._show(GROUP)
+    _, head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split("\t") == [*bench.COLUMNS, "note"]
+    assert [row.count("\t") for row in rows] == [len(bench.COLUMNS)] * 3

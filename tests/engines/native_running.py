@@ -1,0 +1,92 @@
+"""Running nodes on native kernels and on toy's Python kernels, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from xrt.engines import native
+from xrt.engines.native.chains import DOMAIN, ELEMENTWISE, chained
+from xrt.engines.toy import Env
+from xrt.engines.toy.kernels import ops
+from xrt.engines.toy.tape import tape_of
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
+
+Array = np.ndarray[Any, Any]
+
+
+def library() -> native.NativeLibrary:
+    """Return the shipped library; a build that lacks it fails the test with the reason."""
+    found = native.shipped()
+    assert found is not None, native.why_not_shipped()
+    return found
+
+
+def one_node(
+    op: str,
+    inputs: Sequence[Array | None],
+    attributes: Mapping[str, Any] | None = None,
+    *,
+    opset: int = 24,
+    n_outputs: int = 1,
+    constants: Sequence[int] = (),
+) -> Function:
+    """Return a Function of one node over those arrays; some of them may be constants of it."""
+    names = tuple("" if x is None else f"x{i}" for i, x in enumerate(inputs))
+    outputs = tuple(f"y{i}" for i in range(n_outputs))
+    node = Node(op, names, outputs, attributes_of(attributes or {}))
+    held = {names[i]: Constant(np.asarray(inputs[i])) for i in constants}
+    given = [(n, x) for n, x in zip(names, inputs, strict=True) if x is not None and n not in held]
+    values = tuple(Value(n, TensorType(DType.of(x), x.shape)) for n, x in given)
+    return Function(values, tuple(map(Value, outputs)), (node,), held, {"": opset})
+
+
+def on_python(function: Function, inputs: Sequence[Array]) -> list[Array]:
+    """Return what toy's Python kernels compute."""
+
+    def kernel_of(node: Node) -> tuple[Any, tuple[int, ...]]:
+        found = ops.find(node, function)
+        assert not isinstance(found, str), found
+        return found.code(node, Env(np, node, function, _no_bodies)), ()
+
+    with np.errstate(all="ignore"):
+        return tape_of(function, kernel_of).play(inputs)
+
+
+def _no_bodies(function: Function) -> Any:
+    raise AssertionError("no operator here has a body")
+
+
+def on_native(function: Function, inputs: Sequence[Array]) -> list[Array]:
+    """Return what native kernels compute, elementwise nodes in chains; every node must be served by one."""
+    function = chained(function)
+    values = {value.name: x for value, x in zip(function.inputs, inputs, strict=True)}
+    values.update((name, constant.array) for name, constant in function.constants.items())
+    for node in function.nodes:
+        kernel = kernel_of(node)
+        given = [values[name] if name else None for name in node.inputs]
+        held = [i for i, name in enumerate(node.inputs) if name in function.constants]
+        attributes = {a.name: a for a in node.attributes}
+        opset = function.opset(node.domain)
+        count = len(node.outputs)
+        made = native.compute(kernel, *given, attributes=attributes, opset=opset, n_outputs=count, constants=held)
+        values.update(zip(node.outputs, made, strict=True))
+    return [values[value.name] for value in function.outputs]
+
+
+def kernel_of(node: Node) -> native.NativeKernel:
+    """Return the shipped kernel that is meant for the operator."""
+    found = [kernel for kernel in library().kernels if (kernel.domain, kernel.op_type) == (node.domain, node.op_type)]
+    assert found, f"no native kernel for {node.op}: {DOMAIN}.{ELEMENTWISE} should have taken it"
+    return found[-1] if node.attr("axis") is not None and len(found) > 1 and found[-1].until is None else found[0]
+
+
+def ulps(actual: Array, expected: Array) -> Array:
+    """Return by how many units in the last place floats differ; 0 where both are NaN, or both the same infinity."""
+    exact, spacing = expected.astype(np.float64), np.spacing(np.abs(expected)).astype(np.float64)
+    with np.errstate(all="ignore"):
+        apart = np.abs(actual.astype(np.float64) - exact) / spacing
+    same = (np.isnan(actual) & np.isnan(expected)) | (actual == expected)
+    return np.where(same, 0.0, np.where(np.isnan(apart), np.inf, apart))

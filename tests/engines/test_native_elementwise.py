@@ -1,0 +1,287 @@
+"""Native elementwise chains against toy's Python kernels: every operator, type, shape and kind of broadcast."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from tests.engines.native_running import Array, on_native, on_python, one_node, ulps
+from xrt.engines.native.chains import DOMAIN, ELEMENTWISE, chained
+from xrt.engines.native.steps import ROWS
+from xrt.graph import DType, Function, Node, TensorType, Value, attributes_of
+
+BFLOAT16: Any = ml_dtypes.bfloat16
+SPECIAL = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 1e-45, -1e-40, 1.2e-38, 3e38, -3e38, 0.5, 1.5, 2.5, -2.5, 88.7, -88.7]
+
+UNARY_EXACT = ("Abs", "Ceil", "Floor", "Neg", "Reciprocal", "Relu", "Round", "Sign", "Softsign", "Sqrt")
+CURVES = ("Celu", "Elu", "Erf", "Exp", "Gelu", "Log", "Mish", "Selu", "Sigmoid", "Softplus", "Swish", "Tanh")
+WITH_ATTRIBUTES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("HardSigmoid", {"alpha": 0.3, "beta": 0.4}),
+    ("HardSwish", {}),
+    ("LeakyRelu", {"alpha": 0.1}),
+    ("Shrink", {"bias": 0.5, "lambd": 1.0}),
+    ("ThresholdedRelu", {"alpha": 0.7}),
+    ("Celu", {"alpha": 1.5}),
+    ("Elu", {"alpha": 1.5}),
+    ("Selu", {"alpha": 1.5, "gamma": 2.0}),
+    ("Swish", {"alpha": 0.7}),
+    ("Gelu", {"approximate": "tanh"}),
+)
+ARITHMETIC = ("Add", "Div", "Max", "Mean", "Min", "Mul", "PRelu", "Sub", "Sum")
+COMPARISONS = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
+
+
+def numbers(shape: tuple[int, ...], dtype: Any = np.float32, seed: int = 0, *, special: bool = True) -> Array:
+    """Return seeded numbers of a shape, with special values among them where the type has them."""
+    rng = np.random.default_rng(seed)
+    if np.dtype(dtype) == bool:
+        return rng.integers(0, 2, shape).astype(bool)
+    if np.issubdtype(dtype, np.integer):
+        return rng.integers(-9, 10, shape).astype(dtype)
+    x = rng.standard_normal(shape) * 4
+    if special:
+        flat = x.reshape(-1)
+        places = rng.permutation(flat.size)[: len(SPECIAL)]
+        flat[places] = SPECIAL[: places.size]
+    with np.errstate(over="ignore"):
+        return np.asarray(x.astype(dtype))
+
+
+def check(op: str, *inputs: Array, attributes: dict[str, Any] | None = None, opset: int = 24, most: float = 0.0) -> None:
+    """Compare one operator; ``most`` are the units in the last place that a float result may be off."""
+    function = one_node(op, inputs, attributes, opset=opset)
+    (expected,), (actual,) = on_python(function, inputs), on_native(function, inputs)
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    if expected.dtype.kind in "biu":
+        np.testing.assert_array_equal(actual, expected)
+    elif expected.dtype in (np.float32, np.float64):
+        # Where a Gelu takes one from one, what is left is the rounding of both.
+        near = np.abs(actual - expected) <= 1e-6 if op == "Gelu" else np.False_
+        assert (near | (ulps(actual, expected) <= most)).all()
+    else:
+        np.testing.assert_allclose(
+            actual.astype("f4"), expected.astype("f4"), rtol=2.0**-7 if expected.dtype == BFLOAT16 else 2e-3, atol=1e-4
+        )
+
+
+def test_every_operator_has_a_row_here() -> None:
+    others = {"And", "Or", "Xor", "Not", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "Clip", "IsInf", "IsNaN"}
+    tested = {*UNARY_EXACT, *CURVES, *ARITHMETIC, *COMPARISONS, *(op for op, _ in WITH_ATTRIBUTES), *others, "Pow", "Where"}
+    assert tested == set(ROWS)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, BFLOAT16])
+@pytest.mark.parametrize("op", UNARY_EXACT)
+def test_exact_functions(op: str, dtype: Any) -> None:
+    check(op, numbers((7, 61), dtype))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, BFLOAT16])
+@pytest.mark.parametrize("op", CURVES)
+def test_curves(op: str, dtype: Any) -> None:
+    check(op, numbers((7, 61), dtype, special=op != "Celu"), most=64.0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("op", "attributes"), WITH_ATTRIBUTES)
+def test_attributes(op: str, attributes: dict[str, Any], dtype: Any) -> None:
+    x = numbers((7, 61), dtype, special=False)
+    if dtype is np.float64 and op in CURVES:
+        assert chained(one_node(op, [x], attributes)).nodes[0].op_type == op
+    else:
+        check(op, x, attributes=attributes, most=64.0)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, BFLOAT16, np.int32, np.int64])
+@pytest.mark.parametrize("op", ARITHMETIC)
+def test_arithmetic(op: str, dtype: Any) -> None:
+    if np.issubdtype(dtype, np.integer) and op in ("Mean", "Sum"):
+        return
+    check(op, numbers((5, 77), dtype), numbers((5, 77), dtype, seed=1))
+    check(op, numbers((5, 77), dtype), numbers((77,), dtype, seed=1))
+    check(op, numbers((5, 77), dtype), numbers((1,), dtype, seed=1))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, BFLOAT16, np.int32, np.int64])
+@pytest.mark.parametrize("op", COMPARISONS)
+def test_comparisons(op: str, dtype: Any) -> None:
+    check(op, numbers((5, 77), dtype), numbers((5, 77), dtype, seed=1))
+    check(op, numbers((5, 77), dtype), np.asarray(numbers((), dtype, seed=3)))
+    check(op, np.asarray(numbers((), dtype, seed=3)), numbers((5, 77), dtype))
+
+
+def test_integers_divide_as_numpy_does() -> None:
+    least = np.iinfo(np.int32).min
+    a = np.array([7, -7, 7, -7, least, least, 5, 0], np.int32)
+    b = np.array([2, 2, -2, -2, -1, 1, 0, 0], np.int32)
+    check("Div", a, b)
+    check("Div", a.astype(np.int64), b.astype(np.int64))
+
+
+@pytest.mark.parametrize("op", ["And", "Or", "Xor"])
+def test_logic(op: str) -> None:
+    check(op, numbers((5, 77), bool), numbers((77,), bool, seed=1))
+    check("Not", numbers((5, 77), bool))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("op", ["BitwiseAnd", "BitwiseOr", "BitwiseXor"])
+def test_bits(op: str, dtype: Any) -> None:
+    check(op, numbers((5, 77), dtype), numbers((5, 77), dtype, seed=1))
+    check("BitwiseNot", numbers((5, 77), dtype))
+
+
+@pytest.mark.parametrize(
+    "attributes", [{}, {"detect_negative": 0}, {"detect_positive": 0}, {"detect_negative": 0, "detect_positive": 0}]
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_infinity_and_nan(dtype: Any, attributes: dict[str, Any]) -> None:
+    check("IsInf", numbers((5, 77), dtype), attributes=attributes)
+    check("IsNaN", numbers((5, 77), dtype))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.int32, np.int64, bool])
+def test_where(dtype: Any) -> None:
+    condition = numbers((5, 77), bool, seed=2)
+    full, scalar = numbers((5, 77), dtype), np.asarray(numbers((), dtype, seed=1))
+    for yes, no in [(full, numbers((77,), dtype, seed=1)), (full, scalar), (scalar, full), (scalar, scalar)]:
+        check("Where", condition, yes, no)
+    check("Where", numbers((5, 1), bool), full, scalar)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.int32, np.int64])
+def test_clip(dtype: Any) -> None:
+    x, low, high = numbers((5, 77), dtype), np.asarray(-1, dtype), np.asarray(2, dtype)
+    check("Clip", x, low, high)
+    check("Clip", x, high, low)
+    check("Clip", x, low)
+    if dtype is np.float32:
+        check("Clip", x, attributes={"min": -1.0, "max": 2.0}, opset=10)
+        check("Clip", x, attributes={"max": 2.0}, opset=10)
+
+
+CAST_FROM = [np.float32, np.float64, np.float16, BFLOAT16, np.int32, np.int64, bool, np.uint8, np.int8]
+CAST_TO = [DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16, DType.INT32, DType.INT64, DType.BOOL]
+
+
+@pytest.mark.parametrize("to", CAST_TO, ids=str)
+@pytest.mark.parametrize("dtype", CAST_FROM, ids=lambda dtype: np.dtype(dtype).name)
+def test_cast(dtype: Any, to: DType) -> None:
+    x = numbers((5, 77), dtype, special=False)
+    function = one_node("Cast", [x], {"to": to.onnx})
+    if chained(function).nodes[0].op_type == "Cast":
+        assert to in (DType.FLOAT16, DType.BFLOAT16, DType.BOOL)
+    else:
+        check("Cast", x, attributes={"to": to.onnx})
+
+
+def test_narrow_floats_are_rounded_to_the_nearest() -> None:
+    x = np.array(
+        [65504, 65519.996, 65520, 2.0**-24, 2.0**-25, 2.9e-8, 3.1e-8, 1e-7, 6.1e-5, 2049, 2051, np.inf, np.nan, -0.0, 3e38],
+        np.float32,
+    )
+    for to in (DType.FLOAT16, DType.BFLOAT16):
+        function = one_node("Cast", [x], {"to": to.onnx})
+        with np.errstate(over="ignore"):
+            (actual,), expected = on_native(function, [x]), x.astype(to.numpy)
+        np.testing.assert_array_equal(actual.view(np.uint16)[~np.isnan(x)], expected.view(np.uint16)[~np.isnan(x)])
+        assert np.isnan(actual.astype(np.float32)[np.isnan(x)]).all()
+
+
+def test_every_half_is_read_as_numpy_reads_it() -> None:
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    (wide,) = on_native(one_node("Cast", [halves], {"to": DType.FLOAT32.onnx}), [halves])
+    np.testing.assert_array_equal(wide, halves.astype(np.float32))
+
+
+def test_powers() -> None:
+    bases, exponents = np.meshgrid(
+        np.float32([*SPECIAL, 2, -2, 3, 1e-3, 0.99, 1.01]), np.float32([*SPECIAL, 2, 3, -3, 7, 0.25, 1e4, 1e10, -1e10])
+    )
+    check("Pow", np.ascontiguousarray(bases), np.ascontiguousarray(exponents), most=2.0)
+    x = np.abs(numbers((50, 50), special=False)) + np.float32(1e-3)
+    check("Pow", x, numbers((50, 50), seed=1, special=False), most=2.0)
+    check("Pow", x, np.float32(2.0).reshape(()), most=1.0)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (127,), (128,), (129,), (2, 3, 4, 5, 6, 7)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, bool])
+def test_shapes(shape: tuple[int, ...], dtype: Any) -> None:
+    op = "And" if dtype is bool else "Add"
+    check(op, numbers(shape, dtype), numbers(shape, dtype, seed=1))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_memory_that_is_not_aligned(dtype: Any) -> None:
+    raw = np.zeros(8 * 500 + 1, np.uint8)
+    x = raw[np.dtype(dtype).itemsize // 4 : -8][: 400 * np.dtype(dtype).itemsize].view(dtype)
+    x[:] = numbers((400,), dtype)
+    check("Mul", x[3:], x[:-3])
+
+
+# ---------------------------------------------------------------------- broadcasts and chains, drawn
+
+
+@st.composite
+def broadcasts(draw: st.DrawFn) -> list[Array]:
+    """Draw two or three arrays that broadcast together."""
+    shape = tuple(draw(st.lists(st.integers(0, 40) if draw(st.booleans()) else st.integers(1, 6), max_size=4)))
+    arrays = []
+    for seed in range(draw(st.integers(2, 3))):
+        own = tuple(draw(st.sampled_from([extent, extent, 1])) for extent in shape)
+        arrays.append(numbers(own[draw(st.integers(0, len(own))) :] if seed else shape, seed=seed))
+    return arrays
+
+
+@given(broadcasts())
+@settings(max_examples=150, deadline=None)
+def test_broadcasts(arrays: list[Array]) -> None:
+    check("Sum", *arrays)
+
+
+OPERATORS = ("Add", "Sub", "Mul", "Max", "Min")
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[Function, list[Array]]:
+    """Draw a Function of elementwise nodes with shared values, several outputs, and casts to booleans on the way."""
+    shape = draw(st.sampled_from([(3, 50), (200,), (4, 1, 33)]))
+    inputs = [
+        numbers(shape, seed=1, special=False),
+        numbers(shape[-1:], seed=2, special=False),
+        numbers((1,), seed=3, special=False),
+    ]
+    names, nodes = ["x0", "x1", "x2"], []
+    for i in range(draw(st.integers(1, 14))):
+        a, b, c = (draw(st.sampled_from(names if i else names[:1])) for _ in range(3))
+        kind = draw(st.integers(0, 4))
+        if kind == 0:
+            nodes.append(Node(draw(st.sampled_from(("Abs", "Neg", "Relu", "Floor"))), (a,), (f"v{i}",)))
+        elif kind == 1:
+            nodes.append(Node("Less", (a, b), (f"b{i}",)))
+            nodes.append(Node("Where", (f"b{i}", c, a), (f"v{i}",)))
+        elif kind == 2:
+            nodes.append(Node("Cast", (a,), (f"c{i}",), attributes_of({"to": DType.FLOAT64.onnx})))
+            nodes.append(Node("Cast", (f"c{i}",), (f"v{i}",), attributes_of({"to": DType.FLOAT32.onnx})))
+        else:
+            nodes.append(Node(draw(st.sampled_from(OPERATORS)), (a, b), (f"v{i}",)))
+        names.append(f"v{i}")
+    inner = names[3:]
+    outputs = draw(st.lists(st.sampled_from(inner), min_size=1, max_size=3, unique=True))
+    values = tuple(Value(f"x{i}", TensorType(DType.FLOAT32, x.shape)) for i, x in enumerate(inputs))
+    return Function(values, tuple(map(Value, outputs)), tuple(nodes), opsets={"": 20}), inputs
+
+
+@given(graphs())
+@settings(max_examples=150, deadline=None)
+def test_chains_compute_what_their_nodes_do(drawn: tuple[Function, list[Array]]) -> None:
+    function, inputs = drawn
+    for actual, expected in zip(on_native(function, inputs), on_python(function, inputs), strict=True):
+        np.testing.assert_array_equal(actual, expected)
+    assert {node.op for node in chained(function).nodes} == {f"{DOMAIN}.{ELEMENTWISE}"}

@@ -1,0 +1,136 @@
+"""Generated pages fit what they were generated from: the record, the ledgers, the engines, the libraries and the tests of onnx.
+
+The record itself is held against a run of each way in tests/conformance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+
+import onnx
+import pytest
+from packaging.specifiers import SpecifierSet
+
+from tools.conformance_page import PAGE, page
+from tools.conformance_record import ENGINES, LIBRARIES, WAYS, Entry, Record, pins
+from tools.write_tables import README, WHAT, engines, with_table
+from xrt.testing import GROUPS, Gap, Word, gaps_of
+from xrt.testing.ledgers import MIXTURES
+
+RECORD = Record.read()
+AGAIN = "say: make conform"
+
+
+def changed(letters: str, record: Record = RECORD) -> Record:
+    """Return the record with other outcomes for the first case."""
+    first = record.entries[0]
+    return replace(record, entries=(Entry(first.group, first.case, first.operators, letters), *record.entries[1:]))
+
+
+# ---------------------------------------------------------------------- the pages
+
+
+def test_the_page_is_what_the_record_and_the_ledgers_make() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(RECORD), "say: make tables"
+
+
+def test_the_table_in_the_readme_is_what_the_record_and_the_engines_make() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert text == with_table(text, RECORD), "say: make tables"
+
+
+def test_a_page_of_another_record_is_caught() -> None:
+    other = changed("D" * len(WAYS))
+    assert page(other) != page(RECORD)
+    assert with_table(README.read_text(encoding="utf-8"), other) != README.read_text(encoding="utf-8")
+
+
+def test_a_page_of_another_ledger_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    more = Gap("test_abs", "never", "planted", "https://example.org")
+    monkeypatch.setattr("tools.conformance_page.gaps_of", lambda name: (*gaps_of(name), more))
+    assert page(RECORD) != PAGE.read_text(encoding="utf-8")
+
+
+# ---------------------------------------------------------------------- the record
+
+
+def test_the_record_has_every_engine() -> None:
+    assert set(engines()) == set(ENGINES) == set(WHAT), "an engine came or went; add it to ENGINES and WAYS"
+    assert {engine for way in WAYS for engine in way.engines} == set(ENGINES)
+
+
+def test_the_record_is_of_the_libraries_that_are_pinned() -> None:
+    assert [lib for lib, pin in pins().items() if not SpecifierSet(pin).contains(RECORD.versions[lib])] == [], AGAIN
+
+
+@pytest.mark.parametrize("library", [library for library in LIBRARIES if library != "numpy"])
+def test_the_record_is_of_the_libraries_that_are_installed(library: str) -> None:
+    """A bug-fix release may come at any time; what it changes is for tests/conformance to find."""
+    assert metadata.version(library).split(".")[:2] == RECORD.versions[library].split(".")[:2], AGAIN
+
+
+@pytest.mark.parametrize("group", [group for group in GROUPS if group != "node"])
+def test_the_record_has_every_stored_case(group: str) -> None:
+    """The node tests take seconds to make: tests/testing/test_conformance.py, which makes them, holds them against the record."""
+    data = Path(onnx.__file__).parent / "backend" / "test" / "data" / group
+    names = {path.parent.name for path in data.glob("*/model.onnx")}
+    names |= {f"{path.stem}{tail}" for path in data.glob("*.onnx") for tail in ("", "_random")}
+    assert {entry.case for entry in RECORD.of_group(group)} == names, AGAIN
+
+
+def test_the_record_breaks_no_law() -> None:
+    assert RECORD.faults() == []
+
+
+@pytest.mark.parametrize(
+    ("letters", "fault"),
+    [
+        ("PPPFPPPP", "ort,toy fails {case}"),
+        ("PDDPPDPP", "ort,tvm,toy loses {case}, which toy passes"),
+        ("PPDPPPDP", "ort/toy alternating loses {case}, which each passes"),
+    ],
+)
+def test_a_broken_law_is_caught(letters: str, fault: str) -> None:
+    assert fault.format(case=RECORD.entries[0].case) in changed(letters).faults()
+
+
+def ledger_faults(record: Record) -> list[str]:
+    """Return what the ledgers and the record say differently of what each engine fails alone, in both directions."""
+    found = []
+    for engine in ENGINES:
+        gaps, ledger = record.cases(engine, Word.GAP), gaps_of(engine)
+        found += [f"{engine}: no entry for {case}" for case in sorted(gaps) if not any(gap.covers(case) for gap in ledger)]
+        covered = [(gap, case.case) for gap in ledger for case in record.entries if gap.covers(case.case)]
+        found += [f"{engine}: {gap} holds no more for {case}" for gap, case in covered if gap.everywhere and case not in gaps]
+        found += [f"{engine}: {gap} matches no case" for gap in ledger if gap not in [one for one, _ in covered]]
+    known = [gap for name in (*ENGINES, MIXTURES) for gap in gaps_of(name)]
+    mixed = {case for way in WAYS for case in record.cases(way.name, Word.GAP)}
+    return found + [f"no entry for {case}" for case in sorted(mixed) if not any(gap.covers(case) for gap in known)]
+
+
+def test_the_ledgers_and_the_record_agree() -> None:
+    assert ledger_faults(RECORD) == []
+
+
+def test_a_gap_without_an_entry_is_caught() -> None:
+    case = RECORD.entries[0].case
+    assert ledger_faults(changed("PGPPPPPP")) == [f"ort: no entry for {case}", f"no entry for {case}"]
+
+
+def test_an_entry_that_holds_no_more_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    stale = Gap(RECORD.entries[0].case, "never", "planted", "https://example.org")
+    monkeypatch.setitem(globals(), "gaps_of", lambda name: (stale,) if name == "ort" else gaps_of(name))
+    assert ledger_faults(RECORD) == [f"ort: {stale} holds no more for {stale.cases}"]
+
+
+def test_the_record_reads_back(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    path.write_text(str(RECORD), encoding="utf-8")
+    assert Record.read(path) == RECORD
+
+
+def test_the_record_knows_the_ways() -> None:
+    assert {len(entry.letters) for entry in RECORD.entries} == {len(WAYS)}
+    assert set(RECORD.mixed) == {way.name for way in WAYS}

@@ -1,0 +1,371 @@
+"""What a call costs nothing for: prepared calls, bound calls, the caller's buffers, several threads. Each refusal in full."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xrt
+from tests.module.test_module import Picky
+from xrt.errors import DeviceError, InputError, RunFailed
+from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value
+
+ENGINES = ["toy", "ort", "tvm"]
+MIXTURES: list[Any] = [*ENGINES, ["ort", "toy"], ["tvm", "ort"], ["toy", "tvm"]]
+
+
+def blocks(size: int = 64, count: int = 6) -> Function:
+    """x and y through Add and Relu in turn, of size x size floats; the last value and one from the middle come out."""
+    type_ = TensorType(DType.FLOAT32, (size, size))
+    nodes = [Node("Add", ("x", "y"), ("v0",), name="n0")]
+    for i in range(1, count):
+        op, more = (("Relu", ()), ("Add", ("y",)))[i % 2]
+        nodes.append(Node(op, (f"v{i - 1}", *more), (f"v{i}",), name=f"n{i}"))
+    ends = [tuple(Value(n, type_) for n in names) for names in (("x", "y"), (f"v{count - 1}", "v2"))]
+    return Function(*ends, tuple(nodes), opsets={"": 14}, name="blocks")
+
+
+def by_hand(x: Any, y: Any, count: int = 6) -> tuple[Any, Any]:
+    values = [x + y]
+    for i in range(1, count):
+        values.append(values[-1] + y if i % 2 else np.maximum(values[-1], 0))
+    return values[-1], values[2]
+
+
+def relu(shape: tuple[Any, ...] = (2, 3)) -> Function:
+    type_ = TensorType(DType.FLOAT32, shape)
+    return Function((Value("x", type_),), (Value("y", type_),), (Node("Relu", ("x",), ("y",)),), opsets={"": 14}, name="relu")
+
+
+def module(engine: Any, function: Function) -> xrt.XRTModule:
+    """Return a module whose nodes alternate between the engines, if there are several."""
+    if isinstance(engine, str):
+        return xrt.XRTModule(function, engine=engine, strict=True)
+    pins = [f"name:{node.name}={engine[i % len(engine)]}" for i, node in enumerate(function.nodes)]
+    return xrt.XRTModule(function, engine=engine, strict=True, pins=pins)
+
+
+def random(size: int = 64, seed: int = 0) -> list[Any]:
+    return list(np.random.default_rng(seed).standard_normal((2, size, size)).astype("float32"))
+
+
+X = np.array([[-1, 0, 1], [2, -3, 4]], "float32")
+
+
+# ---------------------------------------------------------------------- prepared calls
+
+
+@pytest.mark.parametrize("engine", MIXTURES, ids=str)
+def test_further_calls_are_right_by_position_and_by_name(engine: Any) -> None:
+    m = module(engine, blocks())
+    for seed in range(3):
+        x, y = random(seed=seed)
+        for results in (m(x, y), m(x=x, y=y), m(y=y, x=x), m(x, y=y)):
+            for result, wanted in zip(results, by_hand(x, y), strict=True):
+                np.testing.assert_allclose(result, wanted, rtol=1e-6)
+
+
+def test_signatures_take_turns_and_the_plan_is_that_of_the_last_call() -> None:
+    m = xrt.XRTModule(relu(("N", 3)), engine=[Picky(), "toy"], strict=True)
+    a, b = np.ones((2, 3), "float32"), np.ones((4, 3), "float32")
+    for given in (a, b, a, b, b, a):
+        assert m(given).shape == given.shape
+        assert m.inputs == m.inputs and m.plan.launches[0].function.inputs[0].type == TensorType(DType.FLOAT32, given.shape)
+    m.plan_for(b)
+    assert m(a).shape == a.shape
+    assert m.plan.launches[0].function.inputs[0].type == TensorType(DType.FLOAT32, a.shape)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_looks_alike_is_not_taken_for_what_was_prepared(engine: str) -> None:
+    m = xrt.XRTModule(relu(), engine=engine, strict=True)
+    m(X)
+    for wrong in (X.astype("float64"), X[:1], X.tolist(), None):
+        with pytest.raises(InputError):
+            m(wrong)
+    with pytest.raises(InputError):
+        m(z=X)
+    with pytest.raises(InputError):
+        m()
+    np.testing.assert_array_equal(m(X.T.copy().T), np.maximum(X, 0))
+    np.testing.assert_array_equal(m(X.astype(">f4")), np.maximum(X, 0))
+    np.testing.assert_array_equal(m(X.view(np.recarray)), np.maximum(X, 0))
+
+
+@pytest.mark.parametrize("engine", MIXTURES, ids=str)
+def test_results_of_a_prepared_call_are_the_callers_own(engine: Any) -> None:
+    m, (x, y) = module(engine, blocks()), random()
+    seen: list[Any] = [x, y]
+    for _ in range(3):
+        for result in m(x, y):
+            assert not any(np.shares_memory(result, other) for other in seen)
+            seen.append(result)
+            result[...] = np.nan  # whoever still held it would show it
+    for result, wanted in zip(m(x, y), by_hand(x, y), strict=True):
+        np.testing.assert_allclose(result, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [8, 64, 512])
+@pytest.mark.parametrize("engine", MIXTURES, ids=str)
+def test_eight_threads_call_one_module(engine: Any, size: int) -> None:
+    m = module(engine, blocks(size))
+    m(*random(size))
+
+    def call(seed: int) -> bool:
+        x, y = random(size, seed)
+        results = [m(x, y) for _ in range(4)]
+        return all(np.allclose(a, b) for one in results for a, b in zip(one, by_hand(x, y), strict=True))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(call, range(16)))
+
+
+def test_a_mixture_keeps_what_crosses_in_its_arena() -> None:
+    m, (x, y) = module(["ort", "toy"], blocks(512)), random(512)
+    m(x, y)
+    program = m._last.program()  # type: ignore[union-attr]  # there was a call
+    assert {placed.value.name for placed in program.arena_values} >= {"v0", "v3"}
+    assert program.arena_bytes % 64 == 0 and 0 < program.arena_bytes <= program.arena.unshared
+
+
+def test_sizes_known_only_at_run_time_have_no_arena() -> None:
+    m = xrt.XRTModule(relu(("N", 3)), engine="ort", maximum_nodes=1, strict=True)
+    m(np.ones((2, 3), "float32"))
+    assert m._last.program().arena_bytes == 0  # type: ignore[union-attr]  # there was a call
+
+
+# ---------------------------------------------------------------------- out=
+
+
+@pytest.mark.parametrize("size", [8, 512])
+@pytest.mark.parametrize("engine", MIXTURES, ids=str)
+def test_buffers_of_the_caller_hold_the_outputs(engine: Any, size: int) -> None:
+    m, (x, y) = module(engine, blocks(size)), random(size)
+    for _ in range(2):  # the first call of a signature and a prepared one
+        out = [np.empty((size, size), "float32"), None]
+        first, second = m(x, y, out=out)
+        assert first is out[0] and not np.shares_memory(first, second)
+        for result, wanted in zip((first, second), by_hand(x, y), strict=True):
+            np.testing.assert_allclose(result, wanted, rtol=1e-6)
+
+
+class Elsewhere:
+    """An array on another device."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 1
+
+
+TWO = np.zeros((2, 4, 4), "float32")
+
+
+@pytest.mark.parametrize(
+    ("out", "error", "text"),
+    [
+        (TWO[0], InputError, "out has 1 buffer; the model has 2 outputs (v5, v2): give one, or None, for each"),
+        ([TWO[0], TWO[1], None], InputError, "out has 3 buffers; the model has 2 outputs (v5, v2): give one, or None, for each"),
+        ([None, TWO[1][:2]], InputError, "out[1] for output 'v2' must be float32[4,4]; got float32[2, 4]"),
+        ([TWO[0].astype("int32"), None], InputError, "out[0] for output 'v5' must be float32[4,4]; got int32[4, 4]"),
+        (
+            [TWO[0].T, None],
+            InputError,
+            "out[0] for output 'v5' is not C-contiguous; a buffer must be a writeable, C-contiguous array",
+        ),
+        (
+            [np.broadcast_to(np.float32(1), (4, 4)), None],
+            InputError,
+            "out[0] for output 'v5' is read-only; a buffer must be a writeable, C-contiguous array",
+        ),
+        (
+            [np.empty(65, "uint8")[1:].view("float32").reshape(4, 4), None],
+            InputError,
+            "out[0] for output 'v5' is not aligned to its element type; a buffer must be a writeable, C-contiguous array",
+        ),
+        ([TWO[0], TWO[0]], InputError, "out[1] for output 'v2' overlaps out[0]; give a buffer of its own"),
+        (["buffer", None], InputError, "out[0] for output 'v5' must be a NumPy array; got str"),
+        (
+            [Elsewhere(), None],
+            DeviceError,
+            "out[0] for output 'v5' lies on cuda:1, and the module runs on cpu; give a NumPy array",
+        ),
+    ],
+)
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_buffer_that_does_not_fit_is_refused_by_name(out: Any, error: type[Exception], text: str, prepared: bool) -> None:
+    m, (x, y) = xrt.XRTModule(blocks(4)), random(4)
+    if prepared:
+        m(x, y)
+    for call in (lambda: m(x, y, out=out), lambda: m.bind(x, y, out=out)):
+        with pytest.raises(error) as caught:
+            call()
+        assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_buffer_that_overlaps_an_input_is_refused_by_name(prepared: bool) -> None:
+    m, memory = xrt.XRTModule(blocks(4)), np.zeros(40, "float32")
+    x, y = memory[:16].reshape(4, 4), np.zeros((4, 4), "float32")
+    if prepared:
+        m(x, y)
+    with pytest.raises(InputError) as caught:
+        m(x, y, out=[None, memory[8:24].reshape(4, 4)])
+    assert str(caught.value) == "out[1] for output 'v2' overlaps input 'x'; give a buffer of its own"
+
+
+def test_no_buffer_holds_a_sequence() -> None:
+    x = Value("x", TensorType(DType.FLOAT32, (2,)))
+    function = Function((x,), (Value("s", SequenceType(TensorType(DType.FLOAT32, None))),),
+                        (Node("SequenceConstruct", ("x",), ("s",)),), opsets={"": 14})  # fmt: skip
+    m, given = xrt.XRTModule(function), np.zeros(2, "float32")
+    with pytest.raises(InputError) as caught:
+        m(given, out=np.empty(2, "float32"))
+    text = "out[0] for output 's' is given, but the output is seq(float32[2]), which no buffer holds; pass None in its place"
+    assert str(caught.value) == text
+    with pytest.raises(InputError) as caught:
+        m.bind(given)
+    text = "output 's' is seq(float32[2]), which no buffer holds; call the module instead of binding it"
+    assert str(caught.value) == text
+
+
+# ---------------------------------------------------------------------- bind
+
+
+@pytest.mark.parametrize("size", [8, 512])
+@pytest.mark.parametrize("engine", MIXTURES, ids=str)
+def test_a_bound_call_follows_what_its_inputs_hold(engine: Any, size: int) -> None:
+    m, (x, y) = module(engine, blocks(size)), random(size)
+    bound = m.bind(x, y)
+    assert bound.inputs[0] is x and bound.inputs[1] is y
+    first = bound()
+    for seed in range(3):
+        x[...], y[...] = random(size, seed)
+        kept = x.copy(), y.copy()
+        results = bound()
+        assert results is first and all(a is b for a, b in zip(results, bound.outputs, strict=True))
+        np.testing.assert_array_equal((x, y), kept)
+        for result, wanted in zip(results, by_hand(x, y), strict=True):
+            np.testing.assert_allclose(result, wanted, rtol=1e-6)
+    assert not any(np.shares_memory(a, b) for a, b in zip(m(x, y), first, strict=True))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_bound_call_writes_to_the_callers_buffer(engine: str) -> None:
+    m, x, out = xrt.XRTModule(relu(), engine=engine, strict=True), X.copy(), np.empty((2, 3), "float32")
+    bound = m.bind(x=x, out=out)
+    assert bound() is out
+    x *= -1
+    np.testing.assert_array_equal(bound(), np.maximum(x, 0))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_extents_that_the_inputs_settle_are_settled(engine: str) -> None:
+    m, x = xrt.XRTModule(relu(("N", 3)), engine=engine, strict=True), X.copy()
+    bound = m.bind(x)
+    assert bound().shape == (2, 3)
+    x *= -1
+    np.testing.assert_array_equal(bound(), np.maximum(x, 0))
+    with pytest.raises(InputError) as caught:
+        m.bind(x, out=np.empty((3, 3), "float32"))
+    assert str(caught.value) == "out[0] for output 'y' must be float32[2,3]; got float32[3, 3]"
+
+
+def test_an_output_whose_size_only_a_run_tells_needs_a_buffer() -> None:
+    x = Value("x", TensorType(DType.FLOAT32, (4,)))
+    function = Function((x,), (Value("y"),), (Node("NonZero", ("x",), ("y",)),), opsets={"": 14})
+    m, given, out = xrt.XRTModule(function), np.array([0, 1, 0, 2], "float32"), np.empty((1, 2), "int64")
+    with pytest.raises(InputError) as caught:
+        m.bind(given)
+    assert "whose size is known only after a run; give a buffer for it in out=" in str(caught.value)
+    bound = m.bind(given, out=out)
+    assert bound().tolist() == [[1, 3]]
+    given[...] = 1
+    with pytest.raises((InputError, RunFailed)):
+        bound()
+
+
+@pytest.mark.parametrize("engine", MIXTURES, ids=str)
+def test_inputs_constants_and_repeated_values_as_outputs_are_copies(engine: Any) -> None:
+    type_ = TensorType(DType.FLOAT32, (2, 3))
+    nodes = (Node("Relu", ("x",), ("y",), name="n0"), Node("Neg", ("y",), ("z",), name="n1"))
+    outputs = tuple(Value(n, type_) for n in ("x", "y", "y", "w", "z"))
+    function = Function((Value("x", type_),), outputs, nodes, {"w": Constant(X * 7)}, {"": 14})
+    x = X.copy()
+    bound = module(engine, function).bind(x)
+    for _ in range(2):
+        x += 1
+        results = bound()
+        for i, (result, wanted) in enumerate(
+            zip(results, (x, np.maximum(x, 0), np.maximum(x, 0), X * 7, -np.maximum(x, 0)), strict=True)
+        ):
+            np.testing.assert_array_equal(result, wanted)
+            assert not any(np.shares_memory(result, other) for other in (x, *results[:i]))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_alias_is_kept_by_a_bound_call(engine: str) -> None:
+    type_ = TensorType(DType.FLOAT32, (2,))
+    nodes = (Node("Add", ("state", "step"), ("next",), name="n0"), Node("Add", ("next", "state"), ("y",), name="n1"))
+    ends = [tuple(Value(n, type_) for n in names) for names in (("state", "step"), ("y", "next"))]
+    function = Function(*ends, nodes, opsets={"": 14}, aliases=(("state", "next"),))
+    state, step = np.zeros(2, "float32"), np.ones(2, "float32")
+    bound = xrt.XRTModule(function, engine=engine, strict=True, maximum_nodes=1).bind(state, step)
+    for count in (1, 2, 3):
+        y, updated = bound()
+        assert updated is state
+        assert (state.tolist(), y.tolist()) == ([count] * 2, [2 * count - 1] * 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (
+            np.zeros((3, 2), "float32").T,
+            (
+                "input 'x' is not C-contiguous; a bound input is read where it lies: bind np.ascontiguousarray(...) of it, and "
+                "write to that"
+            ),
+        ),
+        (
+            np.zeros((2, 3), ">f4"),
+            "input 'x' is >f4; a bound input is read where it lies, so it must be <f4: bind raw.astype('<f4'), and write to that",
+        ),
+        (np.zeros((2, 3)), "input 'x' must be float32; got float64; convert it with .astype('float32')"),
+    ],
+)
+def test_an_input_that_cannot_be_fixed_is_refused(given: Any, text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        xrt.XRTModule(relu()).bind(given)
+    assert str(caught.value) == text
+
+
+def test_a_bound_call_outlives_its_module_and_ends_when_it_is_closed() -> None:
+    x = X.copy()
+    with xrt.XRTModule(relu(), engine="ort", strict=True) as m:
+        bound = m.bind(x)
+    np.testing.assert_array_equal(bound(), np.maximum(X, 0))
+    with bound:
+        bound()
+    with pytest.raises(InputError, match=r"^the bound call is closed; bind the module's inputs anew$"):
+        bound()
+    with pytest.raises(InputError, match=r"^the module is closed; make a new XRTModule$"):
+        m.bind(x)
+
+
+@pytest.mark.parametrize("engine", MIXTURES, ids=str)
+def test_threads_bind_each_for_itself(engine: Any) -> None:
+    m = module(engine, blocks())
+
+    def serve(seed: int) -> bool:
+        x, y = random(seed=seed)
+        bound = m.bind(x, y)
+        right = True
+        for _ in range(5):
+            x += 1
+            right &= all(np.allclose(a, b) for a, b in zip(bound(), by_hand(x, y), strict=True))
+        return right
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(serve, range(16)))

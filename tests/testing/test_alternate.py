@@ -1,0 +1,160 @@
+"""Alternation: whose turn it is, who takes what, and what a case then counts as."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from xrt.errors import CompileFailed, CompileRefused, OptionError
+from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.testing import MIXTURES, Gap, Word, conform, gaps_of
+from xrt.testing.alternate import Alternation, alternating_program
+from xrt.testing.faulty import Faulty, Recording
+
+RELU = "test_single_relu_model"
+TYPE = TensorType(DType.FLOAT32, (2,))
+
+
+def chain(*operators: str) -> Function:
+    """x -> a0 -> a1 -> ...; the last is the output."""
+    names = ["x", *(f"a{i}" for i in range(len(operators)))]
+    nodes = tuple(Node(op, (names[i],), (names[i + 1],), name=names[i + 1]) for i, op in enumerate(operators))
+    return Function((Value("x", TYPE),), (Value(names[-1], TYPE),), nodes, opsets={"": 18})
+
+
+def branches() -> Function:
+    """Two nodes read x, and one reads both."""
+    nodes = (
+        Node("Relu", ("x",), ("l",), name="l"),
+        Node("Neg", ("x",), ("r",), name="r"),
+        Node("Add", ("l", "r"), ("y",), name="y"),
+    )
+    return Function((Value("x", TYPE),), (Value("y", TYPE),), nodes, opsets={"": 18})
+
+
+@dataclass(frozen=True)
+class Second(Recording):
+    """Another engine that takes everything."""
+
+    name: ClassVar[str] = "second"
+
+
+@dataclass(frozen=True)
+class RefusesRelu(Recording):
+    """Says nothing against Relu before it is to compile it."""
+
+    name: ClassVar[str] = "picky"
+
+    def compile(self, function, context):
+        if any(node.op_type == "Relu" for node in function.nodes):
+            raise CompileRefused("no Relu after all")
+        return super().compile(function, context)
+
+
+def homes(function: Function, engines, first: int = 0) -> dict[str, str]:
+    plan = Alternation(function, engines, first).plan()
+    return {name: launch.engine.partition("{")[0] for launch in plan.launches for name in launch.nodes}
+
+
+BOTH = (Recording(), Second())
+
+
+def test_neighbours_in_a_chain_are_on_different_engines():
+    found = homes(chain("Relu", "Neg", "Abs", "Relu"), BOTH)
+    assert list(found.values()) == ["recording", "second", "recording", "second"]
+
+
+def test_the_other_engine_may_begin():
+    assert list(homes(chain("Relu", "Neg"), BOTH, first=1).values()) == ["second", "recording"]
+
+
+def test_the_turn_is_that_of_the_engine_after_the_first_inputs():
+    assert homes(branches(), BOTH) == {"l": "recording", "r": "recording", "y": "second"}
+
+
+def test_every_node_is_a_region_of_its_own():
+    plan = Alternation(branches(), BOTH).plan()
+    assert [len(launch.nodes) for launch in plan.launches] == [1, 1, 1]
+
+
+def test_what_one_declines_the_other_takes_and_the_turn_goes_on_from_there():
+    engines = (Recording(takes="Relu"), Second())
+    found = homes(chain("Relu", "Neg", "Abs", "Relu"), engines)
+    assert list(found.values()) == ["recording", "second", "second", "recording"]
+
+
+def test_three_engines_go_round():
+    engines = (*BOTH, RefusesRelu())
+    assert list(homes(chain("Neg", "Neg", "Neg", "Neg"), engines).values()) == ["recording", "second", "picky", "recording"]
+
+
+def test_what_nobody_takes_is_declined_with_every_reason():
+    with pytest.raises(CompileRefused, match=r"Neg: second.*; recording.*"):
+        homes(chain("Relu", "Neg"), (Recording(takes="Relu"), Second(takes="Abs")))
+
+
+def test_what_is_refused_at_compile_the_other_takes():
+    x = np.array([-1.0, 2.0], np.float32)
+    program = alternating_program(chain("Relu", "Neg", "Relu"), [x], (RefusesRelu(), Second()))
+    assert [launch.engine.partition("{")[0] for launch in program.plan.launches] == ["second", "picky", "second"]
+    np.testing.assert_array_equal(program.run([x])[0], [0, 0])
+    program.close()
+
+
+def test_what_all_refuse_is_declined():
+    with pytest.raises(CompileRefused, match="no Relu after all"):
+        alternating_program(chain("Relu"), [np.zeros(2, np.float32)], (RefusesRelu(), Second(takes="Neg")))
+
+
+def test_a_failure_to_compile_is_no_refusal():
+    with pytest.raises(CompileFailed):
+        alternating_program(chain("Relu"), [np.zeros(2, np.float32)], (Faulty(where="compile"), Second()))
+
+
+def test_symbolic_dims_are_bound_where_an_engine_wants_them():
+    @dataclass(frozen=True)
+    class Fixed(Recording):
+        name: ClassVar[str] = "fixed"
+        supports_dynamic_shapes: ClassVar[bool] = False
+
+    symbolic = replace_input(chain("Relu", "Neg"), TensorType(DType.FLOAT32, ("n",)))
+    program = alternating_program(symbolic, [np.zeros(5, np.float32)], (Second(), Fixed()))
+    assert {launch.function.inputs[0].type.shape for launch in program.plan.launches} == {(5,)}
+
+
+def replace_input(function: Function, type_: TensorType) -> Function:
+    return function.replace(inputs=(Value("x", type_),), outputs=(Value(function.outputs[0].name, type_),))
+
+
+# ---------------------------------------------------------------------- in the run
+
+
+def test_every_case_runs_once_for_each_engine_to_begin_with():
+    report = conform(BOTH, RELU, groups=["simple"], alternate=True, gaps=())
+    [outcome] = report.outcomes
+    assert (outcome.word, outcome.engines) == (Word.PASSED, ("recording", "second"))
+    assert report.mixed == 1
+    assert "alternating: 1 passed" in str(report)
+    assert str(report).endswith("1 ran on several engines")
+
+
+def test_one_round_that_fails_is_a_failure():
+    [outcome] = conform([Recording(), Faulty(how="value")], RELU, groups=["simple"], alternate=True, gaps=()).outcomes
+    assert outcome.word is Word.FAILED
+
+
+def test_one_engine_has_nobody_to_alternate_with():
+    with pytest.raises(OptionError, match="nodes alternate between two engines or more; list another"):
+        conform("toy", RELU, groups=["simple"], alternate=True)
+
+
+def test_what_only_a_mixture_fails_has_a_ledger_of_its_own(monkeypatch):
+    [known] = [gap for gap in gaps_of(MIXTURES) if gap.word == "never"]
+    entry = Gap(RELU, known.word, known.reason, known.link, everywhere=False)
+    monkeypatch.setattr("xrt.testing.conformance.gaps_of", lambda name: (entry,) if name == MIXTURES else ())
+    engines = [Recording(), replace(Faulty(how="value"))]
+    assert conform(engines, RELU, groups=["simple"], alternate=True).counts[Word.GAP] == 1
+    assert conform(engines[1], RELU, groups=["simple"]).counts[Word.FAILED] == 1

@@ -1,0 +1,63 @@
+"""Write the table of engines and operators in README from ``pyproject.toml`` and the record of `make conform`."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # a script sees its own folder only
+
+from tools.conformance_page import operators_passed, table
+from tools.conformance_record import TOP, Record
+from xrt.testing import Word
+
+README = TOP / "README.md"
+BEGIN, END = "<!-- engines: written by tools/write_tables.py -->\n", "<!-- /engines -->\n"
+
+WHAT = {
+    "toy": "the reference: every operator in plain NumPy, the truth that all others are compared with",
+    "ort": "ONNX Runtime",
+    "tvm": "Apache TVM (Relax), compiled for the processor at hand",
+}
+"""What an engine is, for a person who does not know it."""
+
+
+def engines() -> dict[str, str]:
+    """Return the engines that XRT registers, each with its extra; empty where it needs none."""
+    project = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines: Mapping[str, str] = project["entry-points"]["xrt.engines"]
+    return {name: re.sub(r"^[^\[]*\[?|\]$", "", line) for name, line in lines.items()}
+
+
+def engine_table(record: Record) -> str:
+    """Return the table: what each engine is, how much of the operators and of the tests it has, and how to install it."""
+    rows = [(f"`{name}`", WHAT[name], *_share(record, name), _install(extra)) for name, extra in engines().items()]
+    return table(("name", "what it is", "operators", "tests passed", "install"), rows)
+
+
+def _share(record: Record, engine: str) -> tuple[str, str]:
+    passed, count = operators_passed(record, engine)
+    return f"{passed} of {count}", f"{record.count(engine, Word.PASSED):,} of {len(record.entries):,}"
+
+
+def _install(extra: str) -> str:
+    return f"`pip install '.[{extra}]'`" if extra else "comes with `pip install .`"
+
+
+def with_table(text: str, record: Record) -> str:
+    """Return README's text with the table anew between its marks."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{engine_table(record)}\n{END}{after}"
+
+
+def write_tables(record: Record) -> None:
+    """Write README anew."""
+    README.write_text(with_table(README.read_text(encoding="utf-8"), record), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_tables(Record.read())

@@ -1,0 +1,216 @@
+"""The files of a cache directory: entries by signature, locks between processes, room to work in, and what goes first.
+
+    <directory>/xrt-cache-1/entries/ab/abcd....xrt    an entry, named by its signature's hash
+    <directory>/xrt-cache-1/locks/abc                 held while an entry whose name begins so is made
+    <directory>/xrt-cache-1/weights/....xrt           the hashes of a model file's weights
+    <directory>/xrt-cache-1/work/PID-....             where a process writes before it moves the result to its place
+
+A file comes to its place by a rename, so a reader sees all of it or nothing, and what a killed process leaves is in
+``work``. Nothing is forced to the disk: what a loss of power tears is found by its checksum, and compiled again.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from xrt.cache.disk.entry import Entry, Failure, write_entry
+from xrt.cache.signature import Signature
+from xrt.errors import CacheError
+from xrt.formats.container import Buffer
+
+__all__ = ["Item", "Store"]
+
+_LAYOUTS = "xrt-cache-"
+LAYOUT = f"{_LAYOUTS}1"
+"""The folder of this layout; a version of XRT with another layout has a folder of its own beside it."""
+
+PATIENCE = 600.0
+"""Seconds to wait for another process that makes the same entry; then it is made here too."""
+
+ABANDONED = 24 * 3600.0
+"""Seconds after which a working folder is taken for left behind, whoever made it."""
+
+_SUFFIX = ".xrt"
+_TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Compiled models of XRT: may be removed at any time.\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An entry's file."""
+
+    path: Path
+    size: int
+    used: float
+    """When it was last read or written, in seconds since 1970."""
+
+    @property
+    def key(self) -> str:
+        return self.path.stem
+
+
+class Store:
+    """A cache directory. Every method may raise OSError; making one touches nothing."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.root = directory / LAYOUT
+
+    # ------------------------------------------------------------------ one entry
+
+    def path(self, key: str) -> Path:
+        return self.root / "entries" / key[:2] / f"{key}{_SUFFIX}"
+
+    def read(self, key: str) -> Entry | None:
+        """Return the entry of that signature, which thereby counts as used; None where there is none.
+
+        Raises CacheError for one that is damaged.
+        """
+        path = self.path(key)
+        try:
+            entry = Entry.read(path)
+        except FileNotFoundError:
+            return None
+        with suppress(OSError):  # a directory that may only be read
+            os.utime(path)
+        return entry
+
+    def write(self, signature: Signature, content: Buffer | Failure) -> int:
+        """Write the signature's entry, whole or not at all, over one that is there; return its size."""
+        path = self.path(signature.key)
+        self.place(path, lambda file: write_entry(file, signature, content))
+        return path.stat().st_size
+
+    def remove(self, key: str) -> None:
+        self.path(key).unlink(missing_ok=True)
+
+    def place(self, path: Path, write: Callable[[BinaryIO], object]) -> None:
+        """Write a file in a working folder, and move it to its place."""
+        with self.working_folder() as folder:
+            beside = folder / "file"
+            with beside.open("xb") as file:
+                write(file)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            beside.replace(path)
+
+    @contextmanager
+    def working_folder(self) -> Iterator[Path]:
+        """Make a folder that nobody else uses, and remove it in the end."""
+        folder = self.root / "work" / f"{os.getpid()}-{secrets.token_hex(6)}"
+        self._make_root()
+        folder.mkdir(parents=True)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _make_root(self) -> None:
+        if self.root.is_dir():
+            return
+        self.root.mkdir(parents=True, exist_ok=True)
+        tag = self.directory / "CACHEDIR.TAG"
+        if not tag.exists():
+            tag.write_text(_TAG, encoding="utf-8")
+
+    @contextmanager
+    def lock(self, key: str) -> Iterator[bool]:
+        """Keep other processes from making the entry meanwhile; tells whether that worked.
+
+        It does not where the directory cannot be written to, where its file system has no locks, or after `PATIENCE`.
+        Entries whose names begin alike share a lock, so that lock files stay few; they are never removed, since a file
+        that is removed while another process opens it locks nothing.
+        """
+        held = self._acquired(self.root / "locks" / key[:3])
+        try:
+            yield held is not None
+        finally:
+            if held is not None:
+                held()
+
+    @staticmethod
+    def _acquired(path: Path) -> Callable[[], object] | None:
+        """Return what gives the lock back; None where there is none to be had."""
+        import filelock  # for those who compile; who finds everything in the cache needs no lock
+
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = filelock.FileLock(path, timeout=PATIENCE, poll_interval=0.02, fallback_to_soft=False)
+            lock.acquire()
+        except (OSError, NotImplementedError):  # filelock.Timeout is an OSError
+            return None
+        return lock.release
+
+    # ------------------------------------------------------------------ all of them
+
+    def items(self) -> list[Item]:
+        """Return the entries, the least recently used first."""
+        return sorted(self._found(), key=lambda item: (item.used, item.key))
+
+    def _found(self) -> Iterator[Item]:
+        for path in (self.root / "entries").glob(f"??/*{_SUFFIX}"):
+            with suppress(FileNotFoundError):  # another process was quicker
+                status = path.stat()
+                yield Item(path, status.st_size, status.st_mtime)
+
+    def shrink(self, limit: int) -> list[Item]:
+        """Remove the least recently used entries until the rest fits the limit in bytes; return those removed."""
+        items = self.items()
+        excess = sum(item.size for item in items) - limit
+        removed = []
+        for item in items:
+            if excess <= 0:
+                break
+            item.path.unlink(missing_ok=True)
+            removed.append(item)
+            excess -= item.size
+        return removed
+
+    def damaged(self) -> dict[Item, str]:
+        """Check every entry, and return what is wrong with those that cannot be used."""
+        found = {}
+        for item in self.items():
+            try:
+                Entry.read(item.path)
+            except FileNotFoundError:
+                continue  # evicted meanwhile
+            except (CacheError, OSError) as error:
+                found[item] = str(error)
+        return found
+
+    def sweep(self) -> int:
+        """Remove the working folders that killed processes have left; return how many there were."""
+        left = [folder for folder in (self.root / "work").glob("*-*") if _is_abandoned(folder)]
+        for folder in left:
+            shutil.rmtree(folder, ignore_errors=True)
+        return len(left)
+
+    def clear(self) -> None:
+        """Remove all that XRT keeps in the directory, other layouts too; whoever compiles meanwhile may find nothing kept."""
+        for folder in self.directory.glob(f"{_LAYOUTS}*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Whether nobody works in the folder any more: its process is gone, or it is old."""
+    with suppress(OSError):
+        if time.time() - folder.stat().st_mtime > ABANDONED:
+            return True
+    pid = folder.name.partition("-")[0]
+    return pid.isdecimal() and not _is_alive(int(pid))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True  # it is another user's
+    return True

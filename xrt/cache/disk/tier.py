@@ -1,0 +1,196 @@
+"""The tier itself: look on the disk, else compile and keep; never let a file's trouble reach the run."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from xrt.cache.disk.entry import Entry, Failure
+from xrt.cache.disk.store import Store
+from xrt.cache.disk.weights import WeightsMemo
+from xrt.cache.signature import CODE_UNKNOWN, Signature
+from xrt.engines import CompileContext, Executable, GraphCompiler
+from xrt.errors import CacheError, CacheWarning, CompileFailed, CompileRefused, warn
+from xrt.graph import Function
+
+__all__ = ["DiskStatistics", "DiskTier", "Recipe"]
+
+Make: TypeAlias = Callable[[], Executable]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What is compiled: all that an engine needs to load what it has saved."""
+
+    function: Function
+    engine: GraphCompiler
+    context: CompileContext
+
+    @property
+    def can_save(self) -> bool:
+        """Whether the engine says how to save an executable."""
+        return type(self.engine).save is not GraphCompiler.save
+
+
+@dataclass(frozen=True, slots=True)
+class DiskStatistics:
+    """Counts since the tier was made, in this process."""
+
+    hits: int = 0
+    """Executables loaded instead of compiled."""
+    misses: int = 0
+    """Compiles, for want of an entry."""
+    writes: int = 0
+    """Entries written, remembered failures among them."""
+    failures: int = 0
+    """Compiles that were not tried, because they are remembered to fail."""
+    troubles: int = 0
+    """Times that a file could not be read or written, or an entry not be used."""
+
+
+class DiskTier:
+    """Executables by signature in a directory that processes share. Safe to use from several threads."""
+
+    def __init__(self, directory: Path, limit: int) -> None:
+        """Nothing is touched before the first use. ``limit`` is in bytes: beyond it the least recently used goes."""
+        self.store = Store(directory)
+        self.limit = limit
+        self.weights = WeightsMemo(self.store)
+        self._lock = threading.Lock()
+        self._statistics = DiskStatistics()
+        self._warned = False
+
+    @property
+    def statistics(self) -> DiskStatistics:
+        return self._statistics
+
+    def obtain(self, signature: Signature, recipe: Recipe, make: Make, *, force: bool = False) -> Executable:
+        """Return the signature's executable, prepared: loaded from its entry, else made, and then kept.
+
+        Of several processes that ask at once one makes it, and the others wait. With ``force`` it is made anew and the
+        entry replaced. Raises what ``make`` raises; where that is an engine's refusal or failure it is remembered, and
+        raised again, without a compile, next time.
+        """
+        self._keep_weights()
+        if dict(signature.ingredients).get("code") == CODE_UNKNOWN:
+            return make()  # of code that cannot be told from another there is nothing to be remembered
+        if not force and (found := self._found(signature, recipe)) is not None:
+            return found
+        if not recipe.can_save:
+            return self._made(signature, recipe, make)
+        with self.store.lock(signature.key) as locked:
+            if locked and not force and (found := self._found(signature, recipe)) is not None:
+                return found  # another process made it while this one waited
+            return self._made(signature, recipe, make)
+
+    # ------------------------------------------------------------------ reading
+
+    def _found(self, signature: Signature, recipe: Recipe) -> Executable | None:
+        """Return what the entry holds, None where there is no entry that serves; raises the failure that it remembers."""
+        entry = self._entry(signature)
+        if entry is None:
+            return None
+        if entry.failure is not None:
+            self._count("failures")
+            raise entry.failure.error(recipe.function)
+        return self._loaded(entry, recipe)
+
+    def _entry(self, signature: Signature) -> Entry | None:
+        try:
+            return self.store.read(signature.key)
+        except (OSError, CacheError) as error:
+            self._trouble(f"{error}")
+            return None
+
+    def _loaded(self, entry: Entry, recipe: Recipe) -> Executable | None:
+        if entry.data is None:
+            return None
+        try:
+            with self.store.working_folder() as folder:
+                context = replace(recipe.context, workdir=folder)
+                executable = recipe.engine.load(entry.data, recipe.function, context)
+                executable.prepare()
+        except Exception as error:  # noqa: BLE001  # whatever the engine's library raises: it can still compile
+            self._trouble(f"engine {recipe.engine.spec!r} cannot load what it saved: {type(error).__name__}: {error}")
+            return None
+        self._count("hits")
+        return executable
+
+    # ------------------------------------------------------------------ writing
+
+    def _made(self, signature: Signature, recipe: Recipe, make: Make) -> Executable:
+        self._count("misses")
+        try:
+            executable = make()
+        except (CompileRefused, CompileFailed) as error:
+            if not _may_pass(error):
+                self._write(signature, Failure.of(error, recipe.function))
+            raise
+        if recipe.can_save:
+            self._save(signature, recipe, executable)
+        return executable
+
+    def _save(self, signature: Signature, recipe: Recipe, executable: Executable) -> None:
+        try:
+            with self.store.working_folder() as folder:
+                data = recipe.engine.save(executable, replace(recipe.context, workdir=folder))
+                self._write(signature, data)
+        except CompileRefused as error:
+            _log.info("not kept on disk: %s", error)
+        except OSError as error:
+            self._trouble(str(error))
+        except Exception:  # noqa: BLE001  # whatever the engine's library raises: the executable is there, and runs
+            _log.warning("engine %r failed to save an executable", recipe.engine.spec, exc_info=True)
+
+    def _write(self, signature: Signature, content: bytes | memoryview | Failure) -> None:
+        if not isinstance(content, Failure) and len(content) > self.limit:
+            _log.info("not kept on disk: %d bytes are more than the limit of %d", len(content), self.limit)
+            return
+        try:
+            self.store.write(signature, content)
+            self._count("writes")
+            for item in self.store.shrink(self.limit):
+                _log.debug("evicted %.12s, %d bytes", item.key, item.size)
+        except OSError as error:
+            self._trouble(str(error))
+
+    def _keep_weights(self) -> None:
+        """Write down the hashes that the signature has cost, for the next process."""
+        try:
+            self.weights.keep()
+        except OSError as error:
+            self._trouble(str(error))
+
+    # ------------------------------------------------------------------ what is told
+
+    def _count(self, what: str) -> None:
+        with self._lock:
+            self._statistics = replace(self._statistics, **{what: getattr(self._statistics, what) + 1})
+
+    def _trouble(self, what: str) -> None:
+        """Log it, and warn the first time."""
+        self._count("troubles")
+        _log.info("the disk cache in %s: %s", self.store.directory, what)
+        with self._lock:
+            first, self._warned = not self._warned, True
+        if first:
+            warn(
+                f"the compile cache in {str(self.store.directory)!r} could not serve: {what}. The run goes on and compiles what "
+                f"is missing; this is said once. `xrt cache verify` checks the directory, XRT_CACHE=off does without",
+                CacheWarning,
+            )
+
+
+def _may_pass(error: BaseException | None) -> bool:
+    """Whether a failure came of what may be otherwise next time: memory, files, time."""
+    while error is not None:
+        if isinstance(error, MemoryError | OSError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

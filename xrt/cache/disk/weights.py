@@ -1,0 +1,142 @@
+"""The hashes of weights, computed once per file and not once per process.
+
+A model file's weights may take seconds to hash, and every signature needs them. They are written down beside the entries
+with what tells that the file is still the same: device, inode, size, and the times of its last changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
+
+from xrt.errors import BundleError
+from xrt.formats.container import Container, ContainerWriter
+from xrt.formats.proto import read, write
+from xrt.graph import Constant, Function
+
+if TYPE_CHECKING:
+    from xrt.cache.disk.store import Store
+
+__all__ = ["Stamp", "WeightsMemo", "stamp_of"]
+
+KIND = "weights memo"
+FORMAT = 1
+
+WORTHWHILE = 1 << 20
+"""Bytes of weights from which remembering is quicker than hashing."""
+
+SETTLED = 2_000_000_000
+"""Nanoseconds after which a file's times tell a change: within the clock's grain two changes look like one."""
+
+_SECTION = "memo"
+
+Stamp = tuple[int, ...]
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    """Return what tells a file from itself after a change; None for none, and for one that has changed just now."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    if max(status.st_mtime_ns, status.st_ctime_ns) + SETTLED > time.time_ns():
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+class WeightsMemo:
+    """The hashes of the weights of those model files that this process has loaded, and of those that others have."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._new: list[tuple[Path, Stamp, weakref.ref[Function]]] = []
+        self._lock = threading.Lock()
+
+    def recall(self, function: Function, path: Path, stamp: Stamp | None) -> None:
+        """Let the constants of a Function that was loaded from the file have their hashes, or remember to `keep` them.
+
+        ``stamp`` is the file's from before it was loaded. The caller keeps the Function. Whatever is wrong with the memo,
+        the hashes are computed.
+        """
+        if stamp is None or sum(constant.nbytes for constant in function.constants.values()) < WORTHWHILE:
+            return
+        known = self._known(path, stamp)
+        for name, constant in function.constants.items():
+            if name in known:
+                constant.know_digest(known[name])
+        if len(known) < sum(1 for _ in _own(function)):
+            with self._lock:
+                self._new.append((path, stamp, weakref.ref(function)))
+
+    def _known(self, path: Path, stamp: Stamp) -> dict[str, bytes]:
+        try:
+            container = Container.open(self._file(path), KIND)
+            values = read("WeightsMemo", bytes(container.section(_SECTION)))
+        except (OSError, BundleError):
+            return {}
+        if (values["format"], values["path"], values["stamp"]) != (FORMAT, os.fspath(path), stamp):
+            return {}
+        return {weight["name"]: weight["digest"] for weight in values["weights"] if len(weight["digest"]) == 32}
+
+    def keep(self) -> None:
+        """Write down the hashes of the files whose weights have all been hashed by now; raises OSError."""
+        if not self._new:
+            return
+        with self._lock:
+            waiting, self._new = self._new, []
+        for path, stamp, reference in waiting:
+            function = reference()
+            if function is not None:
+                self._write(path, stamp, function)
+
+    def _write(self, path: Path, stamp: Stamp, function: Function) -> None:
+        hashes = [{"name": name, "digest": constant.digest} for name, constant in _own(function)]
+        values = {"format": FORMAT, "path": os.fspath(path), "stamp": stamp, "weights": hashes}
+
+        def fill(file: BinaryIO) -> None:
+            writer = ContainerWriter(file, KIND)
+            writer.add(_SECTION, write("WeightsMemo", values))
+            writer.finish()
+
+        self._store.place(self._file(path), fill)
+
+    def _file(self, path: Path) -> Path:
+        name = hashlib.sha256(os.fsencode(path)).hexdigest()[:40]
+        return self._store.root / "weights" / f"{name}.xrt"
+
+    def sweep(self) -> int:
+        """Remove what is remembered of files that are gone or have changed; return how many there were."""
+        return sum(map(self._sweep, sorted((self._store.root / "weights").glob("*.xrt"))))
+
+    def _sweep(self, file: Path) -> int:
+        try:
+            values = read("WeightsMemo", bytes(Container.open(file, KIND).section(_SECTION)))
+            stale = values["stamp"] != stamp_of(Path(values["path"]))
+        except (BundleError, OSError):
+            stale = True
+        if stale:
+            file.unlink(missing_ok=True)
+        return int(stale)
+
+
+def _own(function: Function) -> Iterator[tuple[str, Constant]]:
+    """Yield the constants that lie in the model's own file, and not in one that it names."""
+    for name, constant in function.constants.items():
+        if not _is_mapped(constant):
+            yield name, constant
+
+
+def _is_mapped(constant: Constant) -> bool:
+    base: object = constant.array
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    return isinstance(base, mmap.mmap)

@@ -1,0 +1,206 @@
+"""The structures of ``include/xrt/kernel.h`` as ctypes spells them, and element types as DLPack spells them.
+
+Whoever changes one of the two files changes the other; a test compares every size and offset with the compiler's.
+"""
+
+from __future__ import annotations
+
+from ctypes import (
+    CFUNCTYPE,
+    POINTER,
+    Structure,
+    c_char_p,
+    c_double,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint8,
+    c_uint16,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+)
+from typing import Any
+
+from xrt.graph import DType
+
+__all__ = [
+    "ABI",
+    "DEVICES",
+    "FAILED",
+    "MAX_RANK",
+    "MODEL_UPDATE",
+    "OK",
+    "REFUSED",
+    "TRAINING",
+    "AttributeC",
+    "CallC",
+    "DTypeC",
+    "KernelC",
+    "LibraryC",
+    "NodeC",
+    "OutputC",
+    "PlanC",
+    "TensorC",
+    "TextC",
+    "dtype_of",
+    "encoded",
+]
+
+ABI = 1
+"""``XRT_KERNEL_ABI``."""
+OK, REFUSED, FAILED = 0, 1, 2
+TRAINING, MODEL_UPDATE = 1, 2
+MAX_RANK = 16
+DEVICES = {1: "cpu", 2: "cuda"}
+"""Kinds of device of DLPack, by XRT's name."""
+
+
+class DTypeC(Structure):
+    """``xrt_dtype``."""
+
+    _fields_ = [("code", c_uint8), ("bits", c_uint8), ("lanes", c_uint16)]
+
+
+class TensorC(Structure):
+    """``xrt_tensor``, which is DLPack's DLTensor."""
+
+    _fields_ = [
+        ("data", c_void_p),
+        ("device_type", c_int32),
+        ("device_id", c_int32),
+        ("ndim", c_int32),
+        ("dtype", DTypeC),
+        ("shape", POINTER(c_int64)),
+        ("strides", POINTER(c_int64)),
+        ("byte_offset", c_uint64),
+    ]
+
+
+class AttributeC(Structure):
+    """``xrt_attribute``."""
+
+    _fields_ = [
+        ("name", c_char_p),
+        ("kind", c_int32),
+        ("count", c_int64),
+        ("i", c_int64),
+        ("f", c_double),
+        ("s", c_char_p),
+        ("ints", POINTER(c_int64)),
+        ("floats", POINTER(c_double)),
+        ("strings", POINTER(c_char_p)),
+        ("tensor", POINTER(TensorC)),
+    ]
+
+
+class NodeC(Structure):
+    """``xrt_node``."""
+
+    _fields_ = [
+        ("domain", c_char_p),
+        ("op_type", c_char_p),
+        ("version", c_int64),
+        ("name", c_char_p),
+        ("n_attributes", c_int32),
+        ("attributes", POINTER(AttributeC)),
+        ("n_inputs", c_int32),
+        ("inputs", POINTER(TensorC)),
+        ("n_outputs", c_int32),
+    ]
+
+
+class TextC(Structure):
+    """``xrt_text``."""
+
+    _fields_ = [("data", c_void_p), ("capacity", c_size_t)]
+
+
+class OutputC(Structure):
+    """``xrt_output``."""
+
+    _fields_ = [("dtype", DTypeC), ("ndim", c_int32), ("shape", c_int64 * MAX_RANK)]
+
+
+class PlanC(Structure):
+    """``xrt_plan``."""
+
+    _fields_ = [("state", c_void_p), ("scratch", c_uint64), ("outputs", POINTER(OutputC))]
+
+
+_Body = CFUNCTYPE(None, c_void_p, c_int64, c_int64)
+"""``xrt_body``."""
+
+
+class CallC(Structure):
+    """``xrt_call``."""
+
+
+_Parallel = CFUNCTYPE(None, POINTER(CallC), c_int64, c_int64, _Body, c_void_p)
+CallC._fields_ = [
+    ("inputs", POINTER(TensorC)),
+    ("outputs", POINTER(TensorC)),
+    ("scratch", c_void_p),
+    ("threads", c_int32),
+    ("parallel", _Parallel),
+    ("host", c_void_p),
+]
+
+
+class KernelC(Structure):
+    """``xrt_kernel``."""
+
+    _fields_ = [
+        ("name", c_char_p),
+        ("domain", c_char_p),
+        ("op_type", c_char_p),
+        ("since", c_int64),
+        ("until", c_int64),
+        ("priority", c_int32),
+        ("device_type", c_int32),
+        ("flags", c_uint32),
+        ("in_place", c_uint64),
+        ("why_not", CFUNCTYPE(c_int32, POINTER(NodeC), TextC)),
+        ("prepare", CFUNCTYPE(c_int32, POINTER(NodeC), POINTER(PlanC), TextC)),
+        ("run", CFUNCTYPE(c_int32, c_void_p, POINTER(CallC), TextC)),
+        ("destroy", CFUNCTYPE(None, c_void_p)),
+    ]
+
+
+class LibraryC(Structure):
+    """``xrt_library``."""
+
+    _fields_ = [
+        ("abi", c_uint32),
+        ("name", c_char_p),
+        ("version", c_char_p),
+        ("n_kernels", c_int32),
+        ("kernels", POINTER(POINTER(KernelC))),
+    ]
+
+
+def _codes() -> dict[DType, tuple[int, int]]:
+    """Return code and bits of DLPack by element type; the types that are not here are given to no native kernel."""
+    codes = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5}
+    plain = [d for d in DType if d.numpy.itemsize * 8 == d.bits and d.bits >= 8 and not d.text.startswith("float8")]
+    found: dict[DType, tuple[int, int]] = {DType.BOOL: (6, 8)}
+    return found | {d: (codes[d.text.rstrip("0123456789")], d.bits) for d in plain if d not in found}
+
+
+_CODES = _codes()
+_DTYPES = {code: dtype for dtype, code in _CODES.items()}
+
+
+def encoded(dtype: DType) -> DTypeC | None:
+    """Return the element type as DLPack spells it; None for one that it has no word for, or packs otherwise than XRT does.
+
+    >>> (encoded(DType.BFLOAT16).code, encoded(DType.BFLOAT16).bits), encoded(DType.INT4)
+    ((4, 16), None)
+    """
+    code = _CODES.get(dtype)
+    return None if code is None else DTypeC(*code, 1)
+
+
+def dtype_of(told: Any) -> DType | None:
+    """Return the element type that an ``xrt_dtype`` names, None for one that XRT does not know."""
+    return _DTYPES.get((told.code, told.bits)) if told.lanes == 1 else None

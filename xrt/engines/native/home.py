@@ -1,0 +1,70 @@
+"""Where XRT's own native library and the header of its interface lie."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from functools import cache, lru_cache
+from pathlib import Path
+
+from xrt.engines.native.library import NativeLibrary, load
+from xrt.errors import EngineUnavailable, NativeWarning
+
+__all__ = ["SHIPPED", "include_dir", "needed", "opened", "shipped", "warn_once_of_absence", "why_not_shipped"]
+
+SHIPPED = Path(__file__).parent / "lib" / "libxrt_native.so"
+"""The library that `CMakeLists.txt` builds; it is there where a compiler was at hand when XRT was installed."""
+
+
+def include_dir() -> str:
+    """Return the folder to give a compiler, so that ``#include <xrt/kernel.h>`` finds the interface."""
+    return str(Path(__file__).parent / "include")
+
+
+def shipped() -> NativeLibrary | None:
+    """Return XRT's own library of kernels; None where it was not built or does not open: see `why_not_shipped`."""
+    return _shipped()[0]
+
+
+def needed() -> NativeLibrary:
+    """Return XRT's own library; raises EngineUnavailable with the reason where it does not serve."""
+    library, reason = _shipped()
+    if library is None:
+        raise EngineUnavailable(f"the native kernels of XRT do not serve: {reason}")
+    return library
+
+
+def why_not_shipped() -> str | None:
+    """Return why XRT's own native kernels do not serve in this process; None when they do."""
+    return _shipped()[1]
+
+
+@cache
+def opened(paths: tuple[str, ...], *, with_shipped: bool) -> tuple[NativeLibrary, ...]:
+    """Return the libraries at those paths, and behind them XRT's own where it is wanted and serves; each is opened once."""
+    own = shipped() if with_shipped else None
+    return (*(load(path) for path in paths), *([own] if own else []))
+
+
+def warn_once_of_absence() -> None:
+    """Warn, once in a process, where XRT's own native kernels do not serve."""
+    reason = why_not_shipped()
+    if reason is not None and not _warned.is_set():
+        _warned.set()
+        warnings.warn(f"the native kernels of XRT do not serve, NumPy's do: {reason}", NativeWarning, stacklevel=2)
+
+
+_warned = threading.Event()
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> tuple[NativeLibrary | None, str | None]:
+    if not SHIPPED.exists():
+        return None, (
+            f"{SHIPPED.name} was not built, because no C++ compiler was at hand when XRT was installed; "
+            "install one (on Debian: apt-get install g++) and then XRT again: pip install --force-reinstall --no-deps xrt"
+        )
+    try:
+        return load(SHIPPED), None
+    except EngineUnavailable as error:
+        return None, str(error)

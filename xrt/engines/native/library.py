@@ -1,0 +1,226 @@
+"""Libraries of native kernels: opening one, checking what it says of itself, and asking its kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from xrt.engines.native import abi
+from xrt.engines.native.nodes import Shown, shown, why_not_shown
+from xrt.engines.optable import OpTable
+from xrt.errors import EngineUnavailable, did_you_mean
+from xrt.graph import Function, Node
+
+__all__ = ["NativeKernel", "NativeLibrary", "Said", "load"]
+
+ENTRY = "xrt_library_entry"
+K = TypeVar("K")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeKernel:
+    """One kernel of a library, as `OpTable` holds it: the ``code`` of a `Kernel`."""
+
+    library: NativeLibrary = field(repr=False)
+    structure: abi.KernelC = field(repr=False)
+    """The library's own table row; it is never written to."""
+    name: str
+    domain: str
+    op_type: str
+    since: int
+    until: int | None
+    priority: int
+    device: str
+    flags: int
+    in_place: int
+    """Bit k: output 0 may be given the memory of input k."""
+
+    def __str__(self) -> str:
+        return f"kernel {self.name!r} of library {self.library.path}"
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        """Return why the kernel cannot serve the node; None when it can. The predicate that stands in the table."""
+        reason = why_not_shown(node, function)
+        if reason is not None or not self.structure.why_not:
+            return reason
+        said = Said()
+        status = self.structure.why_not(shown(node, function).structure, said.structure)
+        return None if status == abi.OK else f"{self.name}: {said.text}"
+
+    def show(self, node: Node, function: Function) -> Shown:
+        """Return the node as the kernel sees it."""
+        return shown(node, function)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeLibrary:
+    """A shared library of kernels that has been opened and checked; it stays open as long as the process."""
+
+    path: Path
+    name: str
+    version: str
+    digest: str
+    """SHA-256 of the file's bytes: other bytes, other results."""
+    kernels: tuple[NativeKernel, ...] = field(init=False, default=(), repr=False)
+    handle: Any = field(repr=False, default=None)
+
+    @property
+    def signature(self) -> str:
+        """What of the library decides over results: its name, its version, and a hash of its bytes."""
+        return f"{self.name} {self.version} ({self.digest[:16]})"
+
+    def register(self, table: OpTable[Any]) -> None:
+        """Add every kernel to the table, under its own priority.
+
+        Of equal priority, the kernel that stands in the table first is asked first.
+        """
+        for kernel in self.kernels:
+            table(
+                kernel.op_type,
+                domain=kernel.domain,
+                since=kernel.since,
+                until=kernel.until,
+                devices=(kernel.device,),
+                why_not=kernel.why_not,
+                priority=kernel.priority,
+                train=bool(kernel.flags & abi.TRAINING),
+                model_update=bool(kernel.flags & abi.MODEL_UPDATE),
+            )(kernel)
+
+    def kernel(self, name: str) -> NativeKernel:
+        """Return the kernel of that name; raises EngineUnavailable naming the nearest."""
+        for kernel in self.kernels:
+            if kernel.name == name:
+                return kernel
+        near = did_you_mean(name, [kernel.name for kernel in self.kernels])
+        raise EngineUnavailable(f"native library {str(self.path)!r} has no kernel {name!r}.{near}")
+
+
+class Said:
+    """The place where a kernel writes what a person should read."""
+
+    __slots__ = ("_buffer", "structure")
+
+    def __init__(self, capacity: int = 1024) -> None:
+        self._buffer = ctypes.create_string_buffer(capacity)
+        self.structure = abi.TextC(ctypes.addressof(self._buffer), capacity)
+
+    @property
+    def text(self) -> str:
+        """What was said, on one line."""
+        raw = self._buffer.raw.split(b"\0", 1)[0]
+        return " ".join(raw.decode("utf-8", "replace").split()) or "it gives no reason"
+
+
+# ---------------------------------------------------------------------- opening
+
+
+def load(path: str | Path) -> NativeLibrary:
+    """Return the library at that path; the same file is opened once.
+
+    Raises EngineUnavailable, naming the path, where there is no such file, it is no shared library, it is not one of
+    XRT's interface, or its table breaks a rule of ``kernel.h``.
+    """
+    file = Path(path).expanduser().absolute()
+    try:
+        state = file.stat()
+        if file.is_dir():
+            raise _unusable(file, "it is a directory; name the file in it")
+        return _opened(file, state.st_ino, state.st_mtime_ns, state.st_size)
+    except FileNotFoundError:
+        raise _unusable(file, f"there is no such file.{_nearest(file)}") from None
+    except PermissionError as error:
+        raise _unusable(file, f"it cannot be read: {error.strerror}") from error
+
+
+@cache
+def _opened(file: Path, *state: int) -> NativeLibrary:
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    try:
+        handle = ctypes.CDLL(str(file))
+    except OSError as error:
+        raise _unusable(file, f"the system does not open it as a shared library: {error}") from error
+    told = _told(file, handle)
+    library = NativeLibrary(file, _word(told.name, file, "its name"), _word(told.version, file, "its version"), digest, handle)
+    object.__setattr__(library, "kernels", tuple(_kernels(library, told)))
+    _check_choices(library)
+    return library
+
+
+def _told(file: Path, handle: ctypes.CDLL) -> abi.LibraryC:
+    """Return what the library's entry says; raises EngineUnavailable for one of no interface, or of another."""
+    entry = getattr(handle, ENTRY, None)
+    if entry is None:
+        raise _unusable(file, f"it does not export {ENTRY!r}, which kernel.h describes; is it a library of XRT's kernels?")
+    entry.restype, entry.argtypes = ctypes.POINTER(abi.LibraryC), [ctypes.c_uint32]
+    told = entry(abi.ABI)
+    if not told:
+        raise _unusable(file, f"it does not serve version {abi.ABI} of the kernel interface, which this XRT speaks; {_REBUILD}")
+    if told.contents.abi != abi.ABI:
+        spoken = f"it speaks version {told.contents.abi} of the kernel interface, this XRT version {abi.ABI}"
+        raise _unusable(file, f"{spoken}; {_REBUILD}")
+    return told.contents  # type: ignore[no-any-return]  # what ctypes gives
+
+
+_REBUILD = "build it anew with the kernel.h of xrt.engines.native.include_dir()"
+
+
+def _kernels(library: NativeLibrary, told: abi.LibraryC) -> Iterator[NativeKernel]:
+    for index in range(told.n_kernels):
+        row = told.kernels[index].contents
+        what = f"kernel {index}"
+        name = _word(row.name, library.path, f"the name of {what}")
+        if not (row.prepare and row.run):
+            raise _unusable(library.path, f"kernel {name!r} lacks {'run' if row.prepare else 'prepare'}, which is not optional")
+        if row.device_type not in abi.DEVICES:
+            raise _unusable(library.path, f"kernel {name!r} is for a device of kind {row.device_type}, which XRT does not know")
+        yield NativeKernel(
+            library=library,
+            structure=row,
+            name=name,
+            domain=_word(row.domain, library.path, f"the domain of kernel {name!r}", may_be_empty=True),
+            op_type=_word(row.op_type, library.path, f"the operator of kernel {name!r}"),
+            since=row.since,
+            until=row.until or None,
+            priority=row.priority,
+            device=abi.DEVICES[row.device_type],
+            flags=row.flags,
+            in_place=row.in_place,
+        )
+
+
+def _word(raw: bytes | None, file: Path, what: str, *, may_be_empty: bool = False) -> str:
+    if raw is None or not (raw or may_be_empty):
+        raise _unusable(file, f"{what} is {'missing' if raw is None else 'empty'}")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise _unusable(file, f"{what} is not UTF-8: {raw!r}") from None
+
+
+def _check_choices(library: NativeLibrary) -> None:
+    """Refuse two kernels of which nothing says which one serves."""
+    seen: dict[Any, NativeKernel] = {}
+    for kernel in library.kernels:
+        if kernel.structure.why_not:
+            continue
+        old = seen.setdefault((kernel.domain, kernel.op_type, kernel.priority, kernel.since, kernel.device), kernel)
+        if old is not kernel:
+            both = f"kernels {old.name!r} and {kernel.name!r} both serve every {kernel.op_type} at priority {kernel.priority}"
+            raise _unusable(library.path, f"{both}; give one another priority, version range or why_not")
+
+
+def _unusable(file: Path, reason: str) -> EngineUnavailable:
+    return EngineUnavailable(f"native library {str(file)!r} cannot be used: {reason}")
+
+
+def _nearest(file: Path) -> str:
+    try:
+        return did_you_mean(file.name, sorted(other.name for other in file.parent.iterdir()))
+    except OSError:
+        return f" There is no directory {str(file.parent)!r} to look in either."

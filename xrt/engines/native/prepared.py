@@ -1,0 +1,75 @@
+"""A kernel that has been prepared for one node."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from xrt.engines.native import abi
+from xrt.engines.native.library import NativeKernel, Said
+from xrt.errors import CompileFailed, CompileRefused
+from xrt.graph import Function, Node, TensorType
+
+__all__ = ["Prepared"]
+
+
+class Prepared:
+    """A kernel, its node, and the state that its ``prepare`` made, which is destroyed when nobody holds this any more."""
+
+    __slots__ = ("__weakref__", "_shown", "kernel", "node", "outputs", "scratch", "state")
+
+    def __init__(self, kernel: NativeKernel, node: Node, function: Function) -> None:
+        """Prepare the kernel; all the node's inputs must have static types.
+
+        Raises CompileRefused where the kernel refuses, and CompileFailed where it fails, or announces another type of an
+        output than the function declares.
+        """
+        self.kernel, self.node = kernel, node
+        self._shown = kernel.show(node, function)
+        announced = (abi.OutputC * len(node.outputs))()
+        plan, said = abi.PlanC(outputs=announced), Said()
+        status = kernel.structure.prepare(self._shown.structure, plan, said.structure)
+        if status == abi.REFUSED:
+            raise CompileRefused(f"{kernel} refuses node {node.name!r} ({node.op}): {said.text}", [node.name])
+        if status != abi.OK:
+            raise CompileFailed(f"{kernel} failed to prepare for node {node.name!r} ({node.op}): {said.text}")
+        self.state: int | None = plan.state
+        self.scratch: int = plan.scratch
+        if kernel.structure.destroy:
+            weakref.finalize(self, kernel.structure.destroy, plan.state).atexit = False  # threads may run when the process ends
+        self.outputs: dict[str, TensorType] = dict(_announced(kernel, node, function, announced))
+        """The types of the outputs that the node has, by name."""
+
+    def can_overwrite(self, name: str) -> bool:
+        """Whether the first output may lie where the input of that name lies, as far as the kernel is concerned."""
+        places = [index for index, given in enumerate(self.node.inputs) if given == name]
+        return all(self.kernel.in_place >> index & 1 for index in places)
+
+
+def _announced(kernel: NativeKernel, node: Node, function: Function, told: Any) -> Iterator[tuple[str, TensorType]]:
+    for index, name in enumerate(node.outputs):
+        if not name:
+            continue
+        type_, declared = _type(told[index]), function.type_of(name)
+        where = f"output {index} of node {node.name!r} ({node.op})"
+        if type_ is None:
+            raise CompileFailed(f"{kernel} announces no type for {where}, or one that XRT does not know; its prepare is wrong")
+        if declared is not None and not _agree(type_, declared):
+            raise CompileFailed(f"{kernel} announces {type_} for {where}, which is {declared}; its prepare is wrong")
+        yield name, type_
+
+
+def _type(told: abi.OutputC) -> TensorType | None:
+    dtype = abi.dtype_of(told.dtype)
+    shape = tuple(told.shape[: told.ndim]) if 0 <= told.ndim <= abi.MAX_RANK else (-1,)
+    return None if dtype is None or any(dim < 0 for dim in shape) else TensorType(dtype, shape)
+
+
+def _agree(announced: TensorType, declared: object) -> bool:
+    if not isinstance(declared, TensorType) or declared.dtype is not announced.dtype:
+        return False
+    if declared.shape is None or announced.shape is None:
+        return True
+    fixed = (a == d for a, d in zip(announced.shape, declared.shape, strict=False) if isinstance(d, int))
+    return len(declared.shape) == len(announced.shape) and all(fixed)

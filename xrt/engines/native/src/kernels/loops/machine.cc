@@ -1,0 +1,420 @@
+// The code of the machine's steps: each operator, for each type, form of its operands and size of the tile.
+
+#include "../machine.h"
+#include "operators.h"
+
+namespace xrt {
+namespace XRT_ISA {
+namespace {
+
+// The accumulator: eight registers, which the calling convention passes as they are. They are of float32 by name only.
+// clang-format off
+#define XRT_REGISTERS VecF r0, VecF r1, VecF r2, VecF r3, VecF r4, VecF r5, VecF r6, VecF r7
+#define XRT_NEXT(step, frame) \
+  return reinterpret_cast<Run>((step)[1].code)(r0, r1, r2, r3, r4, r5, r6, r7, (step) + 1, frame)
+// The first COUNT registers, each with its number.
+#define XRT_EACH(COUNT, DO)                                       \
+  DO(r0, 0) DO(r1, 1) DO(r2, 2) DO(r3, 3)                         \
+  if constexpr ((COUNT) > 4) { DO(r4, 4) DO(r5, 5) DO(r6, 6) DO(r7, 7) }
+// clang-format on
+
+using Run = void (*)(XRT_REGISTERS, const Step *, const Frame *);
+
+template <class T>
+struct LaneOf;
+template <>
+struct LaneOf<float> {
+  static constexpr Lane value = Lane::f32;
+};
+template <>
+struct LaneOf<double> {
+  static constexpr Lane value = Lane::f64;
+};
+template <>
+struct LaneOf<int32_t> {
+  static constexpr Lane value = Lane::i32;
+};
+template <>
+struct LaneOf<int64_t> {
+  static constexpr Lane value = Lane::i64;
+};
+
+// How many registers a value of T takes.
+template <class T, Tile tile>
+constexpr int kCount = sizeof(T) == 8 || tile == Tile::full ? 8 : 4;
+
+// ---------------------------------------------------------------- operands
+
+// Reads its own part of a lane for each register.
+template <class T>
+struct InLane {
+  InLane(const Frame *frame, int32_t index) : data(frame->lanes[index]) {}
+  Vec<T> operator()(int i) const { return load<Vec<T>>(data + i * kBytes); }
+  const char *data;
+};
+
+// Is the same for all registers.
+template <class T>
+struct Scalar {
+  Scalar(const Frame *frame, int32_t index) : value(splat(value_of(frame->scalars[index]))) {}
+  static T value_of(uint64_t raw) {
+    T value;
+    std::memcpy(&value, &raw, sizeof value);
+    return value;
+  }
+  Vec<T> operator()(int) const { return value; }
+  const Vec<T> value;
+};
+
+// ---------------------------------------------------------------- steps
+
+void stop(XRT_REGISTERS, const Step *, const Frame *) {
+  (void)r0, (void)r1, (void)r2, (void)r3, (void)r4, (void)r5, (void)r6, (void)r7;
+}
+
+// Two registers of eight-byte masks as one of booleans.
+VecF booleans(VecF low, VecF high) { return bits<VecF>(narrow<int32_t, int64_t>(bits<VecL>(low), bits<VecL>(high)) & 1); }
+
+// What a step does in the end: where its operator tells true from false, registers hold masks of T, and are made booleans.
+#define XRT_FINISH(T, tile, is_predicate, step, frame)                                                         \
+  if constexpr (is_predicate && sizeof(T) == 8) {                                                              \
+    r0 = booleans(r0, r1), r1 = booleans(r2, r3), r2 = booleans(r4, r5), r3 = booleans(r6, r7);                \
+  } else if constexpr (is_predicate) {                                                                         \
+    XRT_EACH((kCount<T, tile>), XRT_BOOLEAN)                                                                   \
+  }                                                                                                            \
+  XRT_NEXT(step, frame)
+#define XRT_BOOLEAN(r, i) r = bits<VecF>(bits<VecI>(r) & 1);
+
+template <class Op, class T, Tile tile, bool is_predicate>
+void unary(XRT_REGISTERS, const Step *step, const Frame *frame) {
+  const Op op(*step);
+#define XRT_DO(r, i) r = bits<VecF>(op(bits<Vec<T>>(r)));
+  XRT_EACH((kCount<T, tile>), XRT_DO)
+#undef XRT_DO
+  XRT_FINISH(T, tile, is_predicate, step, frame);
+}
+
+template <class Op, class T, Tile tile, bool is_predicate, template <class> class Operand, bool mirrored>
+void binary(XRT_REGISTERS, const Step *step, const Frame *frame) {
+  const Op op(*step);
+  const Operand<T> other(frame, step->a);
+#define XRT_DO(r, i) r = bits<VecF>(mirrored ? op(other(i), bits<Vec<T>>(r)) : op(bits<Vec<T>>(r), other(i)));
+  XRT_EACH((kCount<T, tile>), XRT_DO)
+#undef XRT_DO
+  XRT_FINISH(T, tile, is_predicate, step, frame);
+}
+
+// The accumulator holds booleans, which choose between two operands.
+template <class T, Tile tile, template <class> class Yes, template <class> class No>
+void where(XRT_REGISTERS, const Step *step, const Frame *frame) {
+  const Yes<T> yes(frame, step->a);
+  const No<T> no(frame, step->b);
+  if constexpr (sizeof(T) == 8) {
+    const VecF held[4] = {r0, r1, r2, r3};
+    const auto chosen = [&](int i) {
+      const Pair<int64_t> mask = widen<int64_t, int32_t>(bits<VecI>(held[i / 2]));
+      return bits<VecF>(select((i % 2 ? mask.high : mask.low) != 0, yes(i), no(i)));
+    };
+#define XRT_DO(r, i) r = chosen(i);
+    XRT_EACH(8, XRT_DO)
+#undef XRT_DO
+  } else {
+#define XRT_DO(r, i) r = bits<VecF>(select(bits<VecI>(r) != 0, yes(i), no(i)));
+    XRT_EACH((kCount<T, tile>), XRT_DO)
+#undef XRT_DO
+  }
+  XRT_NEXT(step, frame);
+}
+
+// ---------------------------------------------------------------- casts
+
+template <class From, class To, Tile tile>
+void cast_alike(XRT_REGISTERS, const Step *step, const Frame *frame) {
+#define XRT_DO(r, i) r = bits<VecF>(__builtin_convertvector(bits<Vec<From>>(r), Vec<To>));
+  XRT_EACH((kCount<From, tile>), XRT_DO)
+#undef XRT_DO
+  XRT_NEXT(step, frame);
+}
+
+template <class From, class To>
+void cast_wider(XRT_REGISTERS, const Step *step, const Frame *frame) {
+  const VecF held[4] = {r0, r1, r2, r3};
+  const auto part = [&](int i) {
+    const Pair<To> both = widen<To, From>(bits<Vec<From>>(held[i / 2]));
+    return bits<VecF>(i % 2 ? both.high : both.low);
+  };
+#define XRT_DO(r, i) r = part(i);
+  XRT_EACH(8, XRT_DO)
+#undef XRT_DO
+  XRT_NEXT(step, frame);
+}
+
+template <class From, class To>
+void cast_narrower(XRT_REGISTERS, const Step *step, const Frame *frame) {
+  const auto join = [](VecF low, VecF high) {
+    return bits<VecF>(narrow<To, From>(bits<Vec<From>>(low), bits<Vec<From>>(high)));
+  };
+  r0 = join(r0, r1), r1 = join(r2, r3), r2 = join(r4, r5), r3 = join(r6, r7);
+  XRT_NEXT(step, frame);
+}
+
+// ---------------------------------------------------------------- memory
+
+// A storage says how a register's worth of its elements becomes a vector, and back.
+template <class T>
+struct AsIs {
+  using Held = T;
+  static constexpr int bytes = kBytes;
+  static Vec<T> read(const char *from) { return load<Vec<T>>(from); }
+  static void write(char *to, Vec<T> v) { store(to, v); }
+};
+
+template <class T>
+struct Byte {
+  using Held = int32_t;
+  static constexpr int bytes = kLanes<int32_t>;
+  using Packed = typename VecOf<T, bytes>::type;
+  static VecI read(const char *from) { return __builtin_convertvector(load<Packed>(from), VecI); }
+  static void write(char *to, VecI v) { store(to, __builtin_convertvector(v, Packed)); }
+};
+
+template <VecF (*decode)(VecU), VecU (*encode)(VecF)>
+struct Narrow {
+  using Held = float;
+  static constexpr int bytes = kBytes / 2;
+  using Shorts = typename VecOf<uint16_t, kLanes<float>>::type;
+  static VecF read(const char *from) { return decode(__builtin_convertvector(load<Shorts>(from), VecU)); }
+  static void write(char *to, VecF v) { store(to, __builtin_convertvector(encode(v), Shorts)); }
+  static VecF round(VecF v) { return decode(encode(v)); }
+};
+
+using HalfFloat = Narrow<float_of_half, half_of_float>;
+using BrainFloat = Narrow<float_of_bfloat, bfloat_of_float>;
+
+template <class Kind, Tile tile>
+void load_lane(XRT_REGISTERS, const Step *step, const Frame *frame) {
+  const char *from = frame->lanes[step->a];
+#define XRT_DO(r, i) r = bits<VecF>(Kind::read(from + i * Kind::bytes));
+  XRT_EACH((kCount<typename Kind::Held, tile>), XRT_DO)
+#undef XRT_DO
+  XRT_NEXT(step, frame);
+}
+
+template <class Kind, Tile tile>
+void store_lane(XRT_REGISTERS, const Step *step, const Frame *frame) {
+  char *to = frame->lanes[step->a];
+#define XRT_DO(r, i) Kind::write(to + i * Kind::bytes, bits<Vec<typename Kind::Held>>(r));
+  XRT_EACH((kCount<typename Kind::Held, tile>), XRT_DO)
+#undef XRT_DO
+  XRT_NEXT(step, frame);
+}
+
+template <class T, Tile tile>
+void load_scalar(XRT_REGISTERS, const Step *step, const Frame *frame) {
+  const VecF value = bits<VecF>(Scalar<T>(frame, step->a).value);
+#define XRT_DO(r, i) r = value;
+  XRT_EACH((kCount<T, tile>), XRT_DO)
+#undef XRT_DO
+  XRT_NEXT(step, frame);
+}
+
+template <class Kind, Tile tile>
+void round_to(XRT_REGISTERS, const Step *step, const Frame *frame) {
+#define XRT_DO(r, i) r = Kind::round(r);
+  XRT_EACH((kCount<float, tile>), XRT_DO)
+#undef XRT_DO
+  XRT_NEXT(step, frame);
+}
+
+// ---------------------------------------------------------------- the table
+
+Code code_of(Run run) { return reinterpret_cast<Code>(run); }
+
+struct Entry {
+  const char *name;
+  Lane lane;
+  Run code[kForms][2];  // by form of the operands, and tile
+};
+
+// Eight-byte values never meet full tiles.
+#define XRT_BOTH_TILES(T, ...) \
+  { sizeof(T) == 4 ? __VA_ARGS__(Tile::full) : nullptr, __VA_ARGS__(Tile::half) }
+
+template <class Op, class T, bool is_predicate = false>
+constexpr Entry one(const char *name) {
+#define XRT_CODE(tile) &unary<Op, T, tile, is_predicate>
+  return {name, LaneOf<T>::value, {XRT_BOTH_TILES(T, XRT_CODE)}};
+#undef XRT_CODE
+}
+
+template <class Op, class T, bool is_predicate = false>
+constexpr Entry two(const char *name) {
+#define XRT_LANE(tile) &binary<Op, T, tile, is_predicate, InLane, false>
+#define XRT_SCALAR(tile) &binary<Op, T, tile, is_predicate, Scalar, false>
+#define XRT_MIRRORED(tile) &binary<Op, T, tile, is_predicate, InLane, true>
+#define XRT_SCALAR_MIRRORED(tile) &binary<Op, T, tile, is_predicate, Scalar, true>
+  return {name,
+          LaneOf<T>::value,
+          {XRT_BOTH_TILES(T, XRT_LANE), XRT_BOTH_TILES(T, XRT_SCALAR), XRT_BOTH_TILES(T, XRT_MIRRORED),
+           XRT_BOTH_TILES(T, XRT_SCALAR_MIRRORED)}};
+#undef XRT_LANE
+#undef XRT_SCALAR
+#undef XRT_MIRRORED
+#undef XRT_SCALAR_MIRRORED
+}
+
+template <class T>
+constexpr Entry choice() {
+#define XRT_LANES(tile) &where<T, tile, InLane, InLane>
+#define XRT_SCALARS(tile) &where<T, tile, Scalar, Scalar>
+#define XRT_LANE_SCALAR(tile) &where<T, tile, InLane, Scalar>
+#define XRT_SCALAR_LANE(tile) &where<T, tile, Scalar, InLane>
+  return {"Where",
+          LaneOf<T>::value,
+          {XRT_BOTH_TILES(T, XRT_LANES), XRT_BOTH_TILES(T, XRT_SCALARS), XRT_BOTH_TILES(T, XRT_LANE_SCALAR),
+           XRT_BOTH_TILES(T, XRT_SCALAR_LANE)}};
+#undef XRT_LANES
+#undef XRT_SCALARS
+#undef XRT_LANE_SCALAR
+#undef XRT_SCALAR_LANE
+}
+
+// What all numbers have, what floats have, and what integers have.
+#define XRT_NUMBERS(T)                                                                                             \
+  two<Add<T>, T>("Add"), two<Sub<T>, T>("Sub"), two<Mul<T>, T>("Mul"), two<Div<T>, T>("Div"), two<Max<T>, T>("Max"), \
+      two<Min<T>, T>("Min"), two<PRelu<T>, T>("PRelu"), two<Equal<T>, T, true>("Equal"),                            \
+      two<Less<T>, T, true>("Less"), two<LessOrEqual<T>, T, true>("LessOrEqual"),                                   \
+      two<Greater<T>, T, true>("Greater"), two<GreaterOrEqual<T>, T, true>("GreaterOrEqual"),                       \
+      one<Truth<T>, T, true>("Truth"), one<Neg<T>, T>("Neg"), one<Abs<T>, T>("Abs"), one<Sign<T>, T>("Sign"),       \
+      one<Relu<T>, T>("Relu"), choice<T>()
+#define XRT_FLOATS(T)                                                                                              \
+  XRT_NUMBERS(T), one<Sqrt<T>, T>("Sqrt"), one<Reciprocal<T>, T>("Reciprocal"), one<Floor<T>, T>("Floor"),          \
+      one<Ceil<T>, T>("Ceil"), one<Round<T>, T>("Round"), one<Softsign<T>, T>("Softsign"), one<Clip<T>, T>("Clip"), \
+      one<DivideBy<T>, T>("DivideBy"), one<LeakyRelu<T>, T>("LeakyRelu"),                                           \
+      one<ThresholdedRelu<T>, T>("ThresholdedRelu"), one<HardSigmoid<T>, T>("HardSigmoid"),                         \
+      one<HardSwish<T>, T>("HardSwish"), one<Shrink<T>, T>("Shrink"), one<IsNaN<T>, T, true>("IsNaN"),              \
+      one<IsInf<T>, T, true>("IsInf")
+#define XRT_INTEGERS(T)                                                                           \
+  XRT_NUMBERS(T), two<BitwiseAnd<T>, T>("BitwiseAnd"), two<BitwiseOr<T>, T>("BitwiseOr"),          \
+      two<BitwiseXor<T>, T>("BitwiseXor"), one<BitwiseNot<T>, T>("BitwiseNot")
+
+template <VecF (*f)(VecF)>
+constexpr Entry function(const char *name) {
+  return one<Function<f>, float>(name);
+}
+
+constexpr Entry kOperations[] = {
+    XRT_FLOATS(float),
+    XRT_FLOATS(double),
+    XRT_INTEGERS(int32_t),
+    XRT_INTEGERS(int64_t),
+    two<BitwiseAnd<int32_t>, int32_t>("And"),
+    two<BitwiseOr<int32_t>, int32_t>("Or"),
+    two<BitwiseXor<int32_t>, int32_t>("Xor"),
+    one<Not<int32_t>, int32_t>("Not"),
+    two<Pow<float>, float>("Pow"),
+    function<exp>("Exp"),
+    function<log>("Log"),
+    function<tanh>("Tanh"),
+    function<sigmoid>("Sigmoid"),
+    function<erf>("Erf"),
+    function<softplus>("Softplus"),
+    function<mish>("Mish"),
+    function<gelu>("Gelu"),
+    function<gelu_by_tanh>("GeluTanh"),
+    one<Elu, float>("Elu"),
+    one<Selu, float>("Selu"),
+    one<Celu, float>("Celu"),
+    one<Swish, float>("Swish"),
+};
+
+Code operation(const char *name, Lane lane, Form form, Tile tile) {
+  for (const Entry &entry : kOperations)
+    if (entry.lane == lane && std::strcmp(entry.name, name) == 0)
+      return code_of(entry.code[static_cast<int>(form)][static_cast<int>(tile)]);
+  return nullptr;
+}
+
+template <class From>
+Code cast_from(Lane to, Tile tile) {
+  constexpr bool wide = sizeof(From) == 8;
+  const bool full = tile == Tile::full;
+  if constexpr (wide) {
+    switch (to) {
+      case Lane::f32: return code_of(&cast_narrower<From, float>);
+      case Lane::i32: return code_of(&cast_narrower<From, int32_t>);
+      case Lane::f64: return code_of(&cast_alike<From, double, Tile::half>);
+      case Lane::i64: return code_of(&cast_alike<From, int64_t, Tile::half>);
+    }
+  } else {
+    switch (to) {
+      case Lane::f32: return code_of(full ? &cast_alike<From, float, Tile::full> : &cast_alike<From, float, Tile::half>);
+      case Lane::i32: return code_of(full ? &cast_alike<From, int32_t, Tile::full> : &cast_alike<From, int32_t, Tile::half>);
+      case Lane::f64: return code_of(&cast_wider<From, double>);
+      case Lane::i64: return code_of(&cast_wider<From, int64_t>);
+    }
+  }
+  return nullptr;
+}
+
+Code cast(Lane from, Lane to, Tile tile) {
+  switch (from) {
+    case Lane::f32: return cast_from<float>(to, tile);
+    case Lane::f64: return cast_from<double>(to, tile);
+    case Lane::i32: return cast_from<int32_t>(to, tile);
+    case Lane::i64: return cast_from<int64_t>(to, tile);
+  }
+  return nullptr;
+}
+
+// The code of a template over storages, for one that is chosen at run time.
+#define XRT_BY_STORAGE(TEMPLATE, storage, tile)                                       \
+  switch (storage) {                                                                  \
+    case Storage::f32: return XRT_BY_TILE(TEMPLATE, AsIs<float>, tile);               \
+    case Storage::i32: return XRT_BY_TILE(TEMPLATE, AsIs<int32_t>, tile);             \
+    case Storage::f64: return code_of(&TEMPLATE<AsIs<double>, Tile::half>);           \
+    case Storage::i64: return code_of(&TEMPLATE<AsIs<int64_t>, Tile::half>);          \
+    case Storage::boolean:                                                            \
+    case Storage::u8: return XRT_BY_TILE(TEMPLATE, Byte<uint8_t>, tile);              \
+    case Storage::i8: return XRT_BY_TILE(TEMPLATE, Byte<int8_t>, tile);               \
+    case Storage::f16: return XRT_BY_TILE(TEMPLATE, HalfFloat, tile);                 \
+    case Storage::bf16: return XRT_BY_TILE(TEMPLATE, BrainFloat, tile);               \
+  }                                                                                   \
+  return nullptr
+#define XRT_BY_TILE(TEMPLATE, KIND, tile) \
+  code_of((tile) == Tile::full ? &TEMPLATE<KIND, Tile::full> : &TEMPLATE<KIND, Tile::half>)
+
+Code load_code(Storage from, Tile tile) { XRT_BY_STORAGE(load_lane, from, tile); }
+
+Code store_code(Storage to, Tile tile) { XRT_BY_STORAGE(store_lane, to, tile); }
+
+Code load_scalar_code(Lane lane, Tile tile) {
+  switch (lane) {
+    case Lane::f32: return XRT_BY_TILE(load_scalar, float, tile);
+    case Lane::i32: return XRT_BY_TILE(load_scalar, int32_t, tile);
+    case Lane::f64: return code_of(&load_scalar<double, Tile::half>);
+    case Lane::i64: return code_of(&load_scalar<int64_t, Tile::half>);
+  }
+  return nullptr;
+}
+
+Code round_code(Storage to, Tile tile) {
+  if (to == Storage::f16) return XRT_BY_TILE(round_to, HalfFloat, tile);
+  return to == Storage::bf16 ? XRT_BY_TILE(round_to, BrainFloat, tile) : nullptr;
+}
+
+Code stop_code() { return code_of(&stop); }
+
+void run(const Step *program, const Frame &frame) {
+  const VecF none = {};
+  reinterpret_cast<Run>(program->code)(none, none, none, none, none, none, none, none, program, &frame);
+}
+
+}  // namespace
+
+extern const Machine machine;
+const Machine machine = {
+    2 * kBytes, operation, cast, load_code, load_scalar_code, store_code, round_code, stop_code, run};
+
+}  // namespace XRT_ISA
+}  // namespace xrt

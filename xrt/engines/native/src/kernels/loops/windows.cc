@@ -1,0 +1,54 @@
+// Sliding windows: every output is a combination of elements at fixed offsets from it.
+#include "functions.h"
+#include "tables.h"
+
+namespace xrt {
+namespace XRT_ISA {
+namespace {
+
+// A few registers of outputs at a time: enough that the sums do not wait for each other.
+constexpr int kAtOnce = 4;
+
+template <int count, class F>
+inline void outputs(const float *x, float *y, int64_t wanted, VecF start, Taps taps, F combine) {
+  VecF totals[count];
+  for (VecF &total : totals) total = start;
+  for (int64_t t = 0; t < taps.count; ++t) {
+    const float *from = x + taps.offsets[t];
+    for (int k = 0; k < count; ++k) totals[k] = combine(totals[k], load<VecF>(from + k * kLanes<float>), t);
+  }
+  for (int k = 0; k < count; ++k) {
+    const int64_t left = wanted - k * kLanes<float>;
+    if (left >= kLanes<float>) {
+      store(y + k * kLanes<float>, totals[k]);
+    } else if (left > 0) {
+      store_some(y + k * kLanes<float>, totals[k], left);
+    }
+  }
+}
+
+template <class F>
+inline void slide(const float *x, float *y, int64_t n, VecF start, Taps taps, F combine) {
+  constexpr int64_t many = kAtOnce * kLanes<float>;
+  int64_t i = 0;
+  for (; i + many <= n; i += many) outputs<kAtOnce>(x + i, y + i, many, start, taps, combine);
+  for (; i < n; i += kLanes<float>) outputs<1>(x + i, y + i, n - i, start, taps, combine);
+}
+
+}  // namespace
+
+void window_max(const float *x, float *y, int64_t n, Taps taps) {
+  slide(x, y, n, splat(-kInf), taps, [](VecF total, VecF v, int64_t) { return greater<float>(v, total); });
+}
+
+void window_sum(const float *x, float *y, int64_t n, Taps taps) {
+  slide(x, y, n, VecF{}, taps, [](VecF total, VecF v, int64_t) { return total + v; });
+}
+
+void window_weighted(const float *x, float *y, int64_t n, Taps taps, float start) {
+  const float *weights = taps.weights;
+  slide(x, y, n, splat(start), taps, [=](VecF total, VecF v, int64_t t) { return total + v * weights[t]; });
+}
+
+}  // namespace XRT_ISA
+}  // namespace xrt

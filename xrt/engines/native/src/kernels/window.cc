@@ -1,0 +1,122 @@
+#include "window.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+namespace xrt {
+namespace {
+
+constexpr int64_t kSlack = 128;  // floats that a loop may read beyond the last output of the last row
+
+int64_t entry(const std::vector<int64_t> &list, size_t i, int64_t otherwise) { return i < list.size() ? list[i] : otherwise; }
+
+// Sets padding and positions of an axis, as the operators' definition says.
+void place(WindowAxis &axis, const std::string &auto_pad, bool round_up) {
+  const int64_t span = (axis.kernel - 1) * axis.dilation + 1;
+  if (auto_pad == "SAME_UPPER" || auto_pad == "SAME_LOWER") {
+    axis.positions = (axis.extent + axis.stride - 1) / axis.stride;
+    const int64_t total = std::max<int64_t>(0, (axis.positions - 1) * axis.stride + span - axis.extent);
+    axis.begin = auto_pad == "SAME_UPPER" ? total / 2 : total - total / 2;
+    axis.end = axis.declared_end = total - axis.begin;
+    return;
+  }
+  if (auto_pad == "VALID") axis.begin = axis.end = 0;
+  axis.declared_end = axis.end;
+  const int64_t space = axis.extent + axis.begin + axis.end - span;
+  if (space < 0) throw std::invalid_argument("the window does not fit into the padded tensor");
+  axis.positions = space / axis.stride + 1;
+  // One more, unless the last window would start in the padding at the end.
+  const bool more = round_up && auto_pad != "VALID" && space % axis.stride;
+  if (more && axis.positions * axis.stride < axis.extent + axis.begin) ++axis.positions;
+  axis.end = std::max(axis.end, (axis.positions - 1) * axis.stride + span - axis.extent - axis.begin);
+}
+
+}  // namespace
+
+Window::Window(const xrt_node &node, const Shape &kernel, const Shape &spatial) {
+  const std::vector<int64_t> strides = ints_of(node, "strides"), dilations = ints_of(node, "dilations"),
+                             pads = ints_of(node, "pads");
+  const size_t rank = kernel.size();
+  if (rank == 0 || rank != spatial.size()) throw std::invalid_argument("kernel_shape does not have the tensor's spatial rank");
+  for (size_t i = 0; i < rank; ++i) {
+    WindowAxis axis{spatial[i], kernel[i], entry(strides, i, 1), entry(dilations, i, 1), entry(pads, i, 0),
+                    entry(pads, i + rank, 0), 0, 0};
+    if (axis.kernel < 1 || axis.stride < 1 || axis.dilation < 1 || axis.begin < 0 || axis.end < 0)
+      throw std::invalid_argument("kernel_shape, strides and dilations must be positive, pads not negative");
+    place(axis, string_of(node, "auto_pad", "NOTSET"), int_of(node, "ceil_mode", 0) != 0);
+    axes_.push_back(axis);
+    plane_ *= axis.extent;
+    outputs_ *= axis.positions;
+  }
+  phase_ = (axes_.back().padded() + axes_.back().stride - 1) / axes_.back().stride;
+  pitch_ = phase_ * axes_.back().stride;
+  room_ = pitch_;
+  for (size_t i = 0; i + 1 < rank; ++i) room_ *= axes_[i].padded();
+  room_ += kSlack;
+  find_offsets();
+}
+
+Shape Window::positions() const {
+  Shape positions;
+  for (const WindowAxis &axis : axes_) positions.push_back(axis.positions);
+  return positions;
+}
+
+// Places of a window are counted over padded rows first, and then within the row by phase.
+void Window::find_offsets() {
+  offsets_.assign(1, 0);
+  for (const WindowAxis &axis : axes_) {
+    const bool is_last = &axis == &axes_.back();
+    std::vector<int64_t> next;
+    for (int64_t before : offsets_)
+      for (int64_t k = 0; k < axis.kernel; ++k) {
+        const int64_t at = k * axis.dilation;
+        const int64_t in_row = at % axis.stride * phase_ + at / axis.stride;
+        next.push_back(is_last ? before * pitch_ + in_row : before * axis.padded() + at);
+      }
+    offsets_ = next;
+  }
+}
+
+int64_t Window::start_of(int64_t row) const {
+  int64_t place = 0, scale = 1;
+  for (size_t i = axes_.size() - 1; i-- > 0;) {
+    place += row % axes_[i].positions * axes_[i].stride * scale;
+    row /= axes_[i].positions;
+    scale *= axes_[i].padded();
+  }
+  return place * pitch_;
+}
+
+int64_t Window::padded_row_of(int64_t row) const {
+  int64_t place = 0, scale = 1;
+  for (size_t i = axes_.size() - 1; i-- > 0;) {
+    place += (row % axes_[i].extent + axes_[i].begin) * scale;
+    row /= axes_[i].extent;
+    scale *= axes_[i].padded();
+  }
+  return place;
+}
+
+void Window::lay_out(const float *plane, float *room) const {
+  const WindowAxis &last = axes_.back();
+  const int64_t rows = last.extent ? plane_ / last.extent : 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    const float *from = plane + row * last.extent;
+    float *to = room + padded_row_of(row) * pitch_;
+    if (last.stride == 1) {
+      std::memcpy(to + last.begin, from, static_cast<size_t>(last.extent) * sizeof(float));
+      continue;
+    }
+    for (int64_t phase = 0; phase < last.stride; ++phase) {
+      // The first element of this phase that is not padding.
+      int64_t place = (last.begin - phase + last.stride - 1) / last.stride;
+      place = place < 0 ? 0 : place;
+      for (int64_t at = place * last.stride + phase - last.begin; at < last.extent; at += last.stride)
+        to[phase * phase_ + place++] = from[at];
+    }
+  }
+}
+
+}  // namespace xrt

@@ -1,0 +1,213 @@
+#include "tape.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "pool.h"
+
+namespace {
+
+constexpr size_t kAlignment = 64;
+
+thread_local char said[1024];
+
+void in_parallel(const xrt_call *call, int64_t items, int64_t grain, xrt_body body, void *argument) {
+  xrt::parallel(call->threads, items, grain, body, argument);
+}
+
+struct Freed {
+  void operator()(char *memory) const { std::free(memory); }
+};
+using Memory = std::unique_ptr<char, Freed>;
+
+Memory aligned(uint64_t bytes) {
+  const uint64_t whole = (std::max<uint64_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
+  void *memory = std::aligned_alloc(kAlignment, whole);
+  if (memory == nullptr) throw std::bad_alloc();
+  return Memory(static_cast<char *>(memory));
+}
+
+// What belongs to one run at a time: memory for the values in between, and every step's tensors and call.
+struct Frame {
+  Memory memory;
+  std::vector<xrt_tensor> tensors;
+  std::vector<xrt_call> calls;
+};
+
+// Frames that no run uses. Without a lock, so that a process that is forked at any moment finds none locked. There are never
+// fewer frames in the places than `count_` says: whoever took one off the count will find one.
+class Frames {
+ public:
+  std::unique_ptr<Frame> take() {
+    int count = count_.load(std::memory_order_relaxed);
+    do {
+      if (count == 0) return nullptr;
+    } while (!count_.compare_exchange_weak(count, count - 1, std::memory_order_acquire, std::memory_order_relaxed));
+    for (size_t i = 0;; i = (i + 1) % kPlaces) {
+      if (Frame *frame = places_[i].exchange(nullptr, std::memory_order_acquire)) return std::unique_ptr<Frame>(frame);
+    }
+  }
+
+  // Keeps the frame, or deletes it where more runs than there are places were under way at once.
+  void give(std::unique_ptr<Frame> frame) {
+    for (std::atomic<Frame *> &place : places_) {
+      Frame *empty = nullptr;
+      if (!place.compare_exchange_strong(empty, frame.get(), std::memory_order_release, std::memory_order_relaxed)) continue;
+      frame.release();
+      count_.fetch_add(1, std::memory_order_release);
+      return;
+    }
+  }
+
+  ~Frames() {
+    for (std::atomic<Frame *> &place : places_) delete place.load();
+  }
+
+ private:
+  static constexpr size_t kPlaces = 64;
+  std::atomic<Frame *> places_[kPlaces] = {};
+  std::atomic<int> count_{0};
+};
+
+// The tensors of a frame that lie where one argument or result does.
+struct Binding {
+  std::vector<size_t> tensors;
+  uintptr_t alignment = 1;
+};
+
+uintptr_t alignment_of(const xrt_dtype &type) {
+  // A complex number is aligned as each of its two halves is.
+  const uintptr_t bytes = type.bits / 8u * type.lanes;
+  return std::max<uintptr_t>(type.code == XRT_COMPLEX ? bytes / 2 : bytes, 1);
+}
+
+}  // namespace
+
+struct xrt_tape {
+ public:
+  explicit xrt_tape(const xrt_tape_layout &layout)
+      : memory_(layout.memory), threads_(layout.threads), arguments_(layout.n_arguments), results_(layout.n_results) {
+    steps_.reserve(layout.n_steps);
+    for (int32_t i = 0; i < layout.n_steps; ++i) add(layout, layout.steps[i]);
+  }
+
+  int32_t run(void *const *arguments, void *const *results) {
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      if (reinterpret_cast<uintptr_t>(arguments[i]) % arguments_[i].alignment != 0) return XRT_UNALIGNED;
+    }
+    std::unique_ptr<Frame> frame = frames_.take();
+    if (frame == nullptr) frame = made();
+    bind(*frame, arguments_, arguments);
+    bind(*frame, results_, results);
+    const int32_t failed = play(*frame);
+    frames_.give(std::move(frame));
+    return failed;
+  }
+
+  int64_t frames() const { return made_.load(std::memory_order_relaxed); }
+
+ private:
+  struct Step {
+    const xrt_kernel *kernel;
+    void *state;
+    int64_t scratch;
+    size_t first;  // of its tensors: inputs, then outputs
+    int32_t n_inputs;
+  };
+  struct Inner {
+    size_t tensor;
+    int64_t offset;
+  };
+
+  void add(const xrt_tape_layout &layout, const xrt_tape_step &step) {
+    steps_.push_back({step.kernel, step.state, step.scratch, tensors_.size(), step.n_inputs});
+    for (int32_t i = 0; i < step.n_inputs; ++i) add(layout.values[step.inputs[i]]);
+    for (int32_t i = 0; i < step.n_outputs; ++i) add(layout.values[step.outputs[i]]);
+  }
+
+  void add(const xrt_tape_value &value) {
+    const size_t index = tensors_.size();
+    if (value.home == XRT_ARGUMENT) {
+      arguments_[value.place].tensors.push_back(index);
+      arguments_[value.place].alignment = alignment_of(value.tensor.dtype);
+    }
+    if (value.home == XRT_RESULT) results_[value.place].tensors.push_back(index);
+    if (value.home == XRT_INNER) inner_.push_back({index, value.place});
+    tensors_.push_back(value.tensor);
+  }
+
+  std::unique_ptr<Frame> made() {
+    auto frame = std::make_unique<Frame>();
+    frame->memory = aligned(memory_);
+    frame->tensors = tensors_;
+    char *memory = frame->memory.get();
+    for (const Inner &inner : inner_) frame->tensors[inner.tensor].data = memory + inner.offset;
+    frame->calls.reserve(steps_.size());
+    for (const Step &step : steps_) {
+      xrt_tensor *first = frame->tensors.data() + step.first;
+      char *scratch = step.scratch < 0 ? nullptr : memory + step.scratch;
+      frame->calls.push_back({first, first + step.n_inputs, scratch, threads_, in_parallel, nullptr});
+    }
+    made_.fetch_add(1, std::memory_order_relaxed);
+    return frame;
+  }
+
+  static void bind(Frame &frame, const std::vector<Binding> &bindings, void *const *given) {
+    for (size_t i = 0; i < bindings.size(); ++i) {
+      for (const size_t tensor : bindings[i].tensors) frame.tensors[tensor].data = given[i];
+    }
+  }
+
+  int32_t play(const Frame &frame) const {
+    for (size_t i = 0; i < steps_.size(); ++i) {
+      const int32_t status = steps_[i].kernel->run(steps_[i].state, &frame.calls[i], {said, sizeof said});
+      if (status != XRT_OK) return static_cast<int32_t>(i) + 1;
+    }
+    return 0;
+  }
+
+  const uint64_t memory_;
+  const int32_t threads_;
+  std::vector<Binding> arguments_;
+  std::vector<Binding> results_;
+  std::vector<Step> steps_;
+  std::vector<xrt_tensor> tensors_;
+  std::vector<Inner> inner_;
+  Frames frames_;
+  std::atomic<int64_t> made_{0};
+};
+
+xrt_tape *xrt_tape_new(const xrt_tape_layout *layout) {
+  try {
+    return new xrt_tape(*layout);
+  } catch (const std::bad_alloc &) {
+    return nullptr;
+  }
+}
+
+int32_t xrt_tape_run(xrt_tape *tape, void *const *arguments, void *const *results) {
+  said[0] = '\0';
+  try {
+    return tape->run(arguments, results);
+  } catch (const std::bad_alloc &) {
+    return XRT_NO_MEMORY;
+  }
+}
+
+const char *xrt_tape_said(void) { return said; }
+
+int64_t xrt_tape_frames(const xrt_tape *tape) { return tape->frames(); }
+
+void xrt_tape_delete(xrt_tape *tape) { delete tape; }
+
+int32_t xrt_run_alone(const xrt_kernel *kernel, void *state, xrt_call *call, xrt_text why) {
+  call->parallel = in_parallel;
+  return kernel->run(state, call, why);
+}
+
+int32_t xrt_pool_workers(void) { return xrt::workers(); }

@@ -1,0 +1,264 @@
+"""The native tape: kernels that have been prepared, in order, run as one native call."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import POINTER, c_int32, c_void_p, pointer
+from typing import Any
+
+import numpy as np
+
+from xrt.engines.native import core as c
+from xrt.engines.native.arena import Span, placed
+from xrt.engines.native.nodes import aligned, tensor_c
+from xrt.engines.native.prepared import Prepared
+from xrt.errors import CompileFailed, RunFailed
+from xrt.graph import Constant, DType, TensorType
+
+__all__ = ["NativeTape"]
+
+Array = np.ndarray[Any, Any]
+
+
+class NativeTape:
+    """A straight line of native kernels between inputs and outputs whose types are known to the last extent.
+
+    Everything is resolved when it is made: which memory each value lies in, which the kernels may share, how many threads
+    they use. A run takes a frame of memory that no other run uses, and gives it back: any number of threads may run one
+    tape at once.
+    """
+
+    def __init__(
+        self,
+        inputs: Mapping[str, TensorType],
+        outputs: Sequence[str],
+        steps: Sequence[Prepared],
+        constants: Mapping[str, Constant],
+        threads: int,
+    ) -> None:
+        """Lay the tape out; steps read inputs, constants, and what steps before them define. Linear in the steps.
+
+        Each output must be defined by a step, and stand once. Raises CompileFailed where there is no memory for the tape.
+        """
+        self.steps = tuple(steps)
+        self.inputs = tuple(_Checked(name, type_) for name, type_ in inputs.items())
+        types = dict(inputs)
+        for step in self.steps:
+            types.update(step.outputs)
+        self._names = tuple(outputs)
+        self.outputs: tuple[tuple[Any, Any], ...] = tuple((types[n].shape, types[n].dtype.numpy) for n in outputs)
+        self._constants = {name: aligned(constants[name].array) for name in _read(steps) if name in constants}
+        layout = _Layout(types, self._constants, tuple(inputs), tuple(outputs), self.steps)
+        self.workspace = layout.memory
+        """Bytes that a run needs beside its inputs and outputs."""
+        self._kept = layout.kept
+        self._arguments, self._results = c_void_p * len(self.inputs), c_void_p * len(self.outputs)
+        core = c.core()
+        handle = core.new(layout.structure(threads))
+        if not handle:
+            raise CompileFailed(f"there is no memory for a native tape of {len(self.steps)} steps")
+        weakref.finalize(self, core.delete, handle).atexit = False  # a thread may still be at it when the process ends
+        self._handle, self._core, self._run = handle, core, core.run
+
+    @property
+    def frames(self) -> int:
+        """How many frames of memory there are: as many as runs were under way at once."""
+        return self._core.frames(self._handle)
+
+    def run(self, arrays: Sequence[Array], out: Sequence[Array | None] | None = None) -> list[Array]:
+        """Return the outputs, each a fresh array, or the buffer that ``out`` holds in its place.
+
+        A buffer must be C-contiguous, writable, of the output's exact type, and share no memory with an input. Raises
+        RunFailed that names the node, kernel and library that failed, or an input that is not of its type.
+        """
+        given = [check(array) for check, array in zip(self.inputs, arrays, strict=True)]
+        results = [np.empty(shape, dtype) for shape, dtype in self.outputs] if out is None else self._filled(out)
+        status = self._call(given, results)
+        if status == c.UNALIGNED:
+            status = self._call([np.require(array, requirements=["A"]) for array in given], results)
+        if status:
+            raise self._failure(status)
+        return results
+
+    def bound(self, arrays: Sequence[Array], out: Sequence[Array]) -> Callable[[], None] | None:
+        """Return a call that reads those arrays and writes those buffers as they are when it is made; None where they do not fit.
+
+        It costs next to nothing beside the kernels, and holds the arrays.
+        """
+        given = [check(array) for check, array in zip(self.inputs, arrays, strict=True)]
+        if any(kept is not array or not array.flags.aligned for kept, array in zip(given, arrays, strict=True)):
+            return None
+        at, run, handle = c.address_of, self._run, self._handle
+        arguments, results = self._arguments(*map(at, given)), self._results(*map(at, out))
+        held = (self, *given, *out)
+
+        def call(_held: object = held) -> None:
+            status = run(handle, arguments, results)
+            if status:
+                raise self._failure(status)
+
+        return call
+
+    @property
+    def in_place(self) -> list[tuple[int, int]]:
+        """The (input, output) pairs that may be one memory: nobody reads the input once the output is written."""
+        last = {name: index for index, step in enumerate(self.steps) for name in step.node.inputs}
+        writers = {name: (index, step) for index, step in enumerate(self.steps) for name in step.outputs}
+        pairs = [(i, o) for i in range(len(self.inputs)) for o in range(len(self.outputs))]
+        return [(i, o) for i, o in pairs if self._may_share(self.inputs[i], last, *writers[self._names[o]], self._names[o])]
+
+    def _may_share(self, given: _Checked, last: Mapping[str, int], index: int, writer: Prepared, name: str) -> bool:
+        end = last.get(given.name, -1)
+        dead = end < index or (end == index and writer.node.outputs[0] == name and writer.can_overwrite(given.name))
+        return dead and given.type == writer.outputs[name]
+
+    def _call(self, given: Sequence[Array], results: Sequence[Array]) -> int:
+        at = c.address_of
+        return self._run(self._handle, self._arguments(*map(at, given)), self._results(*map(at, results)))
+
+    def _filled(self, out: Sequence[Array | None]) -> list[Array]:
+        pairs = zip(self.outputs, out, strict=True)
+        return [np.empty(shape, dtype) if buffer is None else buffer for (shape, dtype), buffer in pairs]
+
+    def _failure(self, status: int) -> RunFailed:
+        if status == c.NO_MEMORY:
+            return RunFailed(f"there is no memory for the {self.workspace} bytes between the steps of a native tape")
+        step = self.steps[status - 1]
+        said = " ".join(self._core.said().decode("utf-8", "replace").split()) or "it gives no reason"
+        return RunFailed(f"{step.kernel} failed at node {step.node.name!r} ({step.node.op}): {said}")
+
+
+class _Checked:
+    """Makes sure that an array is what the kernels were prepared for: they would read beyond its end otherwise."""
+
+    __slots__ = ("dtype", "name", "shape", "type")
+
+    def __init__(self, name: str, type_: TensorType) -> None:
+        self.name, self.type = name, type_
+        self.dtype, self.shape = type_.dtype.numpy, type_.shape
+
+    def __call__(self, array: Any) -> Array:
+        if type(array) is np.ndarray and array.shape == self.shape and array.dtype == self.dtype:
+            return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+        got = TensorType(DType.of(array), array.shape) if isinstance(array, np.ndarray) else type(array).__name__
+        raise RunFailed(f"value {self.name!r} is {got}; the native kernels that read it were prepared for {self.type}")
+
+
+def _read(steps: Sequence[Prepared]) -> dict[str, None]:
+    return dict.fromkeys(name for step in steps for name in step.node.inputs if name)
+
+
+class _Layout:
+    """Which value lies where, as the native tape wants to be told."""
+
+    def __init__(
+        self,
+        types: Mapping[str, TensorType],
+        constants: Mapping[str, Array],
+        inputs: tuple[str, ...],
+        outputs: tuple[str, ...],
+        steps: Sequence[Prepared],
+    ) -> None:
+        self.kept: list[Any] = []
+        self._steps = steps
+        self._number = {"": 0}
+        self._homes: list[tuple[int, int]] = [(c.ABSENT, 0)]
+        self._tensors = [tensor_c(None, None, None, self.kept)]
+        self._tensors[0].ndim = -1
+        inner, self._scratch, self.memory = _planned(types, {*inputs, *outputs, *constants}, steps)
+        homes = {
+            **{name: (c.INNER, span.offset) for name, span in inner.items()},
+            **dict.fromkeys(constants, (c.CONSTANT, 0)),
+            **{name: (c.RESULT, place) for place, name in enumerate(outputs)},
+            **{name: (c.ARGUMENT, place) for place, name in enumerate(inputs)},
+        }
+        for name, home in homes.items():
+            self._number[name] = len(self._homes)
+            self._homes.append(home)
+            self._tensors.append(self._tensor(name, types, constants))
+        self._inputs, self._outputs = len(inputs), len(outputs)
+
+    def _tensor(self, name: str, types: Mapping[str, TensorType], constants: Mapping[str, Array]) -> Any:
+        if name in constants:
+            array = constants[name]
+            return tensor_c(DType.of(array), array.shape, array.ctypes.data, self.kept)
+        return tensor_c(types[name].dtype, types[name].shape, None, self.kept)
+
+    def structure(self, threads: int) -> c.LayoutC:
+        """Return the whole; it may go when the tape is made, what is `kept` may not."""
+        values = [c.ValueC(t, home, place) for t, (home, place) in zip(self._tensors, self._homes, strict=True)]
+        steps = [self._step(index, step) for index, step in enumerate(self._steps)]
+        return c.LayoutC(
+            n_values=len(values),
+            values=_pointer(c.ValueC, values),
+            n_steps=len(steps),
+            steps=_pointer(c.StepC, steps),
+            n_arguments=self._inputs,
+            n_results=self._outputs,
+            memory=self.memory,
+            threads=threads,
+        )
+
+    def _step(self, index: int, step: Prepared) -> c.StepC:
+        inputs = [self._number[name] for name in step.node.inputs]
+        outputs = [self._number[name] for name in step.node.outputs]
+        return c.StepC(
+            kernel=pointer(step.kernel.structure),
+            state=step.state,
+            scratch=self._scratch[index].offset if index in self._scratch else -1,
+            n_inputs=len(inputs),
+            inputs=_pointer(c_int32, inputs),
+            n_outputs=len(outputs),
+            outputs=_pointer(c_int32, outputs),
+        )
+
+
+def _pointer(kind: Any, items: Sequence[Any]) -> Any:
+    return ctypes.cast((kind * len(items))(*items), POINTER(kind))
+
+
+def _planned(
+    types: Mapping[str, TensorType], elsewhere: set[str], steps: Sequence[Prepared]
+) -> tuple[dict[str, Span], dict[int, Span], int]:
+    """Return the memory of each inner value, of each step's scratch (by its number), and the bytes of the whole.
+
+    A first output lies in its step's input where the kernel allows that, the input is an inner value of the same size, and
+    nobody reads it later.
+    """
+    last = {name: index for index, step in enumerate(steps) for name in step.node.inputs}
+    inner: dict[str, Span] = {}
+    for index, step in enumerate(steps):
+        for place, (name, type_) in enumerate(step.outputs.items()):
+            if name in elsewhere:
+                continue
+            span = _overwritten(step, type_, types, inner, last, index) if place == 0 else None
+            if span is None:
+                span = Span(type_.nbytes or 0, index, index)
+            span.last = max(span.last, last.get(name, index))
+            inner[name] = span
+    scratch = {index: Span(step.scratch, index, index) for index, step in enumerate(steps) if step.scratch}
+    distinct = {id(span): span for span in (*inner.values(), *scratch.values())}
+    return inner, scratch, placed(list(distinct.values()))
+
+
+def _overwritten(
+    step: Prepared,
+    type_: TensorType,
+    types: Mapping[str, TensorType],
+    inner: Mapping[str, Span],
+    last: Mapping[str, int],
+    index: int,
+) -> Span | None:
+    """Return the memory of an input that the step's first output may take over; None where there is none."""
+    if not step.node.outputs[0]:
+        return None
+    for name in step.node.inputs:
+        if name in inner and last[name] == index and step.can_overwrite(name) and _same_memory(types[name], type_):
+            return inner[name]
+    return None
+
+
+def _same_memory(one: TensorType, other: TensorType) -> bool:
+    return one.dtype is other.dtype and one.nbytes == other.nbytes

@@ -1,0 +1,99 @@
+"""From a Function to what runs it: native tapes where native kernels serve, a tape of Python kernels around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from xrt.engines.contract import Executable
+from xrt.engines.optable import Kernel
+from xrt.engines.toy.choice import Choice
+from xrt.engines.toy.env import Env
+from xrt.engines.toy.native import ByShapes, alone, with_segments
+from xrt.engines.toy.played import Played
+from xrt.engines.toy.table import Run
+from xrt.engines.toy.tape import Tape, tape_of
+from xrt.errors import CompileRefused
+from xrt.graph import Function, Node, is_static
+from xrt.passes import infer_shapes
+
+__all__ = ["Assembly"]
+
+
+class Assembly:
+    """Makes executables of closed Functions that the engine takes."""
+
+    def __init__(self, choice: Choice, threads: int) -> None:
+        """Take the kernels to choose from, and the thread budget of native ones."""
+        self._choice = choice
+        self._threads = threads
+
+    def executable(self, function: Function) -> Executable:
+        """Return what runs the Function; raises CompileRefused or CompileFailed, naming the node."""
+        if not self._choice.has_native:
+            return self._played(function)
+        if all(is_static(value.type) for value in function.inputs):
+            return self._of_known_shapes(function)
+        return self._by_shapes(function) if self._is_served(function) else self._played(function)
+
+    def _by_shapes(self, function: Function) -> ByShapes:
+        return ByShapes(function, self._of_known_shapes)
+
+    def _of_known_shapes(self, function: Function) -> Executable:
+        """Return one native call where native kernels serve all nodes, else a tape of Python kernels and native runs."""
+        segments = with_segments(_inferred(function), self._choice, self._threads)
+        return segments.whole() or self._played(segments.function, segments.kernel)
+
+    def _is_served(self, function: Function) -> bool:
+        """Whether a native kernel may serve any node once the shapes are known."""
+        function, choice = _inferred(function), self._choice
+        return any(choice.joins_chain(node, function) or choice.native(node, function) for node in function.nodes)
+
+    # ------------------------------------------------------------------ in Python
+
+    def _played(self, function: Function, segment: Callable[[Node], Run | None] = lambda node: None) -> Played:
+        return Played(function, self._tape(function, segment), self._threads)
+
+    def _tape(self, function: Function, segment: Callable[[Node], Run | None] = lambda node: None) -> Tape:
+        def kernel_of(node: Node) -> tuple[Run, tuple[int, ...]]:
+            run = segment(node)
+            return (run, ()) if run is not None else self._kernel(node, function)
+
+        return tape_of(function, kernel_of, self._choice.engine)
+
+    def _kernel(self, node: Node, function: Function) -> tuple[Run, tuple[int, ...]]:
+        """Return what runs a node in Python, and the inputs that it may overwrite."""
+        found = self._choice.in_python(node, function)
+        if isinstance(found, str):
+            return self._native_only(node, function, found), ()
+        env = Env(np, node, function, self._body)
+        if isinstance(found, Kernel):
+            return found.code(node, env), found.mutable
+        return found(node, env), ()
+
+    def _native_only(self, node: Node, function: Function, reason: str) -> Run:
+        """Return what runs a node that only a native kernel serves, and whose shapes a call has to show."""
+        if self._choice.has_native and self._choice.native(node, function):
+            executable = self._by_shapes(alone(node, function))
+            reads = list(dict.fromkeys(name for name in node.inputs if name not in function.constants))
+            return lambda *arrays: tuple(executable.run(_picked(node, arrays, reads)))
+        raise CompileRefused(f"engine {self._choice.engine!r} cannot take node {node.name!r} ({node.op}): {reason}")
+
+    def _body(self, function: Function) -> Callable[[Sequence[Any]], Any]:
+        """Return a body of a node as something to call; nobody promises that its shapes are what it declares."""
+        if self._choice.has_native and self._is_served(function):
+            return self._by_shapes(function).run
+        return self._tape(function).play
+
+
+def _picked(node: Node, arrays: Sequence[Any], reads: Sequence[str]) -> list[Any]:
+    given = dict(zip(node.inputs, arrays, strict=True))
+    return [given[name] for name in reads if name]
+
+
+def _inferred(function: Function) -> Function:
+    """Return the Function with the shapes of its values known, as far as they can be."""
+    known = all(is_static(function.type_of(name)) for node in function.nodes for name in node.defines)
+    return function if known else infer_shapes(function)

@@ -1,0 +1,264 @@
+"""Where native kernels serve: runs of nodes that become one native call each, once all their shapes are known."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from xrt.engines.contract import Executable
+from xrt.engines.native import NativeExecutable, NativeKernel, NativeTape, Prepared
+from xrt.engines.native.chains import DOMAIN, chained
+from xrt.engines.options import RunOptions
+from xrt.engines.toy.choice import Choice, Refusals
+from xrt.errors import CompileRefused
+from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, is_static
+from xrt.passes import infer_shapes, specialise
+
+__all__ = ["ByShapes", "Segments", "alone", "with_segments"]
+
+SEGMENT = Node("Segment", (), (), domain=DOMAIN)
+"""What a run of native nodes is folded to; its kernel is the run's tape."""
+MOST_SHAPES = 16
+"""Sets of input shapes that one executable keeps tapes for; the same number of signatures that a module keeps programs for."""
+
+
+class Segments:
+    """A Function whose runs of native nodes have been folded to one node each, and the tapes of those."""
+
+    def __init__(self, function: Function, tapes: Mapping[str, NativeTape]) -> None:
+        self.function = function
+        self.tapes = dict(tapes)
+        """By the name of the node."""
+
+    def whole(self) -> NativeExecutable | None:
+        """Return the executable of one native call, where that is all there is; None where Python has something to do."""
+        if len(self.function.nodes) != 1 or not self.tapes:
+            return None
+        (node,), (tape,) = self.function.nodes, self.tapes.values()
+        inputs, outputs = (tuple(v.name for v in values) for values in (self.function.inputs, self.function.outputs))
+        if tuple(check.name for check in tape.inputs) != inputs or node.outputs != outputs:
+            return None
+        return NativeExecutable(self.function.name, tape, outputs)
+
+    def kernel(self, node: Node) -> Callable[..., Any] | None:
+        """Return what runs a folded node; None for another."""
+        tape = self.tapes.get(node.name)
+        if tape is None or (node.op_type, node.domain) != (SEGMENT.op_type, SEGMENT.domain):
+            return None
+
+        def run(*arrays: Any, out: Any = None) -> tuple[Any, ...]:
+            return tuple(tape.run(arrays, None if out is None else [out]))
+
+        return run
+
+
+def with_segments(function: Function, choice: Choice, threads: int) -> Segments:
+    """Fold the runs of a closed Function's nodes that native kernels serve, and make their tapes.
+
+    A kernel that refuses a node when it is prepared is not asked again; the node goes to the next. Raises CompileFailed
+    where a kernel fails, or announces a wrong type.
+    """
+    refused: Refusals = frozenset()
+    single: frozenset[str] = frozenset()
+    while True:
+        try:
+            return _folded(_in_chains(function, choice, single), choice, threads, refused)
+        except _Refused as refusal:
+            refused |= {(refusal.node.name, refusal.kernel)}
+            single |= {*refusal.node.attr("nodes", ())} if refusal.node.domain == DOMAIN else frozenset()
+
+
+def _in_chains(function: Function, choice: Choice, single: frozenset[str]) -> Function:
+    return chained(function, lambda node: node.name not in single and choice.joins_chain(node, function))
+
+
+class _Refused(Exception):
+    """A kernel refused its node in ``prepare``."""
+
+    def __init__(self, node: Node, kernel: NativeKernel) -> None:
+        super().__init__(node, kernel)
+        self.node, self.kernel = node, kernel
+
+
+def _folded(function: Function, choice: Choice, threads: int, refused: Refusals) -> Segments:
+    function, kernels = _chosen(function, choice, refused)
+    nodes: list[Node] = []
+    tapes: dict[str, NativeTape] = {}
+    for is_native, run in _runs(function, kernels):
+        if not is_native:
+            nodes += run
+            continue
+        part = _closed(function, run, f"native_{len(tapes)}")
+        steps = [_prepared(kernels[node.name], node, part) for node in part.nodes]
+        inputs = {v.name: v.type for v in part.inputs if isinstance(v.type, TensorType)}
+        outputs = [v.name for v in part.outputs]
+        tapes[part.name] = NativeTape(inputs, outputs, steps, part.constants, threads)
+        nodes.append(Node(SEGMENT.op_type, tuple(inputs), tuple(outputs), domain=SEGMENT.domain, name=part.name))
+    return Segments(function.replace(nodes=tuple(_without_lost_controls(nodes))), tapes)
+
+
+def _without_lost_controls(nodes: Sequence[Node]) -> Iterator[Node]:
+    """Yield the nodes without control edges to those that were folded: the runs' own order keeps them."""
+    names = {node.name for node in nodes}
+    for node in nodes:
+        kept = tuple(name for name in node.control if name in names)
+        yield node if kept == node.control else _with_control(node, kept)
+
+
+# ---------------------------------------------------------------------- which nodes
+
+
+def _chosen(function: Function, choice: Choice, refused: Refusals) -> tuple[Function, dict[str, NativeKernel]]:
+    """Return the kernel of each node that a native one serves, and the Function with the types that kernels announce.
+
+    Nothing infers the types of a foreign operator; where the model does not declare them, its kernel knows.
+    """
+    kernels: dict[str, NativeKernel] = {}
+    for node in function.nodes:
+        if node.bodies or not all(is_static(function.type_of(name)) for name in node.inputs if name):
+            continue
+        kernel = choice.native(node, function, refused)
+        if kernel is None:
+            continue
+        kernels[node.name] = kernel
+        if not all(is_static(function.type_of(name)) for name in node.defines):
+            function = _with_types(function, _prepared(kernel, node, function).outputs)
+    return function, kernels
+
+
+def _prepared(kernel: NativeKernel, node: Node, function: Function) -> Prepared:
+    try:
+        return Prepared(kernel, node, function)
+    except CompileRefused as reason:
+        raise _Refused(node, kernel) from reason
+
+
+def _with_types(function: Function, types: Mapping[str, Type]) -> Function:
+    outputs = [Value(v.name, types.get(v.name, v.type)) for v in function.outputs]
+    return function.with_types({**function.types, **types}, outputs)
+
+
+def _runs(function: Function, native: Mapping[str, Any]) -> Iterator[tuple[bool, list[Node]]]:
+    """Yield the nodes as alternating runs, in an order that makes the runs long.
+
+    What is ready is taken as long as it is of one kind; among equals the Function's order decides. Cost: n log n.
+    """
+    position = {node.name: index for index, node in enumerate(function.nodes)}
+    followers: list[list[int]] = [[] for _ in function.nodes]
+    waiting = [0] * len(function.nodes)
+    for index, node in enumerate(function.nodes):
+        makers = {function.position(name) for name in node.uses} | {position[name] for name in node.control}
+        for maker in makers - {None}:
+            followers[maker].append(index)  # type: ignore[index]  # None is taken out
+            waiting[index] += 1
+    ready: dict[bool, list[int]] = {True: [], False: []}
+    for index, count in enumerate(waiting):
+        if not count:
+            ready[function.nodes[index].name in native].append(index)
+    kind = bool(ready[True])
+    while ready[True] or ready[False]:
+        run: list[int] = []
+        while ready[kind]:
+            run.append(heapq.heappop(ready[kind]))
+            for follower in followers[run[-1]]:
+                waiting[follower] -= 1
+                if not waiting[follower]:
+                    heapq.heappush(ready[function.nodes[follower].name in native], follower)
+        if run:
+            yield kind, [function.nodes[index] for index in run]
+        kind = not kind
+
+
+def _closed(function: Function, nodes: Sequence[Node], name: str) -> Function:
+    """Return those nodes as a Function of its own: what they read from outside comes in, what others read goes out."""
+    inside = {node.name for node in nodes}
+    defined = dict.fromkeys(name for node in nodes for name in node.defines)
+    entries = [v.name for v in function.inputs if is_static(v.type)]
+    uses = dict.fromkeys(name for node in nodes for name in node.uses if name not in defined)
+    is_whole = len(nodes) == len(function.nodes)
+    read = dict.fromkeys([*(name for name in entries if is_whole or name in uses), *uses])
+    wanted = dict.fromkeys(v.name for v in function.outputs if v.name in defined)
+    crossing = [n for n in defined if any(use.node.name not in inside for use in function.users(n))]
+    outputs = dict.fromkeys([*wanted, *crossing])
+    return Function(
+        inputs=tuple(function.value(n) for n in read if n not in function.constants),
+        outputs=tuple(function.value(n) for n in outputs),
+        nodes=tuple(_with_control(node, tuple(n for n in node.control if n in inside)) for node in nodes),
+        constants={n: function.constants[n] for n in read if n in function.constants},
+        opsets=function.opsets,
+        types={n: type_ for n in defined if n not in outputs and (type_ := function.type_of(n)) is not None},
+        name=name,
+    )
+
+
+def _with_control(node: Node, control: tuple[str, ...]) -> Node:
+    if node.control == control:
+        return node
+    return Node(node.op_type, node.inputs, node.outputs, node.attributes, node.domain, node.name, control, node.device)
+
+
+# ---------------------------------------------------------------------- shapes that only a call knows
+
+
+class ByShapes(Executable):
+    """A Function whose shapes are known only at a call: one executable per set of input types, made when it first comes.
+
+    The last few are kept. Each costs an inference of shapes and the kernels' own preparation.
+    """
+
+    outputs_are_fresh = True
+
+    def __init__(self, function: Function, made: Callable[[Function], Executable]) -> None:
+        self.function = function
+        self._made = made
+        self._kept: OrderedDict[Any, Executable] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        return self._of(inputs).run(inputs, options)
+
+    def _of(self, inputs: Sequence[Any]) -> Executable:
+        key = tuple((x.dtype, x.shape) if type(x) is np.ndarray else None for x in inputs)
+        with self._lock:
+            found = self._kept.get(key)
+            if found is None:
+                found = self._kept[key] = self._made(self._bound(inputs))
+                if len(self._kept) > MOST_SHAPES:
+                    self._kept.popitem(last=False)
+            else:
+                self._kept.move_to_end(key)
+        return found
+
+    def _bound(self, inputs: Sequence[Any]) -> Function:
+        """Return the Function for inputs of exactly those types."""
+        pairs = list(zip(self.function.inputs, inputs, strict=True))
+        given = tuple(_declared(value, array) for value, array in pairs)
+        shapes = {v.name: x.shape for (v, x), g in zip(pairs, given, strict=True) if isinstance(g.type, TensorType)}
+        function = self.function.replace(inputs=given)
+        return specialise(function, shapes) if shapes else infer_shapes(function)
+
+
+def _declared(value: Value, array: Any) -> Value:
+    """Return the input with a tensor's type, the array's own where it declares none."""
+    if value.type is not None or type(array) is not np.ndarray:
+        return value
+    return Value(value.name, TensorType(DType.of(array), array.shape))
+
+
+def alone(node: Node, function: Function) -> Function:
+    """Return a node as a Function of its own, with all that it reads, constants apart, as inputs."""
+    constants: dict[str, Constant] = {n: function.constants[n] for n in node.uses if n in function.constants}
+    reads: Iterable[str] = dict.fromkeys(n for n in node.uses if n not in constants)
+    return Function(
+        inputs=tuple(function.value(name) for name in reads),
+        outputs=tuple(function.value(name) for name in node.defines),
+        nodes=(_with_control(node, ()),),
+        constants=constants,
+        opsets=function.opsets,
+        name=node.name,
+    )

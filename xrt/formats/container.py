@@ -1,0 +1,159 @@
+"""The container: one file of named sections, each with its checksum, that can be mapped instead of read.
+
+A cache entry and a bundle are such files. In order, all numbers little-endian:
+
+    64 bytes    head: magic, version, where the table lies, its checksum, and a checksum of the head itself
+    sections    each at a multiple of 64 bytes, filled up with zeros
+    table       the message Contents of proto/xrt.proto
+
+A reader believes no size before it has compared it with the file, and hands no byte out before it has checked it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO, TypeAlias
+
+from xrt.errors import BundleError
+from xrt.formats.proto import read, write
+
+__all__ = ["ALIGNMENT", "Buffer", "Container", "ContainerWriter", "Damaged", "Section"]
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+MAGIC = b"\x89XRT\r\n\x1a\n"
+"""Not text, and damaged by whoever takes it for text."""
+VERSION = 1
+ALIGNMENT = 64
+"""In bytes: what vector instructions like best."""
+MAPPED_FROM = 1 << 20
+"""Bytes from which a file is mapped; a smaller one is read, since a mapping keeps the file open."""
+
+_HEAD = struct.Struct("<8sIQQI")
+_SEAL = struct.Struct("<I")
+
+
+class Damaged(BundleError):
+    """The file is not what its writer wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Where a named part of a container lies."""
+
+    name: str
+    offset: int
+    size: int
+    checksum: int
+
+
+class ContainerWriter:
+    """Writes sections one after the other; nothing of it can be read before `finish`."""
+
+    def __init__(self, file: BinaryIO, kind: str) -> None:
+        self._file = file
+        self._kind = kind
+        self._sections: dict[str, Section] = {}
+        file.write(bytes(ALIGNMENT))
+        self._end = ALIGNMENT
+
+    def add(self, name: str, data: Buffer) -> None:
+        """Write a section. The data may be large: it is not copied."""
+        if name in self._sections:
+            raise BundleError(f"section {name!r} stands in the file already")
+        view = memoryview(data).cast("B")
+        self._sections[name] = Section(name, self._end, len(view), zlib.crc32(view))
+        self._file.write(view)
+        self._file.write(bytes(-len(view) % ALIGNMENT))
+        self._end += len(view) + -len(view) % ALIGNMENT
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._sections
+
+    def finish(self) -> None:
+        """Write the table, and the head that makes the file valid."""
+        table = write("Contents", {"kind": self._kind, "sections": [asdict(s) for s in self._sections.values()]})
+        self._file.write(table)
+        head = _HEAD.pack(MAGIC, VERSION, self._end, len(table), zlib.crc32(table))
+        self._file.seek(0)
+        self._file.write(head + _SEAL.pack(zlib.crc32(head)))
+        self._file.seek(0, os.SEEK_END)
+
+
+class Container:
+    """A container that has been opened: its table is checked, a section is when it is first asked for."""
+
+    def __init__(self, data: memoryview, kind: str) -> None:
+        """Read the table. Raises Damaged, or BundleError for a file of another kind or a later version."""
+        self._data = data
+        self._sections = _sections(data, kind)
+        self._checked: set[str] = set()
+
+    @classmethod
+    def open(cls, path: Path, kind: str) -> Container:
+        """Open a file: large ones are mapped, and stay open as long as a section of them is in use.
+
+        Raises OSError where it cannot be read, and what the constructor raises.
+        """
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < MAPPED_FROM:
+                return cls(memoryview(file.read()), kind)
+            return cls(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), kind)
+
+    @property
+    def sections(self) -> Mapping[str, Section]:
+        return self._sections
+
+    def section(self, name: str) -> memoryview:
+        """Return a section's bytes, read-only; raises Damaged where it is missing or its checksum differs."""
+        found = self._sections.get(name)
+        if found is None:
+            raise Damaged(f"it has no section {name!r}")
+        view = self._data[found.offset : found.offset + found.size]
+        if name not in self._checked:
+            if zlib.crc32(view) != found.checksum:
+                raise Damaged(f"the checksum of its section {name!r} differs")
+            self._checked.add(name)
+        return view
+
+    def check(self) -> None:
+        """Check every section; raises Damaged."""
+        for name in self._sections:
+            self.section(name)
+
+
+def _sections(data: memoryview, kind: str) -> dict[str, Section]:
+    start, size = _table_place(data)
+    contents = read("Contents", bytes(data[start : start + size]))
+    if contents["kind"] != kind:
+        raise BundleError(f"it is a {contents['kind']!r} file, not a {kind!r} file")
+    sections = [Section(**section) for section in contents["sections"]]
+    for section in sections:
+        if section.offset % ALIGNMENT or not ALIGNMENT <= section.offset <= section.offset + section.size <= start:
+            raise Damaged(f"its section {section.name!r} does not lie in the file")
+    return {section.name: section for section in sections}
+
+
+def _table_place(data: memoryview) -> tuple[int, int]:
+    """Return where the table begins and how long it is; raises Damaged, or BundleError for a later version."""
+    if len(data) < ALIGNMENT or data[: len(MAGIC)] != MAGIC:
+        raise Damaged("it does not begin as a file of XRT does" if len(data) >= ALIGNMENT else f"it has only {len(data)} bytes")
+    head = data[: _HEAD.size]
+    _, version, start, size, checksum = _HEAD.unpack(head)
+    if version != VERSION:
+        raise BundleError(
+            f"it has container version {version}, and this version of XRT reads {VERSION}; read it with the version that wrote it"
+        )
+    if zlib.crc32(head) != _SEAL.unpack_from(data, _HEAD.size)[0]:
+        raise Damaged("the checksum of its head differs")
+    if start + size != len(data):
+        raise Damaged(f"it should have {start + size} bytes, and has {len(data)}")
+    if zlib.crc32(data[start:]) != checksum:
+        raise Damaged("the checksum of its table differs")
+    return start, size

@@ -1,0 +1,15 @@
+"""What mixtures are known to fail among the tests of ``onnx`` though each engine passes it alone, with the reason and a link."""
+
+from xrt.testing.ledgers import Gap
+
+__all__ = ["GAPS"]
+
+GAPS: tuple[Gap, ...] = (
+    Gap(
+        "test_attention_4d_causal_fp16_expanded",
+        "never",
+        "what passes from engine to engine is float16 at every node; the case was computed in float32 and rounded once",
+        "https://github.com/onnx/onnx/blob/main/onnx/backend/test/case/node/attention.py",
+        everywhere=False,
+    ),
+)
