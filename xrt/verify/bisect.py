@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -59,8 +60,8 @@ def bisect(
     """Return the smallest part of the function on which the engine differs from the reference, or raises; None where it agrees.
 
     No single node of the result can be left out. Parts that the engine refuses count as right. ``progress`` is told after each
-    run how many there were, and of how many nodes the smallest part is by then. Costs in the order of ``log2(n)`` compiles where one
-    node of n is wrong, and up to ``n * n`` where many are wrong only together.
+    run how many there were, and of how many nodes the smallest part is by then. Costs in the order of ``log2(n)`` compiles
+    where one node of n is wrong, and up to ``n * n`` where many are wrong only together.
     """
     plain = function.replace(aliases=())
     everything = with_everything_out(plain)
@@ -84,9 +85,10 @@ def bisect_plan(
     *,
     progress: Progress = unheard,
 ) -> Culprit | None:
-    """Return the smallest part of the first region that differs from the reference when it gets right inputs; None where none does.
+    """Return the smallest part of the first region that differs from the reference; None where none does.
 
-    ``engines`` maps each spec that the plan names to the engine. Of `bisect` otherwise.
+    Each region gets inputs that the reference computed. ``engines`` maps each spec that the plan names to the engine; the
+    rest is as in `bisect`.
     """
     values = {name: constant.array for name, constant in plan.function.constants.items()}
     values.update((value.name, given) for value, given in zip(plan.function.inputs, inputs, strict=True))
@@ -183,7 +185,7 @@ class _Search:
 
 def _split(nodes: Sequence[Node], pieces: int) -> list[Sequence[Node]]:
     edges = [len(nodes) * i // pieces for i in range(pieces + 1)]
-    return [nodes[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [nodes[a:b] for a, b in pairwise(edges)]
 
 
 def _complements(parts: Sequence[Sequence[Node]]) -> list[Sequence[Node]]:

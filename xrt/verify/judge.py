@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from xrt.compare import Comparison, Ties, Tolerance, compare, tolerance_for
+from xrt.compare import Ties, Tolerance, compare, tolerance_for
 from xrt.graph import DType, Function
 from xrt.verify.rounding import explains
 from xrt.verify.running import Run
@@ -42,24 +42,22 @@ def judge(function: Function, inputs: Sequence[Any], results: Sequence[Any], exp
     Only where they differ beyond the tolerance of a network is the reference run again: for what stepping operators read,
     and, disturbed, for how far apart rounding alone may bring two right results.
     """
-    found = _differing(function, results, expected, [None] * len(expected))
-    if found and not _differing(function, results, expected, ties_of(function, inputs, run)):
+    differing = _differing(function, results, expected, [None] * len(expected))
+    if not differing or not _differing(function, results, expected, ties_of(function, inputs, run)):
         return Judgement(Verdict.AGREES)
-    if found and explains(function, inputs, results, expected, run):
-        return Judgement(Verdict.ROUNDING, found.message)
-    return Judgement(Verdict.DISAGREES, found.message) if found else Judgement(Verdict.AGREES)
+    if explains(function, inputs, results, expected, run):
+        return Judgement(Verdict.ROUNDING, differing)
+    return Judgement(Verdict.DISAGREES, differing)
 
 
-def _differing(
-    function: Function, results: Sequence[Any], expected: Sequence[Any], ties: Sequence[Ties | None]
-) -> Comparison | None:
-    """Compare output by output and return the first difference."""
+def _differing(function: Function, results: Sequence[Any], expected: Sequence[Any], ties: Sequence[Ties | None]) -> str:
+    """Compare output by output and return the first difference as a sentence; empty where there is none."""
     if len(results) != len(expected):
-        return Comparison(f"there are {len(results)} outputs; {len(expected)} were expected")
+        return f"there are {len(results)} outputs; {len(expected)} were expected"
     for value, mine, theirs, tie in zip(function.outputs, results, expected, ties, strict=True):
         if not (found := compare(mine, theirs, _tolerance(function, value.name, theirs), ties=tie, name=value.name)):
-            return found
-    return None
+            return found.message
+    return ""
 
 
 def _tolerance(function: Function, output: str, expected: Any) -> Tolerance:

@@ -102,9 +102,9 @@ def verify(
     """Return what each region computes beside the reference, and what they compute together.
 
     ``plan`` is that of ``function``; ``engines`` maps each spec that it names to the engine. Every region gets inputs that
-    the reference computed, so an error shows where it is made and not where it arrives. With ``inner`` each region is compiled once more to give out all that it
-    computes. ``progress`` is told how many regions of how many are done. Raises EngineError where a region does not compile
-    or run.
+    the reference computed, so an error shows where it is made and not where it arrives. With ``inner`` each region is
+    compiled once more to give out all that it computes. ``progress`` is told how many regions of how many are done. Raises
+    EngineError where a region does not compile or run.
     """
     right = _inputs(plan, inputs)
     actual = dict(right)

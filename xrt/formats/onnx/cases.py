@@ -19,7 +19,7 @@ __all__ = ["save_case"]
 
 
 def save_case(function: Function, inputs: Sequence[Any], outputs: Sequence[Any], folder: str | os.PathLike[str]) -> None:
-    """Write ``model.onnx``, and ``test_data_set_0`` with one file per input and output, into a folder that is made where it is not there.
+    """Write ``model.onnx``, and ``test_data_set_0`` with one file per input and output, into a folder; it is made if need be.
 
     ONNX's own runner and those of the engines' projects read that layout. Raises ModelError where it cannot be written, or
     for a value that is neither a tensor nor a list of tensors.
