@@ -51,7 +51,9 @@ print(*[launch.engine for launch in m.plan.launches])
 def blocks(language: str) -> list[str]:
     """Return the guide's blocks of a language, with the engine called otherwise."""
     found = re.findall(rf"^```{language}\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
-    return [text.replace("my_engine", "stranger").replace("MyEngine", "Stranger").replace("my-engine", "stranger") for text in found]
+    return [
+        text.replace("my_engine", "stranger").replace("MyEngine", "Stranger").replace("my-engine", "stranger") for text in found
+    ]
 
 
 class Stranger:

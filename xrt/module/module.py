@@ -16,7 +16,7 @@ from xrt.engines import GraphCompiler, RunOptions
 from xrt.errors import DeviceError, FallbackWarning, InputError, SignatureWarning
 from xrt.graph import Function, Value
 from xrt.module.bound import Bound, bound, check_fixed
-from xrt.module.build import Build, simplified, with_fetched
+from xrt.module.build import Build, evaluate, simplified, with_fetched
 from xrt.module.explain import Explanation, explain
 from xrt.module.memory import Memory
 from xrt.module.prepared import MISS, Prepared, prepared, shaping
@@ -28,6 +28,8 @@ from xrt.partition import Plan
 from xrt.runtime import Profile, Program, inputs
 from xrt.runtime.outputs import check_buffers
 from xrt.runtime.program import DEFAULT
+from xrt.verify import Culprit, Verification, bisect_plan, verify
+from xrt.verify.progress import Progress, unheard
 
 __all__ = ["XRTModule"]
 
@@ -131,6 +133,31 @@ class XRTModule:
         What engines hold is told once the signature is compiled; asking does not compile.
         """
         return self._current().memory()
+
+    # ------------------------------------------------------------------ is it right
+
+    def verify(self, *args: Any, inner: bool = True, progress: Progress = unheard, **named: Any) -> Verification:
+        """Hold every region for such inputs, and with ``inner`` every value inside, against the reference engine.
+
+        Prints as text; true where nothing differs. ``progress`` is told how many regions of how many are done. Raises
+        InputError for inputs that do not fit, EngineError where a region does not compile or run.
+        """
+        values = self._accept(args, named)
+        build = self._build(values)
+        context = self._engines.context
+        return verify(
+            build.function, build.plan, self._engines.by_spec, values, evaluate, context, inner=inner, progress=progress
+        )
+
+    def bisect(self, *args: Any, progress: Progress = unheard, **named: Any) -> Culprit | None:
+        """Return the smallest part of a region that differs from the reference engine on such inputs; None where none does.
+
+        ``progress`` is told how many parts were tried, and of how many nodes the smallest is by then. `save_case` of
+        `xrt.formats.onnx` writes what is returned.
+        """
+        values = self._accept(args, named)
+        plan = self._build(values).plan
+        return bisect_plan(plan, self._engines.by_spec, values, evaluate, self._engines.context, progress=progress)
 
     def _current(self) -> Build:
         return self._last or self._build(None)
