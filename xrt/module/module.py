@@ -118,7 +118,7 @@ class XRTModule:
 
     def profile(self) -> Profile:
         """Return the last signature's launch times, over the calls made with ``options=RunOptions(profile=True)``."""
-        return self._current().program().profile()
+        return replace(self._current().program().profile(), threads=self.threads)
 
     def memory(self) -> Memory:
         """Return what the last signature takes of memory: weights, values between regions, each engine's own. Prints as a table.
