@@ -65,7 +65,9 @@ def check(op: str, *inputs: Array, attributes: dict[str, Any] | None = None, ops
         near = np.abs(actual - expected) <= 1e-6 if op == "Gelu" else np.False_
         assert (near | (ulps(actual, expected) <= most)).all()
     else:
-        np.testing.assert_allclose(actual.astype("f4"), expected.astype("f4"), rtol=2.0**-7 if expected.dtype == BFLOAT16 else 2e-3, atol=1e-4)
+        np.testing.assert_allclose(
+            actual.astype("f4"), expected.astype("f4"), rtol=2.0**-7 if expected.dtype == BFLOAT16 else 2e-3, atol=1e-4
+        )
 
 
 def test_every_operator_has_a_row_here() -> None:
@@ -135,7 +137,9 @@ def test_bits(op: str, dtype: Any) -> None:
     check("BitwiseNot", numbers((5, 77), dtype))
 
 
-@pytest.mark.parametrize("attributes", [{}, {"detect_negative": 0}, {"detect_positive": 0}, {"detect_negative": 0, "detect_positive": 0}])
+@pytest.mark.parametrize(
+    "attributes", [{}, {"detect_negative": 0}, {"detect_positive": 0}, {"detect_negative": 0, "detect_positive": 0}]
+)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
 def test_infinity_and_nan(dtype: Any, attributes: dict[str, Any]) -> None:
     check("IsInf", numbers((5, 77), dtype), attributes=attributes)
@@ -178,7 +182,10 @@ def test_cast(dtype: Any, to: DType) -> None:
 
 
 def test_narrow_floats_are_rounded_to_the_nearest() -> None:
-    x = np.array([65504, 65519.996, 65520, 2.0**-24, 2.0**-25, 2.9e-8, 3.1e-8, 1e-7, 6.1e-5, 2049, 2051, np.inf, np.nan, -0.0, 3e38], np.float32)
+    x = np.array(
+        [65504, 65519.996, 65520, 2.0**-24, 2.0**-25, 2.9e-8, 3.1e-8, 1e-7, 6.1e-5, 2049, 2051, np.inf, np.nan, -0.0, 3e38],
+        np.float32,
+    )
     for to in (DType.FLOAT16, DType.BFLOAT16):
         function = one_node("Cast", [x], {"to": to.onnx})
         with np.errstate(over="ignore"):
@@ -194,7 +201,9 @@ def test_every_half_is_read_as_numpy_reads_it() -> None:
 
 
 def test_powers() -> None:
-    bases, exponents = np.meshgrid(np.float32([*SPECIAL, 2, -2, 3, 1e-3, 0.99, 1.01]), np.float32([*SPECIAL, 2, 3, -3, 7, 0.25, 1e4, 1e10, -1e10]))
+    bases, exponents = np.meshgrid(
+        np.float32([*SPECIAL, 2, -2, 3, 1e-3, 0.99, 1.01]), np.float32([*SPECIAL, 2, 3, -3, 7, 0.25, 1e4, 1e10, -1e10])
+    )
     check("Pow", np.ascontiguousarray(bases), np.ascontiguousarray(exponents), most=2.0)
     x = np.abs(numbers((50, 50), special=False)) + np.float32(1e-3)
     check("Pow", x, numbers((50, 50), seed=1, special=False), most=2.0)
@@ -243,7 +252,11 @@ OPERATORS = ("Add", "Sub", "Mul", "Max", "Min")
 def graphs(draw: st.DrawFn) -> tuple[Function, list[Array]]:
     """Draw a Function of elementwise nodes with shared values, several outputs, and casts to booleans on the way."""
     shape = draw(st.sampled_from([(3, 50), (200,), (4, 1, 33)]))
-    inputs = [numbers(shape, seed=1, special=False), numbers(shape[-1:], seed=2, special=False), numbers((1,), seed=3, special=False)]
+    inputs = [
+        numbers(shape, seed=1, special=False),
+        numbers(shape[-1:], seed=2, special=False),
+        numbers((1,), seed=3, special=False),
+    ]
     names, nodes = ["x0", "x1", "x2"], []
     for i in range(draw(st.integers(1, 14))):
         a, b, c = (draw(st.sampled_from(names if i else names[:1])) for _ in range(3))

@@ -42,7 +42,10 @@ class Executable(abc.ABC):
         """
 
     def direct(self) -> Callable[..., Sequence[Any]]:
-        """Return the quickest way to `run` without options: it takes the inputs one by one. Asked for once, after `prepare`."""
+        """Return the quickest way to `run` without options: a call that takes the inputs one by one, valid until `close`.
+
+        Asked for after `prepare`. Threads may make the call at once.
+        """
         run = self.run
         return lambda *inputs: run(inputs)
 
@@ -75,7 +78,8 @@ class Executable(abc.ABC):
     def in_place(self) -> Sequence[tuple[int, int]]:
         """Return (input, output) pairs where `run` and `bind` are right if the output's buffer is the input's own memory.
 
-        It is taken up only where nobody reads the input afterwards. The default proposes nothing.
+        Any of them may be taken up together, none with an input or an output twice, and only where nobody reads the input
+        afterwards. The default proposes nothing.
         """
         return ()
 
@@ -135,7 +139,8 @@ class GraphCompiler(abc.ABC):
         if not asked:
             return None
         shown = ", ".join(f"{name}={value!r}" for name, value in asked.items())
-        return f"engine {self.name!r} does not honour {shown}"
+        why = ": nothing limits what it allocates while it computes" if "max_workspace_size" in asked else ""
+        return f"engine {self.name!r} does not honour {shown}{why}"
 
     def remarks(self, function: Function) -> tuple[str, ...]:
         """Return what a person should know of the engine's work on a function that it takes, one sentence each."""

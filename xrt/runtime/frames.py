@@ -7,7 +7,7 @@ write and which buffers to hand down is settled when the frame is made, and a ca
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -80,11 +80,15 @@ def _plain(step: Step, slots: list[Any], fixed: Mapping[int, Any], frees: Sequen
     if places:
         return _placing(step, slots, places, freed)
     direct, run, reads, writes, count = step.executable.direct(), step.executable.run, step.reads, step.writes, len(step.writes)
+    filled = _filled_outputs(step)
 
     def launch() -> None:
         options = slots[OPTIONS]
         given = [slots[slot] for slot in reads]
-        results = direct(*given) if options is None else run(given, handed_down(step, options, {}))
+        if options is None or not _asks_for_more(options, filled):
+            results = direct(*given)
+        else:
+            results = run(given, handed_down(step, options, {}))
         if len(results) != count:
             raise _miscounted(step, len(results))
         for slot, result in zip(writes, results, strict=True):
@@ -93,6 +97,24 @@ def _plain(step: Step, slots: list[Any], fixed: Mapping[int, Any], frees: Sequen
             slots[slot] = None
 
     return launch
+
+
+def _filled_outputs(step: Step) -> list[tuple[int, int]]:
+    """Return the program's outputs that the launch's engine computes into given buffers, and from how many bytes it pays."""
+    least = dict(enumerate(step.executable.fills_from()))
+    found = ((place, least.get(mine)) for mine, place in step.returns)
+    return [(place, nbytes) for place, nbytes in found if nbytes is not None]
+
+
+def _asks_for_more(options: RunOptions, filled: Sequence[tuple[int, int]]) -> bool:
+    """Whether a launch has to know the options: it has a stream, or better computes into one of the caller's buffers.
+
+    What is left of the buffers, XRT copies to when the call ends.
+    """
+    if options.stream is not None or not options.block:
+        return True
+    out = options.out
+    return out is not None and any(out[place] is not None and out[place].nbytes >= least for place, least in filled)
 
 
 def _placing(step: Step, slots: list[Any], places: Mapping[int, Array], freed: Sequence[int]) -> Action:
@@ -128,7 +150,8 @@ def handed_down(step: Step, options: RunOptions, places: Mapping[int, Array]) ->
     if options.out is not None:
         for mine, place in step.returns:
             buffers[mine] = options.out[place]
-    return replace(options, out=buffers if any(buffer is not None for buffer in buffers) else None)
+    out = buffers if any(buffer is not None for buffer in buffers) else None
+    return RunOptions(out, options.stream, options.block, options.profile)
 
 
 def _miscounted(step: Step, count: int) -> RunFailed:

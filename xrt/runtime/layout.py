@@ -113,6 +113,7 @@ class _Decisions:
     def __init__(self, slots: Slots, own: Mapping[int, object], types: Mapping[int, Type | None]) -> None:
         self.slots = slots
         self.own = own
+        self.outputs = frozenset(slots.outputs)
         self.types = {slot: type_ for slot, type_ in types.items() if _is_known(type_)}
         small = () if own else (slot for slot in slots.inputs if self._is_small(slot))
         self.copied: set[int] = set(small)
@@ -128,19 +129,22 @@ class _Decisions:
             self.bound.add(number)
             self.stored.update(slot for slot in step.writes if slot not in self.own)
             return
-        inner = [slot for slot in step.writes if slot not in self.slots.outputs]
+        inner = [slot for slot in step.writes if slot not in self.outputs]
         self.copied.update(slot for slot in inner if self._is_small(slot))
         self.stored.update(slot for slot in self._filled(step) if slot in inner)
 
     def _can_bind(self, step: Step) -> bool:
-        if not step.executable.binds() and not (step.writes and self.own.keys() >= {*step.writes}):
+        if not step.executable.binds() and not (step.writes and all(slot in self.own for slot in step.writes)):
             return False
-        fixed = self.own.keys() | self.copied | self.stored | self.slots.constants.keys()
-        return fixed >= {*step.reads} and all(self._may_be_fixed(slot) for slot in step.writes)
+        return all(self._is_fixed(slot) for slot in step.reads) and all(self._may_be_fixed(slot) for slot in step.writes)
+
+    def _is_fixed(self, slot: int) -> bool:
+        """Whether the slot's array lies at one place in every call of a frame."""
+        return slot in self.own or slot in self.copied or slot in self.stored or slot in self.slots.constants
 
     def _may_be_fixed(self, slot: int) -> bool:
         """Whether a bound launch may write the slot: what the caller gets is fresh, so an output is copied and must be small."""
-        return slot in self.own or (slot in self.types and (slot not in self.slots.outputs or self._is_small(slot)))
+        return slot in self.own or (slot in self.types and (slot not in self.outputs or self._is_small(slot)))
 
     def _filled(self, step: Step) -> list[int]:
         """Return the slots that the launch's engine better computes into a given buffer."""
@@ -170,7 +174,7 @@ class _Decisions:
 
     def _lifetime(self, slot: int, live: set[int]) -> Lifetime:
         first = self._writer(slot)
-        ends = slot in self.slots.outputs
+        ends = slot in self.outputs
         last = len(self.slots.steps) - 1 if ends else max(self.slots.last.get(slot, first), first)
         return Lifetime(self.slots.names[slot], self._tensor(slot), first, last, self._over(slot, first, live))
 
@@ -185,7 +189,7 @@ class _Decisions:
         step = self.slots.steps[first]
         for source, target in step.executable.in_place():
             given = step.reads[source]
-            if step.writes[target] == slot and given in live and given not in self.slots.outputs and self._dies(given, first):
+            if step.writes[target] == slot and given in live and given not in self.outputs and self._dies(given, first):
                 return self.slots.names[given]
         return ""
 

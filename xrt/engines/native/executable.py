@@ -55,9 +55,7 @@ class NativeExecutable(Executable):
         return self.tape.in_place
 
     def memory(self) -> tuple[MemoryUse, ...]:
-        why = (
-            "inner values and what kernels need to compute, planned once; a block is kept for each call that was ever under way"
-        )
+        why = "inner values and what kernels need to compute, planned once; a block is kept for each call that was ever under way"
         return (MemoryUse("workspace", self.tape.workspace, why, per_call=True),)
 
     def _check(self, out: Sequence[Any]) -> None:
