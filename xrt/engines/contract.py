@@ -144,7 +144,8 @@ class GraphCompiler(abc.ABC):
         if not asked:
             return None
         shown = ", ".join(f"{name}={value!r}" for name, value in asked.items())
-        return f"engine {self.name!r} does not honour {shown}"
+        why = ": nothing limits what it allocates while it computes" if "max_workspace_size" in asked else ""
+        return f"engine {self.name!r} does not honour {shown}{why}"
 
     def remarks(self, function: Function) -> tuple[str, ...]:
         """Return what a person should know of the engine's work on a function that it takes, one sentence each."""

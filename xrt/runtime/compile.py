@@ -21,7 +21,7 @@ from xrt.graph.mapping import release
 from xrt.partition import Launch, Plan
 from xrt.runtime.program import Program
 
-__all__ = ["Progress", "Refusal", "compile_plan"]
+__all__ = ["Progress", "Refusal", "RegionToCompile", "compile_plan", "regions_of"]
 
 Progress: TypeAlias = Callable[[int, int], object]
 """Told how many regions are compiled, of how many."""
@@ -67,8 +67,8 @@ def compile_plan(
 
 
 @dataclass(frozen=True)
-class _Region:
-    """A launch that is to be compiled."""
+class RegionToCompile:
+    """A launch, with what it is compiled by and for."""
 
     launch: Launch
     engine: GraphCompiler
@@ -89,6 +89,15 @@ class _Region:
         return self.signature.key if self.engine.compiles_in_parallel else type(self.engine)
 
 
+def regions_of(plan: Plan, engines: Mapping[str, GraphCompiler], context: CompileContext) -> list[RegionToCompile]:
+    """Return what is to be compiled for a plan, in its order."""
+    versions = {spec: engines[spec].version() for spec in dict.fromkeys(launch.engine for launch in plan.launches)}
+    return [
+        RegionToCompile(x, engines[x.engine], versions[x.engine], replace(context, device=x.device or context.device))
+        for x in plan.launches
+    ]
+
+
 class _Compilation:
     """One compile of a plan: its regions, and what became of each."""
 
@@ -101,11 +110,7 @@ class _Compilation:
         force: bool,
         progress: Progress | None,
     ) -> None:
-        versions = {spec: engines[spec].version() for spec in dict.fromkeys(launch.engine for launch in plan.launches)}
-        self._regions = [
-            _Region(x, engines[x.engine], versions[x.engine], replace(context, device=x.device or context.device))
-            for x in plan.launches
-        ]
+        self._regions = regions_of(plan, engines, context)
         self._threads = context.threads
         self._cache = cache
         self._forced = force
@@ -171,7 +176,7 @@ def _refusal(launch: Launch, error: CompileRefused | CompileFailed) -> Refusal:
     return Refusal(launch, culprits or launch.nodes, error)
 
 
-def _lease(region: _Region, cache: CompileCache, force: bool) -> Lease:
+def _lease(region: RegionToCompile, cache: CompileCache, force: bool) -> Lease:
     met = "hit"
 
     def make() -> Executable:
@@ -184,7 +189,7 @@ def _lease(region: _Region, cache: CompileCache, force: bool) -> Lease:
     return lease
 
 
-def _made(region: _Region) -> Executable:
+def _made(region: RegionToCompile) -> Executable:
     """Compile and prepare; whatever else an engine raises becomes CompileFailed, with its cause."""
     launch = region.launch
     _log.info("%s: %s compiles %d nodes", launch.name, launch.engine, len(launch.nodes))

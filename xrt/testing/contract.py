@@ -18,8 +18,9 @@ from xrt.graph import DType, Function, Node
 from xrt.testing.corpus import CORPUS, entry
 from xrt.testing.proof import Proof, alone_or_skip, bounded, compiled_or_skip, outputs_of
 from xrt.testing.renaming import renamed
-from xrt.testing.running import fitted, module_of, run_alone
+from xrt.testing.running import module_of
 from xrt.testing.strategies import functions, inputs_of
+from xrt.verify.running import fitted, run_alone
 
 __all__ = ["Contract"]
 

@@ -257,8 +257,9 @@ void reduce(const State &state, const xrt_call *call, Fold fold, Final final) {
   const std::vector<Total> totals = folded<T>(state, call, fold);
   T *y = data_of<T>(call->outputs[0]);
   const int64_t n = size_of(call->outputs[0]);
+  const auto nothing = static_cast<Total>(neutral<T>(fold));  // the least number of the type itself
   for (int64_t i = 0; i < n; ++i) {
-    const Total total = totals.empty() ? neutral<Total>(fold) : totals[static_cast<size_t>(i)];
+    const Total total = totals.empty() ? nothing : totals[static_cast<size_t>(i)];
     y[i] = static_cast<T>(finished(final, total, state.count));
   }
 }

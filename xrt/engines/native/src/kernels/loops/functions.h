@@ -158,7 +158,7 @@ inline VecF tanh(VecF x) {
   const VecF size = absolute<float>(x), square = x * x;
   const VecF near = x + x * square * polynomial(square, c);
   const VecF far = 1.0F - 2.0F / (exp(2.0F * size) + 1.0F);
-  return select(size < 0.625F, near, with_sign_of<float>(far, x));
+  return with_sign_of<float>(select(size < 0.625F, near, far), x);
 }
 
 // Near zero a polynomial of x; further out one minus exp(-x^2) times one of 1 / (|x| + 2).
