@@ -1,7 +1,7 @@
 """A stranger's path, from the documents alone: XRT from its sources into a fresh environment, an engine of one's own beside it.
 
-Every text comes out of ``docs/write-an-engine.md``: the engine's file, its ``pyproject.toml``, its test file and the commands. Only its name
-is another, so that nothing here can lean on the example in the repository.
+Every text comes out of ``docs/write-an-engine.md``: the engine's file, its ``pyproject.toml``, its test file and the
+commands. Only its name is another, so that nothing here can lean on the example in the repository.
 """
 
 from __future__ import annotations

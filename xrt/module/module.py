@@ -6,6 +6,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -121,7 +122,7 @@ class XRTModule:
 
     def profile(self) -> Profile:
         """Return the last signature's launch times, over the calls made with ``options=RunOptions(profile=True)``."""
-        return self._current().program().profile()
+        return replace(self._current().program().profile(), threads=self.threads)
 
     def signatures(self) -> dict[str, Signature]:
         """Return, by region of the last signature's plan, what the region is looked up by in the cache."""

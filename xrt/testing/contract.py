@@ -162,6 +162,8 @@ class Contract(Proof):
                 held[...] = value
             call()
             self.same(buffers, function, seed, "a bound call, on what its inputs held then")
+        executable.into(buffers)(*[_awkward(value) for value in inputs_of(function, 4)])
+        self.same(buffers, function, 4, "a call into fixed buffers")
         executable.close()
 
     @bounded
