@@ -3,7 +3,7 @@
 Each start is a fresh process that loads one of the light models from an ONNX file (or a bundle) and runs it once. Starts
 take turns: without the cache, with an empty one (which it fills), with a full one, and from a bundle. Two times are told:
 *compile*, from the plan to executables, with the hashing of weights; and *start*, from `XRTModule(path)` to the first
-result. Importing Python, NumPy and XRT comes on top of both, and is the same for all.
+result. Importing Python, NumPy, XRT and the engine's library comes on top of both, and is the same for all.
 
     python benchmarks/warm_start.py [--json] [--rounds N] [--engines ort,tvm,toy] [--models squeezenet,...]
 """
@@ -39,10 +39,12 @@ QUICK = {
 def start(path: str, engine: str, way: str) -> dict[str, float]:
     import numpy as np
 
-    import xrt
+    from xrt import XRTModule, load
+    from xrt.engines import registry
 
+    registry.create(engine)
     began = time.perf_counter()
-    module = xrt.load(path, strict=True) if way == "bundle" else xrt.XRTModule(path, engine=engine, strict=True)
+    module = load(path, strict=True) if way == "bundle" else XRTModule(path, engine=engine, strict=True)
     _ = module.plan
     planned = time.perf_counter()
     module.compile()
@@ -130,8 +132,8 @@ def figures(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def report(found: dict[str, Any]) -> str:
     lines = [found["machine"], f"medians of {found['rounds']} starts; ratios to a start without the cache", ""]
-    head = f"{'engine':6} {'model':14} {'off, s':>8} {'warm, s':>8} {'compile x':>10} {'start x':>8} {'bundle x':>9} {'filling x':>10}"
-    lines.append(head)
+    columns = f"{'compile x':>10} {'start x':>8} {'bundle x':>9} {'filling x':>10}"
+    lines.append(f"{'engine':6} {'model':14} {'off, s':>8} {'warm, s':>8} {columns}")
     for row in found["rows"]:
         seconds, ratios = row["seconds"], row["ratios"]
         lines.append(
