@@ -38,9 +38,10 @@ format: $(VENV)/dev.stamp ## format the code and mend what the linter can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/engines.stamp ## measure: partitioning, and the cost of a call
+bench: $(VENV)/engines.stamp ## measure: partitioning, the cost of a call, and warm starts
 	$(BIN)/python benchmarks/partition.py
 	$(BIN)/python benchmarks/dispatch.py
+	$(BIN)/python benchmarks/warm_start.py
 
 proto: $(VENV)/proto.stamp ## regenerate xrt/formats/xrt_pb2.py from proto/xrt.proto
 	touch proto/xrt.proto
