@@ -147,6 +147,10 @@ class GraphCompiler(abc.ABC):
         why = ": nothing limits what it allocates while it computes" if "max_workspace_size" in asked else ""
         return f"engine {self.name!r} does not honour {shown}{why}"
 
+    def lacks(self) -> str:
+        """Return what the engine does without here, though it could have it, and how to mend that; ``xrt engines`` says it."""
+        return ""
+
     def remarks(self, function: Function) -> tuple[str, ...]:
         """Return what a person should know of the engine's work on a function that it takes, one sentence each."""
         return ()
