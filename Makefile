@@ -45,6 +45,7 @@ bench: $(VENV)/engines.stamp ## measure everything that docs/performance.md tell
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/regions.py
 	$(BIN)/python benchmarks/warm_start.py
+	$(BIN)/python benchmarks/native.py
 
 proto: $(VENV)/proto.stamp ## regenerate xrt/formats/xrt_pb2.py from proto/xrt.proto
 	touch proto/xrt.proto
