@@ -38,14 +38,17 @@ format: $(VENV)/dev.stamp ## format the code and mend what the linter can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/engines.stamp ## measure: partitioning, the cost of a call, and warm starts
+bench: $(VENV)/engines.stamp ## measure everything that docs/performance.md tells
 	$(BIN)/python benchmarks/partition.py
+	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/dispatch.py
+	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/regions.py
 	$(BIN)/python benchmarks/warm_start.py
 
 proto: $(VENV)/proto.stamp ## regenerate xrt/formats/xrt_pb2.py from proto/xrt.proto
 	touch proto/xrt.proto
-	$(VENV)/proto/bin/cmake -S . -B build/proto -DPython3_EXECUTABLE=$(abspath $(VENV)/proto/bin/python)
+	$(VENV)/proto/bin/cmake -S . -B build/proto -DXRT_NATIVE=OFF -DXRT_PROTO=ON -DPython3_EXECUTABLE=$(abspath $(VENV)/proto/bin/python)
 	$(VENV)/proto/bin/cmake --build build/proto --target proto
 
 stubs: $(VENV)/dev.stamp ## rewrite the stub files of xrt.ops from the schemas of onnx
@@ -79,8 +82,8 @@ $(VENV)/dev.stamp: pyproject.toml setup.py | $(BIN)/python
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[all,dev]'
 	@touch $@
 
-$(VENV)/proto.stamp: CMakeLists.txt | $(BIN)/python
+$(VENV)/proto.stamp: proto/CMakeLists.txt | $(BIN)/python
 	$(BIN)/python -m venv $(VENV)/proto
 	$(VENV)/proto/bin/python -m pip install --quiet --disable-pip-version-check cmake onnx \
-	  "grpcio-tools==$$(sed -n 's/^set(XRT_GRPCIO_TOOLS "\([0-9.]*\)".*/\1/p' CMakeLists.txt)"
+	  "grpcio-tools==$$(sed -n 's/^set(XRT_GRPCIO_TOOLS "\([0-9.]*\)".*/\1/p' proto/CMakeLists.txt)"
 	@touch $@

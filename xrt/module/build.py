@@ -35,10 +35,11 @@ def with_fetched(function: Function, fetch: Sequence[str]) -> Function:
 
 
 def simplified(function: Function, *, fold: bool, threads: int = 1) -> Function:
-    """Return the function with types inferred, constant parts computed, and what no output needs left out."""
-    if fold:
-        function = passes.infer_shapes(passes.fold_constants(function, partial(evaluate, threads=threads)))
-    return passes.drop_dead_nodes(function)
+    """Return the function, whose types are inferred, with constant parts computed and what no output needs left out."""
+    folded = passes.fold_constants(function, partial(evaluate, threads=threads)) if fold else function
+    if folded is not function:
+        folded = passes.infer_shapes(folded)
+    return passes.drop_dead_nodes(folded)
 
 
 def evaluate(function: Function, inputs: Sequence[Any], threads: int = 1) -> list[Any]:

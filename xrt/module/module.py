@@ -17,7 +17,7 @@ from xrt.engines import GraphCompiler, RunOptions
 from xrt.errors import DeviceError, FallbackWarning, InputError, SignatureWarning
 from xrt.graph import Function, Value
 from xrt.module.bound import Bound, bound, check_fixed
-from xrt.module.build import Build, simplified, with_fetched
+from xrt.module.build import Build, evaluate, simplified, with_fetched
 from xrt.module.explain import Explanation, explain
 from xrt.module.memory import Memory
 from xrt.module.prepared import MISS, Prepared, prepared, shaping
@@ -29,6 +29,8 @@ from xrt.partition import Plan
 from xrt.runtime import Profile, Program, inputs
 from xrt.runtime.outputs import check_buffers
 from xrt.runtime.program import DEFAULT
+from xrt.verify import Culprit, Verification, bisect_plan, verify
+from xrt.verify.progress import Progress, unheard
 
 __all__ = ["XRTModule"]
 
@@ -36,6 +38,7 @@ MAX_READY = 1024
 """Prepared calls that a module keeps; one more forgets the oldest. They are small: one program serves many."""
 
 NOTHING = Prepared()
+"""The prepared call that serves no inputs."""
 
 
 class XRTModule:
@@ -119,7 +122,7 @@ class XRTModule:
 
     def profile(self) -> Profile:
         """Return the last signature's launch times, over the calls made with ``options=RunOptions(profile=True)``."""
-        return self._current().program().profile()
+        return replace(self._current().program().profile(), threads=self.threads)
 
     def signatures(self) -> dict[str, Signature]:
         """Return, by region of the last signature's plan, what the region is looked up by in the cache."""
@@ -131,6 +134,31 @@ class XRTModule:
         What engines hold is told once the signature is compiled; asking does not compile.
         """
         return self._current().memory()
+
+    # ------------------------------------------------------------------ is it right
+
+    def verify(self, *args: Any, inner: bool = True, progress: Progress = unheard, **named: Any) -> Verification:
+        """Hold every region for such inputs, and with ``inner`` every value inside, against the reference engine.
+
+        Prints as text; true where nothing differs. ``progress`` is told how many regions of how many are done. Raises
+        InputError for inputs that do not fit, EngineError where a region does not compile or run.
+        """
+        values = self._accept(args, named)
+        build = self._build(values)
+        context = self._engines.context
+        return verify(
+            build.function, build.plan, self._engines.by_spec, values, evaluate, context, inner=inner, progress=progress
+        )
+
+    def bisect(self, *args: Any, progress: Progress = unheard, **named: Any) -> Culprit | None:
+        """Return the smallest part of a region that differs from the reference engine on such inputs; None where none does.
+
+        ``progress`` is told how many parts were tried, and of how many nodes the smallest is by then. `save_case` of
+        `xrt.formats.onnx` writes what is returned.
+        """
+        values = self._accept(args, named)
+        plan = self._build(values).plan
+        return bisect_plan(plan, self._engines.by_spec, values, evaluate, self._engines.context, progress=progress)
 
     def _current(self) -> Build:
         return self._last or self._build(None)
@@ -254,7 +282,8 @@ class XRTModule:
         given = out if out is not None else options.out
         if given is None:
             return options
-        return replace(options, out=check_buffers(given, function.outputs, function.inputs, values))
+        buffers = check_buffers(given, function.outputs, function.inputs, values)
+        return RunOptions(buffers, options.stream, options.block, options.profile)
 
     def _remember(self, values: Sequence[Any], program: Program, build: Build) -> None:
         """Keep a prepared call for further values of these types and shapes; lists and dicts go the long way each time."""

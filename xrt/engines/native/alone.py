@@ -77,7 +77,7 @@ def _run(
     call = abi.CallC(
         inputs=_tensors(inputs, kept),
         outputs=_tensors(outputs, kept),
-        scratch=scratch.ctypes.data + -scratch.ctypes.data % 64,
+        scratch=scratch.ctypes.data + -scratch.ctypes.data % 64 if plan.scratch else None,
         threads=threads,
     )
     _check(kernel, core().alone(kernel.structure, plan.state, call, said.structure), said, RunFailed)

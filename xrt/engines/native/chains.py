@@ -29,11 +29,12 @@ def chained(function: Function, may: Callable[[Node], bool] = lambda node: True)
     What is left alone: nodes that ``may`` not be taken, whose types or shapes are not known, that order others (control
     edges), or of types and versions that the native kernel does not serve. Linear.
     """
+    given = function
     if any(function.type_of(name) is None for node in function.nodes for name in node.defines):
         function = infer_shapes(function)
     groups = _groups(function, _candidates(function, may))
     if not groups:
-        return function
+        return given
     chains = [_chain(function, group) for group in groups]
     taken = {index for group in groups for index in group}
     rest = [node for index, node in enumerate(function.nodes) if index not in taken]

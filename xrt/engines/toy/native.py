@@ -86,7 +86,8 @@ class _Refused(Exception):
 
 
 def _folded(function: Function, choice: Choice, threads: int, refused: Refusals) -> Segments:
-    function, kernels = _chosen(function, choice, refused)
+    early: dict[str, Prepared] = {}
+    function, kernels = _chosen(function, choice, refused, early)
     nodes: list[Node] = []
     tapes: dict[str, NativeTape] = {}
     for is_native, run in _runs(function, kernels):
@@ -94,7 +95,7 @@ def _folded(function: Function, choice: Choice, threads: int, refused: Refusals)
             nodes += run
             continue
         part = _closed(function, run, f"native_{len(tapes)}")
-        steps = [_prepared(kernels[node.name], node, part) for node in part.nodes]
+        steps = [early.get(node.name) or _prepared(kernels[node.name], node, part) for node in part.nodes]
         inputs = {v.name: v.type for v in part.inputs if isinstance(v.type, TensorType)}
         outputs = [v.name for v in part.outputs]
         tapes[part.name] = NativeTape(inputs, outputs, steps, part.constants, threads)
@@ -113,10 +114,13 @@ def _without_lost_controls(nodes: Sequence[Node]) -> Iterator[Node]:
 # ---------------------------------------------------------------------- which nodes
 
 
-def _chosen(function: Function, choice: Choice, refused: Refusals) -> tuple[Function, dict[str, NativeKernel]]:
+def _chosen(
+    function: Function, choice: Choice, refused: Refusals, early: dict[str, Prepared]
+) -> tuple[Function, dict[str, NativeKernel]]:
     """Return the kernel of each node that a native one serves, and the Function with the types that kernels announce.
 
-    Nothing infers the types of a foreign operator; where the model does not declare them, its kernel knows.
+    Nothing infers the types of a foreign operator; where the model does not declare them, its kernel knows. Those that had
+    to be prepared to tell are put into ``early``, by the node's name.
     """
     kernels: dict[str, NativeKernel] = {}
     for node in function.nodes:
@@ -127,7 +131,8 @@ def _chosen(function: Function, choice: Choice, refused: Refusals) -> tuple[Func
             continue
         kernels[node.name] = kernel
         if not all(is_static(function.type_of(name)) for name in node.defines):
-            function = _with_types(function, _prepared(kernel, node, function).outputs)
+            early[node.name] = _prepared(kernel, node, function)
+            function = _with_types(function, early[node.name].outputs)
     return function, kernels
 
 

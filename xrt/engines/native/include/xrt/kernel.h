@@ -140,7 +140,7 @@ typedef void (*xrt_body)(void *argument, int64_t begin, int64_t end);
 typedef struct xrt_call {
   const xrt_tensor *inputs;
   xrt_tensor *outputs;
-  void *scratch;
+  void *scratch;   /* NULL where `prepare` asked for none */
   int32_t threads; /* the budget: how many threads `parallel` uses at most, the calling one among them */
   /* Calls `body` on parts of [0, items) that together are all of it, each at least `grain` long but for the last, on several
    * threads; returns when all are done. Not from within a body. */

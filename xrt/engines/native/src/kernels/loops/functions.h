@@ -116,8 +116,9 @@ inline V polynomial(V x, const T (&c)[N]) {
 inline VecF power_of_two(VecI n) { return bits<VecF>((n + 127) << 23); }
 
 struct Reduced {
-  VecI n;
-  VecF tail;  // exp(r) - 1, where x = n ln 2 + r
+  VecF n;
+  VecI whole;  // n, as an integer
+  VecF tail;   // exp(r) - 1, where x = n ln 2 + r
 };
 
 // x between -104 and 89.
@@ -128,27 +129,43 @@ inline Reduced reduce_exp(VecF x) {
   const VecF n = shifted - shift;
   VecF r = x - n * 0.693359375F;
   r = r + n * 2.12194440e-4F;
-  return {bits<VecI>(shifted) - bits<VecI>(shift), r + r * r * polynomial(r, c)};
+  return {n, bits<VecI>(shifted) - bits<VecI>(shift), r + r * r * polynomial(r, c)};
 }
 
+// Between the bounds; NaN stays NaN.
 inline VecF clamped(VecF x, float low, float high) {
+#if defined(__AVX512F__)
+  // The compiler does not see that this is what the two instructions do when the second operand is NaN.
+  const __m512 above = _mm512_maskz_max_ps(0xFFFF, _mm512_set1_ps(low), bits<__m512>(x));
+  return bits<VecF>(_mm512_maskz_min_ps(0xFFFF, _mm512_set1_ps(high), above));
+#else
   x = select(x < low, splat(low), x);
   return select(x > high, splat(high), x);
+#endif
 }
 
+// x 2^n, rounded once.
+inline VecF scaled(VecF x, const Reduced &part) {
+#if defined(__AVX512F__)
+  return bits<VecF>(_mm512_maskz_scalef_ps(0xFFFF, bits<__m512>(x), bits<__m512>(part.n)));
+#else
+  const VecI half = part.whole >> 1;
+  return x * power_of_two(half) * power_of_two(part.whole - half);
+#endif
+}
+
+// A NaN comes through by way of the tail, here and below.
 inline VecF exp(VecF x) {
   const Reduced part = reduce_exp(clamped(x, -104.0F, 89.0F));
-  const VecI half = part.n >> 1;
-  const VecF result = (1.0F + part.tail) * power_of_two(half) * power_of_two(part.n - half);
-  return select(x != x, x, result);
+  return scaled(1.0F + part.tail, part);
 }
 
 // exp(x) - 1, exact to the last places near zero too.
 inline VecF expm1(VecF x) {
   const Reduced part = reduce_exp(clamped(x, -50.0F, 89.0F));
-  const VecF scale = power_of_two(part.n - 1);  // half of it: 2^128 has no number
+  const VecF scale = power_of_two(part.whole - 1);  // half of it: 2^128 has no number
   const VecF result = 2.0F * (scale * part.tail + (scale - 0.5F));
-  return select(x != x, x, select(absolute<float>(x) < 1e-9F, x, result));
+  return select(absolute<float>(x) < 1e-9F, x, result);
 }
 
 inline VecF sigmoid(VecF x) { return 1.0F / (1.0F + exp(-x)); }
@@ -158,7 +175,7 @@ inline VecF tanh(VecF x) {
   const VecF size = absolute<float>(x), square = x * x;
   const VecF near = x + x * square * polynomial(square, c);
   const VecF far = 1.0F - 2.0F / (exp(2.0F * size) + 1.0F);
-  return select(size < 0.625F, near, with_sign_of<float>(far, x));
+  return with_sign_of<float>(select(size < 0.625F, near, far), x);
 }
 
 // Near zero a polynomial of x; further out one minus exp(-x^2) times one of 1 / (|x| + 2).

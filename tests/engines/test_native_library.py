@@ -1,0 +1,191 @@
+"""Libraries of native kernels: what is opened, what is refused and in which words, and what a kernel is shown."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+from ctypes import sizeof
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.engines.native_building import library, needs_native
+from xrt.engines import OpTable, native
+from xrt.engines.native import abi
+from xrt.engines.toy import Toy
+from xrt.errors import CompileRefused, EngineError, EngineUnavailable, OptionError, RunFailed
+
+pytestmark = needs_native
+
+X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
+
+
+def kernels(*macros: str) -> native.NativeLibrary:
+    return native.load(library(*macros))
+
+
+# ---------------------------------------------------------------------- opening
+
+
+def test_a_library_says_what_it_is() -> None:
+    opened = kernels()
+    assert (opened.name, opened.version) == ("test_kernels", "7")
+    assert [kernel.name for kernel in opened.kernels] == ["twice", "split", "loud_neg"]
+    assert (opened.kernels[2].since, opened.kernels[2].until, opened.kernels[2].priority) == (6, 12, 5)
+    assert opened is kernels(), "it is opened once"
+
+
+def test_other_bytes_are_another_signature() -> None:
+    assert kernels().signature != kernels('VERSION="8"').signature
+    assert kernels().signature.startswith("test_kernels 7 (")
+
+
+WRONG = [
+    ("ABI=2", ("it speaks version 2 of the kernel interface, this XRT version 1; "
+     "build it anew with the kernel.h of xrt.engines.native.include_dir()")),
+    ("NULL_ENTRY", ("it does not serve version 1 of the kernel interface, which this XRT speaks; "
+     "build it anew with the kernel.h of xrt.engines.native.include_dir()")),
+    ("NO_ENTRY", "it does not export 'xrt_library_entry', which kernel.h describes; is it a library of XRT's kernels?"),
+    ("NO_RUN", "kernel 'lame' lacks run, which is not optional"),
+    ("NO_NAME", "the name of kernel 3 is missing"),
+    ("NOT_UTF8", r"the operator of kernel 'lame' is not UTF-8: b'L\xff'"),
+    ("ODD_DEVICE", "kernel 'lame' is for a device of kind 77, which XRT does not know"),
+    ("TWINS", ("kernels 'split' and 'splat' both serve every Split at priority 0; "
+     "give one another priority, version range or why_not")),
+    ("VERSION=\"\"", "its version is empty"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("macro", "reason"), WRONG)
+def test_a_library_that_is_wrong_is_refused_by_name(macro: str, reason: str) -> None:
+    path = library(macro)
+    with pytest.raises(EngineUnavailable) as raised:
+        native.load(path)
+    assert str(raised.value) == f"native library {str(path)!r} cannot be used: {reason}"
+
+
+def test_a_symbol_that_nobody_has_is_named() -> None:
+    path = library("UNDEFINED")
+    with pytest.raises(EngineUnavailable) as raised:
+        native.load(path)
+    assert str(raised.value) == (
+        f"native library {str(path)!r} cannot be used: the system does not open it as a shared library: "
+        f"{path}: undefined symbol: nowhere_to_be_found"
+    )
+
+
+def test_what_is_no_library_is_refused(tmp_path: Path) -> None:
+    text, cut = tmp_path / "text.so", tmp_path / "cut.so"
+    text.write_text("not a library at all, but long enough to be looked at\n" * 20)
+    cut.write_bytes(library().read_bytes()[:20])
+    found = {}
+    for path in (text, cut, tmp_path):
+        with pytest.raises(EngineUnavailable) as raised:
+            native.load(path)
+        found[path] = str(raised.value).removeprefix(f"native library {str(path)!r} cannot be used: ")
+    opened = "the system does not open it as a shared library: "
+    assert found == {
+        text: f"{opened}{text}: invalid ELF header",
+        cut: f"{opened}{cut}: file too short",
+        tmp_path: "it is a directory; name the file in it",
+    }
+
+
+def test_a_path_that_is_not_there_names_its_neighbours(tmp_path: Path) -> None:
+    shutil.copy(library(), tmp_path / "kernels.so")
+    with pytest.raises(EngineUnavailable) as raised:
+        native.load(tmp_path / "kernel.so")
+    assert str(raised.value) == (
+        f"native library {str(tmp_path / 'kernel.so')!r} cannot be used: there is no such file. Did you mean 'kernels.so'?"
+    )
+    with pytest.raises(EngineUnavailable, match=r"there is no such file\. There is no directory '/nowhere' to look in either"):
+        native.load("/nowhere/kernels.so")
+
+
+def test_a_path_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "secret.so"
+    shutil.copy(library(), path)
+    path.chmod(0)
+    if os.access(path, os.R_OK):  # root reads everything
+        monkeypatch.setattr(Path, "read_bytes", _denied)
+    with pytest.raises(EngineUnavailable) as raised:
+        native.load(path)
+    assert str(raised.value) == f"native library {str(path)!r} cannot be used: it cannot be read: Permission denied"
+
+
+def _denied(path: Path) -> bytes:
+    raise PermissionError(13, "Permission denied")
+
+
+def test_a_kernel_is_asked_for_by_name() -> None:
+    with pytest.raises(EngineUnavailable) as raised:
+        kernels().kernel("twise")
+    assert str(raised.value) == f"native library {str(library())!r} has no kernel 'twise'. Did you mean 'twice'?"
+
+
+# ---------------------------------------------------------------------- the interface
+
+
+def test_the_structures_are_the_compilers() -> None:
+    told = ctypes.CDLL(str(library())).layout
+    told.restype = ctypes.c_int64
+    structures = (
+        abi.DTypeC, abi.TensorC, abi.AttributeC, abi.NodeC, abi.TextC, abi.OutputC, abi.PlanC, abi.CallC, abi.KernelC,
+        abi.LibraryC,
+    )  # fmt: skip
+    last = (
+        abi.TensorC.byte_offset, abi.AttributeC.tensor, abi.NodeC.n_outputs, abi.OutputC.shape, abi.PlanC.outputs,
+        abi.CallC.host, abi.KernelC.destroy, abi.LibraryC.kernels,
+    )  # fmt: skip
+    mine = [*(sizeof(s) for s in structures), *(field.offset for field in last), abi.ABI, abi.MAX_RANK]
+    assert [told(i) for i in range(len(mine))] == mine
+    assert told(len(mine)) == -1
+
+
+def test_a_kernel_runs_alone() -> None:
+    (y,) = native.compute(kernels().kernel("twice"), X, None, attributes={"factor": 3.0, "bid": "scratch"}, threads=2)
+    np.testing.assert_allclose(y, 3 * X)
+    (y,) = native.compute(kernels().kernel("twice"), X.T, X.T, constants=[1])
+    np.testing.assert_allclose(y, 3 * X.T)
+
+
+FAILURES = [
+    ("decline", CompileRefused, "kernel 'twice' of library {path}: twice: it was bidden to"),
+    ("fail to run", RunFailed, "kernel 'twice' of library {path} failed: the number is odd"),
+    ("fail to prepare", CompileRefused, "kernel 'twice' of library {path} failed: no room"),
+]
+
+
+@pytest.mark.parametrize(("bid", "error", "text"), FAILURES)
+def test_a_kernel_alone_says_why_it_cannot(bid: str, error: type[EngineError], text: str) -> None:
+    with pytest.raises(error) as raised:
+        native.compute(kernels().kernel("twice"), X, None, attributes={"bid": bid})
+    assert str(raised.value) == text.format(path=library())
+
+
+def test_kernels_stand_in_a_table_beside_others() -> None:
+    table: OpTable[object] = OpTable("mine")
+    kernels().register(table)
+    assert ("test", "Twice") in table and ("", "Neg") in table
+    assert [kernel.priority for kernel in table] == [0, 0, 5]
+
+
+# ---------------------------------------------------------------------- toy's options
+
+
+def test_toy_is_told_which_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = Toy(libraries=(str(library()),))
+    assert toy.spec == f"toy{{libraries={library()}}}" or "libraries=" in toy.spec
+    assert kernels().signature in toy.version()
+    assert "xrt_native" in toy.version() and "xrt_native" not in Toy(native="off").version()
+    assert Toy(native="off").version().endswith("no native kernels")
+
+
+def test_options_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(OptionError) as raised:
+        Toy(native="off", libraries=("x.so",))
+    assert str(raised.value) == "engine 'toy' is given libraries of native kernels and native='off'; give one of them"
+    with pytest.raises(EngineUnavailable, match=r"native library '.*/no\.so' cannot be used: there is no such file"):
+        Toy(libraries=("no.so",))
