@@ -61,9 +61,9 @@ def test_an_option_that_is_not_honoured_is_named() -> None:
 
 def test_an_executable_cannot_be_saved_or_loaded() -> None:
     with pytest.raises(CompileRefused, match=r"^engine 'least' cannot save an executable$"):
-        Least().save(Idle())
+        Least().save(Idle(), CompileContext())
     with pytest.raises(CompileRefused, match=r"^engine 'least' cannot load an executable$"):
-        Least().load(b"", EMPTY, CompileContext())
+        Least().load(memoryview(b""), EMPTY, CompileContext())
 
 
 def test_the_engine_is_its_fields() -> None:
