@@ -145,3 +145,10 @@ def test_every_error_has_a_section() -> None:
 def test_the_guide_shows_the_example_as_it_is() -> None:
     shown = blocks((TOP / "docs" / "write-an-engine.md").read_text(encoding="utf-8"))[0]
     assert shown == (TOP / "examples" / "custom_engine" / "my_engine.py").read_text(encoding="utf-8")
+
+
+def test_the_guide_shows_the_native_example_as_it_is() -> None:
+    guide = (TOP / "docs" / "write-a-kernel.md").read_text(encoding="utf-8")
+    for name, fence in (("my_native_kernels.cc", "cpp"), ("CMakeLists.txt", "cmake"), ("my_native_kernels.py", "")):
+        shown = (TOP / "examples" / "native_kernels" / name).read_text(encoding="utf-8")
+        assert f"```{fence}\n{shown}```\n" in guide, f"{name} differs from what the guide shows"
