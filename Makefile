@@ -5,7 +5,7 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fuzz conform tables format bench native sanitize proto stubs wheel clean
+.PHONY: help demo test check fuzz soak conform tables format bench native sanitize proto stubs wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,13 +31,21 @@ conform: $(VENV)/engines.stamp ## run the tests of onnx on every engine and on m
 tables: $(VENV)/engines.stamp ## rewrite the table in README and docs/conformance.md from the last run of make conform
 	$(BIN)/python tools/write_conformance.py --from-record
 
+soak: $(VENV)/dev.stamp ## 32 processes on one cache, 100 rounds of SIGKILL, an hour of calls
+	$(BIN)/python tools/soak.py
+
 format: $(VENV)/dev.stamp ## format the code and mend what the linter can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/engines.stamp ## measure: partitioning, and the cost of a call
+bench: $(VENV)/engines.stamp ## measure everything that docs/performance.md tells
 	$(BIN)/python benchmarks/partition.py
+	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/dispatch.py
+	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/regions.py
+	$(BIN)/python benchmarks/warm_start.py
+	$(BIN)/python benchmarks/native.py
 
 native: $(VENV)/dev.stamp ## build the native kernels anew, in their place
 	$(BIN)/cmake -S . -B build/native

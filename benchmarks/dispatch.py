@@ -1,59 +1,46 @@
 """What does XRT cost on top of an engine?
 
-Two questions. (1) A tiny graph, a 2x3 Relu: one call of the module against one call of the engine's own Python API with
-its defaults and the same threads, NumPy in and fresh NumPy out. (2) One model of about 10 ms cut into 8 regions of
-one engine: the module's call against the sum of the same eight executables called one after the other by hand, and
-against the uncut model (the rest is lost fusion, not dispatch).
+Three questions, each in rounds in which the candidates take turns. (1) A tiny graph, a 2x3 Relu: one call of the module, by
+position, by name, into a buffer and bound, against one call of the engine's own Python API with its defaults and the same
+threads, NumPy in and fresh NumPy out. (2) An output of 4 MB: a fresh one, and one computed into the caller's buffer, against
+the engine's own call and a copy of its result to that buffer. (3) Eight threads that call one module, against eight threads
+that call the engine.
 
-    python benchmarks/dispatch.py [--json] [--rounds N]
+    python benchmarks/dispatch.py [--json] [--rounds N] [--engines toy,ort,tvm] [--floats N] [--threads N]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 import xrt
-from xrt.bench import Ratio, interleaved, machine, ratio
-from xrt.engines import CompileContext, registry
+from xrt.bench import Ratio, Timing, interleaved, machine, ratio
+from xrt.bench.turns import rotated
 from xrt.formats import onnx as onnx_format
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
+from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.runtime import available_cores
 
-REGIONS = 8
+CALLERS = 8
+Call = Callable[[Any], Any]
 
 
-def relu() -> Function:
-    value = TensorType(DType.FLOAT32, (2, 3))
+def relu(*shape: int) -> Function:
+    value = TensorType(DType.FLOAT32, shape or (2, 3))
     return Function((Value("x", value),), (Value("y", value),), (Node("Relu", ("x",), ("y",)),), opsets={"": 14}, name="relu")
-
-
-def convolutions(count: int = REGIONS, channels: int = 64, size: int = 56) -> Function:
-    """A chain of blocks, each a 3x3 convolution, a Relu and an addition of its input: about 10 ms on two cores."""
-    rng = np.random.default_rng(0)
-    shape = TensorType(DType.FLOAT32, (1, channels, size, size))
-    nodes, constants = [], {}
-    for i in range(count):
-        constants[f"w{i}"] = Constant((rng.standard_normal((channels, channels, 3, 3)) * 0.03).astype("float32"))
-        nodes += [
-            Node("Conv", (f"x{i}", f"w{i}"), (f"c{i}",), attributes_of({"pads": [1, 1, 1, 1]})),
-            Node("Relu", (f"c{i}",), (f"r{i}",)),
-            Node("Add", (f"r{i}", f"x{i}"), (f"x{i + 1}",)),
-        ]
-    types = {name: shape for node in nodes for name in node.outputs}
-    ends = (Value("x0", shape),), (Value(f"x{count}", shape),)
-    return Function(*ends, tuple(nodes), constants, {"": 14}, types=types, name="convolutions")
 
 
 # ---------------------------------------------------------------------- the engines' own calls
 
 
-def own_ort(function: Function, threads: int) -> Callable[[Any], Any]:
+def own_ort(function: Function, threads: int) -> Call:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -64,76 +51,109 @@ def own_ort(function: Function, threads: int) -> Callable[[Any], Any]:
     return lambda x: session.run(None, {name: x})[0]
 
 
-def own_tvm(function: Function, threads: int) -> Callable[[Any], Any]:
+def own_tvm(function: Function, threads: int) -> Call:
+    """A machine per thread: two threads in one would mix up its registers."""
+    import threading
+
     import tvm
     from tvm import relax
     from tvm.relax.frontend.onnx import from_onnx
 
-    module = from_onnx(onnx_format.lowest_model(function))
-    machine_ = relax.VirtualMachine(tvm.compile(module, target="llvm"), tvm.cpu())
-    return lambda x: machine_["main"](tvm.runtime.tensor(x)).numpy()
+    code = tvm.compile(from_onnx(onnx_format.lowest_model(function)), target="llvm")
+    mine = threading.local()
+
+    def call(x: Any) -> Any:
+        if not hasattr(mine, "main"):
+            mine.main = relax.VirtualMachine(code, tvm.cpu())["main"]
+        return mine.main(tvm.runtime.tensor(x)).numpy()
+
+    return call
 
 
-def own_toy(function: Function, threads: int) -> Callable[[Any], Any]:
+def own_toy(function: Function, threads: int) -> Call:
     """The same thing written by hand in NumPy."""
     return lambda x: np.maximum(x, 0)
 
 
-OWN = {"toy": own_toy, "ort": own_ort, "tvm": own_tvm}
+OWN: Mapping[str, Callable[[Function, int], Call]] = {"toy": own_toy, "ort": own_ort, "tvm": own_tvm}
 
 
-# ---------------------------------------------------------------------- the two questions
+# ---------------------------------------------------------------------- the questions
 
 
-def tiny(engine: str, rounds: int) -> dict[str, Any]:
-    """Time the module against the engine's own call on a 2x3 Relu."""
-    function, threads = relu(), available_cores()
-    x = np.random.default_rng(0).standard_normal((2, 3)).astype("float32")
-    module = xrt.XRTModule(function, engine=engine, strict=True)
-    own = OWN[engine](function, threads)
+def tiny(engine: str, rounds: int, threads: int) -> dict[str, Any]:
+    """Time the module's ways to call against the engine's own call on a 2x3 Relu."""
+    function = relu()
+    x, out = np.random.default_rng(0).standard_normal((2, 3)).astype("float32"), np.empty((2, 3), "float32")
+    module, own = xrt.XRTModule(function, engine=engine, strict=True, threads=threads), OWN[engine](function, threads)
+    bound = module.bind(x)
     np.testing.assert_allclose(module(x), own(x))
-    times = interleaved({"module": lambda: module(x), "own": lambda: own(x)}, rounds=rounds)
-    found = ratio(times["module"], [times["own"]])
-    return {
-        "engine": engine,
-        "module_us": 1e6 * times["module"].median,
-        "own_us": 1e6 * times["own"].median,
-        "ratio": asdict(found),
+    np.testing.assert_allclose(bound(), own(x))
+    ways: dict[str, Callable[[], Any]] = {
+        "module": lambda: module(x),
+        "named": lambda: module(x=x),
+        "out": lambda: module(x, out=out),
+        "bound": bound,
+        "own": lambda: own(x),
     }
+    return {"engine": engine, **against_own(interleaved(ways, rounds=rounds))}
 
 
-def eight(engine: str, rounds: int) -> dict[str, Any]:
-    """Time a model in eight regions against the regions alone, and against the model in one."""
-    function = convolutions()
-    x = np.random.default_rng(0).standard_normal(function.inputs[0].type.shape).astype("float32")  # type: ignore[union-attr,arg-type]  # static
-    cut = xrt.XRTModule(function, engine=engine, strict=True, maximum_nodes=len(function.nodes) // REGIONS)
-    whole = xrt.XRTModule(function, engine=engine, strict=True)
-    regions = by_hand(cut, x)
-    np.testing.assert_allclose(cut(x), whole(x), rtol=1e-3, atol=1e-4)
-    calls = {f"region {i}": call for i, call in enumerate(regions)}
-    times = interleaved({"cut": lambda: cut(x), "whole": lambda: whole(x), **calls}, rounds=rounds)
-    alone = [times[name] for name in calls]
-    return {
-        "engine": engine,
-        "regions": len(cut.plan.launches),
-        "cut_ms": 1e3 * times["cut"].median,
-        "whole_ms": 1e3 * times["whole"].median,
-        "to_regions_alone": asdict(ratio(times["cut"], alone)),
-        "to_one_region": asdict(ratio(times["cut"], [times["whole"]])),
+def large(engine: str, rounds: int, threads: int, floats: int) -> dict[str, Any]:
+    """Time a fresh large output and one in the caller's buffer against the engine's own call, alone and with a copy."""
+    function = relu(floats)
+    x, out = np.random.default_rng(0).standard_normal(floats).astype("float32"), np.empty(floats, "float32")
+    module, own = xrt.XRTModule(function, engine=engine, strict=True, threads=threads), OWN[engine](function, threads)
+    np.testing.assert_allclose(module(x, out=out), own(x))
+    ways: dict[str, Callable[[], Any]] = {
+        "module": lambda: module(x),
+        "out": lambda: module(x, out=out),
+        "bound": module.bind(x, out=out),
+        "own": lambda: own(x),
+        "own and copy": lambda: np.copyto(out, own(x)),
     }
+    return {"engine": engine, **against_own(interleaved(ways, rounds=rounds))}
 
 
-def by_hand(module: xrt.XRTModule, x: Any) -> list[Callable[[], Any]]:
-    """Return one call per region of the module's plan, each on the values that reach it."""
-    values = {module.inputs[0].name: x}
-    calls = []
-    for launch in module.plan.launches:
-        executable = registry.create(launch.engine).compile(launch.function, CompileContext(threads=available_cores()))
-        executable.prepare()
-        given = [values[name] for name in launch.inputs]
-        values.update(zip(launch.outputs, executable.run(given), strict=True))
-        calls.append(lambda executable=executable, given=given: executable.run(given))
-    return calls
+def against_own(times: Mapping[str, Timing]) -> dict[str, Any]:
+    """Return each way's median and its ratio to the engine's own call."""
+    return {name: {"us": 1e6 * timing.median, "ratio": asdict(ratio(timing, [times["own"]]))} for name, timing in times.items()}
+
+
+def threaded(engine: str, rounds: int, threads: int, floats: int) -> dict[str, Any]:
+    """Time eight threads that call the module against eight that call the engine, on a tiny and on a large output."""
+    found: dict[str, Any] = {"engine": engine}
+    for size in (6, floats):
+        function = relu(size)
+        module, own = xrt.XRTModule(function, engine=engine, strict=True, threads=threads), OWN[engine](function, threads)
+        calls = max(1, min(2000, 20_000_000 // size))
+        with ThreadPoolExecutor(CALLERS) as pool:
+            times = in_turn({"module": module, "own": own}, pool, size, calls, rounds)
+        rate = {name: CALLERS / timing.median for name, timing in times.items()}
+        found[f"{size} floats"] = {"per_s": rate, "ratio": asdict(ratio(times["own"], [times["module"]]))}
+    return found
+
+
+def in_turn(ways: Mapping[str, Call], pool: ThreadPoolExecutor, size: int, calls: int, rounds: int) -> dict[str, Timing]:
+    """Return, per round, the seconds in which every thread makes one call: the time of many, divided by their number."""
+    inputs = [np.random.default_rng(i).standard_normal(size).astype("float32") for i in range(CALLERS)]
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+
+    def serve(way: Call, x: Any) -> None:
+        for _ in range(calls):
+            result = way(x)
+        np.testing.assert_array_equal(result, np.maximum(x, 0))
+
+    for turn in range(-1, rounds):  # the first, for warmth, does not count
+        for name in rotated(list(ways), max(turn, 0)):
+            began = time.perf_counter()
+            list(pool.map(serve, [ways[name]] * CALLERS, inputs))
+            if turn >= 0:
+                taken[name].append((time.perf_counter() - began) / calls)
+    return {name: Timing(tuple(seconds)) for name, seconds in taken.items()}
+
+
+# ---------------------------------------------------------------------- report
 
 
 def main() -> None:
@@ -141,29 +161,39 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--rounds", type=int, default=30, help="interleaved rounds (default 30)")
     parser.add_argument("--engines", default="toy,ort,tvm", help="which engines (default toy,ort,tvm)")
-    arguments = parser.parse_args()
-    engines = arguments.engines.split(",")
+    parser.add_argument("--floats", type=int, default=1 << 20, help="elements of the large output (default 2**20)")
+    parser.add_argument("--threads", type=int, default=available_cores(), help="what an engine may use (default: all cores)")
+    a = parser.parse_args()
+    engines = a.engines.split(",")
     figures = {
         "machine": machine("onnxruntime", "apache-tvm"),
-        "tiny": [tiny(engine, arguments.rounds) for engine in engines],
-        "eight": [eight(engine, arguments.rounds) for engine in engines if engine != "tvm"],
+        "tiny": [tiny(engine, a.rounds, a.threads) for engine in engines],
+        "large": [large(engine, a.rounds, a.threads, a.floats) for engine in engines],
+        "threaded": [threaded(engine, a.rounds, a.threads, a.floats) for engine in engines],
     }
-    print(json.dumps(figures, indent=2) if arguments.json else report(figures))
+    print(json.dumps(figures, indent=2) if a.json else report(figures))
 
 
 def report(figures: dict[str, Any]) -> str:
-    lines = [figures["machine"], "", "a 2x3 Relu: the module's call against the engine's own"]
-    lines += [
-        f"  {row['engine']:4} {row['module_us']:9.2f} us against {row['own_us']:9.2f} us: {Ratio(**row['ratio'])} x"
-        for row in figures["tiny"]
-    ]
-    lines += ["", "a model in 8 regions: against the same regions called by hand; against the model in one region"]
-    lines += [
-        f"  {row['engine']:4} {row['cut_ms']:9.2f} ms: {Ratio(**row['to_regions_alone'])} x; "
-        f"one region {row['whole_ms']:.2f} ms: {Ratio(**row['to_one_region'])} x"
-        for row in figures["eight"]
-    ]
+    lines = [figures["machine"]]
+    for title, key in (("a 2x3 Relu: each way to call, over the engine's own call", "tiny"), ("a large output", "large")):
+        lines += ["", title]
+        lines += [line for row in figures[key] for line in ways(row)]
+    lines += ["", f"{CALLERS} threads: calls per second of the module over those of the engine called the same way"]
+    for row in figures["threaded"]:
+        for size, found in row.items():
+            if size != "engine":
+                rates = f"{found['per_s']['module']:12,.0f} over {found['per_s']['own']:12,.0f} per s"
+                lines.append(f"  {row['engine']:4} {size:>15} {rates}: {Ratio(**found['ratio'])} x")
     return "\n".join(lines)
+
+
+def ways(row: dict[str, Any]) -> list[str]:
+    return [
+        f"  {row['engine']:4} {name:12} {found['us']:10.2f} us: {Ratio(**found['ratio'])} x"
+        for name, found in row.items()
+        if name != "engine"
+    ]
 
 
 if __name__ == "__main__":

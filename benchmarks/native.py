@@ -29,7 +29,9 @@ CHEAP = ("Add", "Mul", "Sub", "Max", "Min")
 LENGTH = 50
 
 
-def single(op: str, shape: tuple[int, ...], constants: dict[str, Any] | None = None, *, opset: int = 17, **attributes: Any) -> Function:
+def single(
+    op: str, shape: tuple[int, ...], constants: dict[str, Any] | None = None, *, opset: int = 17, **attributes: Any
+) -> Function:
     """Return a Function of one operator over one float32 tensor."""
     held = {name: Constant(np.asarray(array)) for name, array in (constants or {}).items()}
     node = Node(op, ("x", *held), ("y",), attributes_of(attributes))

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from xrt.graph import Value as Value
     from xrt.module import XRTModule as XRTModule
     from xrt.module import configure as configure
+    from xrt.module import load as load
     from xrt.partition import ClusteringOptions as ClusteringOptions
     from xrt.partition import Plan as Plan
     from xrt.partition import partition as partition
@@ -63,6 +64,7 @@ _HOMES = {
     "XRTModule": "xrt.module",
     "XRTWarning": "xrt.errors",
     "configure": "xrt.module",
+    "load": "xrt.module",
     "partition": "xrt.partition",
 }
 _MODULES = ("errors", "ops")

@@ -113,6 +113,16 @@ def test_explain_gives_regions_and_reasons(model: Path, xrt: Command) -> None:
     assert data["reasons"][0]["node"] == "second"
 
 
+def test_explain_compiles_to_tell_of_memory(model: Path, xrt: Command) -> None:
+    code, out, _ = xrt("explain", model, "--engine", "ort,toy", "--pin", "Sin=toy", "--memory")
+    assert code == 0
+    table = out[out.index("memory:") :].splitlines()
+    assert [line.split("  ")[0] for line in table[1:3]] == ["weights", "between regions"]
+    assert table[-1].startswith("held between calls")
+    data = json.loads(xrt("explain", model, "--engine", "ort,toy", "--pin", "Sin=toy", "--memory", "--json")[1])
+    assert [use["name"] for use in data["memory"]["regions"][0]["uses"]] == ["session", "workspace"]
+
+
 @pytest.mark.slow
 def test_conform_counts_cases(xrt: Command) -> None:
     code, out, err = xrt("conform", "toy", "--cases", "test_relu", "--reference", "--operators")

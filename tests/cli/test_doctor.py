@@ -36,11 +36,12 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[EngineStatus]:
 def test_doctor_tells_all_as_json(engines: list[EngineStatus], capsys: pytest.CaptureFixture[str]) -> None:
     assert app._run(["doctor", "--json"], debug=True) == 0
     found = json.loads(capsys.readouterr().out)
-    keys = ["python", "platform", "versions", "processor", "cores", "memory", "environment", "engines"]
+    keys = ["python", "platform", "versions", "processor", "cores", "threads", "memory", "environment", "engines"]
     assert list(found) == keys
     assert found["versions"]["numpy"] == np.__version__
     assert found["processor"]["features"]
-    assert found["cores"]["this process"] >= 1
+    assert found["cores"]["this process"] == found["threads"]["budget"] >= 1
+    assert any(name.partition(" ")[2] for name in found["threads"])  # NumPy's BLAS, with its version
     assert found["engines"][0]["name"] == "toy"
 
 

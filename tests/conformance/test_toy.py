@@ -1,4 +1,4 @@
-"""Every test of onnx on toy, beside the evaluator of onnx in the same run, and held against the record."""
+"""Every test of onnx on toy with native kernels and on toy as the reference, beside the evaluator of onnx in the same run."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ import functools
 import pytest
 
 from tests.conformance.against import differences
+from xrt.module.settings import REFERENCE
 from xrt.testing import Report, Word, conform, node_cases
 
 pytestmark = pytest.mark.slow
 
 
 @functools.cache
-def report() -> Report:
-    return conform("toy", reference=True)
+def report(engine: str = REFERENCE) -> Report:
+    return conform(engine, reference=engine == REFERENCE)
 
 
-def test_nothing_fails():
-    assert report().ok, str(report())
-
-
-def test_the_record_says_the_same():
-    assert differences("toy", report()) == []
+@pytest.mark.parametrize("engine", [REFERENCE, "toy"])
+def test_nothing_fails_and_the_record_says_the_same(engine: str):
+    assert report(engine).ok, str(report(engine))
+    assert differences("toy", report(engine)) == []
 
 
 def test_nothing_is_lost_that_the_evaluator_of_onnx_passes():

@@ -15,10 +15,12 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from xrt.engines import CompileContext, RunOptions
+from xrt.engines import CompileContext, Executable, RunOptions
 from xrt.engines.ort import Ort
 from xrt.engines.ort.calls import SessionCalls
 from xrt.engines.ort.executable import BIND_FROM, OrtExecutable
+from xrt.engines.ort.handing import hand_over
+from xrt.engines.ort.memory import Growth
 from xrt.errors import CompileRefused, InputError, RunFailed
 from xrt.graph import Constant, DType, Function, Node, OptionalType, SequenceType, TensorType, Type, Value, attributes_of
 
@@ -428,3 +430,80 @@ def test_a_large_constant_may_be_folded_mapped_or_lie_in_any_order(tmp_path: Pat
     assert np.allclose(a, SQUARE @ -mapped.T)
     assert np.array_equal(b, turned.T)
     assert np.array_equal(c, np.ones(1000, np.float32))
+
+
+def test_calls_into_fixed_buffers_take_any_strides_and_go_the_public_way_where_there_is_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    executable = Ort().compile(function({"x": TensorType(F32, (2, 3))}, ["y"], [Node("Relu", ("x",), ("y",))]), CONTEXT)
+    given, frozen = np.arange(-3, 3, dtype="float32").reshape(3, 2), SQUARE.copy()
+    frozen.flags.writeable = False
+    for private in (True, False):
+        if not private:
+            monkeypatch.setattr("xrt.engines.ort.calls.getattr", lambda *_: None, raising=False)
+        buffer = np.empty((2, 3), "float32")
+        into, bound = executable.into([buffer]), executable.bind([frozen], [buffer])
+        into(given.T)
+        np.testing.assert_array_equal(buffer, np.maximum(given.T, 0))
+        bound()
+        np.testing.assert_array_equal(buffer, np.maximum(SQUARE, 0))
+
+
+def test_large_constants_of_bodies_and_packed_ones_are_handed_over_outside_of_the_model() -> None:
+    rng = np.random.default_rng(0)
+    weights = [rng.standard_normal((64, 64)).astype(np.float32) for _ in range(2)]
+    packed = (np.arange(4096) % 16 - 8).astype(ml_dtypes.int4)
+    value = TensorType(F32, (2, 64))
+    bodies = [
+        Function((), (Value(f"y{i}", value),), (node("MatMul", "x w", f"y{i}"),), {"w": Constant(w)}, {"": 21}, name=f"b{i}")
+        for i, w in enumerate(weights)
+    ]
+    f = function(
+        {"x": value, "c": TensorType(DType.BOOL, ()), "scale": TensorType(F32, ())},
+        ["y", "z"],
+        [
+            node("If", "c", "y").with_attributes(then_branch=bodies[0], else_branch=bodies[1]),
+            node("DequantizeLinear", "q scale", "z"),
+        ],
+        {"q": packed},
+    )
+    handed = hand_over(f)
+    assert len(handed.model) < 2000
+    assert sorted(content.nbytes for content in handed.files.values()) == [2048, 64 * 64 * 4, 64 * 64 * 4]
+    assert handed.copied == 2048
+    executable = compiled(f)
+    x = rng.standard_normal((2, 64)).astype(np.float32)
+    for choice, w in zip((True, False), weights, strict=True):
+        y, z = executable.run([x, np.array(choice), np.array(1, np.float32)])
+        assert np.allclose(y, x @ w, atol=1e-4)
+        assert np.array_equal(z, packed.astype(np.float32))
+    assert [use.name for use in executable.memory() or ()] == ["copied weights", "session", "workspace"]
+
+
+def test_sessions_opened_at_once_share_what_they_have_grown_by() -> None:
+    weights = np.random.default_rng(0).standard_normal((1024, 1024), np.float32)
+
+    def product(columns: int) -> Function:
+        types = {"x": TensorType(F32, ("N", 1024))}
+        return function(types, ["y"], [node("MatMul", "x w", "y")], {"w": weights[:, :columns].copy()})
+
+    compiled(product(1024))
+    alone = _session_bytes(compiled(product(1024)))
+    assert weights.nbytes <= alone <= 1.5 * weights.nbytes
+    functions = product(1024), product(512)
+    with Growth(1):
+        kept = list(map(compiled, functions))
+        assert [_session_bytes(executable) for executable in kept] == [0, 0]  # not known before all are open
+    large, small = (_session_bytes(executable) for executable in kept)
+    assert large == pytest.approx(2 * small, rel=0.01)
+    assert 1.5 * weights.nbytes <= large + small <= 2 * weights.nbytes
+
+
+def test_a_session_that_does_not_open_has_not_grown() -> None:
+    with pytest.raises(CompileRefused), Growth(1) as failed:
+        raise CompileRefused("no")
+    assert failed.nbytes is None
+
+
+def _session_bytes(executable: Executable) -> int:
+    return next(use.nbytes or 0 for use in executable.memory() or () if use.name == "session")

@@ -128,7 +128,7 @@ def test_execution_options_that_are_not_honoured_are_named() -> None:
     assert answer(threads=1, strict_types=True, max_batch_size=8) is None
     assert answer(precision="fp16", max_workspace_size=1) == (
         "engine 'ort' computes in the model's own types, in what memory that takes: it does not honour precision='fp16', "
-        "max_workspace_size=1"
+        "max_workspace_size=1; its arena can be limited for the whole process only"
     )
 
 

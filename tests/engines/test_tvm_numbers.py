@@ -14,7 +14,7 @@ from xrt.engines.tvm.capability import positions_read_at_import
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, attributes_of
 from xrt.testing.cases import Case, node_cases
-from xrt.testing.running import run_alone
+from xrt.verify.running import run_alone
 
 Array = np.ndarray[Any, Any]
 INT64 = DType.INT64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -342,3 +343,65 @@ def test_damaged_text_is_refused_or_read(data: st.DataObject | None) -> None:
         parse(EXAMPLE[:position] + put + EXAMPLE[position + length :])
     except ModelError as error:
         assert str(error)  # noqa: PT017  # either ending is right
+
+
+# ---------------------------------------------------------------------- the short ways
+
+RECURRING = (
+    START
+    + """
+  a: float32[2,3] = Relu(x) { alpha = 0.5, axis = 1 }
+  b: float32[2,3] = Relu(a) { alpha = 0.5, axis = 1 }
+  c: float32[2,N] = Other(b, _, a) {keep = [1, 2]}
+  const k: float32[2,3] = base64 "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
+  d: float32[2,N] = com.other::Sum(c, k) @after_all on "cpu" after b, c
+}"""
+)
+"""Types, attributes and inputs that come again, as the printer writes them, and a little otherwise."""
+
+NEVER = re.compile(r"(?!)")
+
+
+def outcome(text: str) -> object:
+    try:
+        return parse(text)
+    except ModelError as error:
+        return str(error)
+
+
+def by_the_grammar(text: str) -> object:
+    """Return what comes of a text where nothing is taken at one look."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in (
+            "text_parser._PLAIN_START",
+            "text_parser._PLAIN_NAMES",
+            "text_parser._PLAIN_ATTRIBUTES",
+            "text_types._PLAIN",
+        ):
+            patch.setattr(f"xrt.formats.{name}", NEVER)
+        return outcome(text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from([RECURRING, EXAMPLE]), st.data())
+@example(RECURRING, None)
+def test_what_is_taken_at_one_look_means_what_the_grammar_says(text: str, data: st.DataObject | None) -> None:
+    if data is not None:
+        position, length = data.draw(st.integers(0, len(text))), data.draw(st.integers(0, 12))
+        put = data.draw(st.one_of(st.just(""), st.text(max_size=3), st.sampled_from([*'(){}[]=,:@?"_#. ', *sorted(RESERVED)])))
+        text = text[:position] + put + text[position + length :]
+    assert outcome(text) == by_the_grammar(text)
+
+
+@given(functions())
+def test_any_function_is_read_alike_at_one_look(function: Function) -> None:
+    text = to_text(function)
+    assert outcome(text) == by_the_grammar(text)
+
+
+def test_types_that_are_written_alike_are_one_object() -> None:
+    function = parse(RECURRING)
+    assert isinstance(function, Function)
+    assert function.type_of("a") is function.type_of("b")
+    assert function.nodes[0].attributes is function.nodes[1].attributes
+    assert function.nodes[0].attributes == attributes_of({"axis": 1, "alpha": 0.5})

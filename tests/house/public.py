@@ -13,4 +13,4 @@ ROOT = Path(xrt.__file__).parent
 def modules() -> list[str]:
     """Return the names of the package's modules, generated ones and the command's entry apart."""
     found = (info.name for info in pkgutil.walk_packages([str(ROOT)], "xrt."))
-    return [name for name in found if not name.endswith(("__main__", "_pb2"))]
+    return ["xrt", *(name for name in found if not name.endswith(("__main__", "_pb2")))]

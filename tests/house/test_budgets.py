@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections import defaultdict
+from types import ModuleType
 
 import pytest
 
@@ -12,7 +13,11 @@ from tests.house.public import ROOT, modules
 from tests.house.rooms import room_of
 from tests.house.sizes import Length, functions, sources
 
-SHORT, LONGEST, MODULE = 20, 60, 400
+SHORT, MODULE = 20, 400
+FAR = 3
+"""A function is far over the size of its neighbours when it is this many times as long as nine in ten of its room."""
+NEIGHBOURS = 10
+"""A room of fewer functions is measured by the whole package."""
 
 
 def lengths() -> dict[str, list[Length]]:
@@ -32,9 +37,31 @@ def test_nine_functions_in_ten_are_short(room: str) -> None:
     assert len(long) <= len(LENGTHS[room]) / 10, f"too many functions over {SHORT} lines: {', '.join(map(str, long))}"
 
 
+def usual(lengths: list[Length]) -> int:
+    """Return how long nine in ten of the functions are at most."""
+    ordered = sorted(length.lines for length in lengths)
+    return ordered[9 * len(ordered) // 10]
+
+
+EVERYWHERE = usual([length for room in LENGTHS.values() for length in room])
+
+
+def giants(lengths: list[Length]) -> list[str]:
+    """Return the functions that are far over the size of their neighbours."""
+    most = FAR * (usual(lengths) if len(lengths) >= NEIGHBOURS else EVERYWHERE)
+    return [f"{length}, more than {most}" for length in lengths if length.lines > most]
+
+
 @pytest.mark.parametrize("room", sorted(LENGTHS))
-def test_no_function_is_long(room: str) -> None:
-    assert [str(length) for length in LENGTHS[room] if length.lines > LONGEST] == []
+def test_no_function_is_far_over_the_size_of_its_neighbours(room: str) -> None:
+    assert giants(LENGTHS[room]) == []
+
+
+def test_a_giant_among_short_ones_is_caught() -> None:
+    room = [Length(f"m:{i} f", lines) for i, lines in enumerate([3] * 18 + [5, 15])]
+    assert giants(room) == []
+    assert giants([*room, Length("m:99 g", 19)]) == ["m:99 g (19 lines), more than 15"]
+    assert giants([Length("n:1 alone", FAR * EVERYWHERE)]) == []
 
 
 def test_modules_can_be_read_in_one_go() -> None:
@@ -51,9 +78,20 @@ def test_a_length_is_counted_without_docstring_and_decorators() -> None:
 def test_public_names_exist_and_are_documented(name: str) -> None:
     module = importlib.import_module(name)
     assert module.__doc__, f"{name} has no docstring"
+    assert undocumented(module) == []
+
+
+def undocumented(module: ModuleType) -> list[str]:
+    """Return the functions and classes that a module calls public and does not say a word about."""
     public = {word: getattr(module, word) for word in getattr(module, "__all__", ())}
     called = {word: value for word, value in public.items() if inspect.isroutine(value) or inspect.isclass(value)}
-    assert [word for word, value in called.items() if not (value.__doc__ or "").strip()] == []
+    return [word for word, value in called.items() if not (value.__doc__ or "").strip()]
+
+
+def test_a_public_name_without_a_word_is_caught() -> None:
+    module = ModuleType("planted")
+    exec("__all__ = ['f', 'G', 'h']\ndef f(): pass\nclass G: pass\ndef h(): 'Says.'\ndef own(): pass", module.__dict__)
+    assert undocumented(module) == ["f", "G"]
 
 
 @pytest.mark.parametrize("name", modules())

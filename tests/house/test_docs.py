@@ -17,6 +17,7 @@ from tests.house.public import modules
 from xrt import errors
 from xrt.bench import Candidate
 from xrt.cli.app import cli
+from xrt.engines import Executable, GraphCompiler
 from xrt.errors import XRTError, XRTWarning
 from xrt.partition import Pin
 
@@ -104,13 +105,15 @@ def test_a_command_that_is_not_understood_is_caught() -> None:
     assert fault_of("xrt run m.onnx") is None
 
 
+_FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+"""Code, in which a bracket may be followed by a parenthesis."""
 _LINK = re.compile(r"\]\(([^)#:]*)(?:#([^):]+))?\)")
 
 
 def lost_links(document: Path) -> list[str]:
     """Return the relative links of a document that lead to no file, or to no heading of it."""
     lost = []
-    for target, anchor in _LINK.findall(document.read_text(encoding="utf-8")):
+    for target, anchor in _LINK.findall(_FENCED.sub("", document.read_text(encoding="utf-8"))):
         path = document.parent / target if target else document
         if not path.exists() or (anchor and anchor not in anchors(path)):
             lost.append(f"{document.name}: {target}#{anchor}" if anchor else f"{document.name}: {target}")
@@ -124,7 +127,7 @@ def anchors(document: Path) -> set[str]:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    assert [lost for document in DOCUMENTS for lost in lost_links(document)] == []
+    assert [lost for document in [*DOCUMENTS, TOP / "CHANGELOG.md"] for lost in lost_links(document)] == []
 
 
 def test_a_link_that_leads_nowhere_is_caught(tmp_path: Path) -> None:
@@ -140,6 +143,14 @@ def test_every_error_has_a_section() -> None:
         if isinstance(found := getattr(errors, word), type) and issubclass(found, XRTError | XRTWarning)
     }
     assert {heading.lower() for heading in tree} | {"errors-and-warnings"} == anchors(TOP / "docs" / "errors.md")
+
+
+@pytest.mark.parametrize("contract", [GraphCompiler, Executable])
+def test_the_guide_names_each_member_of_the_contract(contract: type) -> None:
+    guide = (TOP / "docs" / "write-an-engine.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"`(\w+)(?:\([^`]*\))?`", guide.split("## Each member")[1].split("\n## ")[0]))
+    members = {*vars(contract), *contract.__annotations__}
+    assert sorted(name for name in members if not name.startswith("_") and name not in told) == []
 
 
 def test_the_guide_shows_the_example_as_it_is() -> None:

@@ -121,7 +121,8 @@ def test_a_gap_without_an_entry_is_caught() -> None:
 
 def test_an_entry_that_holds_no_more_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     stale = Gap(RECORD.entries[0].case, "never", "planted", "https://example.org")
-    monkeypatch.setitem(globals(), "gaps_of", lambda name: (stale,) if name == "ort" else gaps_of(name))
+    shipped = gaps_of
+    monkeypatch.setitem(globals(), "gaps_of", lambda name: (stale,) if name == "ort" else shipped(name))
     assert ledger_faults(RECORD) == [f"ort: {stale} holds no more for {stale.cases}"]
 
 

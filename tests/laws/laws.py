@@ -15,8 +15,8 @@ from xrt.module.settings import REFERENCE
 from xrt.partition import Pin
 from xrt.passes import drop_dead_nodes
 from xrt.testing.faulty import Recording
-from xrt.testing.running import run_alone
 from xrt.testing.strategies import EVERYTHING, Form, functions, inputs_of
+from xrt.verify.running import run_alone
 
 __all__ = ["bounded", "doubles", "living", "on_toy", "outputs_of", "pins", "same_bits"]
 

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from tests.laws.laws import bounded, doubles, living, on_toy, outputs_of, pins, same_bits
 from xrt.partition import ClusteringOptions
-from xrt.testing.running import module_of, pieces, run_in_pieces
+from xrt.testing.running import module_of
 from xrt.testing.strategies import Form, functions, inputs_of, labels
+from xrt.verify.running import pieces, run_in_pieces
 
 PURE = Form(aliases=False)
 

@@ -15,7 +15,7 @@ from xrt.testing.corpus import CORPUS, entry
 from xrt.testing.faulty import Recording
 from xrt.testing.running import module_of
 from xrt.testing.strategies import Form, inputs_of
-from xrt.testing.ties import ties_of
+from xrt.verify.ties import ties_of
 
 PLAIN = Form(dtypes=Form().dtypes[:3])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -114,13 +115,16 @@ def test_eight_threads_call_one_module(engine: Any, size: int) -> None:
     m = module(engine, blocks(size))
     m(*random(size))
 
-    def call(seed: int) -> bool:
+    def call(seed: int) -> list[Any]:
         x, y = random(size, seed)
-        results = [m(x, y) for _ in range(4)]
-        return all(np.allclose(a, b) for one in results for a, b in zip(one, by_hand(x, y), strict=True))
+        return [x, y, *(result for _ in range(4) for result in m(x, y))]
 
     with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(call, range(16)))
+        found = list(pool.map(call, range(16)))
+    for x, y, *results in found:
+        assert all(np.allclose(a, b) for a, b in zip(results, by_hand(x, y) * 4, strict=True))
+    starts = sorted((a.ctypes.data, a.nbytes) for one in found for a in one)
+    assert all(at + nbytes <= then for (at, nbytes), (then, _) in itertools.pairwise(starts)), "no memory is shared"
 
 
 def test_a_mixture_keeps_what_crosses_in_its_arena() -> None:
@@ -270,6 +274,18 @@ def test_extents_that_the_inputs_settle_are_settled(engine: str) -> None:
     with pytest.raises(InputError) as caught:
         m.bind(x, out=np.empty((3, 3), "float32"))
     assert str(caught.value) == "out[0] for output 'y' must be float32[2,3]; got float32[3, 3]"
+
+
+def test_extents_that_the_inputs_settle_give_inner_values_a_place() -> None:
+    type_ = TensorType(DType.FLOAT32, ("N", 300))
+    nodes = tuple(Node("Neg", (f"v{i}",), (f"v{i + 1}",), name=f"n{i}") for i in range(4))
+    function = Function((Value("v0", type_),), (Value("v4", type_),), nodes, opsets={"": 14})
+    m, x = module(["ort", "toy"], function), np.ones((50, 300), "float32")
+    bound = m.bind(x)
+    for step in range(3):
+        x += step
+        np.testing.assert_array_equal(bound(), x)
+    np.testing.assert_array_equal(m(x[:7].copy()), x[:7])
 
 
 def test_an_output_whose_size_only_a_run_tells_needs_a_buffer() -> None:

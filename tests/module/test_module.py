@@ -297,7 +297,13 @@ def test_a_refusal_that_nobody_can_take_over_is_the_cause_of_the_error() -> None
         ({"precision": "fp16"}, OptionError, "engine 'toy' does not honour precision='fp16'"),
         ({"use_fp16": True}, OptionError, "engine 'toy' does not honour precision='fp16'"),
         ({"use_fp16": True, "precision": "bf16"}, OptionError, "use_fp16=True contradicts precision='bf16'; give one of them"),
-        ({"max_workspace_size": 10}, OptionError, "engine 'toy' does not honour max_workspace_size=10"),
+        (
+            {"max_workspace_size": 10},
+            OptionError,
+            "engine 'toy' does not honour max_workspace_size=10: nothing limits what it allocates while it computes",
+        ),
+        ({"max_workspace_size": 10, "engine": "ort"}, OptionError, "its arena can be limited for the whole process only"),
+        ({"max_workspace_size": 10, "engine": "tvm"}, OptionError, "engine 'tvm' does not honour max_workspace_size=10: nothing"),
         ({"threads": 0}, OptionError, "threads must be a positive integer or None; got 0"),
         ({"max_signatures": 0}, OptionError, "max_signatures must be a positive integer; got 0"),
     ],
@@ -365,6 +371,7 @@ def test_a_profile_and_the_memory_of_the_last_signature() -> None:
     m = xrt.XRTModule(chain("Relu", "Neg"), engine=[Picky(), "toy"])
     m(X, options=RunOptions(profile=True))
     assert [t.calls for t in m.profile().launches] == [1, 1]
+    assert str(m.profile()).splitlines()[-1] == f"on {m.threads} thread{'s' * (m.threads > 1)}"
     assert m.memory().crossing == 2 * X.nbytes
 
 

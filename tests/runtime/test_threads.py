@@ -279,6 +279,33 @@ def test_a_shared_pool_has_one_budget() -> None:
     ]
 
 
+BUDGETS = (
+    PRELUDE
+    + """
+import os
+from xrt.runtime import threads
+threads.available_cores = lambda: 4
+kept = []
+
+def grown(spec, budget):
+    before = len(os.listdir("/proc/self/task"))
+    kept.append(xrt.XRTModule(RELU, spec, threads=budget, strict=True))
+    kept[-1](X)
+    return len(os.listdir("/proc/self/task")) - before
+
+grown("ort", 1)  # what the library starts once
+print([grown("ort{memory_pattern=false}", budget) for budget in (1, 2, 4)])
+print([grown("ort{execution_mode=parallel}", budget) for budget in (1, 2, 4)])
+print(grown("ort{execution_mode=parallel, inter_op_threads=2}", 4))
+"""
+)
+
+
+def test_modules_of_different_budgets_have_their_own_threads() -> None:
+    """The calling thread computes too, so that a budget of four is three threads more."""
+    assert ran(BUDGETS).splitlines() == ["[0, 1, 3]", "[0, 1, 3]", "3"]
+
+
 LATE = (
     PRELUDE
     + """
@@ -343,7 +370,7 @@ def test_after_a_run_the_process_is_idle(engines: list[str], pins: list[str]) ->
         for _ in range(5):
             module(x)
         time.sleep(SPINS)
-        assert min(busy(0.3) for _ in range(3)) < 0.1
+        assert any(busy(0.3) < 0.1 for _ in range(5))
 
 
 def busy(seconds: float) -> float:

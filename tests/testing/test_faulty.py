@@ -11,7 +11,7 @@ from xrt.errors import CompileRefused, OptionError
 from xrt.passes import infer_shapes
 from xrt.testing.corpus import entry
 from xrt.testing.faulty import Faulty, Recording, Slow
-from xrt.testing.running import compiled, run_alone
+from xrt.verify.running import compiled, run_alone
 
 ONE = entry("two_branches_and_a_join")
 

@@ -20,8 +20,8 @@ from xrt.graph.verify import verify
 from xrt.testing.draft import LARGEST, Seeded
 from xrt.testing.generate import Form, inputs_of, seeded_function
 from xrt.testing.proof import bounded
-from xrt.testing.running import run_alone
 from xrt.testing.strategies import functions, labels
+from xrt.verify.running import run_alone
 
 many = settings(bounded, max_examples=150)
 

@@ -8,8 +8,8 @@ import pytest
 from xrt.compare import IndexTies, StepTies, compare_all
 from xrt.engines import registry
 from xrt.testing.corpus.entry import f32, graph, node
-from xrt.testing.running import run_alone
-from xrt.testing.ties import ties_of
+from xrt.verify.running import run_alone
+from xrt.verify.ties import ties_of
 
 
 def on_toy(function, inputs):

@@ -6,7 +6,7 @@ plans, runs or knows what an executable computes.
 """
 
 from xrt.cache.disk import DiskStatistics, DiskTier, Recipe, Store, tier_of
-from xrt.cache.memory import CacheStatistics, CompileCache, Lease, cache_of, default_cache
+from xrt.cache.memory import CacheStatistics, CompileCache, Lease, Tier, cache_of, default_cache
 from xrt.cache.signature import FORMAT_VERSION, Signature, signature_of
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Recipe",
     "Signature",
     "Store",
+    "Tier",
     "cache_of",
     "default_cache",
     "signature_of",

@@ -10,13 +10,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Protocol
 
-from xrt.cache.disk import DiskStatistics, DiskTier, Recipe, tier_of
+from xrt.cache.disk import DiskStatistics, Recipe, WeightsMemo, tier_of
 from xrt.cache.signature import Signature
 from xrt.engines import Executable
 from xrt.errors import OptionError
 
-__all__ = ["CacheStatistics", "CompileCache", "Lease", "cache_of", "default_cache"]
+__all__ = ["CacheStatistics", "CompileCache", "Lease", "Tier", "cache_of", "default_cache"]
 
 CAPACITY = 256
 """Executables that the process-wide cache keeps; those in use by a module live on beyond it."""
@@ -36,6 +37,21 @@ class CacheStatistics:
     """Executables held now."""
     disk: DiskStatistics = field(default_factory=DiskStatistics)
     """The same of the disk tier; all zeros where there is none."""
+
+
+class Tier(Protocol):
+    """Where a cache looks for what it has not in memory: a `DiskTier`, or a bundle."""
+
+    @property
+    def statistics(self) -> DiskStatistics:
+        """Counts since the tier was made."""
+
+    @property
+    def weights(self) -> WeightsMemo | None:
+        """Where the hashes of files' weights are kept, if anywhere."""
+
+    def obtain(self, signature: Signature, recipe: Recipe, make: Callable[[], Executable], *, force: bool = False) -> Executable:
+        """Return the signature's executable, prepared: loaded, or made."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +88,7 @@ class CompileCache:
     closed when the last of them lets go.
     """
 
-    def __init__(self, capacity: int = CAPACITY, disk: DiskTier | None = None) -> None:
+    def __init__(self, capacity: int = CAPACITY, disk: Tier | None = None) -> None:
         """Keep at most so many executables; what is not among them is looked for on the disk, where a tier is given."""
         if capacity < 1:
             raise OptionError(f"the capacity of a cache must be at least 1; got {capacity}")

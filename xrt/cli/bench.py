@@ -9,10 +9,11 @@ import click
 
 from xrt.bench import Candidate, Group, Report, Row, Settings, Subject, compare_engines
 from xrt.cli.screen import err, human_bytes, out, show_table
-from xrt.engines import registry
+from xrt.engines import ExecutionOptions, registry
 from xrt.engines.probing import probe_all
 from xrt.errors import OptionError
-from xrt.runtime import available_cores
+from xrt.module import checked_budget
+from xrt.runtime import default_budget
 
 __all__ = ["command"]
 
@@ -32,7 +33,7 @@ WIDE = 130
     multiple=True,
     help="A candidate: ort, or 'tvm,ort with Conv|MatMul=ort' [default: each ready one]",
 )
-@click.option("--threads", default=str(available_cores()), show_default="the cores at hand", help="Thread counts: 1,2")
+@click.option("--threads", default=str(default_budget()), show_default="the cores at hand", help="Thread counts: 1,2")
 @click.option("--batch", default="", help="Batch sizes: 1,8 [default: the model's own]")
 @click.option("--rounds", default=20, show_default=True, type=click.IntRange(2), help="Turns of each candidate")
 @click.option(
@@ -62,7 +63,7 @@ def command(
     report = _compared(
         subjects,
         _candidates(candidates),
-        _counts(threads, "--threads") or [available_cores()],
+        _budgets(_counts(threads, "--threads") or [default_budget()]),
         Settings(rounds=rounds, budget_seconds=budget, seed=seed),
         silent=as_json,
     )
@@ -84,6 +85,11 @@ def _counts(text: str, option: str) -> list[int]:
     if not all(part.isdecimal() and int(part) for part in parts):
         raise OptionError(f"{option} takes positive numbers with commas, such as 1,2; got {text!r}")
     return [int(part) for part in parts]
+
+
+def _budgets(asked: list[int]) -> list[int]:
+    """Return the budgets that were asked for, each once and none above the cores, with a warning for what is."""
+    return list(dict.fromkeys(checked_budget(ExecutionOptions(threads=count)) for count in asked))
 
 
 def _candidates(given: tuple[str, ...]) -> list[Candidate]:

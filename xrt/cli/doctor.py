@@ -15,8 +15,9 @@ from typing import Any
 import click
 
 from xrt.cli.screen import err, human_bytes, out, show_table
+from xrt.engines.blas import blas_of_process
 from xrt.engines.probing import probe_all
-from xrt.runtime import available_cores
+from xrt.runtime import available_cores, default_budget
 
 __all__ = ["command", "environment_of", "facts"]
 
@@ -46,6 +47,7 @@ def facts() -> dict[str, Any]:
         "versions": {name: version for name in _DISTRIBUTIONS if (version := _version(name))},
         "processor": _processor(),
         "cores": {"this process": available_cores(), "machine": os.cpu_count()},
+        "threads": {"budget": default_budget(), **_blas()},
         "memory": _memory(),
         "environment": environment_of(os.environ),
         "engines": [asdict(status) for status in probe_all()],
@@ -62,6 +64,11 @@ def _version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _blas() -> dict[str, int]:
+    """Return the threads that NumPy's BLAS takes by itself, under its name."""
+    return {library.name: library.get() for library in blas_of_process().libraries}
 
 
 def _processor() -> dict[str, Any]:
@@ -97,6 +104,7 @@ def _show(found: Mapping[str, Any]) -> None:
         ("processor", f"{processor['name']} ({processor['architecture']})"),
         ("features", " ".join(processor["features"])),
         *((f"cores of {whose}", count) for whose, count in found["cores"].items()),
+        *((f"threads, {whose}", count) for whose, count in found["threads"].items()),
         *((f"memory, {word}", human_bytes(count)) for word, count in found["memory"].items()),
         *found["versions"].items(),
         *found["environment"].items(),

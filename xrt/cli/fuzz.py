@@ -12,7 +12,8 @@ from xrt.engines.spec import parse_spec
 from xrt.errors import OptionError
 from xrt.testing.corpus import Entry
 from xrt.testing.files import write_entry
-from xrt.testing.fuzz import Finding, Fuzzer, Verdict
+from xrt.testing.fuzz import Finding, Fuzzer
+from xrt.verify import Verdict
 
 __all__ = ["command"]
 

@@ -15,7 +15,7 @@ from xrt.errors import InputError, OptionError
 from xrt.formats import onnx
 from xrt.graph import Function
 
-__all__ = ["check_writable", "dims_of", "loaded", "module_keywords", "module_options"]
+__all__ = ["check_writable", "dims_of", "input_options", "loaded", "module_keywords", "module_options"]
 
 Command = Callable[..., Any]
 
@@ -57,6 +57,27 @@ _SHARED = (
     click.option("--strict", is_flag=True, help="No fallback to toy: a node that no listed engine takes is an error"),
     click.option("--dim", "dims", multiple=True, help="Size of a symbolic dimension: batch=4"),
 )
+
+
+_INPUTS = (
+    click.option(
+        "--input", "-i", "files", multiple=True, help="An input from a file: NAME=FILE.npy, or FILE.npz with one array per input"
+    ),
+    click.option(
+        "--seed",
+        default=0,
+        show_default=True,
+        type=click.IntRange(0),
+        help="Seed of the random inputs that stand in for those not given",
+    ),
+)
+
+
+def input_options(command: Command) -> Command:
+    """Add the options that say what a model is run on: ``files`` and ``seed``."""
+    for option in reversed(_INPUTS):
+        command = option(command)
+    return command
 
 
 def module_options(command: Command) -> Command:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -10,12 +9,16 @@ from typing import Any
 
 import click
 import numpy as np
+from rich.status import Status
 
+from xrt.cli.bundles import opened
 from xrt.cli.explain import with_dims
-from xrt.cli.options import check_writable, dims_of, loaded, module_keywords, module_options
+from xrt.cli.inputs import from_files
+from xrt.cli.options import check_writable, dims_of, input_options, loaded, module_keywords, module_options
 from xrt.cli.screen import err, out, show_table
 from xrt.compare import compare, tolerance_for
-from xrt.errors import EngineError, InputError, OptionError, PlanError
+from xrt.errors import EngineError, InputError, PlanError
+from xrt.formats.bundle import is_bundle
 from xrt.graph import Function
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
@@ -27,29 +30,22 @@ __all__ = ["command"]
 @click.command("run")
 @click.argument("model")
 @module_options
-@click.option(
-    "--input", "-i", "files", multiple=True, help="An input from a file: NAME=FILE.npy, or FILE.npz with one array per input"
-)
-@click.option(
-    "--seed",
-    default=0,
-    show_default=True,
-    type=click.IntRange(0),
-    help="Seed of the random inputs that stand in for those not given",
-)
+@input_options
 @click.option("--save", "-o", "target", type=click.Path(dir_okay=False), help="Save the outputs as .npz")
 @click.option("--repeat", default=1, show_default=True, type=click.IntRange(1), help="Runs, of which the median time is shown")
 @click.option("--dump", "dump_subgraph_dir", type=click.Path(file_okay=False), help="Write the graph per stage (text, ONNX, DOT)")
 @click.option("--verify", "verified", is_flag=True, help="Compare the outputs with the reference engine")
 def command(model: str, files: tuple[str, ...], seed: int, target: str | None, repeat: int, verified: bool, **given: Any) -> int:
-    """Run MODEL, an ONNX file or a shipped model (squeezenet, 'bert{layers=2}'); exit code 1 when --verify finds a difference."""
+    """Run MODEL, an ONNX file, a bundle or a shipped model (squeezenet, 'bert{layers=2}').
+
+    Exit code 1 when --verify finds a difference.
+    """
     if target is not None:
         check_writable(Path(target))
-    function = with_dims(loaded(model), dims_of(given["dims"]))
-    values = sample_inputs(function, seed) | _from_files(files, function)
     status = err.status("compiling")
-    progress = lambda done, count: status.update(f"compiling {done}/{count}")  # noqa: E731  # told once per region
-    with XRTModule(function, **module_keywords(given), progress=progress) as module:
+    function, module = _opened(model, given, status)
+    values = sample_inputs(function, seed) | from_files(files, function)
+    with module:
         with status:
             began = perf_counter()
             results = _as_tuple(module(**values))
@@ -61,6 +57,14 @@ def command(model: str, files: tuple[str, ...], seed: int, target: str | None, r
     if target is not None:
         _save(outputs, Path(target))
     return _verify(function, values, results) if verified else 0
+
+
+def _opened(model: str, given: Mapping[str, Any], status: Status) -> tuple[Function, XRTModule]:
+    if is_bundle(model):
+        return opened(model, click.get_current_context())
+    function = with_dims(loaded(model), dims_of(given["dims"]))
+    progress = lambda done, count: status.update(f"compiling {done}/{count}")  # noqa: E731  # told once per region
+    return function, XRTModule(function, **module_keywords(given), progress=progress)
 
 
 def _timed(module: XRTModule, values: Mapping[str, Any]) -> float:
@@ -89,48 +93,6 @@ def _summary(value: Any) -> tuple[str, str, str, str]:
     if value.size == 0 or value.dtype.kind not in "fiub":
         return (kind, "", "", "")
     return (kind, f"{value.min():.6g}", f"{value.mean():.6g}", f"{value.max():.6g}")
-
-
-def _from_files(files: Sequence[str], function: Function) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for text in files:
-        name, equals, path = text.partition("=")
-        if equals and not Path(text).exists():
-            values[name] = _array(Path(path))
-        elif text.endswith(".npz"):
-            values.update(_arrays(Path(text)))
-        elif len(function.inputs) == 1:
-            values[function.inputs[0].name] = _array(Path(text))
-        else:
-            raise OptionError(f"--input {text!r} does not say which input it is; write NAME=FILE.npy, or give an .npz")
-    return values
-
-
-def _array(path: Path) -> np.ndarray[Any, Any]:
-    loaded = _loaded(path)
-    if not isinstance(loaded, np.ndarray):
-        raise InputError(f"{path} holds several arrays; give it without NAME=, and each goes to the input of its name")
-    return loaded
-
-
-def _arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    loaded = _loaded(path)
-    if isinstance(loaded, np.ndarray):
-        raise InputError(f"{path} holds one array, not an archive of several; write NAME={path}")
-    with loaded:
-        return {name: loaded[name] for name in loaded.files}
-
-
-def _loaded(path: Path) -> Any:
-    """Read a .npy or .npz file; never a pickle."""
-    try:
-        return np.load(path, allow_pickle=False)
-    except FileNotFoundError:
-        raise InputError(f"there is no input file {path}") from None
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path} is not a .npy or .npz file of numbers; write one with numpy.save or numpy.savez") from error
 
 
 def _save(outputs: Mapping[str, Any], target: Path) -> None:

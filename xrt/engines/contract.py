@@ -42,7 +42,10 @@ class Executable(abc.ABC):
         """
 
     def direct(self) -> Callable[..., Sequence[Any]]:
-        """Return the quickest way to `run` without options: it takes the inputs one by one. Asked for once, after `prepare`."""
+        """Return the quickest way to `run` without options: a call that takes the inputs one by one, valid until `close`.
+
+        Asked for after `prepare`. Threads may make the call at once.
+        """
         run = self.run
         return lambda *inputs: run(inputs)
 
@@ -52,9 +55,14 @@ class Executable(abc.ABC):
         All are C-contiguous and of the declared types; a value that is no tensor is handed in as it is. No two threads
         make one bound call at once. A buffer shares memory with an input only where `in_place` allows it.
         """
+        call = self.into(outputs)
+        return lambda: call(*inputs)
+
+    def into(self, outputs: Sequence[Any]) -> Callable[..., None]:
+        """Return a call like `bind`'s that takes the inputs one by one; they need not be contiguous."""
         options = RunOptions(out=tuple(outputs))
 
-        def call() -> None:
+        def call(*inputs: Any) -> None:
             for result, buffer in zip(self.run(inputs, options), outputs, strict=True):
                 if result is not buffer:
                     fill(buffer, result)
@@ -62,7 +70,7 @@ class Executable(abc.ABC):
         return call
 
     def binds(self) -> bool:
-        """Whether a bound call costs less than a `run` and computes into the buffers without a copy. False is conservative."""
+        """Whether calls made by `bind` and `into` cost no more than `run` and compute without a copy. False is conservative."""
         return False
 
     def fills_from(self) -> Sequence[int | None]:
@@ -75,7 +83,8 @@ class Executable(abc.ABC):
     def in_place(self) -> Sequence[tuple[int, int]]:
         """Return (input, output) pairs where `run` and `bind` are right if the output's buffer is the input's own memory.
 
-        It is taken up only where nobody reads the input afterwards. The default proposes nothing.
+        Any of them may be taken up together, none with an input or an output twice, and only where nobody reads the input
+        afterwards. The default proposes nothing.
         """
         return ()
 
@@ -135,7 +144,8 @@ class GraphCompiler(abc.ABC):
         if not asked:
             return None
         shown = ", ".join(f"{name}={value!r}" for name, value in asked.items())
-        return f"engine {self.name!r} does not honour {shown}"
+        why = ": nothing limits what it allocates while it computes" if "max_workspace_size" in asked else ""
+        return f"engine {self.name!r} does not honour {shown}{why}"
 
     def lacks(self) -> str:
         """Return what the engine does without here, though it could have it, and how to mend that; ``xrt engines`` says it."""

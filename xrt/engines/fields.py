@@ -12,6 +12,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -59,8 +60,9 @@ def split(text: str, separator: str = ",", limit: int | None = None) -> list[str
     return [*parts, text[start:].strip()] if text.strip() else []
 
 
-def field_types(cls: type) -> dict[str, Any]:
-    """Return the type of each field of a dataclass, annotations written as text resolved.
+@lru_cache(maxsize=128)
+def field_types(cls: type) -> Mapping[str, Any]:
+    """Return the type of each field of a dataclass, annotations written as text resolved; once per class.
 
     Raises OptionError when an annotation names something that its module does not hold.
     """
@@ -70,7 +72,7 @@ def field_types(cls: type) -> dict[str, Any]:
         raise OptionError(
             f"the fields of {cls.__qualname__} cannot be read: {error}; annotate them with names of the module"
         ) from error
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
+    return FrozenDict((field.name, hints[field.name]) for field in dataclasses.fields(cls) if field.init)
 
 
 def is_mapping(hint: Any) -> bool:

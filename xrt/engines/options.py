@@ -25,7 +25,7 @@ class ExecutionOptions:
     calibration_table: str | None = None
     """Path of the int8 calibration table."""
     threads: int | None = None
-    """What all engines together may use; None is the cores this process may run on."""
+    """What all engines together may use; None is the process's default: the cores that it may use."""
     max_workspace_size: int | None = None
     """Bytes of scratch memory that an engine may take; None is its own default."""
     max_batch_size: int | None = None

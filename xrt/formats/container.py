@@ -11,7 +11,6 @@ A reader believes no size before it has compared it with the file, and hands no 
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 import zlib
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 from xrt.errors import BundleError
+from xrt.formats.onnx.external import mapped
 from xrt.formats.proto import read, write
 
 __all__ = ["ALIGNMENT", "Buffer", "Container", "ContainerWriter", "Damaged", "Section"]
@@ -104,7 +104,7 @@ class Container:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size < MAPPED_FROM:
                 return cls(memoryview(file.read()), kind)
-            return cls(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), kind)
+            return cls(mapped(file.fileno()), kind)
 
     @property
     def sections(self) -> Mapping[str, Section]:

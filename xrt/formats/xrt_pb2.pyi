@@ -162,7 +162,7 @@ class WeightHash(_message.Message):
     def __init__(self, name: _Optional[str] = ..., digest: _Optional[bytes] = ..., place: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Bundle(_message.Message):
-    __slots__ = ("format", "writer", "engines", "clustering", "execution", "device", "strict", "fold_constants", "model", "programs", "weights")
+    __slots__ = ("format", "writer", "engines", "clustering", "execution", "device", "strict", "fold_constants", "inputs", "outputs", "model", "programs")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     WRITER_FIELD_NUMBER: _ClassVar[int]
     ENGINES_FIELD_NUMBER: _ClassVar[int]
@@ -171,9 +171,10 @@ class Bundle(_message.Message):
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     STRICT_FIELD_NUMBER: _ClassVar[int]
     FOLD_CONSTANTS_FIELD_NUMBER: _ClassVar[int]
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROGRAMS_FIELD_NUMBER: _ClassVar[int]
-    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     format: int
     writer: str
     engines: _containers.RepeatedCompositeFieldContainer[BundledEngine]
@@ -182,10 +183,11 @@ class Bundle(_message.Message):
     device: str
     strict: bool
     fold_constants: bool
-    model: _onnx_ml_pb2.ModelProto
+    inputs: _containers.RepeatedCompositeFieldContainer[_onnx_ml_pb2.ValueInfoProto]
+    outputs: _containers.RepeatedCompositeFieldContainer[_onnx_ml_pb2.ValueInfoProto]
+    model: str
     programs: _containers.RepeatedCompositeFieldContainer[BundledProgram]
-    weights: _containers.RepeatedCompositeFieldContainer[WeightHash]
-    def __init__(self, format: _Optional[int] = ..., writer: _Optional[str] = ..., engines: _Optional[_Iterable[_Union[BundledEngine, _Mapping]]] = ..., clustering: _Optional[_Union[ClusteringOptions, _Mapping]] = ..., execution: _Optional[_Union[ExecutionOptions, _Mapping]] = ..., device: _Optional[str] = ..., strict: bool = ..., fold_constants: bool = ..., model: _Optional[_Union[_onnx_ml_pb2.ModelProto, _Mapping]] = ..., programs: _Optional[_Iterable[_Union[BundledProgram, _Mapping]]] = ..., weights: _Optional[_Iterable[_Union[WeightHash, _Mapping]]] = ...) -> None: ...
+    def __init__(self, format: _Optional[int] = ..., writer: _Optional[str] = ..., engines: _Optional[_Iterable[_Union[BundledEngine, _Mapping]]] = ..., clustering: _Optional[_Union[ClusteringOptions, _Mapping]] = ..., execution: _Optional[_Union[ExecutionOptions, _Mapping]] = ..., device: _Optional[str] = ..., strict: bool = ..., fold_constants: bool = ..., inputs: _Optional[_Iterable[_Union[_onnx_ml_pb2.ValueInfoProto, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[_onnx_ml_pb2.ValueInfoProto, _Mapping]]] = ..., model: _Optional[str] = ..., programs: _Optional[_Iterable[_Union[BundledProgram, _Mapping]]] = ...) -> None: ...
 
 class BundledEngine(_message.Message):
     __slots__ = ("spec", "version")
@@ -201,11 +203,11 @@ class BundledProgram(_message.Message):
     FETCH_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     REGIONS_FIELD_NUMBER: _ClassVar[int]
-    function: _onnx_ml_pb2.ModelProto
+    function: str
     fetch: _containers.RepeatedScalarFieldContainer[str]
     plan: Plan
     regions: _containers.RepeatedCompositeFieldContainer[BundledRegion]
-    def __init__(self, function: _Optional[_Union[_onnx_ml_pb2.ModelProto, _Mapping]] = ..., fetch: _Optional[_Iterable[str]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., regions: _Optional[_Iterable[_Union[BundledRegion, _Mapping]]] = ...) -> None: ...
+    def __init__(self, function: _Optional[str] = ..., fetch: _Optional[_Iterable[str]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., regions: _Optional[_Iterable[_Union[BundledRegion, _Mapping]]] = ...) -> None: ...
 
 class BundledRegion(_message.Message):
     __slots__ = ("section", "ingredients", "reason")

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from xrt.errors import ModelError, did_you_mean
+from xrt.graph.collector import LARGE, collector_paused
 from xrt.graph.constants import Constant
 from xrt.graph.frozen import FrozenDict
 from xrt.graph.node import Node
@@ -58,7 +59,15 @@ class Function:
                 object.__setattr__(self, field, FrozenDict(value))
         for field in ("inputs", "outputs", "aliases"):
             object.__setattr__(self, field, tuple(getattr(self, field)))
-        named = _with_unique_names(tuple(self.nodes))
+        nodes = tuple(self.nodes)
+        if len(nodes) < LARGE:  # a context costs more than ordering a few nodes
+            self._order(nodes)
+        else:
+            with collector_paused(len(nodes)):
+                self._order(nodes)
+
+    def _order(self, nodes: tuple[Node, ...]) -> None:
+        named = _with_unique_names(nodes)
         producer = _producers(self, named)
         order = canonical_order(named, producer, [v.name for v in self.outputs])
         object.__setattr__(self, "nodes", tuple(named[i] for i in order))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,9 +18,9 @@ from xrt.module.memory import Memory, memory
 from xrt.module.settings import REFERENCE, EngineList, Settings
 from xrt.module.warning import warn
 from xrt.partition import ClusteringOptions, Plan, partition
-from xrt.runtime import Program, Refusal, compile_plan
+from xrt.runtime import Program, Refusal, RegionToCompile, compile_plan, regions_of
 
-__all__ = ["Build", "simplified", "with_fetched"]
+__all__ = ["Build", "SavedBuild", "simplified", "with_fetched"]
 
 
 def with_fetched(function: Function, fetch: Sequence[str]) -> Function:
@@ -35,10 +35,11 @@ def with_fetched(function: Function, fetch: Sequence[str]) -> Function:
 
 
 def simplified(function: Function, *, fold: bool, threads: int = 1) -> Function:
-    """Return the function with types inferred, constant parts computed, and what no output needs left out."""
-    if fold:
-        function = passes.infer_shapes(passes.fold_constants(function, partial(evaluate, threads=threads)))
-    return passes.drop_dead_nodes(function)
+    """Return the function, whose types are inferred, with constant parts computed and what no output needs left out."""
+    folded = passes.fold_constants(function, partial(evaluate, threads=threads)) if fold else function
+    if folded is not function:
+        folded = passes.infer_shapes(folded)
+    return passes.drop_dead_nodes(folded)
 
 
 def evaluate(function: Function, inputs: Sequence[Any], threads: int = 1) -> list[Any]:
@@ -62,13 +63,34 @@ def without_idle_pins(options: ClusteringOptions, function: Function, original: 
     return replace(options, pins=tuple(pin for pin in options.pins if pin not in idle)) if idle else options
 
 
+@dataclass(frozen=True, slots=True)
+class SavedBuild:
+    """What a bundle knows of a build."""
+
+    plan: Plan | None
+    """The plan; None where an engine of it is not at hand, so that it must be made anew."""
+    whole: Callable[[], Function]
+    """Gives what was planned; the build's own Function may be the folded one, which has the same inputs and outputs."""
+    remarks: Mapping[str, str]
+    """By region: what is to be said of its compiled form."""
+
+
 class Build:
     """A Function with the Plan made for it; `program` compiles on first use, and once however many threads ask."""
 
     def __init__(
-        self, function: Function, engines: EngineList, settings: Settings, cache: CompileCache, *, original: Function
+        self,
+        function: Function,
+        engines: EngineList,
+        settings: Settings,
+        cache: CompileCache,
+        *,
+        original: Function,
+        saved: SavedBuild | None = None,
     ) -> None:
         self.function = function
+        self.remarks: Mapping[str, str] = saved.remarks if saved else {}
+        self._saved = saved
         self._original = original
         self._engines = engines
         self._settings = settings
@@ -77,7 +99,7 @@ class Build:
         self._cache = cache
         self._lock = threading.Lock()
         self._program: Program | None = None
-        self.plan = self._partitioned(())
+        self.plan = saved.plan if saved and saved.plan else self._partitioned(())
 
     def program(self) -> Program:
         """Return the compiled Program; a region that its engine refuses is placed elsewhere, with a warning."""
@@ -113,7 +135,7 @@ class Build:
 
     def _partitioned(self, refused: tuple[Refusal, ...]) -> Plan:
         plan = partition(
-            self.function,
+            self.whole(),
             self._engines.engines,
             self._clustering,
             strict=self._settings.strict,
@@ -133,6 +155,18 @@ class Build:
 
             stages = {"1-model": self._original, "2-simplified": self.function, "3-plan": self.plan.function}
             dump.write(stages | {x.name: x.function for x in self.plan.launches}, self._settings.dump_subgraph_dir)
+
+    def whole(self) -> Function:
+        """Return what is planned; `function` has the same inputs and outputs, and may have been folded."""
+        return self._saved.whole() if self._saved else self.function
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._program is not None
+
+    def regions(self) -> list[RegionToCompile]:
+        """Return what is, or was, compiled for the plan, in its order."""
+        return regions_of(self.plan, self._engines.by_spec, self._engines.context)
 
     def memory(self) -> Memory:
         """Return what the plan takes of memory, and the engines too once it is compiled."""

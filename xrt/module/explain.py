@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from xrt.engines import GraphCompiler
-from xrt.graph import Constant, Function, Value
+from xrt.graph import Constant, FrozenDict, Function, Value
 from xrt.partition import Launch, Pin, Plan, Reason
 
 __all__ = ["Explanation", "Region", "explain"]
@@ -29,7 +29,7 @@ class Region:
     weights: int
     """Bytes of the region's constants."""
     remarks: tuple[str, ...]
-    """What the engine says of its own work on the region."""
+    """What the engine says of its own work on the region, and what a bundle says of its compiled form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +81,19 @@ def _region_lines(region: Region) -> list[str]:
 
 
 def explain(
-    plan: Plan, engines: Mapping[str, GraphCompiler], implicit: str | None, threads: int, idle_pins: Sequence[Pin] = ()
+    plan: Plan,
+    engines: Mapping[str, GraphCompiler],
+    implicit: str | None,
+    threads: int,
+    idle_pins: Sequence[Pin] = (),
+    remarks: Mapping[str, str] = FrozenDict(),
 ) -> Explanation:
-    """Return the explanation of a plan; ``engines`` are asked for their remarks."""
-    regions = tuple(_region(launch, engines[launch.engine]) for launch in plan.launches)
+    """Return the explanation of a plan; ``engines`` are asked for their remarks, ``remarks`` has more by region."""
+    regions = tuple(_region(launch, engines[launch.engine], remarks.get(launch.name)) for launch in plan.launches)
     return Explanation(plan.engines, implicit, regions, threads, plan.reasons, tuple(map(str, idle_pins)))
 
 
-def _region(launch: Launch, engine: GraphCompiler) -> Region:
+def _region(launch: Launch, engine: GraphCompiler, remark: str | None) -> Region:
     function = launch.function
     return Region(
         name=launch.name,
@@ -98,7 +103,7 @@ def _region(launch: Launch, engine: GraphCompiler) -> Region:
         inputs=_shown(function.inputs),
         outputs=_shown(function.outputs),
         weights=_weights([function]),
-        remarks=engine.remarks(function),
+        remarks=(*engine.remarks(function), *([remark] if remark else [])),
     )
 
 

@@ -12,15 +12,16 @@ from typing import Any, Self
 
 import numpy as np
 
-from xrt.cache import CompileCache, cache_of
+from xrt.cache import CompileCache, Signature, cache_of
 from xrt.engines import GraphCompiler, RunOptions
 from xrt.errors import DeviceError, FallbackWarning, InputError, SignatureWarning
 from xrt.graph import Function, Value
 from xrt.module.bound import Bound, bound, check_fixed
-from xrt.module.build import Build, simplified, with_fetched
+from xrt.module.build import Build, evaluate, simplified, with_fetched
 from xrt.module.explain import Explanation, explain
 from xrt.module.memory import Memory
 from xrt.module.prepared import MISS, Prepared, prepared, shaping
+from xrt.module.saving import save_module
 from xrt.module.settings import engine_list, settings_of
 from xrt.module.source import source_of
 from xrt.module.warning import warn
@@ -28,6 +29,8 @@ from xrt.partition import Plan
 from xrt.runtime import Profile, Program, inputs
 from xrt.runtime.outputs import check_buffers
 from xrt.runtime.program import DEFAULT
+from xrt.verify import Culprit, Verification, bisect_plan, verify
+from xrt.verify.progress import Progress, unheard
 
 __all__ = ["XRTModule"]
 
@@ -35,6 +38,7 @@ MAX_READY = 1024
 """Prepared calls that a module keeps; one more forgets the oldest. They are small: one program serves many."""
 
 NOTHING = Prepared()
+"""The prepared call that serves no inputs."""
 
 
 class XRTModule:
@@ -90,7 +94,7 @@ class XRTModule:
 
     @property
     def _traced(self) -> bool:
-        return not self._source.outputs
+        return self._source.is_traced
 
     @property
     def engines(self) -> tuple[str, ...]:
@@ -114,11 +118,15 @@ class XRTModule:
     def explain(self) -> Explanation:
         """Return the last signature's regions, their boundaries, and why each node is where it is. Prints as text."""
         build = self._current()
-        return explain(build.plan, self._engines.by_spec, self._engines.implicit, self.threads, build.idle_pins)
+        return explain(build.plan, self._engines.by_spec, self._engines.implicit, self.threads, build.idle_pins, build.remarks)
 
     def profile(self) -> Profile:
         """Return the last signature's launch times, over the calls made with ``options=RunOptions(profile=True)``."""
-        return self._current().program().profile()
+        return replace(self._current().program().profile(), threads=self.threads)
+
+    def signatures(self) -> dict[str, Signature]:
+        """Return, by region of the last signature's plan, what the region is looked up by in the cache."""
+        return {region.launch.name: region.signature for region in self._current().regions()}
 
     def memory(self) -> Memory:
         """Return what the last signature takes of memory: weights, values between regions, each engine's own. Prints as a table.
@@ -126,6 +134,31 @@ class XRTModule:
         What engines hold is told once the signature is compiled; asking does not compile.
         """
         return self._current().memory()
+
+    # ------------------------------------------------------------------ is it right
+
+    def verify(self, *args: Any, inner: bool = True, progress: Progress = unheard, **named: Any) -> Verification:
+        """Hold every region for such inputs, and with ``inner`` every value inside, against the reference engine.
+
+        Prints as text; true where nothing differs. ``progress`` is told how many regions of how many are done. Raises
+        InputError for inputs that do not fit, EngineError where a region does not compile or run.
+        """
+        values = self._accept(args, named)
+        build = self._build(values)
+        context = self._engines.context
+        return verify(
+            build.function, build.plan, self._engines.by_spec, values, evaluate, context, inner=inner, progress=progress
+        )
+
+    def bisect(self, *args: Any, progress: Progress = unheard, **named: Any) -> Culprit | None:
+        """Return the smallest part of a region that differs from the reference engine on such inputs; None where none does.
+
+        ``progress`` is told how many parts were tried, and of how many nodes the smallest is by then. `save_case` of
+        `xrt.formats.onnx` writes what is returned.
+        """
+        values = self._accept(args, named)
+        plan = self._build(values).plan
+        return bisect_plan(plan, self._engines.by_spec, values, evaluate, self._engines.context, progress=progress)
 
     def _current(self) -> Build:
         return self._last or self._build(None)
@@ -153,6 +186,16 @@ class XRTModule:
             )
             raise InputError(f"compile() needs example inputs: {why}; pass m.compile(x, ...)")
         return None
+
+    def save(self, path: str | os.PathLike[str], *examples: Any, **named: Any) -> None:
+        """Write a bundle for `xrt.load`: model, weights, and every program compiled so far, in the engines' compiled forms.
+
+        Compiles for the examples first, if there are any, or as `compile` does where nothing has been compiled yet.
+        Raises BundleError where the file cannot be written, and what `compile` raises.
+        """
+        if examples or named or not any(build.is_compiled for build in self._builds.values()):
+            self.compile(*examples, **named)
+        save_module(path, self._source, self._engines, self._settings, dict(self._builds))
 
     def __call__(
         self,
@@ -239,7 +282,8 @@ class XRTModule:
         given = out if out is not None else options.out
         if given is None:
             return options
-        return replace(options, out=check_buffers(given, function.outputs, function.inputs, values))
+        buffers = check_buffers(given, function.outputs, function.inputs, values)
+        return RunOptions(buffers, options.stream, options.block, options.profile)
 
     def _remember(self, values: Sequence[Any], program: Program, build: Build) -> None:
         """Keep a prepared call for further values of these types and shapes; lists and dicts go the long way each time."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from xrt.graph.builder import Graph
 from xrt.graph.verify import verify
 from xrt.runtime import inputs
 
-__all__ = ["Source", "source_of"]
+__all__ = ["Fixed", "Saved", "Source", "Traces", "source_of"]
 
 
 class Source(Protocol):
@@ -40,6 +41,10 @@ class Source(Protocol):
     def declared(self) -> Function:
         """Return the Function without inputs to look at; raises InputError where that cannot be."""
 
+    @property
+    def is_traced(self) -> bool:
+        """Whether there is no model as such, only a Function for each kind of inputs."""
+
 
 def source_of(model: Any, cache: CompileCache | None = None) -> Source:
     """Return the source for any kind of model that a module accepts; raises ModelError for what is none.
@@ -48,6 +53,8 @@ def source_of(model: Any, cache: CompileCache | None = None) -> Source:
     """
     if isinstance(model, Graph):
         return Traced(model)
+    if isinstance(model, Fixed | Traces):
+        return model
     if isinstance(model, Function):
         return Fixed(model)
     if isinstance(model, type) and issubclass(model, Graph):
@@ -63,13 +70,15 @@ def source_of(model: Any, cache: CompileCache | None = None) -> Source:
 def _from_file(path: Path, cache: CompileCache | None) -> Fixed:
     stamp = stamp_of(path)
     source = Fixed(onnx.load(path))
-    if cache is not None and cache.disk is not None:
+    if cache is not None and cache.disk is not None and cache.disk.weights is not None:
         cache.disk.weights.recall(source.declared(), path.absolute(), stamp)
     return source
 
 
 class Fixed:
     """A Function that is there already; symbolic extents are bound per call where engines want them fixed."""
+
+    is_traced = False
 
     def __init__(self, function: Function) -> None:
         verify(function)
@@ -91,9 +100,9 @@ class Fixed:
 
     def function(self, values: Sequence[Any], dynamic: bool) -> Function:
         if dynamic or self._is_static:
-            return self._function
-        pairs = zip(self._function.inputs, values, strict=True)
-        return passes.specialise(self._function, {v.name: x.shape for v, x in pairs if isinstance(v.type, TensorType)})
+            return self.declared()
+        pairs = zip(self.inputs, values, strict=True)
+        return passes.specialise(self.declared(), {v.name: x.shape for v, x in pairs if isinstance(v.type, TensorType)})
 
     def declared(self) -> Function:
         return self._function
@@ -101,6 +110,8 @@ class Fixed:
 
 class Traced:
     """An `xrt.Graph`: its `build` runs once per signature."""
+
+    is_traced = True
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -126,3 +137,57 @@ class Traced:
         if self._inputs:
             raise InputError("an xrt.Graph is traced for its inputs; call the module, or m.compile(*examples), first")
         return self.function([], dynamic=False)
+
+
+class Saved(Fixed):
+    """A model in a bundle, which is not read before it is needed: saved programs do without."""
+
+    def __init__(self, inputs: tuple[Value, ...], outputs: tuple[Value, ...], load: Callable[[], Function]) -> None:
+        self._ends = inputs, outputs
+        self._load = load
+        self._is_static = all(isinstance(v.type, TensorType) and v.type.is_static for v in inputs)
+
+    @cached_property
+    def _read(self) -> Fixed:
+        return Fixed(self._load())
+
+    def declared(self) -> Function:
+        return self._read.declared()
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return self._ends[0]
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        return self._ends[1]
+
+
+class Traces:
+    """The traces of an `xrt.Graph` in a bundle: it runs for the inputs that it was saved for, and for no others."""
+
+    is_traced = True
+    outputs: tuple[Value, ...] = ()
+
+    def __init__(self, names: tuple[str, ...], traces: Mapping[object, Callable[[], Function]]) -> None:
+        """Each trace is under the tuple of its inputs' types."""
+        self.inputs = tuple(Value(name) for name in names)
+        self._traces = traces
+
+    def key(self, values: Sequence[Any], dynamic: bool) -> object:
+        return tuple(inputs.type_of(value) for value in values)
+
+    def function(self, values: Sequence[Any], dynamic: bool) -> Function:
+        key = self.key(values, dynamic)
+        if key not in self._traces:
+            saved = "; ".join(f"({', '.join(map(str, types))})" for types in self._traces if isinstance(types, tuple))
+            given = ", ".join(map(str, key)) if isinstance(key, tuple) else ""
+            raise InputError(
+                f"the bundle holds traces of a graph for inputs {saved}, and none for ({given}); save it with such an example"
+            )
+        return self._traces[key]()
+
+    def declared(self) -> Function:
+        if len(self._traces) == 1:
+            return next(iter(self._traces.values()))()
+        raise InputError(f"the bundle holds {len(self._traces)} traces of a graph; call the module with inputs first")

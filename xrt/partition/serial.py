@@ -11,7 +11,7 @@ from xrt.graph import Function, Node
 from xrt.partition.options import ClusteringOptions, Pin
 from xrt.partition.plan import Launch, Plan, Reason, launch_node
 
-__all__ = ["FORMAT", "from_bytes", "to_bytes"]
+__all__ = ["FORMAT", "from_bytes", "options_of", "plan_of", "to_bytes", "values_of"]
 
 FORMAT = 1
 """The version of the message that is written, and the only one that is read."""
@@ -22,19 +22,21 @@ def to_bytes(plan: Plan) -> bytes:
 
     Constants are in it in full. Raises BundleError for more than 2 GB, ModelError for a region that ONNX cannot say.
     """
+    return write("Plan", values_of(plan))
+
+
+def values_of(plan: Plan) -> dict[str, Any]:
+    """Return the Plan as the values of its message."""
     bare = tuple(replace(node, attributes=()) for node in plan.function.nodes)
-    return write(
-        "Plan",
-        {
-            "format": FORMAT,
-            "function": plan.function.replace(nodes=bare),
-            "launches": [_launch(launch) for launch in plan.launches],
-            "engines": plan.engines,
-            "reasons": [asdict(reason) for reason in plan.reasons],
-            "options": asdict(plan.options),
-            "implicit": plan.implicit,
-        },
-    )
+    return {
+        "format": FORMAT,
+        "function": plan.function.replace(nodes=bare),
+        "launches": [_launch(launch) for launch in plan.launches],
+        "engines": plan.engines,
+        "reasons": [asdict(reason) for reason in plan.reasons],
+        "options": asdict(plan.options),
+        "implicit": plan.implicit,
+    }
 
 
 def _launch(launch: Launch) -> dict[str, Any]:
@@ -46,7 +48,11 @@ def from_bytes(data: bytes) -> Plan:
 
     Raises BundleError when the bytes are damaged, are not a Plan, or were written by a version that is too new.
     """
-    values = read("Plan", data)
+    return plan_of(read("Plan", data))
+
+
+def plan_of(values: dict[str, Any]) -> Plan:
+    """Return the Plan of those values; raises BundleError as `from_bytes` does."""
     if values["format"] != FORMAT:
         told = f"the Plan has format {values['format']}, and this version of XRT reads {FORMAT}"
         raise BundleError(f"{told}; read it with the version that wrote it")
@@ -64,9 +70,14 @@ def _plan(values: dict[str, Any]) -> Plan:
         function=_with_launches(values["function"], values["launches"]),
         engines=values["engines"],
         reasons=tuple(Reason(**reason) for reason in values["reasons"]),
-        options=ClusteringOptions(**{**options, "pins": tuple(Pin(**pin) for pin in options["pins"])}),
+        options=options_of(options),
         implicit=values["implicit"],
     )
+
+
+def options_of(values: dict[str, Any]) -> ClusteringOptions:
+    """Return the options of those values."""
+    return ClusteringOptions(**{**values, "pins": tuple(Pin(**pin) for pin in values["pins"])})
 
 
 def _with_launches(frame: Function, launches: tuple[dict[str, Any], ...]) -> Function:

@@ -118,8 +118,10 @@ def _declares_more(function: Function, inferred: Inferred) -> bool:
 
 def _combined(inferred: Type | None, declared: Type | None) -> Type | None:
     """Return all that two sources know of one value; where they contradict each other, what is inferred."""
-    if inferred is None or declared is None:
-        return declared if inferred is None else inferred
+    if inferred is None or inferred == declared:
+        return declared  # the same object where it is the same type: comparing it with itself is quick
+    if declared is None:
+        return inferred
     if isinstance(inferred, TensorType) and isinstance(declared, TensorType):
         return _combined_tensor(inferred, declared)
     if isinstance(inferred, SequenceType | OptionalType) and type(inferred) is type(declared):

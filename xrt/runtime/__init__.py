@@ -4,7 +4,7 @@ A Plan and engines come in; the compile (through the cache) turns its launch nod
 straight line of launches over slots. Nothing here decides where a node goes or knows an engine by name.
 """
 
-from xrt.runtime.compile import Refusal, compile_plan
+from xrt.runtime.compile import Refusal, RegionToCompile, compile_plan, regions_of
 from xrt.runtime.devices import check_device, kind_of
 from xrt.runtime.profile import LaunchTime, Profile
 from xrt.runtime.program import Program
@@ -15,11 +15,13 @@ __all__ = [
     "Profile",
     "Program",
     "Refusal",
+    "RegionToCompile",
     "available_cores",
     "budget_of",
     "check_device",
     "compile_plan",
     "default_budget",
     "kind_of",
+    "regions_of",
     "set_default_budget",
 ]

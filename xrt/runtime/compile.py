@@ -17,11 +17,12 @@ from weakref import WeakKeyDictionary
 from xrt.cache import CompileCache, Lease, Recipe, Signature, signature_of
 from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.errors import CompileFailed, CompileRefused
+from xrt.graph import Function
 from xrt.graph.mapping import release
 from xrt.partition import Launch, Plan
 from xrt.runtime.program import Program
 
-__all__ = ["Progress", "Refusal", "compile_plan"]
+__all__ = ["Progress", "Refusal", "RegionToCompile", "compile_plan", "regions_of"]
 
 Progress: TypeAlias = Callable[[int, int], object]
 """Told how many regions are compiled, of how many."""
@@ -67,8 +68,8 @@ def compile_plan(
 
 
 @dataclass(frozen=True)
-class _Region:
-    """A launch that is to be compiled."""
+class RegionToCompile:
+    """A launch, with what it is compiled by and for."""
 
     launch: Launch
     engine: GraphCompiler
@@ -89,6 +90,15 @@ class _Region:
         return self.signature.key if self.engine.compiles_in_parallel else type(self.engine)
 
 
+def regions_of(plan: Plan, engines: Mapping[str, GraphCompiler], context: CompileContext) -> list[RegionToCompile]:
+    """Return what is to be compiled for a plan, in its order."""
+    versions = {spec: engines[spec].version() for spec in dict.fromkeys(launch.engine for launch in plan.launches)}
+    return [
+        RegionToCompile(x, engines[x.engine], versions[x.engine], replace(context, device=x.device or context.device))
+        for x in plan.launches
+    ]
+
+
 class _Compilation:
     """One compile of a plan: its regions, and what became of each."""
 
@@ -101,11 +111,7 @@ class _Compilation:
         force: bool,
         progress: Progress | None,
     ) -> None:
-        versions = {spec: engines[spec].version() for spec in dict.fromkeys(launch.engine for launch in plan.launches)}
-        self._regions = [
-            _Region(x, engines[x.engine], versions[x.engine], replace(context, device=x.device or context.device))
-            for x in plan.launches
-        ]
+        self._regions = regions_of(plan, engines, context)
         self._threads = context.threads
         self._cache = cache
         self._forced = force
@@ -171,7 +177,7 @@ def _refusal(launch: Launch, error: CompileRefused | CompileFailed) -> Refusal:
     return Refusal(launch, culprits or launch.nodes, error)
 
 
-def _lease(region: _Region, cache: CompileCache, force: bool) -> Lease:
+def _lease(region: RegionToCompile, cache: CompileCache, force: bool) -> Lease:
     met = "hit"
 
     def make() -> Executable:
@@ -180,11 +186,12 @@ def _lease(region: _Region, cache: CompileCache, force: bool) -> Lease:
         return _made(region)
 
     lease = cache.lease(region.signature, make, force=force, recipe=region.recipe)
+    _let_go(region.launch.function)
     _log.debug("cache %s for %s (%.12s)", met, region.launch.name, region.signature.key)
     return lease
 
 
-def _made(region: _Region) -> Executable:
+def _made(region: RegionToCompile) -> Executable:
     """Compile and prepare; whatever else an engine raises becomes CompileFailed, with its cause."""
     launch = region.launch
     _log.info("%s: %s compiles %d nodes", launch.name, launch.engine, len(launch.nodes))
@@ -200,10 +207,15 @@ def _made(region: _Region) -> Executable:
         raise CompileFailed(
             f"engine {launch.engine!r} failed to compile {launch.name} ({len(launch.nodes)} nodes): {shown}"
         ) from error
-    for constant in launch.function.constants.values():
-        release(constant.array)  # what the engine has read of it to compile; it need not be in memory until a run reads it
+    _let_go(launch.function)
     _log.info("%s: compiled in %.3f s", launch.name, perf_counter() - began)
     return executable
+
+
+def _let_go(function: Function) -> None:
+    """Let go of what an engine has read of constants in files to compile, save or load: before a run nobody needs it."""
+    for constant in function.constants.values():
+        release(constant.array)
 
 
 _turns: WeakKeyDictionary[type[GraphCompiler], threading.Lock] = WeakKeyDictionary()

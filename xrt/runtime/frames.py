@@ -7,7 +7,7 @@ write and which buffers to hand down is settled when the frame is made, and a ca
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -62,29 +62,63 @@ def frame_of(slots: Slots, layout: Layout, own: Mapping[int, Any] | None = None)
     entering = tuple((views[name], slot) for slot, name in layout.entering)
     read = {**slots.constants, **fixed, **{slot: place for place, slot in entering}}
     frees = slots.frees()
+    ways = {**dict.fromkeys(layout.aimed, _aimed), **dict.fromkeys(layout.bound, _bound)}
     actions = tuple(
-        _bound(step, read, fixed) if number in layout.bound else _plain(step, table, fixed, frees[number])
-        for number, step in enumerate(slots.steps)
+        ways.get(number, _plain)(step, _Ground(table, read, fixed, frees[number])) for number, step in enumerate(slots.steps)
     )
     return Frame(table, actions, entering, tuple(initial))
 
 
-def _bound(step: Step, read: Mapping[int, Any], fixed: Mapping[int, Any]) -> Action:
-    return step.executable.bind([read[slot] for slot in step.reads], [fixed[slot] for slot in step.writes])
+@dataclass(frozen=True, slots=True)
+class _Ground:
+    """What a launch is prepared over."""
+
+    slots: list[Any]
+    read: Mapping[int, Any]
+    """Arrays that are always in the same place when a launch reads them."""
+    fixed: Mapping[int, Any]
+    """Arrays that are always in the same place when a launch writes them."""
+    frees: tuple[int, ...]
+    """Slots that nobody reads after the launch."""
+
+    @property
+    def freed(self) -> tuple[int, ...]:
+        return tuple(slot for slot in self.frees if slot not in self.fixed)
 
 
-def _plain(step: Step, slots: list[Any], fixed: Mapping[int, Any], frees: Sequence[int]) -> Action:
+def _bound(step: Step, ground: _Ground) -> Action:
+    return step.executable.bind([ground.read[slot] for slot in step.reads], [ground.fixed[slot] for slot in step.writes])
+
+
+def _aimed(step: Step, ground: _Ground) -> Action:
+    """Return a launch that reads its arrays from the slots and leaves results where they always lie."""
+    call, reads = step.executable.into([ground.fixed[slot] for slot in step.writes]), step.reads
+    slots, freed = ground.slots, ground.freed
+
+    def launch() -> None:
+        call(*[slots[slot] for slot in reads])
+        for slot in freed:
+            slots[slot] = None
+
+    return launch
+
+
+def _plain(step: Step, ground: _Ground) -> Action:
     """Return a launch that reads its arrays from the slots and leaves results there."""
-    places = {slot: fixed[slot] for slot in step.writes if slot in fixed}
-    freed = tuple(slot for slot in frees if slot not in fixed)
+    places = {slot: ground.fixed[slot] for slot in step.writes if slot in ground.fixed}
+    slots, freed = ground.slots, ground.freed
     if places:
         return _placing(step, slots, places, freed)
     direct, run, reads, writes, count = step.executable.direct(), step.executable.run, step.reads, step.writes, len(step.writes)
+    filled = _filled_outputs(step)
 
     def launch() -> None:
         options = slots[OPTIONS]
         given = [slots[slot] for slot in reads]
-        results = direct(*given) if options is None else run(given, handed_down(step, options, {}))
+        if options is None or not _asks_for_more(options, filled):
+            results = direct(*given)
+        else:
+            results = run(given, handed_down(step, options, {}))
         if len(results) != count:
             raise _miscounted(step, len(results))
         for slot, result in zip(writes, results, strict=True):
@@ -93,6 +127,24 @@ def _plain(step: Step, slots: list[Any], fixed: Mapping[int, Any], frees: Sequen
             slots[slot] = None
 
     return launch
+
+
+def _filled_outputs(step: Step) -> list[tuple[int, int]]:
+    """Return the program's outputs that the launch's engine computes into given buffers, and from how many bytes it pays."""
+    least = dict(enumerate(step.executable.fills_from()))
+    found = ((place, least.get(mine)) for mine, place in step.returns)
+    return [(place, nbytes) for place, nbytes in found if nbytes is not None]
+
+
+def _asks_for_more(options: RunOptions, filled: Sequence[tuple[int, int]]) -> bool:
+    """Whether a launch has to know the options: it has a stream, or better computes into one of the caller's buffers.
+
+    What is left of the buffers, XRT copies to when the call ends.
+    """
+    if options.stream is not None or not options.block:
+        return True
+    out = options.out
+    return out is not None and any(out[place] is not None and out[place].nbytes >= least for place, least in filled)
 
 
 def _placing(step: Step, slots: list[Any], places: Mapping[int, Array], freed: Sequence[int]) -> Action:
@@ -128,7 +180,8 @@ def handed_down(step: Step, options: RunOptions, places: Mapping[int, Array]) ->
     if options.out is not None:
         for mine, place in step.returns:
             buffers[mine] = options.out[place]
-    return replace(options, out=buffers if any(buffer is not None for buffer in buffers) else None)
+    out = buffers if any(buffer is not None for buffer in buffers) else None
+    return RunOptions(out, options.stream, options.block, options.profile)
 
 
 def _miscounted(step: Step, count: int) -> RunFailed:

@@ -1,8 +1,9 @@
 """Where each value of a program lives, and how each launch is made: decided once, for every call.
 
 A launch is *bound* where its engine can fix arrays once and for all, and all that it reads and writes lies at a fixed place;
-such a call hands nothing over. Every other launch is *plain*: arrays in, arrays out. To bind more launches, small values
-are copied to a fixed place; large ones lie in the arena where their engine computes them there by itself.
+such a call hands nothing over. It is *aimed* where that holds of what it writes. Every other launch is *plain*: arrays in,
+arrays out. To bind more launches, small values are copied to a fixed place; large ones lie in the arena where their engine
+computes them there by itself.
 """
 
 from __future__ import annotations
@@ -98,6 +99,8 @@ class Layout:
     """The slots that live in the arena, with the name of their place."""
     bound: frozenset[int]
     """The steps that are bound."""
+    aimed: frozenset[int]
+    """The steps that are aimed."""
     entering: tuple[tuple[int, str], ...]
     """Inputs that are copied to a place of the arena when a call begins."""
 
@@ -113,37 +116,45 @@ class _Decisions:
     def __init__(self, slots: Slots, own: Mapping[int, object], types: Mapping[int, Type | None]) -> None:
         self.slots = slots
         self.own = own
+        self.outputs = frozenset(slots.outputs)
         self.types = {slot: type_ for slot, type_ in types.items() if _is_known(type_)}
         small = () if own else (slot for slot in slots.inputs if self._is_small(slot))
         self.copied: set[int] = set(small)
         self.stored: set[int] = set()
         self.bound: set[int] = set()
+        self.aimed: set[int] = set()
         for number, step in enumerate(slots.steps):
             self._decide(number, step)
         read = {slot for number in self.bound for slot in slots.steps[number].reads}
         self.copied &= read
 
     def _decide(self, number: int, step: Step) -> None:
-        if self._can_bind(step):
-            self.bound.add(number)
+        if self._can_aim(step):
+            (self.bound if all(self._is_fixed(slot) for slot in step.reads) else self.aimed).add(number)
             self.stored.update(slot for slot in step.writes if slot not in self.own)
             return
-        inner = [slot for slot in step.writes if slot not in self.slots.outputs]
+        inner = [slot for slot in step.writes if slot not in self.outputs]
         self.copied.update(slot for slot in inner if self._is_small(slot))
         self.stored.update(slot for slot in self._filled(step) if slot in inner)
 
-    def _can_bind(self, step: Step) -> bool:
-        if not step.executable.binds() and not (step.writes and self.own.keys() >= {*step.writes}):
+    def _can_aim(self, step: Step) -> bool:
+        """Whether all that the launch writes may lie at a fixed place, and its engine can be told of it."""
+        if not step.executable.binds() and not (step.writes and all(slot in self.own for slot in step.writes)):
             return False
-        fixed = self.own.keys() | self.copied | self.stored | self.slots.constants.keys()
-        return fixed >= {*step.reads} and all(self._may_be_fixed(slot) for slot in step.writes)
+        return all(self._may_be_fixed(slot) for slot in step.writes)
+
+    def _is_fixed(self, slot: int) -> bool:
+        """Whether the slot's array lies at one place in every call of a frame."""
+        return slot in self.own or slot in self.copied or slot in self.stored or slot in self.slots.constants
 
     def _may_be_fixed(self, slot: int) -> bool:
         """Whether a bound launch may write the slot: what the caller gets is fresh, so an output is copied and must be small."""
-        return slot in self.own or (slot in self.types and (slot not in self.slots.outputs or self._is_small(slot)))
+        return slot in self.own or (slot in self.types and (slot not in self.outputs or self._is_small(slot)))
 
     def _filled(self, step: Step) -> list[int]:
-        """Return the slots that the launch's engine better computes into a given buffer."""
+        """Return the slots that a plain launch's engine better computes into a given buffer; one that binds is slower at that."""
+        if step.executable.binds():
+            return []
         pairs = zip(step.writes, step.executable.fills_from(), strict=False)
         return [slot for slot, least in pairs if least is not None and slot in self.types and self._nbytes(slot) >= least]
 
@@ -166,11 +177,11 @@ class _Decisions:
         names = {slot: self.slots.names[slot] for slot in live}
         entering = tuple((slot, names[slot]) for slot in self.slots.inputs if slot in live)
         kept = {slot: name for slot, name in names.items() if slot not in self.slots.inputs}
-        return Layout(arena, kept, frozenset(self.bound), entering)
+        return Layout(arena, kept, frozenset(self.bound), frozenset(self.aimed), entering)
 
     def _lifetime(self, slot: int, live: set[int]) -> Lifetime:
         first = self._writer(slot)
-        ends = slot in self.slots.outputs
+        ends = slot in self.outputs
         last = len(self.slots.steps) - 1 if ends else max(self.slots.last.get(slot, first), first)
         return Lifetime(self.slots.names[slot], self._tensor(slot), first, last, self._over(slot, first, live))
 
@@ -185,7 +196,7 @@ class _Decisions:
         step = self.slots.steps[first]
         for source, target in step.executable.in_place():
             given = step.reads[source]
-            if step.writes[target] == slot and given in live and given not in self.slots.outputs and self._dies(given, first):
+            if step.writes[target] == slot and given in live and given not in self.outputs and self._dies(given, first):
                 return self.slots.names[given]
         return ""
 

@@ -13,7 +13,6 @@ from xrt.graph import TensorType, Type, Value
 __all__ = ["check_buffers", "why_not_fixed"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
-Seen: TypeAlias = list[tuple[str, Array]]
 
 
 def check_buffers(out: Any, outputs: Sequence[Value], inputs: Sequence[Value], values: Sequence[Any]) -> tuple[Any, ...]:
@@ -27,28 +26,30 @@ def check_buffers(out: Any, outputs: Sequence[Value], inputs: Sequence[Value], v
     if len(buffers) != len(outputs):
         many = f"{len(buffers)} buffer{'s' * (len(buffers) != 1)}; the model has {len(outputs)} output{'s' * (len(outputs) != 1)}"
         raise InputError(f"out has {many} ({', '.join(v.name for v in outputs)}): give one, or None, for each")
-    seen: Seen = [(f"input {v.name!r}", x) for v, x in zip(inputs, values, strict=True) if isinstance(x, np.ndarray)]
+    seen = list(values)
     for index, (buffer, value) in enumerate(zip(buffers, outputs, strict=True)):
         if buffer is not None:
-            what = f"out[{index}] for output {value.name!r}"
-            _check(what, buffer, value.type)
-            _check_overlap(what, buffer, seen)
-            seen.append((f"out[{index}]", buffer))
+            if place := _elsewhere(buffer):
+                raise DeviceError(f"out[{index}] for output {value.name!r} lies on {place}, {_RUNS_ON_CPU}")
+            if reason := _why_not(buffer, value.type) or _why_overlapping(buffer, seen, inputs):
+                raise InputError(f"out[{index}] for output {value.name!r} {reason}")
+        seen.append(buffer)
     return buffers
 
 
-def _check(what: str, buffer: Any, type_: Type | None) -> None:
+def _why_not(buffer: Any, type_: Type | None) -> str | None:
+    """Return why the buffer cannot hold the output, as the rest of a sentence about it; None when it can."""
     if not isinstance(buffer, np.ndarray):
-        _check_device(what, buffer)
-        raise InputError(f"{what} must be a NumPy array; got {type(buffer).__name__}")
+        return f"must be a NumPy array; got {type(buffer).__name__}"
     if reason := why_not_fixed(buffer):
-        raise InputError(f"{what} is {reason}; a buffer must be a writeable, C-contiguous array")
+        return f"is {reason}; a buffer must be a writeable, C-contiguous array"
     if type_ is None:
-        return
+        return None
     if not isinstance(type_, TensorType):
-        raise InputError(f"{what} is given, but the output is {type_}, which no buffer holds; pass None in its place")
+        return f"is given, but the output is {type_}, which no buffer holds; pass None in its place"
     if buffer.dtype != type_.dtype.numpy or not _fits(type_, buffer):
-        raise InputError(f"{what} must be {type_}; got {buffer.dtype}{list(buffer.shape)}")
+        return f"must be {type_}; got {buffer.dtype}{list(buffer.shape)}"
+    return None
 
 
 def why_not_fixed(buffer: Array) -> str | None:
@@ -61,18 +62,17 @@ def why_not_fixed(buffer: Array) -> str | None:
     return None if flags.aligned else "not aligned to its element type"
 
 
-def _check_device(what: str, buffer: Any) -> None:
-    """Raise DeviceError for an array of another library that does not lie in host memory."""
-    device = getattr(buffer, "__dlpack_device__", None)
-    kind, index = device() if device is not None else (_HOST, 0)
-    if int(kind) != _HOST:
-        name = _DEVICES.get(int(kind), f"device type {int(kind)} of DLPack")
-        raise DeviceError(f"{what} lies on {name}:{index}, and the module runs on cpu; give a NumPy array")
-
-
 _HOST = 1
 _DEVICES = {2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 14: "oneapi"}
 """DLPack's numbers of devices."""
+_RUNS_ON_CPU = "and the module runs on cpu; give a NumPy array"
+
+
+def _elsewhere(buffer: Any) -> str | None:
+    """Return the device of another library's array that does not lie in host memory; None for everything else."""
+    device = None if isinstance(buffer, np.ndarray) else getattr(buffer, "__dlpack_device__", None)
+    kind, index = (_HOST, 0) if device is None else device()
+    return None if int(kind) == _HOST else f"{_DEVICES.get(int(kind), f'device type {int(kind)} of DLPack')}:{index}"
 
 
 def _fits(type_: TensorType, buffer: Array) -> bool:
@@ -83,7 +83,16 @@ def _fits(type_: TensorType, buffer: Array) -> bool:
     return all(not isinstance(dim, int) or dim == size for dim, size in zip(type_.shape, buffer.shape, strict=True))
 
 
-def _check_overlap(what: str, buffer: Array, seen: Seen) -> None:
-    for other, array in seen:
-        if np.may_share_memory(buffer, array) and np.shares_memory(buffer, array):
-            raise InputError(f"{what} overlaps {other}; give a buffer of its own")
+def _why_overlapping(buffer: Array, seen: Sequence[Any], inputs: Sequence[Value]) -> str | None:
+    """Return which input, or which buffer before it, it shares memory with; ``seen`` holds these in that order."""
+    for place, other in enumerate(seen):
+        if _shares(buffer, other):
+            name = f"input {inputs[place].name!r}" if place < len(inputs) else f"out[{place - len(inputs)}]"
+            return f"overlaps {name}; give a buffer of its own"
+    return None
+
+
+def _shares(buffer: Array, other: Any) -> bool:
+    if isinstance(other, list):
+        return any(_shares(buffer, item) for item in other)
+    return isinstance(other, np.ndarray) and np.may_share_memory(buffer, other) and np.shares_memory(buffer, other)

@@ -24,6 +24,8 @@ class Profile:
     """The launches of a program in their order, with their times."""
 
     launches: tuple[LaunchTime, ...]
+    threads: int | None = None
+    """The thread budget that the times are of; None where nobody said."""
 
     @property
     def seconds(self) -> float:
@@ -38,6 +40,8 @@ class Profile:
         for t in self.launches:
             per_call = 1e3 * t.seconds / max(t.calls, 1)
             rows.append(f"{t.launch:24} {t.engine:24} {t.calls:6d} {per_call:10.3f} {t.seconds / total:6.1%}")
+        if self.threads is not None:
+            rows.append(f"on {self.threads} thread{'s' * (self.threads != 1)}")
         return "\n".join(rows)
 
 

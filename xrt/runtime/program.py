@@ -18,7 +18,6 @@ from xrt.runtime.arena import Arena, Placed
 from xrt.runtime.frames import Action, Frame, frame_of
 from xrt.runtime.layout import Slots, laid_out
 from xrt.runtime.profile import Profile, Recorder
-from xrt.runtime.threads import available_cores
 
 __all__ = ["Program", "run_failed"]
 
@@ -35,8 +34,7 @@ class Program:
         self._layout = laid_out(self._slots)
         self._suspects = self._slots.suspects()
         self._placed = tuple(i for i, slot in enumerate(self._slots.outputs) if slot in self._layout.places)
-        self._idle: list[Frame] = []
-        self._most_idle = available_cores()
+        self._idle: list[Frame] = []  # as many as calls have run at once; making one costs more than a small call
         self._recorder = Recorder(tuple((launch.name, launch.engine) for launch in plan.launches))
 
     # ------------------------------------------------------------------ memory
@@ -86,8 +84,7 @@ class Program:
         self._play([self._timed(*pair) for pair in enumerate(frame.actions)] if options.profile else frame.actions)
         results = self._finish(frame.slots, inputs, options)
         frame.leave()
-        if len(self._idle) < self._most_idle:
-            self._idle.append(frame)
+        self._idle.append(frame)
         return results
 
     def _play(self, actions: Sequence[Action]) -> None:

@@ -18,7 +18,7 @@ from xrt.errors import CompileFailed, CompileRefused
 from xrt.graph import Function, Node
 from xrt.partition import ClusteringOptions, Pin, Plan, partition
 from xrt.runtime import Program, Refusal, available_cores, compile_plan
-from xrt.testing.running import fitted
+from xrt.verify.running import fitted
 
 __all__ = ["Alternation", "alternating_program"]
 

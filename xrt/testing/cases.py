@@ -18,8 +18,8 @@ from xrt.formats import onnx
 from xrt.graph import Function, is_training, schema_of
 from xrt.models import with_random_weights
 from xrt.module.settings import REFERENCE
-from xrt.testing.running import run_alone
-from xrt.testing.ties import ties_of
+from xrt.verify.running import run_alone
+from xrt.verify.ties import ties_of
 
 __all__ = ["Case", "matches", "node_cases", "value_of"]
 

@@ -28,7 +28,8 @@ from xrt.testing.cases import Case, unchanged
 from xrt.testing.groups import cases_of
 from xrt.testing.ledgers import MIXTURES, Gap, gaps_of, settle
 from xrt.testing.report import Outcome, Report, Word
-from xrt.testing.running import compiled, module_of
+from xrt.testing.running import module_of
+from xrt.verify.running import compiled
 
 __all__ = ["Engine", "Maker", "Ready", "alone", "alternating", "conform", "makers_for", "run_case", "run_reference", "together"]
 

@@ -12,14 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xrt.compare import Comparison, compare_all
-from xrt.engines import CompileContext, GraphCompiler, RunOptions, registry
+from xrt.engines import CompileContext, GraphCompiler, MemoryUse, RunOptions, registry
 from xrt.errors import CompileRefused
 from xrt.graph import DType, Function, Node
 from xrt.testing.corpus import CORPUS, entry
 from xrt.testing.proof import Proof, alone_or_skip, bounded, compiled_or_skip, outputs_of
 from xrt.testing.renaming import renamed
-from xrt.testing.running import fitted, module_of, run_alone
+from xrt.testing.running import module_of
 from xrt.testing.strategies import functions, inputs_of
+from xrt.verify.running import fitted, run_alone
 
 __all__ = ["Contract"]
 
@@ -135,6 +136,18 @@ class Contract(Proof):
 
     @bounded
     @given(data=st.data())
+    def test_what_it_tells_of_its_memory_is_sound(self, data: st.DataObject) -> None:
+        function = data.draw(functions(self.taken(aliases=False)))
+        executable = compiled_or_skip(self.made(), function, inputs_of(function, 1))
+        told = executable.memory()
+        executable.close()
+        for use in told or ():
+            said = isinstance(use, MemoryUse) and use.name.strip() and use.why.strip()
+            assert said, f"memory() tells {use!r}; it must be a MemoryUse with a name and the reason as a sentence"
+            assert use.nbytes is None or use.nbytes >= 0, f"memory() tells {use!r}; bytes are None, where unknown, or a number"
+
+    @bounded
+    @given(data=st.data())
     def test_given_buffers_hold_the_results(self, data: st.DataObject) -> None:
         function = data.draw(functions(self.taken(aliases=False, passthrough=False)))
         inputs = inputs_of(function, 1)
@@ -145,6 +158,39 @@ class Contract(Proof):
         returned = all(result is buffer for result, buffer in zip(results, buffers, strict=True))
         assert returned, "run() with options.out must return the given buffers themselves; it returned other arrays"
         self.same(buffers, function, 1, "the buffers given as options.out")
+
+    @bounded
+    @given(data=st.data())
+    def test_a_bound_call_follows_its_inputs_and_fills_its_buffers(self, data: st.DataObject) -> None:
+        function = data.draw(functions(self.taken(aliases=False, passthrough=False, symbolic=False)))
+        inputs = [np.array(value, order="C") for value in inputs_of(function, 1)]
+        executable = compiled_or_skip(self.made(), function, inputs)
+        results = list(executable.direct()(*inputs))
+        self.same(results, function, 1, "what direct() returned")
+        buffers = [np.empty_like(result, order="C") for result in results]
+        call = executable.bind(inputs, buffers)
+        for seed in (2, 3):
+            for held, value in zip(inputs, inputs_of(function, seed), strict=True):
+                held[...] = value
+            call()
+            self.same(buffers, function, seed, "a bound call, on what its inputs held then")
+        executable.into(buffers)(*[_awkward(value) for value in inputs_of(function, 4)])
+        self.same(buffers, function, 4, "a call into fixed buffers")
+        executable.close()
+
+    @bounded
+    @given(data=st.data())
+    def test_what_is_proposed_in_place_may_lie_there(self, data: st.DataObject) -> None:
+        function = data.draw(functions(self.taken(aliases=False, passthrough=False)))
+        inputs = [np.array(value, order="C") for value in inputs_of(function, 1)]
+        executable = compiled_or_skip(self.made(), function, inputs)
+        buffers = [np.empty_like(result, order="C") for result in executable.run(inputs)]
+        over = {source: target for source, target in executable.in_place() if _alike(inputs[source], buffers[target])}
+        for target, source in {target: source for source, target in over.items()}.items():
+            buffers[target] = inputs[source].view()
+        executable.run(inputs, RunOptions(out=buffers))
+        executable.close()
+        self.same(buffers, function, 1, f"run with outputs over inputs as in_place() proposes, {over}")
 
     @settings(bounded, max_examples=5)
     @given(data=st.data())
@@ -195,6 +241,10 @@ def _saved_and_run(engine: GraphCompiler, executable: Any, function: Function, c
 
 def _reversed(function: Function) -> Function:
     return function.replace(constants=dict(reversed(list(function.constants.items()))))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    return bool(one.dtype == other.dtype and one.shape == other.shape)
 
 
 def _share(one: Any, other: Any) -> bool:

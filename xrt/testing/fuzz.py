@@ -9,25 +9,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from typing import Any
 
-import numpy as np
-
-from xrt.compare import Comparison, Ties, Tolerance, compare, tolerance_for
 from xrt.engines import GraphCompiler, registry
 from xrt.errors import CompileRefused
 from xrt.graph import DType, Function
 from xrt.module.settings import REFERENCE
 from xrt.testing.families import ALL_FAMILIES, INTEGERS
 from xrt.testing.generate import Form, inputs_of, seeded_function
-from xrt.testing.noise import explains
-from xrt.testing.running import run_alone
 from xrt.testing.shrink import Sample, shrink
-from xrt.testing.ties import ties_of
 from xrt.testing.ways import Alone, Listed, Mixed, Way
+from xrt.verify import Judgement, Verdict, judge
+from xrt.verify.running import run_alone
 
-__all__ = ["COMMON", "WIDE", "Finding", "Fuzzer", "Judgement", "Verdict", "sample_of"]
+__all__ = ["COMMON", "WIDE", "Finding", "Fuzzer", "sample_of"]
 
 WIDE = Form(
     families=tuple(ALL_FAMILIES),
@@ -38,24 +33,6 @@ WIDE = Form(
 """Everything that there is a recipe for."""
 COMMON = replace(WIDE, dtypes=WIDE.dtypes[:3], max_nodes=6)
 """The types that every engine has, and small graphs: what a single engine often takes whole."""
-
-
-class Verdict(StrEnum):
-    """What came of one graph run in one way."""
-
-    AGREES = "agrees"
-    DECLINED = "declined"
-    ROUNDING = "rounding"
-    """It differs by more than the tolerance, and by no more than rounding makes of this very graph."""
-    DISAGREES = "disagrees"
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """A verdict and what was seen."""
-
-    verdict: Verdict
-    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +112,7 @@ class Fuzzer:
             return Judgement(Verdict.DECLINED, str(reason))
         except Exception as error:  # noqa: BLE001  # whatever an engine raises is the finding
             return Judgement(Verdict.DISAGREES, _told(error))
-        return self._compare(sample, results, expected)
-
-    def _compare(self, sample: Sample, results: Sequence[Any], expected: Sequence[Any]) -> Judgement:
-        found = _agree(sample.function, results, expected, [None] * len(expected))
-        if found:
-            return Judgement(Verdict.AGREES)
-        if _agree(sample.function, results, expected, ties_of(sample.function, sample.inputs, self.truth)):
-            return Judgement(Verdict.AGREES)
-        if explains(sample.function, sample.inputs, results, expected, self.truth):
-            return Judgement(Verdict.ROUNDING, found.message)
-        return Judgement(Verdict.DISAGREES, found.message)
+        return judge(sample.function, sample.inputs, results, expected, self.truth)
 
     def _shrunk(self, seed: int, way: Way, sample: Sample, judged: Judgement) -> Finding:
         raised = _kind(judged.message)
@@ -170,46 +137,6 @@ def sample_of(seed: int) -> Sample:
     """Return the graph of a seed and its inputs: every other graph is of common types only."""
     function = seeded_function(seed, COMMON if seed % 2 else WIDE)
     return Sample(function, tuple(inputs_of(function, seed)))
-
-
-def _agree(function: Function, results: Sequence[Any], expected: Sequence[Any], ties: Sequence[Ties | None]) -> Comparison:
-    """Compare output by output and return the first difference."""
-    if len(results) != len(expected):
-        return Comparison(f"there are {len(results)} outputs; {len(expected)} were expected")
-    for value, mine, theirs, tie in zip(function.outputs, results, expected, ties, strict=True):
-        if not (found := compare(mine, theirs, _tolerance(function, value.name, theirs), ties=tie, name=value.name)):
-            return found
-    return Comparison()
-
-
-def _tolerance(function: Function, output: str, expected: Any) -> Tolerance:
-    """Return the tolerance of a network whose type is the narrowest float that the output was computed through.
-
-    Engines may keep more digits than a narrow type has (TVM fuses a cast to bfloat16 and back into nothing), and no
-    float64 is more exact than the float32 it was cast from.
-    """
-    kinds = [kind for kind in _NARROWEST_FIRST if kind in _types_before(function, output)]
-    is_float = isinstance(expected, np.ndarray) and DType.of(expected).is_float
-    return tolerance_for(kinds[0].numpy if kinds and is_float else getattr(expected, "dtype", "float32"), "network")
-
-
-_NARROWEST_FIRST = (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64)
-
-
-def _types_before(function: Function, output: str) -> set[DType]:
-    """Return the element types of all that the output was computed from, and of all that was cast to on the way."""
-    found: set[DType | None] = set()
-    seen, left = {""}, [output]
-    while left:
-        name = left.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        found.add(getattr(function.type_of(name), "dtype", None))
-        if (node := function.producer(name)) is not None:
-            found |= {DType.from_onnx(node.attr("to"))} if node.op_type == "Cast" else set()
-            left += node.uses
-    return {kind for kind in found if kind is not None}
 
 
 def _copies(inputs: Sequence[Any]) -> list[Any]:

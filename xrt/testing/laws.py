@@ -21,8 +21,9 @@ from xrt.passes import drop_dead_nodes, infer_shapes
 from xrt.testing.faulty import Recording
 from xrt.testing.proof import Proof, alone_or_skip, bounded, outputs_of
 from xrt.testing.renaming import renamed
-from xrt.testing.running import module_of, run_in_pieces
+from xrt.testing.running import module_of
 from xrt.testing.strategies import functions, inputs_of, labels
+from xrt.verify.running import run_in_pieces
 
 __all__ = ["Laws"]
 

@@ -17,10 +17,10 @@ from xrt.module.settings import REFERENCE
 from xrt.testing.corpus import Entry
 from xrt.testing.faulty import Recording
 from xrt.testing.ledgers import Gap
-from xrt.testing.running import compiled, run_alone
 from xrt.testing.strategies import Form, inputs_of
 from xrt.testing.taking import TakenBy
-from xrt.testing.ties import ties_of
+from xrt.verify.running import compiled, run_alone
+from xrt.verify.ties import ties_of
 
 __all__ = ["FORM", "Proof", "alone_or_skip", "bounded", "compiled_or_skip", "outputs_of"]
 

@@ -1,53 +1,16 @@
-"""Ways to run a Function in a test: on one engine by its contract alone, in pieces, and as a plan."""
+"""A module as the tests want it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any
 
-from xrt import passes
 from xrt.cache import CompileCache
-from xrt.engines import CompileContext, Executable, GraphCompiler
-from xrt.errors import CompileRefused
-from xrt.graph import Function, Node, TensorType, Value
+from xrt.engines import GraphCompiler
+from xrt.graph import Function
 from xrt.module import XRTModule
-from xrt.runtime import available_cores
 
-__all__ = ["Run", "compiled", "fitted", "module_of", "pieces", "run_alone", "run_in_pieces", "with_inner_values"]
-
-Run: TypeAlias = Callable[[Function, Sequence[Any]], Sequence[Any]]
-"""Runs a Function on inputs and returns its outputs."""
-
-
-def compiled(engine: GraphCompiler, function: Function, inputs: Sequence[Any]) -> Executable:
-    """Return a prepared executable, made by the engine's contract alone with nothing of XRT in between.
-
-    Raises CompileRefused when `why_not` answers for a node, or the engine refuses.
-    """
-    ready = fitted(function, inputs, engine)
-    for node in ready.nodes:
-        if (reason := engine.why_not(node, ready)) is not None:
-            raise CompileRefused(f"{node.op}: {reason}")
-    executable = engine.compile(ready, CompileContext(threads=available_cores()))
-    executable.prepare()
-    return executable
-
-
-def fitted(function: Function, inputs: Sequence[Any], engine: GraphCompiler) -> Function:
-    """Return the function with types inferred, and with the inputs' shapes where the engine wants them fixed."""
-    if engine.supports_dynamic_shapes or all(isinstance(v.type, TensorType) and v.type.is_static for v in function.inputs):
-        return passes.infer_shapes(function)
-    pairs = zip(function.inputs, inputs, strict=True)
-    return passes.specialise(function, {v.name: x.shape for v, x in pairs if isinstance(v.type, TensorType)})
-
-
-def run_alone(engine: GraphCompiler, function: Function, inputs: Sequence[Any]) -> list[Any]:
-    """Compile, run once and close; raises CompileRefused as `compiled` does."""
-    executable = compiled(engine, function, inputs)
-    try:
-        return list(executable.run(inputs))
-    finally:
-        executable.close()
+__all__ = ["module_of"]
 
 
 def module_of(function: Function, engines: Sequence[GraphCompiler | str], **options: Any) -> XRTModule:
@@ -57,60 +20,3 @@ def module_of(function: Function, engines: Sequence[GraphCompiler | str], **opti
     """
     settings: dict[str, Any] = {"strict": True, "fold_constants": False, "cache": CompileCache()} | options
     return XRTModule(function, list(engines), **settings)
-
-
-# ---------------------------------------------------------------------- in pieces
-
-
-def pieces(function: Function, labels: Sequence[int]) -> tuple[Function, ...]:
-    """Return the Function cut up: nodes of one label are one piece, and pieces run in the order of their labels.
-
-    No label may be smaller than that of a node before it. This is written apart from the partitioner on purpose, so that
-    each can be held against the other. Aliases are left out.
-    """
-    return tuple(_piece(function, labels, label) for label in sorted(set(labels)))
-
-
-def _piece(function: Function, labels: Sequence[int], label: int) -> Function:
-    nodes = [node for node, own in zip(function.nodes, labels, strict=True) if own == label]
-    made = {name for node in nodes for name in node.defines}
-    read = dict.fromkeys(name for node in nodes for name in node.uses if name not in made)
-    outputs = [name for name in made if _leaves(function, name, nodes)]
-    return function.replace(
-        inputs=tuple(function.value(name) for name in read if name not in function.constants),
-        outputs=tuple(function.value(name) for name in sorted(outputs)),
-        nodes=_without_outer_control(nodes),
-        constants={name: function.constants[name] for name in read if name in function.constants},
-        aliases=(),
-        name=f"piece{label}",
-    )
-
-
-def _leaves(function: Function, name: str, nodes: Sequence[Node]) -> bool:
-    """Whether a value is read outside of those nodes, or is an output."""
-    inside = {node.name for node in nodes}
-    return any(use.node.name not in inside for use in function.users(name)) or name in {v.name for v in function.outputs}
-
-
-def _without_outer_control(nodes: Sequence[Node]) -> tuple[Node, ...]:
-    inside = {node.name for node in nodes}
-    return tuple(_with_control(node, tuple(c for c in node.control if c in inside)) for node in nodes)
-
-
-def _with_control(node: Node, control: tuple[str, ...]) -> Node:
-    return Node(node.op_type, node.inputs, node.outputs, node.attributes, node.domain, node.name, control, node.device)
-
-
-def run_in_pieces(function: Function, labels: Sequence[int], inputs: Sequence[Any], run: Run) -> list[Any]:
-    """Run the pieces one after the other and return the Function's outputs."""
-    values = {name: constant.array for name, constant in function.constants.items()}
-    values.update((value.name, given) for value, given in zip(function.inputs, inputs, strict=True))
-    for piece in pieces(passes.infer_shapes(function), labels):
-        results = run(piece, [values[value.name] for value in piece.inputs])
-        values.update((value.name, result) for value, result in zip(piece.outputs, results, strict=True))
-    return [values[value.name] for value in function.outputs]
-
-
-def with_inner_values(function: Function, names: Sequence[str]) -> Function:
-    """Return the Function with those values, and only those, as its outputs."""
-    return function.replace(outputs=tuple(Value(name, function.type_of(name)) for name in names), aliases=())

@@ -10,7 +10,7 @@ import numpy as np
 
 from xrt.graph import Constant, DType, Function, TensorType, Value
 from xrt.passes import drop_dead_nodes
-from xrt.testing.running import Run, with_inner_values
+from xrt.verify.running import Run, with_inner_values
 
 __all__ = ["Sample", "shrink"]
 

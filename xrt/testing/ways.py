@@ -13,7 +13,8 @@ from xrt.errors import CompileRefused, PlanError
 from xrt.graph import Function
 from xrt.partition import Pin
 from xrt.passes import drop_dead_nodes, infer_shapes
-from xrt.testing.running import module_of, run_alone
+from xrt.testing.running import module_of
+from xrt.verify.running import run_alone
 
 __all__ = ["Alone", "Listed", "Mixed", "Way"]
 

@@ -7,7 +7,6 @@ with what tells that the file is still the same: device, inode, size, and the ti
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import threading
 import time
@@ -16,12 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-import numpy as np
-
 from xrt.errors import BundleError
 from xrt.formats.container import Container, ContainerWriter
 from xrt.formats.proto import read, write
 from xrt.graph import Constant, Function
+from xrt.graph.mapping import is_mapped, place_of
 
 if TYPE_CHECKING:
     from xrt.cache.disk.store import Store
@@ -36,6 +34,9 @@ WORTHWHILE = 1 << 20
 
 SETTLED = 2_000_000_000
 """Nanoseconds after which a file's times tell a change: within the clock's grain two changes look like one."""
+
+DIGEST = 32
+"""Bytes of a SHA-256."""
 
 _SECTION = "memo"
 
@@ -71,13 +72,14 @@ class WeightsMemo:
             return
         known = self._known(path, stamp)
         for name, constant in function.constants.items():
-            if name in known:
-                constant.know_digest(known[name])
-        if len(known) < sum(1 for _ in _own(function)):
+            digest, place = known.get(name, (b"", ()))
+            if digest and place == _place(constant):
+                constant.know_digest(digest)
+        if len(known) < sum(1 for _ in _remembered(function)):
             with self._lock:
                 self._new.append((path, stamp, weakref.ref(function)))
 
-    def _known(self, path: Path, stamp: Stamp) -> dict[str, bytes]:
+    def _known(self, path: Path, stamp: Stamp) -> dict[str, tuple[bytes, Stamp]]:
         try:
             container = Container.open(self._file(path), KIND)
             values = read("WeightsMemo", bytes(container.section(_SECTION)))
@@ -85,7 +87,7 @@ class WeightsMemo:
             return {}
         if (values["format"], values["path"], values["stamp"]) != (FORMAT, os.fspath(path), stamp):
             return {}
-        return {weight["name"]: weight["digest"] for weight in values["weights"] if len(weight["digest"]) == 32}
+        return {w["name"]: (w["digest"], w["place"]) for w in values["weights"] if len(w["digest"]) == DIGEST}
 
     def keep(self) -> None:
         """Write down the hashes of the files whose weights have all been hashed by now; raises OSError."""
@@ -99,7 +101,7 @@ class WeightsMemo:
                 self._write(path, stamp, function)
 
     def _write(self, path: Path, stamp: Stamp, function: Function) -> None:
-        hashes = [{"name": name, "digest": constant.digest} for name, constant in _own(function)]
+        hashes = [{"name": name, "digest": c.digest, "place": place} for name, c, place in _remembered(function)]
         values = {"format": FORMAT, "path": os.fspath(path), "stamp": stamp, "weights": hashes}
 
         def fill(file: BinaryIO) -> None:
@@ -128,15 +130,22 @@ class WeightsMemo:
         return int(stale)
 
 
-def _own(function: Function) -> Iterator[tuple[str, Constant]]:
-    """Yield the constants that lie in the model's own file, and not in one that it names."""
+def _remembered(function: Function) -> Iterator[tuple[str, Constant, Stamp]]:
+    """Yield the constants whose hashes can be remembered, with their places."""
     for name, constant in function.constants.items():
-        if not _is_mapped(constant):
-            yield name, constant
+        place = _place(constant)
+        if place is not None:
+            yield name, constant, place
 
 
-def _is_mapped(constant: Constant) -> bool:
-    base: object = constant.array
-    while isinstance(base, np.ndarray | memoryview):
-        base = base.base if isinstance(base, np.ndarray) else base.obj
-    return isinstance(base, mmap.mmap)
+def _place(constant: Constant) -> Stamp | None:
+    """Return where a constant lies in a file that the model names, with that file's stamp; empty where it was in the model's.
+
+    None where that file has changed too recently, or was mapped by somebody else.
+    """
+    if not is_mapped(constant.array):
+        return ()
+    place = place_of(constant.array)
+    if place is None or place[0].stamp is None:
+        return None
+    return *place[0].stamp, place[1]

@@ -45,6 +45,14 @@ class NativeExecutable(Executable):
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
         return self.tape.bound(inputs, outputs) or super().bind(inputs, outputs)
 
+    def into(self, outputs: Sequence[Any]) -> Callable[..., None]:
+        run, buffers = self.tape.run, tuple(outputs)
+
+        def call(*inputs: Any) -> None:
+            run(inputs, buffers)
+
+        return call
+
     def binds(self) -> bool:
         return True
 
@@ -55,9 +63,7 @@ class NativeExecutable(Executable):
         return self.tape.in_place
 
     def memory(self) -> tuple[MemoryUse, ...]:
-        why = (
-            "inner values and what kernels need to compute, planned once; a block is kept for each call that was ever under way"
-        )
+        why = "inner values and what kernels need to compute, planned once; a block is kept for each call that was ever under way"
         return (MemoryUse("workspace", self.tape.workspace, why, per_call=True),)
 
     def _check(self, out: Sequence[Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import onnxruntime
@@ -18,7 +19,7 @@ from xrt.engines.ort.executable import OrtExecutable, computed_outputs, session_
 from xrt.engines.ort.handing import hand_over
 from xrt.engines.ort.memory import Growth, uses_of
 from xrt.engines.ort.saving import Saved, optimised
-from xrt.engines.ort.session import Provider, open_session, quiet_options
+from xrt.engines.ort.session import Handed, Provider, open_session, quiet_options
 from xrt.engines.ort.values import why_not_carried
 from xrt.errors import CompileRefused
 from xrt.graph import FrozenDict, Function, Node
@@ -96,10 +97,14 @@ class Ort(GraphCompiler):
             handed = hand_over(session_function(function))
         except ValueError as error:  # a ModelError, or a name that is not text
             raise CompileRefused(f"the function cannot be written for ONNX Runtime: {error}") from error
+        return self._opened(function, handed, self._session_options(context.threads))
+
+    def _opened(self, function: Function, handed: Handed, options: SessionOptions) -> OrtExecutable:
+        """Return an executable for the function over a session of what is handed over."""
         pool.use()
-        with Growth() as growth:
-            session = open_session(handed, self._session_options(context.threads), self._providers())
-        return OrtExecutable(function, session, handed.files, uses_of(handed.copied, growth.nbytes))
+        with Growth(handed.nbytes) as growth:
+            session = open_session(handed, options, self._providers())
+        return OrtExecutable(function, session, handed.files, partial(uses_of, handed.copied, growth))
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         """Return the session's optimised model; the library optimises the Function a second time for it."""
@@ -120,10 +125,7 @@ class Ort(GraphCompiler):
         handed, border = saved.handed(function), saved.border(function)
         options = self._session_options(context.threads)
         options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
-        pool.use()
-        with Growth() as growth:
-            session = open_session(handed, options, self._providers())
-        executable = OrtExecutable(border, session, handed.files, uses_of(handed.copied, growth.nbytes))
+        executable = self._opened(border, handed, options)
         executable.saved = data
         return executable
 
@@ -148,7 +150,8 @@ class Ort(GraphCompiler):
         shown = ", ".join(f"{n}={asked[n]!r}" for n in ("precision", "calibration_table", "max_workspace_size") if n in asked)
         if not shown:
             return None
-        return f"engine 'ort' computes in the model's own types, in what memory that takes: it does not honour {shown}"
+        why = "; its arena can be limited for the whole process only" if "max_workspace_size" in asked else ""
+        return f"engine 'ort' computes in the model's own types, in what memory that takes: it does not honour {shown}{why}"
 
     def _session_options(self, threads: int) -> SessionOptions:
         options = quiet_options()

@@ -24,6 +24,9 @@ __all__ = ["OrtExecutable", "computed_outputs", "session_function"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
+Uses: TypeAlias = Callable[[], Sequence[MemoryUse]]
+"""Tells what an executable holds and takes of memory."""
+
 BIND_FROM = 512 * 1024
 """Bytes from which a caller's buffer is bound to the session; a smaller one is filled by a copy, which is quicker."""
 
@@ -48,9 +51,7 @@ class OrtExecutable(Executable):
 
     outputs_are_fresh: ClassVar[bool] = True
 
-    def __init__(
-        self, function: Function, session: InferenceSession | None, held: object = None, uses: Sequence[MemoryUse] = ()
-    ) -> None:
+    def __init__(self, function: Function, session: InferenceSession | None, held: object = None, uses: Uses = tuple) -> None:
         """`session` computes `computed_outputs`; None where there are none. `held` must live as long as it."""
         self._uses = uses
         computed = computed_outputs(function)
@@ -132,6 +133,19 @@ class OrtExecutable(Executable):
 
         return run
 
+    def into(self, outputs: Sequence[Any]) -> Callable[..., None]:
+        if self._calls is None or not self.binds():
+            return super().into(outputs)
+        call = self._calls.aimed(self._inputs, dict(zip(self._names, outputs, strict=True)))
+
+        def run(*inputs: Any) -> None:
+            try:
+                call(*inputs)
+            except Exception as error:
+                raise self._failed(error) from error
+
+        return run
+
     def _bound(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
         """Return the library's own bound call; only if `binds`."""
         if self._calls is None:
@@ -148,7 +162,7 @@ class OrtExecutable(Executable):
         return RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {sense(error)}")
 
     def memory(self) -> Sequence[MemoryUse]:
-        return self._uses
+        return self._uses()
 
     def close(self) -> None:
         self._call = self._compute = _closed

@@ -1,7 +1,8 @@
 """What a session holds of its own: read off the C library's allocator, because ONNX Runtime does not tell.
 
-The growth over the opening of a session is exact to the byte as long as no other thread allocates meanwhile. So it is taken
-only where no other session was being opened, and where the C library is one that counts (glibc).
+The growth of the process over the opening of a session is exact to the byte as long as no other thread allocates
+meanwhile, where the C library is one that counts (glibc). Sessions that are opened at the same time share what they have grown by
+together, by the size of their constants.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 from xrt.engines.memory import MemoryUse
 
@@ -48,49 +48,66 @@ def _allocated() -> int:
     return int(counts.uordblks + counts.hblkhd)
 
 
-class Growth:
-    """The bytes by which the process has grown inside of a ``with``; None where somebody else's may be among them."""
-
-    _lock = threading.Lock()
-    _open = 0
-    _begun = 0
+class _Openings:
+    """Sessions that were being opened at the same time: only what all of them have grown by together can be told."""
 
     def __init__(self) -> None:
-        self.nbytes: int | None = None
-        self._alone = False
-        self._number = self._before = 0
+        self.before = _allocated()
+        self.under_way = 0
+        self.weight = 0
+        self.grown: int | None = None
+        """None until the last one is open, and where nobody counts."""
+
+    def end(self) -> None:
+        self.grown = max(0, _allocated() - self.before) if _count else None
+
+
+class Growth:
+    """What a session grows the process by while it is opened inside of a ``with``.
+
+    ``weight`` is by how much it shares in what sessions opened at the same time grow by.
+    """
+
+    _lock = threading.Lock()
+    _now: ClassVar[_Openings | None] = None
+
+    def __init__(self, weight: int) -> None:
+        self.weight = max(1, weight)
+        self._openings: _Openings | None = None
+
+    @property
+    def nbytes(self) -> int | None:
+        """The bytes; None where nobody counts, a session of the same time is not open yet, or none could be opened."""
+        opened = self._openings
+        if opened is None or opened.grown is None or not opened.weight:
+            return None
+        return opened.grown * self.weight // opened.weight
 
     def __enter__(self) -> Self:
         with Growth._lock:
-            Growth._open += 1
-            Growth._begun += 1
-            self._alone = Growth._open == 1
-            self._number = Growth._begun
-            self._before = _allocated()
+            self._openings = Growth._now = Growth._now or _Openings()
+            self._openings.under_way += 1
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         with Growth._lock:
-            Growth._open -= 1
-            if _count and self._alone and self._number == Growth._begun:
-                self.nbytes = max(0, _allocated() - self._before)
+            opened = self._openings
+            if opened is None:
+                return
+            opened.under_way -= 1
+            if error is None:
+                opened.weight += self.weight
+            if not opened.under_way:
+                opened.end()
+                Growth._now = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Use:
-    name: str
-    why: str
+def uses_of(copied: int, growth: Growth) -> tuple[MemoryUse, ...]:
+    """Return what an executable holds and takes: copies of constants, and what its session has grown the process by."""
+    held = [MemoryUse("copied weights", copied, _COPIED)] if copied else []
+    return (*held, MemoryUse("session", growth.nbytes, _SESSION), MemoryUse("workspace", None, _WORKSPACE, per_call=True))
 
 
-_COPIED = _Use("copied weights", "constants of types narrower than a byte are packed, and such as do not lie in order are put so")
-_SESSION = _Use("session", "weights packed for its products and convolutions, constants that it has folded, kernels and plans")
-_WORKSPACE = _Use("workspace", "inner values and scratch, in an arena that grows to the largest calls; the library does not tell")
-
-
-def uses_of(copied: int, session: int | None) -> tuple[MemoryUse, ...]:
-    """Return what an executable holds and takes; ``session`` is by how much the process grew with it, None if not measured."""
-    held = [(_COPIED, copied)] if copied else []
-    return (
-        *(MemoryUse(use.name, nbytes, use.why) for use, nbytes in [*held, (_SESSION, session)]),
-        MemoryUse(_WORKSPACE.name, None, _WORKSPACE.why, per_call=True),
-    )
+_COPIED = "constants in another form than the model's: packed to a byte, put in order, or laid out anew in a saved session"
+_SESSION = "weights packed for its products and convolutions, constants that it has folded, kernels and plans"
+_WORKSPACE = "inner values and scratch, in an arena that grows to the largest calls; the library does not tell"

@@ -35,6 +35,11 @@ class Handed:
     copied: int = 0
     """How many bytes of the files are copies of constants, as the library does not take these where they lie."""
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the model and its files."""
+        return len(self.model) + sum(content.nbytes for content in self.files.values())
+
 
 def quiet_options() -> SessionOptions:
     """Return session options under which the library prints nothing."""

@@ -12,11 +12,12 @@ from tvm.target import codegen
 from xrt.engines.contract import Executable, GraphCompiler
 from xrt.engines.options import CompileContext
 from xrt.engines.tvm.capability import refusal
-from xrt.engines.tvm.executable import RelaxExecutable, is_shared, to_tensor
+from xrt.engines.tvm.executable import RelaxExecutable
 from xrt.engines.tvm.host import check_mcpu, target_of
 from xrt.engines.tvm.importer import compiler_lock, import_function
 from xrt.engines.tvm.pipeline import build
 from xrt.engines.tvm.reasons import shortened
+from xrt.engines.tvm.saving import exported, imported_program
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import Function, Node
 
@@ -49,12 +50,24 @@ class Tvm(GraphCompiler):
         try:
             with compiler_lock:
                 imported = import_function(function)
-                weights = [to_tensor(constant.array) for constant in imported.weights]
-                program = build(imported.module, weights, target, context.threads, self.opt_level)
+                program = build(imported.module, imported.weights, target, context.threads, self.opt_level)
         except Exception as cause:
             raise CompileRefused(f"TVM cannot compile {function.name!r}: {shortened(cause)}") from cause
-        copied = sum(constant.nbytes for constant in imported.weights if not is_shared(constant.array))
-        return RelaxExecutable(program, context.threads, function.name, copied)
+        return RelaxExecutable(program, context.threads, function)
+
+    def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
+        """Return the exported library, with those constants beside it that are not the Function's; needs a C compiler."""
+        if not isinstance(executable, RelaxExecutable):
+            raise CompileRefused("it is no executable of TVM's")
+        if executable.saved is not None:
+            return executable.saved
+        with compiler_lock:
+            return exported(executable.program, executable.function, context.workdir)
+
+    def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
+        executable = RelaxExecutable(imported_program(data, function, context.workdir), context.threads, function)
+        executable.saved = data
+        return executable
 
     def remarks(self, function: Function) -> tuple[str, ...]:
         return ("untuned: loops follow fixed rules, not measurements on this processor",)

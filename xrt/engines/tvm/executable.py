@@ -18,8 +18,9 @@ from xrt.engines.tvm.host import use_threads
 from xrt.engines.tvm.pipeline import Program
 from xrt.engines.tvm.reasons import shortened
 from xrt.errors import RunFailed
+from xrt.graph import Function
 
-__all__ = ["RelaxExecutable", "is_shared", "to_tensor"]
+__all__ = ["RelaxExecutable", "to_tensor"]
 
 Array = np.ndarray[Any, Any]
 
@@ -29,12 +30,15 @@ class RelaxExecutable(Executable):
 
     outputs_are_fresh = True
 
-    def __init__(self, program: Program, threads: int, name: str, copied: int = 0) -> None:
-        """`copied` is how many bytes of the weights are copies."""
-        self._copied = copied
-        self._program = program
+    def __init__(self, program: Program, threads: int, function: Function) -> None:
+        self.program = program
+        self.function = function
+        self.saved: memoryview | None = None
+        """What it was loaded from, where it was not compiled."""
+        self._constants = [to_tensor(constant.array) for constant in program.constants]
+        self._copied = sum(constant.nbytes for constant in program.constants if not _is_shared(constant.array))
         self._threads = threads
-        self._name = name
+        self._name = function.name
         self._idle: list[Callable[..., Any]] = []
 
     def prepare(self) -> None:
@@ -47,7 +51,7 @@ class RelaxExecutable(Executable):
             main = self._machine()
         use_threads(self._threads)
         try:
-            returned = main(*[to_tensor(array) for array in inputs])
+            returned = main(*[to_tensor(array) for array in inputs], *self._constants)
         except Exception as cause:
             raise self._failed(cause) from cause
         self._idle.append(main)
@@ -55,9 +59,9 @@ class RelaxExecutable(Executable):
         return results if options.out is None else _placed(results, options.out)
 
     def direct(self) -> Callable[..., Sequence[Any]]:
-        if self._program.fresh != (True,):
+        if self.program.fresh != (True,):
             return super().direct()
-        idle, threads, machine, failed = self._idle, self._threads, self._machine, self._failed
+        idle, threads, machine, failed, constants = self._idle, self._threads, self._machine, self._failed, self._constants
 
         def run(*inputs: Any) -> Sequence[Any]:
             try:
@@ -66,7 +70,7 @@ class RelaxExecutable(Executable):
                 main = machine()
             use_threads(threads)
             try:
-                returned = main(*[to_tensor(array) for array in inputs])
+                returned = main(*[to_tensor(array) for array in inputs], *constants)
             except Exception as cause:
                 raise failed(cause) from cause
             idle.append(main)
@@ -78,7 +82,7 @@ class RelaxExecutable(Executable):
         """Return a call over prepared tensors; TVM allocates what it computes, so each output is then copied to its buffer."""
         if not all(_is_shared(array) for array in inputs):
             return super().bind(inputs, outputs)
-        tensors, main = [to_tensor(array) for array in inputs], self._machine()
+        tensors, main = [*map(to_tensor, inputs), *self._constants], self._machine()
 
         def run() -> None:
             use_threads(self._threads)
@@ -97,17 +101,17 @@ class RelaxExecutable(Executable):
     def memory(self) -> tuple[MemoryUse, ...]:
         why = "weights of types that DLPack and NumPy do not share, or that do not lie in order, are copied"
         copies = (MemoryUse("copied weights", self._copied, why),) if self._copied else ()
-        return *copies, MemoryUse("workspace", self._program.workspace, "inner values, as planned by the compiler", per_call=True)
+        return *copies, MemoryUse("workspace", self.program.workspace, "inner values, as planned by the compiler", per_call=True)
 
     def close(self) -> None:
         self._idle.clear()
 
     def _machine(self) -> Callable[..., Any]:
-        machine: Callable[..., Any] = relax.VirtualMachine(self._program.code, tvm.cpu())["main"]
+        machine: Callable[..., Any] = relax.VirtualMachine(self.program.code, tvm.cpu())["main"]
         return machine
 
     def _arrays(self, returned: Any) -> list[Array]:
-        pairs = zip(self._views(returned), self._program.fresh, strict=True)
+        pairs = zip(self._views(returned), self.program.fresh, strict=True)
         return [array if fresh else array.copy() for array, fresh in pairs]
 
     def _views(self, returned: Any) -> list[Array]:
@@ -129,11 +133,6 @@ def to_tensor(array: Array) -> Any:
         if flags.c_contiguous and flags.aligned:
             return tvm_ffi.from_dlpack(_writable_alias(array))
     return tvm.runtime.tensor(np.ascontiguousarray(array))
-
-
-def is_shared(array: Array) -> bool:
-    """Whether `to_tensor` makes no copy of the array."""
-    return array.dtype.kind in "biuf" and array.flags.c_contiguous and array.flags.aligned
 
 
 def _to_array(tensor: Any) -> Array:

@@ -15,16 +15,21 @@ from tvm.target import Target
 from tvm_ffi.serialization import from_json_graph_str, to_json_graph_str
 
 from xrt.engines.tvm.apart import set_apart, wrapping_functions
+from xrt.engines.tvm.lifting import lifted
 from xrt.engines.tvm.schedules import CpuSchedule
+from xrt.graph import Constant
 
 __all__ = ["Program", "build", "legalise"]
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Compiled code, and which of its results are memory of their own."""
+    """Compiled code, what it is called with beside its inputs, and which of its results are memory of their own."""
 
-    code: relax.VMExecutable
+    code: Any
+    """A Relax executable, or the module that one was exported to and loaded from."""
+    constants: tuple[Constant, ...]
+    """The last arguments of ``main``: the weights, and the constants that compiling has left or made."""
     fresh: tuple[bool, ...]
     """False for a result that is an argument, a constant, or an earlier result: it must be copied."""
     workspace: int
@@ -43,17 +48,17 @@ def legalise(module: IRModule, target: Target) -> IRModule:
         return tvm.transform.Sequential(passes)(module)
 
 
-def build(module: IRModule, weights: Sequence[Any], target: Target, threads: int, opt_level: int) -> Program:
-    """Compile the module's ``main`` with its last parameters bound; its loops are shared between that many threads."""
+def build(module: IRModule, weights: Sequence[Constant], target: Target, threads: int, opt_level: int) -> Program:
+    """Compile the module's ``main``, whose last parameters are the weights; its loops are shared between that many threads."""
     with target, tvm.transform.PassContext(opt_level=opt_level):
         fused = tvm.transform.Sequential(_FUSION)(legalise(module, target))
         fresh = _fresh(fused["main"])
         wrapping = wrapping_functions(fused)
         scheduled = dlight.ApplyDefaultSchedule(CpuSchedule(threads))(_any_alignment(fused))
-        bound = _bind(set_apart(scheduled, wrapping, target), weights)
-        planned = tvm.transform.Sequential(_PLANNING)(bound)
+        free, constants = lifted(set_apart(scheduled, wrapping, target))
+        planned = tvm.transform.Sequential(_PLANNING)(free)
         code = relax.build(tvm.transform.Sequential(_LOWERING)(planned), target, relax_pipeline=None)
-    return Program(code, fresh, _storage(planned["main"]))
+    return Program(code, (*weights, *constants), fresh, _storage(planned["main"]))
 
 
 _FUSION = [
@@ -89,16 +94,6 @@ def _any_alignment(module: IRModule) -> IRModule:
     """
     text = to_json_graph_str(module).replace('"data_alignment":64', '"data_alignment":1')
     return from_json_graph_str(text.replace('"pragma_scope"', '"scope"'))
-
-
-def _bind(module: IRModule, weights: Sequence[Any]) -> IRModule:
-    """Bind the last parameters to the weights, by reference; after fusion, so that nobody tries to fold them."""
-    if not weights:
-        return module
-    main = module["main"]
-    names = main.params[len(main.params) - len(weights) :]
-    module["main"] = main.bind_params(dict(zip(names, weights, strict=True)))
-    return module
 
 
 def _fresh(main: relax.Function) -> tuple[bool, ...]:

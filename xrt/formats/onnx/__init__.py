@@ -5,6 +5,7 @@ opset and IR version at which each operator means the same. Nothing here runs an
 schema (`xrt.graph.verify` does); only what breaks the structure of a model is refused.
 """
 
+from xrt.formats.onnx.cases import save_case
 from xrt.formats.onnx.files import load
 from xrt.formats.onnx.lowering import external_weights, lowest_model, lowest_opset, why_not_lowered, with_weights_outside
 from xrt.formats.onnx.saving import save
@@ -16,6 +17,7 @@ __all__ = [
     "lowest_model",
     "lowest_opset",
     "save",
+    "save_case",
     "to_model",
     "why_not_lowered",
     "with_weights_outside",

@@ -18,7 +18,7 @@ from xrt.errors import ModelError
 from xrt.formats.onnx.texts import text
 from xrt.graph.mapping import Mapping, Stamp
 
-__all__ = ["ExternalData"]
+__all__ = ["ExternalData", "mapped"]
 
 SETTLED = 2_000_000_000
 """Nanoseconds after which a file's times tell a change: within the clock's grain, two changes look like one."""
@@ -61,7 +61,7 @@ class ExternalData:
         path = self._path(location, what)
         try:
             with path.open("rb") as file:
-                return _mapped(file.fileno())
+                return mapped(file.fileno())
         except OSError as error:
             raise ModelError(f"{what} is in external data file {location!r}, which cannot be read: {error.strerror}") from error
 
@@ -85,7 +85,7 @@ class ExternalData:
         return path
 
 
-def _mapped(file: int) -> memoryview:
+def mapped(file: int) -> memoryview:
     """Return the content of an open file."""
     status = os.fstat(file)
     if not status.st_size:

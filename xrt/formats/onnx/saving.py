@@ -19,7 +19,7 @@ from xrt.formats.onnx.tensors import external_tensor, stored_bytes, stored_data,
 from xrt.formats.onnx.writing import Style, styled_model, to_model
 from xrt.graph import Constant, DType, Function
 
-__all__ = ["save"]
+__all__ = ["replace_file", "save"]
 
 EXTERNAL_BYTES = 1024
 """Constants of at least this size go to the data file, where there is one."""
@@ -47,7 +47,7 @@ def save(function: Function, path: str | os.PathLike[str], external_data: bool |
             _save_in_two(function, path)
         else:
             data = _serialised(to_model(function), "save it with external_data=True")
-            _replace(path, lambda file: file.write(data))
+            replace_file(path, lambda file: file.write(data))
             _remove_old_data(path, keep="")
     except OSError as error:
         raise ModelError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from error
@@ -58,10 +58,12 @@ def _save_in_two(function: Function, path: Path) -> None:
     data = path.with_name(f"{path.name}.{layout.digest}.data")
     is_new = not data.exists()
     tensor = partial(layout.tensor, data.name)
-    model = _serialised(styled_model(function, Style(constants=tensor, inner=tensor)), "it does so even without its large constants")
+    model = _serialised(
+        styled_model(function, Style(constants=tensor, inner=tensor)), "it does so even without its large constants"
+    )
     try:
-        _replace(data, layout.write)
-        _replace(path, lambda file: file.write(model))
+        replace_file(data, layout.write)
+        replace_file(path, lambda file: file.write(model))
     except BaseException:
         if is_new:
             data.unlink(missing_ok=True)
@@ -121,7 +123,7 @@ def _serialised(model: ModelProto, hint: str) -> bytes:
     return data
 
 
-def _replace(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+def replace_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     """Write a file beside its place and move it there, so that the place holds the old content or the new."""
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:

@@ -13,7 +13,7 @@ import numpy as np
 
 from xrt.compare import Comparison
 from xrt.graph import Function
-from xrt.testing.running import Run, run_in_pieces
+from xrt.verify.running import Run, run_in_pieces
 
 __all__ = ["explains"]
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from xrt.compare import IndexTies, StepTies, Ties
 from xrt.graph import Function, Node
-from xrt.testing.running import Run, with_inner_values
+from xrt.verify.running import Run, with_inner_values
 
 __all__ = ["ties_of"]
 

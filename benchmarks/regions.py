@@ -1,0 +1,146 @@
+"""What does a cut cost?
+
+One model of about 10 ms, 16 blocks of convolution, Relu and addition. (1) Cut into 2, 4, 8 and 16 regions of one engine: the
+module's call against the sum of the same regions, each called alone, and against the uncut model. What the regions alone take
+longer than the uncut model is lost fusion; only the rest is the cut's own cost. (2) The convolutions on one engine and the
+rest on another, so that they alternate, against the sum of the same regions alone. After each: the processor time that this
+process takes in a second in which it has nothing to do.
+
+    python benchmarks/regions.py [--json] [--rounds N] [--counts 2,4,8,16] [--channels N] [--size N] [--threads N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+import xrt
+from xrt.bench import Ratio, interleaved, machine, ratio
+from xrt.engines import CompileContext, registry
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
+from xrt.runtime import available_cores
+
+BLOCKS = 16
+ALTERNATIONS = ("tvm", "toy")
+"""What takes turns with ort: it gets what is no convolution."""
+
+
+def convolutions(channels: int, size: int) -> Function:
+    """A chain of blocks, each a 3x3 convolution, a Relu and an addition of its input."""
+    rng = np.random.default_rng(0)
+    shape = TensorType(DType.FLOAT32, (1, channels, size, size))
+    nodes, constants = [], {}
+    for i in range(BLOCKS):
+        constants[f"w{i}"] = Constant((rng.standard_normal((channels, channels, 3, 3)) * 0.03).astype("float32"))
+        nodes += [
+            Node("Conv", (f"x{i}", f"w{i}"), (f"c{i}",), attributes_of({"pads": [1, 1, 1, 1]})),
+            Node("Relu", (f"c{i}",), (f"r{i}",)),
+            Node("Add", (f"r{i}", f"x{i}"), (f"x{i + 1}",)),
+        ]
+    types = {name: shape for node in nodes for name in node.outputs}
+    ends = (Value("x0", shape),), (Value(f"x{BLOCKS}", shape),)
+    return Function(*ends, tuple(nodes), constants, {"": 14}, types=types, name="convolutions")
+
+
+def regions_alone(module: xrt.XRTModule, x: Any, threads: int) -> list[Callable[[], Any]]:
+    """Return one call per region of the module's plan, each on the values that reach it."""
+    values = {module.inputs[0].name: x}
+    calls = []
+    for launch in module.plan.launches:
+        executable = registry.create(launch.engine).compile(launch.function, CompileContext(threads=threads))
+        executable.prepare()
+        given = [values[name] for name in launch.inputs]
+        values.update(zip(launch.outputs, executable.run(given), strict=True))
+        calls.append(lambda executable=executable, given=given: executable.run(given))
+    return calls
+
+
+def measured(what: str, cut: xrt.XRTModule, whole: xrt.XRTModule, x: Any, threads: int, rounds: int) -> dict[str, Any]:
+    """Time a module in regions against its regions alone and against the model in one, and the idle second afterwards."""
+    np.testing.assert_allclose(cut(x), whole(x), rtol=1e-3, atol=1e-4)
+    calls = {f"region {i}": call for i, call in enumerate(regions_alone(cut, x, threads))}
+    times = interleaved({"cut": lambda: cut(x), "bound": cut.bind(x), "whole": lambda: whole(x), **calls}, rounds=rounds)
+    alone = [times[name] for name in calls]
+    lost = [sum(t.seconds[i] for t in alone) - whole for i, whole in enumerate(times["whole"].seconds)]
+    return {
+        "what": what,
+        "regions": len(cut.plan.launches),
+        "cut_ms": 1e3 * times["cut"].median,
+        "whole_ms": 1e3 * times["whole"].median,
+        "lost_fusion_ms": 1e3 * float(np.median(lost)),
+        "to_regions_alone": asdict(ratio(times["cut"], alone)),
+        "bound_to_regions_alone": asdict(ratio(times["bound"], alone)),
+        "to_one_region": asdict(ratio(times["cut"], [times["whole"]])),
+        "idle_cpu": idle_cpu(),
+    }
+
+
+def idle_cpu(seconds: float = 1.0) -> float:
+    """Return the share of one core that this process takes while it has nothing to do."""
+    time.sleep(0.05)  # whoever was about to fall asleep
+    began, wall = time.process_time(), time.perf_counter()
+    time.sleep(seconds)
+    return (time.process_time() - began) / (time.perf_counter() - wall)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--rounds", type=int, default=20, help="interleaved rounds (default 20)")
+    parser.add_argument("--counts", default="2,4,8,16", help="numbers of regions (default 2,4,8,16)")
+    parser.add_argument("--others", default=",".join(ALTERNATIONS), help="what alternates with ort (default tvm,toy)")
+    parser.add_argument("--channels", type=int, default=64, help="channels of the convolutions (default 64)")
+    parser.add_argument("--size", type=int, default=40, help="height and width (default 40)")
+    parser.add_argument("--threads", type=int, default=available_cores(), help="what all engines may use (default: all cores)")
+    a = parser.parse_args()
+    figures = {"machine": machine("onnxruntime", "apache-tvm"), "cuts": cuts(a), "alternations": alternations(a)}
+    print(json.dumps(figures, indent=2) if a.json else report(figures))
+
+
+def prepared(a: argparse.Namespace) -> tuple[Function, Any, xrt.XRTModule]:
+    """Return the model, an input for it, and the model in one region of ort."""
+    function = convolutions(a.channels, a.size)
+    x = np.random.default_rng(0).standard_normal((1, a.channels, a.size, a.size)).astype("float32")
+    return function, x, xrt.XRTModule(function, engine="ort", strict=True, threads=a.threads)
+
+
+def cuts(a: argparse.Namespace) -> list[dict[str, Any]]:
+    function, x, whole = prepared(a)
+    rows = []
+    for count in map(int, a.counts.split(",")):
+        most = len(function.nodes) // count
+        cut = xrt.XRTModule(function, engine="ort", strict=True, maximum_nodes=most, threads=a.threads)
+        rows.append(measured("ort", cut, whole, x, a.threads, a.rounds))
+    return rows
+
+
+def alternations(a: argparse.Namespace) -> list[dict[str, Any]]:
+    function, x, whole = prepared(a)
+    rows = []
+    for other in filter(None, a.others.split(",")):
+        pins = ["Conv=ort", f"Relu|Add={other}"]
+        cut = xrt.XRTModule(function, engine=["ort", other], strict=True, pins=pins, threads=a.threads)
+        rows.append(measured(f"ort, {other}", cut, whole, x, a.threads, a.rounds))
+    return rows
+
+
+def report(figures: dict[str, Any]) -> str:
+    lines = [figures["machine"], "", "a model in regions, over the same regions called alone; bound; over one region; idle"]
+    for row in (*figures["cuts"], *figures["alternations"]):
+        shown = [Ratio(**row[key]) for key in ("to_regions_alone", "bound_to_regions_alone", "to_one_region")]
+        lines.append(
+            f"  {row['what']:9} {row['regions']:3d} regions {row['cut_ms']:8.2f} ms: {shown[0]} x; bound {shown[1]} x; "
+            f"one region {row['whole_ms']:.2f} ms: {shown[2]} x, lost fusion {row['lost_fusion_ms']:.2f} ms; "
+            f"idle {row['idle_cpu']:.1%} of a core"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""The benchmarks of calls and of regions run, and answer what they ask. No time is asserted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+def figures(script: str, *arguments: str) -> Any:
+    command = [sys.executable, str(FOLDER / script), *arguments, "--rounds", "2", "--threads", "1"]
+    printed = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=240, check=True)
+    return json.loads(printed.stdout)
+
+
+@pytest.mark.slow
+def test_each_way_to_call_is_set_against_the_engines_own() -> None:
+    found = figures("dispatch.py", "--engines", "ort,toy", "--floats", "1000")
+    assert [row["engine"] for row in found["tiny"]] == ["ort", "toy"]
+    assert set(found["tiny"][0]) == {"engine", "module", "named", "out", "bound", "own"}
+    assert set(found["large"][0]) == {"engine", "module", "out", "bound", "own", "own and copy"}
+    assert set(found["threaded"][0]) == {"engine", "6 floats", "1000 floats"}
+    assert all(row["own"]["ratio"]["median"] == 1 for row in (*found["tiny"], *found["large"]))
+
+
+@pytest.mark.slow
+def test_regions_are_set_against_themselves_alone() -> None:
+    found = figures("regions.py", "--counts", "2,16", "--others", "toy", "--channels", "2", "--size", "4")
+    assert [row["regions"] for row in found["cuts"]] == [2, 16]
+    assert [(row["what"], row["regions"]) for row in found["alternations"]] == [("ort, toy", 32)]
+    for row in (*found["cuts"], *found["alternations"]):
+        assert {"to_regions_alone", "to_one_region", "lost_fusion_ms", "idle_cpu"} < set(row)

@@ -1,0 +1,127 @@
+"""An engine that can save, and is slow enough to be raced; run as a program, it is one of several processes on one cache.
+
+    python -m tests.cache.saving CACHE_DIR JOURNAL [once | forever]
+
+compiles a model of several regions through the cache, checks the result, and adds a line to the journal for each compile and
+each load; "forever" compiles anew and writes again and again, until somebody kills it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from xrt.cache import CompileCache, DiskTier
+from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions, registry
+from xrt.errors import CacheWarning, CompileRefused
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.module import XRTModule
+
+BULK = 200_000
+"""Bytes of an entry, so that writing one takes a while."""
+
+
+class Held(Executable):
+    outputs_are_fresh = True
+
+    def __init__(self, inner: Executable) -> None:
+        self.inner = inner
+
+    def prepare(self) -> None:
+        self.inner.prepare()
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        return self.inner.run(inputs, options)
+
+
+@dataclass(frozen=True)
+class Saving(GraphCompiler):
+    """Computes as toy does; saves a note, and loads by compiling again without a word."""
+
+    name: ClassVar[str] = "saving"
+    release: ClassVar[str] = "1"
+    journal: str = ""
+    seconds: float = 0.0
+    refuses: bool = False
+    broken: str = ""
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        return registry.create("toy").why_not(node, function)
+
+    def version(self) -> str:
+        return self.release
+
+    def note(self, word: str) -> None:
+        if self.journal:
+            with Path(self.journal).open("ab", buffering=0) as file:
+                file.write(f"{word} {os.getpid()}\n".encode())
+
+    def count(self, word: str) -> int:
+        path = Path(self.journal)
+        return path.read_text().split().count(word) if path.exists() else 0
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        self.note("compile")
+        time.sleep(self.seconds)
+        if self.refuses:
+            raise CompileRefused("it never does", [function.nodes[0].name])
+        if self.broken == "memory":
+            raise MemoryError("no memory")
+        return Held(registry.create("toy").compile(function, context))
+
+    def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
+        assert context.workdir is not None and context.workdir.is_dir()
+        if self.broken == "save":
+            raise ValueError("it cannot")
+        return json.dumps({"saved": True}).encode() + bytes(BULK)
+
+    def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
+        self.note("load")
+        if self.broken == "load":
+            raise ValueError("it cannot")
+        assert bytes(data[:15]) == b'{"saved": true}' and len(data) == 15 + BULK
+        return Held(registry.create("toy").compile(function, context))
+
+
+def chain(length: int = 6) -> Function:
+    """A chain of additions, each of another constant, so that regions of one node have signatures of their own."""
+    type_ = TensorType(DType.FLOAT32, (4,))
+    nodes = tuple(Node("Add", (f"v{i}", f"c{i}"), (f"v{i + 1}",)) for i in range(length))
+    constants = {f"c{i}": Constant(np.full(4, i, np.float32)) for i in range(length)}
+    types = {f"v{i}": type_ for i in range(1, length)}
+    ends = (Value("v0", type_),), (Value(f"v{length}", type_),)
+    return Function(*ends, nodes, constants, {"": 18}, types=types)
+
+
+def module(
+    engine: GraphCompiler, directory: Path, function: Function | None = None, limit: int = 10**9, force: bool = False
+) -> XRTModule:
+    """A module over a new cache in the directory, one region per node."""
+    cache = CompileCache(disk=DiskTier(directory, limit))
+    return XRTModule(
+        function or chain(), engine=[engine], cache=cache, maximum_nodes=1, strict=True, threads=1, force_compile=force
+    )
+
+
+def main(directory: str, journal: str, how: str = "once") -> None:
+    engine = Saving(journal=journal, seconds=0.01)
+    x = np.arange(4, dtype=np.float32)
+    while True:
+        with module(engine, Path(directory), force=how == "forever") as made:
+            np.testing.assert_array_equal(made(x), x + 15)
+        if how == "once":
+            break
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error", CacheWarning)
+    main(*sys.argv[1:])

@@ -1,0 +1,382 @@
+"""The disk tier: a second process hits, whatever goes wrong with files costs a compile and one warning, never a run."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from tests.cache.saving import BULK, Saving, chain, module
+from xrt.cache import CompileCache, Recipe, Store, cache_of, signature_of, tier_of
+from xrt.cache.disk import DEFAULT_LIMIT, directory_of
+from xrt.cache.disk.entry import Entry
+from xrt.cache.disk.places import bytes_of
+from xrt.cache.disk.report import listed, misses
+from xrt.engines import CompileContext
+from xrt.errors import CacheError, CacheWarning, CompileRefused, OptionError, PlanError
+from xrt.formats import onnx
+from xrt.graph import Constant, Function
+from xrt.module import XRTModule
+from xrt.testing.renaming import renamed
+
+X = np.arange(4, dtype=np.float32)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Saving:
+    return Saving(journal=str(tmp_path / "journal"))
+
+
+def run(engine: Saving, directory: Path, function: Function | None = None, limit: int = 10**9) -> XRTModule:
+    """Run the chain in what stands for a new process: a module with a memory tier of its own."""
+    made = module(engine, directory, function, limit)
+    np.testing.assert_array_equal(made(X), X + 15)
+    return made
+
+
+# ---------------------------------------------------------------------- hits and misses
+
+
+def test_a_second_process_loads_what_the_first_one_compiled(engine: Saving, tmp_path: Path) -> None:
+    first = run(engine, tmp_path / "cache")
+    second = run(engine, tmp_path / "cache")
+    assert engine.count("compile") == 6
+    assert engine.count("load") == 6
+    assert first._cache.statistics.disk.misses == first._cache.statistics.disk.writes == 6
+    assert second._cache.statistics.disk.hits == 6
+    assert second._cache.statistics.disk.misses == 0
+
+
+def test_other_names_and_another_order_of_constants_hit(engine: Saving, tmp_path: Path) -> None:
+    run(engine, tmp_path)
+    function = renamed(chain(), {})
+    run(engine, tmp_path, function.replace(constants=dict(reversed(list(function.constants.items())))))
+    assert engine.count("compile") == 6
+
+
+class Newer(Saving):
+    release: ClassVar[str] = "2"
+
+
+def test_another_version_misses(engine: Saving, tmp_path: Path) -> None:
+    run(engine, tmp_path)
+    run(Newer(engine.journal), tmp_path)
+    assert engine.count("compile") == 12
+
+
+def test_changed_code_misses(engine: Saving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(engine, tmp_path)
+    monkeypatch.setattr("xrt.cache.signature._code", lambda kind: "another")
+    run(engine, tmp_path)
+    assert engine.count("compile") == 12
+
+
+def test_a_class_without_a_source_file_is_not_kept(tmp_path: Path) -> None:
+    typed = type("Typed", (Saving,), {"__module__": "a_prompt"})(str(tmp_path / "journal"))
+    run(typed, tmp_path / "cache")
+    run(typed, tmp_path / "cache")
+    assert typed.count("compile") == 12
+    assert Store(tmp_path / "cache").items() == []
+
+
+def test_a_forced_compile_replaces_the_entry(engine: Saving, tmp_path: Path) -> None:
+    run(engine, tmp_path)
+    before = {item.path: item.path.stat().st_ino for item in Store(tmp_path).items()}
+    cache = CompileCache(disk=tier_of({}, tmp_path))
+    XRTModule(chain(), engine=[engine], cache=cache, maximum_nodes=1, force_compile=True, threads=1)(X)
+    assert engine.count("compile") == 12
+    assert {item.path for item in Store(tmp_path).items()} == set(before)
+    assert any(path.stat().st_ino != inode for path, inode in before.items())
+
+
+def test_an_engine_that_saves_nothing_writes_nothing(tmp_path: Path) -> None:
+    cache = CompileCache(disk=tier_of({}, tmp_path / "cache"))
+    XRTModule(chain(), engine="toy", cache=cache)(X)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_the_light_engines_hit_in_a_new_memory_tier(tmp_path: Path) -> None:
+    expected = None
+    for _ in range(2):
+        cache = CompileCache(disk=tier_of({}, tmp_path))
+        with XRTModule(chain(), engine="ort", cache=cache, strict=True) as made:
+            result = made(X)
+        expected = result if expected is None else expected
+        np.testing.assert_array_equal(result, expected)
+    assert cache.statistics.disk.hits == 1
+
+
+# ---------------------------------------------------------------------- failures
+
+
+def test_a_refusal_is_remembered_with_its_reason_and_nodes(engine: Saving, tmp_path: Path) -> None:
+    refusing = replace(engine, refuses=True)
+    function = renamed(chain(1), {})
+    told = []
+    for one in (chain(1), function):
+        cache = CompileCache(disk=tier_of({}, tmp_path))
+        recipe = Recipe(one, refusing, CompileContext())
+        signature = signature_of(one, refusing, CompileContext())
+        with pytest.raises(CompileRefused) as caught:
+            cache.lease(signature, lambda recipe=recipe: refusing.compile(recipe.function, recipe.context), recipe=recipe)
+        told.append((str(caught.value), caught.value.nodes))
+    assert refusing.count("compile") == 1
+    assert told[0] == ("it never does", (chain(1).nodes[0].name,))
+    assert told[1] == (
+        "it never does (as at an earlier compile; `xrt cache gc --failures` forgets it)",
+        (function.nodes[0].name,),
+    )
+
+
+def test_what_may_pass_is_not_remembered(engine: Saving, tmp_path: Path) -> None:
+    starved = replace(engine, broken="memory")
+    for _ in range(2):
+        with pytest.raises(PlanError):
+            module(starved, tmp_path / "cache")(X)
+    assert starved.count("compile") == 12
+    assert Store(tmp_path / "cache").items() == []
+
+
+def test_an_executable_that_cannot_be_saved_still_runs(engine: Saving, tmp_path: Path) -> None:
+    run(replace(engine, broken="save"), tmp_path / "cache")
+    assert Store(tmp_path / "cache").items() == []
+
+
+def test_what_cannot_be_loaded_is_compiled_and_said_once(engine: Saving, tmp_path: Path) -> None:
+    broken = replace(engine, broken="load")
+    run(broken, tmp_path)
+    with pytest.warns(CacheWarning) as caught:
+        run(broken, tmp_path)
+    assert len(caught) == 1
+    assert "cannot load what it saved: ValueError: it cannot" in str(caught[0].message)
+    assert "XRT_CACHE=off does without" in str(caught[0].message)
+    assert caught[0].filename == __file__
+
+
+# ---------------------------------------------------------------------- damage
+
+
+def damages(data: bytes) -> dict[str, bytes]:
+    return {
+        "empty": b"",
+        "truncated": data[: len(data) // 2],
+        "one byte short": data[:-1],
+        "one byte more": data + b"x",
+        "zeros": bytes(len(data)),
+        "a bit in the head": bytes([data[0] ^ 1]) + data[1:],
+        "a bit in the middle": data[: BULK // 2] + bytes([data[BULK // 2] ^ 16]) + data[BULK // 2 + 1 :],
+        "another file": b"hello" * 100,
+    }
+
+
+@pytest.mark.parametrize("damage", damages(b"x" * (BULK + 2)))
+def test_a_damaged_entry_is_found_and_rebuilt(damage: str, engine: Saving, tmp_path: Path) -> None:
+    run(engine, tmp_path)
+    item = Store(tmp_path).items()[0]
+    item.path.write_bytes(damages(item.path.read_bytes())[damage])
+    assert len(Store(tmp_path).damaged()) == 1
+    with pytest.warns(CacheWarning, match="could not serve: cache entry .* cannot be used"):
+        run(engine, tmp_path)
+    assert engine.count("compile") == 7
+    assert Store(tmp_path).damaged() == {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(engine, tmp_path)
+
+
+def test_an_entry_under_another_name_is_not_believed(engine: Saving, tmp_path: Path) -> None:
+    run(engine, tmp_path)
+    one, other = Store(tmp_path).items()[:2]
+    one.path.write_bytes(other.path.read_bytes())
+    with pytest.raises(CacheError, match="it is the entry of another signature"):
+        Entry.read(one.path)
+
+
+def test_random_damage_is_a_cache_error_and_nothing_else(engine: Saving, tmp_path: Path) -> None:
+    run(engine, tmp_path)
+    path = Store(tmp_path).items()[0].path
+    whole, sound = path.read_bytes(), Entry.read(path)
+    rng = random.Random(0)
+    interesting = [*range(64), *range(64, 600), *range(len(whole) - 300, len(whole))]
+    for _ in range(500):
+        data = bytearray(whole)
+        for _ in range(rng.randint(1, 4)):
+            data[rng.choice(interesting)] = rng.randrange(256)
+        if rng.random() < 0.3:
+            del data[rng.randrange(len(data)) :]
+        path.write_bytes(data)
+        try:
+            entry = Entry.read(path)
+        except CacheError:
+            continue
+        assert (entry.signature, bytes(entry.data or b"")) == (sound.signature, bytes(sound.data or b"")), "only padding differs"
+
+
+# ---------------------------------------------------------------------- directories and disks
+
+
+def test_a_directory_that_cannot_be_made_costs_one_warning(engine: Saving, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.warns(CacheWarning, match="could not serve") as caught:
+        run(engine, tmp_path / "file" / "cache")
+    assert len(caught) == 1
+    assert engine.count("compile") == 6
+
+
+def test_a_full_disk_costs_one_warning_and_leaves_nothing_behind(
+    engine: Saving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("xrt.cache.disk.store.write_entry", full)
+    with pytest.warns(CacheWarning, match="No space left on device") as caught:
+        run(engine, tmp_path / "cache")
+    assert len(caught) == 1
+    assert [
+        path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.parent.name not in ("locks", "cache")
+    ] == []
+
+
+def test_a_file_system_without_locks_is_used_without(engine: Saving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object, **__: object) -> None:
+        raise NotImplementedError("no locks here")
+
+    monkeypatch.setattr("filelock.FileLock.acquire", none)
+    run(engine, tmp_path)
+    run(engine, tmp_path)
+    assert engine.count("compile") == 6
+
+
+def test_the_least_recently_used_go_beyond_the_limit(engine: Saving, tmp_path: Path) -> None:
+    run(engine, tmp_path)
+    items = Store(tmp_path).items()
+    for age, item in enumerate(items):
+        os.utime(item.path, (1e9 + age, 1e9 + age))
+    kept = items[0]
+    assert Store(tmp_path).read(kept.key) is not None, "reading makes it recent"
+    removed = Store(tmp_path).shrink(items[0].size * 3)
+    assert [item.key for item in removed] == [item.key for item in items[1:4]]
+
+
+def test_the_limit_holds_while_writing(engine: Saving, tmp_path: Path) -> None:
+    limit = 3 * BULK
+    run(engine, tmp_path, limit=limit)
+    assert 0 < sum(item.size for item in Store(tmp_path).items()) <= limit
+    run(engine, tmp_path / "small", limit=BULK // 2)
+    assert Store(tmp_path / "small").items() == []
+
+
+def test_what_killed_processes_left_is_swept(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    mine, gone = (store.root / "work" / name for name in (f"{os.getpid()}-aa", "999999999-bb"))
+    for folder in (mine, gone):
+        folder.mkdir(parents=True)
+        (folder / "file").write_bytes(b"half")
+    assert store.sweep() == 1
+    assert mine.exists() and not gone.exists()
+
+
+def test_clearing_touches_nothing_else(engine: Saving, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("keep")
+    run(engine, tmp_path)
+    Store(tmp_path).clear()
+    assert Store(tmp_path).items() == []
+    assert (tmp_path / "mine.txt").exists()
+
+
+# ---------------------------------------------------------------------- where it is
+
+
+def test_the_environment_says_where_how_large_and_whether(tmp_path: Path) -> None:
+    tier = tier_of({"XRT_CACHE_DIR": str(tmp_path), "XRT_CACHE_SIZE": "2 GB"})
+    assert tier is not None and (tier.store.directory, tier.limit) == (tmp_path, 2_000_000_000)
+    assert tier_of({"XRT_CACHE": "off"}) is None
+    assert directory_of({}).name == "xrt"
+    assert bytes_of("12 MB") == 12_000_000 and bytes_of("-1") is None
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("XRT_CACHE", "maybe", "XRT_CACHE must be on or off; got 'maybe', so the disk cache is on"),
+        ("XRT_CACHE_SIZE", "big", "XRT_CACHE_SIZE must be a size such as 500MB or 20GB; got 'big', so it is 5GB"),
+    ],
+)
+def test_an_impossible_value_is_told(variable: str, value: str, told: str, tmp_path: Path) -> None:
+    with pytest.warns(CacheWarning) as caught:
+        tier = tier_of({variable: value, "XRT_CACHE_DIR": str(tmp_path)})
+    assert str(caught[0].message) == told
+    assert tier is not None and tier.limit == DEFAULT_LIMIT
+
+
+def test_a_module_takes_a_directory(engine: Saving, tmp_path: Path) -> None:
+    XRTModule(chain(), engine=[engine], cache=tmp_path, threads=1)(X)
+    assert len(Store(tmp_path).items()) == 1
+    assert cache_of(tmp_path) is cache_of(str(tmp_path))
+    with pytest.raises(OptionError, match=r"cache must be an xrt\.cache\.CompileCache, or the directory of one; got 3"):
+        XRTModule(chain(), cache=3)  # type: ignore[arg-type]  # the mistake
+
+
+# ---------------------------------------------------------------------- weights
+
+
+def test_the_weights_of_a_file_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.onnx"
+    base = chain(1)
+    large = base.replace(
+        inputs=base.inputs, constants={**base.constants, "big": Constant(np.zeros(2**19, np.float32)), "c0": base.constants["c0"]}
+    )
+    onnx.save(large, path)
+    os.utime(path, (1e9, 1e9))
+    monkeypatch.setattr("xrt.cache.disk.weights.SETTLED", 0)
+    hashed: list[str] = []
+    digest = Constant.digest.fget  # type: ignore[attr-defined]  # a property
+
+    def counting(self: Constant) -> bytes:
+        if self._digest is None:
+            hashed.append(str(self.type))
+        return digest(self)
+
+    monkeypatch.setattr(Constant, "digest", property(counting))
+    for expected in (2, 0):
+        hashed.clear()
+        with XRTModule(path, engine="toy", cache=CompileCache(disk=tier_of({}, tmp_path / "cache"))) as made:
+            made(X)
+        assert len(hashed) == expected, hashed
+    onnx.save(large.replace(constants={**large.constants, "c0": Constant(np.full(4, 7, np.float32))}), path)
+    hashed.clear()
+    with XRTModule(path, engine="toy", cache=CompileCache(disk=tier_of({}, tmp_path / "cache"))) as made:
+        np.testing.assert_array_equal(made(X), X + 7)
+    assert len(hashed) == 2, "a file that has changed is hashed again"
+
+
+# ---------------------------------------------------------------------- reports
+
+
+def test_entries_are_listed_with_engine_and_failure(engine: Saving, tmp_path: Path) -> None:
+    run(engine, tmp_path)
+    with pytest.raises(PlanError):
+        module(replace(engine, refuses=True), tmp_path, chain(1))(X)
+    Store(tmp_path).items()[0].path.write_bytes(b"damaged")
+    found = listed(Store(tmp_path))
+    assert len(found) == 7
+    assert [one.failure for one in found if one.failure] == ["it never does"]
+    assert sum(bool(one.damage) for one in found) == 1
+    assert all(one.engine.startswith("Saving saving") for one in found if not one.damage)
+
+
+def test_a_miss_names_the_ingredient_that_differs(engine: Saving, tmp_path: Path) -> None:
+    run(engine, tmp_path)
+    region = module(engine, tmp_path).plan.launches[0].function
+    missed = misses(Store(tmp_path), [signature_of(region, engine, CompileContext(threads=7))])
+    assert missed[0].differences == (("threads", "7", "1"),)
+    assert misses(Store(tmp_path), [signature_of(region, engine, CompileContext(threads=1))]) == []
+    assert misses(Store(tmp_path / "empty"), [signature_of(region, engine, CompileContext())])[0].nearest is None

@@ -1,0 +1,137 @@
+"""A stranger's path, from the documents alone: XRT from its sources into a fresh environment, an engine of one's own beside it.
+
+Every text comes out of ``docs/write-an-engine.md``: the engine's file, its ``pyproject.toml``, its test file and the
+commands. Only its name is another, so that nothing here can lean on the example in the repository.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+TOP = Path(__file__).parents[2]
+GUIDE = (TOP / "docs" / "write-an-engine.md").read_text(encoding="utf-8")
+INSTALL = ("--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-build-isolation")
+
+MODEL = """
+import numpy as np
+import xrt
+from xrt.formats import onnx
+
+class Net(xrt.Graph):
+    def build(self, x):
+        return xrt.ops.Softmax(xrt.ops.Tanh(x + x))
+
+onnx.save(Net().trace(np.zeros((2, 3), "float32")), "model.onnx")
+"""
+
+USE = """
+import numpy as np
+import xrt
+
+m = xrt.XRTModule("model.onnx", engine=["stranger", "ort"], strict=True)
+x = np.linspace(-1, 1, 6, dtype="float32").reshape(2, 3)
+np.testing.assert_allclose(m(x), xrt.XRTModule("model.onnx", engine="toy")(x), rtol=1e-6)
+print(*[launch.engine for launch in m.plan.launches])
+"""
+
+
+def blocks(language: str) -> list[str]:
+    """Return the guide's blocks of a language, with the engine called otherwise."""
+    found = re.findall(rf"^```{language}\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
+    return [
+        text.replace("my_engine", "stranger").replace("MyEngine", "Stranger").replace("my-engine", "stranger") for text in found
+    ]
+
+
+class Stranger:
+    """An environment that nobody has used, and a folder of one's own outside of the repository."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = folder / "home"
+        self.python = folder / "env" / "bin" / "python"
+        self.home.mkdir()
+        venv.create(folder / "env", symlinks=True)
+        site = next((folder / "env" / "lib").glob("python*/site-packages"))
+        (site / "dependencies.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n")  # what pip would fetch, had it a network
+        clone = folder / "XRT"
+        shutil.copytree(TOP / "xrt", clone / "xrt", ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "CMakeLists.txt"):
+            shutil.copy(TOP / name, clone)
+        self.install(clone)
+
+    def install(self, folder: Path) -> None:
+        self.run(sys.executable, "-m", "pip", "--python", str(self.python), "install", *INSTALL, str(folder))
+
+    def run(self, *command: str) -> str:
+        """Run a command at home and return what it says; a failure shows all of it."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV"))}
+        environment = kept | {"PATH": f"{self.python.parent}{os.pathsep}{kept.get('PATH', '')}"}
+        done = subprocess.run(command, cwd=self.home, env=environment, capture_output=True, text=True, timeout=600, check=False)
+        assert done.returncode == 0, f"{shlex.join(command)}: {done.stdout}\n{done.stderr}"
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Stranger:
+    one = Stranger(tmp_path_factory.mktemp("stranger"))
+    engine, suite = (next(text for text in blocks("python") if word in text) for word in ("(GraphCompiler)", "(EngineSuite)"))
+    (one.home / "stranger.py").write_text(engine)
+    (one.home / "pyproject.toml").write_text(blocks("toml")[0])
+    (one.home / "test_stranger.py").write_text(suite)
+    one.install(one.home)
+    one.run(str(one.python), "-c", MODEL)
+    return one
+
+
+def test_xrt_is_the_installed_one(stranger: Stranger) -> None:
+    assert stranger.run(str(stranger.python), "-c", "import xrt; print(xrt.__file__)").startswith(str(stranger.python.parents[1]))
+
+
+def test_the_engine_is_listed(stranger: Stranger) -> None:
+    states = {state["name"]: state for state in json.loads(stranger.run("xrt", "engines", "--json"))}
+    assert states["stranger"]["state"] == "ready"
+    assert states["stranger"]["distribution"] == "xrt-stranger 0.1.0"
+
+
+def test_its_suite_passes(stranger: Stranger) -> None:
+    said = stranger.run(str(stranger.python), "-m", "pytest", "-q", "-W", "error", "-m", "not slow")
+    assert int(said.split(" passed")[0].split()[-1]) > 200
+
+
+def test_a_module_uses_it(stranger: Stranger) -> None:
+    assert stranger.run(str(stranger.python), "-c", USE).split() == ["stranger", "ort"]
+
+
+COMMANDS = [line for text in blocks("sh") for line in text.splitlines()]
+BRIEFLY = {
+    "fuzz": ("--count", "20"),
+    "bench": ("--rounds", "2", "--threads", "1"),
+    "conform": ("--cases", "test_*tanh*"),
+}
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_the_commands_of_the_guide_succeed(line: str, stranger: Stranger) -> None:
+    words = shlex.split(line)
+    if "light" in words:
+        words += ["--cases", "*squeezenet*"]
+    elif "--cases" not in words:
+        words += BRIEFLY.get(words[1], ())
+    assert stranger.run(*words)
+
+
+def test_the_guide_has_commands_for_proof_and_comparison() -> None:
+    assert {shlex.split(line)[1] for line in COMMANDS} >= {"engines", "conform", "explain", "run", "fuzz", "bench"}

@@ -1,0 +1,331 @@
+"""Bundles: a module saved in one file and loaded, here or on a machine that differs."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import xrt
+from tests.laws.laws import bounded, living
+from xrt.cache import CompileCache
+from xrt.compare import BIT_EQUAL, compare_all
+from xrt.errors import BundleError, CacheWarning, FallbackWarning, InputError
+from xrt.formats.bundle import BundleFile, is_bundle
+from xrt.formats.container import ALIGNMENT, Container
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.module import bundle
+from xrt.testing.running import module_of
+from xrt.testing.strategies import Form, inputs_of
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((2, 64)).astype(np.float32)
+
+
+def perceptron(batch: int | str = 2) -> Function:
+    types = [TensorType(DType.FLOAT32, (batch, 64)) for _ in range(2)]
+    weights = {
+        name: Constant(np.random.default_rng(i).standard_normal((64, 64)).astype(np.float32)) for i, name in enumerate("vw")
+    }
+    nodes = (
+        Node("MatMul", ("x", "v"), ("a",)),
+        Node("Relu", ("a",), ("b",)),
+        Node("MatMul", ("b", "w"), ("c",)),
+        Node("Softmax", ("c",), ("y",)),
+    )
+    return Function((Value("x", types[0]),), (Value("y", types[1]),), nodes, weights, {"": 18})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "model.xrt"
+
+
+@pytest.fixture
+def cold() -> CompileCache:
+    """A cache that has nothing and keeps nothing on disk."""
+    return CompileCache()
+
+
+def saved(path: Path, engine: object = "ort", **options: object) -> np.ndarray:
+    """Save the perceptron after one call, and return what the call gave."""
+    with xrt.XRTModule(perceptron(), engine=engine, strict=True, cache=CompileCache(), **options) as module:
+        expected = module(X)
+        module.save(path)
+    return expected
+
+
+# ---------------------------------------------------------------------- the law
+
+
+@settings(bounded, max_examples=25)
+@given(data=st.data(), seed=st.integers(0, 9))
+def test_a_saved_bundle_runs_equal_to_the_module(
+    data: st.DataObject, seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    function = data.draw(living(Form(symbolic=False)))
+    engines = ["ort", "toy"]
+    made = [xrt.engines.create(name) for name in engines]
+    path = tmp_path_factory.mktemp("bundle") / "model.xrt"
+    cache = CompileCache()
+    with module_of(function, made, cache=cache, pins=()) as module:
+        expected = module(*inputs_of(function, seed))
+        told = str(module.plan)
+        module.save(path)
+    with xrt.load(path, cache=CompileCache()) as loaded:
+        found = loaded(*inputs_of(function, seed))
+        assert str(loaded.plan) == told
+        assert [v.name for v in loaded.inputs] == [v.name for v in function.inputs]
+    as_list = (lambda r: list(r)) if len(function.outputs) != 1 else (lambda r: [r])
+    assert compare_all(as_list(found), as_list(expected), BIT_EQUAL)
+
+
+# ---------------------------------------------------------------------- what comes back
+
+
+def test_it_loads_without_compiling(path: Path, cold: CompileCache) -> None:
+    expected = saved(path)
+    loaded = xrt.load(path, strict=True, cache=cold)
+    np.testing.assert_array_equal(loaded(X), expected)
+    assert loaded._cache.statistics.disk.hits == 1
+    assert "its compiled form comes from the bundle" in str(loaded.explain())
+    assert [str(v) for v in loaded.inputs] == ["x: float32[2,64]"]
+    assert [v.name for v in loaded.outputs] == ["y"]
+
+
+def test_a_mixture_keeps_its_plan_and_pins(path: Path, cold: CompileCache) -> None:
+    expected = saved(path, ["ort", "toy"], pins=["Softmax=toy"])
+    loaded = xrt.load(path, cache=cold)
+    np.testing.assert_array_equal(loaded(X), expected)
+    assert [launch.engine for launch in loaded.plan.launches] == ["ort", "toy"]
+    assert "engine 'toy' cannot save an executable" in str(loaded.explain())
+
+
+def test_weights_stand_in_the_file_once_and_aligned(path: Path) -> None:
+    saved(path)
+    container = Container.open(path, "bundle")
+    weights = [section for name, section in container.sections.items() if name.startswith("weight:")]
+    assert sorted(section.size for section in weights) == [64 * 64 * 4] * 2
+    assert all(section.offset % ALIGNMENT == 0 for section in weights)
+    assert path.stat().st_size < 2.3 * sum(section.size for section in weights)
+
+
+def test_one_program_serves_every_size_where_engines_do(path: Path, cold: CompileCache) -> None:
+    module = xrt.XRTModule(perceptron("N"), engine="ort", strict=True)
+    module.save(path)
+    loaded = xrt.load(path, cache=cold, strict=True)
+    for rows in (1, 5):
+        x = RNG.standard_normal((rows, 64)).astype(np.float32)
+        np.testing.assert_array_equal(loaded(x), module(x))
+    assert loaded._cache.statistics.misses == 1
+
+
+def test_several_signatures_and_a_new_one(path: Path, cold: CompileCache) -> None:
+    rigid = xrt.XRTModule(perceptron("N"), engine=["ort", "tvm"], strict=True, threads=1)
+    one, two, three = (RNG.standard_normal((rows, 64)).astype(np.float32) for rows in (1, 2, 3))
+    rigid.compile(one)
+    rigid.save(path, two)
+    loaded = xrt.load(path, cache=cold, strict=True)
+    for x in (one, two):
+        np.testing.assert_array_equal(loaded(x), rigid(x))
+    assert loaded._cache.statistics.disk.hits == 2
+    np.testing.assert_allclose(loaded(three), rigid(three), rtol=1e-5)
+
+
+def test_fetched_values_come_back(path: Path, cold: CompileCache) -> None:
+    module = xrt.XRTModule(perceptron(), engine="ort", strict=True)
+    inner = module(X, fetch=["b"])
+    module.save(path)
+    loaded = xrt.load(path, cache=cold)
+    np.testing.assert_array_equal(loaded(X, fetch=["b"])["b"], inner["b"])
+    assert loaded._cache.statistics.disk.hits == 1
+
+
+def test_a_graph_is_saved_by_its_traces(path: Path, cold: CompileCache) -> None:
+    class Net(xrt.Graph):
+        def build(self, x: xrt.Value, y: xrt.Value) -> object:
+            return xrt.ops.Add(x, xrt.ops.Relu(y))
+
+    module = xrt.XRTModule(Net(), engine="ort", strict=True)
+    expected = module(X, X)
+    module.save(path)
+    loaded = xrt.load(path, cache=cold, strict=True)
+    np.testing.assert_array_equal(loaded(X, X), expected)
+    assert [v.name for v in loaded.inputs] == ["x", "y"]
+    with pytest.raises(InputError, match=r"holds traces of a graph for inputs \(float32\[2,64\], float32\[2,64\]\)"):
+        loaded(X[:1], X[:1])
+
+
+def test_a_loaded_module_can_be_saved_again(path: Path, cold: CompileCache, tmp_path: Path) -> None:
+    expected = saved(path)
+    again = tmp_path / "again.xrt"
+    loaded = xrt.load(path, cache=cold)
+    loaded(X)
+    loaded.save(again)
+    np.testing.assert_array_equal(xrt.load(again, strict=True, cache=cold)(X), expected)
+
+
+# ---------------------------------------------------------------------- another machine
+
+
+def test_another_processor_compiles_anew_and_says_so(path: Path, cold: CompileCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = saved(path)
+    monkeypatch.setattr("xrt.cache.signature._machine", lambda: "Linux abacus")
+    with pytest.raises(BundleError, match=r"1 region\(s\) must be compiled anew on this machine, first xrt_ort_0: machine was"):
+        xrt.load(path, strict=True, cache=cold)
+    with pytest.warns(FallbackWarning, match=r"is 'Linux abacus'; m\.explain\(\) lists them"):
+        loaded = xrt.load(path, cache=cold)
+    np.testing.assert_allclose(loaded(X), expected, rtol=1e-6)
+    assert "compiled anew, not loaded from the bundle: machine was" in str(loaded.explain())
+    assert loaded._cache.statistics.disk.hits == 0
+
+
+def test_another_version_compiles_anew(path: Path, cold: CompileCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(path)
+    monkeypatch.setattr("xrt.engines.ort.engine.Ort.version", lambda self: "onnxruntime 9")
+    with pytest.warns(FallbackWarning, match="version was 'onnxruntime .* and is 'onnxruntime 9'"):
+        xrt.load(path, cache=cold)
+
+
+def test_a_missing_engine_hands_its_regions_to_the_others(
+    path: Path, cold: CompileCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = saved(path, ["ort", "toy"], pins=["Softmax=toy", "MatMul=ort"])
+    create = bundle.registry.create
+
+    def without(engine: object) -> object:
+        if engine == "ort":
+            raise xrt.errors.EngineUnavailable("engine 'ort' needs onnxruntime, which is not installed")
+        return create(engine)
+
+    monkeypatch.setattr(bundle.registry, "create", without)
+    with pytest.raises(BundleError, match="strictly: engine 'ort' is not at hand: engine 'ort' needs onnxruntime"):
+        xrt.load(path, strict=True, cache=cold)
+    with pytest.warns(FallbackWarning, match="its regions are planned anew for toy"):
+        loaded = xrt.load(path, cache=cold)
+    np.testing.assert_allclose(loaded(X), expected, rtol=1e-5)
+    assert {launch.engine for launch in loaded.plan.launches} == {"toy"}
+
+
+def test_a_compiled_form_that_does_not_load_is_compiled(path: Path, cold: CompileCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = saved(path)
+
+    def broken(*_: object) -> None:
+        raise ValueError("no such luck")
+
+    monkeypatch.setattr("xrt.engines.ort.engine.Ort.load", broken)
+    with pytest.warns(CacheWarning, match="a region is compiled anew, since no such luck"):
+        np.testing.assert_array_equal(xrt.load(path, cache=cold)(X), expected)
+    with pytest.raises(BundleError, match="a compiled form cannot be loaded: no such luck"):
+        xrt.load(path, strict=True, cache=cold)(X)
+
+
+# ---------------------------------------------------------------------- bad files
+
+
+def test_files_that_are_no_bundles_are_refused_by_name(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"^there is no bundle '.*model\.xrt'$"):
+        xrt.load(path)
+    path.write_bytes(b"not one" * 20)
+    assert not is_bundle(path)
+    with pytest.raises(BundleError, match=r"model\.xrt': it does not begin as a file of XRT does$"):
+        xrt.load(path)
+    with pytest.raises(BundleError, match=f"^cannot load '{tmp_path}'"):
+        xrt.load(tmp_path)
+
+
+def test_a_later_version_is_refused_by_name(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:8] + (7).to_bytes(4, "little") + whole[12:])
+    with pytest.raises(
+        BundleError, match="it has container version 7, and this version of XRT reads 1; read it with the version"
+    ):
+        xrt.load(path)
+    monkeypatch.setattr("xrt.formats.bundle.FORMAT", 8)
+    saved(path)
+    monkeypatch.undo()
+    with pytest.raises(
+        BundleError, match="it has bundle format 8, and this version of XRT reads 1; read it with the version that"
+    ):
+        xrt.load(path)
+
+
+def test_a_cache_entry_is_no_bundle(tmp_path: Path) -> None:
+    with xrt.XRTModule(perceptron(), engine="ort", cache=tmp_path / "cache") as module:
+        module(X)
+    entry = next((tmp_path / "cache").rglob("*.xrt"))
+    with pytest.raises(BundleError, match="it is a 'cache entry' file, not a 'bundle' file"):
+        xrt.load(entry)
+
+
+@pytest.mark.parametrize("cut", [0, 10, 63, 64, 1000, -1, -100])
+def test_truncated_files_are_refused(path: Path, cut: int) -> None:
+    saved(path)
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(BundleError):
+        xrt.load(path)
+
+
+def test_random_damage_is_a_bundle_error_or_nothing(path: Path) -> None:
+    expected = saved(path)
+    whole, rng = path.read_bytes(), random.Random(1)
+    for _ in range(150):
+        data = bytearray(whole)
+        for _ in range(rng.randint(1, 3)):
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+        try:
+            loaded = xrt.load(path, strict=True, cache=CompileCache())
+            found = loaded(X)
+        except BundleError:
+            continue
+        np.testing.assert_array_equal(found, expected)  # the damage lies in what pads, or in a model that nobody reads
+
+
+def test_damaged_manifests_under_right_checksums_are_refused(path: Path) -> None:
+    """What checksums cannot find: a file that was made wrong on purpose."""
+    saved(path)
+    rng = random.Random(2)
+    manifest = bytes(Container.open(path, "bundle").section("manifest"))
+    for _ in range(300):
+        data = bytearray(manifest)
+        for _ in range(rng.randint(1, 3)):
+            data[rng.randrange(len(data))] = rng.randrange(256)
+        rewritten(path, lambda name, content, data=data: bytes(data) if name == "manifest" else content)
+        with warnings.catch_warnings(), contextlib.suppress(BundleError):
+            warnings.simplefilter("ignore", FallbackWarning)
+            xrt.load(path, strict=True, cache=CompileCache())
+
+
+def rewritten(path: Path, change: Callable[[str, bytes], bytes]) -> None:
+    from xrt.formats.container import ContainerWriter
+
+    container = Container.open(path, "bundle")
+    parts = {name: change(name, bytes(container.section(name))) for name in container.sections}
+    with path.open("wb") as file:
+        writer = ContainerWriter(file, "bundle")
+        for name, content in parts.items():
+            writer.add(name, content)
+        writer.finish()
+
+
+def test_nothing_is_left_where_a_bundle_cannot_be_written(tmp_path: Path) -> None:
+    module = xrt.XRTModule(perceptron(), engine="ort")
+    with pytest.raises(BundleError, match="cannot write"):
+        module.save(tmp_path / "nowhere" / "model.xrt")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sizes_are_told(path: Path) -> None:
+    saved(path)
+    sizes = BundleFile(path).sizes
+    assert sizes["weights"] == 2 * 64 * 64 * 4
+    assert {"manifest", "model", "function:0"} <= set(sizes)

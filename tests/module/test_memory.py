@@ -1,0 +1,151 @@
+"""What m.memory() tells: weights once, the arena, and what each engine holds, before and after the compile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+import xrt
+from xrt.engines import CompileContext, Executable, GraphCompiler, MemoryUse, RunOptions, peak_of_values, registry
+from xrt.formats import onnx
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+
+N = 512
+F32 = TensorType(DType.FLOAT32, (N, N))
+
+
+def products(count: int, *, same: bool = False) -> Function:
+    """x -> product with a weight of its own -> tanh -> ... ; with ``same`` all with one weight."""
+    rng = np.random.default_rng(0)
+    nodes: list[Node] = []
+    weights: dict[str, Constant] = {}
+    for i in range(count):
+        name = "w" if same else f"w{i}"
+        weights.setdefault(name, Constant(rng.standard_normal((N, N)).astype(np.float32) / 32))
+        nodes += [Node("MatMul", (f"x{i}", name), (f"m{i}",)), Node("Tanh", (f"m{i}",), (f"x{i + 1}",))]
+    types = {name: F32 for node in nodes for name in node.outputs}
+    return Function((Value("x0", F32),), (Value(f"x{count}", F32),), tuple(nodes), weights, {"": 21}, types=types)
+
+
+WEIGHT = N * N * 4
+
+
+class Silent(Executable):
+    """Says nothing of its memory."""
+
+    def __init__(self, inner: Executable) -> None:
+        self.inner = inner
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        return self.inner.run(inputs, options)
+
+
+@dataclass(frozen=True)
+class Reticent(GraphCompiler):
+    name: ClassVar[str] = "reticent"
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        return None
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        inner = registry.create("toy").compile(function, context)
+        inner.prepare()
+        return Silent(inner)
+
+
+def test_before_the_compile_the_plan_is_told_and_nothing_is_compiled() -> None:
+    m = xrt.XRTModule(products(2), engine="ort", strict=True, maximum_nodes=2)
+    found = m.memory()
+    assert (found.weights, found.unused, found.mapped, found.crossing, found.unknown) == (2 * WEIGHT, 0, 0, 2 * WEIGHT, 0)
+    assert (found.arena, found.is_compiled) == (None, False)
+    assert [(region.weights, region.uses) for region in found.regions] == [(WEIGHT, None)] * 2
+    assert str(found).splitlines() == [
+        "weights                          2.1 MB  held once; 0 B of all constants in mapped files",
+        "between regions                  2.1 MB  per call: values, each in memory of its own",
+        "xrt_ort_0 on ort                 1.0 MB  of the weights",
+        "xrt_ort_1 on ort                 1.0 MB  of the weights",
+        "held between calls               2.1 MB  before the compile; m.compile() lets the engines tell theirs",
+    ]
+
+
+def test_after_the_compile_engines_tell_what_they_hold() -> None:
+    m = xrt.XRTModule(products(3), engine="ort", strict=True, maximum_nodes=2)
+    m.compile()
+    found = m.memory()
+    assert found.arena == WEIGHT * 2
+    uses = [use for region in found.regions for use in region.uses or ()]
+    assert [use.name for use in uses] == ["session", "workspace"] * 3
+    assert [use.per_call for use in uses] == [False, True] * 3
+    packed = sum(use.nbytes or 0 for use in uses)
+    assert 3 * WEIGHT <= packed <= 6 * WEIGHT  # each product has packed its weight
+    assert found.held == found.weights + packed
+    assert found.to_dict()["held"] == found.held
+    assert found.to_dict()["regions"][0]["uses"][0]["name"] == "session"
+
+
+def test_a_weight_that_several_regions_read_is_held_once() -> None:
+    m = xrt.XRTModule(products(4, same=True), engine="toy", strict=True, maximum_nodes=2)
+    m.compile()
+    found = m.memory()
+    assert [region.weights for region in found.regions] == [WEIGHT] * 4
+    assert found.weights == found.held == WEIGHT
+    assert [region.same_as for region in found.regions] == ["", "xrt_toy_0", "xrt_toy_0", "xrt_toy_0"]
+    assert "that of xrt_toy_0, which is equal" in str(found)
+
+
+def test_weights_in_files_and_weights_that_were_folded_away(tmp_path: Path) -> None:
+    turned = (Node("Transpose", ("w0",), ("t",)), *products(1).nodes)
+    function = products(1).replace(nodes=(turned[0], Node("MatMul", ("x0", "t"), ("m0",)), turned[2]))
+    onnx.save(function, tmp_path / "m.onnx", external_data=True)
+    m = xrt.XRTModule(tmp_path / "m.onnx", engine="toy")
+    found = m.memory()
+    assert (found.weights, found.unused, found.mapped) == (WEIGHT, WEIGHT, WEIGHT)
+    assert str(found).splitlines()[:2] == [
+        "weights                          1.0 MB  held once; 1.0 MB of all constants in mapped files",
+        "  unused                         1.0 MB  constants of the model that were folded into others",
+    ]
+
+
+def test_an_engine_that_does_not_tell() -> None:
+    m = xrt.XRTModule(products(1), engine=Reticent(), strict=True)
+    m.compile()
+    assert m.memory().regions[0].uses is None
+    assert "  the engine's own                    ?  the engine does not tell" in str(m.memory()).splitlines()
+
+
+def test_a_reason_is_told_once() -> None:
+    m = xrt.XRTModule(products(3), engine="toy", strict=True, maximum_nodes=2)
+    m.compile()
+    text = str(m.memory())
+    assert text.count("inner values, each until its last reader has run") == 1
+    assert text.count("as above") == 2
+
+
+def test_tvm_copies_no_weight() -> None:
+    m = xrt.XRTModule(products(1), engine="tvm", strict=True)
+    m.compile()
+    (use,) = m.memory().regions[0].uses or ()
+    assert (use.name, use.per_call) == ("workspace", True)
+    assert use.nbytes is not None and use.nbytes <= 2 * WEIGHT
+
+
+def test_the_peak_of_values() -> None:
+    def node(op: str, inputs: str, output: str) -> Node:
+        return Node(op, tuple(inputs.split()), (output,))
+
+    nodes = (node("Neg", "x", "a"), node("Neg", "a", "b"), node("Add", "a b", "c"), node("Neg", "c", "y"))
+    value = Value("x", F32)
+    types = dict.fromkeys("abc", F32)
+    function = Function((value,), (Value("y", F32),), nodes, opsets={"": 21}, types=types)
+    assert peak_of_values(function) == 3 * WEIGHT  # a, b and c at the sum; the output is the caller's
+    assert peak_of_values(function.replace(types={})) is None
+    assert peak_of_values(Function((value,), (value,), (), opsets={"": 21})) == 0
+
+
+def test_a_use_says_what_it_is() -> None:
+    use = MemoryUse("packed", 5, "why")
+    assert (use.name, use.nbytes, use.why, use.per_call) == ("packed", 5, "why", False)

@@ -1,0 +1,49 @@
+"""``xrt bisect``: the smallest part of a model that an engine gets wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from xrt.cli.explain import with_dims
+from xrt.cli.inputs import from_files
+from xrt.cli.options import check_writable, dims_of, input_options, loaded, module_keywords, module_options
+from xrt.cli.screen import err, out
+from xrt.formats.onnx import save_case
+from xrt.models import sample_inputs
+from xrt.module import XRTModule
+
+__all__ = ["command"]
+
+
+@click.command("bisect")
+@click.argument("model")
+@module_options
+@input_options
+@click.option(
+    "--save",
+    "-o",
+    "target",
+    type=click.Path(file_okay=False),
+    help="Folder for the part as model.onnx, with its inputs and what must come out in test_data_set_0",
+)
+def command(model: str, files: tuple[str, ...], seed: int, target: str | None, **given: Any) -> int:
+    """Find the smallest part of MODEL on which its engine differs from the reference engine; exit code 1 where there is one."""
+    if target is not None:
+        check_writable(Path(target))
+    function = with_dims(loaded(model), dims_of(given["dims"]))
+    values = sample_inputs(function, seed) | from_files(files, function)
+    status = err.status("looking for a difference")
+    progress = lambda runs, nodes: status.update(f"{runs} parts tried, the smallest that differs has {nodes} nodes")  # noqa: E731  # told once per part
+    with XRTModule(function, **module_keywords(given)) as module, status:
+        culprit = module.bisect(**values, progress=progress)
+    if culprit is None:
+        out.print("no region differs from the reference engine", markup=False)
+        return 0
+    out.print(f"{culprit} ({culprit.runs} parts tried)", markup=False, soft_wrap=True)
+    if target is not None:
+        save_case(culprit.function, culprit.inputs, culprit.expected, target)
+        out.print(f"written to {target}", markup=False, soft_wrap=True)
+    return 1

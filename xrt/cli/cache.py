@@ -1,0 +1,163 @@
+"""``xrt cache``: what compiles are kept on disk, whether they are sound, and why one is not found."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from xrt.cache import Store
+from xrt.cache.disk import Failure, directory_of, tier_of
+from xrt.cache.disk.entry import Entry
+from xrt.cache.disk.places import bytes_of
+from xrt.cache.disk.report import Listed, Miss, listed, misses
+from xrt.cache.disk.weights import WeightsMemo
+from xrt.cli.explain import with_dims
+from xrt.cli.options import dims_of, loaded, module_keywords, module_options
+from xrt.cli.screen import human_bytes, out, show_table
+from xrt.errors import CacheError, OptionError
+from xrt.module import XRTModule
+
+__all__ = ["command"]
+
+_SHOWN = 60
+
+
+@click.group("cache")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The directory [default: XRT_CACHE_DIR, or the user's cache]",
+)
+@click.pass_context
+def command(context: click.Context, directory: Path | None) -> None:
+    """Look after the compiles that are kept on disk."""
+    context.obj = Store(directory or directory_of())
+
+
+@command.command("ls")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON")
+@click.pass_obj
+def ls(store: Store, as_json: bool) -> None:
+    """List the entries, the most recently used first."""
+    entries = listed(store)
+    if as_json:
+        out.print_json(json.dumps({"directory": str(store.directory), "entries": [asdict(entry) for entry in entries]}))
+        return
+    show_table(("entry", "engine", "size", "last used", "inputs", "note"), [_row(entry) for entry in entries], numbers=("size",))
+    total = sum(entry.size for entry in entries)
+    out.print(f"{len(entries)} entries, {human_bytes(total)}, in {store.directory}", markup=False)
+
+
+def _row(entry: Listed) -> tuple[str, ...]:
+    used = datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")
+    note = entry.damage or (f"fails: {entry.failure}" if entry.failure else "")
+    return entry.key[:12], entry.engine, human_bytes(entry.size), used, _short(entry.entry), _short(note)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+
+
+@command.command("verify")
+@click.pass_obj
+def verify(store: Store) -> int:
+    """Check every entry's checksums; exit code 1 when one cannot be used (`xrt cache gc` removes it)."""
+    found = store.damaged()
+    for reason in found.values():
+        out.print(reason, markup=False)
+    out.print(f"{len(store.items())} entries, {len(found)} of them damaged, in {store.directory}", markup=False)
+    return int(bool(found))
+
+
+@command.command("gc")
+@click.option("--size", help="Remove the least recently used beyond this size, such as 2GB [default: XRT_CACHE_SIZE, or 5GB]")
+@click.option("--failures", is_flag=True, help="Forget the compiles that are remembered to fail")
+@click.pass_obj
+def gc(store: Store, size: str | None, failures: bool) -> None:
+    """Remove what is damaged, left behind, out of date, or too much."""
+    limit = _limit(store, size)
+    damaged = store.damaged()
+    forgotten = [item for item in store.items() if failures and item not in damaged and _is_failure(item.path)]
+    for item in (*damaged, *forgotten):
+        item.path.unlink(missing_ok=True)
+    evicted, left, stale = store.shrink(limit), store.sweep(), WeightsMemo(store).sweep()
+    told = (
+        f"removed {len(damaged)} damaged entries, {len(forgotten)} remembered failures, {len(evicted)} entries over the limit of "
+        f"{human_bytes(limit)}, {left} unfinished writes, and the hashes of {stale} changed files"
+    )
+    out.print(told, markup=False)
+
+
+def _limit(store: Store, size: str | None) -> int:
+    if size is None:
+        tier = tier_of(directory=store.directory)
+        return tier.limit if tier else 0
+    limit = bytes_of(size)
+    if limit is None:
+        raise OptionError(f"--size takes a size such as 500MB or 2GB; got {size!r}")
+    return limit
+
+
+def _is_failure(path: Path) -> bool:
+    try:
+        return isinstance(Entry.read(path).failure, Failure)
+    except (CacheError, OSError):
+        return False
+
+
+@command.command("clear")
+@click.pass_obj
+def clear(store: Store) -> None:
+    """Remove everything."""
+    count, total = len(store.items()), sum(item.size for item in store.items())
+    store.clear()
+    out.print(f"removed {count} entries, {human_bytes(total)}, from {store.directory}", markup=False)
+
+
+@command.command("why-miss")
+@click.argument("model")
+@module_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON")
+@click.pass_obj
+def why_miss(store: Store, /, model: str, as_json: bool, **given: Any) -> int:
+    """Say which ingredient keeps MODEL's regions from being found, against the nearest entry; exit code 1 when one is missing."""
+    function = with_dims(loaded(model), dims_of(given["dims"]))
+    with XRTModule(function, **module_keywords(given)) as module:
+        signatures = module.signatures()
+    missed = misses(store, signatures.values())
+    if as_json:
+        out.print_json(json.dumps({name: _as_data(one, missed) for name, one in signatures.items()}))
+        return int(bool(missed))
+    by_key = {miss.signature.key: miss for miss in missed}
+    for name, signature in signatures.items():
+        out.print(
+            "\n".join(
+                [
+                    f"{name}: {'not in the cache' if signature.key in by_key else 'in the cache'}",
+                    *_told(by_key.get(signature.key)),
+                ]
+            ),
+            markup=False,
+        )
+    return int(bool(missed))
+
+
+def _told(miss: Miss | None) -> list[str]:
+    if miss is None:
+        return []
+    if miss.nearest is None:
+        return ["  the cache is empty"]
+    lines = [f"  the nearest entry, {miss.nearest.key[:12]}, differs in:"]
+    return lines + [f"    {name}: {_short(mine)}; the entry has {_short(theirs)}" for name, mine, theirs in miss.differences]
+
+
+def _as_data(signature: Any, missed: list[Miss]) -> dict[str, Any]:
+    found = next((miss for miss in missed if miss.signature.key == signature.key), None)
+    differences = [dict(zip(("ingredient", "asked", "entry"), d, strict=True)) for d in found.differences] if found else []
+    return {"key": signature.key, "hit": found is None, "differs": differences}

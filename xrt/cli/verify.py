@@ -1,0 +1,38 @@
+"""``xrt verify``: each region of a model, and each value inside, against the reference engine."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from xrt.cli.explain import with_dims
+from xrt.cli.inputs import from_files
+from xrt.cli.options import dims_of, input_options, loaded, module_keywords, module_options
+from xrt.cli.screen import err, out
+from xrt.models import sample_inputs
+from xrt.module import XRTModule
+
+__all__ = ["command"]
+
+
+@click.command("verify")
+@click.argument("model")
+@module_options
+@input_options
+@click.option("--outputs-only", is_flag=True, help="Do not look at the values inside of regions")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON")
+def command(model: str, files: tuple[str, ...], seed: int, outputs_only: bool, as_json: bool, **given: Any) -> int:
+    """Hold each region of MODEL, and each value inside, against the reference engine; exit code 1 where one differs."""
+    function = with_dims(loaded(model), dims_of(given["dims"]))
+    values = sample_inputs(function, seed) | from_files(files, function)
+    status = err.status("verifying")
+    progress = lambda done, count: status.update(f"verifying region {done}/{count}")  # noqa: E731  # told once per region
+    with XRTModule(function, **module_keywords(given)) as module, status:
+        found = module.verify(**values, inner=not outputs_only, progress=progress)
+    if as_json:
+        out.print_json(json.dumps(found.to_dict()))
+    else:
+        out.print(str(found), markup=False, soft_wrap=True)
+    return 0 if found else 1

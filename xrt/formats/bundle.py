@@ -1,0 +1,129 @@
+"""Bundle files: the manifest, each large constant once, and engines' compiled forms, in one container.
+
+What the manifest means is the module's; here it is plain values, with Functions where the message has models.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from xrt.errors import BundleError
+from xrt.formats.container import MAGIC, Buffer, Container, ContainerWriter
+from xrt.formats.onnx.saving import replace_file
+from xrt.formats.onnx.tensors import stored_data
+from xrt.formats.proto import read, read_model, write, write_model
+from xrt.graph import Constant, Function
+
+__all__ = ["FORMAT", "BundleFile", "is_bundle", "working_folder", "write_bundle"]
+
+KIND = "bundle"
+FORMAT = 1
+"""The version of the manifest that is written, and the only one that is read."""
+
+_MANIFEST = "manifest"
+_WEIGHT = "weight:"
+
+
+def write_bundle(
+    path: str | os.PathLike[str], manifest: Mapping[str, Any], models: Mapping[str, Function], compiled: Mapping[str, Buffer]
+) -> None:
+    """Write a bundle, whole or not at all; whatever stood there is replaced. Models and compiled forms are by section name.
+
+    Raises BundleError where the file cannot be written, ModelError for a Function that ONNX cannot say.
+    """
+    constants: dict[str, Constant] = {}
+
+    def keep(constant: Constant) -> str:
+        name = f"{_WEIGHT}{constant.digest.hex()}"
+        constants.setdefault(name, constant)
+        return name
+
+    parts: dict[str, Buffer] = {_MANIFEST: write("Bundle", {**manifest, "format": FORMAT}, keep)}
+    parts.update({name: write_model(function, keep) for name, function in models.items()})
+    parts.update(compiled)
+
+    def fill(file: BinaryIO) -> None:
+        writer = ContainerWriter(file, KIND)
+        for name, data in parts.items():
+            writer.add(name, data)
+        for name, constant in constants.items():
+            writer.add(name, stored_data(constant))
+        writer.finish()
+
+    try:
+        replace_file(Path(path), fill)
+    except OSError as error:
+        raise BundleError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from error
+
+
+class BundleFile:
+    """A bundle that has been opened: its manifest is read and its constants are mapped; compiled forms are when asked for."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Raises BundleError, which names the file, for one that is missing, damaged, or of an unknown version."""
+        self.path = Path(path)
+        try:
+            self._container = Container.open(self.path, KIND)
+            self.manifest = self._read()
+        except FileNotFoundError:
+            raise BundleError(f"there is no bundle {os.fspath(path)!r}") from None
+        except (BundleError, OSError) as error:
+            raise self._unloadable(error) from error
+
+    def _read(self) -> dict[str, Any]:
+        data = bytes(self._container.section(_MANIFEST))
+        manifest = read("Bundle", data, self._held)
+        if manifest["format"] != FORMAT:
+            told = f"it has bundle format {manifest['format']}, and this version of XRT reads {FORMAT}"
+            raise BundleError(f"{told}; read it with the version that wrote it, xrt {manifest['writer']}")
+        return manifest
+
+    def _held(self, name: str) -> memoryview | None:
+        return self._container.section(name) if name.startswith(_WEIGHT) else None
+
+    def compiled(self, section: str) -> memoryview:
+        """Return an engine's compiled form, checked; raises BundleError where it is damaged or missing."""
+        try:
+            return self._container.section(section)
+        except BundleError as error:
+            raise self._unloadable(error) from error
+
+    def model(self, section: str) -> Function:
+        """Return a model; raises BundleError where it is damaged or missing."""
+        try:
+            return read_model(bytes(self._container.section(section)), self._held)
+        except BundleError as error:
+            raise self._unloadable(error) from error
+
+    def _unloadable(self, error: Exception) -> BundleError:
+        return BundleError(f"cannot load {os.fspath(self.path)!r}: {error}")
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of the weights and of everything else, by section."""
+        sizes = {"weights": 0}
+        for name, section in self._container.sections.items():
+            kind = "weights" if name.startswith(_WEIGHT) else name
+            sizes[kind] = sizes.get(kind, 0) + section.size
+        return sizes
+
+
+@contextmanager
+def working_folder() -> Iterator[Path]:
+    """Make a folder for an engine to save or load by way of files, and remove it in the end."""
+    with tempfile.TemporaryDirectory(prefix="xrt-") as folder:
+        yield Path(folder)
+
+
+def is_bundle(path: str | os.PathLike[str]) -> bool:
+    """Whether the file begins as a bundle does; False where it cannot be read."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False

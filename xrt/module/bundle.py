@@ -1,0 +1,252 @@
+"""`xrt.load`: a module from a bundle.
+
+Plans come as they were saved. A region's compiled form is used where engine, versions, options, threads and processor are
+the same as when it was saved; else the region is compiled anew, which is said. Where an engine is missing, what it had is
+planned anew for the others, which is said too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from xrt.cache import CompileCache, DiskStatistics, Recipe, Signature, Tier, cache_of, signature_of
+from xrt.cache.disk import WeightsMemo
+from xrt.cache.disk.weights import stamp_of
+from xrt.engines import Executable, ExecutionOptions, registry
+from xrt.errors import BundleError, CacheWarning, EngineUnavailable, FallbackWarning, UnknownEngine, XRTError
+from xrt.formats.bundle import BundleFile, working_folder
+from xrt.graph import Function
+from xrt.module.build import Build, SavedBuild
+from xrt.module.module import XRTModule
+from xrt.module.settings import REFERENCE
+from xrt.module.source import Fixed, Saved, Traces
+from xrt.module.warning import warn
+from xrt.partition import ClusteringOptions, Plan
+from xrt.partition.serial import options_of, plan_of
+from xrt.runtime import RegionToCompile
+
+__all__ = ["load"]
+
+_IN_EVERY_REGION = ("format", "engine", "version", "options", "device", "threads", "machine")
+"""Ingredients of a signature that do not depend on the region's Function, nor on how XRT was installed."""
+_NOTHING = Function((), ())
+
+
+def load(
+    path: str | os.PathLike[str], *, strict: bool = False, cache: CompileCache | str | os.PathLike[str] | None = None
+) -> XRTModule:
+    """Return the module that `XRTModule.save` wrote.
+
+    With ``strict``, what would have to be compiled anew because this machine differs is a BundleError instead. Such
+    compiles go through ``cache``, as a module's do. Raises BundleError for a file that is missing, damaged, or of an
+    unknown version.
+
+    Load only what you would run: an engine's compiled form is code.
+    """
+    file = BundleFile(path)
+    try:
+        return _loaded(file, strict, cache_of(cache))
+    except BundleError:
+        raise
+    except XRTError as error:
+        raise BundleError(f"cannot load {os.fspath(path)!r}: {error}") from error
+
+
+def _loaded(file: BundleFile, strict: bool, cache: CompileCache) -> XRTModule:
+    manifest = file.manifest
+    plans = [plan_of(program["plan"] or {"format": None}) for program in manifest["programs"]]
+    missing = _missing(manifest)
+    if missing and strict:
+        raise BundleError(f"cannot load {os.fspath(file.path)!r} strictly: {'; '.join(missing.values())}")
+    tier = _BundleTier(file, cache.disk, strict)
+    module = XRTModule(
+        _source(file, plans),
+        [spec for spec in _specs(manifest) if spec not in missing] or REFERENCE,
+        manifest["device"],
+        cache=CompileCache(disk=tier),
+        clustering=_without(options_of(manifest["clustering"] or {"pins": ()}), missing),
+        execution=ExecutionOptions(**manifest["execution"] or {}),
+        strict=manifest["strict"],
+        fold_constants=manifest["fold_constants"],
+        max_signatures=max(16, len(plans)),
+    )
+    for reason in missing.values():
+        warn(f"{os.fspath(file.path)!r}: {reason}; its regions are planned anew for {', '.join(module.engines)}", FallbackWarning)
+    _restore(module, tier, plans, missing)
+    return module
+
+
+# ---------------------------------------------------------------------- engines
+
+
+def _specs(manifest: Mapping[str, Any]) -> list[str]:
+    return [engine["spec"] for engine in manifest["engines"]]
+
+
+def _missing(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return the engines that this machine does not have, each with the reason."""
+    found = {}
+    for spec in _specs(manifest):
+        try:
+            registry.create(spec)
+        except (EngineUnavailable, UnknownEngine) as error:
+            found[spec] = f"engine {spec!r} is not at hand: {error}"
+    return found
+
+
+def _without(options: ClusteringOptions, missing: Mapping[str, str]) -> ClusteringOptions:
+    """Return the options without pins to engines that are not there."""
+    gone = {*missing, *(spec.partition("{")[0] for spec in missing)}
+    return replace(options, pins=tuple(pin for pin in options.pins if pin.engine not in gone))
+
+
+# ---------------------------------------------------------------------- models and plans
+
+
+def _source(file: BundleFile, plans: list[Plan]) -> Fixed | Traces:
+    manifest = file.manifest
+    if manifest["model"]:
+        return Saved(manifest["inputs"], manifest["outputs"], partial(file.model, manifest["model"]))
+    programs = zip(manifest["programs"], plans, strict=True)
+    traces: dict[object, Callable[[], Function]] = {
+        _types(plan): partial(file.model, program["function"]) for program, plan in programs if not program["fetch"]
+    }
+    return Traces(tuple(value.name for value in manifest["inputs"]), traces)
+
+
+def _types(plan: Plan) -> tuple[Any, ...]:
+    return tuple(value.type for value in plan.function.inputs)
+
+
+def _restore(module: XRTModule, tier: _BundleTier, plans: list[Plan], missing: Mapping[str, str]) -> None:
+    """Put the saved programs where the module looks for builds."""
+    anew: dict[str, str] = {}
+    for program, plan in zip(tier.file.manifest["programs"], plans, strict=True):
+        key = _key(module, plan)
+        usable = all(launch.engine in module.engines for launch in plan.launches)
+        if key is not None and (usable or missing):
+            saved = SavedBuild(plan if usable else None, partial(tier.file.model, program["function"]), {})
+            build = _build(module, plan, saved)
+            if usable:
+                build.remarks = dict(_offered(build.regions(), program["regions"], tier, anew))
+                tier.watch(build)
+            module._builds[key[0], tuple(program["fetch"])] = build
+            module._last = module._last or build
+    if anew:
+        _tell(tier, anew)
+
+
+def _key(module: XRTModule, plan: Plan) -> tuple[object] | None:
+    """Return what of its inputs the module knows a program by; None where it would serve others than it was made for."""
+    if isinstance(module._source, Traces):
+        return (_types(plan),)
+    key = module._source.key(_types(plan), module._engines.are_dynamic)
+    general = key is not None or _types(plan) == tuple(value.type for value in module._source.inputs)
+    return (key,) if general else None
+
+
+def _build(module: XRTModule, plan: Plan, saved: SavedBuild) -> Build:
+    function = plan.function if saved.plan is not None else saved.whole()
+    return Build(function, module._engines, module._settings, module._cache, original=function, saved=saved)
+
+
+def _offered(
+    regions: list[RegionToCompile], entries: tuple[dict[str, Any], ...], tier: _BundleTier, anew: dict[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Offer the compiled forms that fit this machine to the tier, and yield what is to be said of each region."""
+    for region, entry in zip(regions, entries, strict=False):
+        saved = tuple((one["name"], one["value"]) for one in entry["ingredients"])
+        differences = _differences(region, dict(saved))
+        if differences:
+            anew[region.launch.name] = differences
+            yield region.launch.name, f"compiled anew, not loaded from the bundle: {differences}"
+        elif entry["section"]:
+            tier.offer(saved, entry["section"])
+            yield region.launch.name, "its compiled form comes from the bundle"
+        else:
+            yield region.launch.name, f"the bundle has no compiled form: {entry['reason'] or 'none was saved'}"
+
+
+def _differences(region: RegionToCompile, saved: Mapping[str, str]) -> str:
+    now = dict(signature_of(_NOTHING, region.engine, region.context, region.version).ingredients)
+    found = [f"{n} was {saved.get(n, 'not told')!r} and is {now[n]!r}" for n in _IN_EVERY_REGION if saved.get(n) != now[n]]
+    return "; ".join(found)
+
+
+def _tell(tier: _BundleTier, anew: Mapping[str, str]) -> None:
+    name, why = next(iter(anew.items()))
+    told = f"{os.fspath(tier.file.path)!r}: {len(anew)} region(s) must be compiled anew on this machine, first {name}: {why}"
+    if tier.strict:
+        raise BundleError(f"{told}; load without strict=True to compile them")
+    warn(f"{told}; m.explain() lists them", FallbackWarning)
+
+
+# ---------------------------------------------------------------------- compiled forms
+
+
+@dataclass(eq=False)
+class _BundleTier:
+    """Gives the compiled forms of a bundle; asks the disk tier behind it for everything else."""
+
+    file: BundleFile
+    behind: Tier | None
+    strict: bool
+
+    def __post_init__(self) -> None:
+        self._sections: dict[tuple[tuple[str, str], ...], str] = {}
+        self._watched: list[Function] = []
+        self._loaded = 0
+
+    @property
+    def weights(self) -> WeightsMemo | None:
+        return self.behind.weights if self.behind else None
+
+    @property
+    def statistics(self) -> DiskStatistics:
+        """The tier's behind it, with what came from the bundle among the hits."""
+        told = self.behind.statistics if self.behind else DiskStatistics()
+        return replace(told, hits=told.hits + self._loaded)
+
+    def watch(self, build: Build) -> None:
+        """Let the hashes of a build's weights be remembered: they lie in the bundle, which hardly ever changes."""
+        if self.weights is None:
+            return
+        held = {f"{x.name}:{n}": c for x in build.plan.launches for n, c in x.function.constants.items()}
+        function = Function((), (), constants=held)
+        self._watched.append(function)
+        self.weights.recall(function, self.file.path.absolute(), stamp_of(self.file.path))
+
+    def offer(self, ingredients: tuple[tuple[str, str], ...], section: str) -> None:
+        """Serve a signature of these ingredients from that section."""
+        self._sections[_portable(ingredients)] = section
+
+    def obtain(self, signature: Signature, recipe: Recipe, make: Callable[[], Executable], *, force: bool = False) -> Executable:
+        """Return the signature's executable, prepared: from the bundle, from the tier behind it, or made."""
+        section = self._sections.get(_portable(signature.ingredients))
+        if section is not None and not force:
+            try:
+                return self._from_bundle(section, recipe)
+            except Exception as error:
+                if self.strict:
+                    raise BundleError(f"{os.fspath(self.file.path)!r}: a compiled form cannot be loaded: {error}") from error
+                warn(f"{os.fspath(self.file.path)!r}: a region is compiled anew, since {error}", CacheWarning)
+        if self.behind is None:
+            return make()
+        return self.behind.obtain(signature, recipe, make, force=force)
+
+    def _from_bundle(self, section: str, recipe: Recipe) -> Executable:
+        with working_folder() as folder:
+            context = replace(recipe.context, workdir=folder)
+            executable = recipe.engine.load(self.file.compiled(section), recipe.function, context)
+        executable.prepare()
+        self._loaded += 1
+        return executable
+
+
+def _portable(ingredients: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """Return the ingredients that mean the same in another installation."""
+    return tuple((name, value) for name, value in ingredients if name != "code")

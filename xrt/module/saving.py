@@ -1,0 +1,81 @@
+"""A module as a bundle: `XRTModule.save`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from importlib import metadata
+from typing import Any
+
+from xrt.engines import Executable
+from xrt.errors import CompileRefused
+from xrt.formats.bundle import working_folder, write_bundle
+from xrt.formats.container import Buffer
+from xrt.graph import Function
+from xrt.module.build import Build
+from xrt.module.settings import EngineList, Settings
+from xrt.module.source import Source
+from xrt.partition.serial import values_of
+from xrt.runtime import RegionToCompile
+
+__all__ = ["save_module"]
+
+_log = logging.getLogger(__name__)
+
+
+def save_module(
+    path: str | os.PathLike[str], source: Source, engines: EngineList, settings: Settings, builds: Mapping[Any, Build]
+) -> None:
+    """Write the bundle of a module. Builds are by what of the inputs they depend on, and what they fetch.
+
+    Raises BundleError where the file cannot be written, ModelError for a Function that ONNX cannot say.
+    """
+    models: dict[str, Function] = {} if source.is_traced else {"model": source.declared()}
+    compiled: dict[str, Buffer] = {}
+    programs: list[dict[str, Any]] = []
+    for (_, fetch), build in builds.items():
+        if build.is_compiled:
+            name = f"function:{len(programs)}"
+            models[name] = build.whole()
+            regions = [_region(*pair, compiled) for pair in zip(build.regions(), build.program().executables, strict=True)]
+            programs.append({"function": name, "fetch": fetch, "plan": values_of(build.plan), "regions": regions})
+    manifest = {**_asked(engines, settings), **_ends(source), "programs": programs}
+    write_bundle(path, manifest, models, compiled)
+
+
+def _asked(engines: EngineList, settings: Settings) -> dict[str, Any]:
+    """Return what the module was asked for."""
+    named = [engine for engine in engines.engines if engine.spec != engines.implicit]
+    return {
+        "writer": metadata.version("xrt"),
+        "engines": [{"spec": engine.spec, "version": engine.version()} for engine in named],
+        "clustering": asdict(settings.clustering),
+        "execution": asdict(settings.execution),
+        "device": engines.context.device,
+        "strict": settings.strict,
+        "fold_constants": settings.fold_constants,
+    }
+
+
+def _ends(source: Source) -> dict[str, Any]:
+    model = "" if source.is_traced else "model"
+    return {"inputs": source.inputs, "outputs": source.outputs, "model": model}
+
+
+def _region(region: RegionToCompile, executable: Executable, compiled: dict[str, Buffer]) -> dict[str, Any]:
+    """Return what the manifest says of a region, and put its compiled form, if there is one, with the others."""
+    signature = region.signature
+    ingredients = [{"name": name, "value": value} for name, value in signature.ingredients]
+    section, reason = f"compiled:{signature.key}", ""
+    if section not in compiled:
+        try:
+            with working_folder() as folder:
+                compiled[section] = region.engine.save(executable, replace(region.context, workdir=folder))
+        except CompileRefused as error:
+            section, reason = "", str(error)
+        except Exception as error:  # noqa: BLE001  # whatever the engine's library raises: the region can be compiled again
+            _log.warning("engine %r failed to save %s", region.engine.spec, region.launch.name, exc_info=True)
+            section, reason = "", f"{type(error).__name__}: {error}"
+    return {"section": section, "ingredients": ingredients, "reason": reason}

@@ -1,0 +1,200 @@
+"""The smallest part of a function on which an engine still differs from the reference.
+
+Any set of nodes is a function once the values that it reads from outside are given, and the reference has computed those. So the
+set is made small by delta debugging: halves first, then ever finer parts and what is left without them, until no node can
+go (Zeller and Hildebrandt, Simplifying and Isolating Failure-Inducing Input, IEEE Transactions on Software Engineering 28(2),
+2002). A wrong kernel ends as one node, a wrong fusion as the nodes that it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from xrt.engines import CompileContext, GraphCompiler
+from xrt.errors import CompileRefused
+from xrt.graph import DType, Function, Node, TensorType, Type, Value
+from xrt.partition import Plan
+from xrt.verify.judge import Verdict, judge
+from xrt.verify.progress import Progress, unheard
+from xrt.verify.regions import with_everything_out
+from xrt.verify.running import Run, compiled, part_of
+
+__all__ = ["Culprit", "bisect", "bisect_plan"]
+
+
+@dataclass(frozen=True, eq=False)
+class Culprit:
+    """A function on which an engine differs, as small as it got."""
+
+    engine: str
+    """The engine's spec."""
+    function: Function
+    inputs: tuple[Any, ...]
+    expected: tuple[Any, ...]
+    """What the reference makes of the inputs."""
+    message: str
+    """What differs."""
+    runs: int
+    """How many functions were compiled and run to find it."""
+
+    def __str__(self) -> str:
+        nodes = ", ".join(f"{node.name!r} ({node.op})" for node in self.function.nodes)
+        count = len(self.function.nodes)
+        return f"{self.engine} differs on {count} node{'s' * (count != 1)}: {nodes}: {self.message}"
+
+
+def bisect(
+    function: Function,
+    engine: GraphCompiler,
+    inputs: Sequence[Any],
+    reference: Run,
+    context: CompileContext | None = None,
+    *,
+    progress: Progress = unheard,
+) -> Culprit | None:
+    """Return the smallest part of the function on which the engine differs from the reference, or raises; None where it agrees.
+
+    No single node of the result can be left out. Parts that the engine refuses count as right. ``progress`` is told after each
+    run how many there were, and of how many nodes the smallest part is by then. Costs in the order of ``log2(n)`` compiles
+    where one node of n is wrong, and up to ``n * n`` where many are wrong only together.
+    """
+    plain = function.replace(aliases=())
+    everything = with_everything_out(plain)
+    values = {name: constant.array for name, constant in plain.constants.items()}
+    values.update((value.name, given) for value, given in zip(plain.inputs, inputs, strict=True))
+    values.update(zip((v.name for v in everything.outputs), reference(everything, list(inputs)), strict=True))
+    search = _Search(plain, engine, context, reference, values, progress)
+    if search.difference(plain) is None:
+        search.opens = True  # an error may be lost on its way to the outputs
+        if search.difference(everything) is None:
+            return None
+    return search.culprit(search.with_one_output(search.part(search.reduced(plain.nodes))))
+
+
+def bisect_plan(
+    plan: Plan,
+    engines: Mapping[str, GraphCompiler],
+    inputs: Sequence[Any],
+    reference: Run,
+    context: CompileContext | None = None,
+    *,
+    progress: Progress = unheard,
+) -> Culprit | None:
+    """Return the smallest part of the first region that differs from the reference; None where none does.
+
+    Each region gets inputs that the reference computed. ``engines`` maps each spec that the plan names to the engine; the
+    rest is as in `bisect`.
+    """
+    values = {name: constant.array for name, constant in plan.function.constants.items()}
+    values.update((value.name, given) for value, given in zip(plan.function.inputs, inputs, strict=True))
+    for launch in plan.launches:
+        given = [values[name] for name in launch.inputs]
+        found = bisect(launch.function, engines[launch.engine], given, reference, context, progress=progress)
+        if found is not None:
+            return found
+        results = reference(launch.function.replace(aliases=()), [_copy(value) for value in given])
+        values.update(zip(launch.outputs, results, strict=True))
+    return None
+
+
+@dataclass
+class _Search:
+    function: Function
+    engine: GraphCompiler
+    context: CompileContext | None
+    reference: Run
+    values: Mapping[str, Any]
+    """What the reference says of every value."""
+    progress: Progress
+    opens: bool = False
+    """Whether parts give out all that they compute, and not only what is read outside."""
+    runs: int = 0
+    seen: dict[tuple[str, ...], bool] = field(default_factory=dict)
+
+    def part(self, nodes: Sequence[Node]) -> Function:
+        """Return the nodes as a function whose inputs have the types of what the reference computed."""
+        part = part_of(self.function, nodes)
+        part = with_everything_out(part) if self.opens else part
+        return part.replace(inputs=tuple(Value(v.name, _type_of(self.values[v.name], v.type)) for v in part.inputs))
+
+    def differs(self, nodes: Sequence[Node]) -> bool:
+        """Whether the engine differs on those nodes when it gets right inputs."""
+        key = tuple(node.name for node in nodes)
+        if key not in self.seen:
+            self.seen[key] = self.difference(self.part(nodes)) is not None
+            self.progress(self.runs, min((len(k) for k, bad in self.seen.items() if bad), default=len(self.function.nodes)))
+        return self.seen[key]
+
+    def difference(self, part: Function) -> str | None:
+        """Return how the engine differs on a part; None where it agrees or refuses."""
+        self.runs += 1
+        given = [self.values[value.name] for value in part.inputs]
+        expected = [self.values[value.name] for value in part.outputs]
+        try:
+            results = self._run(part, given)
+        except CompileRefused:
+            return None
+        except Exception as error:  # noqa: BLE001  # whatever an engine raises is a difference
+            return f"{type(error).__name__}: {error}"
+        judged = judge(part, given, results, expected, self.reference)
+        return judged.message if judged.verdict is Verdict.DISAGREES else None
+
+    def _run(self, part: Function, given: Sequence[Any]) -> list[Any]:
+        executable = compiled(self.engine, part, given, self.context)
+        try:
+            return list(executable.run([_copy(value) for value in given]))
+        finally:
+            executable.close()
+
+    def reduced(self, nodes: Sequence[Node]) -> Sequence[Node]:
+        """Return nodes of which none can be left out so that the rest still differs."""
+        pieces = 2
+        while len(nodes) > 1:
+            parts = _split(nodes, pieces)
+            smaller = next((part for part in parts if self.differs(part)), None)
+            if smaller is not None:
+                nodes, pieces = smaller, 2
+                continue
+            rest = next((rest for rest in _complements(parts) if self.differs(rest)), None) if pieces > 2 else None
+            if rest is not None:
+                nodes, pieces = rest, pieces - 1
+            elif pieces == len(nodes):
+                break
+            else:
+                pieces = min(2 * pieces, len(nodes))
+        return nodes
+
+    def with_one_output(self, part: Function) -> Function:
+        """Return the part with the first of its outputs that differs by itself; as it is where none does."""
+        for value in part.outputs:
+            alone = part.replace(outputs=(value,))
+            if self.difference(alone) is not None:
+                return alone
+        return part
+
+    def culprit(self, part: Function) -> Culprit:
+        given = tuple(self.values[value.name] for value in part.inputs)
+        expected = tuple(self.values[value.name] for value in part.outputs)
+        return Culprit(self.engine.spec, part, given, expected, self.difference(part) or "", self.runs)
+
+
+def _split(nodes: Sequence[Node], pieces: int) -> list[Sequence[Node]]:
+    edges = [len(nodes) * i // pieces for i in range(pieces + 1)]
+    return [nodes[a:b] for a, b in pairwise(edges)]
+
+
+def _complements(parts: Sequence[Sequence[Node]]) -> list[Sequence[Node]]:
+    return [[node for j, part in enumerate(parts) if j != i for node in part] for i in range(len(parts))]
+
+
+def _copy(value: Any) -> Any:
+    return value.copy() if hasattr(value, "dtype") else value
+
+
+def _type_of(value: Any, declared: Type | None) -> Type | None:
+    return TensorType(DType.of(value), value.shape) if isinstance(value, np.ndarray) else declared

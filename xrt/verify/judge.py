@@ -1,0 +1,90 @@
+"""Whether two results of one function are both right: the comparison, then the ties, then what rounding explains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from xrt.compare import Ties, Tolerance, compare, tolerance_for
+from xrt.graph import DType, Function
+from xrt.verify.rounding import explains
+from xrt.verify.running import Run
+from xrt.verify.ties import ties_of
+
+__all__ = ["Judgement", "Verdict", "judge"]
+
+
+class Verdict(StrEnum):
+    """What came of one function run in one way."""
+
+    AGREES = "agrees"
+    DECLINED = "declined"
+    ROUNDING = "rounding"
+    """It differs by more than the tolerance, and by no more than rounding makes of this very function."""
+    DISAGREES = "disagrees"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A verdict and what was seen."""
+
+    verdict: Verdict
+    message: str = ""
+
+
+def judge(function: Function, inputs: Sequence[Any], results: Sequence[Any], expected: Sequence[Any], run: Run) -> Judgement:
+    """Return what to think of results beside the expected ones, which ``run``, the reference, has computed.
+
+    Only where they differ beyond the tolerance of a network is the reference run again: for what stepping operators read,
+    and, disturbed, for how far apart rounding alone may bring two right results.
+    """
+    differing = _differing(function, results, expected, [None] * len(expected))
+    if not differing or not _differing(function, results, expected, ties_of(function, inputs, run)):
+        return Judgement(Verdict.AGREES)
+    if explains(function, inputs, results, expected, run):
+        return Judgement(Verdict.ROUNDING, differing)
+    return Judgement(Verdict.DISAGREES, differing)
+
+
+def _differing(function: Function, results: Sequence[Any], expected: Sequence[Any], ties: Sequence[Ties | None]) -> str:
+    """Compare output by output and return the first difference as a sentence; empty where there is none."""
+    if len(results) != len(expected):
+        return f"there are {len(results)} outputs; {len(expected)} were expected"
+    for value, mine, theirs, tie in zip(function.outputs, results, expected, ties, strict=True):
+        if not (found := compare(mine, theirs, _tolerance(function, value.name, theirs), ties=tie, name=value.name)):
+            return found.message
+    return ""
+
+
+def _tolerance(function: Function, output: str, expected: Any) -> Tolerance:
+    """Return the tolerance of a network whose type is the narrowest float that the output was computed through.
+
+    Engines may keep more digits than a narrow type has (TVM fuses a cast to bfloat16 and back into nothing), and no
+    float64 is more exact than the float32 it was cast from.
+    """
+    kinds = [kind for kind in _NARROWEST_FIRST if kind in _types_before(function, output)]
+    is_float = isinstance(expected, np.ndarray) and DType.of(expected).is_float
+    return tolerance_for(kinds[0].numpy if kinds and is_float else getattr(expected, "dtype", "float32"), "network")
+
+
+_NARROWEST_FIRST = (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64)
+
+
+def _types_before(function: Function, output: str) -> set[DType]:
+    """Return the element types of all that the output was computed from, and of all that was cast to on the way."""
+    found: set[DType | None] = set()
+    seen, left = {""}, [output]
+    while left:
+        name = left.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        found.add(getattr(function.type_of(name), "dtype", None))
+        if (node := function.producer(name)) is not None:
+            found |= {DType.from_onnx(node.attr("to"))} if node.op_type == "Cast" else set()
+            left += node.uses
+    return {kind for kind in found if kind is not None}

@@ -1,0 +1,15 @@
+"""Who wants to know how far a long search is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+__all__ = ["Progress", "unheard"]
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Is told two numbers, which the function that calls it explains."""
+
+
+def unheard(first: int, second: int) -> None:
+    """Take no note."""

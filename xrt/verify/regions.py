@@ -1,0 +1,186 @@
+"""Every region of a plan, and every value inside of it, held against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from xrt.engines import CompileContext, GraphCompiler
+from xrt.errors import EngineError
+from xrt.graph import Function, Value
+from xrt.partition import Launch, Plan
+from xrt.verify.judge import Judgement, Verdict, judge
+from xrt.verify.progress import Progress, unheard
+from xrt.verify.running import Run, fitted
+
+__all__ = ["RegionCheck", "ValueCheck", "Verification", "verify"]
+
+
+@dataclass(frozen=True, slots=True)
+class ValueCheck:
+    """One value that a region computes, beside the reference's."""
+
+    name: str
+    node: str
+    """The node that makes it."""
+    op: str
+    judgement: Judgement
+
+
+@dataclass(frozen=True, slots=True)
+class RegionCheck:
+    """One region, run on what the reference says that its inputs are."""
+
+    name: str
+    engine: str
+    nodes: int
+    judgement: Judgement
+    """Of its outputs."""
+    inner: tuple[ValueCheck, ...] = ()
+    """Of every value inside, computed by the same engine when it must give out all of them: it then fuses less."""
+    note: str = ""
+    """Why the values inside were not looked at."""
+
+    @property
+    def differs(self) -> bool:
+        return self.judgement.verdict is Verdict.DISAGREES or any(self.differing)
+
+    @property
+    def differing(self) -> tuple[ValueCheck, ...]:
+        """The inner values that differ, in the order in which they are computed."""
+        return tuple(check for check in self.inner if check.judgement.verdict is Verdict.DISAGREES)
+
+    def __str__(self) -> str:
+        head = f"{self.name} ({self.engine}, {self.nodes} node{'s' * (self.nodes != 1)}): {self.judgement.verdict.value}"
+        lines = [head + (f": {self.judgement.message}" if self.judgement.message else "")]
+        if self.differing:
+            first = self.differing[0]
+            more = f", and {len(self.differing) - 1} more" if len(self.differing) > 1 else ""
+            lines.append(f"  inside, first at node {first.node!r} ({first.op}){more}: {first.judgement.message}")
+        return "\n".join([*lines, *([f"  {self.note}"] if self.note else [])])
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What came of verifying a plan. Prints as text."""
+
+    regions: tuple[RegionCheck, ...]
+    whole: Judgement
+    """Of the plan's outputs, when each region gets what the regions before it computed."""
+
+    def __bool__(self) -> bool:
+        """Whether nothing differs."""
+        return self.whole.verdict is not Verdict.DISAGREES and not self.differing
+
+    @property
+    def differing(self) -> tuple[RegionCheck, ...]:
+        """The regions that differ by themselves, or in a value inside."""
+        return tuple(region for region in self.regions if region.differs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the verification as dictionaries, lists and strings."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        told = f": {self.whole.message}" if self.whole.message else ""
+        end = f"the whole: {self.whole.verdict.value}{told}"
+        return "\n".join([*map(str, self.regions), end])
+
+
+def verify(
+    function: Function,
+    plan: Plan,
+    engines: Mapping[str, GraphCompiler],
+    inputs: Sequence[Any],
+    reference: Run,
+    context: CompileContext,
+    *,
+    inner: bool = True,
+    progress: Progress = unheard,
+) -> Verification:
+    """Return what each region computes beside the reference, and what they compute together.
+
+    ``plan`` is that of ``function``; ``engines`` maps each spec that it names to the engine. Every region gets inputs that
+    the reference computed, so an error shows where it is made and not where it arrives. With ``inner`` each region is
+    compiled once more to give out all that it computes. ``progress`` is told how many regions of how many are done. Raises
+    EngineError where a region does not compile or run.
+    """
+    right = _inputs(plan, inputs)
+    actual = dict(right)
+    checks = []
+    for done, launch in enumerate(plan.launches):
+        progress(done, len(plan.launches))
+        checks.append(_region(launch, engines[launch.engine], context, right, actual, reference, inner=inner))
+    progress(len(plan.launches), len(plan.launches))
+    names = [value.name for value in function.outputs]
+    whole = judge(function, inputs, [actual[name] for name in names], [right[name] for name in names], reference)
+    return Verification(tuple(checks), whole)
+
+
+def _inputs(plan: Plan, inputs: Sequence[Any]) -> dict[str, Any]:
+    values = {name: constant.array for name, constant in plan.function.constants.items()}
+    values.update((value.name, given) for value, given in zip(plan.function.inputs, inputs, strict=True))
+    return values
+
+
+def _region(
+    launch: Launch,
+    engine: GraphCompiler,
+    context: CompileContext,
+    right: dict[str, Any],
+    actual: dict[str, Any],
+    reference: Run,
+    *,
+    inner: bool,
+) -> RegionCheck:
+    """Check a region, and add what comes out of it to the right and to the actual values."""
+    function = launch.function.replace(aliases=())
+    given = [right[value.name] for value in function.inputs]
+    expected = list(reference(function, _copies(given)))
+    own, passed_on = _runs(engine, function, context, [given, [actual[value.name] for value in function.inputs]])
+    check = RegionCheck(launch.name, launch.engine, len(launch.nodes), judge(function, given, own, expected, reference))
+    if inner and len(function.nodes) > 1:
+        check = _with_inner(check, function, engine, context, given, reference)
+    for value, theirs, mine in zip(function.outputs, expected, passed_on, strict=True):
+        right[value.name], actual[value.name] = theirs, mine
+    return check
+
+
+def _runs(engine: GraphCompiler, function: Function, context: CompileContext, calls: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """Run an engine's executable once for each list of inputs, and keep nothing of it."""
+    executable = engine.compile(fitted(function, calls[0], engine), context)
+    try:
+        executable.prepare()
+        return [_copies(executable.run(_copies(inputs))) for inputs in calls]
+    finally:
+        executable.close()
+
+
+def _copies(values: Sequence[Any]) -> list[Any]:
+    return [value.copy() if hasattr(value, "dtype") else value for value in values]
+
+
+def _with_inner(
+    check: RegionCheck, function: Function, engine: GraphCompiler, context: CompileContext, given: Sequence[Any], reference: Run
+) -> RegionCheck:
+    """Add the checks of the values inside; an engine that will not give them out is no finding."""
+    open_ = with_everything_out(function)
+    try:
+        (results,) = _runs(engine, open_, context, [given])
+    except EngineError as error:
+        return replace(check, note=f"the values inside cannot be looked at: {error}")
+    expected = list(reference(open_, _copies(given)))
+    inner = []
+    for value, mine, theirs in zip(open_.outputs, results, expected, strict=True):
+        maker = function.producer(value.name)
+        if maker is not None:
+            alone = open_.replace(outputs=(value,))
+            inner.append(ValueCheck(value.name, maker.name, maker.op, judge(alone, given, [mine], [theirs], reference)))
+    return replace(check, inner=tuple(inner))
+
+
+def with_everything_out(function: Function) -> Function:
+    """Return the function with all that its nodes compute as outputs, in the order in which it is computed."""
+    names = [name for node in function.nodes for name in node.outputs if name]
+    return function.replace(outputs=tuple(Value(name, function.type_of(name)) for name in names), aliases=())
