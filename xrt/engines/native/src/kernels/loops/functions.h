@@ -91,15 +91,44 @@ inline VecD root(VecD x) {
 #endif
 }
 
-// The greater and the lesser; NaN where either is NaN.
+// a > b ? a : b and a < b ? a : b: where either is NaN, b. That is one instruction, which compilers do not always see.
+template <class T>
+inline Vec<T> upper(Vec<T> a, Vec<T> b) {
+  return select(a > b, a, b);
+}
+template <class T>
+inline Vec<T> under(Vec<T> a, Vec<T> b) {
+  return select(a < b, a, b);
+}
+#if defined(__AVX512F__)
+template <>
+inline VecF upper<float>(VecF a, VecF b) {
+  return bits<VecF>(_mm512_maskz_max_ps(0xFFFF, bits<__m512>(a), bits<__m512>(b)));
+}
+template <>
+inline VecF under<float>(VecF a, VecF b) {
+  return bits<VecF>(_mm512_maskz_min_ps(0xFFFF, bits<__m512>(a), bits<__m512>(b)));
+}
+#elif defined(__AVX2__)
+template <>
+inline VecF upper<float>(VecF a, VecF b) {
+  return bits<VecF>(_mm256_max_ps(bits<__m256>(a), bits<__m256>(b)));
+}
+template <>
+inline VecF under<float>(VecF a, VecF b) {
+  return bits<VecF>(_mm256_min_ps(bits<__m256>(a), bits<__m256>(b)));
+}
+#endif
+
+// The greater and the lesser; NaN where either is NaN. Whether b is NaN is asked once where it is the same for all.
 template <class T>
 inline Vec<T> greater(Vec<T> a, Vec<T> b) {
-  return select(a != a, a, select(a > b, a, b));
+  return select(b != b, b, upper<T>(b, a));
 }
 
 template <class T>
 inline Vec<T> lesser(Vec<T> a, Vec<T> b) {
-  return select(a != a, a, select(a < b, a, b));
+  return select(b != b, b, under<T>(b, a));
 }
 
 // c[0] + c[1] x + ... + c[N - 1] x^(N - 1)
@@ -135,16 +164,7 @@ inline Reduced reduce_exp(VecF x) {
 }
 
 // Between the bounds; NaN stays NaN.
-inline VecF clamped(VecF x, float low, float high) {
-#if defined(__AVX512F__)
-  // The compiler does not see that this is what the two instructions do when the second operand is NaN.
-  const __m512 above = _mm512_maskz_max_ps(0xFFFF, _mm512_set1_ps(low), bits<__m512>(x));
-  return bits<VecF>(_mm512_maskz_min_ps(0xFFFF, _mm512_set1_ps(high), above));
-#else
-  x = select(x < low, splat(low), x);
-  return select(x > high, splat(high), x);
-#endif
-}
+inline VecF clamped(VecF x, float low, float high) { return under<float>(splat(high), upper<float>(splat(low), x)); }
 
 // x 2^n, rounded once.
 inline VecF scaled(VecF x, const Reduced &part) {
