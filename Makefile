@@ -5,7 +5,7 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fuzz soak conform tables format bench proto stubs wheel clean
+.PHONY: help demo test check fuzz soak conform tables format bench native sanitize proto stubs wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,16 @@ bench: $(VENV)/engines.stamp ## measure everything that docs/performance.md tell
 	$(BIN)/python benchmarks/regions.py
 	$(BIN)/python benchmarks/warm_start.py
 	$(BIN)/python benchmarks/native.py
+
+native: $(VENV)/dev.stamp ## build the native kernels anew, in their place
+	$(BIN)/cmake -S . -B build/native
+	$(BIN)/cmake --build build/native --parallel $(JOBS)
+
+sanitize: $(VENV)/dev.stamp ## run the tests of native kernels under the sanitizers of addresses and undefined behaviour
+	$(BIN)/cmake -S . -B build/sanitize -DXRT_SANITIZE=address,undefined -DXRT_NATIVE_OUT=$(abspath build/sanitize/lib)
+	$(BIN)/cmake --build build/sanitize --parallel $(JOBS)
+	LD_PRELOAD=$$($(CXX) -print-file-name=libasan.so):$$($(CXX) -print-file-name=libubsan.so) ASAN_OPTIONS=detect_leaks=0 \
+	  $(BIN)/python tools/sanitized.py build/sanitize/lib/libxrt_native.so -q tests/engines/test_native_*.py
 
 proto: $(VENV)/proto.stamp ## regenerate xrt/formats/xrt_pb2.py from proto/xrt.proto
 	touch proto/xrt.proto
