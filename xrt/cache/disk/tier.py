@@ -157,7 +157,7 @@ class DiskTier:
             written = self.store.write(signature, content)
             self._count("writes")
             self._make_room(written)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a ValueError for what protobuf cannot say: a path that is not UTF-8
             self._trouble(str(error))
 
     def _make_room(self, written: int) -> None:
@@ -176,7 +176,7 @@ class DiskTier:
         """Write down the hashes that the signature has cost, for the next process."""
         try:
             self.weights.keep()
-        except OSError as error:
+        except (OSError, ValueError) as error:
             self._trouble(str(error))
 
     # ------------------------------------------------------------------ what is told
