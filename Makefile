@@ -23,7 +23,7 @@ check: $(VENV)/dev.stamp ## what to run before a commit: format, lint, types, qu
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope -m "not slow" -q
 
 fuzz: $(VENV)/engines.stamp ## run 10,000 generated graphs on every engine and on mixtures
-	$(BIN)/xrt fuzz --count 10000 --seed 0 --engines ort --rarely tvm
+	$(BIN)/xrt fuzz --count 10000 --seed 0 --engines ort,toy --rarely tvm
 
 conform: $(VENV)/engines.stamp ## run the tests of onnx on every engine and on mixtures, and write docs/conformance.md
 	$(BIN)/python tools/write_conformance.py --jobs $(JOBS)
