@@ -25,10 +25,10 @@ def figures() -> dict[str, Any]:
 @pytest.mark.parametrize("form", ["external", "inline"])
 def test_the_peak_stays_within_the_target(figures: dict[str, Any], form: str) -> None:
     (row,) = figures["forms"][form]
-    cut = row["xrt"]["8"]
-    assert "failed" not in cut, cut
-    assert cut["launches"] == 8
-    assert 40e6 < cut["packed"] < 80e6  # all but the embedding
-    assert cut["within"], cut
-    assert cut["memory"].startswith("weights ")
-    assert cut["peak"] >= cut["now"]
+    for cut in (row["xrt"]["8"], row["xrt"]["8"]["again"]):
+        assert "failed" not in cut, cut
+        assert cut["launches"] == 8
+        assert 40e6 < cut["packed"] < 80e6  # all but the embedding
+        assert cut["within"], cut
+        assert cut["memory"].startswith("weights ")
+        assert cut["peak"] >= cut["now"]

@@ -22,7 +22,7 @@ import numpy as np
 
 from xrt.cache import CompileCache, DiskTier
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions, registry
-from xrt.errors import CompileRefused
+from xrt.errors import CacheWarning, CompileRefused
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.module import XRTModule
 
@@ -123,5 +123,5 @@ def main(directory: str, journal: str, how: str = "once") -> None:
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("error")
+    warnings.simplefilter("error", CacheWarning)
     main(*sys.argv[1:])

@@ -432,6 +432,23 @@ def test_a_large_constant_may_be_folded_mapped_or_lie_in_any_order(tmp_path: Pat
     assert np.array_equal(c, np.ones(1000, np.float32))
 
 
+def test_calls_into_fixed_buffers_take_any_strides_and_go_the_public_way_where_there_is_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    executable = Ort().compile(function({"x": TensorType(F32, (2, 3))}, ["y"], [Node("Relu", ("x",), ("y",))]), CONTEXT)
+    given, frozen = np.arange(-3, 3, dtype="float32").reshape(3, 2), SQUARE.copy()
+    frozen.flags.writeable = False
+    for private in (True, False):
+        if not private:
+            monkeypatch.setattr("xrt.engines.ort.calls.getattr", lambda *_: None, raising=False)
+        buffer = np.empty((2, 3), "float32")
+        into, bound = executable.into([buffer]), executable.bind([frozen], [buffer])
+        into(given.T)
+        np.testing.assert_array_equal(buffer, np.maximum(given.T, 0))
+        bound()
+        np.testing.assert_array_equal(buffer, np.maximum(SQUARE, 0))
+
+
 def test_large_constants_of_bodies_and_packed_ones_are_handed_over_outside_of_the_model() -> None:
     rng = np.random.default_rng(0)
     weights = [rng.standard_normal((64, 64)).astype(np.float32) for _ in range(2)]

@@ -109,6 +109,21 @@ def test_a_directory_is_no_file(tmp_path: Path) -> None:
     assert reason(tmp_path, "dir") == f"in external data file 'dir', which is missing from {str(tmp_path)!r}"
 
 
+def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(file: int) -> memoryview:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("xrt.formats.onnx.external.mapped", refuse)
+    assert reason(tmp_path, "w.bin") == "in external data file 'w.bin', which cannot be read: Permission denied"
+
+
+def test_a_tensor_at_an_odd_address_is_copied_once_and_then_aligned(tmp_path: Path) -> None:
+    array = loaded(tmp_path, "w.bin", b"\xff" + WEIGHTS.tobytes(), offset=1, length=24).constants["w"].array
+    np.testing.assert_array_equal(array, WEIGHTS)
+    assert array.flags.aligned
+    assert not isinstance(base_of(array), memoryview)
+
+
 def outside(location: str, inside: Path) -> str:
     return f"in external data file {location!r}, which leads outside the model's directory {str(inside)!r}"
 

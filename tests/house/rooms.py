@@ -71,7 +71,17 @@ MESSAGES = ("formats", "testing", "engines.toy")
 SCHEMAS = ("graph",)
 """Rooms that read its schemas, whose defaults are attribute messages that ``onnx.helper`` opens."""
 
-FILES = ("formats", "cli", "bench", "engines.*", "engines.native.library", "cache.disk", "runtime.threads", "testing.files")
+FILES = (
+    "formats",
+    "cli",
+    "bench",
+    "engines.*",
+    "engines.native.library",
+    "cache.disk",
+    "runtime.threads",
+    "testing.files",
+    "testing.stored",
+)
 """Rooms, and modules of rooms, that may touch files. The runtime asks the kernel for the quota of its cores."""
 
 TOUCHES = frozenset(

@@ -1,7 +1,8 @@
-"""The wheel holds all that the package needs to run from another place."""
+"""The wheel holds all that the package needs to run from another place: with its native kernels, and where no compiler is."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,38 +11,80 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines.native_building import COMPILER
+
 TOP = Path(__file__).parents[2]
 PROGRAM = """
+import sys, warnings
 import numpy as np, xrt
+from xrt.engines import native
 class Net(xrt.Graph):
     def build(self, x):
         return xrt.ops.Softmax(x)
-y = xrt.XRTModule(Net())(np.zeros((1, 4), "float32"))
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        y = xrt.XRTModule(Net())(np.zeros((1, 4), "float32"))
 assert y.tolist() == [[0.25] * 4]
-print(xrt.__file__)
+print(xrt.__file__, native.shipped() is not None, [f"{w.category.__name__}: {w.message}" for w in told], sep="\\n")
 """
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+OFFLINE = ["--no-index", "--no-deps"]
+
+
+def wheel(folder: Path, tag: str, **environment: str) -> Path:
+    """Return the one wheel that a copy of the sources gives, which must have that tag."""
+    source = folder / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "CMakeLists.txt", "README.md", "LICENSE"):
+        shutil.copy(TOP / name, source)
+    shutil.copytree(TOP / "xrt", source / "xrt", ignore=shutil.ignore_patterns("__pycache__", "lib"))
+    command = [*PIP, "wheel", *OFFLINE, "--no-build-isolation", "-w", str(folder), str(source)]
+    subprocess.run(command, env={**os.environ, **environment}, check=True)
+    (made,) = folder.glob("xrt-*.whl")
+    assert made.name.endswith(f"-py3-none-{tag}.whl")
+    return made
+
+
+def installed(made: Path, folder: Path) -> Path:
+    site = folder / "site"
+    subprocess.run([*PIP, "install", *OFFLINE, "--target", str(site), str(made)], check=True)
+    return site
+
+
+def told(site: Path, *command: str) -> str:
+    """Return what a program says whose only XRT is the installed one."""
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=site.parent, env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout
 
 
 @pytest.mark.slow
-def test_a_wheel_installs_and_runs(tmp_path: Path) -> None:
-    source, site = tmp_path / "source", tmp_path / "site"
-    source.mkdir()
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(TOP / name, source)
-    shutil.copytree(TOP / "xrt", source / "xrt", ignore=shutil.ignore_patterns("__pycache__"))
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    offline = ["--no-index", "--no-deps"]
-    subprocess.run([*pip, "wheel", *offline, "--no-build-isolation", "-w", str(tmp_path), str(source)], check=True)
-    (wheel,) = tmp_path.glob("xrt-*-py3-none-any.whl")
-    subprocess.run([*pip, "install", *offline, "--target", str(site), str(wheel)], check=True)
+def test_without_a_compiler_a_wheel_installs_runs_and_says_what_it_lacks(tmp_path: Path) -> None:
+    site = installed(wheel(tmp_path, "any", CXX="/bin/false"), tmp_path)
+    source = tmp_path / "source"
     packed = {
         path.relative_to(source)
         for path in (source / "xrt").rglob("*")
-        if path.suffix in (".py", ".pyi", ".typed", ".proto", ".json", ".toml")
+        if path.suffix in (".py", ".pyi", ".typed", ".proto", ".json", ".toml", ".h") and "src" not in path.parts
     }
     assert {path for path in packed if not (site / path).exists()} == set()
-    environment = {**os.environ, "PYTHONPATH": str(site)}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-    )
-    assert Path(done.stdout.strip()) == site / "xrt" / "__init__.py"
+    where, has_native, warned = told(site, "-c", PROGRAM).splitlines()
+    assert Path(where) == site / "xrt" / "__init__.py"
+    assert has_native == "False"
+    assert warned.count("NativeWarning") == 1 and "libxrt_native.so was not built when XRT was installed" in warned
+    toy = next(engine for engine in json.loads(told(site, "-m", "xrt.cli", "engines", "--json")) if engine["name"] == "toy")
+    assert toy["state"] == "ready" and toy["version"].endswith("no native kernels")
+    assert toy["lacks"].startswith("libxrt_native.so was not built when XRT was installed")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler is at hand")
+def test_with_a_compiler_a_wheel_carries_the_native_kernels(tmp_path: Path) -> None:
+    site = installed(wheel(tmp_path, f"{sys.platform}_{os.uname().machine}"), tmp_path)
+    room = site / "xrt" / "engines" / "native"
+    assert (room / "include" / "xrt" / "kernel.h").exists() and (room / "lib" / "libxrt_native.so").exists()
+    assert not (room / "src").exists(), "sources go into a source distribution"
+    assert told(site, "-c", PROGRAM).splitlines() == [str(site / "xrt" / "__init__.py"), "True", "[]"]

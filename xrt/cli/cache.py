@@ -17,10 +17,9 @@ from xrt.cache.disk.places import bytes_of
 from xrt.cache.disk.report import Listed, Miss, listed, misses
 from xrt.cache.disk.weights import WeightsMemo
 from xrt.cli.explain import with_dims
-from xrt.cli.options import dims_of, module_keywords, module_options
+from xrt.cli.options import dims_of, loaded, module_keywords, module_options
 from xrt.cli.screen import human_bytes, out, show_table
 from xrt.errors import CacheError, OptionError
-from xrt.formats import onnx
 from xrt.module import XRTModule
 
 __all__ = ["command"]
@@ -122,13 +121,13 @@ def clear(store: Store) -> None:
 
 
 @command.command("why-miss")
-@click.argument("model", type=click.Path())
+@click.argument("model")
 @module_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
 @click.pass_obj
 def why_miss(store: Store, /, model: str, as_json: bool, **given: Any) -> int:
     """Say which ingredient keeps MODEL's regions from being found, against the nearest entry; exit code 1 when one is missing."""
-    function = with_dims(onnx.load(model), dims_of(given["dims"]))
+    function = with_dims(loaded(model), dims_of(given["dims"]))
     with XRTModule(function, **module_keywords(given)) as module:
         signatures = module.signatures()
     missed = misses(store, signatures.values())

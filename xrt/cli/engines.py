@@ -10,6 +10,7 @@ from rich.text import Text
 
 from xrt.cli.screen import err, out, show_table
 from xrt.engines.probing import probe_all
+from xrt.engines.registry import EngineStatus
 
 __all__ = ["command"]
 
@@ -25,7 +26,10 @@ def command(as_json: bool) -> None:
     if as_json:
         out.print_json(json.dumps([asdict(state) for state in states]))
         return
-    rows = [
-        (s.name, Text(s.state, style=_STYLES[s.state]), s.version or "", s.pip or s.cause or ", ".join(s.devices)) for s in states
-    ]
+    rows = [(s.name, Text(s.state, style=_STYLES[s.state]), s.version or "", _what(s)) for s in states]
     show_table(("engine", "state", "version", "what"), rows)
+
+
+def _what(status: EngineStatus) -> str:
+    devices = ", ".join(status.devices)
+    return status.pip or status.cause or (f"{devices}; {status.lacks}" if status.lacks else devices)

@@ -8,8 +8,10 @@ from typing import Any
 
 import click
 
+from xrt.cli.bundles import facts_of_bundle, show_bundle
 from xrt.cli.options import loaded
 from xrt.cli.screen import human_bytes, out, show_table
+from xrt.formats.bundle import BundleFile, is_bundle
 from xrt.graph import Function
 from xrt.graph.verify import verify
 
@@ -21,7 +23,10 @@ __all__ = ["command"]
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
 @click.option("--text", "as_text", is_flag=True, help="Print the whole graph as text")
 def command(model: str, as_json: bool, as_text: bool) -> None:
-    """Show the inputs, outputs, types, opsets, operators and sizes of MODEL, an ONNX file or a shipped model."""
+    """Show the inputs, outputs, types, opsets, operators and sizes of MODEL, an ONNX file, a bundle or a shipped model."""
+    if is_bundle(model):
+        _inspect_bundle(model, as_json=as_json, as_text=as_text)
+        return
     function = loaded(model)
     verify(function)
     facts = facts_of(function)
@@ -31,6 +36,17 @@ def command(model: str, as_json: bool, as_text: bool) -> None:
         out.print_json(json.dumps(facts))
     else:
         _show(facts)
+
+
+def _inspect_bundle(path: str, *, as_json: bool, as_text: bool) -> None:
+    facts = facts_of_bundle(path)
+    if as_text:
+        manifest = BundleFile(path).manifest
+        out.print("\n".join(str(program["plan"]["function"]) for program in manifest["programs"]), markup=False)
+    elif as_json:
+        out.print_json(json.dumps(facts))
+    else:
+        show_bundle(facts)
 
 
 def facts_of(function: Function) -> dict[str, Any]:

@@ -9,13 +9,16 @@ from typing import Any
 
 import click
 import numpy as np
+from rich.status import Status
 
+from xrt.cli.bundles import opened
 from xrt.cli.explain import with_dims
 from xrt.cli.inputs import from_files
 from xrt.cli.options import check_writable, dims_of, input_options, loaded, module_keywords, module_options
 from xrt.cli.screen import err, out, show_table
 from xrt.compare import compare, tolerance_for
 from xrt.errors import EngineError, InputError, PlanError
+from xrt.formats.bundle import is_bundle
 from xrt.graph import Function
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
@@ -33,17 +36,16 @@ __all__ = ["command"]
 @click.option("--dump", "dump_subgraph_dir", type=click.Path(file_okay=False), help="Write the graph per stage (text, ONNX, DOT)")
 @click.option("--verify", "verified", is_flag=True, help="Compare the outputs with the reference engine")
 def command(model: str, files: tuple[str, ...], seed: int, target: str | None, repeat: int, verified: bool, **given: Any) -> int:
-    """Run MODEL, an ONNX file or a shipped model (squeezenet, 'bert{layers=2}'); exit code 1 when --verify finds a difference."""
+    """Run MODEL, an ONNX file, a bundle or a shipped model (squeezenet, 'bert{layers=2}').
+
+    Exit code 1 when --verify finds a difference.
+    """
     if target is not None:
         check_writable(Path(target))
-    function = with_dims(loaded(model), dims_of(given["dims"]))
-    values = sample_inputs(function, seed) | from_files(files, function)
     status = err.status("compiling")
-
-    def progress(done: int, count: int) -> None:
-        status.update(f"compiling {done}/{count}")
-
-    with XRTModule(function, **module_keywords(given), progress=progress) as module:
+    function, module = _opened(model, given, status)
+    values = sample_inputs(function, seed) | from_files(files, function)
+    with module:
         with status:
             began = perf_counter()
             results = _as_tuple(module(**values))
@@ -55,6 +57,14 @@ def command(model: str, files: tuple[str, ...], seed: int, target: str | None, r
     if target is not None:
         _save(outputs, Path(target))
     return _verify(function, values, results) if verified else 0
+
+
+def _opened(model: str, given: Mapping[str, Any], status: Status) -> tuple[Function, XRTModule]:
+    if is_bundle(model):
+        return opened(model, click.get_current_context())
+    function = with_dims(loaded(model), dims_of(given["dims"]))
+    progress = lambda done, count: status.update(f"compiling {done}/{count}")  # noqa: E731  # told once per region
+    return function, XRTModule(function, **module_keywords(given), progress=progress)
 
 
 def _timed(module: XRTModule, values: Mapping[str, Any]) -> float:

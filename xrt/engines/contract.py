@@ -55,9 +55,14 @@ class Executable(abc.ABC):
         All are C-contiguous and of the declared types; a value that is no tensor is handed in as it is. No two threads
         make one bound call at once. A buffer shares memory with an input only where `in_place` allows it.
         """
+        call = self.into(outputs)
+        return lambda: call(*inputs)
+
+    def into(self, outputs: Sequence[Any]) -> Callable[..., None]:
+        """Return a call like `bind`'s that takes the inputs one by one; they need not be contiguous."""
         options = RunOptions(out=tuple(outputs))
 
-        def call() -> None:
+        def call(*inputs: Any) -> None:
             for result, buffer in zip(self.run(inputs, options), outputs, strict=True):
                 if result is not buffer:
                     fill(buffer, result)
@@ -65,7 +70,7 @@ class Executable(abc.ABC):
         return call
 
     def binds(self) -> bool:
-        """Whether a bound call costs less than a `run` and computes into the buffers without a copy. False is conservative."""
+        """Whether calls made by `bind` and `into` cost no more than `run` and compute without a copy. False is conservative."""
         return False
 
     def fills_from(self) -> Sequence[int | None]:
@@ -141,6 +146,10 @@ class GraphCompiler(abc.ABC):
         shown = ", ".join(f"{name}={value!r}" for name, value in asked.items())
         why = ": nothing limits what it allocates while it computes" if "max_workspace_size" in asked else ""
         return f"engine {self.name!r} does not honour {shown}{why}"
+
+    def lacks(self) -> str:
+        """Return what the engine does without here, though it could have it, and how to mend that; ``xrt engines`` says it."""
+        return ""
 
     def remarks(self, function: Function) -> tuple[str, ...]:
         """Return what a person should know of the engine's work on a function that it takes, one sentence each."""

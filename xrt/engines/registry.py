@@ -47,6 +47,8 @@ class EngineStatus:
     """The kinds of device it runs on, where it is ready."""
     cause: str = ""
     """Why it is not ready."""
+    lacks: str = ""
+    """What it does without here though it is ready, and how to mend that."""
 
 
 def names() -> tuple[str, ...]:
@@ -101,7 +103,7 @@ def probe(name: str) -> EngineStatus:
     status = registered(name)
     try:
         engine = _checked(engine_class(name)())
-        return replace(status, state="ready", version=engine.version(), devices=tuple(engine.devices))
+        return replace(status, state="ready", version=engine.version(), devices=tuple(engine.devices), lacks=engine.lacks())
     except Exception as error:  # noqa: BLE001  # whatever a stranger's constructor raises is its status
         if _is_missing(error.__cause__):
             return replace(status, state="missing", pip=pip_line(_entry(name)), cause=_one_line(error))

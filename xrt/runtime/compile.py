@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 from xrt.cache import CompileCache, Lease, Recipe, Signature, signature_of
 from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.errors import CompileFailed, CompileRefused
+from xrt.graph import Function
 from xrt.graph.mapping import release
 from xrt.partition import Launch, Plan
 from xrt.runtime.program import Program
@@ -185,6 +186,7 @@ def _lease(region: RegionToCompile, cache: CompileCache, force: bool) -> Lease:
         return _made(region)
 
     lease = cache.lease(region.signature, make, force=force, recipe=region.recipe)
+    _let_go(region.launch.function)
     _log.debug("cache %s for %s (%.12s)", met, region.launch.name, region.signature.key)
     return lease
 
@@ -205,10 +207,15 @@ def _made(region: RegionToCompile) -> Executable:
         raise CompileFailed(
             f"engine {launch.engine!r} failed to compile {launch.name} ({len(launch.nodes)} nodes): {shown}"
         ) from error
-    for constant in launch.function.constants.values():
-        release(constant.array)  # what the engine has read of it to compile; it need not be in memory until a run reads it
+    _let_go(launch.function)
     _log.info("%s: compiled in %.3f s", launch.name, perf_counter() - began)
     return executable
+
+
+def _let_go(function: Function) -> None:
+    """Let go of what an engine has read of constants in files to compile, save or load: before a run nobody needs it."""
+    for constant in function.constants.values():
+        release(constant.array)
 
 
 _turns: WeakKeyDictionary[type[GraphCompiler], threading.Lock] = WeakKeyDictionary()

@@ -62,21 +62,51 @@ def frame_of(slots: Slots, layout: Layout, own: Mapping[int, Any] | None = None)
     entering = tuple((views[name], slot) for slot, name in layout.entering)
     read = {**slots.constants, **fixed, **{slot: place for place, slot in entering}}
     frees = slots.frees()
+    ways = {**dict.fromkeys(layout.aimed, _aimed), **dict.fromkeys(layout.bound, _bound)}
     actions = tuple(
-        _bound(step, read, fixed) if number in layout.bound else _plain(step, table, fixed, frees[number])
-        for number, step in enumerate(slots.steps)
+        ways.get(number, _plain)(step, _Ground(table, read, fixed, frees[number])) for number, step in enumerate(slots.steps)
     )
     return Frame(table, actions, entering, tuple(initial))
 
 
-def _bound(step: Step, read: Mapping[int, Any], fixed: Mapping[int, Any]) -> Action:
-    return step.executable.bind([read[slot] for slot in step.reads], [fixed[slot] for slot in step.writes])
+@dataclass(frozen=True, slots=True)
+class _Ground:
+    """What a launch is prepared over."""
+
+    slots: list[Any]
+    read: Mapping[int, Any]
+    """Arrays that are always in the same place when a launch reads them."""
+    fixed: Mapping[int, Any]
+    """Arrays that are always in the same place when a launch writes them."""
+    frees: tuple[int, ...]
+    """Slots that nobody reads after the launch."""
+
+    @property
+    def freed(self) -> tuple[int, ...]:
+        return tuple(slot for slot in self.frees if slot not in self.fixed)
 
 
-def _plain(step: Step, slots: list[Any], fixed: Mapping[int, Any], frees: Sequence[int]) -> Action:
+def _bound(step: Step, ground: _Ground) -> Action:
+    return step.executable.bind([ground.read[slot] for slot in step.reads], [ground.fixed[slot] for slot in step.writes])
+
+
+def _aimed(step: Step, ground: _Ground) -> Action:
+    """Return a launch that reads its arrays from the slots and leaves results where they always lie."""
+    call, reads = step.executable.into([ground.fixed[slot] for slot in step.writes]), step.reads
+    slots, freed = ground.slots, ground.freed
+
+    def launch() -> None:
+        call(*[slots[slot] for slot in reads])
+        for slot in freed:
+            slots[slot] = None
+
+    return launch
+
+
+def _plain(step: Step, ground: _Ground) -> Action:
     """Return a launch that reads its arrays from the slots and leaves results there."""
-    places = {slot: fixed[slot] for slot in step.writes if slot in fixed}
-    freed = tuple(slot for slot in frees if slot not in fixed)
+    places = {slot: ground.fixed[slot] for slot in step.writes if slot in ground.fixed}
+    slots, freed = ground.slots, ground.freed
     if places:
         return _placing(step, slots, places, freed)
     direct, run, reads, writes, count = step.executable.direct(), step.executable.run, step.reads, step.writes, len(step.writes)

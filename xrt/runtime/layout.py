@@ -1,8 +1,9 @@
 """Where each value of a program lives, and how each launch is made: decided once, for every call.
 
 A launch is *bound* where its engine can fix arrays once and for all, and all that it reads and writes lies at a fixed place;
-such a call hands nothing over. Every other launch is *plain*: arrays in, arrays out. To bind more launches, small values
-are copied to a fixed place; large ones lie in the arena where their engine computes them there by itself.
+such a call hands nothing over. It is *aimed* where that holds of what it writes. Every other launch is *plain*: arrays in,
+arrays out. To bind more launches, small values are copied to a fixed place; large ones lie in the arena where their engine
+computes them there by itself.
 """
 
 from __future__ import annotations
@@ -98,6 +99,8 @@ class Layout:
     """The slots that live in the arena, with the name of their place."""
     bound: frozenset[int]
     """The steps that are bound."""
+    aimed: frozenset[int]
+    """The steps that are aimed."""
     entering: tuple[tuple[int, str], ...]
     """Inputs that are copied to a place of the arena when a call begins."""
 
@@ -119,24 +122,26 @@ class _Decisions:
         self.copied: set[int] = set(small)
         self.stored: set[int] = set()
         self.bound: set[int] = set()
+        self.aimed: set[int] = set()
         for number, step in enumerate(slots.steps):
             self._decide(number, step)
         read = {slot for number in self.bound for slot in slots.steps[number].reads}
         self.copied &= read
 
     def _decide(self, number: int, step: Step) -> None:
-        if self._can_bind(step):
-            self.bound.add(number)
+        if self._can_aim(step):
+            (self.bound if all(self._is_fixed(slot) for slot in step.reads) else self.aimed).add(number)
             self.stored.update(slot for slot in step.writes if slot not in self.own)
             return
         inner = [slot for slot in step.writes if slot not in self.outputs]
         self.copied.update(slot for slot in inner if self._is_small(slot))
         self.stored.update(slot for slot in self._filled(step) if slot in inner)
 
-    def _can_bind(self, step: Step) -> bool:
+    def _can_aim(self, step: Step) -> bool:
+        """Whether all that the launch writes may lie at a fixed place, and its engine can be told of it."""
         if not step.executable.binds() and not (step.writes and all(slot in self.own for slot in step.writes)):
             return False
-        return all(self._is_fixed(slot) for slot in step.reads) and all(self._may_be_fixed(slot) for slot in step.writes)
+        return all(self._may_be_fixed(slot) for slot in step.writes)
 
     def _is_fixed(self, slot: int) -> bool:
         """Whether the slot's array lies at one place in every call of a frame."""
@@ -147,7 +152,9 @@ class _Decisions:
         return slot in self.own or (slot in self.types and (slot not in self.outputs or self._is_small(slot)))
 
     def _filled(self, step: Step) -> list[int]:
-        """Return the slots that the launch's engine better computes into a given buffer."""
+        """Return the slots that a plain launch's engine better computes into a given buffer; one that binds is slower at that."""
+        if step.executable.binds():
+            return []
         pairs = zip(step.writes, step.executable.fills_from(), strict=False)
         return [slot for slot, least in pairs if least is not None and slot in self.types and self._nbytes(slot) >= least]
 
@@ -170,7 +177,7 @@ class _Decisions:
         names = {slot: self.slots.names[slot] for slot in live}
         entering = tuple((slot, names[slot]) for slot in self.slots.inputs if slot in live)
         kept = {slot: name for slot, name in names.items() if slot not in self.slots.inputs}
-        return Layout(arena, kept, frozenset(self.bound), entering)
+        return Layout(arena, kept, frozenset(self.bound), frozenset(self.aimed), entering)
 
     def _lifetime(self, slot: int, live: set[int]) -> Lifetime:
         first = self._writer(slot)

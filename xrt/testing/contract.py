@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xrt.compare import Comparison, compare_all
-from xrt.engines import CompileContext, GraphCompiler, RunOptions, registry
+from xrt.engines import CompileContext, GraphCompiler, MemoryUse, RunOptions, registry
 from xrt.errors import CompileRefused
 from xrt.graph import DType, Function, Node
 from xrt.testing.corpus import CORPUS, entry
@@ -136,6 +136,18 @@ class Contract(Proof):
 
     @bounded
     @given(data=st.data())
+    def test_what_it_tells_of_its_memory_is_sound(self, data: st.DataObject) -> None:
+        function = data.draw(functions(self.taken(aliases=False)))
+        executable = compiled_or_skip(self.made(), function, inputs_of(function, 1))
+        told = executable.memory()
+        executable.close()
+        for use in told or ():
+            said = isinstance(use, MemoryUse) and use.name.strip() and use.why.strip()
+            assert said, f"memory() tells {use!r}; it must be a MemoryUse with a name and the reason as a sentence"
+            assert use.nbytes is None or use.nbytes >= 0, f"memory() tells {use!r}; bytes are None, where unknown, or a number"
+
+    @bounded
+    @given(data=st.data())
     def test_given_buffers_hold_the_results(self, data: st.DataObject) -> None:
         function = data.draw(functions(self.taken(aliases=False, passthrough=False)))
         inputs = inputs_of(function, 1)
@@ -162,6 +174,8 @@ class Contract(Proof):
                 held[...] = value
             call()
             self.same(buffers, function, seed, "a bound call, on what its inputs held then")
+        executable.into(buffers)(*[_awkward(value) for value in inputs_of(function, 4)])
+        self.same(buffers, function, 4, "a call into fixed buffers")
         executable.close()
 
     @bounded

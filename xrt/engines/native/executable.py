@@ -45,6 +45,14 @@ class NativeExecutable(Executable):
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
         return self.tape.bound(inputs, outputs) or super().bind(inputs, outputs)
 
+    def into(self, outputs: Sequence[Any]) -> Callable[..., None]:
+        run, buffers = self.tape.run, tuple(outputs)
+
+        def call(*inputs: Any) -> None:
+            run(inputs, buffers)
+
+        return call
+
     def binds(self) -> bool:
         return True
 

@@ -61,8 +61,8 @@ _warned = threading.Event()
 def _shipped() -> tuple[NativeLibrary | None, str | None]:
     if not SHIPPED.exists():
         return None, (
-            f"{SHIPPED.name} was not built, because no C++ compiler was at hand when XRT was installed; "
-            "install one (on Debian: apt-get install g++) and then XRT again: pip install --force-reinstall --no-deps xrt"
+            f"{SHIPPED.name} was not built when XRT was installed, for want of a C++ compiler as a rule; install one (on Debian: "
+            "apt-get install g++) and then XRT again, with -v to see the build: pip install -v --force-reinstall --no-deps xrt"
         )
     try:
         return load(SHIPPED), None

@@ -22,6 +22,8 @@ from xrt.graph import Function, Node
 __all__ = ["NativeKernel", "NativeLibrary", "Said", "load"]
 
 ENTRY = "xrt_library_entry"
+MOST_ANSWERS = 4096
+"""Answers of a kernel that are remembered; beyond it, all are forgotten."""
 K = TypeVar("K")
 
 
@@ -42,12 +44,24 @@ class NativeKernel:
     flags: int
     in_place: int
     """Bit k: output 0 may be given the memory of input k."""
+    _answers: dict[Any, str | None] = field(default_factory=dict, repr=False)
+    """What `why_not` said of nodes without constants: large models repeat them."""
 
     def __str__(self) -> str:
         return f"kernel {self.name!r} of library {self.library.path}"
 
     def why_not(self, node: Node, function: Function) -> str | None:
         """Return why the kernel cannot serve the node; None when it can. The predicate that stands in the table."""
+        if any(name in function.constants for name in node.inputs):
+            return self._asked(node, function)
+        key = _looks(node, function)
+        if key not in self._answers:
+            if len(self._answers) >= MOST_ANSWERS:
+                self._answers.clear()
+            self._answers[key] = self._asked(node, function)
+        return self._answers[key]
+
+    def _asked(self, node: Node, function: Function) -> str | None:
         reason = why_not_shown(node, function)
         if reason is not None or not self.structure.why_not:
             return reason
@@ -102,6 +116,12 @@ class NativeLibrary:
                 return kernel
         near = did_you_mean(name, [kernel.name for kernel in self.kernels])
         raise EngineUnavailable(f"native library {str(self.path)!r} has no kernel {name!r}.{near}")
+
+
+def _looks(node: Node, function: Function) -> Any:
+    """Return all that a kernel is shown of a node without constants, but for its name; equal where it is."""
+    types = tuple((bool(name), function.type_of(name)) for name in (*node.inputs, *node.outputs))
+    return node.attributes, function.opset(node.domain), len(node.inputs), types
 
 
 class Said:

@@ -66,6 +66,25 @@ class SessionCalls:
             binding.bind_ortvalue_output(name, by_reference(array, _dtype(self._outputs[name])))
         return _bound_call(self._session, binding)
 
+    def aimed(self, names: Sequence[str], buffers: Mapping[str, Array]) -> Callable[..., None]:
+        """Return a call that takes the inputs of those names and writes to exactly those buffers; only if `can_fix`.
+
+        The inner binding takes an input without the values and lists that the public one makes of it: 2.9 us for a small
+        call, where a plain one costs 3.6.
+        """
+        binding = self._session.io_binding()
+        for name, array in buffers.items():
+            binding.bind_ortvalue_output(name, by_reference(array, _dtype(self._outputs[name])))
+        run, give = _bound_call(self._session, binding), _giving(binding, {name: self._inputs[name] for name in names})
+
+        def call(*values: Array) -> None:
+            held = [value if _lies_in_order(value) else np.array(value, order="C") for value in values]  # until it has run
+            for name, value in zip(names, held, strict=True):
+                give(name, value)
+            run()
+
+        return call
+
     def __call__(self, feed: Mapping[str, Any], buffers: Mapping[str, Array]) -> dict[str, Any]:
         """Return the outputs by name; those in `buffers` (only such as `can_fill`) are written there."""
         if self._gives_directly and not buffers:
@@ -172,6 +191,19 @@ def _bound_call(session: InferenceSession, binding: IOBinding) -> Callable[[], N
         run(inner, None)
 
     return call
+
+
+def _giving(binding: IOBinding, inputs: Mapping[str, Type | None]) -> Callable[[str, Array], None]:
+    """Return how to give a binding an array in C order: by its inner method, where a version has one and NumPy the types."""
+    inner = getattr(getattr(binding, "_iobinding", None), "bind_input", None)
+    if inner is not None and all(way_of(type_) is Way.DIRECT for type_ in inputs.values()):
+        return inner  # type: ignore[no-any-return]  # the library has no types
+    return lambda name, array: binding.bind_ortvalue_input(name, by_reference(array, _dtype(inputs[name])))
+
+
+def _lies_in_order(array: Array) -> bool:
+    flags = array.flags
+    return flags.c_contiguous and flags.aligned
 
 
 def _boxed(value: Any, type_: Type | None) -> Any:

@@ -133,6 +133,19 @@ class OrtExecutable(Executable):
 
         return run
 
+    def into(self, outputs: Sequence[Any]) -> Callable[..., None]:
+        if self._calls is None or not self.binds():
+            return super().into(outputs)
+        call = self._calls.aimed(self._inputs, dict(zip(self._names, outputs, strict=True)))
+
+        def run(*inputs: Any) -> None:
+            try:
+                call(*inputs)
+            except Exception as error:
+                raise self._failed(error) from error
+
+        return run
+
     def _bound(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
         """Return the library's own bound call; only if `binds`."""
         if self._calls is None:

@@ -108,6 +108,6 @@ def uses_of(copied: int, growth: Growth) -> tuple[MemoryUse, ...]:
     return (*held, MemoryUse("session", growth.nbytes, _SESSION), MemoryUse("workspace", None, _WORKSPACE, per_call=True))
 
 
-_COPIED = "constants of types narrower than a byte are packed, and such as do not lie in order are put so"
+_COPIED = "constants in another form than the model's: packed to a byte, put in order, or laid out anew in a saved session"
 _SESSION = "weights packed for its products and convolutions, constants that it has folded, kernels and plans"
 _WORKSPACE = "inner values and scratch, in an arena that grows to the largest calls; the library does not tell"

@@ -27,6 +27,7 @@ from xrt.engines.ort.handing import bytes_of
 from xrt.engines.ort.session import Handed, give_files
 from xrt.formats.onnx import external_weights, with_weights_outside
 from xrt.graph import Function, Node, Value
+from xrt.graph.mapping import release
 
 __all__ = ["Saved", "optimised"]
 
@@ -61,7 +62,7 @@ class Saved:
         files = {_name(index): bytes_of(weights[index][1]) for index in self.header["constants"]}
         if size:
             files[_OWN] = np.frombuffer(self.data[:size], np.uint8)
-        return Handed(bytes(self.data[size : size + self.header["model"]]), files)
+        return Handed(bytes(self.data[size : size + self.header["model"]]), files, copied=size)
 
     def border(self, function: Function) -> Function:
         """Return a Function with the border of an equal one under the names that the session has.
@@ -132,10 +133,17 @@ class _Places:
             return None
         memory = (ctypes.c_char * size).from_address(value.data_ptr())
         index, array = self._weights.get(name, (0, None))
-        if array is not None and array.nbytes == size and memoryview(memory).cast("B") == bytes_of(array).data:
+        if array is not None and array.nbytes == size and _is_same(memory, array):
             self.used.add(index)
             return OrtExternalInitializerInfo(_name(index), 0, size)
         at = self._file.tell()
         self._file.write(memory)
         self._file.write(bytes(-size % ALIGNMENT))
         return OrtExternalInitializerInfo(_OWN, at, size)
+
+
+def _is_same(memory: Any, array: Array) -> bool:
+    """Whether the library has left a weight as it was; what lies in a file is not kept in memory for the comparison."""
+    same = memoryview(memory).cast("B") == bytes_of(array).data
+    release(array)
+    return same

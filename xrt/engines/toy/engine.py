@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from xrt.engines.contract import GraphCompiler
-from xrt.engines.native import NativeLibrary, needed, opened, warn_once_of_absence
+from xrt.engines.native import NativeLibrary, needed, opened, warn_once_of_absence, why_not_shipped
 from xrt.engines.optable import OpTable
 from xrt.engines.options import CompileContext
 from xrt.engines.toy.assembly import Assembly
@@ -55,6 +55,9 @@ class Toy(GraphCompiler):
         python = [f"{name} {metadata.version(name)}" for name in ("xrt", "numpy", "ml_dtypes", "onnx")]
         native = [f"native {library.signature}" for library in self._libraries()]
         return ", ".join([*python, *(native or ["no native kernels"])])
+
+    def lacks(self) -> str:
+        return "" if self.native == "off" else why_not_shipped() or ""
 
     def why_not(self, node: Node, function: Function) -> str | None:
         if reason := self._choice().why_not(node, function):

@@ -41,6 +41,9 @@ class ToyExecutable(Executable):
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
         return self._prepared().bind(inputs, outputs)
 
+    def into(self, outputs: Sequence[Any]) -> Callable[..., None]:
+        return self._prepared().into(outputs)
+
     def binds(self) -> bool:
         return self._prepared().binds()
 

@@ -59,6 +59,8 @@ struct Loops {
   void (*window_max)(const float *x, float *y, int64_t n, Taps taps);
   void (*window_sum)(const float *x, float *y, int64_t n, Taps taps);
   void (*window_weighted)(const float *x, float *y, int64_t n, Taps taps, float start);
+  // Elements by turns: 2 * pairs of them.
+  void (*split)(const float *x, float *even, float *odd, int64_t pairs);
 };
 
 }  // namespace xrt

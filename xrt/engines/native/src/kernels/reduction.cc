@@ -149,8 +149,8 @@ Total combined(Fold fold, Total a, Total b) {
 }
 
 constexpr int64_t kPiece = int64_t{1} << 16;  // elements of a row that are folded in one go
-constexpr int64_t kWidth = 128;               // columns side by side
-constexpr int64_t kRows = 2048;               // rows of columns in one go
+constexpr int64_t kWidth = 1024;             // columns side by side: their totals stay in the first cache
+constexpr int64_t kRows = 256;               // rows of columns in one go
 
 // Calls f(total index, first element, length) for every piece of every row, on several threads.
 template <class F>
@@ -192,7 +192,7 @@ std::vector<Total> fold_columns(State state, const xrt_call *call, Fold fold) {
   const int64_t blocks = (state.row + kWidth - 1) / kWidth, parts = (along.extent + kRows - 1) / kRows;
   const int64_t outputs = extent_of(state.kept), walks = extent_of(state.reduced);
   std::vector<Total> totals(static_cast<size_t>(outputs * parts * state.row), neutral<Total>(fold));
-  const int64_t cost = (along.extent < kRows ? along.extent : kRows) * kWidth * walks / 2;
+  const int64_t cost = (along.extent < kRows ? along.extent : kRows) * (state.row < kWidth ? state.row : kWidth) * walks / 2;
   in_parallel(call, outputs * parts * blocks, cost, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t column = i % blocks * kWidth, part = i / blocks % parts, kept = i / blocks / parts;

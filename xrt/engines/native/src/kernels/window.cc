@@ -4,6 +4,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "variants.h"
+
 namespace xrt {
 namespace {
 
@@ -102,20 +104,26 @@ int64_t Window::padded_row_of(int64_t row) const {
 void Window::lay_out(const float *plane, float *room) const {
   const WindowAxis &last = axes_.back();
   const int64_t rows = last.extent ? plane_ / last.extent : 0;
-  for (int64_t row = 0; row < rows; ++row) {
-    const float *from = plane + row * last.extent;
-    float *to = room + padded_row_of(row) * pitch_;
-    if (last.stride == 1) {
-      std::memcpy(to + last.begin, from, static_cast<size_t>(last.extent) * sizeof(float));
-      continue;
-    }
-    for (int64_t phase = 0; phase < last.stride; ++phase) {
-      // The first element of this phase that is not padding.
-      int64_t place = (last.begin - phase + last.stride - 1) / last.stride;
-      place = place < 0 ? 0 : place;
-      for (int64_t at = place * last.stride + phase - last.begin; at < last.extent; at += last.stride)
-        to[phase * phase_ + place++] = from[at];
-    }
+  for (int64_t row = 0; row < rows; ++row) lay_out_row(plane + row * last.extent, room + padded_row_of(row) * pitch_);
+}
+
+void Window::lay_out_row(const float *from, float *to) const {
+  const WindowAxis &last = axes_.back();
+  if (last.stride == 1) {
+    std::memcpy(to + last.begin, from, static_cast<size_t>(last.extent) * sizeof(float));
+    return;
+  }
+  int64_t done = 0;
+  if (last.stride == 2) {
+    // With an odd padding in front, elements of even places belong to the odd phase.
+    const int64_t pairs = last.extent / 2, odd = last.begin % 2;
+    float *const first = to + odd * phase_ + last.begin / 2, *const second = to + (1 - odd) * phase_ + (last.begin + 1) / 2;
+    variant().loops->split(from, first, second, pairs);
+    done = 2 * pairs;
+  }
+  for (int64_t at = done; at < last.extent; ++at) {
+    const int64_t place = last.begin + at;
+    to[place % last.stride * phase_ + place / last.stride] = from[at];
   }
 }
 

@@ -40,6 +40,7 @@ class Window {
  private:
   void find_offsets();
   int64_t padded_row_of(int64_t row) const;
+  void lay_out_row(const float *from, float *to) const;
 
   std::vector<WindowAxis> axes_;
   int64_t plane_ = 1, outputs_ = 1, room_ = 0;

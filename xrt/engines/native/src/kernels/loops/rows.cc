@@ -15,8 +15,8 @@ void softmax(const float *x, float *y, int64_t n) {
     put(y + i, power, count);
     return power;
   });
-  const float sum = static_cast<float>(total);
-  map_row(y, y, n, [&](VecF v) { return v / sum; });
+  const float inverse = static_cast<float>(1.0 / total);
+  map_row(y, y, n, [&](VecF v) { return v * inverse; });
 }
 
 double sum_of_exponentials(const float *x, int64_t n, float top) {
@@ -68,8 +68,9 @@ void softmax_columns(const float *x, float *y, int64_t n, int64_t pitch, int64_t
       put(to + row * columns.pitch, power, columns.count);
       sum = sum + power;
     }
+    const VecF inverse = 1.0F / sum;
     const Columns powers{to, columns.n, columns.pitch, columns.count};
-    for (int64_t row = 0; row < powers.n; ++row) put(to + row * powers.pitch, powers.at(row) / sum, powers.count);
+    for (int64_t row = 0; row < powers.n; ++row) put(to + row * powers.pitch, powers.at(row) * inverse, powers.count);
   });
 }
 

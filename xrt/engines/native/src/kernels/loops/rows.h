@@ -34,29 +34,43 @@ inline void map_row(const float *x, float *y, int64_t n, F f) {
   each_vector(x, n, 0.0F, [&](int64_t i, VecF v, int64_t count) { put(y + i, f(v), count); });
 }
 
+// Four totals at a time, so that none waits for another; `step(total, place, vector, count)` gives the next total.
+struct Totals {
+  VecF total[4];
+
+  template <class F>
+  void add(const float *x, int64_t place, int64_t n, float pad, F step) {
+    constexpr int64_t lanes = kLanes<float>;
+    int64_t i = 0;
+    for (; i + 4 * lanes <= n; i += 4 * lanes)
+      for (int k = 0; k < 4; ++k) total[k] = step(total[k], place + i + k * lanes, load<VecF>(x + i + k * lanes), lanes);
+    each_vector(x + i, n - i, pad, [&](int64_t at, VecF v, int64_t count) { total[0] = step(total[0], place + i + at, v, count); });
+  }
+};
+
 // The sum of f(place, vector, count) over a row. Vectors are added in float32 within blocks, blocks in float64: the error
 // does not grow with the row, and the order depends on nothing but its length. The pad must give zero.
 template <class F>
 inline double sum_row(const float *x, int64_t n, float pad, F f) {
-  constexpr int64_t block = 64 * kLanes<float>;
+  constexpr int64_t block = 128 * kLanes<float>;
+  const auto plus = [&](VecF sum, int64_t place, VecF v, int64_t count) { return sum + f(place, v, count); };
   double total = 0;
   for (int64_t start = 0; start < n; start += block) {
-    const int64_t length = n - start < block ? n - start : block;
-    VecF sums[2] = {};
-    int turn = 0;
-    each_vector(x + start, length, pad, [&](int64_t i, VecF v, int64_t count) {
-      sums[turn] = sums[turn] + f(start + i, v, count);
-      turn ^= 1;
-    });
-    total += static_cast<double>(fold<float>(sums[0] + sums[1], [](float a, float b) { return a + b; }));
+    Totals sums = {};
+    sums.add(x + start, start, n - start < block ? n - start : block, pad, plus);
+    const VecF sum = (sums.total[0] + sums.total[1]) + (sums.total[2] + sums.total[3]);
+    total += static_cast<double>(fold<float>(sum, [](float a, float b) { return a + b; }));
   }
   return total;
 }
 
 // The greatest of a row, NaN where one is among it.
 inline float max_row(const float *x, int64_t n) {
-  VecF top = splat(-kInf);
-  each_vector(x, n, -kInf, [&](int64_t, VecF v, int64_t) { top = greater<float>(v, top); });
+  const auto most = [](VecF top, int64_t, VecF v, int64_t) { return greater<float>(v, top); };
+  const VecF least = splat(-kInf);
+  Totals tops = {{least, least, least, least}};
+  tops.add(x, 0, n, -kInf, most);
+  const VecF top = greater<float>(greater<float>(tops.total[0], tops.total[1]), greater<float>(tops.total[2], tops.total[3]));
   return fold<float>(top, [](float a, float b) { return a > b || a != a ? a : b; });
 }
 

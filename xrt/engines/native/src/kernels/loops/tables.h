@@ -20,6 +20,7 @@ void scale_and_shift(const float *x, float *y, int64_t n, float factor, float sh
 void window_max(const float *x, float *y, int64_t n, Taps taps);
 void window_sum(const float *x, float *y, int64_t n, Taps taps);
 void window_weighted(const float *x, float *y, int64_t n, Taps taps, float start);
+void split(const float *x, float *even, float *odd, int64_t pairs);
 
 }  // namespace XRT_ISA
 }  // namespace xrt

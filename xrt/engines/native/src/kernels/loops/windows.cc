@@ -50,5 +50,12 @@ void window_weighted(const float *x, float *y, int64_t n, Taps taps, float start
   slide(x, y, n, splat(start), taps, [=](VecF total, VecF v, int64_t t) { return total + v * weights[t]; });
 }
 
+void split(const float *x, float *even, float *odd, int64_t pairs) {
+  for (int64_t i = 0; i < pairs; ++i) {
+    even[i] = x[2 * i];
+    odd[i] = x[2 * i + 1];
+  }
+}
+
 }  // namespace XRT_ISA
 }  // namespace xrt

@@ -1,0 +1,20 @@
+"""An engine of one's own with native kernels: toy, and the kernels of my_native_kernels.cc, which lies beside this file.
+
+Whoever wants the kernels without an engine of another name says ``toy{libraries=/path/to/libmy_native_kernels.so}``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from xrt.engines.toy import Toy
+
+
+@dataclass(frozen=True)
+class MyNativeKernels(Toy):
+    """Toy, and the kernels of the library."""
+
+    name: ClassVar[str] = "my_native_kernels"
+    libraries: tuple[str, ...] = (str(Path(__file__).with_name("libmy_native_kernels.so")),)

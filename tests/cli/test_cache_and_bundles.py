@@ -1,0 +1,99 @@
+"""``xrt cache``, ``xrt compile``, and bundles given to ``xrt run`` and ``xrt inspect``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import xrt
+from xrt.cache import Store, default_cache
+from xrt.cli import main
+from xrt.formats import onnx
+from xrt.graph import DType, Function, Node, TensorType, Value
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    type_ = TensorType(DType.FLOAT32, ("N", 3))
+    nodes = (Node("Relu", ("x",), ("h",)), Node("Softmax", ("h",), ("y",)))
+    onnx.save(Function((Value("x", type_),), (Value("y", type_),), nodes, opsets={"": 18}), tmp_path / "model.onnx")
+    return str(tmp_path / "model.onnx")
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache directory of the test's own, and no memory tier that remembers another test's."""
+    monkeypatch.setenv("XRT_CACHE_DIR", str(tmp_path / "cache"))
+    default_cache.cache_clear()
+    yield tmp_path / "cache"
+    default_cache.cache_clear()
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as caught:
+        main(list(arguments))
+    told = capsys.readouterr()
+    return int(caught.value.code or 0), told.out, told.err
+
+
+def test_the_cache_is_listed_checked_and_cleared(model: str, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, "cache", "ls")[1].splitlines()[-1] == f"0 entries, 0 B, in {directory}"
+    assert call(capsys, "run", model, "-e", "ort")[0] == 0
+    code, out, _ = call(capsys, "cache", "ls", "--json")
+    (entry,) = json.loads(out)["entries"]
+    assert code == 0 and entry["engine"] == "Ort ort" and entry["entry"] == "float32[N,3]"
+    assert call(capsys, "cache", "verify")[:2] == (0, f"1 entries, 0 of them damaged, in {directory}\n")
+    path = Store(directory).items()[0].path
+    path.write_bytes(path.read_bytes()[:-1])
+    code, out, _ = call(capsys, "cache", "verify")
+    assert code == 1 and "cannot be used: it should have" in out
+    assert call(capsys, "cache", "gc")[1].startswith("removed 1 damaged entries, 0 remembered failures, 0 entries over the limit")
+    call(capsys, "run", model, "-e", "ort", "--threads", "1")
+    assert call(capsys, "cache", "clear")[1].startswith("removed 1 entries")
+    assert Store(directory).items() == []
+
+
+def test_why_miss_names_the_ingredient(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, "cache", "why-miss", model, "-e", "ort")[:2] == (1, "xrt_ort_0: not in the cache\n  the cache is empty\n")
+    call(capsys, "run", model, "-e", "ort", "--threads", "1")
+    assert call(capsys, "cache", "why-miss", model, "-e", "ort", "--threads", "1")[:2] == (0, "xrt_ort_0: in the cache\n")
+    code, out, _ = call(capsys, "cache", "why-miss", model, "-e", "ort{memory_arena=false}", "--threads", "1", "--json")
+    assert code == 1
+    (differs,) = json.loads(out)["xrt_ort_0"]["differs"]
+    assert differs["ingredient"] == "engine"
+    assert (differs["asked"].split(" ")[1], differs["entry"].split(" ")[1]) == ("ort{memory_arena=false}", "ort")
+
+
+def test_an_impossible_size_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call(capsys, "cache", "gc", "--size", "much")
+    assert code == 2 and "--size takes a size such as 500MB or 2GB; got 'much'" in err
+
+
+def test_a_model_is_compiled_inspected_and_run(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "model.xrt"
+    code, out, _ = call(capsys, "compile", model, "-e", "ort", "-o", str(target), "--strict")
+    assert code == 0 and "xrt_ort_0  on ort: 2 nodes" in out and str(target) in out
+    code, out, _ = call(capsys, "inspect", str(target), "--json")
+    facts = json.loads(out)
+    assert facts["inputs"] == {"x": "float32[N,3]"} and facts["programs"][0]["regions"][0]["compiled"] is True
+    assert "a bundle of xrt" in call(capsys, "inspect", str(target))[1]
+    assert "Launch" in call(capsys, "inspect", str(target), "--text")[1]
+    np.save(tmp_path / "x.npy", np.ones((2, 3), np.float32))
+    arguments = ("run", str(target), "-i", f"x={tmp_path / 'x.npy'}", "--save", str(tmp_path / "y.npz"), "--verify", "--strict")
+    assert call(capsys, *arguments)[0] == 0
+    np.testing.assert_allclose(np.load(tmp_path / "y.npz")["y"], np.full((2, 3), 1 / 3), rtol=1e-6)
+    code, _, err = call(capsys, "run", str(target), "-e", "ort", "--threads", "1")
+    assert code == 2 and "is a bundle, which settles --engine, --threads; leave that out" in err
+
+
+def test_symbolic_extents_are_given_where_an_engine_needs_them(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "model.xrt"
+    assert call(capsys, "compile", model, "-e", "tvm", "-o", str(target), "--dim", "N=4", "--strict")[0] == 0
+    assert [str(v.type) for v in xrt.load(target, strict=True).inputs] == ["float32[4,3]"]
+    code, _, err = call(capsys, "compile", model, "-o", str(tmp_path / "nowhere" / "model.xrt"))
+    assert code == 2 and "there is no folder" in err

@@ -1,0 +1,90 @@
+"""Bundles on the command line: what `xrt run` runs instead of a model, and what `xrt inspect` shows of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from xrt.cli.screen import human_bytes, out, show_table
+from xrt.errors import OptionError
+from xrt.formats.bundle import BundleFile
+from xrt.graph import Function
+from xrt.module import XRTModule, load
+
+__all__ = ["facts_of_bundle", "opened", "show_bundle"]
+
+_FREE = ("model", "strict", "files", "seed", "target", "repeat", "verified")
+"""Options of `xrt run` that a bundle does not settle."""
+
+
+def opened(path: str, context: click.Context) -> tuple[Function, XRTModule]:
+    """Return a bundle's model, or the first trace of its graph, and the module; --strict is that of `xrt.load`.
+
+    Raises OptionError for an option on the command line that the bundle has settled.
+    """
+    settled = [option.opts[0] for option in context.command.params if _is_given(option.name or "", context)]
+    if settled:
+        raise OptionError(f"{path} is a bundle, which settles {', '.join(settled)}; leave that out, or compile the model anew")
+    file = BundleFile(path)
+    return _function(file), load(path, strict=context.params["strict"])
+
+
+def _is_given(name: str, context: click.Context) -> bool:
+    return name not in _FREE and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
+def _function(file: BundleFile) -> Function:
+    manifest = file.manifest
+    return file.model(manifest["model"] or manifest["programs"][0]["function"])
+
+
+def facts_of_bundle(path: str) -> dict[str, Any]:
+    """Return what there is to say of a bundle, as plain data. No compiled form is read, let alone loaded."""
+    file = BundleFile(path)
+    manifest = file.manifest
+    return {
+        "writer": f"xrt {manifest['writer']}",
+        "model": "an ONNX model or Function" if manifest["model"] else "traces of a graph",
+        "engines": {engine["spec"]: engine["version"] for engine in manifest["engines"]},
+        "device": manifest["device"],
+        "inputs": {value.name: str(value.type or "?") for value in manifest["inputs"]},
+        "outputs": {value.name: str(value.type or "?") for value in manifest["outputs"]},
+        "programs": [_facts_of_program(program) for program in manifest["programs"]],
+        "bytes": file.sizes,
+    }
+
+
+def _facts_of_program(program: Mapping[str, Any]) -> dict[str, Any]:
+    launches = program["plan"]["launches"]
+    regions = [
+        {
+            "name": launch["name"],
+            "engine": launch["engine"],
+            "nodes": len(launch["nodes"]),
+            "compiled": bool(region["section"]),
+            "machine": {one["name"]: one["value"] for one in region["ingredients"]}.get("machine", ""),
+            "reason": region["reason"],
+        }
+        for launch, region in zip(launches, program["regions"], strict=False)
+    ]
+    inputs = {value.name: str(value.type) for value in program["plan"]["function"].inputs}
+    return {"inputs": inputs, "fetch": list(program["fetch"]), "regions": regions}
+
+
+def show_bundle(facts: Mapping[str, Any]) -> None:
+    """Print the facts."""
+    sizes = facts["bytes"]
+    total, weights = human_bytes(sum(sizes.values())), human_bytes(sizes["weights"])
+    out.print(f"a bundle of {facts['writer']}: {facts['model']}, for {facts['device']}; {total}, weights {weights}", markup=False)
+    ends = [(kind[:-1], name, type_) for kind in ("inputs", "outputs") for name, type_ in facts[kind].items()]
+    show_table(("", "name", "type"), ends)
+    show_table(("engine", "version"), list(facts["engines"].items()))
+    rows = [
+        (", ".join(program["inputs"].values()), r["name"], r["engine"], r["nodes"], "yes" if r["compiled"] else r["reason"])
+        for program in facts["programs"]
+        for r in program["regions"]
+    ]
+    show_table(("program", "region", "engine", "nodes", "compiled form"), rows, numbers=("nodes",))
