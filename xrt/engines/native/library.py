@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from xrt.engines.native import abi
+from xrt.engines.native.elf import why_not_loadable
 from xrt.engines.native.nodes import Shown, shown, why_not_shown
 from xrt.engines.optable import OpTable
 from xrt.errors import EngineUnavailable, did_you_mean
@@ -149,18 +152,26 @@ def load(path: str | Path) -> NativeLibrary:
     file = Path(path).expanduser().absolute()
     try:
         state = file.stat()
-        if file.is_dir():
-            raise _unusable(file, "it is a directory; name the file in it")
+        if not stat.S_ISREG(state.st_mode):
+            what = "a directory; name the file in it" if file.is_dir() else "a pipe or a device, and no file"
+            raise _unusable(file, f"it is {what}")
         return _opened(file, state.st_ino, state.st_mtime_ns, state.st_size)
     except FileNotFoundError:
         raise _unusable(file, f"there is no such file.{_nearest(file)}") from None
-    except PermissionError as error:
+    except OSError as error:
         raise _unusable(file, f"it cannot be read: {error.strerror}") from error
+    except ValueError as error:  # a NUL in the path
+        raise _unusable(file, f"it is no path: {error}") from error
 
 
 @cache
 def _opened(file: Path, *state: int) -> NativeLibrary:
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    with file.open("rb") as opened:
+        reason = why_not_loadable(opened, os.fstat(opened.fileno()).st_size)
+        if reason is not None:
+            raise _unusable(file, reason)
+        opened.seek(0)
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
     try:
         handle = ctypes.CDLL(str(file))
     except OSError as error:
