@@ -1,4 +1,4 @@
-"""Running one node, or a few, on the toy engine."""
+"""Running one node, or a few, on the Python kernels of the toy engine."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def typed(name: str, array: Array) -> Value:
 
 
 def ready(f: Function) -> ToyExecutable:
-    executable = Toy().compile(f, CompileContext())
+    executable = Toy(native="off").compile(f, CompileContext())
     executable.prepare()
     return executable
 
