@@ -109,8 +109,14 @@ class Nest:
         return schedule.fuse(*others) if len(others) > 1 else others[0]
 
     def _read_across(self, runs: list[list[int]]) -> int | None:
-        """Return the run whose neighbours are read from consecutive elements, where that is not the last one."""
+        """Return the run whose neighbours are read from consecutive elements, where that is not the last one.
+
+        What does not depend on the last run at all, a number per row, is read once per row and no reason to turn.
+        """
+        last = [self.variables[index] for index in runs[-1]]
         for read in self.schedule.get(self.block).reads:
+            if not any(_reads(dim, variable) for dim in read.region for variable in last):
+                continue
             for place, run in enumerate(runs[:-1]):
                 if _is_consecutive(read, self.variables[run[-1]]) and self.extents[run[-1]] > 1:
                     return place
