@@ -28,7 +28,7 @@ class Benchmark:
     name: str
     arguments: str = ""
     """For the record; empty where the script's own defaults are meant for it."""
-    quick: str = "--rounds 2"
+    quick: str = "--rounds 3"
     """For a run of seconds, which shows that it works."""
 
     @property
@@ -41,14 +41,14 @@ class Benchmark:
 
 
 BENCHMARKS = (
-    Benchmark("dispatch", quick="--rounds 2 --engines ort,toy --floats 1000 --threads 1"),
-    Benchmark("regions", quick="--rounds 2 --counts 2,8 --others toy --channels 2 --size 4 --threads 1"),
+    Benchmark("dispatch", quick="--rounds 3 --engines ort,toy --floats 1000 --threads 1"),
+    Benchmark("regions", quick="--rounds 3 --counts 2,8 --others toy --channels 2 --size 4 --threads 1"),
     Benchmark("memory", quick="--megabytes 20 --large 0 --engines ort --regions 1,8"),
-    Benchmark("partition", quick="--rounds 2 --sizes 100,200 --seeds 3"),
+    Benchmark("partition", quick="--rounds 3 --sizes 100,10000 --seeds 3"),
     Benchmark("scale", quick="--rounds 1 --sizes 100,200 --written 100"),
-    Benchmark("native", quick="--rounds 2 --small"),
-    Benchmark("warm_start", quick="--rounds 2 --engines ort --models squeezenet"),
-    Benchmark("imports", quick="--rounds 2"),
+    Benchmark("native", quick="--rounds 3 --small"),
+    Benchmark("warm_start", quick="--rounds 3 --engines ort --models squeezenet"),
+    Benchmark("imports", quick="--rounds 3"),
 )
 """In the order in which they run and in which the page tells of them."""
 

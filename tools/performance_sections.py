@@ -113,6 +113,8 @@ def regions_verdicts(figures: Figures) -> Iterator[Verdict]:
         if row["regions"] == 8:
             what = f"8 regions of `ort`, a model of {row['whole_ms']:.0f} ms, to the regions alone"
             yield at_most(what, 1.05, row["to_regions_alone"], headline=True)
+    for row in figures["alternations"]:
+        yield at_most(f"`{row['what']}` in turns, {row['regions']} regions, to the same alone", 1.05, row["to_regions_alone"])
     idle = max(row["idle_cpu"] for row in (*figures["cuts"], *figures["alternations"]))
     yield Verdict("processor time while idle, the most", "about 0 %: under 1 % of a core", f"{idle:.1%}", idle < 0.01)
 
