@@ -19,6 +19,8 @@ RECORD = TOP / "docs" / "performance.json"
 LIBRARIES = ("numpy", "onnx", "onnxruntime", "apache-tvm")
 FACTS = ("processor", "architecture", "cores", "python")
 """What of the machine belongs to the figures; its name, its user and its paths do not."""
+MEASURED = ("xrt", "benchmarks", "setup.py", "pyproject.toml", "CMakeLists.txt")
+"""What changes figures when it changes; the record itself changes while it is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class Entry:
     arguments: str
     date: str
     commit: str
-    """XRT's, with a plus where files were changed since."""
+    """XRT's, with a plus where something of it was changed since."""
     load: float
     """The machine's load average when the benchmark began: over about 0.5 something else was running."""
     seconds: float
@@ -121,7 +123,9 @@ def machine() -> dict[str, str | int]:
 def commit() -> str:
     """Return XRT's commit, with a plus where files are changed; "unknown" outside a clone."""
     try:
-        return _git("rev-parse", "--short=12", "HEAD") + "+" * bool(_git("status", "--porcelain", "--untracked-files=no"))
+        return _git("rev-parse", "--short=12", "HEAD") + "+" * bool(
+            _git("status", "--porcelain", "--untracked-files=no", "--", *MEASURED)
+        )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
