@@ -177,8 +177,8 @@ def memory_verdict(what: str, mine: Figures, alone: Figures) -> Verdict:
     """Judge the peak without what the engine packs for itself, which XRT can do nothing about."""
     if "within" not in mine:
         return Verdict(f"peak, {what}", MEMORY, str(mine.get("failed", "the engine alone failed")), reached=False)
-    limit = 1.1 * alone["peak"] + 50e6
-    figure = f"{(mine['peak'] - mine['packed']) / 1e6:,.0f} MB of {limit / 1e6:,.0f} (with what is packed {peak(mine)}, alone {peak(alone)})"
+    limit, counted = (1.1 * alone["peak"] + 50e6) / 1e6, (mine["peak"] - mine["packed"]) / 1e6
+    figure = f"{counted:,.0f} MB, limit {limit:,.0f} (with what is packed {peak(mine)}, alone {peak(alone)})"
     return Verdict(f"peak, {what}", MEMORY, figure, mine["within"], headline=what == "`ort`, 8 regions, weights beside the model")
 
 

@@ -173,7 +173,7 @@ def test_a_benchmark_that_fails_is_told_and_leaves_no_old_figures(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["imports", "partition", "scale"])
+@pytest.mark.parametrize("name", ["imports", "partition", "scale", "warm_start"])
 def test_a_quick_run_gives_an_entry_that_renders(name: str) -> None:
     entry: Entry = write_performance.measured(BY_NAME[name], quick=True)
     assert entry.seconds > 0
