@@ -10,7 +10,7 @@ import numpy as np
 from xrt.errors import DeviceError, InputError, ModelError, did_you_mean
 from xrt.graph import DType, MapType, OptionalType, SequenceType, TensorType, Type, Value
 
-__all__ = ["bind", "check", "normalise", "type_of"]
+__all__ = ["bind", "check", "check_updated", "normalise", "type_of"]
 
 Dims = dict[str, tuple[int, str]]
 """What each symbolic dimension was first seen as: its size, and the input that showed it."""
@@ -154,6 +154,21 @@ def _check_extent(name: str, type_: TensorType, shape: tuple[int, ...], axis: in
             raise InputError(
                 f"dimension {declared!r} is {seen} in input {where!r} and {size} in input {name!r}; equal names are equal sizes"
             )
+
+
+def check_updated(name: str, given: Any) -> None:
+    """Check that the new value of an input which the model updates can be written to what was given for it.
+
+    Raises InputError naming the input.
+    """
+    if not isinstance(given, np.ndarray):
+        return
+    fault = "" if given.flags.writeable else "read-only"
+    fault = fault or ("" if given.dtype.isnative else f"of another byte order ({given.dtype.str})")
+    if fault:
+        raise InputError(
+            f"input {name!r} is {fault}, and the model writes its new value there; give a writeable array of native byte order"
+        )
 
 
 def type_of(given: Any) -> Type | None:

@@ -16,6 +16,7 @@ from xrt.graph import Type
 from xrt.partition import Launch, Plan
 from xrt.runtime.arena import Arena, Placed
 from xrt.runtime.frames import Action, Frame, frame_of
+from xrt.runtime.inputs import check_updated
 from xrt.runtime.layout import Slots, laid_out
 from xrt.runtime.profile import Profile, Recorder
 
@@ -74,8 +75,11 @@ class Program:
     def run(self, inputs: Sequence[Any], options: RunOptions = DEFAULT) -> list[Any]:
         """Return the outputs, in the plan's order, from the inputs, in the plan's order (checked by the caller).
 
-        Raises RunFailed naming the launch and engine when an engine's library fails; what was computed is given up.
+        Raises RunFailed naming the launch and engine when an engine's library fails; what was computed is given up. Raises
+        InputError for an input that is to be updated and cannot be.
         """
+        for _, target in self._slots.aliases:
+            check_updated(self._slots.names[target], inputs[target])
         try:
             frame = self._idle.pop()
         except IndexError:
