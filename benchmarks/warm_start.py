@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +91,16 @@ def measure(name: str, engine: str, folder: Path, rounds: int) -> dict[str, Any]
             place = (bundle, folder / "bundles") if way == "bundle" else (model, cache)
             times[way].append(started(place[0], engine, way, place[1]))
     medians = {way: {what: statistics.median(one[what] for one in found) for what in found[0]} for way, found in times.items()}
-    ratios = {
-        what: {
-            way: statistics.median(w[what] / o[what] for w, o in zip(times[way], times["off"], strict=True)) for way in WAYS[1:]
-        }
-        for what in ("compile", "start")
-    }
+    ratios = {what: {way: beside(times[way], times["off"], what) for way in WAYS[1:]} for what in ("compile", "start")}
     return {"model": name, "engine": engine, "seconds": medians, "ratios": ratios}
+
+
+def beside(found: list[dict[str, float]], off: list[dict[str, float]], what: str) -> dict[str, float]:
+    """Return the ratio to the start without the cache of the same round: median and quartiles."""
+    from xrt.bench import Timing, ratio  # here, so that a start imports nothing for the sake of the benchmark
+
+    mine, base = (Timing(tuple(one[what] for one in starts)) for starts in (found, off))
+    return asdict(ratio(mine, [base]))
 
 
 def main() -> None:
@@ -138,13 +142,13 @@ def report(found: dict[str, Any]) -> str:
         seconds, ratios = row["seconds"], row["ratios"]
         lines.append(
             f"{row['engine']:6} {row['model']:14} {seconds['off']['start']:8.3f} {seconds['warm']['start']:8.3f} "
-            f"{ratios['compile']['warm']:10.3f} {ratios['start']['warm']:8.3f} {ratios['start']['bundle']:9.3f} "
-            f"{ratios['start']['cold']:10.3f}"
+            f"{ratios['compile']['warm']['median']:10.3f} {ratios['start']['warm']['median']:8.3f} "
+            f"{ratios['start']['bundle']['median']:9.3f} {ratios['start']['cold']['median']:10.3f}"
         )
     for engine in dict.fromkeys(row["engine"] for row in found["rows"]):
         mine = [row["ratios"] for row in found["rows"] if row["engine"] == engine]
-        warm = [statistics.median(r[what]["warm"] for r in mine) for what in ("compile", "start")]
-        bundle = statistics.median(r["start"]["bundle"] for r in mine)
+        warm = [statistics.median(r[what]["warm"]["median"] for r in mine) for what in ("compile", "start")]
+        bundle = statistics.median(r["start"]["bundle"]["median"] for r in mine)
         lines.append(
             f"{engine}: median over its models: compile {warm[0]:.3f} x, start {warm[1]:.3f} x, from a bundle {bundle:.3f} x"
         )

@@ -193,9 +193,13 @@ class XRTModule:
         Compiles for the examples first, if there are any, or as `compile` does where nothing has been compiled yet.
         Raises BundleError where the file cannot be written, and what `compile` raises.
         """
-        if examples or named or not any(build.is_compiled for build in self._builds.values()):
+        with self._lock:
+            compiled = any(build.is_compiled for build in self._builds.values())
+        if examples or named or not compiled:
             self.compile(*examples, **named)
-        save_module(path, self._source, self._engines, self._settings, dict(self._builds))
+        with self._lock:
+            builds = dict(self._builds)
+        save_module(path, self._source, self._engines, self._settings, builds)
 
     def __call__(
         self,
