@@ -356,13 +356,9 @@ ADD = (Node("Add", ("x", "state"), ("next",), name="n0"), Node("Neg", ("next",),
 def test_an_input_that_cannot_be_updated_is_refused(engine: str, nodes: tuple[Node, ...]) -> None:
     """It came as NumPy's ValueError, as an IndexError, or as the engine's failure; of another byte order, the update was lost."""
     m, x = xrt.XRTModule(accumulating(*nodes), engine=engine, maximum_nodes=1), np.ones(2, "float32")
-    end = ", and the model writes its new value there; give a writeable array of native byte order"
-    refused = [
-        (read_only(), f"input 'state' is read-only{end}"),
-        (np.zeros(2, ">f4"), f"input 'state' is of another byte order (>f4){end}"),
-    ]
+    text = "input 'state' cannot be written to, and the model updates it; give a writeable array of native byte order"
     for ready in (False, True):
-        for state, text in refused:
+        for state in (read_only(), np.zeros(2, ">f4")):
             for call in (
                 lambda s=state: m(x, s),
                 lambda s=state: m(x=x, state=s),
@@ -375,7 +371,7 @@ def test_an_input_that_cannot_be_updated_is_refused(engine: str, nodes: tuple[No
         m(x, np.zeros(2, "float32"))
     with pytest.raises(InputError) as caught:
         m.bind(x, read_only())
-    assert str(caught.value) == refused[0][1]
+    assert str(caught.value) == text
 
 
 @pytest.mark.parametrize(

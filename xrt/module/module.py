@@ -248,7 +248,6 @@ class XRTModule:
             return shaping(quick.program)(results)
         values = self._accept(args, named)
         build = self._build(values, _names(fetch))
-        self._check_updated(build.function, args, named)
         program = self._program(build)
         if plain:
             self._remember(values, program, build)
@@ -277,15 +276,6 @@ class XRTModule:
         values = [inputs.normalise(value, given) for value, given in zip(declared, bound, strict=True)]
         inputs.check(declared, values)
         return values
-
-    def _check_updated(self, function: Function, args: Sequence[Any], named: Any) -> None:
-        """Check that no update goes to a copy of what was given, which the caller would never see."""
-        if not function.aliases:
-            return
-        declared = self._source.inputs
-        given = dict(zip((value.name for value in declared), inputs.bind(declared, args, named), strict=True))
-        for name, _ in function.aliases:
-            inputs.check_updated(name, given[name])
 
     def _run_options(self, options: RunOptions | None, out: Any, function: Function, values: Sequence[Any]) -> RunOptions:
         options = options or DEFAULT

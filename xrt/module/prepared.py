@@ -66,8 +66,7 @@ def _fitting(expected: tuple[tuple[Any, Any], ...]) -> Callable[[tuple[Any, ...]
 
 def _from_one(program: Program, dtype: Any, shape: Any) -> Taking:
     """Spelt out, for one input is the common case, and what stands here is what a call costs."""
-    direct, finish, array = program.direct, shaping(program), np.ndarray
-    run = direct or _whole(program)
+    run, finish, array = _run_of(program), shaping(program), np.ndarray
 
     def call(args: tuple[Any, ...]) -> Any:
         if len(args) == 1:
@@ -78,8 +77,6 @@ def _from_one(program: Program, dtype: Any, shape: Any) -> Taking:
                 except XRTError:
                     raise
                 except Exception as error:
-                    if direct is None:
-                        raise
                     raise run_failed(program.plan.launches[0], error) from error
         return MISS
 
@@ -87,8 +84,7 @@ def _from_one(program: Program, dtype: Any, shape: Any) -> Taking:
 
 
 def _from_many(program: Program, fits: Callable[[tuple[Any, ...]], bool]) -> Taking:
-    direct, finish = program.direct, shaping(program)
-    run = direct or _whole(program)
+    run, finish = _run_of(program), shaping(program)
 
     def call(args: tuple[Any, ...]) -> Any:
         if fits(args):
@@ -97,17 +93,15 @@ def _from_many(program: Program, fits: Callable[[tuple[Any, ...]], bool]) -> Tak
             except XRTError:
                 raise
             except Exception as error:
-                if direct is None:
-                    raise
                 raise run_failed(program.plan.launches[0], error) from error
         return MISS
 
     return call
 
 
-def _whole(program: Program) -> Callable[..., Sequence[Any]]:
-    """Return the run of a program that is not one region's own call; it says by itself what failed, and where."""
-    return lambda *args: program.run(args)
+def _run_of(program: Program) -> Callable[..., Sequence[Any]]:
+    """Return the engine's own call where the program is one region; a program of several raises XRT's errors by itself."""
+    return program.direct or (lambda *args: program.run(args))
 
 
 def shaping(program: Program) -> Callable[[Sequence[Any]], Any]:

@@ -70,7 +70,14 @@ def _array(name: str, type_: TensorType | None, given: Any) -> np.ndarray[Any, A
         )
     if array.dtype.kind in "US":
         return array.astype(object)
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    return array if array.dtype.isnative else _native(array)
+
+
+def _native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return a copy of native byte order; read-only, for an update written to it would never reach the caller."""
+    native = array.astype(array.dtype.newbyteorder("="))
+    native.flags.writeable = False
+    return native
 
 
 def _scalar(name: str, type_: TensorType | None, given: Any) -> np.ndarray[Any, Any]:
@@ -157,17 +164,10 @@ def _check_extent(name: str, type_: TensorType, shape: tuple[int, ...], axis: in
 
 
 def check_updated(name: str, given: Any) -> None:
-    """Check that the new value of an input which the model updates can be written to what was given for it.
-
-    Raises InputError naming the input.
-    """
-    if not isinstance(given, np.ndarray):
-        return
-    fault = "" if given.flags.writeable else "read-only"
-    fault = fault or ("" if given.dtype.isnative else f"of another byte order ({given.dtype.str})")
-    if fault:
+    """Check that the new value of an input which the model updates can be written to it; raises InputError naming it."""
+    if not given.flags.writeable:
         raise InputError(
-            f"input {name!r} is {fault}, and the model writes its new value there; give a writeable array of native byte order"
+            f"input {name!r} cannot be written to, and the model updates it; give a writeable array of native byte order"
         )
 
 

@@ -75,15 +75,14 @@ class Program:
     def run(self, inputs: Sequence[Any], options: RunOptions = DEFAULT) -> list[Any]:
         """Return the outputs, in the plan's order, from the inputs, in the plan's order (checked by the caller).
 
-        Raises RunFailed naming the launch and engine when an engine's library fails; what was computed is given up. Raises
-        InputError for an input that is to be updated and cannot be.
+        Raises RunFailed naming the launch and engine when an engine's library fails; what was computed is given up.
         """
-        for _, target in self._slots.aliases:
-            check_updated(self._slots.names[target], inputs[target])
         try:
             frame = self._idle.pop()
         except IndexError:
             frame = frame_of(self._slots, self._layout)
+        for _, target in self._slots.aliases:
+            check_updated(self._slots.names[target], inputs[target])
         frame.enter(inputs, None if options is DEFAULT else options)
         self._play([self._timed(*pair) for pair in enumerate(frame.actions)] if options.profile else frame.actions)
         results = self._finish(frame.slots, inputs, options)
