@@ -47,8 +47,8 @@ def typed(name: str, array: Array) -> Value:
     return Value(name, TensorType(DType.of(array), array.shape))
 
 
-def ready(f: Function) -> ToyExecutable:
-    executable = Toy(native="off").compile(f, CompileContext())
+def ready(f: Function, engine: Toy = Toy(native="off")) -> ToyExecutable:
+    executable = engine.compile(f, CompileContext())
     executable.prepare()
     return executable
 
