@@ -79,7 +79,8 @@ def given_up(program: Program, error: RunFailed) -> Refusal:
 
 def triples(refused: Iterable[Refusal]) -> tuple[tuple[str, str, str], ...]:
     """Return what the partitioner is told: node, engine and reason."""
-    return tuple((node, one.launch.engine, one.reason) for one in refused for node in one.nodes)
+    told = ((one, "failed at run" if isinstance(one.error, RunFailed) else "refused at compile") for one in refused)
+    return tuple((node, one.launch.engine, f"{how}: {one.reason}") for one, how in told for node in one.nodes)
 
 
 def tell(refused: Iterable[Refusal]) -> None:
