@@ -1,4 +1,4 @@
-"""Law 4: with toy behind, whatever the engine in front declines, refuses or fails to compile, the result is toy's."""
+"""Law 4: with toy behind, whatever the engine in front declines, refuses or fails at, the result is toy's."""
 
 from __future__ import annotations
 
@@ -15,30 +15,31 @@ from xrt.testing.running import module_of
 from xrt.testing.strategies import functions, inputs_of
 
 BEFORE_THE_RUN = [("why_not", "refuse"), ("compile", "refuse"), ("compile", "raise"), ("prepare", "raise")]
+ANYWHERE = [*BEFORE_THE_RUN, ("run", "raise"), ("run", "missing")]
 
 
 @pytest.mark.filterwarnings("ignore::xrt.errors.FallbackWarning")
-@pytest.mark.parametrize(("where", "how"), BEFORE_THE_RUN)
+@pytest.mark.parametrize(("where", "how"), ANYWHERE)
 @settings(bounded, max_examples=25)
 @given(data=st.data(), nth=st.integers(0, 2))
-def test_what_fails_before_the_run_goes_to_toy(where, how, data, nth):
+def test_what_fails_goes_to_toy(where, how, data, nth):
     function = data.draw(functions())
-    with module_of(function, [Faulty(where=where, how=how, nth=nth), REFERENCE]) as module:
+    with module_of(function, [Faulty(where=where, how=how, nth=nth), REFERENCE], strict=False) as module:
         found = same_bits(outputs_of(module(*inputs_of(function, 1)), function), function, 1)
     assert found, found.message
 
 
-@pytest.mark.parametrize(("where", "how"), BEFORE_THE_RUN[1:])
+@pytest.mark.parametrize(("where", "how"), ANYWHERE[1:])
 def test_a_refusal_is_told(where, how):
     one = entry("engines_alternate")
-    with module_of(one.function, [Faulty(where=where, how=how), REFERENCE]) as module:
-        with pytest.warns(FallbackWarning, match="told to (fail|refuse)"):
+    with module_of(one.function, [Faulty(where=where, how=how), REFERENCE], strict=False) as module:
+        with pytest.warns(FallbackWarning, match="told to (fail|refuse)|returned 0 outputs"):
             results = [module(*one.given())]
         assert one.judge(results)
         assert {launch.engine for launch in module.plan.launches} == {REFERENCE}
 
 
-def test_what_fails_in_the_run_is_told_and_not_hidden():
+def test_what_fails_is_an_error_where_the_module_is_strict():
     one = entry("engines_alternate")
     with (
         module_of(one.function, [Faulty(where="run", how="raise"), REFERENCE]) as module,

@@ -7,18 +7,18 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler, registry
 from xrt.errors import BudgetWarning, DeviceError, OptionError, did_you_mean
+from xrt.module.reference import REFERENCE
 from xrt.module.warning import warn
 from xrt.partition import ClusteringOptions
 from xrt.runtime import budget_of, check_device, kind_of
 
-__all__ = ["IMPLICIT", "REFERENCE", "EngineList", "Settings", "checked_budget", "engine_list", "settings_of"]
+__all__ = ["IMPLICIT", "REFERENCE", "Check", "EngineList", "Settings", "checked_budget", "engine_list", "settings_of"]
 
-REFERENCE = "toy{native=off}"
-"""The engine that folds constants and that results are held against: right to the bit, wherever XRT was built."""
+Check: TypeAlias = Literal["first", "nan"] | float | None
 IMPLICIT = "toy"
 """The engine that stands last in every list that is not strict: the same operators, as quick as they come."""
 
@@ -30,7 +30,10 @@ class Settings:
     clustering: ClusteringOptions = ClusteringOptions()
     execution: ExecutionOptions = ExecutionOptions()
     strict: bool = False
-    """No implicit reference engine: a node that no listed engine takes is an error."""
+    """No implicit reference engine, and no fallback: a node that no listed engine takes, or an engine's fault, is an error."""
+    check: Check = None
+    """Which calls are held against the reference: ``"first"`` of each signature, that and a part of the others (0.01), those in
+    which a region returns ``"nan"``; None is no call."""
     fold_constants: bool = True
     """Whether nodes that depend on constants alone are computed once, by the reference engine, before planning."""
     force_compile: bool = False
@@ -59,6 +62,7 @@ def settings_of(options: Mapping[str, Any]) -> Settings:
     own["execution"] = _merged(own.get("execution", ExecutionOptions()), _without_aliases(options), _EXECUTION)
     if own.get("dump_subgraph_dir") is not None:
         own["dump_subgraph_dir"] = Path(os.fspath(own["dump_subgraph_dir"]))
+    own["check"] = _checked_check(own.get("check"))
     _check_signatures(own.get("max_signatures", 1))
     _check_progress(own.get("progress"))
     return Settings(**own)
@@ -77,6 +81,14 @@ def _without_aliases(options: Mapping[str, Any]) -> dict[str, Any]:
         if out.setdefault("precision", "fp16") != "fp16":
             raise OptionError(f"use_fp16=True contradicts precision={out['precision']!r}; give one of them")
     return out
+
+
+def _checked_check(value: Any) -> Check:
+    if value is None or value in ("first", "nan"):
+        return value  # type: ignore[no-any-return]  # just these
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1:
+        return float(value)
+    raise OptionError(f"check must be 'first', 'nan', a part of the calls (above 0, at most 1) or None; got {value!r}")
 
 
 def _check_signatures(value: Any) -> None:
