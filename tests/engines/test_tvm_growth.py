@@ -24,9 +24,7 @@ def chain(step: Callable[[int, str], tuple[str, ...]], length: int) -> Function:
     nodes = [Node(op, inputs, (f"v{k + 1}",)) for k in range(length) for op, *inputs in [step(k, f"v{k}")]]
     inner = {f"v{k}": tensor(*SIZE) for k in range(1, length)}
     bounds = {f"c{k}": np.array(k / 4 - 1, np.float32) for k in range(12)}
-    return function(
-        *nodes, inputs={"v0": tensor(*SIZE)}, outputs={f"v{length}": tensor(*SIZE)}, constants=bounds, types=inner
-    )
+    return function(*nodes, inputs={"v0": tensor(*SIZE)}, outputs={f"v{length}": tensor(*SIZE)}, constants=bounds, types=inner)
 
 
 def maxima(k: int, x: str) -> tuple[str, ...]:
