@@ -36,7 +36,7 @@ def check_writable(target: Path) -> None:
 def check_of(context: click.Context, option: click.Parameter, text: str | None) -> str | float | None:
     """Return a part of the calls as a number, and a word as it is; the module says whether it is one that it knows."""
     try:
-        return float(text) if text not in (None, "nan") else text  # type: ignore[arg-type]  # it is no None
+        return float(text) if text not in (None, "nan") else text
     except ValueError:
         return text
 

@@ -386,6 +386,7 @@ class XRTModule:
             self._forget_calls()
             self._builds.clear()
             self._last = None
+        self._engines.close()
 
     def __enter__(self) -> Self:
         return self
