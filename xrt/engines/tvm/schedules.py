@@ -6,7 +6,7 @@ out with elementwise producers inlined into their consumers, and each remaining 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -19,13 +19,12 @@ from tvm.target.codegen import llvm_get_vector_width
 
 from xrt.engines.tvm.expressions import loads, operations
 from xrt.engines.tvm.nests import Machine, Nest
+from xrt.engines.tvm.rows import in_rows, moved
 
 __all__ = ["CpuSchedule"]
 
-INLINE_GROWTH = 2.0
-"""How much more arithmetic inlining may cost than storing every intermediate result would."""
 ALWAYS_INLINE = 16384
-"""Operations in all up to which nobody counts."""
+"""Operations in all that may be computed again: a nest of its own would cost more."""
 REPEATED = 8
 """Operations that an expression may repeat at one inlining: less than it costs to find another way."""
 LARGEST = 128
@@ -45,10 +44,22 @@ class CpuSchedule(dlight.ScheduleRule):  # type: ignore[misc]  # TVM has no type
         if blocks is None:
             return None
         machine = Machine(self.threads, llvm_get_vector_width(target))
-        for block in reversed(_inlined(schedule, blocks)):
-            if not _moved(schedule, block):
-                schedule = _arranged(schedule, block, machine)
-        return schedule
+        remaining = _inlined(schedule, blocks)
+        movable = {block.name for block in remaining[:-1] if _can_move(schedule, block, remaining)}
+        together = in_rows(schedule, remaining, movable, machine)
+        return _one_by_one(schedule, remaining, movable, machine) if together is None else together
+
+
+def _one_by_one(
+    schedule: s_tir.Schedule, blocks: Sequence[SBlockInfo], movable: Collection[str], machine: Machine
+) -> s_tir.Schedule:
+    for block in blocks:
+        if block.name not in movable:
+            schedule = _arranged(schedule, block, machine)
+    for block in reversed(blocks):
+        if block.name in movable and not moved(schedule, block):
+            schedule = _arranged(schedule, block, machine)
+    return schedule
 
 
 def _arranged(schedule: s_tir.Schedule, block: SBlockInfo, machine: Machine) -> s_tir.Schedule:
@@ -71,15 +82,14 @@ def _inlined(schedule: s_tir.Schedule, blocks: Sequence[SBlockInfo]) -> list[SBl
 
     What is read in three places is written out in three, so that a chain of maxima would grow without bound.
     """
-    total = sum(_size(block) * operations(schedule.get(block.block_rv).body) for block in blocks)
-    budget = (INLINE_GROWTH - 1) * total + ALWAYS_INLINE
+    budget = ALWAYS_INLINE
     remaining = list(blocks)
     for block in blocks[:-1]:
         if not block.is_injective():
             continue
         reading = _Reading.of(schedule, block, remaining)
-        if reading.extra <= budget and reading.is_worth_inlining and _inline(schedule, block):
-            budget -= reading.extra
+        if reading.is_worth_inlining(budget) and _inline(schedule, block):
+            budget -= max(reading.extra, 0)
             remaining.remove(block)
     return remaining
 
@@ -88,6 +98,8 @@ def _inlined(schedule: s_tir.Schedule, blocks: Sequence[SBlockInfo]) -> list[SBl
 class _Reading:
     """How the result of an elementwise block is read."""
 
+    cost: int
+    """The operations of its expression."""
     extra: int
     """The operations in all that inlining adds: each reader computes it, once, however often its expression repeats it."""
     repeated: int
@@ -107,6 +119,7 @@ class _Reading:
         bodies = [schedule.get(reader.block_rv).body for reader in readers]
         times = [loads(body, buffer) for body in bodies]
         return cls(
+            cost=cost,
             extra=cost * (sum(map(_size, readers)) - _size(block)),
             repeated=cost * (sum(times) - 1),
             largest=max((operations(b) + n * cost for b, n in zip(bodies, times, strict=True)), default=0),
@@ -114,9 +127,9 @@ class _Reading:
             is_reduced=any(not r.is_injective() and _size(r) > _size(block) for r in readers),
         )
 
-    @property
-    def is_worth_inlining(self) -> bool:
-        if self.is_reduced:
+    def is_worth_inlining(self, budget: int) -> bool:
+        """Whether to inline it, when that many operations may still be computed again."""
+        if self.is_reduced or (self.cost > REPEATED and self.extra > max(budget, 0)):
             return False
         return self.repeated <= REPEATED or (self.largest <= LARGEST and not self.can_move)
 
@@ -149,22 +162,8 @@ def _inline(schedule: s_tir.Schedule, block: SBlockInfo) -> bool:
     return True
 
 
-def _moved(schedule: s_tir.Schedule, block: SBlockInfo) -> bool:
-    """Compute an element just before its readers need it, where they share a loop; return whether they do.
-
-    A buffer of one element is a register for LLVM.
-    """
-    readers = schedule.get_consumers(block.block_rv)
-    if not block.is_injective() or not readers:
-        return False
-    loops = min((schedule.get_loops(reader) for reader in readers), key=len)
-    while loops and schedule.get(loops[-1]).kind == tirx.ForKind.VECTORIZED:
-        loops.pop()
-    try:
-        schedule.compute_at(block.block_rv, loops[-1])
-    except (IndexError, s_tir.ScheduleError):
-        return False
-    return True
+def _can_move(schedule: s_tir.Schedule, block: SBlockInfo, blocks: Sequence[SBlockInfo]) -> bool:
+    return block.is_injective() and bool(schedule.get_consumers(block.block_rv)) and _Reading.of(schedule, block, blocks).can_move
 
 
 def _size(block: SBlockInfo) -> int:
