@@ -44,9 +44,11 @@ SECTIONS = {
         "what the `onnx` package reads.",
         told.memory_tables,
         told.memory_verdicts,
-        "*Packed* is what the engine holds of its own, as `m.memory()` tells it: `ort` packs the weights of products, "
-        "alone as well. The target leaves it out on XRT's side only; *to alone* has it in. Alone, `ort` lets go of each "
-        "external weight that it has packed; XRT keeps the file mapped, because other regions and signatures read it.",
+        "*Packed* is what the engine holds of its own, as `m.memory()` tells it: `ort` packs the weights of products, alone as "
+        "well. The target leaves it out, but only on XRT's side: the engine alone counts with it. *All told* is the stricter "
+        "comparison, with everything on both sides. Alone, `ort` lets go of each external weight that it has packed; XRT keeps "
+        "the file mapped, because other regions and signatures read it, and while the library packs, the pages that it has read "
+        "are resident too. They are clean, and let go when the region is compiled: more regions mean a lower peak.",
     ),
     "partition": Section(
         "Partitioning",
