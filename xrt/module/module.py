@@ -291,7 +291,7 @@ class XRTModule:
 
     def _remember(self, values: Sequence[Any], program: Program, build: Build) -> None:
         """Keep a prepared call for further values of these types and shapes; lists and dicts go the long way each time."""
-        if any(type(value) is not np.ndarray for value in values):
+        if any(type(value) is not np.ndarray or value.dtype.hasobject for value in values):  # texts are looked at in each call
             return
         call = prepared(program, [value.name for value in build.function.inputs], values)
         with self._lock:
