@@ -334,6 +334,16 @@ def test_an_alias_is_kept_by_a_bound_call(engine: str) -> None:
         assert (state.tolist(), y.tolist()) == ([count] * 2, [2 * count - 1] * 2)
 
 
+@pytest.mark.parametrize("engine", ["toy", "ort"])
+def test_texts_are_checked_in_each_call(engine: str) -> None:
+    type_ = TensorType(DType.STRING, (2,))
+    same = Function((Value("x", type_),), (Value("y", type_),), (Node("Identity", ("x",), ("y",)),), opsets={"": 14})
+    m = xrt.XRTModule(same, engine=engine)
+    assert m(np.array(["a", "b"], object)).tolist() == ["a", "b"]
+    with pytest.raises(InputError, match="element 1 is int 1"):
+        m(np.array(["a", 1], object))
+
+
 def accumulating(*nodes: Node) -> Function:
     """``state``, which becomes the first output, beside ``x``."""
     type_ = TensorType(DType.FLOAT32, (2,))

@@ -309,7 +309,7 @@ class XRTModule:
 
     def _remember(self, values: Sequence[Any], build: Build) -> None:
         """Keep a prepared call for further values of these types and shapes; lists and dicts go the long way each time."""
-        if any(type(value) is not np.ndarray for value in values):
+        if any(type(value) is not np.ndarray or value.dtype.hasobject for value in values):  # texts are looked at in each call
             return
         program = build.program()
         call = prepared(build, program, values, partial(self._rescued, build, program))

@@ -142,6 +142,8 @@ def _check_tensor(name: str, type_: TensorType, array: np.ndarray[Any, Any], dim
         raise InputError(
             f"input {name!r} must be {type_.dtype}; got {dtype}; convert it with .astype({str(type_.dtype.numpy)!r})"
         )
+    if dtype is DType.STRING:
+        _check_texts(name, array)
     if type_.shape is None:
         return
     if len(type_.shape) != array.ndim:
@@ -150,6 +152,14 @@ def _check_tensor(name: str, type_: TensorType, array: np.ndarray[Any, Any], dim
         )
     for axis, (declared, size) in enumerate(zip(type_.shape, array.shape, strict=True)):
         _check_extent(name, type_, array.shape, axis, declared, size, dims)
+
+
+def _check_texts(name: str, array: np.ndarray[Any, Any]) -> None:
+    for index, item in enumerate(array.flat):
+        if not isinstance(item, str):
+            raise InputError(
+                f"input {name!r} must hold text; element {index} is {type(item).__name__} {item!r}: make each element a str"
+            )
 
 
 def _check_extent(name: str, type_: TensorType, shape: tuple[int, ...], axis: int, declared: Any, size: int, dims: Dims) -> None:
