@@ -15,7 +15,7 @@ import numpy as np
 
 from xrt.cache import CompileCache, Signature, cache_of
 from xrt.engines import GraphCompiler, RunOptions
-from xrt.errors import FallbackWarning, InputError, RunFailed, SignatureWarning
+from xrt.errors import FallbackWarning, InputError, RunFailed, SignatureWarning, warn
 from xrt.graph import Value
 from xrt.module.bound import Bound, bound, check_fixed
 from xrt.module.build import Build, names_of, simplified, with_fetched
@@ -28,7 +28,6 @@ from xrt.module.reference import evaluate
 from xrt.module.saving import save_module
 from xrt.module.settings import engine_list, settings_of
 from xrt.module.source import source_of
-from xrt.module.warning import warn
 from xrt.partition import Plan
 from xrt.runtime import Profile, Program, failure, inputs
 from xrt.verify import Culprit, Verification, bisect_plan, verify
