@@ -22,8 +22,9 @@ check: $(VENV)/dev.stamp ## what to run before a commit: format, lint, types, qu
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope -m "not slow" -q
 
-fuzz: $(VENV)/engines.stamp ## run 10,000 generated graphs on every engine and on mixtures
+fuzz: $(VENV)/engines.stamp ## run 10,000 generated graphs on every engine and on mixtures, and read 5,000 hostile files of each kind
 	$(BIN)/xrt fuzz --count 10000 --seed 0 --engines ort,toy --rarely tvm
+	$(BIN)/xrt hostile --count 5000 --seed 0
 
 conform: $(VENV)/engines.stamp ## run the tests of onnx on every engine and on mixtures, and write docs/conformance.md
 	$(BIN)/python tools/write_conformance.py --jobs $(JOBS)

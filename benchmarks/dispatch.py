@@ -160,7 +160,7 @@ def in_turn(ways: Mapping[str, Call], pool: ThreadPoolExecutor, size: int, calls
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--rounds", type=int, default=30, help="interleaved rounds (default 30)")
+    parser.add_argument("--rounds", type=int, default=20, help="interleaved rounds (default 20)")
     parser.add_argument("--engines", default="toy,ort,tvm", help="which engines (default toy,ort,tvm)")
     parser.add_argument("--floats", type=int, default=1 << 20, help="elements of the large output (default 2**20)")
     parser.add_argument("--threads", type=int, default=available_cores(), help="what an engine may use (default: all cores)")

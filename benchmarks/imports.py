@@ -48,7 +48,7 @@ def over(mine: list[float], base: list[float]) -> dict[str, float]:
 
 def spread(values: list[float]) -> dict[str, float]:
     """Return median and quartiles."""
-    low, median, high = quantiles(values, n=4)
+    low, median, high = quantiles(values, n=4, method="inclusive")
     return asdict(Ratio(median, low, high))
 
 

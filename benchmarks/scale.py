@@ -34,7 +34,6 @@ from xrt.module.build import simplified
 from xrt.module.explain import explain
 from xrt.partition import Plan, partition
 
-
 MOST = 100_000
 """Nodes over all rounds of one size, where there is more than one round."""
 

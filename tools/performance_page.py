@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from tools import performance_sections as told
 from tools.conformance_page import table
 from tools.performance_record import BENCHMARKS, TOP, Benchmark, Entry, Record
-from tools.performance_sections import Section, Verdict
+from tools.performance_sections import Verdict
+from tools.performance_texts import SECTIONS
 
 PAGE = TOP / "docs" / "performance.md"
 README = TOP / "README.md"
@@ -27,86 +27,6 @@ Python API with its defaults and the same threads, NumPy in and NumPy out. A tar
 
 _QUICK = "**A quick run: it shows that the benchmark works, on small sizes. Its figures say nothing, and nothing is judged.**\n"
 
-SECTIONS = {
-    "dispatch": Section(
-        "The cost of a call",
-        "What does XRT cost on top of an engine's own call?",
-        "The module's call by position (*module*), by name (*named*), into the caller's buffer (*out*) and with arrays that were bound "
-        "once (*bound*: `m.bind`) takes turns with the engine's own. For `toy` the engine's own is the same thing written by hand, "
-        "`np.maximum(x, 0)`; for `tvm` it is the virtual machine's, one for each thread.",
-        told.dispatch_tables,
-        told.dispatch_verdicts,
-        "What a prepared call adds is the comparison of type, element type and shape of each input. Small inputs and outputs of `ort` "
-        "go through arrays that were bound once, which is quicker than handing them over.",
-    ),
-    "regions": Section(
-        "The cost of a cut",
-        "What does it cost to cut a model into regions?",
-        "16 blocks of convolution, Relu and addition in 2, 4, 8 and 16 regions of `ort`, and with the convolutions on `ort` and the rest "
-        "on `tvm` or `toy`. The call takes turns with each region called alone, whose times are added up, and with the model in one "
-        "region of `ort`. What the regions alone take longer than the model in one is lost fusion, and for other engines "
-        "their own speed; only the rest is the cut's cost. Idle CPU is the processor time of the process in a second without work afterwards.",
-        told.regions_tables,
-        told.regions_verdicts,
-    ),
-    "memory": Section(
-        "Memory",
-        "How much memory does XRT take on top of an engine?",
-        "An embedding and products, read from a file, compiled and run once, in a fresh process each: the most that was ever resident "
-        "(VmHWM), imports included, one process per figure. `toy` alone is the same in NumPy by hand, over what the `onnx` package reads.",
-        told.memory_tables,
-        told.memory_verdicts,
-        "*Packed* is what the engine holds of its own, as `m.memory()` tells it: `ort` packs the weights of products, alone as well. The "
-        "target leaves it out on XRT's side only; *to alone* has it in. Alone, `ort` lets go of each external weight that it has packed; XRT "
-        "keeps the file mapped, because other regions and signatures read it.",
-    ),
-    "partition": Section(
-        "Partitioning",
-        "How long does it take to partition and fold a model, and into how few regions?",
-        "Capability, clustering and folding together, as processor time of the one thread that they use; a tenth of the nodes is not "
-        "supported by the first engine. *Plain* is the number of regions that merging each child into its parents gives.",
-        told.partition_tables,
-        told.partition_verdicts,
-    ),
-    "scale": Section(
-        "Growth",
-        "How do the stages before the first compile grow with the model?",
-        "Processor time of each stage on the same graphs, garbage collected before each. The median of three runs up to 33,000 nodes, one run "
-        "above; what writes and reads files is left out above 100,000 nodes.",
-        told.scale_tables,
-        told.scale_verdicts,
-        "A garbage collection goes over all objects that live, so that building a graph with the collector on costs a third to a half more "
-        "per node at each tenfold size; it stands still from 5,000 nodes on. What is left of the growth is cache misses.",
-    ),
-    "native": Section(
-        "Native kernels",
-        "What do native kernels gain, over NumPy and beside ONNX Runtime?",
-        "Each model as a module on `toy` with native kernels, on NumPy's `toy` and on `ort`, with the same threads, in turns. Over 1, native "
-        "is the quicker.",
-        told.native_tables,
-        told.native_verdicts,
-        "The other convolutions of a MobileNet are NumPy's matrix products either way.",
-    ),
-    "warm_start": Section(
-        "Warm starts",
-        "What does the disk cache, or a bundle, save at the start?",
-        "From `XRTModule(path)` to the first result, hashing included, in fresh processes that take turns: without the cache, with an "
-        "empty one, with a full one and from a bundle. Ratios are to the start without the cache. The imports of Python, NumPy, XRT "
-        "and the engine's library come on top and are the same for all.",
-        told.warm_tables,
-        told.warm_verdicts,
-        "`toy` saves nothing: what its start must not do is cost more.",
-    ),
-    "imports": Section(
-        "Imports",
-        "How long does `import xrt` take?",
-        "Fresh processes that take turns; the difference to `import numpy` within a round. *First use* is that of `XRTModule` and "
-        "`xrt.ops`, which brings `onnx`.",
-        told.imports_tables,
-        told.imports_verdicts,
-    ),
-}
-
 
 def page(record: Record) -> str:
     """Return the page's text."""
@@ -122,10 +42,8 @@ def machine_text(record: Record) -> str:
     load = max((entry.load for entry in record.entries.values()), default=0.0)
     minutes = sum(entry.seconds for entry in record.entries.values()) / 60
     busy = " **The machine was busy: take the figures as indications.**" * (load > BUSY)
-    return (
-        f"Measured on {' and '.join(dates) or 'no day'} at commit {', '.join(commits) or 'none'} in {minutes:.0f} minutes; the highest "
-        f"load average at the start of a benchmark was {load:.1f}.{busy} Machine: {facts}.\n"
-    )
+    when = f"on {' and '.join(dates) or 'no day'} at commit {', '.join(commits) or 'none'} in {minutes:.0f} minutes"
+    return f"Measured {when}; the highest load average at the start of a benchmark was {load:.1f}.{busy} Machine: {facts}.\n"
 
 
 def summary(record: Record) -> str:
@@ -133,7 +51,8 @@ def summary(record: Record) -> str:
     found = [verdict for benchmark in BENCHMARKS for verdict in judged(benchmark, record)]
     missed = [f"- missed: {v.what}: {v.figure}, target {v.target}" for v in found if not v.reached]
     unjudged = [f"- not judged: {b.name}" for b in BENCHMARKS if b.name not in record.entries or record.is_quick(b)]
-    lines = [f"**{len(found) - len(missed)} of {len(found)} targets are reached.**", "", *missed, *unjudged]
+    total = f"{len(found) - len(missed)} of {len(found)} targets are reached." if found else "No target is judged."
+    lines = [f"**{total}**", "", *missed, *unjudged]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -184,12 +103,13 @@ def numbers(record: Record) -> str:
         for verdict in judged(benchmark, record)
         if verdict.headline
     ]
-    return f"{table(('what', 'target', 'figure', 'reached', 'measured by'), rows)}\n{counted(record)}"
+    shown = table(("what", "target", "figure", "reached", "measured by"), rows) + "\n" if rows else ""
+    return f"{shown}{counted(record)}"
 
 
 def counted(record: Record) -> str:
     found = [verdict.reached for benchmark in BENCHMARKS for verdict in judged(benchmark, record)]
-    text = f"{sum(found)} of {len(found)} targets were reached in the last run of `make bench`"
+    text = f"In the last run of `make bench`, {sum(found)} of {len(found)} targets were reached"
     quick = [b.name for b in BENCHMARKS if record.is_quick(b)]
     return f"{text}{'; of ' + listed(quick) + ' there is a quick run only, which is not judged' if quick else ''}.\n"
 

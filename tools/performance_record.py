@@ -19,6 +19,8 @@ RECORD = TOP / "docs" / "performance.json"
 LIBRARIES = ("numpy", "onnx", "onnxruntime", "apache-tvm")
 FACTS = ("processor", "architecture", "cores", "python")
 """What of the machine belongs to the figures; its name, its user and its paths do not."""
+MEASURED = ("xrt", "benchmarks", "setup.py", "pyproject.toml", "CMakeLists.txt")
+"""What changes figures when it changes; the record itself changes while it is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class Benchmark:
     name: str
     arguments: str = ""
     """For the record; empty where the script's own defaults are meant for it."""
-    quick: str = "--rounds 2"
+    quick: str = "--rounds 3"
     """For a run of seconds, which shows that it works."""
 
     @property
@@ -41,14 +43,14 @@ class Benchmark:
 
 
 BENCHMARKS = (
-    Benchmark("dispatch", quick="--rounds 2 --engines ort,toy --floats 1000 --threads 1"),
-    Benchmark("regions", quick="--rounds 2 --counts 2,8 --others toy --channels 2 --size 4 --threads 1"),
+    Benchmark("dispatch", quick="--rounds 3 --engines ort,toy --floats 1000 --threads 1"),
+    Benchmark("regions", quick="--rounds 3 --counts 2,8 --others toy --channels 2 --size 4 --threads 1"),
     Benchmark("memory", quick="--megabytes 20 --large 0 --engines ort --regions 1,8"),
-    Benchmark("partition", quick="--rounds 2 --sizes 100,200 --seeds 3"),
+    Benchmark("partition", quick="--rounds 3 --sizes 100,10000 --seeds 3"),
     Benchmark("scale", quick="--rounds 1 --sizes 100,200 --written 100"),
-    Benchmark("native", quick="--rounds 2 --small"),
-    Benchmark("warm_start", quick="--rounds 2 --engines ort --models squeezenet"),
-    Benchmark("imports", quick="--rounds 2"),
+    Benchmark("native", quick="--rounds 3 --small"),
+    Benchmark("warm_start", quick="--rounds 3 --engines ort --models squeezenet"),
+    Benchmark("imports", quick="--rounds 3"),
 )
 """In the order in which they run and in which the page tells of them."""
 
@@ -60,7 +62,7 @@ class Entry:
     arguments: str
     date: str
     commit: str
-    """XRT's, with a plus where files were changed since."""
+    """XRT's, with a plus where something of it was changed since."""
     load: float
     """The machine's load average when the benchmark began: over about 0.5 something else was running."""
     seconds: float
@@ -121,7 +123,9 @@ def machine() -> dict[str, str | int]:
 def commit() -> str:
     """Return XRT's commit, with a plus where files are changed; "unknown" outside a clone."""
     try:
-        return _git("rev-parse", "--short=12", "HEAD") + "+" * bool(_git("status", "--porcelain", "--untracked-files=no"))
+        return _git("rev-parse", "--short=12", "HEAD") + "+" * bool(
+            _git("status", "--porcelain", "--untracked-files=no", "--", *MEASURED)
+        )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 

@@ -206,7 +206,7 @@ def test_conform_runs_groups_and_alternates(xrt: Command) -> None:
         (["run", "model.onnx", "--input", "x=nothing.npy"], "there is no input file nothing.npy"),
         (
             ["run", "model.onnx", "--input", "x=model.onnx"],
-            "model.onnx is not a .npy or .npz file of numbers; write one with numpy.save or numpy.savez",
+            "model.onnx is not a .npy or .npz file of numbers: the magic string is not correct",
         ),
         (["run", "model.onnx", "--device", "gpu"], "unknown device 'gpu'"),
         (["run", "model.onnx", "--threads", "0"], "threads must be a positive integer or None; got 0"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 import sys
+from pathlib import Path
 from typing import BinaryIO
 
 __all__ = ["why_not_loadable"]
@@ -49,7 +50,7 @@ def _why_foreign(head: bytes) -> str | None:
 
 def _machine_of_python() -> int | None:
     try:
-        with open(sys.executable, "rb") as file:
+        with Path(sys.executable).open("rb") as file:
             head = file.read(_IDENTITY + _HEAD.size)
     except OSError:
         return None

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,31 +95,53 @@ def _noted(report: Report, key: Key, answer: dict[str, object]) -> Finding | Non
 
 def _answers(keys: Sequence[Key], folder: str) -> Iterator[tuple[Key, dict[str, object]]]:
     """Yield each case with what a child says of it, up to the one that it dies of."""
-    command = [sys.executable, "-c", f"import sys; from {child.__name__} import main; main(sys.argv[1])", folder]
-    with tempfile.TemporaryFile("w+") as asked, tempfile.TemporaryFile("w+") as said:
-        asked.writelines(json.dumps(key) + "\n" for key in keys)
-        asked.seek(0)
-        process = subprocess.Popen(command, stdin=asked, stdout=subprocess.PIPE, stderr=said, text=True, env=_environment())
+    with closing(_Child(keys, folder)) as process:
+        for place, answer in enumerate(process.answers()):
+            yield keys[place], answer
+
+
+class _Child:
+    """The process that reads; it is asked for all cases at once."""
+
+    def __init__(self, keys: Sequence[Key], folder: str) -> None:
+        self._keys = keys
+        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # closed in close()
+        command = [sys.executable, "-c", f"import sys; from {child.__name__} import main; main(sys.argv[1])", folder]
+        with tempfile.TemporaryFile("w+") as asked:
+            asked.writelines(json.dumps(key) + "\n" for key in keys)
+            asked.seek(0)
+            self._process = subprocess.Popen(
+                command, stdin=asked, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=_environment()
+            )
+
+    def answers(self) -> Iterator[dict[str, object]]:
+        """Yield an answer for each case; the last one may be how the process died."""
         started = answered = 0
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                told = json.loads(line)
-                if isinstance(told, list):
-                    started += 1
-                else:
-                    answered += 1
-                    yield keys[answered - 1], told
-        finally:
-            if process.poll() is None and answered < len(keys) and started == answered:
-                process.terminate()
-            process.stdout.close()
-            process.wait()
+        for line in self._process.stdout or ():
+            told = json.loads(line)
+            if isinstance(told, list):
+                started += 1
+            else:
+                answered += 1
+                yield told
+        status = self._process.wait()
         if started > answered:
-            yield keys[answered], {"outcome": "failed", "wrong": _death(process.returncode)}
-        elif answered < len(keys):
-            said.seek(0)
-            raise RuntimeError(f"the child ended without a case, before {keys[answered]}: {said.read()[-2000:]}")
+            yield {"outcome": "failed", "wrong": _death(status)}
+        elif answered < len(self._keys):
+            raise RuntimeError(f"the process that reads ended before {self._keys[answered]}, by itself: {self._said()}")
+
+    def _said(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read()[-2000:]
+
+    def close(self) -> None:
+        """End the process, if it has not ended by itself."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._errors.close()
 
 
 def _environment() -> dict[str, str]:

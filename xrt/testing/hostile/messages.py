@@ -12,7 +12,7 @@ from functools import lru_cache
 from random import Random
 from typing import TypeAlias
 
-from xrt.formats.onnx.wire import Unsound, Walk, encoded
+from xrt.formats.onnx.wire import Field, Unsound, Walk, encoded
 from xrt.testing.hostile.damage import NUMBERS, WORDS
 
 __all__ = ["alter_field", "field", "nested"]
@@ -75,8 +75,8 @@ def _tree(data: bytes, depth: int = 0) -> Fields | None:
         return None
 
 
-def _part(data: bytes, found: object, depth: int) -> _Part:
-    number, holds_bytes, _, content, end = found  # type: ignore[misc]  # a Field, which is a tuple
+def _part(data: bytes, found: Field, depth: int) -> _Part:
+    number, holds_bytes, _, content, end = found
     raw = data[content:end]
     if holds_bytes:
         return _Part(number << 3 | _BYTES, (_tree(raw, depth + 1) if len(raw) < _LONGEST else None) or raw)

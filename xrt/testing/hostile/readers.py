@@ -61,7 +61,9 @@ def _entry(path: Path) -> corpus.Entry:
 def _plan(path: Path) -> None:
     plan = from_bytes(path.read_bytes())
     str(plan)
-    _use(plan.function)
+    to_text(plan)
+    for launch in plan.launches:
+        _use(launch.function)
 
 
 def _bundle(path: Path) -> None:

@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
@@ -19,7 +20,7 @@ from xrt.formats.proto import write
 from xrt.formats.text import to_text
 from xrt.graph import Function
 from xrt.module import XRTModule
-from xrt.partition import ClusteringOptions, partition
+from xrt.partition import ClusteringOptions, Pin, partition
 from xrt.partition.serial import to_bytes
 from xrt.testing import corpus
 from xrt.testing.corpus.entry import f32, graph, i64, node
@@ -107,14 +108,13 @@ def texts() -> tuple[Files, ...]:
 def corpus_entries() -> tuple[Files, ...]:
     """Return entries of the corpus as files."""
     with TemporaryDirectory(prefix="xrt-") as folder:
-        chosen = [entry for entry in corpus.found.ENTRIES[:4]]
-        return tuple({"entry.txt": write_entry(entry, Path(folder)).read_bytes()} for entry in chosen)
+        return tuple({"entry.txt": write_entry(entry, Path(folder)).read_bytes()} for entry in corpus.found.ENTRIES[:4])
 
 
 def plans() -> tuple[Files, ...]:
     """Return Plans as messages."""
     toy = registry.create("toy")
-    options = ClusteringOptions(maximum_nodes=1, pins=("name:*=toy",))
+    options = ClusteringOptions(maximum_nodes=1, pins=(Pin.parse("name:*=toy"),))
     functions = [function for function in _functions() if function.nodes][:8]
     return tuple({"plan.pb": to_bytes(partition(function, [toy], options, implicit="toy"))} for function in functions)
 
@@ -186,7 +186,7 @@ def arrays() -> tuple[Files, ...]:
     return (*alone, {"x.npz": packed.getvalue()}, {"x.npz": pressed.getvalue()})
 
 
-def _npy(array: np.ndarray) -> bytes:  # type: ignore[type-arg]
+def _npy(array: np.ndarray[Any, Any]) -> bytes:
     file = io.BytesIO()
     np.save(file, array, allow_pickle=False)
     return file.getvalue()

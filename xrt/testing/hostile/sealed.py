@@ -7,6 +7,7 @@ import struct
 import zlib
 from random import Random
 
+from xrt.errors import XRTError
 from xrt.formats.container import ALIGNMENT, ContainerWriter
 from xrt.formats.proto import read
 from xrt.testing.hostile.damage import BLIND, damaged
@@ -23,8 +24,13 @@ def alter_section(data: bytes, chance: Random) -> bytes:
     table = _table(data)
     if table is None:
         return data
-    contents = read("Contents", table)
+    try:
+        contents = read("Contents", table)
+    except XRTError:  # an earlier damage was to the table
+        return data
     sections = {s["name"]: data[s["offset"] : s["offset"] + s["size"]] for s in contents["sections"]}
+    if not sections:
+        return data
     chosen = chance.choice(sorted(sections))
     sections[chosen] = damaged(sections[chosen], _INSIDE, chance)
     return sealed(contents["kind"], sections)
