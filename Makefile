@@ -5,7 +5,7 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fuzz soak conform tables format bench proto stubs wheel clean
+.PHONY: help demo test check fuzz soak conform tables format bench native sanitize proto stubs wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,8 +22,9 @@ check: $(VENV)/dev.stamp ## what to run before a commit: format, lint, types, qu
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope -m "not slow" -q
 
-fuzz: $(VENV)/engines.stamp ## run 10,000 generated graphs on every engine and on mixtures
-	$(BIN)/xrt fuzz --count 10000 --seed 0 --engines ort --rarely tvm
+fuzz: $(VENV)/engines.stamp ## run 10,000 generated graphs on every engine and on mixtures, and read 5,000 hostile files of each kind
+	$(BIN)/xrt fuzz --count 10000 --seed 0 --engines ort,toy --rarely tvm
+	$(BIN)/xrt hostile --count 5000 --seed 0
 
 conform: $(VENV)/engines.stamp ## run the tests of onnx on every engine and on mixtures, and write docs/conformance.md
 	$(BIN)/python tools/write_conformance.py --jobs $(JOBS)
@@ -38,13 +39,18 @@ format: $(VENV)/dev.stamp ## format the code and mend what the linter can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/engines.stamp ## measure everything that docs/performance.md tells
-	$(BIN)/python benchmarks/partition.py
-	$(BIN)/python benchmarks/scale.py
-	$(BIN)/python benchmarks/dispatch.py
-	$(BIN)/python benchmarks/memory.py
-	$(BIN)/python benchmarks/regions.py
-	$(BIN)/python benchmarks/warm_start.py
+bench: $(VENV)/engines.stamp ## measure what XRT costs, and write docs/performance.md and README's numbers
+	$(BIN)/python tools/write_performance.py
+
+native: $(VENV)/dev.stamp ## build the native kernels anew, in their place
+	$(BIN)/cmake -S . -B build/native
+	$(BIN)/cmake --build build/native --parallel $(JOBS)
+
+sanitize: $(VENV)/dev.stamp ## run the tests of native kernels under the sanitizers of addresses and undefined behaviour
+	$(BIN)/cmake -S . -B build/sanitize -DXRT_SANITIZE=address,undefined -DXRT_NATIVE_OUT=$(abspath build/sanitize/lib)
+	$(BIN)/cmake --build build/sanitize --parallel $(JOBS)
+	LD_PRELOAD=$$($(CXX) -print-file-name=libasan.so):$$($(CXX) -print-file-name=libubsan.so) ASAN_OPTIONS=detect_leaks=0 \
+	  $(BIN)/python tools/sanitized.py build/sanitize/lib/libxrt_native.so -q tests/engines/test_native_*.py
 
 proto: $(VENV)/proto.stamp ## regenerate xrt/formats/xrt_pb2.py from proto/xrt.proto
 	touch proto/xrt.proto

@@ -248,7 +248,7 @@ def closed(states: set[tuple[int, int]], needs: Sequence[int], kind: Sequence[in
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default 5)")
+    parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default 3)")
     parser.add_argument("--sizes", default="1000,10000,100000", help="numbers of nodes (default 1000,10000,100000)")
     parser.add_argument("--seeds", type=int, default=300, help="graphs of up to 12 nodes, per number of engines (default 300)")
     arguments = parser.parse_args()

@@ -92,6 +92,8 @@ class Ticking:
 def test_each_takes_its_turn_first_as_often_as_the_others() -> None:
     assert [rotated("abc", turn)[0] for turn in range(6)] == list("abcabc")
     assert rotated([], 3) == []
+    behind = {(a, b) for turn in range(6) for a, b in zip(rotated("abc", turn), rotated("abc", turn)[1:], strict=False)}
+    assert len(behind) == 6, "each runs behind each of the others"
     clock, order = Ticking(1.0), []
     times = interleaved({n: lambda n=n: (order.append(n), clock.call()) for n in "ab"}, rounds=3, clock=clock)  # type: ignore[misc]
     assert order[2:] == list("abbaab")  # after one call each to see how long it takes

@@ -292,6 +292,18 @@ def test_clearing_touches_nothing_else(engine: Saving, tmp_path: Path) -> None:
     assert (tmp_path / "mine.txt").exists()
 
 
+def test_a_path_that_is_not_text_costs_no_run(engine: Saving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xrt.cache.disk.weights.SETTLED", 0)
+    path = tmp_path / os.fsdecode(b"model\xff.onnx")
+    large = chain(1).replace(constants={**chain(1).constants, "big": Constant(np.zeros(2**19, np.float32))})
+    onnx.save(large, path)
+    odd = replace(engine, journal=str(tmp_path / os.fsdecode(b"journal\xff")))
+    with pytest.warns(CacheWarning, match="could not serve") as caught:
+        made = XRTModule(path, engine=[odd], cache=CompileCache(disk=tier_of({}, tmp_path / "cache")), threads=1)
+        np.testing.assert_array_equal(made(X), X)
+    assert len(caught) == 1
+
+
 # ---------------------------------------------------------------------- where it is
 
 

@@ -191,7 +191,10 @@ def test_conform_runs_groups_and_alternates(xrt: Command) -> None:
         (["fuzz", "--one-in", "0"], "Invalid value for '--one-in': 0 is not in the range x>=1."),
         (["fuzz", "--engines", ""], "no engine is named; name some to try with --engines, or with --rarely"),
         (["fuzz", "--engines", "ort,ort"], "engine 'ort' is named twice; name each once, in --engines or in --rarely"),
-        (["fuzz", "--engines", "toy"], "every engine is held against 'toy', which cannot be held against itself; name others"),
+        (
+            ["fuzz", "--engines", "toy{native=off}"],
+            "every engine is held against 'toy{native=off}', which cannot be held against itself; name others",
+        ),
         (["fuzz", "--engines", "nobody"], "no engine is named 'nobody'"),
         (["fuzz", "--keep", "model.onnx"], "Directory 'model.onnx' is a file."),
         (["engines", "more"], "Got unexpected extra argument (more)"),
@@ -203,7 +206,7 @@ def test_conform_runs_groups_and_alternates(xrt: Command) -> None:
         (["run", "model.onnx", "--input", "x=nothing.npy"], "there is no input file nothing.npy"),
         (
             ["run", "model.onnx", "--input", "x=model.onnx"],
-            "model.onnx is not a .npy or .npz file of numbers; write one with numpy.save or numpy.savez",
+            "model.onnx is not a .npy or .npz file of numbers: the magic string is not correct",
         ),
         (["run", "model.onnx", "--device", "gpu"], "unknown device 'gpu'"),
         (["run", "model.onnx", "--threads", "0"], "threads must be a positive integer or None; got 0"),

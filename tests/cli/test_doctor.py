@@ -36,7 +36,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[EngineStatus]:
 def test_doctor_tells_all_as_json(engines: list[EngineStatus], capsys: pytest.CaptureFixture[str]) -> None:
     assert app._run(["doctor", "--json"], debug=True) == 0
     found = json.loads(capsys.readouterr().out)
-    keys = ["python", "platform", "versions", "processor", "cores", "threads", "memory", "environment", "engines"]
+    keys = ["python", "platform", "versions", "processor", "cores", "threads", "memory", "cache", "environment", "engines"]
     assert list(found) == keys
     assert found["versions"]["numpy"] == np.__version__
     assert found["processor"]["features"]

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, RunOptions
-from xrt.errors import CompileRefused, OptionError
+from xrt.errors import CompileRefused, OptionError, RunFailed
 from xrt.graph import Function, Node
 
 
@@ -61,9 +62,9 @@ def test_an_option_that_is_not_honoured_is_named() -> None:
 
 def test_an_executable_cannot_be_saved_or_loaded() -> None:
     with pytest.raises(CompileRefused, match=r"^engine 'least' cannot save an executable$"):
-        Least().save(Idle())
+        Least().save(Idle(), CompileContext())
     with pytest.raises(CompileRefused, match=r"^engine 'least' cannot load an executable$"):
-        Least().load(b"", EMPTY, CompileContext())
+        Least().load(memoryview(b""), EMPTY, CompileContext())
 
 
 def test_the_engine_is_its_fields() -> None:
@@ -95,3 +96,16 @@ def test_only_what_differs_from_the_default_is_unusual() -> None:
         "strict_types": True,
         "calibration_table": "t",
     }
+
+
+def test_calls_over_fixed_arrays_are_runs_with_a_copy_unless_the_engine_says_otherwise() -> None:
+    executable, x, buffer = Idle(), np.ones(2, "float32"), np.zeros(2, "float32")
+    assert (executable.binds(), executable.fills_from(), executable.in_place()) == (False, (), ())
+    assert executable.direct()(x)[0] is x
+    executable.bind([x], [buffer])()
+    assert buffer.tolist() == [1, 1]
+    executable.into([buffer])(2 * x)
+    assert buffer.tolist() == [2, 2]
+    with pytest.raises(RunFailed) as caught:
+        executable.into([np.zeros(3, "float32")])(x)
+    assert str(caught.value) == "a result is float32[2] where the buffer for it is float32[3]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import hypothesis.strategies as st
@@ -89,7 +90,7 @@ def test_what_is_left_alone() -> None:
 def test_long_chains_are_cut() -> None:
     count = 3 * LONGEST + 5
     names = ["x", *(f"v{i}" for i in range(count))]
-    function = graph(*(node("Neg", a, b) for a, b in zip(names, names[1:], strict=False)), outputs=names[-1])
+    function = graph(*(node("Neg", a, b) for a, b in pairwise(names)), outputs=names[-1])
     assert [len(chain) for chain in members(function)] == [LONGEST, LONGEST, LONGEST, 5]
     x = np.arange(16, dtype=np.float32).reshape(4, 4)
     np.testing.assert_array_equal(on_native(function, [x])[0], -x)

@@ -13,6 +13,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
 from xrt.errors import ModelError
 from xrt.formats.onnx import load, to_model
+from xrt.testing.hostile import crafted
 
 VERSION = onnx.__version__
 HEAD = '<ir_version: 8, opset_import: ["": 17]>'
@@ -248,9 +249,25 @@ def test_a_recursive_local_function() -> None:
     text = """<ir_version: 8, opset_import: ["": 17, "loc": 1]> g (float x) => (float y) { y = loc.f(x) }
     <domain: "loc", opset_import: ["": 17, "loc": 1]> f (a) => (b) { b = loc.f(a) }"""
     assert message(parser.parse_model(text)) == (
-        "cannot load the given ModelProto: its model-local functions cannot be inlined: Cycle detected in model-local function "
-        "references: loc::f -> loc::f. Model-local functions must not be recursive."
+        "cannot load the given ModelProto: its model-local functions cannot be inlined: "
+        "loc.f is recursive, by way of 1 function(s)"
     )
+
+
+def test_local_functions_that_would_make_too_many_nodes() -> None:
+    """Each of nine functions calls the next ten times: a thousand bytes that spell a billion nodes."""
+    assert message(crafted.models()["functions that make a billion nodes"].files["model.onnx"]).endswith(
+        "they would make 1000000000 nodes of the 91 that the model holds; at most 100 times as many are allowed"
+    )
+
+
+def test_local_functions_in_a_long_line() -> None:
+    bodies = "\n".join(
+        f'<domain: "loc", opset_import: ["": 17, "loc": 1]> f{k} (a) => (b) {{ b = {call}(a) }}'
+        for k, call in enumerate([*(f"loc.f{k}" for k in range(1, 300)), "Relu"])
+    )
+    text = f'<ir_version: 8, opset_import: ["": 17, "loc": 1]> g (float x) => (float y) {{ y = loc.f0(x) }}\n{bodies}'
+    assert message(parser.parse_model(text)).endswith("more than 200 call one another in a line, to loc.f200")
 
 
 @pytest.mark.parametrize(
@@ -345,7 +362,7 @@ def sparse(dims: list[int], indices: np.ndarray, values: int = 1) -> ModelProto:
     [
         (
             sparse([1 << 20, 1 << 20], np.array([0])),
-            "is sparse and would take 4398046511104 bytes as a dense tensor; at most 1073741824 are allowed",
+            "is sparse and would take 4398046511104 bytes as a dense tensor; at most 16777216 are allowed",
         ),
         (sparse([2, 2], np.array([4])), "is sparse, and one of its indices lies outside of its shape [2, 2]"),
         (sparse([2, 2], np.array([[0, 2]])), "is sparse, and one of its indices lies outside of its shape [2, 2]"),

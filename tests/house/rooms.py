@@ -80,6 +80,7 @@ FILES = (
     "cache.disk",
     "runtime.threads",
     "testing.files",
+    *(f"testing.hostile.{name}" for name in ("child", "harness", "laid", "readers", "samples")),
     "testing.stored",
 )
 """Rooms, and modules of rooms, that may touch files. The runtime asks the kernel for the quota of its cores."""

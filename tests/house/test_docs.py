@@ -105,13 +105,15 @@ def test_a_command_that_is_not_understood_is_caught() -> None:
     assert fault_of("xrt run m.onnx") is None
 
 
+_FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+"""Code, in which a bracket may be followed by a parenthesis."""
 _LINK = re.compile(r"\]\(([^)#:]*)(?:#([^):]+))?\)")
 
 
 def lost_links(document: Path) -> list[str]:
     """Return the relative links of a document that lead to no file, or to no heading of it."""
     lost = []
-    for target, anchor in _LINK.findall(document.read_text(encoding="utf-8")):
+    for target, anchor in _LINK.findall(_FENCED.sub("", document.read_text(encoding="utf-8"))):
         path = document.parent / target if target else document
         if not path.exists() or (anchor and anchor not in anchors(path)):
             lost.append(f"{document.name}: {target}#{anchor}" if anchor else f"{document.name}: {target}")
@@ -144,13 +146,26 @@ def test_every_error_has_a_section() -> None:
 
 
 @pytest.mark.parametrize("contract", [GraphCompiler, Executable])
-def test_the_guide_names_each_member_of_the_contract(contract: type) -> None:
+def test_the_guide_has_one_row_for_each_member_of_the_contract(contract: type) -> None:
     guide = (TOP / "docs" / "write-an-engine.md").read_text(encoding="utf-8")
-    told = set(re.findall(r"`(\w+)(?:\([^`]*\))?`", guide.split("## Each member")[1].split("\n## ")[0]))
-    members = {*vars(contract), *contract.__annotations__}
-    assert sorted(name for name in members if not name.startswith("_") and name not in told) == []
+    rows = guide.split(f"\n`{contract.__name__}`:\n\n")[1].split("\n\n")[0]
+    cells = re.findall(r"^\| ([^|]*) \|", rows, re.MULTILINE)
+    told = [name for cell in cells for name in re.findall(r"`(\w+)(?:\([^`]*\))?`", cell)]
+    assert sorted(told) == sorted(name for name in {*vars(contract), *contract.__annotations__} if not name.startswith("_"))
+
+
+def test_design_records_are_numbered_one_after_the_other() -> None:
+    records = sorted((TOP / "docs" / "design").glob("*.md"))
+    assert [record.name[:5] for record in records] == [f"{number:04d}-" for number in range(1, len(records) + 1)]
 
 
 def test_the_guide_shows_the_example_as_it_is() -> None:
     shown = blocks((TOP / "docs" / "write-an-engine.md").read_text(encoding="utf-8"))[0]
     assert shown == (TOP / "examples" / "custom_engine" / "my_engine.py").read_text(encoding="utf-8")
+
+
+def test_the_guide_shows_the_native_example_as_it_is() -> None:
+    guide = (TOP / "docs" / "write-a-kernel.md").read_text(encoding="utf-8")
+    for name, fence in (("my_native_kernels.cc", "cpp"), ("CMakeLists.txt", "cmake"), ("my_native_kernels.py", "")):
+        shown = (TOP / "examples" / "native_kernels" / name).read_text(encoding="utf-8")
+        assert f"```{fence}\n{shown}```\n" in guide, f"{name} differs from what the guide shows"

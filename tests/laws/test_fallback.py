@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.laws.laws import bounded, outputs_of, same_bits
 from xrt.errors import FallbackWarning, RunFailed
+from xrt.module.settings import REFERENCE
 from xrt.testing.corpus import CORPUS, entry
 from xrt.testing.faulty import Faulty, Recording
 from xrt.testing.running import module_of
@@ -23,7 +24,7 @@ ANYWHERE = [*BEFORE_THE_RUN, ("run", "raise"), ("run", "missing")]
 @given(data=st.data(), nth=st.integers(0, 2))
 def test_what_fails_goes_to_toy(where, how, data, nth):
     function = data.draw(functions())
-    with module_of(function, [Faulty(where=where, how=how, nth=nth), "toy"], strict=False) as module:
+    with module_of(function, [Faulty(where=where, how=how, nth=nth), REFERENCE], strict=False) as module:
         found = same_bits(outputs_of(module(*inputs_of(function, 1)), function), function, 1)
     assert found, found.message
 
@@ -31,17 +32,17 @@ def test_what_fails_goes_to_toy(where, how, data, nth):
 @pytest.mark.parametrize(("where", "how"), ANYWHERE[1:])
 def test_a_refusal_is_told(where, how):
     one = entry("engines_alternate")
-    with module_of(one.function, [Faulty(where=where, how=how), "toy"], strict=False) as module:
+    with module_of(one.function, [Faulty(where=where, how=how), REFERENCE], strict=False) as module:
         with pytest.warns(FallbackWarning, match="told to (fail|refuse)|returned 0 outputs"):
             results = [module(*one.given())]
         assert one.judge(results)
-        assert {launch.engine for launch in module.plan.launches} == {"toy"}
+        assert {launch.engine for launch in module.plan.launches} == {REFERENCE}
 
 
 def test_what_fails_is_an_error_where_the_module_is_strict():
     one = entry("engines_alternate")
     with (
-        module_of(one.function, [Faulty(where="run", how="raise"), "toy"]) as module,
+        module_of(one.function, [Faulty(where="run", how="raise"), REFERENCE]) as module,
         pytest.raises(RunFailed, match=r"xrt_faulty_0.*told to fail in run"),
     ):
         module(*one.given())
@@ -51,7 +52,7 @@ def test_what_fails_is_an_error_where_the_module_is_strict():
 @given(data=st.data(), takes=st.sampled_from(["Add|Mul|Tanh|Relu", "C*", "*e*", "Transpose|Reshape|Split|If|Loop"]))
 def test_an_engine_of_few_operators_leaves_the_rest_to_toy(data, takes):
     function = data.draw(functions())
-    with module_of(function, [Recording(takes=takes), "toy"]) as module:
+    with module_of(function, [Recording(takes=takes), REFERENCE]) as module:
         found = same_bits(outputs_of(module(*inputs_of(function, 2)), function), function, 2)
     assert found, found.message
 
@@ -59,6 +60,6 @@ def test_an_engine_of_few_operators_leaves_the_rest_to_toy(data, takes):
 @pytest.mark.parametrize("name", [e.name for e in CORPUS])
 def test_corpus(name):
     one = entry(name)
-    with module_of(one.function, [Recording(takes="Neg|Add|If|Concat|Cast"), "toy"]) as module:
+    with module_of(one.function, [Recording(takes="Neg|Add|If|Concat|Cast"), REFERENCE]) as module:
         found = one.judge(outputs_of(module(*one.given()), one.function))
     assert found, found.message

@@ -78,7 +78,9 @@ def test_a_refusal_by_the_last_engine() -> None:
 
 def test_a_refusal_by_the_engine_that_a_pin_asks_for() -> None:
     with pytest.raises(PlanError) as caught:
-        partition(chain("R"), palette(), ClusteringOptions(pins="Red=red"), refused=[("n0", "red", "refused at compile: too large")])
+        partition(
+            chain("R"), palette(), ClusteringOptions(pins="Red=red"), refused=[("n0", "red", "refused at compile: too large")]
+        )
     assert str(caught.value) == (
         "'Red=red' cannot be kept: no engine is left for 1 of 1 node; change the pin, or list an engine that takes them:\n"
         "  'n0' (Red): red: refused at compile: too large; green: pinned to red by 'Red=red'; all: pinned to red by 'Red=red'"

@@ -71,6 +71,7 @@ def test_an_engine_that_takes_almost_nothing_is_proved_on_that(takes, tmp_path):
         ("how='write_input'", {"test_corpus_alone", "test_read_only_and_strided_inputs_are_taken"}),
         ("where='why_not'", {"test_the_reason_is_text_and_stays", "test_what_it_cannot_know_is_declined_and_raises_nothing"}),
         ("where='version'", {"test_its_version_is_text_that_stays"}),
+        ("where='memory'", {"test_what_it_tells_of_its_memory_is_sound"}),
         ("how='raise', nth=2", {"test_several_threads_may_run_at_once"}),
     ],
 )

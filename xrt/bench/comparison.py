@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -15,6 +14,7 @@ import numpy as np
 
 from xrt.bench.figures import Timing, is_tie, noise_floor, paired
 from xrt.bench.machine import describe
+from xrt.bench.outputs import read_outputs
 from xrt.bench.process import Worker
 from xrt.bench.protocol import Failure, Job, Start
 from xrt.bench.report import Agreement, Group, Report, Row
@@ -118,7 +118,7 @@ def _reference(job: Job, settings: Settings, group: Group, progress: Progress) -
 
 
 def _results(path: Path) -> list[Any]:
-    return list(pickle.loads(path.read_bytes()))  # a worker of ours has just written it to a folder that is ours alone
+    return read_outputs(path)
 
 
 def _agreement(path: Path, expected: list[Any] | str) -> Agreement:

@@ -41,11 +41,15 @@ def interleaved(
 def rotated(items: Sequence[T], turn: int) -> Sequence[T]:
     """Return the items, begun at another one each turn, so that each follows each pause as often as the others.
 
-    >>> rotated("abc", 1)
-    ['b', 'c', 'a']
+    When each has been first, it goes backwards: nobody always runs behind the same one, whose threads may not be asleep yet.
+
+    >>> rotated("abc", 1), rotated("abc", 4)
+    (['b', 'c', 'a'], ['b', 'a', 'c'])
     """
     start = turn % len(items) if items else 0
-    return [*items[start:], *items[:start]]
+    order = [*items[start:], *items[:start]]
+    is_backward = bool(items) and turn // len(items) % 2 == 1
+    return [*order[:1], *order[:0:-1]] if is_backward else order
 
 
 def repeats_for(call: Call, budget: float, clock: Clock = time.perf_counter) -> int:

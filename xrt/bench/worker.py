@@ -6,7 +6,6 @@ It reads a job from standard input, answers with a Start, then with a Turn for e
 from __future__ import annotations
 
 import os
-import pickle
 import statistics
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from xrt.bench.machine import peak_bytes
+from xrt.bench.outputs import write_outputs
 from xrt.bench.protocol import Failure, Job, Start, Turn
 from xrt.bench.turns import Call, repeats_for, seconds_per_call
 from xrt.bench.warming import Warmth, warm_up
@@ -60,7 +60,7 @@ def _start(job: Job) -> tuple[Call, int, Start]:
     loaded = peak_bytes()
     module, compile_seconds = _timed(lambda: _compiled(function, job, given))
     results, first_seconds = _timed(lambda: module(*values))
-    Path(job.outputs).write_bytes(pickle.dumps(results if isinstance(results, tuple) else (results,)))
+    write_outputs(Path(job.outputs), results if isinstance(results, tuple) else (results,))
     repeats, warmth, alone = _warmed(lambda: module(*values), job)
     regions = tuple(launch.engine for launch in module.plan.launches)
     spent = (import_seconds, compile_seconds, first_seconds)

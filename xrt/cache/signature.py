@@ -77,9 +77,12 @@ def signature_of(function: Function, engine: GraphCompiler, context: CompileCont
 
 @lru_cache(maxsize=1)
 def _machine() -> str:
-    """Name the instruction set: what an executable compiled for this processor needs of another."""
+    """Name the processor and its instruction sets: what an executable compiled for it needs of another."""
+    from xrt.cache.disk.processor import processor  # the room that touches files, which knows signatures
+
     found = np.show_config(mode="dicts")["SIMD Extensions"]
-    return f"{platform.system()} {platform.machine()} {' '.join([*found.get('baseline', ()), *found.get('found', ())])}"
+    sets = " ".join([*found.get("baseline", ()), *found.get("found", ())])
+    return f"{platform.system()} {platform.machine()} {sets}; {processor()}"
 
 
 @lru_cache(maxsize=64)

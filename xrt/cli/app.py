@@ -13,7 +13,21 @@ from xrt.errors import XRTError, did_you_mean
 
 __all__ = ["main"]
 
-_COMMANDS = ("engines", "inspect", "run", "compile", "explain", "verify", "bisect", "cache", "bench", "conform", "fuzz", "doctor")
+_COMMANDS = (
+    "engines",
+    "inspect",
+    "run",
+    "compile",
+    "explain",
+    "verify",
+    "bisect",
+    "cache",
+    "bench",
+    "conform",
+    "fuzz",
+    "hostile",
+    "doctor",
+)
 
 
 class Commands(click.Group):

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from xrt.cache import tier_of
 from xrt.cli.screen import err, human_bytes, out, show_table
 from xrt.engines.blas import blas_of_process
 from xrt.engines.probing import probe_all
@@ -49,8 +50,23 @@ def facts() -> dict[str, Any]:
         "cores": {"this process": available_cores(), "machine": os.cpu_count()},
         "threads": {"budget": default_budget(), **_blas()},
         "memory": _memory(),
+        "cache": _cache(),
         "environment": environment_of(os.environ),
         "engines": [asdict(status) for status in probe_all()],
+    }
+
+
+def _cache() -> dict[str, Any]:
+    """Return where compiles are kept on disk, and how much of it there is; nothing where the cache is switched off."""
+    tier = tier_of()
+    if tier is None:
+        return {}
+    items = tier.store.items()
+    return {
+        "directory": str(tier.store.directory),
+        "entries": len(items),
+        "bytes": sum(item.size for item in items),
+        "limit": tier.limit,
     }
 
 
@@ -96,6 +112,12 @@ def _memory() -> dict[str, int]:
     return {word: page * os.sysconf(name) for word, name in asked.items() if name in os.sysconf_names}
 
 
+def _told(cache: Mapping[str, Any]) -> str:
+    if not cache:
+        return "off"
+    return f"{cache['entries']} entries, {human_bytes(cache['bytes'])} of {human_bytes(cache['limit'])}, in {cache['directory']}"
+
+
 def _show(found: Mapping[str, Any]) -> None:
     processor = found["processor"]
     rows = [
@@ -106,6 +128,7 @@ def _show(found: Mapping[str, Any]) -> None:
         *((f"cores of {whose}", count) for whose, count in found["cores"].items()),
         *((f"threads, {whose}", count) for whose, count in found["threads"].items()),
         *((f"memory, {word}", human_bytes(count)) for word, count in found["memory"].items()),
+        ("cache", _told(found["cache"])),
         *found["versions"].items(),
         *found["environment"].items(),
     ]

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from xrt.cli.screen import complain, err, out, progress, show_table
-from xrt.engines import split_specs
-from xrt.engines.spec import parse_spec
+from xrt.engines import registry, split_specs
 from xrt.errors import OptionError
+from xrt.module.settings import REFERENCE
 from xrt.testing.corpus import Entry
 from xrt.testing.files import write_entry
 from xrt.testing.fuzz import Finding, Fuzzer
@@ -17,7 +17,6 @@ from xrt.verify import Verdict
 
 __all__ = ["command"]
 
-REFERENCE = "toy"
 _TOLD_EVERY = 500
 """Off a terminal, where nothing moves, a line says now and then how far it is."""
 
@@ -54,7 +53,7 @@ def _check(engines: list[str]) -> None:
     for engine in engines:
         if engines.count(engine) > 1:
             raise OptionError(f"engine {engine!r} is named twice; name each once, in --engines or in --rarely")
-        if parse_spec(engine)[0] == REFERENCE:
+        if registry.create(engine).spec == REFERENCE:
             raise OptionError(f"every engine is held against {REFERENCE!r}, which cannot be held against itself; name others")
 
 

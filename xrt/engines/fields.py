@@ -22,6 +22,9 @@ from xrt.graph import FrozenDict
 __all__ = ["field_types", "is_mapping", "read_pairs", "read_value", "spell_text", "split", "unquote", "write_value"]
 
 _PLAIN = re.compile(r"[\w.+\-/:@*]+", re.ASCII)
+LONG = 200
+"""Characters of a text up to which an error shows all of it."""
+
 _PIECE = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^'"]""", re.DOTALL)
 _PAIRS = {")": "(", "}": "{", "]": "["}
 _ORDER = (type(None), bool, int, float)
@@ -91,8 +94,8 @@ def unquote(raw: str) -> str:
         return raw
     try:
         return str(ast.literal_eval(raw))
-    except (SyntaxError, ValueError) as error:
-        raise OptionError(f"{raw} is not a quoted text: {error}") from error
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two of what is nested without end
+        raise OptionError(f"{raw if len(raw) < LONG else raw[:LONG] + '...'} is not a quoted text: {error}") from error
 
 
 # ---------------------------------------------------------------------- text to value

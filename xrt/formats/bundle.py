@@ -121,9 +121,11 @@ def working_folder() -> Iterator[Path]:
 
 
 def is_bundle(path: str | os.PathLike[str]) -> bool:
-    """Whether the file begins as a bundle does; False where it cannot be read."""
+    """Whether the file begins as a bundle does; False where it cannot be read, and for a pipe, of which nothing is taken."""
     try:
+        if not Path(path).is_file():
+            return False
         with Path(path).open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
-    except OSError:
+    except (OSError, ValueError):  # the latter for a NUL in the path
         return False

@@ -101,6 +101,8 @@ class Container:
 
         Raises OSError where it cannot be read, and what the constructor raises.
         """
+        if not (path.is_file() or path.is_dir()) and path.exists():
+            raise Damaged("it is a pipe or a device, and no file")  # to open one may take for ever
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size < MAPPED_FROM:
                 return cls(memoryview(file.read()), kind)

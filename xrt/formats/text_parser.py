@@ -117,7 +117,7 @@ class _Parser(TypeParser):
         token = self.tokens.now
         name = self.name("a domain")
         domain = "" if token.kind == "word" and name == "ai.onnx" else name
-        self.add(draft.opsets, domain, self.tokens.integer("the version of the domain"), token)
+        self.add(draft.opsets, domain, self.tokens.size("the version of the domain"), token)
 
     def meta(self, draft: _Draft) -> None:
         token = self.tokens.now
@@ -305,7 +305,7 @@ class _Parser(TypeParser):
 
     def element(self, dtype: DType) -> str:
         if dtype is DType.STRING:
-            return self.tokens.string("an element")
+            return self.tokens.string("an element", "surrogateescape")
         token = self.tokens.now
         if token.kind not in ("number", "word") or len(token.text) > 100:
             self.tokens.fail(f"a number of {dtype}")

@@ -85,7 +85,7 @@ class TypeParser:
         if self.tokens.takes("?"):
             return None
         if self.tokens.now.kind == "number":
-            return self.tokens.integer("an extent")
+            return self.tokens.size("an extent")
         return self.name("an extent: a number, a name or ?")
 
     # ------------------------------------------------------------------ small things

@@ -25,6 +25,8 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 
+SIZES = 1 << 63
+
 
 class TextError(ModelError):
     """A text does not follow the grammar; the message begins with the place."""
@@ -89,17 +91,31 @@ class Tokens:
             self.fail(repr(mark))
         return self.take()
 
-    def string(self, what: str) -> str:
-        """Take a string in quotes and return what it says."""
+    def string(self, what: str, errors: str = "strict") -> str:
+        """Take a string in quotes and return what it says.
+
+        ``errors`` is ``surrogateescape`` where it may stand for bytes that are no UTF-8.
+        """
         if self.now.kind != "string":
             self.fail(f"{what} in double quotes")
         token = self.take()
-        if "\\" not in token.text:
-            return token.text[1:-1]
+        text = self._unescaped(token) if "\\" in token.text else token.text[1:-1]
+        if not text.isascii():
+            self._check_characters(text, token, errors)
+        return text
+
+    def _unescaped(self, token: Token) -> str:
         try:
             return str(json.loads(token.text))
         except json.JSONDecodeError as error:
             self.fail("a string with JSON's escapes", token, error)
+
+    def _check_characters(self, text: str, token: Token, errors: str) -> None:
+        """Refuse halves of characters: they could neither be written nor hashed."""
+        try:
+            text.encode("utf-8", errors)
+        except UnicodeEncodeError as error:
+            self.refuse(f"{token.shown} holds half of a character (a surrogate without its partner)", token, error)
 
     def integer(self, what: str) -> int:
         """Take a whole number; raises ModelError for anything else, and for one of absurd length."""
@@ -107,6 +123,14 @@ class Tokens:
         if token.kind != "number" or not token.text.lstrip("+-").isdigit() or len(token.text) > 100:
             self.fail(what)
         return int(self.take().text)
+
+    def size(self, what: str) -> int:
+        """Take a whole number of at most 64 bits, as extents and versions are everywhere else."""
+        token = self.now
+        number = self.integer(what)
+        if not -SIZES <= number < SIZES:
+            self.refuse(f"{what} has at most 64 bits; found {token.shown}", token)
+        return number
 
     def fail(self, expected: str, token: Token | None = None, cause: Exception | None = None) -> NoReturn:
         """Raise TextError that says what was expected, and what is there instead."""

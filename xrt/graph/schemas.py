@@ -11,10 +11,15 @@ from xrt.graph.node import Node
 
 __all__ = ["is_deterministic", "is_training", "latest_opset", "schema_of", "since_version"]
 
+_VERSIONS = 1 << 31
+"""Where the versions end that ``onnx`` can be asked about; models may say larger ones."""
+
 
 @lru_cache(maxsize=4096)
 def schema_of(op_type: str, version: int, domain: str = "") -> defs.OpSchema | None:
     """Return the operator's schema in force at an opset version, None where the domain or the operator is unknown."""
+    if abs(version) >= _VERSIONS:
+        return None
     try:
         return defs.get_schema(op_type, version, domain)
     except defs.SchemaError:

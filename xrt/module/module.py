@@ -16,7 +16,7 @@ import numpy as np
 
 from xrt.cache import CompileCache, Signature, cache_of
 from xrt.engines import GraphCompiler, RunOptions
-from xrt.errors import FallbackWarning, InputError, RunFailed, SignatureWarning
+from xrt.errors import FallbackWarning, InputError, RunFailed, SignatureWarning, warn
 from xrt.graph import Value
 from xrt.module.bound import Bound, bound, check_fixed
 from xrt.module.build import Build, names_of, simplified, with_fetched
@@ -29,7 +29,6 @@ from xrt.module.reference import evaluate
 from xrt.module.saving import save_module
 from xrt.module.settings import engine_list, settings_of
 from xrt.module.source import source_of
-from xrt.module.warning import warn
 from xrt.partition import Plan
 from xrt.runtime import Profile, Program, failure, inputs
 from xrt.verify import Culprit, Verification, bisect_plan, verify
@@ -204,9 +203,13 @@ class XRTModule:
         Compiles for the examples first, if there are any, or as `compile` does where nothing has been compiled yet.
         Raises BundleError where the file cannot be written, and what `compile` raises.
         """
-        if examples or named or not any(build.is_compiled for build in self._builds.values()):
+        with self._lock:
+            compiled = any(build.is_compiled for build in self._builds.values())
+        if examples or named or not compiled:
             self.compile(*examples, **named)
-        save_module(path, self._source, self._engines, self._settings, dict(self._builds))
+        with self._lock:
+            builds = dict(self._builds)
+        save_module(path, self._source, self._engines, self._settings, builds)
 
     def __call__(
         self,
@@ -296,7 +299,7 @@ class XRTModule:
 
     def _remember(self, values: Sequence[Any], build: Build) -> None:
         """Keep a prepared call for further values of these types and shapes; lists and dicts go the long way each time."""
-        if any(type(value) is not np.ndarray for value in values):
+        if any(type(value) is not np.ndarray or value.dtype.hasobject for value in values):  # texts are looked at in each call
             return
         program = build.program()
         call = prepared(build, program, values, partial(_rescued, weakref.ref(self), build, program))

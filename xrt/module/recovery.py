@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from xrt.engines import RunOptions
-from xrt.errors import DeviceError, FallbackWarning, RunFailed
+from xrt.errors import DeviceError, FallbackWarning, RunFailed, warn
 from xrt.graph import Function
-from xrt.module.warning import warn
 from xrt.partition import Plan
 from xrt.runtime import Inspection, Program, Refusal, updated_before
 from xrt.runtime.outputs import check_buffers

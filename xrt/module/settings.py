@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler, registry
-from xrt.errors import BudgetWarning, DeviceError, OptionError, did_you_mean
+from xrt.errors import BudgetWarning, DeviceError, OptionError, did_you_mean, warn
 from xrt.module.reference import REFERENCE
-from xrt.module.warning import warn
 from xrt.partition import ClusteringOptions
 from xrt.runtime import budget_of, check_device, kind_of
 from xrt.runtime.isolation import Isolated, Limits

@@ -15,7 +15,7 @@ __all__ = ["ClusteringOptions", "Pin", "PinSubject"]
 
 PinSubject = Literal["operator", "name"]
 
-_FORM = re.compile(r"(?P<patterns>.+?)\s*(?P<relation>!?=)\s*(?P<engine>[A-Za-z_]\w*(\{.*\})?)", re.DOTALL)
+_FORM = re.compile(r"(?P<patterns>.+?)(?P<relation>!?=)\s*(?P<engine>[A-Za-z_]\w*(\{.*\})?)", re.DOTALL)
 _OPERATOR = re.compile(r"[\w.*?-]+")
 _HELP = "a pin reads like 'Conv|Gemm=ort' (force), 'Softmax!=tvm' (forbid) or 'name:/layer1/*=ort' (by node name)"
 
@@ -90,8 +90,18 @@ class Pin:
 
 @lru_cache(maxsize=64)
 def _matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:
-    regexes = (re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".") for pattern in patterns)
-    return re.compile("|".join(regexes), re.DOTALL)
+    return re.compile("|".join(map(_expression, patterns)), re.DOTALL)
+
+
+def _expression(pattern: str) -> str:
+    """Return the pattern as a regular expression that takes at most the product of both lengths to match.
+
+    What stands between two stars is sought from left to right and never again: the first place found is as good as any.
+    """
+    first, *others = (re.escape(part).replace(r"\?", ".") for part in re.split(r"\*+", pattern))
+    if not others:
+        return first
+    return first + "".join(f"(?>.*?{part})" for part in others[:-1]) + f".*{others[-1]}"
 
 
 @dataclass(frozen=True, slots=True)

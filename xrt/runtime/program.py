@@ -17,6 +17,7 @@ from xrt.partition import Plan
 from xrt.runtime.arena import Arena, Placed
 from xrt.runtime.faults import Inspection, failure, kept
 from xrt.runtime.frames import Action, Frame, frame_of
+from xrt.runtime.inputs import check_updated
 from xrt.runtime.layout import Slots, laid_out
 from xrt.runtime.profile import Profile, Recorder
 
@@ -82,6 +83,8 @@ class Program:
             frame = self._idle.pop()
         except IndexError:
             frame = frame_of(self._slots, self._layout)
+        for _, target in self._slots.aliases:
+            check_updated(self._slots.names[target], inputs[target])
         frame.enter(inputs, None if options is DEFAULT else options)
         self._play(self._observed(frame, options, inspection))
         results = self._finish(frame.slots, inputs, options)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xrt.compare import Comparison, compare_all
-from xrt.engines import CompileContext, GraphCompiler, RunOptions, registry
+from xrt.engines import CompileContext, GraphCompiler, MemoryUse, RunOptions, registry
 from xrt.errors import CompileRefused
 from xrt.graph import DType, Function, Node
 from xrt.testing.corpus import CORPUS, entry
@@ -133,6 +133,18 @@ class Contract(Proof):
         for index, result in enumerate(results):
             sharing = any(_share(result, other) for other in [*results[:index], *held])
             assert not sharing, f"outputs_are_fresh is True, and output {index} shares memory\n{function}"
+
+    @bounded
+    @given(data=st.data())
+    def test_what_it_tells_of_its_memory_is_sound(self, data: st.DataObject) -> None:
+        function = data.draw(functions(self.taken(aliases=False)))
+        executable = compiled_or_skip(self.made(), function, inputs_of(function, 1))
+        told = executable.memory()
+        executable.close()
+        for use in told or ():
+            said = isinstance(use, MemoryUse) and use.name.strip() and use.why.strip()
+            assert said, f"memory() tells {use!r}; it must be a MemoryUse with a name and the reason as a sentence"
+            assert use.nbytes is None or use.nbytes >= 0, f"memory() tells {use!r}; bytes are None, where unknown, or a number"
 
     @bounded
     @given(data=st.data())

@@ -17,14 +17,14 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions, registry
+from xrt.engines import CompileContext, Executable, GraphCompiler, MemoryUse, RunOptions, registry
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import Function, Node
 from xrt.module.settings import REFERENCE
 
 __all__ = ["Faulty", "How", "Journal", "Recording", "Slow", "Watched", "Where"]
 
-Where: TypeAlias = Literal["why_not", "compile", "prepare", "run", "close", "version"]
+Where: TypeAlias = Literal["why_not", "compile", "prepare", "run", "memory", "close", "version"]
 How: TypeAlias = Literal[
     "raise", "refuse", "hang", "kill", "memory", "dtype", "shape", "nan", "value", "missing", "scalar", "write_input"
 ]
@@ -112,6 +112,9 @@ class Watched(Executable):
         self.journal.note("run")
         return self.inner.run(inputs, options)
 
+    def memory(self) -> Sequence[MemoryUse] | None:
+        return self.inner.memory()
+
     def close(self) -> None:
         self.journal.note("close")
         self.inner.close()
@@ -189,6 +192,10 @@ class _Failing(Executable):
         if self.engine.due("run", count) and self.engine.how in _RESULTS:
             _spoil(self.engine.how, results, inputs)
         return results
+
+    def memory(self) -> Sequence[MemoryUse] | None:
+        self.engine.called("memory")
+        return self.inner.memory()
 
     def close(self) -> None:
         self.inner.close()

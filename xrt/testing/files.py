@@ -43,7 +43,10 @@ def _held(arrays: Sequence[Any]) -> Function:
 
 def read_entry(path: Path) -> Entry:
     """Read one entry; raises ModelError where the file is not of the form above."""
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path.name} is no entry of the corpus: it is not UTF-8 text: {error}") from None
     why, _, rest = text.partition("\n")
     parts = [part.partition("\n")[2] for part in f"\n{rest}".split("%% ")]
     if not why.startswith(_WHY) or len(parts) != 3:
@@ -53,6 +56,9 @@ def read_entry(path: Path) -> Entry:
 
 
 def _arrays(held: Function) -> tuple[Any, ...]:
+    for value in held.outputs:
+        if value.name not in held.constants:
+            raise ModelError(f"the values of an entry are constants, and {value.name!r} is none")
     return tuple(held.constants[value.name].array for value in held.outputs)
 
 

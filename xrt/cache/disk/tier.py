@@ -64,6 +64,7 @@ class DiskTier:
         self.weights = WeightsMemo(self.store)
         self._lock = threading.Lock()
         self._statistics = DiskStatistics()
+        self._room = -1  # not known before the first look
         self._warned = False
 
     @property
@@ -153,18 +154,29 @@ class DiskTier:
             _log.info("not kept on disk: %d bytes are more than the limit of %d", len(content), self.limit)
             return
         try:
-            self.store.write(signature, content)
+            written = self.store.write(signature, content)
             self._count("writes")
-            for item in self.store.shrink(self.limit):
-                _log.debug("evicted %.12s, %d bytes", item.key, item.size)
-        except OSError as error:
+            self._make_room(written)
+        except (OSError, ValueError) as error:  # a ValueError for what protobuf cannot say: a path that is not UTF-8
             self._trouble(str(error))
+
+    def _make_room(self, written: int) -> None:
+        """Evict what is beyond the limit. The directory is looked through when an eighth of its free room has been used."""
+        with self._lock:
+            self._room -= written
+            if self._room >= 0:
+                return
+        for item in self.store.shrink(self.limit):
+            _log.debug("evicted %.12s, %d bytes", item.key, item.size)
+        free = self.limit - sum(item.size for item in self.store.items())
+        with self._lock:
+            self._room = free // 8  # other processes write too
 
     def _keep_weights(self) -> None:
         """Write down the hashes that the signature has cost, for the next process."""
         try:
             self.weights.keep()
-        except OSError as error:
+        except (OSError, ValueError) as error:
             self._trouble(str(error))
 
     # ------------------------------------------------------------------ what is told

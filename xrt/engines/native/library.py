@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from xrt.engines.native import abi
+from xrt.engines.native.elf import why_not_loadable
 from xrt.engines.native.nodes import Shown, shown, why_not_shown
 from xrt.engines.optable import OpTable
 from xrt.errors import EngineUnavailable, did_you_mean
@@ -19,6 +22,8 @@ from xrt.graph import Function, Node
 __all__ = ["NativeKernel", "NativeLibrary", "Said", "load"]
 
 ENTRY = "xrt_library_entry"
+MOST_ANSWERS = 4096
+"""Answers of a kernel that are remembered; beyond it, all are forgotten."""
 K = TypeVar("K")
 
 
@@ -39,12 +44,24 @@ class NativeKernel:
     flags: int
     in_place: int
     """Bit k: output 0 may be given the memory of input k."""
+    _answers: dict[Any, str | None] = field(default_factory=dict, repr=False)
+    """What `why_not` said of nodes without constants: large models repeat them."""
 
     def __str__(self) -> str:
         return f"kernel {self.name!r} of library {self.library.path}"
 
     def why_not(self, node: Node, function: Function) -> str | None:
         """Return why the kernel cannot serve the node; None when it can. The predicate that stands in the table."""
+        if any(name in function.constants for name in node.inputs):
+            return self._asked(node, function)
+        key = _looks(node, function)
+        if key not in self._answers:
+            if len(self._answers) >= MOST_ANSWERS:
+                self._answers.clear()
+            self._answers[key] = self._asked(node, function)
+        return self._answers[key]
+
+    def _asked(self, node: Node, function: Function) -> str | None:
         reason = why_not_shown(node, function)
         if reason is not None or not self.structure.why_not:
             return reason
@@ -101,6 +118,12 @@ class NativeLibrary:
         raise EngineUnavailable(f"native library {str(self.path)!r} has no kernel {name!r}.{near}")
 
 
+def _looks(node: Node, function: Function) -> Any:
+    """Return all that a kernel is shown of a node without constants, but for its name; equal where it is."""
+    types = tuple((bool(name), function.type_of(name)) for name in (*node.inputs, *node.outputs))
+    return node.attributes, function.opset(node.domain), len(node.inputs), types
+
+
 class Said:
     """The place where a kernel writes what a person should read."""
 
@@ -129,18 +152,26 @@ def load(path: str | Path) -> NativeLibrary:
     file = Path(path).expanduser().absolute()
     try:
         state = file.stat()
-        if file.is_dir():
-            raise _unusable(file, "it is a directory; name the file in it")
+        if not stat.S_ISREG(state.st_mode):
+            what = "a directory; name the file in it" if file.is_dir() else "a pipe or a device, and no file"
+            raise _unusable(file, f"it is {what}")
         return _opened(file, state.st_ino, state.st_mtime_ns, state.st_size)
     except FileNotFoundError:
         raise _unusable(file, f"there is no such file.{_nearest(file)}") from None
-    except PermissionError as error:
+    except OSError as error:
         raise _unusable(file, f"it cannot be read: {error.strerror}") from error
+    except ValueError as error:  # a NUL in the path
+        raise _unusable(file, f"it is no path: {error}") from error
 
 
 @cache
 def _opened(file: Path, *state: int) -> NativeLibrary:
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    with file.open("rb") as opened:
+        reason = why_not_loadable(opened, os.fstat(opened.fileno()).st_size)
+        if reason is not None:
+            raise _unusable(file, reason)
+        opened.seek(0)
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
     try:
         handle = ctypes.CDLL(str(file))
     except OSError as error:

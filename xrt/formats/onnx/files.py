@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import stat
 from io import BufferedReader
 from pathlib import Path
 from typing import TypeAlias
@@ -81,7 +82,10 @@ def _from_path(path: Path) -> Function:
 
 
 def _from_file(file: BufferedReader, directory: Path) -> Function:
-    if not os.fstat(file.fileno()).st_size:
+    status = os.fstat(file.fileno())
+    if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
+        raise ModelError("it is a device, which may have no end")
+    if not status.st_size:
         return _from_bytes(file.read(), directory)  # nothing, or a pipe, which has no size and cannot be mapped
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         excerpt = _excerpt(data)

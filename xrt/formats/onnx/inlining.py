@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
 
 from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, TensorProto, inliner
 
 from xrt.errors import ModelError
+from xrt.formats.onnx.calls import Key, check_calls, key_of_call, nodes_inside
 from xrt.formats.onnx.reasons import reason_of
 
 __all__ = ["inline"]
 
 SMALL_BYTES = 1024
 """Size up to which an initialiser goes through the inliner with its data."""
-
-Key: TypeAlias = tuple[str, str, str]
-"""Domain, name and overload of a function."""
 
 
 def inline(model: ModelProto) -> ModelProto:
@@ -28,6 +25,7 @@ def inline(model: ModelProto) -> ModelProto:
     """
     if not model.functions:
         return model
+    check_calls(model)
     prepared = _without_weights(model)
     _add_defaults(prepared)
     _add_imports(prepared)
@@ -72,7 +70,7 @@ def _add_defaults(model: ModelProto) -> None:
     defaults = {_key(function): tuple(function.attribute_proto) for function in model.functions if function.attribute_proto}
     if defaults:
         for nodes in (model.graph.node, *(function.node for function in model.functions)):
-            for node in _nested(nodes):
+            for node in nodes_inside(nodes):
                 _complete(node, defaults)
 
 
@@ -80,16 +78,7 @@ def _key(function: FunctionProto) -> Key:
     return function.domain, function.name, function.overload
 
 
-def _nested(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """Yield the nodes and those of their bodies."""
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            for graph in (attribute.g, *attribute.graphs):
-                yield from _nested(graph.node)
-
-
 def _complete(node: NodeProto, defaults: Mapping[Key, Sequence[AttributeProto]]) -> None:
     given = {attribute.name for attribute in node.attribute}
-    missing = defaults.get((node.domain, node.op_type, node.overload), ())
+    missing = defaults.get(key_of_call(node), ())
     node.attribute.extend(attribute for attribute in missing if attribute.name not in given)

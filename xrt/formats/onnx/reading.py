@@ -14,7 +14,7 @@ from xrt.formats.onnx import metadata
 from xrt.formats.onnx.external import ExternalData
 from xrt.formats.onnx.inlining import inline
 from xrt.formats.onnx.operators import OperatorRules
-from xrt.formats.onnx.tensors import read_sparse, read_tensor
+from xrt.formats.onnx.tensors import DenseRoom, read_sparse, read_tensor
 from xrt.formats.onnx.texts import check_texts, text
 from xrt.formats.onnx.types import read_type, read_value
 from xrt.graph import Attribute, AttrKind, Constant, Function, Node, Type, Value
@@ -73,6 +73,7 @@ class _Reader:
         self.opsets = opsets
         self.external = external
         self.rules = OperatorRules(opsets)
+        self.room = DenseRoom()
 
     def function(self, graph: GraphProto, doc: str = "", props: dict[str, str] | None = None) -> Function:
         """Return the graph as a Function; doc and props are what the model says about its main graph."""
@@ -112,7 +113,7 @@ class _Reader:
         for tensor in graph.initializer:
             add(tensor.name, read_tensor(tensor, self.external, f"initialiser {tensor.name!r}"))
         for sparse in graph.sparse_initializer:
-            add(sparse.values.name, read_sparse(sparse, self.external, f"initialiser {sparse.values.name!r}"))
+            add(sparse.values.name, read_sparse(sparse, self.external, f"initialiser {sparse.values.name!r}", self.room))
         return constants
 
     def node(self, proto: NodeProto) -> Node:
@@ -152,9 +153,9 @@ class _Reader:
         if number == AttributeProto.SPARSE_TENSOR:
             # Only Constant has one, as `sparse_value`; its dense form is called `value`.
             name = "value" if proto.name == "sparse_value" else proto.name
-            return Attribute(name, AttrKind.TENSOR, read_sparse(proto.sparse_tensor, self.external, what))
+            return Attribute(name, AttrKind.TENSOR, read_sparse(proto.sparse_tensor, self.external, what, self.room))
         if number == AttributeProto.SPARSE_TENSORS:
-            dense = tuple(read_sparse(sparse, self.external, what) for sparse in proto.sparse_tensors)
+            dense = tuple(read_sparse(sparse, self.external, what, self.room) for sparse in proto.sparse_tensors)
             return Attribute(proto.name, AttrKind.TENSORS, dense)
         kind = AttrKind(number)
         stored = getattr(proto, _FIELD[kind])

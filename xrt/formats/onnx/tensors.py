@@ -16,10 +16,23 @@ from xrt.errors import ModelError
 from xrt.formats.onnx.external import ExternalData
 from xrt.graph import Constant, DType, TensorType
 
-__all__ = ["LARGEST_DENSE", "external_tensor", "read_sparse", "read_tensor", "stored_bytes", "stored_data", "write_tensor"]
+__all__ = [
+    "LARGEST_DENSE",
+    "DenseRoom",
+    "external_tensor",
+    "read_sparse",
+    "read_tensor",
+    "stored_bytes",
+    "stored_data",
+    "write_tensor",
+]
 
 LARGEST_DENSE = 1 << 30
 """Bytes that a sparse tensor may take once dense: its header alone decides that size, so it is not taken at its word."""
+DENSE_FREE = 1 << 24
+"""Bytes that the sparse tensors of one model may take once dense, however little they hold."""
+DENSE_RATIO = 1000
+"""How many times what it holds a sparse tensor may take once dense, if it takes more than is free."""
 
 _FIELD = {
     DType.FLOAT32: "float_data",
@@ -122,13 +135,26 @@ def _reshaped(array: np.ndarray[Any, Any], shape: tuple[int, ...], what: str) ->
         raise ModelError(f"{what} has the shape {list(shape)}, which no array can have: {error}") from None
 
 
-def read_sparse(sparse: SparseTensorProto, external: ExternalData, what: str) -> Constant:
-    """Return the tensor with its zeros filled in; raises ModelError when that would take more than `LARGEST_DENSE` bytes."""
+class DenseRoom:
+    """How much the sparse tensors of one model may still take once dense: what their headers say must be in proportion."""
+
+    def __init__(self) -> None:
+        self._free = DENSE_FREE
+
+    def take(self, size: int, held: int, what: str) -> None:
+        """Take the room for a tensor that holds so many bytes; raises ModelError where there is not so much."""
+        earned = min(held * DENSE_RATIO, LARGEST_DENSE)
+        allowed = max(earned, self._free)
+        if size > allowed:
+            raise ModelError(f"{what} is sparse and would take {size} bytes as a dense tensor; at most {allowed} are allowed")
+        self._free -= max(size - earned, 0)
+
+
+def read_sparse(sparse: SparseTensorProto, external: ExternalData, what: str, room: DenseRoom) -> Constant:
+    """Return the tensor with its zeros filled in; raises ModelError when there is no room for that."""
     values = read_tensor(sparse.values, external, what)
     shape = _shape(sparse.dims, what)
-    size = math.prod(shape) * values.dtype.numpy.itemsize
-    if size > LARGEST_DENSE:
-        raise ModelError(f"{what} is sparse and would take {size} bytes as a dense tensor; at most {LARGEST_DENSE} are allowed")
+    room.take(math.prod(shape) * values.dtype.numpy.itemsize, values.nbytes, what)
     dense = np.full(math.prod(shape), "" if values.dtype is DType.STRING else values.dtype.numpy.type(0), values.dtype.numpy)
     if values.array.size:
         dense[_positions(sparse, external, values.array.size, shape, what)] = values.array.reshape(-1)

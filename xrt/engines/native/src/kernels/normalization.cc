@@ -46,7 +46,6 @@ template <class F>
 int32_t ran(void *opaque, const xrt_call *call, xrt_text why, F compute) {
   return guarded(why, [&] {
     compute(*static_cast<const State *>(opaque), data_of<float>(call->inputs[0]), data_of<float>(call->outputs[0]));
-    (void)call;
     return static_cast<int32_t>(XRT_OK);
   });
 }

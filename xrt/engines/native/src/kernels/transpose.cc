@@ -96,11 +96,26 @@ void move_rows(const State &state, const xrt_call *call) {
   });
 }
 
-constexpr int64_t kBlock = 32;
+// Elements of a cache line: the side of a square that is read and written line by line.
+template <class T>
+constexpr int64_t kSide = 64 / static_cast<int64_t>(sizeof(T));
 
-// One block of a plane: rows of x, each element `step` after the one before, become columns of y.
+// A square by way of one on the stack, so that lines far apart, which crowd each other out, are touched once.
+template <class T>
+void turn_square(const T *x, int64_t x_pitch, T *y, int64_t y_pitch) {
+  T square[kSide<T>][kSide<T>];
+  for (int64_t i = 0; i < kSide<T>; ++i) std::memcpy(square[i], x + i * x_pitch, sizeof square[i]);
+  for (int64_t j = 0; j < kSide<T>; ++j) {
+    T line[kSide<T>];
+    for (int64_t i = 0; i < kSide<T>; ++i) line[i] = square[i][j];
+    std::memcpy(y + j * y_pitch, line, sizeof line);
+  }
+}
+
+// Rows of x, `x_pitch` elements apart, become columns of y.
 template <class T>
 void turn(const T *x, int64_t x_pitch, T *y, int64_t y_pitch, int64_t rows, int64_t columns) {
+  if (rows == kSide<T> && columns == kSide<T>) return turn_square(x, x_pitch, y, y_pitch);
   for (int64_t j = 0; j < columns; ++j)
     for (int64_t i = 0; i < rows; ++i) y[j * y_pitch + i] = x[i * x_pitch + j];
 }
@@ -118,17 +133,18 @@ void turn_planes(const State &state, const xrt_call *call) {
   for (auto axis = across + 1; axis != outer.end(); ++axis) pitch *= axis->extent;
   const auto position = across - outer.begin();
   const std::vector<Axis> before(outer.begin(), outer.begin() + position), after(outer.begin() + position + 1, outer.end());
-  const int64_t bands = (turned.extent + kBlock - 1) / kBlock, inner = extent_of(after, after.size());
+  constexpr int64_t side = kSide<T>;
+  const int64_t bands = (turned.extent + side - 1) / side, inner = extent_of(after, after.size());
   const T *x = data_of<T>(call->inputs[0]);
   T *y = data_of<T>(call->outputs[0]);
-  in_parallel(call, extent_of(before, before.size()) * inner * bands, kBlock * last.extent, [&](int64_t begin, int64_t end) {
+  in_parallel(call, extent_of(before, before.size()) * inner * bands, side * last.extent, [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
-      const int64_t band = item % bands * kBlock, middle = item / bands % inner, lead = item / bands / inner;
+      const int64_t band = item % bands * side, middle = item / bands % inner, lead = item / bands / inner;
       const T *from = x + place_of(before, before.size(), lead) + place_of(after, after.size(), middle) + band;
       T *to = y + lead * turned.extent * pitch + band * pitch + middle * last.extent;
-      const int64_t columns = std::min(kBlock, turned.extent - band);
-      for (int64_t row = 0; row < last.extent; row += kBlock)
-        turn(from + row * last.step, last.step, to + row, pitch, std::min(kBlock, last.extent - row), columns);
+      const int64_t columns = std::min(side, turned.extent - band);
+      for (int64_t row = 0; row < last.extent; row += side)
+        turn(from + row * last.step, last.step, to + row, pitch, std::min(side, last.extent - row), columns);
     }
   });
 }

@@ -91,15 +91,44 @@ inline VecD root(VecD x) {
 #endif
 }
 
-// The greater and the lesser; NaN where either is NaN.
+// a > b ? a : b and a < b ? a : b: where either is NaN, b. That is one instruction, which compilers do not always see.
+template <class T>
+inline Vec<T> upper(Vec<T> a, Vec<T> b) {
+  return select(a > b, a, b);
+}
+template <class T>
+inline Vec<T> under(Vec<T> a, Vec<T> b) {
+  return select(a < b, a, b);
+}
+#if defined(__AVX512F__)
+template <>
+inline VecF upper<float>(VecF a, VecF b) {
+  return bits<VecF>(_mm512_maskz_max_ps(0xFFFF, bits<__m512>(a), bits<__m512>(b)));
+}
+template <>
+inline VecF under<float>(VecF a, VecF b) {
+  return bits<VecF>(_mm512_maskz_min_ps(0xFFFF, bits<__m512>(a), bits<__m512>(b)));
+}
+#elif defined(__AVX2__)
+template <>
+inline VecF upper<float>(VecF a, VecF b) {
+  return bits<VecF>(_mm256_max_ps(bits<__m256>(a), bits<__m256>(b)));
+}
+template <>
+inline VecF under<float>(VecF a, VecF b) {
+  return bits<VecF>(_mm256_min_ps(bits<__m256>(a), bits<__m256>(b)));
+}
+#endif
+
+// The greater and the lesser; NaN where either is NaN. Whether b is NaN is asked once where it is the same for all.
 template <class T>
 inline Vec<T> greater(Vec<T> a, Vec<T> b) {
-  return select(a != a, a, select(a > b, a, b));
+  return select(b != b, b, upper<T>(b, a));
 }
 
 template <class T>
 inline Vec<T> lesser(Vec<T> a, Vec<T> b) {
-  return select(a != a, a, select(a < b, a, b));
+  return select(b != b, b, under<T>(b, a));
 }
 
 // c[0] + c[1] x + ... + c[N - 1] x^(N - 1)
@@ -112,12 +141,14 @@ inline V polynomial(V x, const T (&c)[N]) {
 
 // ---------------------------------------------------------------- exponentials
 
-// 2^n; n from -126 to 127.
-inline VecF power_of_two(VecI n) { return bits<VecF>((n + 127) << 23); }
+// Bits are computed with as unsigned numbers, which wrap: of a NaN they may be anything.
+
+// 2^n; n from -126 to 127, modulo 2^32.
+inline VecF power_of_two(VecU n) { return bits<VecF>((n + 127U) << 23); }
 
 struct Reduced {
   VecF n;
-  VecI whole;  // n, as an integer
+  VecU whole;  // n, as an integer modulo 2^32
   VecF tail;   // exp(r) - 1, where x = n ln 2 + r
 };
 
@@ -129,27 +160,18 @@ inline Reduced reduce_exp(VecF x) {
   const VecF n = shifted - shift;
   VecF r = x - n * 0.693359375F;
   r = r + n * 2.12194440e-4F;
-  return {n, bits<VecI>(shifted) - bits<VecI>(shift), r + r * r * polynomial(r, c)};
+  return {n, bits<VecU>(shifted) - bits<VecU>(shift), r + r * r * polynomial(r, c)};
 }
 
 // Between the bounds; NaN stays NaN.
-inline VecF clamped(VecF x, float low, float high) {
-#if defined(__AVX512F__)
-  // The compiler does not see that this is what the two instructions do when the second operand is NaN.
-  const __m512 above = _mm512_maskz_max_ps(0xFFFF, _mm512_set1_ps(low), bits<__m512>(x));
-  return bits<VecF>(_mm512_maskz_min_ps(0xFFFF, _mm512_set1_ps(high), above));
-#else
-  x = select(x < low, splat(low), x);
-  return select(x > high, splat(high), x);
-#endif
-}
+inline VecF clamped(VecF x, float low, float high) { return under<float>(splat(high), upper<float>(splat(low), x)); }
 
 // x 2^n, rounded once.
 inline VecF scaled(VecF x, const Reduced &part) {
 #if defined(__AVX512F__)
   return bits<VecF>(_mm512_maskz_scalef_ps(0xFFFF, bits<__m512>(x), bits<__m512>(part.n)));
 #else
-  const VecI half = part.whole >> 1;
+  const VecU half = bits<VecU>(bits<VecI>(part.whole) >> 1);
   return x * power_of_two(half) * power_of_two(part.whole - half);
 #endif
 }
@@ -163,7 +185,7 @@ inline VecF exp(VecF x) {
 // exp(x) - 1, exact to the last places near zero too.
 inline VecF expm1(VecF x) {
   const Reduced part = reduce_exp(clamped(x, -50.0F, 89.0F));
-  const VecF scale = power_of_two(part.whole - 1);  // half of it: 2^128 has no number
+  const VecF scale = power_of_two(part.whole - 1U);  // half of it: 2^128 has no number
   const VecF result = 2.0F * (scale * part.tail + (scale - 0.5F));
   return select(absolute<float>(x) < 1e-9F, x, result);
 }
@@ -195,11 +217,11 @@ inline VecF erf(VecF x) {
 inline VecF log(VecF x) {
   constexpr float c[] = {0.333333343F,  -0.249999896F, 0.200000107F, -0.166680008F, 0.142865241F,
                          -0.124507435F, 0.110377833F,  -0.10646192F, 0.105308644F,  -0.0620150007F};
-  constexpr int32_t root_half = 0x3F3504F3;  // the bits of the root of 1/2
+  constexpr uint32_t root_half = 0x3F3504F3;  // the bits of the root of 1/2
   const auto tiny = x < std::numeric_limits<float>::min();
-  const VecI raw = bits<VecI>(select(tiny, x * Parts<float>::whole, x));
-  const VecI exponent = (raw - root_half) >> 23;
-  const VecF f = bits<VecF>(raw - (exponent << 23)) - 1.0F;
+  const VecU raw = bits<VecU>(select(tiny, x * Parts<float>::whole, x));
+  const VecI exponent = bits<VecI>(raw - root_half) >> 23;
+  const VecF f = bits<VecF>(raw - (bits<VecU>(exponent) << 23)) - 1.0F;
   const VecF e = __builtin_convertvector(exponent, VecF) - select(tiny, splat(23.0F), VecF{});
   const VecF square = f * f;
   VecF tail = f * square * polynomial(f, c);
@@ -228,10 +250,10 @@ inline VecF softplus(VecF x) {
 // log2 of numbers that are normal and positive, by the series of the inverse hyperbolic tangent.
 inline VecD log2(VecD x) {
   constexpr double c[] = {1.0, 1.0 / 3, 1.0 / 5, 1.0 / 7, 1.0 / 9, 1.0 / 11, 1.0 / 13, 1.0 / 15, 1.0 / 17};
-  constexpr int64_t root_half = 0x3FE6A09E667F3BCD;
-  const VecL raw = bits<VecL>(x);
-  const VecL exponent = (raw - root_half) >> 52;
-  const VecD m = bits<VecD>(raw - (exponent << 52));
+  constexpr uint64_t root_half = 0x3FE6A09E667F3BCD;
+  const auto raw = bits<Vec<uint64_t>>(x);
+  const VecL exponent = bits<VecL>(raw - root_half) >> 52;
+  const VecD m = bits<VecD>(raw - (bits<Vec<uint64_t>>(exponent) << 52));
   const VecD s = (m - 1.0) / (m + 1.0);
   return __builtin_convertvector(exponent, VecD) + 2.8853900817779268 * s * polynomial(s * s, c);
 }
@@ -252,8 +274,8 @@ inline VecD exp2(VecD x) {
                           4.4455382718708116e-10};
   const VecD shift = splat(6755399441055744.0);  // 1.5 * 2^52
   const VecD shifted = x + shift;
-  const VecL n = bits<VecL>(shifted) - bits<VecL>(shift);
-  return polynomial(x - (shifted - shift), c) * bits<VecD>((n + 1023) << 52);
+  const auto n = bits<Vec<uint64_t>>(shifted) - bits<Vec<uint64_t>>(shift);
+  return polynomial(x - (shifted - shift), c) * bits<VecD>((n + 1023U) << 52);
 }
 
 // |x|^y where x is finite and not zero, y finite.

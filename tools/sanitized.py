@@ -1,0 +1,14 @@
+"""Run tests with another build of the native library than the one in its place: ``sanitized.py LIBRARY [pytest's arguments]``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from xrt.engines.native import home
+
+if __name__ == "__main__":
+    home.SHIPPED = Path(sys.argv[1]).resolve()
+    sys.exit(pytest.main(["-p", "no:cacheprovider", *sys.argv[2:]]))

@@ -1,0 +1,135 @@
+"""Arrays from ``.npy`` and ``.npz`` files of any origin: never a pickle, and no announced size is taken at its word."""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+import tokenize
+import zipfile
+import zlib
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from xrt.errors import InputError
+
+__all__ = ["read_npy", "read_npz"]
+
+LARGEST_FREE = 64 << 20
+"""Bytes to which an archive may always expand."""
+LARGEST_RATIO = 100
+"""Beyond that, how many times its own size it may expand to; deflate reaches a thousand on zeros."""
+
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+_ADVICE = "write one with numpy.save or numpy.savez"
+_PARSER = (SyntaxError, tokenize.TokenError, RecursionError, MemoryError)
+"""What Python's own parser raises for a header that is none, which NumPy hands to it; the last for too many brackets."""
+_BROKEN = (ValueError, EOFError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error, *_PARSER)
+"""What NumPy and zipfile raise for a file that is none."""
+
+
+def read_npy(path: Path) -> np.ndarray[Any, Any]:
+    """Return the array of a ``.npy`` file; raises InputError, which names it, for any other."""
+    with _opened(path) as file:
+        if zipfile.is_zipfile(file):
+            raise InputError(f"{path} holds several arrays; give it without NAME=, and each goes to the input of its name")
+        file.seek(0)
+        try:
+            return _array(file, os.fstat(file.fileno()).st_size)
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+        except _BROKEN as error:
+            raise InputError(f"{path} is not a .npy or .npz file of numbers: {_told(error)}; {_ADVICE}") from error
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the arrays of a ``.npz`` file by name; raises InputError, which names it, for any other.
+
+    Nothing is unpacked to a file, so the names in the archive lead nowhere.
+    """
+    with _opened(path) as file:
+        if file.read(6) == b"\x93NUMPY":
+            raise InputError(f"{path} holds one array, not an archive of several; write NAME={path}")
+        file.seek(0)
+        try:
+            with zipfile.ZipFile(file) as archive:
+                return _members(archive, os.fstat(file.fileno()).st_size)
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+        except (*_BROKEN, RuntimeError) as error:  # the last for what is encrypted
+            raise InputError(f"{path} is not a .npy or .npz file of numbers: {_told(error)}; {_ADVICE}") from error
+
+
+def _told(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text[:200] or type(error).__name__
+
+
+def _opened(path: Path) -> IO[bytes]:
+    try:
+        if path.exists() and not stat.S_ISREG(path.stat().st_mode):
+            raise InputError(f"cannot read {path}: it is no file")
+        return path.open("rb")
+    except FileNotFoundError:
+        raise InputError(f"there is no input file {path}") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _members(archive: zipfile.ZipFile, size: int) -> dict[str, np.ndarray[Any, Any]]:
+    members = archive.infolist()
+    expanded = sum(member.file_size for member in members)
+    if expanded > LARGEST_FREE + LARGEST_RATIO * size:
+        raise ValueError(
+            f"it has {size} bytes and says that it expands to {expanded}, more than {LARGEST_RATIO} times as many; "
+            "numpy.savez writes without compression"
+        )
+    arrays = {}
+    for member in members:
+        name = member.filename.removesuffix(".npy")
+        if name in arrays:
+            raise ValueError(f"two of its arrays are named {name!r}")
+        with archive.open(member) as file:
+            arrays[name] = _array(file, member.file_size)
+            file.read(1)  # the end, where the checksum is compared
+    return arrays
+
+
+def _array(file: IO[bytes], size: int) -> np.ndarray[Any, Any]:
+    """Return the array that begins at the file's place; the file has so many bytes from its beginning on, it says.
+
+    Raises ValueError where the header announces another size, before anything is allocated.
+    """
+    version = np.lib.format.read_magic(file)
+    if version not in _HEADERS:
+        raise ValueError(f"it is of version {version}, which has names of fields in UTF-8, and no model's input has fields")
+    shape, is_fortran, dtype = _HEADERS[version](file)
+    _check_numbers(shape, dtype)
+    needed, given = math.prod(shape) * dtype.itemsize, size - file.tell()
+    if needed != given:
+        raise ValueError(f"its header announces {list(shape)} of {dtype}, which takes {needed} bytes, and {given} follow")
+    array = np.frombuffer(_read(file, needed), dtype)
+    return array.reshape(shape, order="F" if is_fortran else "C")
+
+
+def _check_numbers(shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects, which are never read")
+    if dtype.itemsize == 0 or min(shape, default=0) < 0:
+        raise ValueError(f"its header announces {list(shape)} of {dtype}, which no array can be")
+
+
+def _read(file: IO[bytes], size: int) -> bytearray:
+    """Return so many bytes, which are in memory as they come; raises EOFError where there are fewer."""
+    data = bytearray()
+    while len(data) < size:
+        part = file.read(min(size - len(data), 1 << 20))
+        if not part:
+            raise EOFError(f"it ends after {len(data)} of {size} bytes")
+        data += part
+    return data

@@ -1,0 +1,119 @@
+"""Every reader of XRT that takes what it is given from anywhere, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from xrt.cache import CompileCache
+from xrt.cache.disk import Entry, Store, WeightsMemo
+from xrt.engines import registry, split_specs
+from xrt.engines.native import library
+from xrt.formats.arrays import read_npy, read_npz
+from xrt.formats.onnx import load
+from xrt.formats.text import parse, to_text
+from xrt.graph import Function
+from xrt.graph.verify import verify
+from xrt.module import bundle
+from xrt.partition import Pin
+from xrt.partition.serial import from_bytes
+from xrt.passes import infer_shapes
+from xrt.testing import corpus
+from xrt.testing.files import read_entry
+from xrt.testing.hostile import crafted, samples
+from xrt.testing.hostile.case import Crafted, Reader
+from xrt.testing.hostile.damage import BLIND, TEXTUAL, Damage
+from xrt.testing.hostile.messages import alter_field
+from xrt.testing.hostile.sealed import alter_section, alter_table
+
+__all__ = ["READERS"]
+
+_FIELDS: tuple[Damage, ...] = (alter_field,) * 10 + BLIND
+_SEALED: tuple[Damage, ...] = (alter_section,) * 8 + (alter_table,) * 3 + BLIND
+
+
+def _use(function: Function) -> None:
+    """Do with a Function what everyone does who has read one."""
+    str(function)
+    _ = function.fingerprint
+    verify(function)
+    infer_shapes(function)
+    to_text(function)
+
+
+def _onnx(path: Path) -> None:
+    _use(load(path))
+
+
+def _content(path: Path) -> str:
+    return path.read_bytes().decode("utf-8", "surrogateescape")
+
+
+def _text(path: Path) -> None:
+    _use(parse(_content(path)))
+
+
+def _entry(path: Path) -> corpus.Entry:
+    return read_entry(path)
+
+
+def _plan(path: Path) -> None:
+    plan = from_bytes(path.read_bytes())
+    str(plan)
+    to_text(plan)
+    for launch in plan.launches:
+        _use(launch.function)
+
+
+def _bundle(path: Path) -> None:
+    with bundle.load(path, cache=CompileCache()) as module:
+        module.explain() if module.inputs else None
+
+
+def _memo(path: Path) -> None:
+    WeightsMemo(Store(path.parents[2])).sweep()
+
+
+def _spec(path: Path) -> None:
+    for spec in split_specs(_content(path)):
+        registry.create(spec)
+
+
+def _pin(path: Path) -> None:
+    pin = Pin.parse(_content(path))
+    str(pin)
+    list(pin.matching(["a" * 200, "/layer1/conv", "Conv"]))
+
+
+def _arrays(path: Path) -> None:
+    if path.suffix == ".npz":
+        read_npz(path)
+    else:
+        read_npy(path)
+
+
+def _library(path: Path) -> None:
+    library.load(path)
+
+
+def _no_files(name: str) -> Callable[[], Mapping[str, Crafted]]:
+    return partial(crafted.no_files, name)
+
+
+_ALL: Sequence[Reader] = (
+    Reader("onnx", _onnx, samples.models, _FIELDS, crafted.models),
+    Reader("external data", _onnx, samples.external, _FIELDS, crafted.external),
+    Reader("text", _text, samples.texts, TEXTUAL, crafted.texts),
+    Reader("corpus entry", _entry, samples.corpus_entries, TEXTUAL),
+    Reader("plan", _plan, samples.plans, _FIELDS),
+    Reader("bundle", _bundle, samples.bundles, _SEALED, _no_files("model.xrt")),
+    Reader("cache entry", Entry.read, samples.cache_entries, _SEALED),
+    Reader("weights memo", _memo, samples.memos, _SEALED),
+    Reader("spec", _spec, samples.specs, TEXTUAL, crafted.specs),
+    Reader("pin", _pin, samples.pins, TEXTUAL, crafted.pins),
+    Reader("arrays", _arrays, samples.arrays, BLIND + TEXTUAL[-4:], crafted.arrays),
+    Reader("native library", _library, tuple, (), crafted.libraries),
+)
+READERS: Mapping[str, Reader] = {reader.name: reader for reader in _ALL}
+"""By name. One without samples has crafted cases only: a damaged native library is code."""
