@@ -1,4 +1,4 @@
-"""Engines in a process of their own: what hangs, dies or takes all memory there is one more fault here, and nothing is left over."""
+"""Engines in a process of their own: what hangs, dies or takes all memory is one more fault, and nothing is left over."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import ml_dtypes
@@ -168,7 +169,7 @@ def test_the_worker_ends_with_its_module() -> None:
         m(X)
         process = worker_of(m)
         assert process.poll() is None
-        shared = [name for name in os.listdir("/dev/shm") if "xrt" in name]
+        shared = [path for path in Path("/dev/shm").iterdir() if "xrt" in path.name]
     assert process.poll() is not None
     assert shared == []
     forgotten = isolated(Faulty(nth=9), "ort")
@@ -196,6 +197,14 @@ def process_that(then: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
         yield process, int(process.stdout.readline())
 
 
+def is_running(process: int) -> bool:
+    """Whether there is such a process that has not ended; one that nobody has waited for yet has no command."""
+    try:
+        return bool(Path(f"/proc/{process}/cmdline").read_bytes())
+    except FileNotFoundError:
+        return False
+
+
 @pytest.mark.parametrize("then", ["", "import os; os.kill(os.getpid(), 9)", "m(X)"])
 def test_the_worker_ends_with_the_process(then: str) -> None:
     """It leaves, it is killed, or it is killed while the worker hangs."""
@@ -205,7 +214,7 @@ def test_the_worker_ends_with_the_process(then: str) -> None:
             os.kill(process.pid, signal.SIGKILL)
         process.wait(30)
         for _ in range(100):
-            if not os.path.exists(f"/proc/{worker}/cmdline") or not open(f"/proc/{worker}/cmdline").read():
+            if not is_running(worker):
                 return
             time.sleep(0.1)
     pytest.fail(f"worker {worker} is still there")
@@ -235,5 +244,7 @@ def test_an_engine_that_no_other_process_can_import_is_refused() -> None:
     class Here(Faulty):
         name: ClassVar[str] = "here"
 
-    with pytest.raises(OptionError, match="'here' cannot be isolated: .*Here of .* can be imported by no other process; move it"):
+    with pytest.raises(
+        OptionError, match=r"'here' cannot be isolated: .*Here of .* can be imported by no other process; move it"
+    ):
         module(Here(), isolate="all")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -50,7 +51,7 @@ class XRTModule:
     engine stands last without being named; what it takes in that way is one FallbackWarning and lines in `explain`.
 
     Keywords are the fields of `ClusteringOptions` (``pins``, ``minimum_nodes``, ...), of `ExecutionOptions`
-    (``precision``, ``threads``, ...) and of `Settings` (``strict``, ``max_signatures``, ...). ``cache`` is a cache of one's
+    (``precision``, ``threads``, ...) and of `Settings` (``strict``, ``check``, ``isolate``, ...). ``cache`` is a cache of one's
     own, or the directory of one.
 
     One output comes back as an array, several as a tuple. A returned array shares memory with nothing else, unless an
@@ -276,16 +277,6 @@ class XRTModule:
             self._forget_calls()
         return results
 
-    def _rescued(self, build: Build, program: Program, args: tuple[Any, ...], error: Exception) -> Any:
-        """Return what a prepared call that has raised gives after all."""
-        launches = program.plan.launches
-        failed = failure(launches[0], error) if len(launches) == 1 else error
-        if not isinstance(failed, RunFailed):
-            raise failed
-        results = build.rescue(program, failed, Call(args))
-        self._forget_calls()
-        return shaping(build.function)(results)
-
     def _met_before(self, args: tuple[Any, ...]) -> Any:
         """Make the prepared call of another signature than the last one; MISS where there is none."""
         known = self._ready.get(key_of(args))
@@ -311,7 +302,7 @@ class XRTModule:
         if any(type(value) is not np.ndarray or value.dtype.hasobject for value in values):  # texts are looked at in each call
             return
         program = build.program()
-        call = prepared(build, program, values, partial(self._rescued, build, program))
+        call = prepared(build, program, values, partial(_rescued, weakref.ref(self), build, program))
         with self._lock:
             if not self._closed:
                 self._quick = call
@@ -395,3 +386,14 @@ class XRTModule:
 
     def __repr__(self) -> str:
         return f"<XRTModule of {len(self.inputs)} inputs on {', '.join(self.engines)}>"
+
+
+def _rescued(module: weakref.ref[XRTModule], build: Build, program: Program, args: tuple[Any, ...], error: Exception) -> Any:
+    """Return what a prepared call that has raised gives after all; it is not what keeps its module alive."""
+    launches, owner = program.plan.launches, module()
+    failed = failure(launches[0], error) if len(launches) == 1 else error
+    if owner is None or not isinstance(failed, RunFailed):
+        raise failed
+    results = build.rescue(program, failed, Call(args))
+    owner._forget_calls()
+    return shaping(build.function)(results)
