@@ -23,7 +23,7 @@ ANYWHERE = [*BEFORE_THE_RUN, ("run", "raise"), ("run", "missing")]
 @settings(bounded, max_examples=25)
 @given(data=st.data(), nth=st.integers(0, 2))
 def test_what_fails_goes_to_toy(where, how, data, nth):
-    function = data.draw(functions())
+    function = data.draw(functions()).replace(aliases=())  # a call that updates in place is not repeated
     with module_of(function, [Faulty(where=where, how=how, nth=nth), REFERENCE], strict=False) as module:
         found = same_bits(outputs_of(module(*inputs_of(function, 1)), function), function, 1)
     assert found, found.message

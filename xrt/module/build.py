@@ -224,6 +224,10 @@ class Build:
     def is_compiled(self) -> bool:
         return self._program is not None
 
+    def is_served_by(self, program: Program) -> bool:
+        """Whether it is the program of the plan: that of a plan that was given up is not."""
+        return self._program is program
+
     def regions(self) -> list[RegionToCompile]:
         """Return what is, or was, compiled for the plan, in its order."""
         return regions_of(self.plan, self._engines.by_spec, self._engines.context)

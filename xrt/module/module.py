@@ -254,13 +254,14 @@ class XRTModule:
             return result
         quick, device = self._quick, self._engines.context.device
         if fetch is None and not named and quick.build is not None and quick.fits(args):
-            build = quick.build
+            build, program = quick.build, quick.program
             call = Call.of(args, options, out, build.function, device)
         else:
             values = self._accept(args, named)
             build = self._build(values, names_of(fetch))
+            program = None
             call = self._checks.looked_at(Call.of(values, options, out, build.function, device), build)
-        results = self._served(build, call)
+        results = self._served(build, call, program)
         if plain and not self._checks.sees_every_call:
             self._remember(call.inputs, build)
         if fetch is None:
@@ -268,12 +269,12 @@ class XRTModule:
         by_name = dict(zip((v.name for v in build.function.outputs), results, strict=True))
         return {name: by_name[name] for name in names_of(fetch)}
 
-    def _served(self, build: Build, call: Call) -> list[Any]:
+    def _served(self, build: Build, call: Call, program: Program | None) -> list[Any]:
         """Make the call, again where a region fails; what leads to a plan that is given up is forgotten."""
-        program = self._program(build)
+        program = program or self._program(build)
         results = build.run(call, program)
         self._checks.served(call, build)
-        if build.program() is not program:
+        if not build.is_served_by(program):
             self._forget_calls()
         return results
 

@@ -42,6 +42,8 @@ class Prepared:
     fits: Callable[[tuple[Any, ...]], bool] = never_fits
     build: Build | None = None
     """What it is a call of; None where nothing is prepared."""
+    program: Program | None = None
+    """What it runs."""
 
 
 def prepared(build: Build, program: Program, values: Sequence[Any], rescue: Rescue) -> Prepared:
@@ -49,7 +51,7 @@ def prepared(build: Build, program: Program, values: Sequence[Any], rescue: Resc
     expected = tuple((value.dtype, value.shape) for value in values)
     fits = _fitting(expected)
     positional = _from_one(program, *expected[0], rescue) if len(expected) == 1 else _from_many(program, fits, rescue)
-    return Prepared(positional, _by_name([value.name for value in build.function.inputs], positional), fits, build)
+    return Prepared(positional, _by_name([value.name for value in build.function.inputs], positional), fits, build, program)
 
 
 def _fitting(expected: tuple[tuple[Any, Any], ...]) -> Callable[[tuple[Any, ...]], bool]:

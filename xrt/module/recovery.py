@@ -37,7 +37,8 @@ class Call:
             raise DeviceError(f"a stream was given, but the module runs on {device}, which has none; pass stream=None")
         given = out if out is not None else options.out
         if given is not None:
-            options = replace(options, out=check_buffers(given, function.outputs, function.inputs, inputs))
+            buffers = check_buffers(given, function.outputs, function.inputs, inputs)
+            options = RunOptions(buffers, options.stream, options.block, options.profile)
         return cls(inputs, options)
 
     def keeping(self, function: Function) -> Call:

@@ -11,15 +11,14 @@ import os
 import resource
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, parse_spec
 from xrt.engines.spec import build
 from xrt.errors import CompileRefused, InputError
+from xrt.formats.bundle import working_folder
 from xrt.graph import Function
 from xrt.runtime.shared import Message, Room, function_in, receive, send, values_in
 
@@ -68,8 +67,8 @@ class Served:
     def save(self, message: Message, memory: memoryview, room: Room) -> Message:
         """Give an executable out as its engine saves it."""
         executable, engine, _, context = self._made[message["made"]]
-        with tempfile.TemporaryDirectory(prefix="xrt-") as folder:
-            data = engine.save(executable, replace(context, workdir=Path(folder)))
+        with working_folder() as folder:
+            data = engine.save(executable, replace(context, workdir=folder))
             held = bytes(data)
         return {"saved": room.put(memoryview(held))}
 
