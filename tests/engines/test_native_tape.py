@@ -276,6 +276,25 @@ def test_a_call_of_known_shapes_waits_for_nobody() -> None:
         assert slow.result(20)[0].tolist() == [1, 1]
 
 
+def test_only_the_first_sets_of_shapes_have_tapes() -> None:
+    """A value that grows in every call would else cost a preparation in every call."""
+    made: list[Any] = []
+    relu = function("x", "y", node("Relu", "x", "y")).replace(inputs=(Value("x", TensorType(F32, ("n",))),))
+    by_shapes = ByShapes(relu, lambda f: made.append(f) or ready(f), lambda: ready(relu), most=3)
+    for size in (1, 2, 3, 4, 5, 6, 1, 4):
+        assert by_shapes.run([np.full(size, -1, np.float32)])[0].tolist() == [0] * size
+    assert [f.inputs[0].type.shape for f in made] == [(1,), (2,), (3,)]
+
+
+def test_the_last_few_are_kept_where_nothing_serves_every_shape() -> None:
+    made: list[Any] = []
+    relu = function("x", "y", node("Relu", "x", "y")).replace(inputs=(Value("x", TensorType(F32, ("n",))),))
+    by_shapes = ByShapes(relu, lambda f: made.append(f) or ready(f), most=2)
+    for size in (1, 2, 1, 3, 1, 2):
+        by_shapes.run([np.ones(size, np.float32)])
+    assert [f.inputs[0].type.shape for f in made] == [(1,), (2,), (3,), (2,)]
+
+
 def test_a_shape_that_only_another_kernel_knows() -> None:
     made = function(
         "x", "y", node("NonZero", "x", "at"), node("Cast", "at", "f", to=1), node("Twice", "f _", "y", domain="test"), test=1

@@ -213,14 +213,25 @@ def _with_control(node: Node, control: tuple[str, ...]) -> Node:
 class ByShapes(Executable):
     """A Function whose shapes are known only at a call: one executable per set of input types, made when it first comes.
 
-    The last few are kept. Each costs an inference of shapes and the kernels' own preparation.
+    Each costs an inference of shapes and the kernels' own preparation: some milliseconds, for a call that may take
+    microseconds. So only the first few sets have one, and whatever comes after them runs ``otherwise``, which serves every
+    shape; without that the last few are kept.
     """
 
     outputs_are_fresh = True
 
-    def __init__(self, function: Function, made: Callable[[Function], Executable]) -> None:
+    def __init__(
+        self,
+        function: Function,
+        made: Callable[[Function], Executable],
+        otherwise: Callable[[], Executable] | None = None,
+        most: int = MOST_SHAPES,
+    ) -> None:
         self.function = function
         self._made = made
+        self._otherwise = otherwise
+        self._most = most
+        self._any_shape: Executable | None = None
         self._kept: OrderedDict[Any, Executable] = OrderedDict()
         self._lock = threading.Lock()
         self._making = threading.Lock()  # one at a time; calls of shapes that are known do not wait for it
@@ -237,16 +248,20 @@ class ByShapes(Executable):
             return self._met_before(key) or self._keep(key, self._made(self._bound(inputs)))
 
     def _met_before(self, key: object) -> Executable | None:
+        """Return what serves those types: their own executable, or the one for every shape once there are enough of these."""
         with self._lock:
             found = self._kept.get(key)
             if found is not None:
                 self._kept.move_to_end(key)
-            return found
+            return found or self._any_shape
 
     def _keep(self, key: object, made: Executable) -> Executable:
         with self._lock:
             self._kept[key] = made
-            if len(self._kept) > MOST_SHAPES:
+            if len(self._kept) == self._most and self._otherwise is not None:
+                self._any_shape = self._otherwise()
+                self._any_shape.prepare()
+            elif len(self._kept) > self._most:
                 self._kept.popitem(last=False)
         return made
 
