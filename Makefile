@@ -39,14 +39,8 @@ format: $(VENV)/dev.stamp ## format the code and mend what the linter can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/engines.stamp ## measure everything that docs/performance.md tells
-	$(BIN)/python benchmarks/partition.py
-	$(BIN)/python benchmarks/scale.py
-	$(BIN)/python benchmarks/dispatch.py
-	$(BIN)/python benchmarks/memory.py
-	$(BIN)/python benchmarks/regions.py
-	$(BIN)/python benchmarks/warm_start.py
-	$(BIN)/python benchmarks/native.py
+bench: $(VENV)/engines.stamp ## measure what XRT costs, and write docs/performance.md and README's numbers
+	$(BIN)/python tools/write_performance.py
 
 native: $(VENV)/dev.stamp ## build the native kernels anew, in their place
 	$(BIN)/cmake -S . -B build/native

@@ -139,17 +139,18 @@ def in_turn(ways: Mapping[str, Call], pool: ThreadPoolExecutor, size: int, calls
     inputs = [np.random.default_rng(i).standard_normal(size).astype("float32") for i in range(CALLERS)]
     taken: dict[str, list[float]] = {name: [] for name in ways}
 
-    def serve(way: Call, x: Any) -> None:
+    def serve(way: Call, x: Any) -> Any:
         for _ in range(calls):
             result = way(x)
-        np.testing.assert_array_equal(result, np.maximum(x, 0))
+        return result
 
     for turn in range(-1, rounds):  # the first, for warmth, does not count
         for name in rotated(list(ways), max(turn, 0)):
             began = time.perf_counter()
-            list(pool.map(serve, [ways[name]] * CALLERS, inputs))
-            if turn >= 0:
-                taken[name].append((time.perf_counter() - began) / calls)
+            results = list(pool.map(serve, [ways[name]] * CALLERS, inputs))
+            seconds = (time.perf_counter() - began) / calls
+            np.testing.assert_array_equal(results, np.maximum(inputs, 0))
+            taken[name] += [seconds] * (turn >= 0)
     return {name: Timing(tuple(seconds)) for name, seconds in taken.items()}
 
 
@@ -159,7 +160,7 @@ def in_turn(ways: Mapping[str, Call], pool: ThreadPoolExecutor, size: int, calls
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--rounds", type=int, default=30, help="interleaved rounds (default 30)")
+    parser.add_argument("--rounds", type=int, default=20, help="interleaved rounds (default 20)")
     parser.add_argument("--engines", default="toy,ort,tvm", help="which engines (default toy,ort,tvm)")
     parser.add_argument("--floats", type=int, default=1 << 20, help="elements of the large output (default 2**20)")
     parser.add_argument("--threads", type=int, default=available_cores(), help="what an engine may use (default: all cores)")

@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 
 import xrt
-from xrt.bench import Ratio, interleaved, machine, ratio
+from xrt.bench import Ratio, Timing, interleaved, machine, ratio
 from xrt.engines import CompileContext, registry
+from xrt.engines.native import why_not_shipped
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
 from xrt.runtime import available_cores
 
@@ -77,8 +78,15 @@ def measured(what: str, cut: xrt.XRTModule, whole: xrt.XRTModule, x: Any, thread
         "to_regions_alone": asdict(ratio(times["cut"], alone)),
         "bound_to_regions_alone": asdict(ratio(times["bound"], alone)),
         "to_one_region": asdict(ratio(times["cut"], [times["whole"]])),
+        "lost_fusion": lost_fusion(alone, times["whole"]),
         "idle_cpu": idle_cpu(),
     }
+
+
+def lost_fusion(alone: list[Timing], whole: Timing) -> dict[str, float]:
+    """Return what the regions alone take longer than the model in one, as a share of the latter."""
+    more = ratio(Timing(tuple(map(sum, zip(*(timing.seconds for timing in alone), strict=True)))), [whole])
+    return asdict(Ratio(more.median - 1, more.low - 1, more.high - 1))
 
 
 def idle_cpu(seconds: float = 1.0) -> float:
@@ -99,7 +107,12 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=40, help="height and width (default 40)")
     parser.add_argument("--threads", type=int, default=available_cores(), help="what all engines may use (default: all cores)")
     a = parser.parse_args()
-    figures = {"machine": machine("onnxruntime", "apache-tvm"), "cuts": cuts(a), "alternations": alternations(a)}
+    figures = {
+        "machine": machine("onnxruntime", "apache-tvm"),
+        "native": why_not_shipped() is None,
+        "cuts": cuts(a),
+        "alternations": alternations(a),
+    }
     print(json.dumps(figures, indent=2) if a.json else report(figures))
 
 

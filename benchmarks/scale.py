@@ -5,7 +5,8 @@ the processor time (every stage is one thread), per node too, and its growth: th
 smallest graph. The stages: making the Function, checking it, inferring its types, folding constants and dropping what is dead,
 its fingerprint, partitioning and folding it into regions (a tenth of the nodes on another engine), printing and
 explaining the plan; and writing and reading the model as text and as ONNX, and storing the plan, which above ``--written``
-nodes are left out, because the texts have gigabytes. Medians of ``--rounds``; garbage is collected before each stage.
+nodes are left out, because the texts have gigabytes. Medians of ``--rounds``, above
+``MOST`` nodes one run; garbage is collected before each stage.
 
     python benchmarks/scale.py [--json] [--graphs chain,residual,random] [--sizes 10000,100000,1000000] [--rounds N] [--written N]
 """
@@ -25,13 +26,17 @@ from partition import GRAPHS
 
 from xrt import passes
 from xrt.bench import machine
-from xrt.engines import GraphCompiler
+from xrt.engines import CompileContext, GraphCompiler
 from xrt.formats import onnx, text
 from xrt.graph import Function, Node
 from xrt.graph.verify import verify
 from xrt.module.build import simplified
 from xrt.module.explain import explain
+from xrt.module.settings import EngineList
 from xrt.partition import Plan, partition
+
+MOST = 100_000
+"""Nodes over all rounds of one size, where there is more than one round."""
 
 
 @dataclass
@@ -69,7 +74,7 @@ def measure(name: str, size: int, written: int, clock: Clock) -> None:
 
 
 def explained(plan: Plan, engines: Sequence[GraphCompiler]) -> str:
-    return str(explain(plan, {engine.spec: engine for engine in engines}, None, 1))
+    return str(explain(plan, EngineList(tuple(engines), None, CompileContext())))
 
 
 def through_text(function: Function, clock: Clock) -> None:
@@ -93,7 +98,7 @@ def rows(name: str, sizes: Sequence[int], rounds: int, written: int) -> list[dic
     found = []
     for size in sizes:
         clock = Clock()
-        for _ in range(rounds):
+        for _ in range(rounds_for(size, rounds)):
             measure(name, size, written, clock)
         for stage, seconds in clock.seconds.items():
             median = statistics.median(seconds)
@@ -113,12 +118,19 @@ def rows(name: str, sizes: Sequence[int], rounds: int, written: int) -> list[dic
     return found
 
 
+def rounds_for(size: int, rounds: int) -> int:
+    """Return how often a size is measured: the largest take minutes, and processor time hardly differs between two of them."""
+    return max(1, min(rounds, MOST // size))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument("--graphs", default="chain,residual,random", help="which graphs (default chain,residual,random)")
     parser.add_argument("--sizes", default="10000,100000,1000000", help="numbers of nodes (default 10000,100000,1000000)")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each is measured (default 3)")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help=f"how often each is measured, at most {MOST:,} nodes together (default 3)"
+    )
     parser.add_argument("--written", type=int, default=100_000, help="the most nodes that are written and read (default 100000)")
     arguments = parser.parse_args()
     sizes = [int(size) for size in arguments.sizes.split(",")]

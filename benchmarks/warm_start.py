@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ WAYS = ("off", "cold", "warm", "bundle")
 
 QUICK = {
     "ort": (),
-    "tvm": ("squeezenet", "shufflenet", "resnet50"),
-    "toy": ("squeezenet", "shufflenet", "resnet50"),
+    "tvm": ("squeezenet", "shufflenet"),
+    "toy": ("squeezenet", "shufflenet"),
 }
 """Models per engine, where not all: untuned, tvm and toy take minutes for the others."""
 
@@ -72,16 +73,23 @@ def started(path: Path, engine: str, way: str, cache: Path) -> dict[str, float]:
 # ---------------------------------------------------------------------- all of them
 
 
+def prepare(asked: list[tuple[str, str]], folder: Path) -> None:
+    """Write every model and every bundle."""
+    from xrt.formats.onnx import save
+    from xrt.models import load_light
+
+    for name in dict.fromkeys(model for _, model in asked):
+        save(load_light(name), folder / f"{name}.onnx")
+    for engine, name in asked:
+        files = [str(folder / f"{name}.onnx"), "-o", str(folder / f"{name}-{engine}.xrt")]
+        command = [sys.executable, "-m", "xrt.cli", "compile", *files, "-e", engine, "--strict"]
+        subprocess.run(command, env={**os.environ, "XRT_CACHE": "off"}, capture_output=True, check=True)
+    time.sleep(2.5)  # so that the hashes of a file that has just been written may be remembered
+
+
 def measure(name: str, engine: str, folder: Path, rounds: int) -> dict[str, Any]:
     """Return the medians, in seconds, of one model on one engine, and the ratios to a start without the cache."""
     model, bundle, cache = folder / f"{name}.onnx", folder / f"{name}-{engine}.xrt", folder / "cache"
-    subprocess.run(
-        [sys.executable, "-m", "xrt.cli", "compile", str(model), "-e", engine, "--strict", "-o", str(bundle)],
-        env={**os.environ, "XRT_CACHE": "off"},
-        capture_output=True,
-        check=True,
-    )
-    time.sleep(2.5)  # so that the hashes of a file that has just been written may be remembered
     times: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     started(bundle, engine, "bundle", folder / "bundles")
     for _ in range(rounds):
@@ -90,21 +98,24 @@ def measure(name: str, engine: str, folder: Path, rounds: int) -> dict[str, Any]
             place = (bundle, folder / "bundles") if way == "bundle" else (model, cache)
             times[way].append(started(place[0], engine, way, place[1]))
     medians = {way: {what: statistics.median(one[what] for one in found) for what in found[0]} for way, found in times.items()}
-    ratios = {
-        what: {
-            way: statistics.median(w[what] / o[what] for w, o in zip(times[way], times["off"], strict=True)) for way in WAYS[1:]
-        }
-        for what in ("compile", "start")
-    }
+    ratios = {what: {way: beside(times[way], times["off"], what) for way in WAYS[1:]} for what in ("compile", "start")}
     return {"model": name, "engine": engine, "seconds": medians, "ratios": ratios}
+
+
+def beside(found: list[dict[str, float]], off: list[dict[str, float]], what: str) -> dict[str, float]:
+    """Return the ratio to the start without the cache of the same round: median and quartiles."""
+    from xrt.bench import Timing, ratio  # here, so that a start imports nothing for the sake of the benchmark
+
+    mine, base = (Timing(tuple(one[what] for one in starts)) for starts in (found, off))
+    return asdict(ratio(mine, [base]))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--rounds", type=int, default=5, help="starts of each kind (default 5)")
+    parser.add_argument("--rounds", type=int, default=3, help="starts of each kind (default 3)")
     parser.add_argument("--engines", default="ort,tvm,toy", help="which engines (default ort,tvm,toy)")
-    parser.add_argument("--models", help="which light models (default: all on ort, three on the others)")
+    parser.add_argument("--models", help="which light models (default: all on ort, two on the others)")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -115,18 +126,14 @@ def main() -> None:
 
 def figures(arguments: argparse.Namespace) -> dict[str, Any]:
     from xrt.bench import machine
-    from xrt.formats.onnx import save
-    from xrt.models import light_models, load_light
+    from xrt.models import light_models
 
-    rows = []
+    named = arguments.models.split(",") if arguments.models else ()
+    engines = arguments.engines.split(",")
+    asked = [(engine, model) for engine in engines for model in named or QUICK.get(engine) or light_models()]
     with tempfile.TemporaryDirectory(prefix="xrt-warm-") as name:
-        folder = Path(name)
-        for engine in arguments.engines.split(","):
-            asked = arguments.models.split(",") if arguments.models else QUICK.get(engine) or light_models()
-            for model in asked:
-                if not (folder / f"{model}.onnx").exists():
-                    save(load_light(model), folder / f"{model}.onnx")
-                rows.append(measure(model, engine, folder, arguments.rounds))
+        prepare(asked, Path(name))
+        rows = [measure(model, engine, Path(name), arguments.rounds) for engine, model in asked]
     return {"machine": machine("onnxruntime", "apache-tvm"), "rounds": arguments.rounds, "rows": rows}
 
 
@@ -138,13 +145,13 @@ def report(found: dict[str, Any]) -> str:
         seconds, ratios = row["seconds"], row["ratios"]
         lines.append(
             f"{row['engine']:6} {row['model']:14} {seconds['off']['start']:8.3f} {seconds['warm']['start']:8.3f} "
-            f"{ratios['compile']['warm']:10.3f} {ratios['start']['warm']:8.3f} {ratios['start']['bundle']:9.3f} "
-            f"{ratios['start']['cold']:10.3f}"
+            f"{ratios['compile']['warm']['median']:10.3f} {ratios['start']['warm']['median']:8.3f} "
+            f"{ratios['start']['bundle']['median']:9.3f} {ratios['start']['cold']['median']:10.3f}"
         )
     for engine in dict.fromkeys(row["engine"] for row in found["rows"]):
         mine = [row["ratios"] for row in found["rows"] if row["engine"] == engine]
-        warm = [statistics.median(r[what]["warm"] for r in mine) for what in ("compile", "start")]
-        bundle = statistics.median(r["start"]["bundle"] for r in mine)
+        warm = [statistics.median(r[what]["warm"]["median"] for r in mine) for what in ("compile", "start")]
+        bundle = statistics.median(r["start"]["bundle"]["median"] for r in mine)
         lines.append(
             f"{engine}: median over its models: compile {warm[0]:.3f} x, start {warm[1]:.3f} x, from a bundle {bundle:.3f} x"
         )

@@ -9,7 +9,7 @@
     │   ├── EngineUnavailable              registered, but its library is missing or broken
     │   ├── CompileRefused                 the engine declines a function, with the reason
     │   ├── CompileFailed                  the engine's library failed while it compiled
-    │   └── RunFailed (RuntimeError)       the engine's library failed while it ran
+    │   └── RunFailed (RuntimeError)       the engine failed while it ran, or gave wrong results
     ├── PlanError (ValueError)             no plan satisfies what was asked
     ├── CacheError
     ├── BundleError (ValueError)
@@ -103,7 +103,14 @@ class CompileFailed(EngineError):
 
 
 class RunFailed(EngineError, RuntimeError):
-    """The engine's library failed while it ran an executable; the cause is chained."""
+    """An engine failed while it ran, or gave results that it may not give; a cause is chained.
+
+    ``region`` names the launch, where it is known.
+    """
+
+    def __init__(self, message: str, region: str = "") -> None:
+        super().__init__(message)
+        self.region = region
 
 
 class PlanError(XRTError, ValueError):

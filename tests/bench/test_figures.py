@@ -92,6 +92,8 @@ class Ticking:
 def test_each_takes_its_turn_first_as_often_as_the_others() -> None:
     assert [rotated("abc", turn)[0] for turn in range(6)] == list("abcabc")
     assert rotated([], 3) == []
+    behind = {(a, b) for turn in range(6) for a, b in zip(rotated("abc", turn), rotated("abc", turn)[1:], strict=False)}
+    assert len(behind) == 6, "each runs behind each of the others"
     clock, order = Ticking(1.0), []
     times = interleaved({n: lambda n=n: (order.append(n), clock.call()) for n in "ab"}, rounds=3, clock=clock)  # type: ignore[misc]
     assert order[2:] == list("abbaab")  # after one call each to see how long it takes
@@ -102,6 +104,11 @@ def test_a_quick_call_is_repeated_and_a_slow_one_is_not() -> None:
     quick, slow = Ticking(0.001), Ticking(0.5)
     assert repeats_for(quick.call, 0.1, quick) == pytest.approx(100, abs=1)
     assert repeats_for(slow.call, 0.1, slow) == 1
+
+
+def test_a_call_that_is_slow_only_at_first_is_repeated() -> None:
+    clock = Ticking(0.3, *[0.001] * 3)
+    assert repeats_for(clock.call, 0.1, clock) == pytest.approx(100, abs=1)
 
 
 def test_warming_up_ends_when_the_time_no_longer_falls() -> None:

@@ -1,4 +1,4 @@
-"""Running one node, or a few, on the toy engine."""
+"""Running one node, or a few, on the Python kernels of the toy engine."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def typed(name: str, array: Array) -> Value:
     return Value(name, TensorType(DType.of(array), array.shape))
 
 
-def ready(f: Function) -> ToyExecutable:
-    executable = Toy().compile(f, CompileContext())
+def ready(f: Function, engine: Toy = Toy(native="off")) -> ToyExecutable:
+    executable = engine.compile(f, CompileContext())
     executable.prepare()
     return executable
 

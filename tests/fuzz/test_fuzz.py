@@ -164,4 +164,4 @@ def test_the_command_keeps_what_disagrees_and_exits_with_1(tmp_path, monkeypatch
     assert left.value.code == 1
     kept = read_entry(tmp_path / f"fuzz_{seed}.txt")
     assert kept.judge(on_toy(kept.function, kept.inputs))
-    assert "1 disagreements" in capsys.readouterr().out
+    assert "1 disagreement\n" in capsys.readouterr().out

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from xrt.errors import ModelError
-from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, TensorType, Value, attributes_of
+from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, SequenceType, TensorType, Value, attributes_of
 from xrt.graph.schemas import latest_opset
 from xrt.graph.verify import FUNCTION_RULES, NODE_RULES, verify
 
@@ -101,6 +101,16 @@ BROKEN = {
     "an alias of another type": (
         relu(aliases=(("c", "y"),), outputs=(Y,)),
         "alias 'c' of 'y': the input is bool[], the output float32[2]; they must be of one type",
+    ),
+    "an alias of a sequence": (
+        Function(
+            (Value("s", SequenceType(X.type)),),
+            (Value("t"),),
+            (Node("Identity", ("s",), ("t",)),),
+            opsets={"": 20},
+            aliases=(("s", "t"),),
+        ),
+        "alias 's' of 't': the input is seq(float32[2]); only a tensor has a buffer to update",
     ),
     "a body of other opsets": (
         one(if_node(body(0, 1), body(0, 1, opsets={"": 19}))),

@@ -146,11 +146,17 @@ def test_every_error_has_a_section() -> None:
 
 
 @pytest.mark.parametrize("contract", [GraphCompiler, Executable])
-def test_the_guide_names_each_member_of_the_contract(contract: type) -> None:
+def test_the_guide_has_one_row_for_each_member_of_the_contract(contract: type) -> None:
     guide = (TOP / "docs" / "write-an-engine.md").read_text(encoding="utf-8")
-    told = set(re.findall(r"`(\w+)(?:\([^`]*\))?`", guide.split("## Each member")[1].split("\n## ")[0]))
-    members = {*vars(contract), *contract.__annotations__}
-    assert sorted(name for name in members if not name.startswith("_") and name not in told) == []
+    rows = guide.split(f"\n`{contract.__name__}`:\n\n")[1].split("\n\n")[0]
+    cells = re.findall(r"^\| ([^|]*) \|", rows, re.MULTILINE)
+    told = [name for cell in cells for name in re.findall(r"`(\w+)(?:\([^`]*\))?`", cell)]
+    assert sorted(told) == sorted(name for name in {*vars(contract), *contract.__annotations__} if not name.startswith("_"))
+
+
+def test_design_records_are_numbered_one_after_the_other() -> None:
+    records = sorted((TOP / "docs" / "design").glob("*.md"))
+    assert [record.name[:5] for record in records] == [f"{number:04d}-" for number in range(1, len(records) + 1)]
 
 
 def test_the_guide_shows_the_example_as_it_is() -> None:

@@ -1,4 +1,4 @@
-"""Law 4: with toy behind, whatever the engine in front declines, refuses or fails to compile, the result is toy's."""
+"""Law 4: with toy behind, whatever the engine in front declines, refuses or fails at, the result is toy's."""
 
 from __future__ import annotations
 
@@ -8,39 +8,41 @@ from hypothesis import strategies as st
 
 from tests.laws.laws import bounded, outputs_of, same_bits
 from xrt.errors import FallbackWarning, RunFailed
+from xrt.module.settings import REFERENCE
 from xrt.testing.corpus import CORPUS, entry
 from xrt.testing.faulty import Faulty, Recording
 from xrt.testing.running import module_of
 from xrt.testing.strategies import functions, inputs_of
 
 BEFORE_THE_RUN = [("why_not", "refuse"), ("compile", "refuse"), ("compile", "raise"), ("prepare", "raise")]
+ANYWHERE = [*BEFORE_THE_RUN, ("run", "raise"), ("run", "missing")]
 
 
 @pytest.mark.filterwarnings("ignore::xrt.errors.FallbackWarning")
-@pytest.mark.parametrize(("where", "how"), BEFORE_THE_RUN)
+@pytest.mark.parametrize(("where", "how"), ANYWHERE)
 @settings(bounded, max_examples=25)
 @given(data=st.data(), nth=st.integers(0, 2))
-def test_what_fails_before_the_run_goes_to_toy(where, how, data, nth):
-    function = data.draw(functions())
-    with module_of(function, [Faulty(where=where, how=how, nth=nth), "toy"]) as module:
+def test_what_fails_goes_to_toy(where, how, data, nth):
+    function = data.draw(functions()).replace(aliases=())  # a call that updates in place is not repeated
+    with module_of(function, [Faulty(where=where, how=how, nth=nth), REFERENCE], strict=False) as module:
         found = same_bits(outputs_of(module(*inputs_of(function, 1)), function), function, 1)
     assert found, found.message
 
 
-@pytest.mark.parametrize(("where", "how"), BEFORE_THE_RUN[1:])
+@pytest.mark.parametrize(("where", "how"), ANYWHERE[1:])
 def test_a_refusal_is_told(where, how):
     one = entry("engines_alternate")
-    with module_of(one.function, [Faulty(where=where, how=how), "toy"]) as module:
-        with pytest.warns(FallbackWarning, match="told to (fail|refuse)"):
+    with module_of(one.function, [Faulty(where=where, how=how), REFERENCE], strict=False) as module:
+        with pytest.warns(FallbackWarning, match="told to (fail|refuse)|returned 0 outputs"):
             results = [module(*one.given())]
         assert one.judge(results)
-        assert {launch.engine for launch in module.plan.launches} == {"toy"}
+        assert {launch.engine for launch in module.plan.launches} == {REFERENCE}
 
 
-def test_what_fails_in_the_run_is_told_and_not_hidden():
+def test_what_fails_is_an_error_where_the_module_is_strict():
     one = entry("engines_alternate")
     with (
-        module_of(one.function, [Faulty(where="run", how="raise"), "toy"]) as module,
+        module_of(one.function, [Faulty(where="run", how="raise"), REFERENCE]) as module,
         pytest.raises(RunFailed, match=r"xrt_faulty_0.*told to fail in run"),
     ):
         module(*one.given())
@@ -50,7 +52,7 @@ def test_what_fails_in_the_run_is_told_and_not_hidden():
 @given(data=st.data(), takes=st.sampled_from(["Add|Mul|Tanh|Relu", "C*", "*e*", "Transpose|Reshape|Split|If|Loop"]))
 def test_an_engine_of_few_operators_leaves_the_rest_to_toy(data, takes):
     function = data.draw(functions())
-    with module_of(function, [Recording(takes=takes), "toy"]) as module:
+    with module_of(function, [Recording(takes=takes), REFERENCE]) as module:
         found = same_bits(outputs_of(module(*inputs_of(function, 2)), function), function, 2)
     assert found, found.message
 
@@ -58,6 +60,6 @@ def test_an_engine_of_few_operators_leaves_the_rest_to_toy(data, takes):
 @pytest.mark.parametrize("name", [e.name for e in CORPUS])
 def test_corpus(name):
     one = entry(name)
-    with module_of(one.function, [Recording(takes="Neg|Add|If|Concat|Cast"), "toy"]) as module:
+    with module_of(one.function, [Recording(takes="Neg|Add|If|Concat|Cast"), REFERENCE]) as module:
         found = one.judge(outputs_of(module(*one.given()), one.function))
     assert found, found.message

@@ -334,6 +334,56 @@ def test_an_alias_is_kept_by_a_bound_call(engine: str) -> None:
         assert (state.tolist(), y.tolist()) == ([count] * 2, [2 * count - 1] * 2)
 
 
+@pytest.mark.parametrize("engine", ["toy", "ort"])
+def test_texts_are_checked_in_each_call(engine: str) -> None:
+    type_ = TensorType(DType.STRING, (2,))
+    same = Function((Value("x", type_),), (Value("y", type_),), (Node("Identity", ("x",), ("y",)),), opsets={"": 14})
+    m = xrt.XRTModule(same, engine=engine)
+    assert m(np.array(["a", "b"], object)).tolist() == ["a", "b"]
+    with pytest.raises(InputError, match="element 1 is int 1"):
+        m(np.array(["a", 1], object))
+
+
+def accumulating(*nodes: Node) -> Function:
+    """``state``, which becomes the first output, beside ``x``."""
+    type_ = TensorType(DType.FLOAT32, (2,))
+    inputs = tuple(Value(name, type_) for name in ("x", "state"))
+    new = nodes[-1].outputs[0] if nodes else "x"
+    return Function(inputs, (Value(new, type_),), nodes, opsets={"": 14}, aliases=(("state", new),))
+
+
+def read_only() -> Any:
+    state = np.zeros(2, "float32")
+    state.flags.writeable = False
+    return state
+
+
+ADD = (Node("Add", ("x", "state"), ("next",), name="n0"), Node("Neg", ("next",), ("new",), name="n1"))
+
+
+@pytest.mark.parametrize("nodes", [(), ADD[:1], ADD], ids=["no node", "one", "several"])
+@pytest.mark.parametrize("engine", ["toy", "ort"])
+def test_an_input_that_cannot_be_updated_is_refused(engine: str, nodes: tuple[Node, ...]) -> None:
+    """It came as NumPy's ValueError, as an IndexError, or as the engine's failure; of another byte order, the update was lost."""
+    m, x = xrt.XRTModule(accumulating(*nodes), engine=engine, maximum_nodes=1), np.ones(2, "float32")
+    text = "input 'state' cannot be written to, and the model updates it; give a writeable array of native byte order"
+    for ready in (False, True):
+        for state in (read_only(), np.zeros(2, ">f4")):
+            for call in (
+                lambda s=state: m(x, s),
+                lambda s=state: m(x=x, state=s),
+                lambda s=state: m(x, s, out=np.empty(2, "float32")),
+            ):
+                with pytest.raises(InputError) as caught:
+                    call()
+                assert str(caught.value) == text, ready
+            assert not state.any()
+        m(x, np.zeros(2, "float32"))
+    with pytest.raises(InputError) as caught:
+        m.bind(x, read_only())
+    assert str(caught.value) == text
+
+
 @pytest.mark.parametrize(
     ("given", "text"),
     [

@@ -62,14 +62,14 @@ def test_plans_are_values() -> None:
 
 
 def test_a_refusal_at_compile_places_the_nodes_elsewhere() -> None:
-    plan = partition(chain("RRB"), palette(), refused=[("n1", "red", "no such shape")])
+    plan = partition(chain("RRB"), palette(), refused=[("n1", "red", "refused at compile: no such shape")])
     assert regions(plan) == {("red", frozenset({"n0"})), ("green", frozenset({"n1"})), ("all", frozenset({"n2"}))}
     assert str(plan.reasons[0]) == "'n1' (Red) is not on red: refused at compile: no such shape"
 
 
 def test_a_refusal_by_the_last_engine() -> None:
     with pytest.raises(PlanError) as caught:
-        partition(chain("RB"), palette(), refused=[("n1", "all", "too large")])
+        partition(chain("RB"), palette(), refused=[("n1", "all", "refused at compile: too large")])
     assert str(caught.value) == (
         "no engine of the list (red, green, all) takes 1 of 2 nodes; list an engine that takes them:\n"
         "  'n1' (Blue): red: no kernel for Blue; green: no kernel for Blue; all: refused at compile: too large"
@@ -78,7 +78,9 @@ def test_a_refusal_by_the_last_engine() -> None:
 
 def test_a_refusal_by_the_engine_that_a_pin_asks_for() -> None:
     with pytest.raises(PlanError) as caught:
-        partition(chain("R"), palette(), ClusteringOptions(pins="Red=red"), refused=[("n0", "red", "too large")])
+        partition(
+            chain("R"), palette(), ClusteringOptions(pins="Red=red"), refused=[("n0", "red", "refused at compile: too large")]
+        )
     assert str(caught.value) == (
         "'Red=red' cannot be kept: no engine is left for 1 of 1 node; change the pin, or list an engine that takes them:\n"
         "  'n0' (Red): red: refused at compile: too large; green: pinned to red by 'Red=red'; all: pinned to red by 'Red=red'"

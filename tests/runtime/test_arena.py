@@ -325,5 +325,7 @@ def test_a_result_of_another_shape_is_not_spread_over_its_place() -> None:
     program = chained(100_000, Shortening(), Filling("b"))
     with pytest.raises(RunFailed) as caught:
         program.run([np.ones(100_000, "float32")])
-    assert str(caught.value) == "a result is float32[1] where the buffer for it is float32[100000]"
+    assert str(caught.value) == (
+        "engine 'shortening' failed to run xrt_shortening_0: a result is float32[1] where the buffer for it is float32[100000]"
+    )
     assert program._idle == [], "the frame of a call that failed is given up"

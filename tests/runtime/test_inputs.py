@@ -91,6 +91,18 @@ def test_a_scalar_that_would_lose_its_value_is_refused() -> None:
     assert refused((whole,), 300) == "input 'k' is int8[], which cannot hold 300"
 
 
+TEXTS = Value("t", TensorType(DType.STRING, (2,)))
+
+
+def test_a_tensor_of_strings_holds_nothing_else() -> None:
+    """Engines spelt out whatever else they were given, such as ``b'a'`` and ``None``."""
+    (given,) = accepted((TEXTS,), np.array(["a", "b"]))
+    assert given.dtype == object and given.tolist() == ["a", "b"]
+    end = ": make each element a str"
+    assert refused((TEXTS,), np.array(["a", None], object)) == f"input 't' must hold text; element 1 is NoneType None{end}"
+    assert refused((TEXTS,), np.array([b"a", b"b"])) == f"input 't' must hold text; element 0 is bytes b'a'{end}"
+
+
 def test_sequences_and_optionals() -> None:
     sequence = Value("q", SequenceType(TensorType(DType.INT64, None)))
     optional = Value("o", OptionalType(TensorType(DType.INT64, (1,))))

@@ -159,6 +159,21 @@ def test_a_limit_holds_while_calls_are_under_way_and_is_put_back() -> None:
     assert one.threads == 1
 
 
+def test_a_limit_of_one_call_does_not_hide_the_threads_from_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was prepared while another budget held BLAS down was never limited itself."""
+    fake = Fake(8)
+    blas = BlasThreads([fake.library()])
+    monkeypatch.setattr("xrt.engines.blas.blas_of_process", lambda: blas)
+    assert blas_limit(8) is None
+    blas.enter(1)
+    limit = blas_limit(2)
+    blas.leave(1)
+    assert limit is not None
+    with limit:
+        assert fake.threads == 2
+    assert fake.threads == 8
+
+
 def test_limits_from_many_threads_leave_the_number_as_it_was() -> None:
     fake = Fake(8)
     blas = BlasThreads([fake.library()])

@@ -197,7 +197,7 @@ def test_a_failure_to_compile_is_no_refusal_even_in_a_list():
 
 
 def test_a_list_falls_back_on_what_it_names():
-    assert outcome_of([Faulty(where="compile"), "toy"]).word is Word.PASSED
+    assert outcome_of([Faulty(where="compile", how="refuse"), "toy"]).word is Word.PASSED
 
 
 def test_an_unknown_engine_is_an_error_of_the_caller():

@@ -42,7 +42,7 @@ class Ratio:
 def ratio(of: Timing, to: Sequence[Timing]) -> Ratio:
     """Return, round by round, the time of one candidate over the sum of the others'; the bounds are quartiles."""
     rounds = [a / sum(t.seconds[i] for t in to) for i, a in enumerate(of.seconds)]
-    low, median, high = statistics.quantiles(rounds, n=4)
+    low, median, high = statistics.quantiles(rounds, n=4, method="inclusive")  # never outside of what was seen
     return Ratio(median, low, high)
 
 

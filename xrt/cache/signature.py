@@ -57,7 +57,7 @@ def signature_of(function: Function, engine: GraphCompiler, context: CompileCont
 
     ``version`` is the engine's, for who has asked it already. Linear in the constants' bytes, once.
     """
-    kind = type(engine)
+    kind = engine.implementation
     options = {f.name: getattr(context.options, f.name) for f in dataclasses.fields(context.options) if f.name != "threads"}
     return Signature(
         (

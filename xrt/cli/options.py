@@ -15,7 +15,7 @@ from xrt.errors import InputError, OptionError
 from xrt.formats import onnx
 from xrt.graph import Function
 
-__all__ = ["check_writable", "dims_of", "input_options", "loaded", "module_keywords", "module_options"]
+__all__ = ["check_of", "check_writable", "dims_of", "input_options", "loaded", "module_keywords", "module_options"]
 
 Command = Callable[..., Any]
 
@@ -31,6 +31,14 @@ def check_writable(target: Path) -> None:
         raise InputError(f"cannot write {target}: there is no folder {target.parent}")
     if not os.access(target.parent, os.W_OK):
         raise InputError(f"cannot write {target}: nothing may be written to {target.parent}")
+
+
+def check_of(context: click.Context, option: click.Parameter, text: str | None) -> str | float | None:
+    """Return a part of the calls as a number, and a word as it is; the module says whether it is one that it knows."""
+    try:
+        return float(text) if text not in (None, "nan") else text
+    except ValueError:
+        return text
 
 
 def dims_of(given: tuple[str, ...]) -> dict[str, int]:
@@ -90,7 +98,7 @@ def module_options(command: Command) -> Command:
 def module_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return XRTModule's keywords from what `module_options` collected; what was not given is left out."""
     kept = {name: given[name] for name in ("minimum_nodes", "maximum_nodes", "precision", "threads")}
-    kept["dump_subgraph_dir"] = given.get("dump_subgraph_dir")
+    kept |= {name: given.get(name) for name in ("dump_subgraph_dir", "check")}
     chosen = {name: value for name, value in kept.items() if value is not None}
     if given["pins"]:
         chosen["pins"] = given["pins"]

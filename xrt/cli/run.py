@@ -14,7 +14,7 @@ from rich.status import Status
 from xrt.cli.bundles import opened
 from xrt.cli.explain import with_dims
 from xrt.cli.inputs import from_files
-from xrt.cli.options import check_writable, dims_of, input_options, loaded, module_keywords, module_options
+from xrt.cli.options import check_of, check_writable, dims_of, input_options, loaded, module_keywords, module_options
 from xrt.cli.screen import err, out, show_table
 from xrt.compare import compare, tolerance_for
 from xrt.errors import EngineError, InputError, PlanError
@@ -34,6 +34,7 @@ __all__ = ["command"]
 @click.option("--save", "-o", "target", type=click.Path(dir_okay=False), help="Save the outputs as .npz")
 @click.option("--repeat", default=1, show_default=True, type=click.IntRange(1), help="Runs, of which the median time is shown")
 @click.option("--dump", "dump_subgraph_dir", type=click.Path(file_okay=False), help="Write the graph per stage (text, ONNX, DOT)")
+@click.option("--check", callback=check_of, help="Hold calls against the reference: first, nan, or a part of them: 0.01")
 @click.option("--verify", "verified", is_flag=True, help="Compare the outputs with the reference engine")
 def command(model: str, files: tuple[str, ...], seed: int, target: str | None, repeat: int, verified: bool, **given: Any) -> int:
     """Run MODEL, an ONNX file, a bundle or a shipped model (squeezenet, 'bert{layers=2}').

@@ -45,6 +45,12 @@ class BlasThreads:
         """The most threads that any of the libraries uses now; 1 where there is none."""
         return max((library.get() for library in self.libraries), default=1)
 
+    @property
+    def unlimited(self) -> int:
+        """The most threads that any of the libraries uses while no call limits it; 1 where there is none."""
+        with self._lock:
+            return max(self._before, default=1) if self._under_way else self.threads
+
     def enter(self, budget: int) -> None:
         """Begin a call that may use so many threads."""
         with self._lock:
@@ -87,7 +93,7 @@ def blas_limit(threads: int) -> AbstractContextManager[None] | None:
     Entering and leaving cost a few microseconds.
     """
     blas = blas_of_process()
-    return _Limit(blas, threads) if blas.threads > threads else None
+    return _Limit(blas, threads) if blas.unlimited > threads else None
 
 
 @lru_cache(maxsize=1)

@@ -182,6 +182,11 @@ class GraphCompiler(abc.ABC):
         raise CompileRefused(f"engine {self.name!r} cannot load an executable")
 
     @property
+    def implementation(self) -> type[GraphCompiler]:
+        """The class whose code compiles: its own, unless the engine stands in front of another."""
+        return type(self)
+
+    @property
     def spec(self) -> str:
         """The engine as text: its name, and in braces the fields that differ from their defaults."""
         from xrt.engines.spec import spec_of

@@ -163,6 +163,8 @@ def _aliases_fit(scope: _Scope) -> Iterator[str]:
             a, b = function.type_of(target), function.type_of(source)
             if a is not None and b is not None and not may_equal(a, b):
                 yield f"alias {target!r} of {source!r}: the input is {a}, the output {b}; they must be of one type"
+            elif a is not None and not isinstance(a, TensorType):
+                yield f"alias {target!r} of {source!r}: the input is {a}; only a tensor has a buffer to update"
         seen.add(target)
 
 
@@ -178,7 +180,7 @@ FUNCTION_RULES = (
     Rule("named", "Every input and output has a name.", _values_have_names),
     Rule("opsets", "The versions of the domains that onnx describes are ones that it knows.", _opsets_are_known),
     Rule("declared", "A type declared for an input or a constant is its own.", _declared_types_agree),
-    Rule("aliases", "An alias is of an input and an output of one type, one per input.", _aliases_fit),
+    Rule("aliases", "An alias is of an input and an output of one tensor type, one per input.", _aliases_fit),
     Rule("bodies import", "A body imports the same opsets as the function around it.", _bodies_import_the_same),
 )
 

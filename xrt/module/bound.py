@@ -12,6 +12,7 @@ from xrt import passes
 from xrt.errors import InputError
 from xrt.graph import DType, Function, TensorType, Value
 from xrt.runtime import Program
+from xrt.runtime.inputs import check_updated
 from xrt.runtime.outputs import check_buffers
 
 __all__ = ["Bound", "bound", "check_fixed"]
@@ -76,12 +77,15 @@ def bound(program: Program, function: Function, values: Sequence[Any], out: Any)
 
     Raises InputError for a buffer that does not fit, or an output whose size only a run can tell and that has no buffer.
     """
+    updates = _updates(function)
+    for _, target in updates:
+        check_updated(function.inputs[target].name, values[target])
     sized = _sized(function, values)
     given = check_buffers(out, sized.outputs, sized.inputs, values) if out is not None else (None,) * len(sized.outputs)
     buffers = [_empty(value) if buffer is None else buffer for value, buffer in zip(sized.outputs, given, strict=True)]
     types = None if sized is function else {name: sized.type_of(name) for name in sized.value_names()}
     returned = list(buffers)
-    for source, target in _updates(function):
+    for source, target in updates:
         if given[source] is None:
             returned[source] = values[target]
     return Bound(program.bind(values, buffers, types), tuple(values), tuple(returned))

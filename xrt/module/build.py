@@ -11,16 +11,25 @@ from typing import Any
 
 from xrt import passes
 from xrt.cache import CompileCache
-from xrt.engines import CompileContext, registry
-from xrt.errors import FallbackWarning, InputError, did_you_mean
+from xrt.errors import CompileRefused, InputError, PlanError, RunFailed, did_you_mean
 from xrt.graph import Function
 from xrt.module.memory import Memory, memory
-from xrt.module.settings import REFERENCE, EngineList, Settings
-from xrt.module.warning import warn
+from xrt.module.recovery import Call, given_up, tell, triples
+from xrt.module.reference import evaluate
+from xrt.module.settings import EngineList, Settings
 from xrt.partition import ClusteringOptions, Plan, partition
 from xrt.runtime import Program, Refusal, RegionToCompile, compile_plan, regions_of
 
-__all__ = ["Build", "SavedBuild", "simplified", "with_fetched"]
+__all__ = ["Build", "SavedBuild", "names_of", "simplified", "with_fetched"]
+
+
+def names_of(fetch: Any) -> tuple[str, ...]:
+    """Return the names that a call fetches, each once; raises InputError for a string."""
+    if fetch is None:
+        return ()
+    if isinstance(fetch, str):
+        raise InputError(f"fetch must be a list of value names; got the string {fetch!r}; pass fetch=[{fetch!r}]")
+    return tuple(dict.fromkeys(fetch))
 
 
 def with_fetched(function: Function, fetch: Sequence[str]) -> Function:
@@ -40,16 +49,6 @@ def simplified(function: Function, *, fold: bool, threads: int = 1) -> Function:
     if folded is not function:
         folded = passes.infer_shapes(folded)
     return passes.drop_dead_nodes(folded)
-
-
-def evaluate(function: Function, inputs: Sequence[Any], threads: int = 1) -> list[Any]:
-    """Run a function on the reference engine; raises CompileRefused where it has no kernel."""
-    executable = registry.create(REFERENCE).compile(function, CompileContext(threads=threads))
-    executable.prepare()
-    try:
-        return list(executable.run(inputs))
-    finally:
-        executable.close()
 
 
 _log = logging.getLogger(__name__)
@@ -99,39 +98,100 @@ class Build:
         self._cache = cache
         self._lock = threading.Lock()
         self._program: Program | None = None
+        self.refused: tuple[Refusal, ...] = ()
+        self.checked = False
+        """Whether a call has been checked, and nothing was found."""
         self.plan = saved.plan if saved and saved.plan else self._partitioned(())
 
     def program(self) -> Program:
         """Return the compiled Program; a region that its engine refuses is placed elsewhere, with a warning."""
         with self._lock:
-            if self._program is None:
-                self._program = self._compiled()
-            return self._program
+            if self._program is not None:
+                return self._program
+            told, program = len(self.refused), self._take(*self._compiled(self.plan, self.refused))
+        tell(self.refused[told:])
+        return program
 
-    def _compiled(self) -> Program:
-        refused: tuple[Refusal, ...] = ()
+    def _take(self, program: Program, refused: tuple[Refusal, ...]) -> Program:
+        if refused != self.refused:
+            self.remarks = {}  # they are of regions that may be others by now
+            self.checked = False
+        self._program, self.plan, self.refused = program, program.plan, refused
+        self._dump()
+        return program
+
+    def _compiled(self, plan: Plan, refused: tuple[Refusal, ...]) -> tuple[Program, tuple[Refusal, ...]]:
+        """Return the plan's Program, or that of a plan without what engines refused, and all that was refused by then."""
         while True:
-            made = self._attempt()
+            made = self._attempt(plan)
             if isinstance(made, Program):
-                self._dump()
-                return made
+                return made, refused
             refused += made
-            self._replan(refused, made)
+            plan = self._replanned(refused, made)
 
-    def _attempt(self) -> Program | tuple[Refusal, ...]:
+    def _attempt(self, plan: Plan) -> Program | tuple[Refusal, ...]:
         force = self._settings.force_compile
         progress = self._settings.progress
-        return compile_plan(self.plan, self._engines.by_spec, self._engines.context, self._cache, force=force, progress=progress)
+        return compile_plan(plan, self._engines.by_spec, self._engines.context, self._cache, force=force, progress=progress)
 
-    def _replan(self, refused: tuple[Refusal, ...], new: tuple[Refusal, ...]) -> None:
+    def _replanned(self, refused: tuple[Refusal, ...], new: tuple[Refusal, ...]) -> Plan:
         """Place what was refused elsewhere; where nobody is left to take it, the refusal itself is the cause of the error."""
+        if self._settings.strict and (failed := [r.error for r in new if not isinstance(r.error, CompileRefused)]):
+            raise failed[0]
         try:
-            self.plan = self._partitioned(refused)
+            return self._partitioned(refused)
         except Exception as error:
             raise error from new[0].error
-        for refusal in new:
-            some = f"{refusal.nodes[0]!r}" + (f" and {len(refusal.nodes) - 1} more" if len(refusal.nodes) > 1 else "")
-            warn(f"{refusal.error}; node {some} placed on another engine", FallbackWarning)
+
+    # ------------------------------------------------------------------ faults of a run
+
+    def run(self, call: Call, program: Program | None = None) -> list[Any]:
+        """Return what the call gives; a region that fails is placed elsewhere, with a warning, and the call made again.
+
+        Raises RunFailed where no engine is left for the region, where its inputs are no longer what they were, and
+        where the module is strict.
+        """
+        program = program or self.program()
+        try:
+            return call.on(program)
+        except RunFailed as error:
+            return self.rescue(program, error, call)
+
+    def rescue(self, program: Program, error: RunFailed, call: Call) -> list[Any]:
+        """Return what the call, of which a region of that program has failed, gives on a plan without the region."""
+        if self._settings.strict or not error.region:
+            raise error
+        with self._lock:
+            mine, told = self._program is program, len(self.refused)
+            results = self._recovered(program, error, call) if mine else []
+        if not mine:  # another thread has placed the region elsewhere meanwhile
+            call.restore(program.plan, error)
+            return self.run(call)
+        tell(self.refused[told:])
+        return results
+
+    def _recovered(self, program: Program, first: RunFailed, call: Call) -> list[Any]:
+        """Try one plan after the other, and keep the one that serves: what fails everywhere may be the fault of the inputs."""
+        error, refused = first, self.refused
+        while True:
+            refused += (given_up(program, error),)
+            try:
+                following, refused = self._compiled(self._partitioned(refused), refused)
+            except PlanError:
+                raise first  # noqa: B904  # that no engine is left is not the cause of it
+            try:
+                call.restore(program.plan, error)
+            except RunFailed:
+                self._take(following, refused)  # for later calls
+                raise
+            try:
+                results = call.on(following)
+            except RunFailed as again:
+                first.add_note(f"placed elsewhere, it failed too: {again}")
+                program, error = following, again
+                continue
+            self._take(following, refused)
+            return results
 
     def _partitioned(self, refused: tuple[Refusal, ...]) -> Plan:
         plan = partition(
@@ -141,7 +201,7 @@ class Build:
             strict=self._settings.strict,
             implicit=self._engines.implicit,
             device=self._engines.context.device,
-            refused=tuple((node, r.launch.engine, str(r.error)) for r in refused for node in r.nodes),
+            refused=triples(refused),
         )
         sizes = ", ".join(f"{launch.name} of {len(launch.nodes)}" for launch in plan.launches)
         _log.info(
@@ -163,6 +223,10 @@ class Build:
     @property
     def is_compiled(self) -> bool:
         return self._program is not None
+
+    def is_served_by(self, program: Program) -> bool:
+        """Whether it is the program of the plan: that of a plan that was given up is not."""
+        return self._program is program
 
     def regions(self) -> list[RegionToCompile]:
         """Return what is, or was, compiled for the plan, in its order."""

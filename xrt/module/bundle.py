@@ -17,14 +17,13 @@ from xrt.cache import CompileCache, DiskStatistics, Recipe, Signature, Tier, cac
 from xrt.cache.disk import WeightsMemo
 from xrt.cache.disk.weights import stamp_of
 from xrt.engines import Executable, ExecutionOptions, registry
-from xrt.errors import BundleError, CacheWarning, EngineUnavailable, FallbackWarning, UnknownEngine, XRTError
+from xrt.errors import BundleError, CacheWarning, EngineUnavailable, FallbackWarning, UnknownEngine, XRTError, warn
 from xrt.formats.bundle import BundleFile, working_folder
 from xrt.graph import Function
 from xrt.module.build import Build, SavedBuild
 from xrt.module.module import XRTModule
 from xrt.module.settings import REFERENCE
 from xrt.module.source import Fixed, Saved, Traces
-from xrt.module.warning import warn
 from xrt.partition import ClusteringOptions, Plan
 from xrt.partition.serial import options_of, plan_of
 from xrt.runtime import RegionToCompile

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from xrt.engines import GraphCompiler
-from xrt.graph import Constant, FrozenDict, Function, Value
+from xrt.graph import Constant, Function, Value
+from xrt.module.settings import EngineList
 from xrt.partition import Launch, Pin, Plan, Reason
 
 __all__ = ["Explanation", "Region", "explain"]
@@ -46,6 +47,8 @@ class Explanation:
     """Why each node that is not where the first engine would have had it is elsewhere."""
     idle_pins: tuple[str, ...] = ()
     """Pins of which no node is left: all were computed ahead of time, or no output needs them."""
+    checks: str = ""
+    """What is held against the reference, and how often it has been; empty where nothing is."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the explanation as dictionaries, lists and strings."""
@@ -64,7 +67,7 @@ class Explanation:
         lines += [
             f"pin {pin} holds nothing: its nodes were computed ahead of time, or no output needs them" for pin in self.idle_pins
         ]
-        return "\n".join(lines)
+        return "\n".join([*lines, *([self.checks] if self.checks else [])])
 
     def _engine(self, spec: str) -> str:
         return f"{spec} (not named; takes what no other does)" if spec == self.implicit else spec
@@ -82,18 +85,21 @@ def _region_lines(region: Region) -> list[str]:
 
 def explain(
     plan: Plan,
-    engines: Mapping[str, GraphCompiler],
-    implicit: str | None,
-    threads: int,
+    engines: EngineList,
+    *,
     idle_pins: Sequence[Pin] = (),
-    remarks: Mapping[str, str] = FrozenDict(),
+    remarks: Sequence[Mapping[str, str]] = (),
+    checks: str = "",
 ) -> Explanation:
-    """Return the explanation of a plan; ``engines`` are asked for their remarks, ``remarks`` has more by region."""
-    regions = tuple(_region(launch, engines[launch.engine], remarks.get(launch.name)) for launch in plan.launches)
-    return Explanation(plan.engines, implicit, regions, threads, plan.reasons, tuple(map(str, idle_pins)))
+    """Return the explanation of a plan; ``engines`` are asked for their remarks, ``remarks`` have more by region."""
+    more = [[by_name[x.name] for by_name in remarks if x.name in by_name] for x in plan.launches]
+    by_spec = engines.by_spec
+    regions = tuple(_region(x, by_spec[x.engine], told) for x, told in zip(plan.launches, more, strict=True))
+    pins, threads = tuple(map(str, idle_pins)), engines.context.threads
+    return Explanation(plan.engines, engines.implicit, regions, threads, plan.reasons, pins, checks)
 
 
-def _region(launch: Launch, engine: GraphCompiler, remark: str | None) -> Region:
+def _region(launch: Launch, engine: GraphCompiler, more: Sequence[str]) -> Region:
     function = launch.function
     return Region(
         name=launch.name,
@@ -103,7 +109,7 @@ def _region(launch: Launch, engine: GraphCompiler, remark: str | None) -> Region
         inputs=_shown(function.inputs),
         outputs=_shown(function.outputs),
         weights=_weights([function]),
-        remarks=(*engine.remarks(function), *([remark] if remark else [])),
+        remarks=(*engine.remarks(function), *more),
     )
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,21 +16,21 @@ import numpy as np
 
 from xrt.cache import CompileCache, Signature, cache_of
 from xrt.engines import GraphCompiler, RunOptions
-from xrt.errors import DeviceError, FallbackWarning, InputError, SignatureWarning
-from xrt.graph import Function, Value
+from xrt.errors import FallbackWarning, InputError, RunFailed, SignatureWarning, warn
+from xrt.graph import Value
 from xrt.module.bound import Bound, bound, check_fixed
-from xrt.module.build import Build, evaluate, simplified, with_fetched
+from xrt.module.build import Build, names_of, simplified, with_fetched
+from xrt.module.checking import Checks
 from xrt.module.explain import Explanation, explain
 from xrt.module.memory import Memory
-from xrt.module.prepared import MISS, Prepared, prepared, shaping
+from xrt.module.prepared import MISS, Prepared, key_of, prepared, shaping
+from xrt.module.recovery import Call
+from xrt.module.reference import evaluate
 from xrt.module.saving import save_module
 from xrt.module.settings import engine_list, settings_of
 from xrt.module.source import source_of
-from xrt.module.warning import warn
 from xrt.partition import Plan
-from xrt.runtime import Profile, Program, inputs
-from xrt.runtime.outputs import check_buffers
-from xrt.runtime.program import DEFAULT
+from xrt.runtime import Profile, Program, failure, inputs
 from xrt.verify import Culprit, Verification, bisect_plan, verify
 from xrt.verify.progress import Progress, unheard
 
@@ -49,7 +51,7 @@ class XRTModule:
     engine stands last without being named; what it takes in that way is one FallbackWarning and lines in `explain`.
 
     Keywords are the fields of `ClusteringOptions` (``pins``, ``minimum_nodes``, ...), of `ExecutionOptions`
-    (``precision``, ``threads``, ...) and of `Settings` (``strict``, ``max_signatures``, ...). ``cache`` is a cache of one's
+    (``precision``, ``threads``, ...) and of `Settings` (``strict``, ``check``, ``isolate``, ...). ``cache`` is a cache of one's
     own, or the directory of one.
 
     One output comes back as an array, several as a tuple. A returned array shares memory with nothing else, unless an
@@ -78,6 +80,7 @@ class XRTModule:
         self._last: Build | None = None
         self._lock = threading.RLock()
         self._warned = False
+        self._checks = Checks(self._settings.check, self.threads)
         self._closed = False
 
     # ------------------------------------------------------------------ what it is
@@ -118,7 +121,14 @@ class XRTModule:
     def explain(self) -> Explanation:
         """Return the last signature's regions, their boundaries, and why each node is where it is. Prints as text."""
         build = self._current()
-        return explain(build.plan, self._engines.by_spec, self._engines.implicit, self.threads, build.idle_pins, build.remarks)
+        unchecked = self._checks.remarks({launch.name: launch.function for launch in build.plan.launches})
+        return explain(
+            build.plan,
+            self._engines,
+            idle_pins=build.idle_pins,
+            remarks=[build.remarks, unchecked],
+            checks=str(self._checks),
+        )
 
     def profile(self) -> Profile:
         """Return the last signature's launch times, over the calls made with ``options=RunOptions(profile=True)``."""
@@ -242,24 +252,35 @@ class XRTModule:
         plain = fetch is None and out is None and options is None
         if plain and not named and (result := self._met_before(args)) is not MISS:
             return result
-        quick = self._quick
-        if fetch is None and not named and quick.program is not None and quick.fits(args):
-            results = quick.program.run(args, self._run_options(options, out, quick.program.plan.function, args))
-            return shaping(quick.program)(results)
-        values = self._accept(args, named)
-        build = self._build(values, _names(fetch))
-        program = self._program(build)
-        if plain:
-            self._remember(values, program, build)
-        results = program.run(values, self._run_options(options, out, program.plan.function, values))
+        quick, device = self._quick, self._engines.context.device
+        if fetch is None and not named and quick.build is not None and quick.fits(args):
+            build, program = quick.build, quick.program
+            call = Call.of(args, options, out, build.function, device)
+        else:
+            values = self._accept(args, named)
+            build = self._build(values, names_of(fetch))
+            program = None
+            call = self._checks.looked_at(Call.of(values, options, out, build.function, device), build)
+        results = self._served(build, call, program)
+        if plain and not self._checks.sees_every_call:
+            self._remember(call.inputs, build)
         if fetch is None:
-            return shaping(program)(results)
+            return shaping(build.function)(results)
         by_name = dict(zip((v.name for v in build.function.outputs), results, strict=True))
-        return {name: by_name[name] for name in _names(fetch)}
+        return {name: by_name[name] for name in names_of(fetch)}
+
+    def _served(self, build: Build, call: Call, program: Program | None) -> list[Any]:
+        """Make the call, again where a region fails; what leads to a plan that is given up is forgotten."""
+        program = program or self._program(build)
+        results = build.run(call, program)
+        self._checks.served(call, build)
+        if not build.is_served_by(program):
+            self._forget_calls()
+        return results
 
     def _met_before(self, args: tuple[Any, ...]) -> Any:
         """Make the prepared call of another signature than the last one; MISS where there is none."""
-        known = self._ready.get(_key(args))
+        known = self._ready.get(key_of(args))
         if known is None:
             return MISS
         self._last, self._quick = known[1], known[0]
@@ -277,27 +298,16 @@ class XRTModule:
         inputs.check(declared, values)
         return values
 
-    def _run_options(self, options: RunOptions | None, out: Any, function: Function, values: Sequence[Any]) -> RunOptions:
-        options = options or DEFAULT
-        if options.stream is not None:
-            raise DeviceError(
-                f"a stream was given, but the module runs on {self._engines.context.device}, which has none; pass stream=None"
-            )
-        given = out if out is not None else options.out
-        if given is None:
-            return options
-        buffers = check_buffers(given, function.outputs, function.inputs, values)
-        return RunOptions(buffers, options.stream, options.block, options.profile)
-
-    def _remember(self, values: Sequence[Any], program: Program, build: Build) -> None:
+    def _remember(self, values: Sequence[Any], build: Build) -> None:
         """Keep a prepared call for further values of these types and shapes; lists and dicts go the long way each time."""
-        if any(type(value) is not np.ndarray for value in values):
+        if any(type(value) is not np.ndarray or value.dtype.hasobject for value in values):  # texts are looked at in each call
             return
-        call = prepared(program, [value.name for value in build.function.inputs], values)
+        program = build.program()
+        call = prepared(build, program, values, partial(_rescued, weakref.ref(self), build, program))
         with self._lock:
             if not self._closed:
                 self._quick = call
-                self._ready[_key(values)] = call, build
+                self._ready[key_of(values)] = call, build
                 while len(self._ready) > MAX_READY:
                     self._ready.popitem(last=False)
 
@@ -340,13 +350,14 @@ class XRTModule:
 
     def _program(self, build: Build) -> Program:
         program = build.program()
-        self._warn_of_fallback(build.plan)
+        self._warn_of_fallback(build)
         return program
 
-    def _warn_of_fallback(self, plan: Plan) -> None:
+    def _warn_of_fallback(self, build: Build) -> None:
         if self._warned or self._engines.implicit is None:
             return
-        taken = [node for launch in plan.launches if launch.engine == self._engines.implicit for node in launch.nodes]
+        plan, told = build.plan, {node for one in build.refused for node in one.nodes}
+        taken = [n for x in plan.launches if x.engine == self._engines.implicit for n in x.nodes if n not in told]
         if not taken:
             return
         self._warned = True
@@ -366,6 +377,7 @@ class XRTModule:
             self._forget_calls()
             self._builds.clear()
             self._last = None
+        self._engines.close()
 
     def __enter__(self) -> Self:
         return self
@@ -377,16 +389,12 @@ class XRTModule:
         return f"<XRTModule of {len(self.inputs)} inputs on {', '.join(self.engines)}>"
 
 
-def _names(fetch: Any) -> tuple[str, ...]:
-    if fetch is None:
-        return ()
-    if isinstance(fetch, str):
-        raise InputError(f"fetch must be a list of value names; got the string {fetch!r}; pass fetch=[{fetch!r}]")
-    return tuple(dict.fromkeys(fetch))
-
-
-def _key(values: Sequence[Any]) -> object:
-    """Return what tells signatures apart; None where there is a value that is no array."""
-    if any(type(value) is not np.ndarray for value in values):
-        return None
-    return tuple([(value.dtype, value.shape) for value in values])
+def _rescued(module: weakref.ref[XRTModule], build: Build, program: Program, args: tuple[Any, ...], error: Exception) -> Any:
+    """Return what a prepared call that has raised gives after all; it is not what keeps its module alive."""
+    launches, owner = program.plan.launches, module()
+    failed = failure(launches[0], error) if len(launches) == 1 else error
+    if owner is None or not isinstance(failed, RunFailed):
+        raise failed
+    results = build.rescue(program, failed, Call(args))
+    owner._forget_calls()
+    return shaping(build.function)(results)

@@ -9,16 +9,18 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from xrt.errors import XRTError
+from xrt.graph import Function
+from xrt.module.build import Build
 from xrt.runtime import Program
-from xrt.runtime.program import run_failed
 
-__all__ = ["MISS", "Prepared", "prepared", "shaping"]
+__all__ = ["MISS", "Prepared", "key_of", "prepared", "shaping"]
 
 MISS: Final = object()
 """What a prepared call returns for inputs of another signature."""
 
 Taking: TypeAlias = Callable[[tuple[Any, ...]], Any]
+Rescue: TypeAlias = Callable[[tuple[Any, ...], Exception], Any]
+"""Takes the inputs of a call and what it has raised; returns what the call returns after all, or raises."""
 
 
 def never(_: object) -> object:
@@ -38,16 +40,18 @@ class Prepared:
     positional: Taking = never
     named: Callable[[Mapping[str, Any]], Any] = never
     fits: Callable[[tuple[Any, ...]], bool] = never_fits
+    build: Build | None = None
+    """What it is a call of; None where nothing is prepared."""
     program: Program | None = None
-    """The Program; None where nothing is prepared."""
+    """What it runs."""
 
 
-def prepared(program: Program, names: Sequence[str], values: Sequence[Any]) -> Prepared:
-    """Return the call for inputs like these arrays; names in the order of the inputs."""
+def prepared(build: Build, program: Program, values: Sequence[Any], rescue: Rescue) -> Prepared:
+    """Return the build's call for inputs like these arrays; ``rescue`` is called where the program raises."""
     expected = tuple((value.dtype, value.shape) for value in values)
     fits = _fitting(expected)
-    positional = _from_one(program, *expected[0]) if len(expected) == 1 else _from_many(program, fits)
-    return Prepared(positional, _by_name(names, positional), fits, program)
+    positional = _from_one(program, *expected[0], rescue) if len(expected) == 1 else _from_many(program, fits, rescue)
+    return Prepared(positional, _by_name([value.name for value in build.function.inputs], positional), fits, build, program)
 
 
 def _fitting(expected: tuple[tuple[Any, Any], ...]) -> Callable[[tuple[Any, ...]], bool]:
@@ -64,9 +68,9 @@ def _fitting(expected: tuple[tuple[Any, Any], ...]) -> Callable[[tuple[Any, ...]
     return fits
 
 
-def _from_one(program: Program, dtype: Any, shape: Any) -> Taking:
+def _from_one(program: Program, dtype: Any, shape: Any, rescue: Rescue) -> Taking:
     """Spelt out, for one input is the common case, and what stands here is what a call costs."""
-    run, finish, array = _run_of(program), shaping(program), np.ndarray
+    run, finish, array = _run_of(program), shaping(program.plan.function), np.ndarray
 
     def call(args: tuple[Any, ...]) -> Any:
         if len(args) == 1:
@@ -74,26 +78,22 @@ def _from_one(program: Program, dtype: Any, shape: Any) -> Taking:
             if type(value) is array and value.dtype is dtype and value.shape == shape:
                 try:
                     return finish(run(value))
-                except XRTError:
-                    raise
-                except Exception as error:
-                    raise run_failed(program.plan.launches[0], error) from error
+                except Exception as error:  # noqa: BLE001  # the rescue says what to make of it
+                    return rescue(args, error)
         return MISS
 
     return call
 
 
-def _from_many(program: Program, fits: Callable[[tuple[Any, ...]], bool]) -> Taking:
-    run, finish = _run_of(program), shaping(program)
+def _from_many(program: Program, fits: Callable[[tuple[Any, ...]], bool], rescue: Rescue) -> Taking:
+    run, finish = _run_of(program), shaping(program.plan.function)
 
     def call(args: tuple[Any, ...]) -> Any:
         if fits(args):
             try:
                 return finish(run(*args))
-            except XRTError:
-                raise
-            except Exception as error:
-                raise run_failed(program.plan.launches[0], error) from error
+            except Exception as error:  # noqa: BLE001  # the rescue says what to make of it
+                return rescue(args, error)
         return MISS
 
     return call
@@ -104,9 +104,9 @@ def _run_of(program: Program) -> Callable[..., Sequence[Any]]:
     return program.direct or (lambda *args: program.run(args))
 
 
-def shaping(program: Program) -> Callable[[Sequence[Any]], Any]:
+def shaping(function: Function) -> Callable[[Sequence[Any]], Any]:
     """Return what makes results into what a call returns: one output as it is, several as a tuple."""
-    return itemgetter(0) if len(program.plan.function.outputs) == 1 else tuple
+    return itemgetter(0) if len(function.outputs) == 1 else tuple
 
 
 def _by_name(names: Sequence[str], positional: Taking) -> Callable[[Mapping[str, Any]], Any]:
@@ -122,3 +122,10 @@ def _by_name(names: Sequence[str], positional: Taking) -> Callable[[Mapping[str,
             return MISS
 
     return call
+
+
+def key_of(values: Sequence[Any]) -> object:
+    """Return what tells signatures apart; None where there is a value that is no array."""
+    if any(type(value) is not np.ndarray for value in values):
+        return None
+    return tuple([(value.dtype, value.shape) for value in values])

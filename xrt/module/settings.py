@@ -7,18 +7,18 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler, registry
-from xrt.errors import BudgetWarning, DeviceError, OptionError, did_you_mean
-from xrt.module.warning import warn
+from xrt.errors import BudgetWarning, DeviceError, OptionError, did_you_mean, warn
+from xrt.module.reference import REFERENCE
 from xrt.partition import ClusteringOptions
 from xrt.runtime import budget_of, check_device, kind_of
+from xrt.runtime.isolation import Isolated, Limits
 
-__all__ = ["IMPLICIT", "REFERENCE", "EngineList", "Settings", "checked_budget", "engine_list", "settings_of"]
+__all__ = ["IMPLICIT", "REFERENCE", "Check", "EngineList", "Settings", "checked_budget", "engine_list", "settings_of"]
 
-REFERENCE = "toy{native=off}"
-"""The engine that folds constants and that results are held against: right to the bit, wherever XRT was built."""
+Check: TypeAlias = Literal["first", "nan"] | float | None
 IMPLICIT = "toy"
 """The engine that stands last in every list that is not strict: the same operators, as quick as they come."""
 
@@ -30,7 +30,18 @@ class Settings:
     clustering: ClusteringOptions = ClusteringOptions()
     execution: ExecutionOptions = ExecutionOptions()
     strict: bool = False
-    """No implicit reference engine: a node that no listed engine takes is an error."""
+    """No implicit reference engine, and no fallback: a node that no listed engine takes, or an engine's fault, is an error."""
+    check: Check = None
+    """Which calls are held against the reference: ``"first"`` of each signature, that and a part of the others (0.01), those in
+    which a region returns ``"nan"``; None is no call."""
+    isolate: tuple[str, ...] = ()
+    """Engines that compile in a process of their own, by name or spec; ``"all"`` is every one that the list names."""
+    isolate_run: bool = False
+    """Whether those also run there; what cannot be saved does anyhow."""
+    time_limit: float | None = None
+    """Seconds for each compile, and each run, in such a process; None is no limit."""
+    memory_limit: int | None = None
+    """Bytes of address space that such a process may have; None is no limit."""
     fold_constants: bool = True
     """Whether nodes that depend on constants alone are computed once, by the reference engine, before planning."""
     force_compile: bool = False
@@ -59,7 +70,10 @@ def settings_of(options: Mapping[str, Any]) -> Settings:
     own["execution"] = _merged(own.get("execution", ExecutionOptions()), _without_aliases(options), _EXECUTION)
     if own.get("dump_subgraph_dir") is not None:
         own["dump_subgraph_dir"] = Path(os.fspath(own["dump_subgraph_dir"]))
+    own["check"] = _checked_check(own.get("check"))
+    own["isolate"] = _names(own.get("isolate", ()))
     _check_signatures(own.get("max_signatures", 1))
+    _check_limits(own)
     _check_progress(own.get("progress"))
     return Settings(**own)
 
@@ -77,6 +91,34 @@ def _without_aliases(options: Mapping[str, Any]) -> dict[str, Any]:
         if out.setdefault("precision", "fp16") != "fp16":
             raise OptionError(f"use_fp16=True contradicts precision={out['precision']!r}; give one of them")
     return out
+
+
+def _checked_check(value: Any) -> Check:
+    if value is None or value in ("first", "nan"):
+        return value  # type: ignore[no-any-return]  # just these
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1:
+        return float(value)
+    raise OptionError(f"check must be 'first', 'nan', a part of the calls (above 0, at most 1) or None; got {value!r}")
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    names = (value,) if isinstance(value, str) else tuple(value or ())
+    if not all(isinstance(name, str) for name in names):
+        raise OptionError(f"isolate is a list of engines' names or specs, or 'all'; got {value!r}")
+    return names
+
+
+def _check_limits(own: Mapping[str, Any]) -> None:
+    for name, kinds in (("time_limit", (int, float)), ("memory_limit", (int,))):
+        value = own.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
+            raise OptionError(f"{name} must be a positive number or None; got {value!r}")
+        if not own["isolate"]:
+            raise OptionError(f"{name} bounds engines in a process of their own, and none is; name them in isolate=")
+    if own.get("isolate_run") and not own["isolate"]:
+        raise OptionError("isolate_run=True needs engines that are isolated; name them in isolate=")
 
 
 def _check_signatures(value: Any) -> None:
@@ -106,6 +148,12 @@ class EngineList:
     def by_spec(self) -> dict[str, GraphCompiler]:
         return {engine.spec: engine for engine in self.engines}
 
+    def close(self) -> None:
+        """End the workers of those that have one."""
+        for engine in self.engines:
+            if isinstance(engine, Isolated):
+                engine.close()
+
     @property
     def are_dynamic(self) -> bool:
         """Whether one executable of any of them serves every size of a symbolic dimension."""
@@ -125,10 +173,24 @@ def engine_list(asked: Any, device: str, settings: Settings) -> EngineList:
     for engine in engines:
         if reason := engine.unsupported_options(context):
             raise OptionError(reason)
+    engines = _isolated(engines, settings)
     implicit = None if settings.strict else _reference(engines, context)
     if implicit is not None:
         engines.append(implicit)
     return EngineList(tuple(engines), implicit.spec if implicit else None, context)
+
+
+def _isolated(engines: Sequence[GraphCompiler], settings: Settings) -> list[GraphCompiler]:
+    """Return the engines, those in front of a worker that are to have one."""
+    known = [name for engine in engines for name in (engine.name, engine.spec)]
+    for name in settings.isolate:
+        if name not in (*known, "all"):
+            raise OptionError(f"isolate names {name!r}, which is not in the list of engines.{did_you_mean(name, known)}")
+    limits, asked = Limits(settings.time_limit, settings.memory_limit), {*settings.isolate}
+    return [
+        Isolated(engine, limits, runs=settings.isolate_run) if asked & {engine.name, engine.spec, "all"} else engine
+        for engine in engines
+    ]
 
 
 def checked_budget(options: ExecutionOptions) -> int:

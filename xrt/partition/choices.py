@@ -101,7 +101,7 @@ def _refusal_bars(function: Function, specs: Sequence[str], refused: Sequence[Re
             raise OptionError(
                 f"a refusal names node {node!r}, which is not in function {function.name!r}.{did_you_mean(node, places)}"
             )
-        bars[places[node], specs.index(engine)] = f"refused at compile: {reason}"
+        bars[places[node], specs.index(engine)] = reason
     return bars
 
 

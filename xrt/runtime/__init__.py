@@ -6,11 +6,13 @@ straight line of launches over slots. Nothing here decides where a node goes or 
 
 from xrt.runtime.compile import Refusal, RegionToCompile, compile_plan, regions_of
 from xrt.runtime.devices import check_device, kind_of
+from xrt.runtime.faults import Inspection, failure, misfit, updated_before
 from xrt.runtime.profile import LaunchTime, Profile
 from xrt.runtime.program import Program
 from xrt.runtime.threads import available_cores, budget_of, default_budget, set_default_budget
 
 __all__ = [
+    "Inspection",
     "LaunchTime",
     "Profile",
     "Program",
@@ -21,7 +23,10 @@ __all__ = [
     "check_device",
     "compile_plan",
     "default_budget",
+    "failure",
     "kind_of",
+    "misfit",
     "regions_of",
     "set_default_budget",
+    "updated_before",
 ]

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from xrt.cache import CompileCache, Lease, Recipe, Signature, signature_of
 from xrt.engines import CompileContext, Executable, GraphCompiler
-from xrt.errors import CompileFailed, CompileRefused
+from xrt.errors import CompileFailed, CompileRefused, EngineError
 from xrt.graph import Function
 from xrt.graph.mapping import release
 from xrt.partition import Launch, Plan
@@ -34,12 +34,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An engine would not, or could not, compile a launch that it had accepted node by node."""
+    """An engine would not, or could not, compile or run a launch that it had accepted node by node."""
 
     launch: Launch
     nodes: tuple[str, ...]
     """The nodes to place elsewhere."""
-    error: CompileRefused | CompileFailed
+    error: EngineError
+
+    @property
+    def reason(self) -> str:
+        """The error in one line."""
+        return " ".join(str(self.error).split())
 
 
 def compile_plan(

@@ -15,6 +15,7 @@ import numpy as np
 from xrt.engines import RunOptions
 from xrt.engines.contract import fill
 from xrt.errors import RunFailed
+from xrt.runtime.faults import failure
 from xrt.runtime.layout import Layout, Slots, Step
 
 __all__ = ["Action", "Frame", "frame_of"]
@@ -63,10 +64,15 @@ def frame_of(slots: Slots, layout: Layout, own: Mapping[int, Any] | None = None)
     read = {**slots.constants, **fixed, **{slot: place for place, slot in entering}}
     frees = slots.frees()
     ways = {**dict.fromkeys(layout.aimed, _aimed), **dict.fromkeys(layout.bound, _bound)}
-    actions = tuple(
-        ways.get(number, _plain)(step, _Ground(table, read, fixed, frees[number])) for number, step in enumerate(slots.steps)
-    )
-    return Frame(table, actions, entering, tuple(initial))
+    made = ((ways.get(n, _plain), step, _Ground(table, read, fixed, frees[n])) for n, step in enumerate(slots.steps))
+    return Frame(table, tuple(_action(*one) for one in made), entering, tuple(initial))
+
+
+def _action(way: Callable[[Step, _Ground], Action], step: Step, ground: _Ground) -> Action:
+    try:
+        return way(step, ground)
+    except Exception as error:  # noqa: BLE001  # an engine that fails to fix its arrays fails to run
+        raise failure(step.launch, error)  # noqa: B904
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import numpy as np
 from xrt.errors import DeviceError, InputError, ModelError, did_you_mean
 from xrt.graph import DType, MapType, OptionalType, SequenceType, TensorType, Type, Value
 
-__all__ = ["bind", "check", "normalise", "type_of"]
+__all__ = ["bind", "check", "check_updated", "normalise", "type_of"]
 
 Dims = dict[str, tuple[int, str]]
 """What each symbolic dimension was first seen as: its size, and the input that showed it."""
@@ -70,7 +70,14 @@ def _array(name: str, type_: TensorType | None, given: Any) -> np.ndarray[Any, A
         )
     if array.dtype.kind in "US":
         return array.astype(object)
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    return array if array.dtype.isnative else _native(array)
+
+
+def _native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return a copy of native byte order; read-only, for an update written to it would never reach the caller."""
+    native = array.astype(array.dtype.newbyteorder("="))
+    native.flags.writeable = False
+    return native
 
 
 def _scalar(name: str, type_: TensorType | None, given: Any) -> np.ndarray[Any, Any]:
@@ -135,6 +142,8 @@ def _check_tensor(name: str, type_: TensorType, array: np.ndarray[Any, Any], dim
         raise InputError(
             f"input {name!r} must be {type_.dtype}; got {dtype}; convert it with .astype({str(type_.dtype.numpy)!r})"
         )
+    if dtype is DType.STRING:
+        _check_texts(name, array)
     if type_.shape is None:
         return
     if len(type_.shape) != array.ndim:
@@ -143,6 +152,14 @@ def _check_tensor(name: str, type_: TensorType, array: np.ndarray[Any, Any], dim
         )
     for axis, (declared, size) in enumerate(zip(type_.shape, array.shape, strict=True)):
         _check_extent(name, type_, array.shape, axis, declared, size, dims)
+
+
+def _check_texts(name: str, array: np.ndarray[Any, Any]) -> None:
+    for index, item in enumerate(array.flat):
+        if not isinstance(item, str):
+            raise InputError(
+                f"input {name!r} must hold text; element {index} is {type(item).__name__} {item!r}: make each element a str"
+            )
 
 
 def _check_extent(name: str, type_: TensorType, shape: tuple[int, ...], axis: int, declared: Any, size: int, dims: Dims) -> None:
@@ -154,6 +171,14 @@ def _check_extent(name: str, type_: TensorType, shape: tuple[int, ...], axis: in
             raise InputError(
                 f"dimension {declared!r} is {seen} in input {where!r} and {size} in input {name!r}; equal names are equal sizes"
             )
+
+
+def check_updated(name: str, given: Any) -> None:
+    """Check that the new value of an input which the model updates can be written to it; raises InputError naming it."""
+    if not given.flags.writeable:
+        raise InputError(
+            f"input {name!r} cannot be written to, and the model updates it; give a writeable array of native byte order"
+        )
 
 
 def type_of(given: Any) -> Type | None:

@@ -11,15 +11,17 @@ import numpy as np
 from xrt.cache import Lease
 from xrt.engines import Executable, RunOptions
 from xrt.engines.contract import fill
-from xrt.errors import InputError, RunFailed, XRTError
+from xrt.errors import InputError, RunFailed
 from xrt.graph import Type
-from xrt.partition import Launch, Plan
+from xrt.partition import Plan
 from xrt.runtime.arena import Arena, Placed
+from xrt.runtime.faults import Inspection, failure, kept
 from xrt.runtime.frames import Action, Frame, frame_of
+from xrt.runtime.inputs import check_updated
 from xrt.runtime.layout import Slots, laid_out
 from xrt.runtime.profile import Profile, Recorder
 
-__all__ = ["Program", "run_failed"]
+__all__ = ["Program"]
 
 DEFAULT = RunOptions()
 
@@ -71,17 +73,20 @@ class Program:
         whole = step.reads == tuple(self._slots.inputs) and step.writes == self._slots.outputs
         return step.executable.direct() if whole else None
 
-    def run(self, inputs: Sequence[Any], options: RunOptions = DEFAULT) -> list[Any]:
+    def run(self, inputs: Sequence[Any], options: RunOptions = DEFAULT, inspection: Inspection | None = None) -> list[Any]:
         """Return the outputs, in the plan's order, from the inputs, in the plan's order (checked by the caller).
 
-        Raises RunFailed naming the launch and engine when an engine's library fails; what was computed is given up.
+        Raises RunFailed naming the launch and engine when an engine fails, or the inspection finds what a launch has
+        computed wrong; what was computed is given up.
         """
         try:
             frame = self._idle.pop()
         except IndexError:
             frame = frame_of(self._slots, self._layout)
+        for _, target in self._slots.aliases:
+            check_updated(self._slots.names[target], inputs[target])
         frame.enter(inputs, None if options is DEFAULT else options)
-        self._play([self._timed(*pair) for pair in enumerate(frame.actions)] if options.profile else frame.actions)
+        self._play(self._observed(frame, options, inspection))
         results = self._finish(frame.slots, inputs, options)
         frame.leave()
         self._idle.append(frame)
@@ -92,10 +97,29 @@ class Program:
         try:
             for action in actions:  # the error below names the launch that was begun last
                 action()
-        except XRTError:
-            raise
-        except Exception as error:
-            raise run_failed(self.plan.launches[actions.index(action)], error) from error
+        except Exception as error:  # noqa: BLE001  # whatever it is, `failure` says what to make of it
+            raise failure(self.plan.launches[actions.index(action)], error)  # noqa: B904  # it has its cause
+
+    def _observed(self, frame: Frame, options: RunOptions, inspection: Inspection | None) -> Sequence[Action]:
+        actions: Sequence[Action] = frame.actions
+        if options.profile:
+            actions = [self._timed(*pair) for pair in enumerate(actions)]
+        if inspection is not None:
+            actions = [self._inspected(*pair, frame, inspection) for pair in enumerate(actions)]
+        return actions
+
+    def _inspected(self, index: int, action: Action, frame: Frame, inspection: Inspection) -> Action:
+        step, slots = self._slots.steps[index], frame.slots
+
+        def inspected() -> None:
+            given = [slots[slot] for slot in step.reads]
+            given = kept(step, given) if inspection.needs_inputs else given
+            action()
+            wrong = inspection.find(step.launch, given, [slots[slot] for slot in step.writes])
+            if wrong is not None:
+                raise RunFailed(wrong, step.launch.name)
+
+        return inspected
 
     def _timed(self, index: int, action: Action) -> Action:
         def timed() -> None:
@@ -170,10 +194,8 @@ class Program:
         def call() -> None:
             try:
                 action()
-            except XRTError:
-                raise
-            except Exception as error:
-                raise run_failed(self.plan.launches[0], error) from error
+            except Exception as error:  # noqa: BLE001  # as in `_play`
+                raise failure(self.plan.launches[0], error)  # noqa: B904
 
         return call
 
@@ -188,11 +210,6 @@ class Program:
         self._idle.clear()
         for lease in self._leases:
             lease.release()
-
-
-def run_failed(launch: Launch, error: Exception) -> RunFailed:
-    """Return what to raise when an engine's library fails in a launch."""
-    return RunFailed(f"engine {launch.engine!r} failed to run {launch.name}: {type(error).__name__}: {error}")
 
 
 def _fill(results: list[Any], buffers: Sequence[Any]) -> None:

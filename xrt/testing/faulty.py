@@ -6,10 +6,12 @@ All hand everything to an engine of another name, so what they compute is right 
 from __future__ import annotations
 
 import fnmatch
+import os
+import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
@@ -23,12 +25,15 @@ from xrt.module.settings import REFERENCE
 __all__ = ["Faulty", "How", "Journal", "Recording", "Slow", "Watched", "Where"]
 
 Where: TypeAlias = Literal["why_not", "compile", "prepare", "run", "memory", "close", "version"]
-How: TypeAlias = Literal["raise", "refuse", "dtype", "shape", "nan", "value", "missing", "scalar", "write_input"]
+How: TypeAlias = Literal[
+    "raise", "refuse", "hang", "kill", "memory", "dtype", "shape", "nan", "value", "missing", "scalar", "write_input"
+]
 
 _RESULTS: tuple[How, ...] = ("dtype", "shape", "nan", "value", "missing", "scalar", "write_input")
 _POSSIBLE: dict[How, tuple[Where, ...]] = {
     "raise": get_args(Where),
     "refuse": ("why_not", "compile"),
+    **dict.fromkeys(("hang", "kill", "memory"), ("compile", "prepare", "run", "close")),
     **dict.fromkeys(_RESULTS, ("run",)),
 }
 
@@ -132,7 +137,8 @@ class Faulty(_Delegating):
     name: ClassVar[str] = "faulty"
     where: Where = "run"
     how: How = "raise"
-    """``raise`` an error that nobody planned for, ``refuse`` with a reason; or a run whose first output has another type,
+    """``raise`` an error that nobody planned for, ``refuse`` with a reason, ``hang`` for an hour, ``kill`` the process, ask for
+    more ``memory`` than there is; or a run whose first output has another type,
     another shape, a NaN or a wrong value, is missing or is a NumPy scalar; or a run that writes to its first input."""
     nth: int = 0
     """At which call, counted from 1; 0 for every one."""
@@ -150,8 +156,8 @@ class Faulty(_Delegating):
     def called(self, where: Where) -> int:
         """Count a call and return its number; raises where this call is to."""
         count = self.journal.note(where)
-        if self.how == "raise" and self.due(where, count):
-            raise RuntimeError(f"the faulty engine was told to fail in {where}")
+        if self.due(where, count) and self.how in _DRASTIC:
+            _DRASTIC[self.how](where)
         return count
 
     def why_not(self, node: Node, function: Function) -> str | None:
@@ -160,7 +166,7 @@ class Faulty(_Delegating):
         return self._reason(node, function)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
-        if self.due("compile", self.called("compile")):
+        if self.due("compile", self.called("compile")) and self.how == "refuse":
             raise CompileRefused("the faulty engine was told to refuse")
         return _Failing(self._engine.compile(function, context), self)
 
@@ -183,7 +189,7 @@ class _Failing(Executable):
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         count = self.engine.called("run")
         results = list(self.inner.run(inputs, options))
-        if self.engine.due("run", count):
+        if self.engine.due("run", count) and self.engine.how in _RESULTS:
             _spoil(self.engine.how, results, inputs)
         return results
 
@@ -194,6 +200,24 @@ class _Failing(Executable):
     def close(self) -> None:
         self.inner.close()
         self.engine.called("close")
+
+
+def _raise(where: Where) -> None:
+    raise RuntimeError(f"the faulty engine was told to fail in {where}")
+
+
+def _exhaust(where: Where) -> None:
+    """Ask for memory, without touching it, until there is none, and for 1 TiB at most."""
+    held = [np.zeros(1 << 30, np.uint8) for _ in range(1 << 10)]
+    raise MemoryError(f"the faulty engine was told to ask for {len(held)} GiB in {where}")
+
+
+_DRASTIC: dict[How, Callable[[Where], object]] = {
+    "raise": _raise,
+    "hang": lambda where: time.sleep(3600),
+    "kill": lambda where: os.kill(os.getpid(), signal.SIGKILL),
+    "memory": _exhaust,
+}
 
 
 def _spoil(how: How, results: list[Any], inputs: Sequence[Any]) -> None:

@@ -85,9 +85,14 @@ def _may_reduce_no_booleans(node: Node, scope: Scope) -> bool:
 
 
 def _reduces_nothing_from_the_end(node: Node, scope: Scope) -> bool:
-    """Whether an extent is known to be zero, or decided by the data, and an axis is counted, or may be, from the end."""
-    maker = scope.function.producer(node.inputs[0])
-    if 0 not in (scope.shape(node, 0) or ()) and (maker is None or maker.op_type not in _SIZED_BY_DATA):
+    """Whether an extent is known to be zero, or may be, and an axis is counted, or may be, from the end.
+
+    Any extent may be zero where the rank is not known either, or where the data decide it; a symbolic one is taken for a
+    size, or no model with a symbolic batch could be reduced over its last axis.
+    """
+    maker, shape = scope.function.producer(node.inputs[0]), scope.shape(node, 0)
+    sized_by_data = maker is not None and maker.op_type in _SIZED_BY_DATA
+    if shape is not None and 0 not in shape and not sized_by_data:
         return False
     axes, given = scope.constant(node, 1), node.attr("axes", ())
     return (has_input(node, 1) and axes is None) or min([node.attr("axis", 0), *given, *(axes.array.flat if axes else ())]) < 0

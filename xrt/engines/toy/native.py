@@ -222,22 +222,33 @@ class ByShapes(Executable):
         self.function = function
         self._made = made
         self._kept: OrderedDict[Any, Executable] = OrderedDict()
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        self._making = threading.Lock()  # one at a time; calls of shapes that are known do not wait for it
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         return self._of(inputs).run(inputs, options)
 
     def _of(self, inputs: Sequence[Any]) -> Executable:
         key = tuple((x.dtype, x.shape) if type(x) is np.ndarray else None for x in inputs)
+        found = self._met_before(key)
+        if found is not None:
+            return found
+        with self._making:
+            return self._met_before(key) or self._keep(key, self._made(self._bound(inputs)))
+
+    def _met_before(self, key: object) -> Executable | None:
         with self._lock:
             found = self._kept.get(key)
-            if found is None:
-                found = self._kept[key] = self._made(self._bound(inputs))
-                if len(self._kept) > MOST_SHAPES:
-                    self._kept.popitem(last=False)
-            else:
+            if found is not None:
                 self._kept.move_to_end(key)
-        return found
+            return found
+
+    def _keep(self, key: object, made: Executable) -> Executable:
+        with self._lock:
+            self._kept[key] = made
+            if len(self._kept) > MOST_SHAPES:
+                self._kept.popitem(last=False)
+        return made
 
     def _bound(self, inputs: Sequence[Any]) -> Function:
         """Return the Function for inputs of exactly those types."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -49,10 +50,14 @@ class Played(Executable):
         return [FILLED_FROM if step else None for step in self._filled]
 
     def in_place(self) -> Sequence[tuple[int, int]]:
-        """Return the pairs in which the kernel that writes the output reads that input for the last time, element by element."""
+        """Return the pairs in which only the kernel that writes the output reads that input, element by element.
+
+        A kernel that read it before may have made a view of it, which somebody reads later.
+        """
         inputs = self._tape.inputs
+        readers = Counter(slot for step in self._tape.steps for slot in set(step.arguments))
         pairs = ((slot, place) for place, step in enumerate(self._filled) if step for slot in step.reusable)
-        return [(inputs.index(slot), place) for slot, place in pairs if slot in inputs]
+        return [(inputs.index(slot), place) for slot, place in pairs if slot in inputs and readers[slot] == 1]
 
     def _buffers(self, tape: Tape, out: Sequence[Any]) -> dict[int, Any]:
         """Return the caller's buffers by the slot of the output, where a kernel can write to them and they fit."""

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from tvm import s_tir, tirx
 from tvm.s_tir.dlight.analysis import SBlockInfo
 
-__all__ = ["Machine", "Nest"]
+__all__ = ["PARALLEL_WORK", "Machine", "Nest", "along_lanes"]
 
 Loop: TypeAlias = "s_tir.schedule.LoopRV"
 
@@ -109,8 +109,14 @@ class Nest:
         return schedule.fuse(*others) if len(others) > 1 else others[0]
 
     def _read_across(self, runs: list[list[int]]) -> int | None:
-        """Return the run whose neighbours are read from consecutive elements, where that is not the last one."""
+        """Return the run whose neighbours are read from consecutive elements, where that is not the last one.
+
+        What does not depend on the last run at all, a number per row, is read once per row and no reason to turn.
+        """
+        last = [self.variables[index] for index in runs[-1]]
         for read in self.schedule.get(self.block).reads:
+            if not any(_reads(dim, variable) for dim in read.region for variable in last):
+                continue
             for place, run in enumerate(runs[:-1]):
                 if _is_consecutive(read, self.variables[run[-1]]) and self.extents[run[-1]] > 1:
                     return place
@@ -185,26 +191,36 @@ class Nest:
 
     def split_rows(self) -> bool:
         """Sum each row as several vectors side by side, which are added up at the end. Return whether it fits."""
-        reads = self.schedule.get(self.block).reads
-        width = _divisor(self.extents[-1], min(self.extents[-1] // 2, 4 * self.machine.lanes(self._bits)))
-        if width < 4 or not any(_is_consecutive(read, self.variables[-1]) for read in reads):
+        schedule, partial = self.schedule, self.side_by_side()
+        if partial is None:
             return False
-        schedule = self.schedule
-        _, side = schedule.split(schedule.get_loops(self.block)[-1], [None, width])
-        partial = schedule.rfactor(side, -1)
         spatial = schedule.get_loops(self.block)[: self.spatial]
         outermost = schedule.fuse(*spatial) if len(spatial) > 1 else spatial[0]
         schedule.compute_at(partial, outermost)
-        _, lane, *reduced = schedule.get_loops(partial)
-        schedule.reorder(*reduced, lane)
         self._share(outermost)
-        schedule.vectorize(lane)
-        schedule.decompose_reduction(partial, reduced[0])
+        schedule.decompose_reduction(partial, along_lanes(schedule, partial))
         return True
+
+    def side_by_side(self) -> Any:
+        """Split the sum of each row into several; return the new block that computes them, None where none fits."""
+        reads = self.schedule.get(self.block).reads
+        width = _divisor(self.extents[-1], min(self.extents[-1] // 2, 4 * self.machine.lanes(self._bits)))
+        if width < 4 or not any(_is_consecutive(read, self.variables[-1]) for read in reads):
+            return None
+        _, side = self.schedule.split(self.schedule.get_loops(self.block)[-1], [None, width])
+        return self.schedule.rfactor(side, -1)
 
     @property
     def _bits(self) -> int:
         return int(self.schedule.get(self.block).writes[0].source.dtype.bits)
+
+
+def along_lanes(schedule: s_tir.Schedule, partial: Any) -> Loop:
+    """Arrange the sums side by side of one row as vectors; return the loop before which they begin."""
+    _, lane, *reduced = schedule.get_loops(partial)
+    schedule.reorder(*reduced, lane)
+    schedule.vectorize(lane)
+    return reduced[0]
 
 
 def _reads(dim: Any, variable: Any) -> bool:

@@ -1,29 +1,35 @@
 """How loops run on a CPU: TVM's own CPU pipeline has no schedules, and leaves one naive thread.
 
 A PrimFunc comes in, as FuseTIR makes it: a row of blocks, each with its own loop nest over intermediate buffers. It goes
-out with elementwise producers inlined into their consumers, and each remaining nest arranged by what it is (`nests`).
+out with elementwise producers inlined into their consumers, or computed into a register where several places read them,
+and the remaining nests under one loop over the rows that they share (`rows`), or each arranged by what it is (`nests`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
 from tvm import s_tir, tirx
 from tvm.s_tir import dlight
-from tvm.s_tir.analysis import estimate_tir_flops
 from tvm.s_tir.dlight.analysis import SBlockInfo, normalize_prim_func
 from tvm.target import Target
 from tvm.target.codegen import llvm_get_vector_width
 
+from xrt.engines.tvm.expressions import loads, operations
 from xrt.engines.tvm.nests import Machine, Nest
+from xrt.engines.tvm.rows import in_rows, moved
 
 __all__ = ["CpuSchedule"]
 
-INLINE_GROWTH = 2.0
-"""How much more arithmetic inlining may cost than storing every intermediate result would."""
 ALWAYS_INLINE = 16384
-"""Operations in all up to which nobody counts."""
+"""Operations in all that may be computed again: a nest of its own would cost more."""
+REPEATED = 8
+"""Operations that an expression may repeat at one inlining: less than it costs to find another way."""
+LARGEST = 128
+"""Operations in an expression that repeats any: TVM's simplifier takes more than linear time."""
 
 
 class CpuSchedule(dlight.ScheduleRule):  # type: ignore[misc]  # TVM has no types
@@ -38,11 +44,24 @@ class CpuSchedule(dlight.ScheduleRule):  # type: ignore[misc]  # TVM has no type
         blocks = normalize_prim_func(schedule)
         if blocks is None:
             return None
-        schedule, remaining = _inlined(schedule, blocks)
         machine = Machine(self.threads, llvm_get_vector_width(target))
-        for block in remaining:
+        remaining = _inlined(schedule, blocks)
+        movable = {block.name for block in remaining[:-1] if _can_move(schedule, block, remaining)}
+        together = in_rows(schedule, remaining, movable, machine)
+        return _one_by_one(schedule, remaining, movable, machine) if together is None else together
+
+
+def _one_by_one(
+    schedule: s_tir.Schedule, blocks: Sequence[SBlockInfo], movable: Collection[str], machine: Machine
+) -> s_tir.Schedule:
+    """Return the schedule with each nest arranged on its own, those that move last: where to, their readers decide."""
+    for block in blocks:
+        if block.name not in movable:
             schedule = _arranged(schedule, block, machine)
-        return schedule
+    for block in reversed(blocks):
+        if block.name in movable and not moved(schedule, block):
+            schedule = _arranged(schedule, block, machine)
+    return schedule
 
 
 def _arranged(schedule: s_tir.Schedule, block: SBlockInfo, machine: Machine) -> s_tir.Schedule:
@@ -60,38 +79,94 @@ def _arranged(schedule: s_tir.Schedule, block: SBlockInfo, machine: Machine) -> 
     return schedule
 
 
-def _inlined(schedule: s_tir.Schedule, blocks: Sequence[SBlockInfo]) -> tuple[s_tir.Schedule, list[SBlockInfo]]:
-    """Inline the elementwise producers, but for those that would multiply the arithmetic; return the blocks that remain.
+def _inlined(schedule: s_tir.Schedule, blocks: Sequence[SBlockInfo]) -> list[SBlockInfo]:
+    """Inline the elementwise producers, but for those that would multiply the expressions; return the blocks that remain.
 
-    What is read twice is computed twice when it is inlined, so a chain of squares would grow without bound.
+    What is read in three places is written out in three, so that a chain of maxima would grow without bound.
     """
-    limit = INLINE_GROWTH * estimate_tir_flops(schedule.mod) + ALWAYS_INLINE
-    trial = schedule.copy()
-    gone: list[SBlockInfo] = []
+    budget = ALWAYS_INLINE
+    remaining = list(blocks)
     for block in blocks[:-1]:
-        if not _inline(trial, block, blocks):
+        if not block.is_injective():
             continue
-        if estimate_tir_flops(trial.mod) <= limit:
-            gone.append(block)
-        else:
-            trial = schedule.copy()
-            for earlier in gone:
-                trial.compute_inline(earlier.block_rv)
-    return trial, [block for block in blocks if block not in gone]
+        reading = _Reading.of(schedule, block, remaining)
+        if reading.is_worth_inlining(budget) and _inline(schedule, block):
+            budget -= max(reading.extra, 0)
+            remaining.remove(block)
+    return remaining
 
 
-def _inline(schedule: s_tir.Schedule, block: SBlockInfo, blocks: Sequence[SBlockInfo]) -> bool:
-    """Inline the block where it is elementwise and no reduction would compute it again and again; return whether it was."""
-    if not block.is_injective():
-        return False
-    readers = {schedule.get(reader).name_hint for reader in schedule.get_consumers(block.block_rv)}
-    if any(r.name in readers and not r.is_injective() and _size(r) > _size(block) for r in blocks):
-        return False
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """How the result of an elementwise block is read."""
+
+    cost: int
+    """The operations of its expression."""
+    extra: int
+    """The operations in all that inlining adds: each reader computes it, once, however often its expression repeats it."""
+    repeated: int
+    """The operations that inlining writes out again."""
+    largest: int
+    """The operations in the largest expression that inlining leaves."""
+    can_move: bool
+    """Whether all readers walk the same elements in the same order, so that it can stay in a register instead."""
+    is_reduced: bool
+    """Whether a reader would compute an element again and again."""
+
+    @classmethod
+    def of(cls, schedule: s_tir.Schedule, block: SBlockInfo, blocks: Sequence[SBlockInfo]) -> _Reading:
+        names = {schedule.get(reader).name_hint for reader in schedule.get_consumers(block.block_rv)}
+        readers = [other for other in blocks if other.name in names]
+        buffer, cost = schedule.get(block.block_rv).writes[0].source, operations(schedule.get(block.block_rv).body)
+        bodies = [schedule.get(reader.block_rv).body for reader in readers]
+        times = [loads(body, buffer) for body in bodies]
+        return cls(
+            cost=cost,
+            extra=cost * (sum(map(_size, readers)) - _size(block)),
+            repeated=cost * (sum(times) - 1),
+            largest=max((operations(b) + n * cost for b, n in zip(bodies, times, strict=True)), default=0),
+            can_move=all(_walks_alike(schedule, block, reader) for reader in readers),
+            is_reduced=any(not r.is_injective() and _size(r) > _size(block) for r in readers),
+        )
+
+    def is_worth_inlining(self, budget: int) -> bool:
+        """Whether to inline it, when that many operations may still be computed again."""
+        if self.is_reduced or (self.cost > REPEATED and self.extra > max(budget, 0)):
+            return False
+        return self.repeated <= REPEATED or (self.largest <= LARGEST and not self.can_move)
+
+
+def _walks_alike(schedule: s_tir.Schedule, block: SBlockInfo, reader: SBlockInfo) -> bool:
+    """Whether the reader is elementwise too, and reads at each place what the block writes there."""
+    written = schedule.get(block.block_rv).writes[0]
+    read = [access for access in schedule.get(reader.block_rv).reads if access.source.same_as(written.source)]
+    return (
+        reader.is_injective()
+        and reader.dom() == block.dom()
+        and _is_whole(written, block)
+        and all(_is_whole(access, reader) for access in read)
+    )
+
+
+def _is_whole(access: Any, block: SBlockInfo) -> bool:
+    """Whether the places of the access are the block's loop variables, one by one."""
+    return len(access.region) == len(block.iters) and all(
+        dim.min.same_as(item.var) for dim, item in zip(access.region, block.iters, strict=True)
+    )
+
+
+def _inline(schedule: s_tir.Schedule, block: SBlockInfo) -> bool:
+    """Inline the block into its readers, unless TVM cannot; return whether it was."""
     try:
         schedule.compute_inline(block.block_rv)
     except s_tir.ScheduleError:
         return False
     return True
+
+
+def _can_move(schedule: s_tir.Schedule, block: SBlockInfo, blocks: Sequence[SBlockInfo]) -> bool:
+    """Whether the block may be computed element by element where it is read."""
+    return block.is_injective() and bool(schedule.get_consumers(block.block_rv)) and _Reading.of(schedule, block, blocks).can_move
 
 
 def _size(block: SBlockInfo) -> int:

@@ -1,0 +1,238 @@
+"""What an engine does wrong, in every place and with every engine behind it: right results and one line, or one error."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xrt
+from tests.verify.wrong import Wrong, long_model, numbers
+from xrt.cache import CompileCache
+from xrt.errors import FallbackWarning, InputError, OptionError, RunFailed
+from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.testing.faulty import Faulty, Recording
+
+pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")  # what is tested does not depend on them
+
+T = TensorType(DType.FLOAT32, (2, 3))
+X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+OPS = ("Abs", "Neg", "Exp", "Cos", "Sqrt")
+RIGHT = np.sqrt(np.cos(np.exp(-np.abs(X))))
+PLACES = ("Abs", "Exp", "Sqrt", "*")
+"""The first region, one in the middle, the last, and all in one region."""
+
+
+def chain(*ops: str, aliases: Any = ()) -> Function:
+    names = ["x", *(f"v{i}" for i in range(1, len(ops))), "y"]
+    nodes = tuple(Node(op, (names[i],), (names[i + 1],), name=f"n{i}") for i, op in enumerate(ops))
+    return Function((Value("x", T),), (Value("y", T),), nodes, opsets={"": 20}, aliases=aliases)
+
+
+def module(*engines: Any, function: Function | None = None, **options: Any) -> xrt.XRTModule:
+    options = {"cache": CompileCache()} | options
+    return xrt.XRTModule(function or chain(*OPS), engine=list(engines), **options)
+
+
+def lines(caught: Any) -> list[str]:
+    return [str(one.message) for one in caught if one.category is FallbackWarning]
+
+
+FAULTS = [
+    ({"where": "compile"}, None, "told to fail in compile"),
+    ({"how": "raise"}, None, "told to fail in run"),
+    ({"how": "shape"}, None, r"float32\[1, 2, 3\]"),
+    ({"how": "dtype"}, None, r"float64\[2, 3\]"),
+    ({"how": "missing"}, None, "returned 0 outputs"),
+    ({"how": "scalar"}, None, "float32"),
+    ({"how": "nan"}, "nan", "computed NaN"),
+    ({"how": "nan"}, "first", "wrongly"),
+    ({"how": "value"}, "first", "wrongly"),
+    ({"how": "value"}, 0.5, "wrongly"),
+]
+
+
+@pytest.mark.parametrize("behind", ["ort", "toy"])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("told", "check", "text"), FAULTS)
+def test_the_call_completes_and_one_line_tells(told: Any, check: Any, text: str, place: str, behind: str) -> None:
+    engine = Faulty(takes=place, **told)
+    with module(engine, behind, check=check) as m, pytest.warns(FallbackWarning) as caught:
+        for _ in range(3):
+            np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
+        assert {launch.engine for launch in m.plan.launches} == {behind}
+        assert text.replace("\\", "") in str(m.explain())
+    (line,) = lines(caught)
+    assert "xrt_faulty_" in line
+    assert "placed on another engine" in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(("told", "check", "text"), FAULTS)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_strict_module_raises_one_error(told: Any, check: Any, text: str, place: str) -> None:
+    engine = Faulty(takes=place, **told)
+    with module(engine, "ort", check=check, strict=True) as m, pytest.raises(xrt.errors.EngineError, match=text) as caught:
+        m(X)
+    assert "'faulty" in str(caught.value)
+    assert "xrt_faulty_" in str(caught.value)
+
+
+def test_tvm_is_a_next_engine_too() -> None:
+    with module(Faulty(takes="Exp"), "tvm") as m, pytest.warns(FallbackWarning, match="told to fail in run"):
+        np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
+        assert {launch.engine for launch in m.plan.launches} == {"tvm"}
+
+
+# ---------------------------------------------------------------------- what is remembered
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("nth", [2, 3])
+def test_a_prepared_call_that_fails_is_made_again_and_the_next_goes_straight_on(place: str, nth: int) -> None:
+    engine = Faulty(takes=place, nth=nth)
+    with module(engine, "ort") as m:
+        for number in range(1, 6):
+            if number == nth:
+                with pytest.warns(FallbackWarning):
+                    result = m(X)
+            else:
+                result = m(X)
+            np.testing.assert_allclose(result, RIGHT, rtol=1e-5)
+    assert engine.journal.count("run") == nth
+
+
+def test_what_fails_everywhere_is_not_held_against_an_engine() -> None:
+    index = Value("i", TensorType(DType.INT64, (1,)))
+    gather = Function(
+        (Value("x", T), index),
+        (Value("y", TensorType(DType.FLOAT32, (1, 3))),),
+        (Node("Gather", ("x", "i"), ("y",)),),
+        opsets={"": 20},
+    )
+    with module("ort", "toy", function=gather) as m:
+        for _ in range(2):
+            with pytest.raises(RunFailed, match="xrt_ort_0") as caught:
+                m(X, np.array([7]))
+            assert caught.value.region == "xrt_ort_0"
+            assert "placed elsewhere, it failed too: " in caught.value.__notes__[0]
+            assert m(X, np.array([1])).tolist() == [X[1].tolist()]
+        assert {launch.engine for launch in m.plan.launches} == {"ort"}
+
+
+def test_without_another_engine_the_error_names_region_and_engine() -> None:
+    text = r"^engine 'faulty' failed to run xrt_faulty_0: RuntimeError: the faulty engine was told to fail in run$"
+    with module(Faulty(), strict=True) as m, pytest.raises(RunFailed, match=text):
+        m(X)
+    with module("toy", function=chain("Abs")) as m, pytest.raises(InputError):
+        m(X[0])
+
+
+def test_memory_that_runs_out_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*args: object) -> None:
+        raise MemoryError("no more")
+
+    monkeypatch.setattr("xrt.testing.faulty._spoil", exhausted)
+    with module(Faulty(how="value"), "ort") as m, pytest.warns(FallbackWarning, match="MemoryError: no more"):
+        np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
+
+
+def test_threads_that_fail_at_once_plan_anew_once() -> None:
+    engine, behind = Faulty(takes="Exp"), Recording(inner="ort")
+    start = threading.Barrier(6)
+    with module(engine, behind) as m, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        m.compile()
+
+        def call(_: int) -> Any:
+            start.wait()
+            return m(X)
+
+        with ThreadPoolExecutor(6) as pool:
+            for result in pool.map(call, range(6)):
+                np.testing.assert_allclose(result, RIGHT, rtol=1e-5)
+        assert {launch.engine for launch in m.plan.launches} == {"recording{inner=ort}"}
+    assert len(lines(caught)) == 1
+    assert behind.journal.count("compile") == 3  # two regions around the failing one, and then the whole
+
+
+def test_equal_regions_are_given_up_together() -> None:
+    engine = Faulty(takes="Exp")
+    with module(engine, "ort", function=chain("Exp", "Abs", "Exp")) as m, pytest.warns(FallbackWarning) as caught:
+        m(X)
+    assert engine.journal.count("run") == 1
+    (line,) = lines(caught)
+    assert "node 'n0' and 1 more placed" in line
+
+
+# ---------------------------------------------------------------------- updates in place
+
+
+def updating() -> tuple[Function, np.ndarray[Any, Any]]:
+    return chain("Abs", "Exp", aliases=(("x", "y"),)), X.copy()
+
+
+def test_a_call_is_not_repeated_on_inputs_that_a_failed_update_may_have_touched() -> None:
+    function, state = updating()
+    with module(Faulty(), "toy", function=function) as m:
+        with pytest.raises(RunFailed, match="the call is not repeated, since its update in place of 'x' may have been made"):
+            m(state)
+        state[...] = X
+        np.testing.assert_allclose(m(state), np.exp(np.abs(X)), rtol=1e-6)
+
+
+def test_a_call_that_fails_before_the_update_is_repeated() -> None:
+    function, state = updating()
+    with module(Faulty(takes="Abs"), "toy", function=function) as m, pytest.warns(FallbackWarning):
+        m(state)
+    np.testing.assert_allclose(state, np.exp(np.abs(X)), rtol=1e-6)
+
+
+def test_a_checked_call_keeps_what_it_updates_and_so_is_repeated() -> None:
+    function, state = updating()
+    with module(Faulty(how="value"), "toy", function=function, check="first") as m, pytest.warns(FallbackWarning):
+        m(state)
+    np.testing.assert_allclose(state, np.exp(np.abs(X)), rtol=1e-6)
+
+
+# ---------------------------------------------------------------------- checks
+
+
+@pytest.mark.parametrize(("check", "runs", "checked"), [("first", 8, 1), (0.25, 8, 3), (1, 4, 4), ("nan", 3, 3)])
+def test_as_many_calls_are_checked_as_asked(check: Any, runs: int, checked: int) -> None:
+    with module("ort", check=check) as m:
+        for _ in range(runs):
+            m(X)
+        assert m.explain().checks.endswith(f"; {checked} call{'s' * (checked != 1)} so far")
+
+
+@pytest.mark.parametrize("check", ["never", 0, 1.5, True, -0.1])
+def test_a_check_that_is_none_is_refused(check: Any) -> None:
+    with pytest.raises(OptionError, match=r"^check must be 'first', 'nan', a part of the calls"):
+        module("toy", check=check)
+
+
+def test_a_wrong_kernel_in_a_long_model_is_quarantined() -> None:
+    model = long_model()
+    with module(Wrong(), "toy", function=model, check="first", maximum_nodes=20) as m:
+        with pytest.warns(FallbackWarning, match="computed xrt_wrong_5 wrongly"):
+            found = m(numbers())
+        assert [launch.nodes for launch in m.plan.launches if launch.engine == "toy"] != []
+        with module("toy", function=model) as right:
+            np.testing.assert_allclose(found, right(numbers()), rtol=1e-4, atol=1e-5)
+
+
+def test_what_does_not_give_the_same_twice_is_not_checked() -> None:
+    random = Function((Value("x", T),), (Value("y", T),), (Node("RandomNormalLike", ("x",), ("y",), name="r"),), opsets={"": 20})
+    with module("toy", function=random, check="first") as m:
+        m(X)
+        assert "not checked: node 'r' (RandomNormalLike) does not give the same twice" in str(m.explain())
+
+
+def test_a_bound_call_raises_what_fails() -> None:
+    with module(Faulty(), "ort") as m, m.bind(X.copy()) as bound, pytest.raises(RunFailed, match="'faulty"):
+        bound()

@@ -1,0 +1,250 @@
+"""Engines in a process of their own: what hangs, dies or takes all memory is one more fault, and nothing is left over."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import xrt
+from tests.module.test_faults import RIGHT, X, chain, lines, module
+from xrt.cache import CompileCache
+from xrt.errors import CompileFailed, EngineError, FallbackWarning, OptionError, RunFailed
+from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value
+from xrt.runtime.isolation import Isolated
+from xrt.runtime.shared import Room, values_in
+from xrt.testing.faulty import Faulty
+
+pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
+
+ENDS: dict[str, tuple[dict[str, Any], str]] = {
+    "hang": ({"time_limit": 4}, "it gave no answer within 4 s, and its process was killed"),
+    "kill": ({}, "its process was ended by SIGKILL: a crash, or the system had no memory left"),
+    "memory": ({"memory_limit": 4 << 30}, "MemoryError"),
+}
+
+
+def isolated(engine: Faulty, behind: str, **options: Any) -> xrt.XRTModule:
+    return module(engine, behind, isolate=["faulty"], isolate_run=True, **options)
+
+
+def completes(where: Any, how: Any, place: str, behind: str) -> None:
+    options, text = ENDS[how]
+    with (
+        isolated(Faulty(where=where, how=how, takes=place), behind, **options) as m,
+        pytest.warns(FallbackWarning, match=text) as caught,
+    ):
+        for _ in range(2):
+            np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
+        assert {launch.engine for launch in m.plan.launches} == {behind}
+    (line,) = lines(caught)
+    assert "xrt_faulty_" in line
+    assert "\n" not in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["Abs", "Exp", "Sqrt"])
+@pytest.mark.parametrize("how", list(ENDS))
+@pytest.mark.parametrize(("where", "behind"), [("compile", "ort"), ("run", "toy")])
+def test_the_call_completes_whatever_the_worker_does(where: Any, how: Any, place: str, behind: str) -> None:
+    completes(where, how, place, behind)
+
+
+@pytest.mark.parametrize("where", ["compile", "run"])
+def test_a_crash_is_one_more_fault(where: Any) -> None:
+    completes(where, "kill", "Exp", "ort")
+
+
+@pytest.mark.parametrize("where", ["compile", "run"])
+def test_a_crash_is_one_error_where_the_module_is_strict(where: Any) -> None:
+    with isolated(Faulty(where=where, how="kill"), "ort", strict=True) as m, pytest.raises(EngineError) as caught:
+        m(X)
+    assert type(caught.value) is (CompileFailed if where == "compile" else RunFailed)
+    how = "compile" if where == "compile" else "run"
+    assert str(caught.value) == f"engine {m.engines[0]!r} failed to {how} xrt_faulty_0: {ENDS['kill'][1]}"
+
+
+def test_regions_that_did_no_harm_are_compiled_anew_in_the_next_worker() -> None:
+    """The second worker counts its runs from one again, so that it outlives the call in which the first one died."""
+    with isolated(Faulty(how="kill", nth=3, takes="Abs|Exp"), "ort", function=chain("Abs", "Neg", "Exp")) as m:
+        first = m(X)
+        with pytest.warns(FallbackWarning):
+            second = m(X)
+        np.testing.assert_allclose(first, second, rtol=1e-6)
+        assert [launch.engine for launch in m.plan.launches][-1] == m.engines[0]
+
+
+# ---------------------------------------------------------------------- what a worker computes
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_it_computes_the_same_in_a_worker(runs: bool) -> None:
+    weights = Constant(np.random.default_rng(0).standard_normal((3, 1000)).astype(np.float32))
+    product = Function(
+        (Value("x", TensorType(DType.FLOAT32, ("n", 3))),),
+        (Value("y", None),),
+        (Node("MatMul", ("x", "w"), ("h",)), Node("Add", ("h", "h"), ("y",))),
+        {"w": weights},
+        {"": 20},
+    )
+    with module("ort", function=product, isolate="all", isolate_run=runs) as m:
+        for rows in (2, 5):
+            x = np.random.default_rng(rows).standard_normal((rows, 3)).astype(np.float32)
+            np.testing.assert_allclose(m(x), 2 * (x @ weights.array), rtol=1e-4, atol=1e-5)
+            buffer = np.empty((rows, 1000), np.float32)
+            assert m(x, out=buffer) is buffer
+            np.testing.assert_allclose(buffer, 2 * (x @ weights.array), rtol=1e-4, atol=1e-5)
+        told = "compiles and runs" if runs else "compiles"
+        assert f"  {told} in a process of its own" in str(m.explain()).splitlines()
+
+
+def test_a_compiled_form_that_comes_back_is_that_of_an_engine_that_is_not_isolated() -> None:
+    cache = CompileCache()
+    with module("ort", isolate="ort", cache=cache) as m, module("ort", cache=cache) as plain:
+        m(X)
+        plain(X)
+    assert cache.statistics.misses == 1
+
+
+def test_values_of_every_kind_pass() -> None:
+    given = [
+        np.array(3.5),
+        np.zeros((0, 4), np.int8),
+        np.array([[1, 2], [3, 4]], np.uint16).T,
+        np.array([1.5, -2], ml_dtypes.bfloat16),
+        np.array(["a", "ß"], dtype=object),
+        [np.arange(3), [np.array([True])]],
+        None,
+    ]
+    room = Room()
+    told = [room.put_value(value) for value in given]
+    memory = bytearray(room.size)
+    handle = room.memory()
+    os.preadv(handle, [memory], 0)
+    os.close(handle)
+    found = values_in(memoryview(memory), told)
+    for mine, theirs in zip(found[:5], given[:5], strict=True):
+        assert isinstance(theirs, np.ndarray)
+        assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
+        np.testing.assert_array_equal(mine, theirs)
+    assert [found[5][0].tolist(), found[5][1][0].tolist(), found[6]] == [[0, 1, 2], [True], None]
+
+
+def test_sequences_pass_through_a_worker() -> None:
+    pair = Value("s", SequenceType(TensorType(DType.FLOAT32, (2, 3))))
+    function = Function(
+        (Value("x", TensorType(DType.FLOAT32, (2, 3))),),
+        (pair,),
+        (Node("SequenceConstruct", ("x", "x"), ("s",)),),
+        opsets={"": 20},
+    )
+    with module("toy", function=function, isolate="all", isolate_run=True) as m:
+        result = m(X)
+    assert [one.tolist() for one in result] == [X.tolist()] * 2
+
+
+# ---------------------------------------------------------------------- nothing is left over
+
+
+def worker_of(m: xrt.XRTModule) -> subprocess.Popen[bytes]:
+    (engine,) = (one for one in m._engines.engines if isinstance(one, Isolated))
+    worker = engine._home._worker
+    assert worker is not None
+    return worker._process
+
+
+def test_the_worker_ends_with_its_module() -> None:
+    with isolated(Faulty(nth=9), "ort") as m:
+        m(X)
+        process = worker_of(m)
+        assert process.poll() is None
+        shared = [path for path in Path("/dev/shm").iterdir() if "xrt" in path.name]
+    assert process.poll() is not None
+    assert shared == []
+    forgotten = isolated(Faulty(nth=9), "ort")
+    forgotten(X)
+    process = worker_of(forgotten)
+    del forgotten
+    assert process.wait(10) is not None
+
+
+LEFT = """
+import numpy as np
+from tests.module.test_isolation import Faulty, X, isolated, worker_of
+m = isolated(Faulty(nth=2, how="hang"), "ort")
+m(X)
+print(worker_of(m).pid, flush=True)
+{then}
+"""
+
+
+@contextmanager
+def process_that(then: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    command = [sys.executable, "-W", "ignore", "-c", LEFT.format(then=then)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process, int(process.stdout.readline())
+
+
+def is_running(process: int) -> bool:
+    """Whether there is such a process that has not ended; one that nobody has waited for yet has no command."""
+    try:
+        return bool(Path(f"/proc/{process}/cmdline").read_bytes())
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("then", ["", "import os; os.kill(os.getpid(), 9)", "m(X)"])
+def test_the_worker_ends_with_the_process(then: str) -> None:
+    """It leaves, it is killed, or it is killed while the worker hangs."""
+    with process_that(then) as (process, worker):
+        if then == "m(X)":
+            time.sleep(0.5)
+            os.kill(process.pid, signal.SIGKILL)
+        process.wait(30)
+        for _ in range(100):
+            if not is_running(worker):
+                return
+            time.sleep(0.1)
+    pytest.fail(f"worker {worker} is still there")
+
+
+# ---------------------------------------------------------------------- what cannot be
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"isolate": ["orr"]}, r"^isolate names 'orr', which is not in the list of engines. Did you mean 'ort'\?$"),
+        ({"isolate": [3]}, r"^isolate is a list of engines' names or specs, or 'all'; got \[3\]$"),
+        ({"isolate": "ort", "time_limit": 0}, r"^time_limit must be a positive number or None; got 0$"),
+        ({"isolate": "ort", "memory_limit": 1.5}, r"^memory_limit must be a positive number or None; got 1.5$"),
+        ({"time_limit": 3}, r"^time_limit bounds engines in a process of their own, and none is; name them in isolate=$"),
+        ({"isolate_run": True}, r"^isolate_run=True needs engines that are isolated; name them in isolate=$"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: Any, text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        module("ort", **options)
+
+
+def test_an_engine_that_no_other_process_can_import_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Here(Faulty):
+        name: ClassVar[str] = "here"
+
+    with pytest.raises(
+        OptionError, match=r"'here' cannot be isolated: .*Here of .* can be imported by no other process; move it"
+    ):
+        module(Here(), isolate="all")

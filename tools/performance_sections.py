@@ -1,0 +1,331 @@
+"""What `docs/performance.md` says of each benchmark: its question, how it is measured, its tables and its targets."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from tools.conformance_page import table
+
+Figures: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A target of DESIGN.md or of an issue, beside the figure."""
+
+    what: str
+    target: str
+    figure: str
+    reached: bool
+    headline: bool = False
+    """Whether README has it too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What the page says of one benchmark."""
+
+    title: str
+    question: str
+    method: str
+    tables: Callable[[Figures], Iterable[str]]
+    verdicts: Callable[[Figures], Iterable[Verdict]]
+    remarks: str = ""
+    """What a reader may take wrongly, or wonder at; true whatever the figures are."""
+
+
+def spread(found: Mapping[str, float], digits: int = 3) -> str:
+    """Return a median with its quartiles."""
+    return f"{found['median']:.{digits}f} ({found['low']:.{digits}f} to {found['high']:.{digits}f})"
+
+
+def at_most(what: str, limit: float, ratio: Mapping[str, float], *, headline: bool = False) -> Verdict:
+    return Verdict(what, f"at most {limit:g} x", f"{spread(ratio)} x", ratio["median"] <= limit, headline)
+
+
+def at_least(what: str, limit: float, ratio: Mapping[str, float], *, headline: bool = False) -> Verdict:
+    return Verdict(what, f"at least {limit:g} x", f"{spread(ratio, 2)} x", ratio["median"] >= limit, headline)
+
+
+# ---------------------------------------------------------------------- the cost of a call
+
+
+def dispatch_tables(figures: Figures) -> Iterator[str]:
+    yield "A 2x3 Relu, microseconds per call, and the ratio to the engine's own call:\n\n" + ways(figures["tiny"])
+    yield "A large output, the same, beside the engine's own call and a copy to the caller's buffer:\n\n" + ways(figures["large"])
+    rows = [
+        (f"`{row['engine']}`", size, *(f"{found['per_s'][who]:,.0f}" for who in ("own", "module")), spread(found["ratio"]))
+        for row in figures["threaded"]
+        for size, found in sizes_of(row)
+    ]
+    columns = ("engine", "output", "engine, calls per s", "module, calls per s", "throughput over the engine's")
+    yield "Eight threads that call one module, against eight that call the engine:\n\n" + table(columns, rows)
+
+
+def ways(rows: Sequence[Figures]) -> str:
+    """Return a line per engine with its own call and each way to call the module."""
+    names = [name for name in rows[0] if name not in ("engine", "own")]
+    lines = [
+        (f"`{row['engine']}`", f"{row['own']['us']:.2f}", *(f"{row[n]['us']:.2f}: {spread(row[n]['ratio'])}" for n in names))
+        for row in rows
+    ]
+    return table(("engine", "own call", *names), lines)
+
+
+def sizes_of(row: Figures) -> list[tuple[str, Any]]:
+    return [(size, found) for size, found in row.items() if size != "engine"]
+
+
+def dispatch_verdicts(figures: Figures) -> Iterator[Verdict]:
+    for row in figures["tiny"]:
+        if row["engine"] == "ort":
+            yield at_most("a call of `ort` on a 2x3 Relu, to `session.run`", 1.0, row["module"]["ratio"], headline=True)
+    for row in figures["threaded"]:
+        for size, found in sizes_of(row) if row["engine"] != "toy" else ():
+            yield at_least(f"throughput of eight threads, `{row['engine']}`, {size}, to the engine's", 1.0, found["ratio"])
+
+
+# ---------------------------------------------------------------------- the cost of a cut
+
+
+def regions_tables(figures: Figures) -> Iterator[str]:
+    columns = (
+        *("engines", "regions", "in regions, ms", "to the regions alone", "bound, to the same"),
+        *("in one, ms", "to one region", "of it lost fusion", "idle CPU"),
+    )
+    rows = [
+        (
+            *(f"`{row['what']}`", row["regions"], f"{row['cut_ms']:.2f}", spread(row["to_regions_alone"])),
+            *(spread(row["bound_to_regions_alone"]), f"{row['whole_ms']:.2f}", spread(row["to_one_region"])),
+            *(f"{row['lost_fusion']['median']:+.1%}, {row['lost_fusion_ms']:+.2f} ms", f"{row['idle_cpu']:.1%}"),
+        )
+        for row in (*figures["cuts"], *figures["alternations"])
+    ]
+    yield table(columns, rows)
+    yield f"`toy` ran {'with' if figures['native'] else 'WITHOUT'} native kernels.\n"
+
+
+def regions_verdicts(figures: Figures) -> Iterator[Verdict]:
+    for row in figures["cuts"]:
+        if row["regions"] == 8:
+            what = f"8 regions of `ort`, a model of {row['whole_ms']:.0f} ms, to the regions alone"
+            yield at_most(what, 1.05, row["to_regions_alone"], headline=True)
+    for row in figures["alternations"]:
+        yield at_most(f"`{row['what']}` in turns, {row['regions']} regions, to the same alone", 1.05, row["to_regions_alone"])
+    idle = max(row["idle_cpu"] for row in (*figures["cuts"], *figures["alternations"]))
+    yield Verdict("processor time while idle, the most", "about 0 %: under 1 % of a core", f"{idle:.1%}", idle < 0.01)
+
+
+# ---------------------------------------------------------------------- memory
+
+
+def memory_tables(figures: Figures) -> Iterator[str]:
+    yield f"{figures['megabytes']:,} MB of weights, the peak in MB:\n\n" + memory_table(
+        (form, row) for form, rows in figures["forms"].items() for row in rows
+    )
+    if figures["beyond"]:
+        yield f"{figures['large']:,} MB of weights, beyond protobuf's 2 GB:\n\n" + memory_table(figures["beyond"].items())
+
+
+def memory_table(found: Iterable[tuple[str, Figures]]) -> str:
+    columns = (
+        *("weights", "engine", "alone", "regions", "XRT", "packed by the engine", "to alone", "to alone, without packed"),
+        *("from the cache", "at the end, alone and XRT"),
+    )
+    lines = [
+        (WHERE[form], f"`{row['engine']}`", peak(row["alone"]), count, *memory_cells(mine, row["alone"]))
+        for form, row in found
+        for count, mine in row["xrt"].items()
+    ]
+    return table(columns, lines)
+
+
+WHERE = {"external": "beside the model", "inline": "inside it"}
+
+
+def memory_cells(mine: Figures, alone: Figures) -> tuple[str, ...]:
+    if "failed" in mine:
+        return (peak(mine), *[""] * 5)
+    compared = [f"{mine[key]:.2f}" if key in mine else "" for key in ("ratio", "ratio_unpacked")]
+    ends = ", ".join(f"{one['now'] / 1e6:,.0f}" if "now" in one else "none" for one in (alone, mine))
+    return (peak(mine), f"{mine['packed'] / 1e6:,.0f}", *compared, peak(mine["again"]), ends)
+
+
+def peak(row: Figures) -> str:
+    return f"{row['peak'] / 1e6:,.0f}" if "peak" in row else f"failed: {row['failed'][:100]}"
+
+
+def memory_verdicts(figures: Figures) -> Iterator[Verdict]:
+    for form, rows in figures["forms"].items():
+        for row in rows:
+            for count, mine in row["xrt"].items():
+                what = f"`{row['engine']}`, {regions(count)}, weights {WHERE[form]}"
+                yield from (peak_verdict(what, mine, row["alone"], apart=apart) for apart in (True, False))
+    for form, row in figures["beyond"].items():
+        for count, mine in row["xrt"].items():
+            what = f"a model of {figures['large']:,} MB, weights {WHERE[form]}, {regions(count)} of `{row['engine']}`"
+            yield Verdict(what, "loads and runs", f"peak {peak(mine)} MB", "failed" not in mine)
+
+
+def regions(count: str) -> str:
+    return "one region" if count == "1" else f"{count} regions"
+
+
+def peak_verdict(what: str, mine: Figures, alone: Figures, *, apart: bool) -> Verdict:
+    """Judge the higher peak, of the first run and of the one from the cache, apart from what the engine packs or all told."""
+    runs = (mine, mine["again"]) if "again" in mine else (mine,)
+    target = "at most 1.1 x the engine alone + 50 MB" + ", apart from its packed form" * apart
+    what = f"peak{'' if apart else ' all told'}, {what}"
+    failed = [run["failed"] for run in (alone, *runs) if "failed" in run]
+    if failed:
+        return Verdict(what, target, f"failed: {failed[0][:100]}", reached=False)
+    most, limit = max(run["peak"] - run["packed"] * apart for run in runs), 1.1 * alone["peak"] + 50e6
+    figure = f"{most / 1e6:,.0f} MB, limit {limit / 1e6:,.0f}, alone {peak(alone)}"
+    return Verdict(what, target, figure, most <= limit, headline="`ort`, one region, weights beside" in what)
+
+
+# ---------------------------------------------------------------------- partitioning
+
+
+def partition_tables(figures: Figures) -> Iterator[str]:
+    rows = [
+        (
+            *(row["graph"], f"{row['nodes']:,}", f"{row['median_s']:.3f}", f"{row['slowest_s']:.3f}"),
+            *(f"{row['us_per_node']:.1f}", spread(row["per_node_to_smallest"], 2), f"{row['regions']:,}"),
+            f"{row['plain_regions']:,}",
+        )
+        for row in figures["partition"]
+    ]
+    columns = ("graph", "nodes", "median, s", "slowest, s", "us per node", "per node, to the smallest", "regions", "plain")
+    yield table(columns, rows)
+    yield "Beside the true minimum, on random graphs of 4 to 12 nodes:\n\n" + table(
+        ("engines", "graphs", "partitioner", "plain"),
+        [(row["engines"], row["graphs"], least(row["own"]), least(row["plain"])) for row in figures["minimum"]],
+    )
+
+
+def least(found: Figures) -> str:
+    return f"minimal in {found['optimal']:.1%} (mean {found['mean_ratio']:.3f} x, worst {found['worst_ratio']:.2f} x)"
+
+
+def partition_verdicts(figures: Figures) -> Iterator[Verdict]:
+    for nodes, limit in ((10_000, 0.25), (100_000, 3.0)):
+        for row in figures["partition"]:
+            if row["nodes"] == nodes:
+                is_worst = row is max((r for r in figures["partition"] if r["nodes"] == nodes), key=lambda r: r["median_s"])
+                what, figure = f"{nodes:,} nodes, {row['graph']}, partitioned", f"{row['median_s']:.3f} s"
+                yield Verdict(what, f"under {limit:g} s", figure, row["median_s"] < limit, is_worst)
+
+
+# ---------------------------------------------------------------------- growth
+
+
+def scale_tables(figures: Figures) -> Iterator[str]:
+    stages = figures["stages"]
+    sizes = list(dict.fromkeys(row["nodes"] for row in stages))
+    for graph in dict.fromkeys(row["graph"] for row in stages):
+        found = {(row["stage"], row["nodes"]): row for row in stages if row["graph"] == graph}
+        lines = [
+            (stage, *(scale_cell(found.get((stage, size))) for size in sizes)) for stage in dict.fromkeys(s for s, _ in found)
+        ]
+        columns = ("stage", *(f"{size:,} nodes" for size in sizes))
+        yield f"{graph}: seconds, microseconds per node, and those to those of the smallest:\n\n" + table(columns, lines)
+
+
+def scale_cell(row: Figures | None) -> str:
+    return f"{row['median_s']:.3f} s, {row['us_per_node']:.1f} us, {row['growth']:.2f}" if row else ""
+
+
+def scale_verdicts(figures: Figures) -> Iterator[Verdict]:
+    rows = [row for row in figures["stages"] if row["stage"] == "partition"]
+    first, last = min(row["nodes"] for row in rows), max(row["nodes"] for row in rows)
+    for row in rows:
+        if row["nodes"] == last:
+            what = f"partitioning, {row['graph']}: time per node at {last:,} to that at {first:,}"
+            yield Verdict(what, "at most 2 x", f"{row['growth']:.2f} x", row["growth"] <= 2)
+
+
+# ---------------------------------------------------------------------- native kernels
+
+
+def native_tables(figures: Figures) -> Iterator[str]:
+    rows = [
+        (
+            *(row["model"], *(f"{ms:.3f}" for ms in row["ms"].values())),
+            *(spread(row[key], 2) for key in ("numpy_over_native", "ort_over_native")),
+        )
+        for row in figures["models"]
+    ]
+    engines = (f"`{engine}`, ms" for engine in figures["models"][0]["ms"])
+    yield table(("model", *engines, "NumPy over native", "`ort` over native"), rows)
+
+
+def native_verdicts(figures: Figures) -> Iterator[Verdict]:
+    for row in figures["models"]:
+        if row["model"] == "chain":
+            what = "50 elementwise operators on 1024x1024: native `toy`"
+            yield at_least(f"{what}, gain over NumPy's", 8, row["numpy_over_native"], headline=True)
+            yield at_least(f"{what}, gain over `ort`", 1, row["ort_over_native"])
+
+
+# ---------------------------------------------------------------------- warm starts
+
+SAVES = ("ort", "tvm")
+"""The engines that can save what they compiled."""
+
+
+def warm_tables(figures: Figures) -> Iterator[str]:
+    rows = [
+        (
+            *(f"`{row['engine']}`", row["model"], *(f"{row['seconds'][way]['start']:.3f}" for way in ("off", "warm"))),
+            *(spread(row["ratios"]["start"][way]) for way in ("warm", "bundle", "cold")),
+            spread(row["ratios"]["compile"]["warm"]),
+        )
+        for row in figures["rows"]
+    ]
+    columns = (
+        "engine",
+        "model",
+        "without, s",
+        "warm, s",
+        "warm",
+        "from a bundle",
+        "filling the cache",
+        "the compile alone, warm",
+    )
+    yield f"Medians and quartiles of {figures['rounds']} starts:\n\n" + table(columns, rows)
+
+
+def warm_verdicts(figures: Figures) -> Iterator[Verdict]:
+    starts = [(row["engine"], row["model"], row["ratios"]["start"]["warm"]["median"]) for row in figures["rows"]]
+    compiles: dict[str, list[float]] = {}
+    for row in figures["rows"]:
+        compiles.setdefault(row["engine"], []).append(row["ratios"]["compile"]["warm"]["median"])
+    for engine in SAVES:
+        mine = [median for name, _, median in starts if name == engine]
+        if mine:
+            what, found = f"warm start of `{engine}`, median over its models ({len(mine)})", statistics.median(mine)
+            figure = f"{found:.3f} x (the compile alone {statistics.median(compiles[engine]):.3f} x)"
+            yield Verdict(what, "under 0.5 x", figure, found < 0.5, headline=engine == "ort")
+    engine, model, worst = max(starts, key=lambda start: start[2])
+    yield Verdict(f"warm start, the worst: {model} on `{engine}`", "never over 1.05 x", f"{worst:.3f} x", worst <= 1.05)
+
+
+# ---------------------------------------------------------------------- imports
+
+
+def imports_tables(figures: Figures) -> Iterator[str]:
+    rows = [(row["what"], spread(row["seconds"]), spread(row["over_numpy"])) for row in figures["imports"]]
+    yield table(("imported", "seconds", "over NumPy, seconds"), rows)
+
+
+def imports_verdicts(figures: Figures) -> Iterator[Verdict]:
+    for row in figures["imports"]:
+        if row["what"] == "xrt":
+            found = row["over_numpy"]
+            yield Verdict(
+                "`import xrt` over `import numpy`", "0.1 s", f"{spread(found)} s", found["median"] <= 0.1, headline=True
+            )

@@ -1,0 +1,102 @@
+"""What `docs/performance.md` says in words: each benchmark's question, how it is measured, and what may surprise."""
+
+from __future__ import annotations
+
+from tools import performance_sections as told
+from tools.performance_sections import Section
+
+ACCURACY = """\
+How exact the transcendental functions of float32 are, over their whole range (`tests/engines/test_native_accuracy.py`
+measures it), in units in the last place:
+
+| Exp | Log | Tanh | Sigmoid | Erf | Softplus | Elu | Mish | Pow |
+|---|---|---|---|---|---|---|---|---|
+| 1.0 | 0.8 | 1.3 | 2.5 | 2.4 | 1.8 | 0.9 | 3.2 | 0.5 |"""
+
+SECTIONS = {
+    "dispatch": Section(
+        "The cost of a call",
+        "What does XRT cost on top of an engine's own call?",
+        "The module's call by position (*module*), by name (*named*), into the caller's buffer (*out*) and with arrays "
+        "that were bound once (*bound*: `m.bind`) takes turns with the engine's own. For `toy` the engine's own is the "
+        "same thing written by hand, `np.maximum(x, 0)`; for `tvm` it is the virtual machine's, one for each thread.",
+        told.dispatch_tables,
+        told.dispatch_verdicts,
+        "What a prepared call adds is the comparison of type, element type and shape of each input. Small inputs and "
+        "outputs of `ort` go through arrays that were bound once, which is quicker than handing them over.",
+    ),
+    "regions": Section(
+        "The cost of a cut",
+        "What does it cost to cut a model into regions?",
+        "16 blocks of convolution, Relu and addition in 2, 4, 8 and 16 regions of `ort`, and with the convolutions on "
+        "`ort` and the rest on `tvm` or `toy`. The call takes turns with each region called alone, whose times are added "
+        "up, and with the model in one region of `ort`. What the regions alone take longer than the model in one is lost "
+        "fusion, and for other engines their own speed; only the rest is the cut's cost. Idle CPU is the processor time "
+        "of the process in a second without work afterwards.",
+        told.regions_tables,
+        told.regions_verdicts,
+    ),
+    "memory": Section(
+        "Memory",
+        "How much memory does XRT take on top of an engine?",
+        "An embedding and products, read from a file, compiled and run once, in a fresh process each: the most that was "
+        "ever resident (VmHWM), imports included, one process per figure. `toy` alone is the same in NumPy by hand, over "
+        "what the `onnx` package reads.",
+        told.memory_tables,
+        told.memory_verdicts,
+        "*Packed* is what the engine holds of its own, as `m.memory()` tells it: `ort` packs the weights of products, alone as "
+        "well. The target leaves it out, but only on XRT's side: the engine alone counts with it. *All told* is the stricter "
+        "comparison, with everything on both sides. Alone, `ort` lets go of each external weight that it has packed; XRT keeps "
+        "the file mapped, because other regions and signatures read it, and while the library packs, the pages that it has read "
+        "are resident too. They are clean, and let go when the region is compiled: more regions mean a lower peak.",
+    ),
+    "partition": Section(
+        "Partitioning",
+        "How long does it take to partition and fold a model, and into how few regions?",
+        "Capability, clustering and folding together, as processor time of the one thread that they use; a tenth of the "
+        "nodes is not supported by the first engine. *Plain* is the number of regions that merging each child into its "
+        "parents gives.",
+        told.partition_tables,
+        told.partition_verdicts,
+    ),
+    "scale": Section(
+        "Growth",
+        "How do the stages before the first compile grow with the model?",
+        "Processor time of each stage on the same graphs, garbage collected before each. The median of three runs of "
+        "10,000 nodes, one run of each larger graph; what writes and reads files is left out above 100,000 nodes.",
+        told.scale_tables,
+        told.scale_verdicts,
+        "A garbage collection goes over all objects that live, so that building a graph with the collector on costs a "
+        "third to a half more per node at each tenfold size; it stands still from 5,000 nodes on. What is left of the "
+        "growth is cache misses.",
+    ),
+    "native": Section(
+        "Native kernels",
+        "What do native kernels gain, over NumPy and beside ONNX Runtime?",
+        "Each model as a module on `toy` with native kernels, on NumPy's `toy` and on `ort`, with the same threads, in "
+        "turns. Over 1, native is the quicker.",
+        told.native_tables,
+        told.native_verdicts,
+        "NumPy adds up columns in float32, where the native kernel adds in float64. The other convolutions of a MobileNet "
+        "are NumPy's matrix products either way.\n\n" + ACCURACY,
+    ),
+    "warm_start": Section(
+        "Warm starts",
+        "What does the disk cache, or a bundle, save at the start?",
+        "From `XRTModule(path)` to the first result, hashing included, in fresh processes that take turns: without the "
+        "cache, with an empty one, with a full one and from a bundle. Ratios are to the start without the cache. The "
+        "imports of Python, NumPy, XRT and the engine's library come on top and are the same for all.",
+        told.warm_tables,
+        told.warm_verdicts,
+        "`toy` saves nothing: what its start must not do is cost more. What is left of a warm start on `ort` is reading and "
+        "planning the model, and packing the weights of large products, which the library does anew for each session.",
+    ),
+    "imports": Section(
+        "Imports",
+        "How long does `import xrt` take?",
+        "Fresh processes that take turns; the difference to `import numpy` within a round. *First use* is that of "
+        "`XRTModule` and `xrt.ops`, which brings `onnx`.",
+        told.imports_tables,
+        told.imports_verdicts,
+    ),
+}

@@ -1,0 +1,39 @@
+"""How large an expression is, written out: what TVM shares between two places counts in both, as in everything it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tvm.ir import TensorLoad
+
+__all__ = ["loads", "operations"]
+
+_FIELDS = ("a", "b", "condition", "true_value", "false_value", "value", "body")
+
+
+def operations(statement: Any) -> int:
+    """Return how many operations a block's body stands for, the places that it reads and writes not counted."""
+    return _total(statement, lambda node: 1 if next(_parts(node), None) is not None else 0, {})
+
+
+def loads(statement: Any, buffer: Any) -> int:
+    """Return how often a block's body reads a buffer."""
+    return _total(statement, lambda node: int(isinstance(node, TensorLoad) and node.source.same_as(buffer)), {})
+
+
+def _total(node: Any, count: Callable[[Any], int], known: dict[int, int]) -> int:
+    """Return the sum over the tree; linear in the graph that it is held as."""
+    key = hash(node)  # of the address, which lives as long as the root
+    if key not in known:
+        known[key] = count(node) + sum(_total(part, count, known) for part in _parts(node))
+    return known[key]
+
+
+def _parts(node: Any) -> Iterator[Any]:
+    if isinstance(node, TensorLoad):
+        return
+    for name in _FIELDS:
+        if (part := getattr(node, name, None)) is not None and not isinstance(part, int | float):
+            yield part
+    yield from getattr(node, "args", ())

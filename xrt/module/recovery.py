@@ -1,0 +1,90 @@
+"""A call that may be made again: what became of a region that failed, and whether the inputs are still what they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from xrt.engines import RunOptions
+from xrt.errors import DeviceError, FallbackWarning, RunFailed, warn
+from xrt.graph import Function
+from xrt.partition import Plan
+from xrt.runtime import Inspection, Program, Refusal, updated_before
+from xrt.runtime.outputs import check_buffers
+from xrt.runtime.program import DEFAULT
+
+__all__ = ["Call", "given_up", "tell", "triples"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The values of one call."""
+
+    inputs: Sequence[Any]
+    options: RunOptions = DEFAULT
+    inspection: Inspection | None = None
+    before: tuple[tuple[Any, Any], ...] = ()
+    """Inputs that the model updates, each with a copy of what it held; only where a call is checked."""
+
+    @classmethod
+    def of(cls, inputs: Sequence[Any], options: RunOptions | None, out: Any, function: Function, device: str) -> Call:
+        """Return the call with what the caller asks for; raises DeviceError for a stream, InputError for a buffer."""
+        options = options or DEFAULT
+        if options.stream is not None:
+            raise DeviceError(f"a stream was given, but the module runs on {device}, which has none; pass stream=None")
+        given = out if out is not None else options.out
+        if given is not None:
+            buffers = check_buffers(given, function.outputs, function.inputs, inputs)
+            options = RunOptions(buffers, options.stream, options.block, options.profile)
+        return cls(inputs, options)
+
+    def keeping(self, function: Function) -> Call:
+        """Return the call with copies of the inputs that it will update, so that it can be made again in any case."""
+        updated = {name for name, _ in function.aliases}
+        named = zip(function.inputs, self.inputs, strict=True)
+        return replace(self, before=tuple((given, given.copy()) for value, given in named if value.name in updated))
+
+    def on(self, program: Program) -> list[Any]:
+        """Run it."""
+        return program.run(self.inputs, self.options, self.inspection)
+
+    def restore(self, plan: Plan, error: RunFailed) -> None:
+        """Make the inputs what they were before the region failed.
+
+        Raises RunFailed where nobody knows any more what they were.
+        """
+        if self.before:
+            for given, held in self.before:
+                np.copyto(given, held)
+        elif touched := updated_before(plan, error.region):
+            names = ", ".join(map(repr, touched))
+            raise RunFailed(
+                f"{error}; the call is not repeated, since its update in place of {names} may have been made in part. The "
+                f"region is placed elsewhere for later calls: give {names} the value it had, and call again",
+                error.region,
+            ) from error
+
+
+def given_up(program: Program, error: RunFailed) -> Refusal:
+    """Return what is taken from the engine of the region that failed: the nodes of all regions that share its executable."""
+    launches = program.plan.launches
+    number = [launch.name for launch in launches].index(error.region)
+    failed = program.executables[number]
+    alike = [launch for launch, one in zip(launches, program.executables, strict=True) if one is failed]
+    return Refusal(launches[number], tuple(node for launch in alike for node in launch.nodes), error)
+
+
+def triples(refused: Iterable[Refusal]) -> tuple[tuple[str, str, str], ...]:
+    """Return what the partitioner is told: node, engine and reason."""
+    told = ((one, "failed at run" if isinstance(one.error, RunFailed) else "refused at compile") for one in refused)
+    return tuple((node, one.launch.engine, f"{how}: {one.reason}") for one, how in told for node in one.nodes)
+
+
+def tell(refused: Iterable[Refusal]) -> None:
+    """Warn, one line for each."""
+    for one in refused:
+        some = f"{one.nodes[0]!r}" + (f" and {len(one.nodes) - 1} more" if len(one.nodes) > 1 else "")
+        warn(f"{one.reason}; node {some} placed on another engine", FallbackWarning)

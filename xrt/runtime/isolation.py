@@ -1,0 +1,306 @@
+"""An engine behind a wall: it compiles, and if asked runs, in a process of its own, where a crash or a hang is one more fault.
+
+Why not the same: an exception is contained anyhow; a crash of native code ends its process, and native code that hangs
+cannot be stopped from outside of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
+from xrt.engines.contract import fill
+from xrt.errors import CompileFailed, CompileRefused, EngineError, InputError, OptionError, RunFailed
+from xrt.graph import Function, Node
+from xrt.runtime.shared import Message, Room, receive, send, values_in
+
+__all__ = ["Isolated", "Limits"]
+
+START = 120.0
+"""Seconds in which a worker must have started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a worker may take."""
+
+    seconds: float | None = None
+    """For each compile and for each run; None is no limit."""
+    memory: int | None = None
+    """Bytes of address space, the libraries' included; None is no limit."""
+
+
+class Lost(Exception):
+    """A worker was killed because it took too long, or ended by itself."""
+
+
+class Worker:
+    """One process, and the way to talk to it; one request at a time."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        hears, self._lifeline = os.pipe()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        numbers = [its.fileno(), hears, limits.memory or 0]
+        command = [sys.executable, "-m", "xrt.runtime.worker", *map(str, numbers)]
+        try:
+            self._process = subprocess.Popen(
+                command, pass_fds=numbers[:2], stdin=subprocess.DEVNULL, env=environment, start_new_session=True
+            )
+        finally:
+            its.close()
+            os.close(hears)
+        self._channel = mine
+        self.end = weakref.finalize(self, _end, self._process, mine, self._lifeline)
+        mine.settimeout(START)
+        self._hear(START)
+
+    def ask(self, message: Mapping[str, Any], room: Room | None = None) -> tuple[Message, memoryview]:
+        """Return the answer and its memory; raises Lost, and the process is no more."""
+        self._channel.settimeout(self._limits.seconds)
+        try:
+            send(self._channel, message, room)
+        except OSError as error:
+            raise Lost(self._how_it_ended()) from error
+        return self._hear(self._limits.seconds)
+
+    def _hear(self, seconds: float | None) -> tuple[Message, memoryview]:
+        try:
+            return receive(self._channel)
+        except TimeoutError as error:
+            self.end()
+            raise Lost(f"it gave no answer within {seconds:g} s, and its process was killed") from error
+        except (OSError, EOFError) as error:
+            raise Lost(self._how_it_ended()) from error
+
+    def _how_it_ended(self) -> str:
+        try:
+            code = self._process.wait(1)
+        except subprocess.TimeoutExpired:
+            code = 0
+        self.end()
+        if code >= 0:
+            return f"its process ended by itself, with status {code}"
+        return f"its process was ended by {signal.Signals(-code).name}: a crash, or the system had no memory left"
+
+
+def _end(process: subprocess.Popen[bytes], channel: socket.socket, lifeline: int) -> None:
+    """Kill the process and let go of all that belongs to it."""
+    process.kill()
+    process.wait()
+    channel.close()
+    os.close(lifeline)
+
+
+class Home:
+    """Where an engine's executables live: a worker, and after its death another."""
+
+    def __init__(self, engine: GraphCompiler, limits: Limits) -> None:
+        self.engine = engine
+        self._limits = limits
+        self.lock = threading.RLock()
+        self._worker: Worker | None = None
+        self._closed = False
+        self.generation = 0
+        """Counts the workers."""
+
+    def ask(self, message: Mapping[str, Any], room: Room | None = None) -> tuple[Message, memoryview]:
+        """Ask the worker; raises Lost where there is none any more, and what the engine has raised as `_raised` makes it."""
+        with self.lock:
+            worker = self._at_work()
+            try:
+                answer, memory = worker.ask(message, room)
+            except Lost:
+                self._worker = None
+                self.generation += 1
+                raise
+        if "error" in answer:
+            raise _raised(answer)
+        return answer, memory
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether there is a worker."""
+        return self._worker is not None
+
+    def _at_work(self) -> Worker:
+        if self._closed:
+            raise Lost("its process ended when the module was closed")
+        if self._worker is None:
+            self._worker = Worker(self._limits)
+        return self._worker
+
+    def close(self) -> None:
+        """End the worker for good."""
+        with self.lock:
+            self._closed = True
+            worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.end()
+
+
+def _raised(answer: Message) -> Exception:
+    """Return the exception that a worker tells of."""
+    if answer["kind"] == "CompileRefused":
+        return CompileRefused(answer["error"], answer["nodes"])
+    return (InputError if answer["kind"] == "InputError" else _InWorker)(answer["error"])
+
+
+class _InWorker(EngineError):
+    """What an engine raised in its worker."""
+
+
+_numbers = itertools.count(1)
+
+
+class Isolated(GraphCompiler):
+    """An engine whose compiles, and runs where `runs`, happen in a worker. What it can take it is asked here."""
+
+    def __init__(self, engine: GraphCompiler, limits: Limits, *, runs: bool) -> None:
+        """Raises OptionError where that cannot be: the class must be one that another process can import."""
+        cls = type(engine)
+        if not hasattr(os, "memfd_create"):
+            raise OptionError(f"engine {engine.spec!r} cannot be isolated: shared memory without a name is Linux's alone")
+        if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
+            raise OptionError(
+                f"engine {engine.spec!r} cannot be isolated: {cls.__qualname__} of {cls.__module__} can be imported by no other "
+                f"process; move it to a module"
+            )
+        self.inner = engine
+        self.runs = runs or cls.save is GraphCompiler.save
+        self.name = engine.name  # type: ignore[misc]  # each is the one of its engine
+        self.devices = engine.devices  # type: ignore[misc]
+        self.supports_dynamic_shapes = engine.supports_dynamic_shapes  # type: ignore[misc]
+        self._home = Home(engine, limits)
+        self._number = next(_numbers)
+        self.close = weakref.finalize(self, self._home.close)
+        """Ends the worker."""
+
+    @property
+    def spec(self) -> str:
+        return self.inner.spec
+
+    @property
+    def implementation(self) -> type[GraphCompiler]:
+        return self.inner.implementation
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        return self.inner.why_not(node, function)
+
+    def version(self) -> str:
+        """Return the engine's; executables that live in a worker are nobody else's."""
+        told = self.inner.version()
+        return f"{told} in worker {self._number} of process {os.getpid()}" if self.runs else told
+
+    def unsupported_options(self, context: CompileContext) -> str | None:
+        return self.inner.unsupported_options(context)
+
+    def remarks(self, function: Function) -> tuple[str, ...]:
+        what = "compiles and runs" if self.runs else "compiles"
+        return (*self.inner.remarks(function), f"{what} in a process of its own")
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        remote = RemoteExecutable(self._home, function, context)
+        return remote if self.runs else self._loaded(remote, function, context)
+
+    def _loaded(self, remote: RemoteExecutable, function: Function, context: CompileContext) -> Executable:
+        """Return here what was compiled there; what cannot be saved is compiled here too, since there it did no harm."""
+        try:
+            saved = remote.saved()
+        except CompileRefused:
+            return self.inner.compile(function, context)
+        finally:
+            remote.close()
+        return self.inner.load(saved, function, context)
+
+    def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
+        if self.runs:
+            raise CompileRefused(f"an executable of {self.spec!r} that lives in a worker cannot be saved")
+        return self.inner.save(executable, context)
+
+    def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
+        return self.inner.load(data, function, context)
+
+
+class RemoteExecutable(Executable):
+    """An executable in a worker. Where the worker has died of another region, it is compiled anew in the next one."""
+
+    def __init__(self, home: Home, function: Function, context: CompileContext) -> None:
+        self._home = home
+        self._function = function
+        self._context = context
+        self._count = len(function.outputs)
+        self._made, self._generation = self._compiled()
+
+    def _compiled(self) -> tuple[int, int]:
+        home, context, room = self._home, self._context, Room()
+        cls = type(home.engine)
+        message = {
+            "do": "compile",
+            "class": f"{cls.__module__}:{cls.__qualname__}",
+            "spec": home.engine.spec,
+            "function": room.put_function(self._function),
+            "options": asdict(context.options),
+            "device": context.device,
+            "threads": context.threads,
+        }
+        with home.lock:
+            try:
+                answer, _ = home.ask(message, room)
+            except (Lost, _InWorker) as error:
+                told = f"engine {home.engine.spec!r} failed to compile {self._function.name}: {error}"
+                raise CompileFailed(told) from error.__cause__
+            self.outputs_are_fresh = bool(answer["fresh"])  # type: ignore[misc]  # nothing is shared between processes
+            return answer["made"], home.generation
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        room = Room()
+        message = {"do": "run", "inputs": [room.put_value(value) for value in inputs]}
+        with self._home.lock:
+            if self._generation != self._home.generation:
+                self._made, self._generation = self._compiled()
+            try:
+                answer, memory = self._home.ask({**message, "made": self._made}, room)
+            except (Lost, _InWorker) as error:
+                raise RunFailed(str(error)) from error.__cause__  # which region it is, the program knows
+        return _filled(values_in(memory, answer["outputs"]), options)
+
+    def saved(self) -> memoryview:
+        """Return what the engine saves of it; raises CompileRefused, or CompileFailed."""
+        try:
+            answer, memory = self._home.ask({"do": "save", "made": self._made})
+        except (Lost, _InWorker) as error:
+            told = f"engine {self._home.engine.spec!r} failed to save {self._function.name}: {error}"
+            raise CompileFailed(told) from error.__cause__
+        offset, length = answer["saved"]
+        return memory[offset : offset + length].toreadonly()
+
+    def close(self) -> None:
+        """Let go of it where it lives; a worker that is gone, or whose module is closed, has let go of it already."""
+        with self._home.lock:
+            if self._generation == self._home.generation and self._home.is_at_work:
+                try:
+                    self._home.ask({"do": "close", "made": self._made})
+                except (Lost, EngineError):
+                    return
+
+
+def _filled(results: list[Any], options: RunOptions) -> list[Any]:
+    for index, buffer in enumerate(options.out or ()):
+        if buffer is not None and index < len(results) and isinstance(results[index], np.ndarray):
+            fill(buffer, results[index])
+            results[index] = buffer
+    return results

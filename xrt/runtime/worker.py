@@ -1,0 +1,121 @@
+"""The other side of `isolation`: a process that compiles and runs for an engine, and ends when nobody speaks to it.
+
+python -m xrt.runtime.worker HANDLE LIFELINE MEMORY_LIMIT
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import resource
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, parse_spec
+from xrt.engines.spec import build
+from xrt.errors import CompileRefused, InputError
+from xrt.formats.bundle import working_folder
+from xrt.graph import Function
+from xrt.runtime.shared import Message, Room, function_in, receive, send, values_in
+
+__all__ = ["Served", "main"]
+
+
+class Served:
+    """The executables of the process, and what it is asked to do with them."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._made: dict[int, tuple[Executable, GraphCompiler, Function, CompileContext]] = {}
+        self._engines: dict[tuple[str, str], GraphCompiler] = {}
+
+    def answer(self, message: Message, memory: memoryview, room: Room) -> Message:
+        """Do what a message asks; what is raised is told, and not raised."""
+        ways: dict[str, Callable[[Message, memoryview, Room], Message]] = {
+            "compile": self.compile,
+            "save": self.save,
+            "run": self.run,
+            "close": self.close,
+        }
+        try:
+            return ways[message["do"]](message, memory, room)
+        except Exception as error:  # noqa: BLE001  # it belongs to who asked
+            return _told(error)
+
+    def compile(self, message: Message, memory: memoryview, room: Room) -> Message:
+        """Compile and prepare a Function; the number of the executable is the answer."""
+        function = function_in(memory, message["function"])
+        context = CompileContext(ExecutionOptions(**message["options"]), message["device"], message["threads"])
+        engine = self._engine(message["class"], message["spec"])
+        executable = engine.compile(function, context)
+        executable.prepare()
+        number = next(self._numbers)
+        self._made[number] = executable, engine, function, context
+        return {"made": number, "fresh": executable.outputs_are_fresh}
+
+    def _engine(self, path: str, spec: str) -> GraphCompiler:
+        if (path, spec) not in self._engines:
+            module, _, name = path.partition(":")
+            cls = getattr(importlib.import_module(module), name)
+            self._engines[path, spec] = build(cls, parse_spec(spec)[1])
+        return self._engines[path, spec]
+
+    def save(self, message: Message, memory: memoryview, room: Room) -> Message:
+        """Give an executable out as its engine saves it."""
+        executable, engine, _, context = self._made[message["made"]]
+        with working_folder() as folder:
+            data = engine.save(executable, replace(context, workdir=folder))
+            held = bytes(data)
+        return {"saved": room.put(memoryview(held))}
+
+    def run(self, message: Message, memory: memoryview, room: Room) -> Message:
+        """Run an executable on inputs that lie in the memory."""
+        executable = self._made[message["made"]][0]
+        results = executable.run(values_in(memory, message["inputs"]))
+        return {"outputs": [room.put_value(result) for result in results]}
+
+    def close(self, message: Message, memory: memoryview, room: Room) -> Message:
+        """Let go of an executable."""
+        self._made.pop(message["made"])[0].close()
+        return {}
+
+
+def _told(error: Exception) -> Message:
+    kind = next((one.__name__ for one in (CompileRefused, InputError, MemoryError) if isinstance(error, one)), "")
+    said = str(error) if kind in ("CompileRefused", "InputError") else f"{type(error).__name__}: {error}"
+    return {"error": said, "kind": kind, "nodes": list(getattr(error, "nodes", ()))}
+
+
+def _end_with(lifeline: int) -> None:
+    """End the process when the other end of the lifeline is closed, whatever it is doing."""
+    os.read(lifeline, 1)
+    os._exit(0)
+
+
+def main(handle: int, lifeline: int, memory_limit: int) -> None:
+    """Serve until nobody asks any more. A ``memory_limit`` of 0 is none."""
+    if memory_limit:
+        resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))
+    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+    channel = socket.socket(fileno=handle)
+    served = Served()
+    send(channel, {"ready": os.getpid()})
+    while True:
+        try:
+            message, memory = receive(channel)
+            room = Room()
+            answer = served.answer(message, memory, room)
+            send(channel, answer, room)
+        except (EOFError, ConnectionError):
+            return
+        except MemoryError as error:
+            send(channel, _told(error))
+        message, memory, room, answer = {}, memoryview(b""), Room(), {}
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:4]))
