@@ -340,8 +340,18 @@ def test_a_closed_module_says_so_and_leaves_others_alone() -> None:
         m(X)
     other = xrt.XRTModule(relu(), cache=cache)
     np.testing.assert_array_equal(other(X), np.maximum(X, 0))
-    with pytest.raises(InputError, match=r"^the module is closed; make a new XRTModule$"):
-        m(X)
+    for use in (lambda: m(X), m.compile, lambda: m.save("closed.xrt")):
+        with pytest.raises(InputError, match=r"^the module is closed; make a new XRTModule$"):
+            use()
+
+
+def test_buffers_given_twice_are_refused() -> None:
+    buffer = np.empty((2, 3), "float32")
+    with (
+        xrt.XRTModule(relu()) as m,
+        pytest.raises(InputError, match=r"^out= is given twice, as an argument and in options; give"),
+    ):
+        m(X, out=buffer, options=RunOptions(out=[buffer]))
 
 
 def test_a_stream_on_cpu_is_refused() -> None:

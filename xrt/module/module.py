@@ -203,6 +203,7 @@ class XRTModule:
         Compiles for the examples first, if there are any, or as `compile` does where nothing has been compiled yet.
         Raises BundleError where the file cannot be written, and what `compile` raises.
         """
+        self._check_open()
         with self._lock:
             compiled = any(build.is_compiled for build in self._builds.values())
         if examples or named or not compiled:
@@ -288,10 +289,13 @@ class XRTModule:
             self._quick = NOTHING
         return known[0].positional(args)
 
-    def _accept(self, args: Sequence[Any], named: Any) -> list[Any]:
-        """Bind, normalise and check the values of a call."""
+    def _check_open(self) -> None:
         if self._closed:
             raise InputError("the module is closed; make a new XRTModule")
+
+    def _accept(self, args: Sequence[Any], named: Any) -> list[Any]:
+        """Bind, normalise and check the values of a call."""
+        self._check_open()
         declared = self._source.inputs
         bound = inputs.bind(declared, args, named)
         values = [inputs.normalise(value, given) for value, given in zip(declared, bound, strict=True)]
@@ -349,6 +353,7 @@ class XRTModule:
         self._ready.clear()
 
     def _program(self, build: Build) -> Program:
+        self._check_open()
         program = build.program()
         self._warn_of_fallback(build)
         return program

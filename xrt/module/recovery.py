@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from xrt.engines import RunOptions
-from xrt.errors import DeviceError, FallbackWarning, RunFailed, warn
+from xrt.errors import DeviceError, FallbackWarning, InputError, RunFailed, warn
 from xrt.graph import Function
 from xrt.partition import Plan
 from xrt.runtime import Inspection, Program, Refusal, updated_before
@@ -35,6 +35,8 @@ class Call:
         options = options or DEFAULT
         if options.stream is not None:
             raise DeviceError(f"a stream was given, but the module runs on {device}, which has none; pass stream=None")
+        if out is not None and options.out is not None:
+            raise InputError("out= is given twice, as an argument and in options; give the buffers in one of the two")
         given = out if out is not None else options.out
         if given is not None:
             buffers = check_buffers(given, function.outputs, function.inputs, inputs)

@@ -13,6 +13,9 @@ from xrt.graph import Function, Node, TensorType
 
 __all__ = ["Prepared"]
 
+MOST_SCRATCH = 1 << 40
+"""Bytes; a kernel that asks for more has a number wrong, and sums of such would not fit into 64 bits."""
+
 
 class Prepared:
     """A kernel, its node, and the state that its ``prepare`` made, which is destroyed when nobody holds this any more."""
@@ -35,9 +38,13 @@ class Prepared:
         if status != abi.OK:
             raise CompileFailed(f"{kernel} failed to prepare for node {node.name!r} ({node.op}): {said.text}")
         self.state: int | None = plan.state
-        self.scratch: int = plan.scratch
         if kernel.structure.destroy:
             weakref.finalize(self, kernel.structure.destroy, plan.state).atexit = False  # threads may run when the process ends
+        self.scratch: int = plan.scratch
+        if self.scratch > MOST_SCRATCH:
+            raise CompileFailed(
+                f"{kernel} asks for {self.scratch} bytes of scratch memory for node {node.name!r} ({node.op}); its prepare is wrong"
+            )
         self.outputs: dict[str, TensorType] = dict(_announced(kernel, node, function, announced))
         """The types of the outputs that the node has, by name."""
 
