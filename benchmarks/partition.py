@@ -14,6 +14,7 @@ through every order in which the nodes can run.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import random
 import time
@@ -137,7 +138,10 @@ def measured(name: str, sizes: Sequence[int], rounds: int) -> list[dict[str, Any
     make, engines = GRAPHS[name]
     graphs = {size: make(size) for size in sizes}
     calls = {str(size): lambda graph=graph: partition(graph, engines) for size, graph in graphs.items()}
+    gc.collect()
+    gc.freeze()  # a collection that falls into one size would go over the graphs of all the others
     times = interleaved(calls, rounds=rounds, clock=time.process_time)
+    gc.unfreeze()
     smallest = times[str(sizes[0])]
     rows = []
     for size, graph in graphs.items():

@@ -26,12 +26,13 @@ from partition import GRAPHS
 
 from xrt import passes
 from xrt.bench import machine
-from xrt.engines import GraphCompiler
+from xrt.engines import CompileContext, GraphCompiler
 from xrt.formats import onnx, text
 from xrt.graph import Function, Node
 from xrt.graph.verify import verify
 from xrt.module.build import simplified
 from xrt.module.explain import explain
+from xrt.module.settings import EngineList
 from xrt.partition import Plan, partition
 
 MOST = 100_000
@@ -73,7 +74,7 @@ def measure(name: str, size: int, written: int, clock: Clock) -> None:
 
 
 def explained(plan: Plan, engines: Sequence[GraphCompiler]) -> str:
-    return str(explain(plan, {engine.spec: engine for engine in engines}, None, 1))
+    return str(explain(plan, EngineList(tuple(engines), None, CompileContext())))
 
 
 def through_text(function: Function, clock: Clock) -> None:

@@ -106,6 +106,11 @@ def test_a_quick_call_is_repeated_and_a_slow_one_is_not() -> None:
     assert repeats_for(slow.call, 0.1, slow) == 1
 
 
+def test_a_call_that_is_slow_only_at_first_is_repeated() -> None:
+    clock = Ticking(0.3, *[0.001] * 3)
+    assert repeats_for(clock.call, 0.1, clock) == pytest.approx(100, abs=1)
+
+
 def test_warming_up_ends_when_the_time_no_longer_falls() -> None:
     clock = Ticking(*(1 / n for n in range(1, 20)), 0.05)
     found = warm_up(clock.call, seconds=1000, clock=clock)

@@ -22,6 +22,7 @@ from xrt.engines import CompileContext, RunOptions, native
 from xrt.engines.native import NativeTape, Prepared
 from xrt.engines.native.arena import ALIGNMENT, Span, placed
 from xrt.engines.toy import Toy
+from xrt.engines.toy.native import ByShapes
 from xrt.errors import CompileFailed, InputError, RunFailed
 from xrt.graph import Constant, DType, Function, TensorType, Value
 
@@ -250,6 +251,50 @@ def test_a_body_may_hold_nodes_that_only_a_native_kernel_serves() -> None:
 
 
 @needs_native
+def test_a_call_of_known_shapes_waits_for_nobody() -> None:
+    """While one thread made the tape of a new shape, every other thread stood still."""
+    begun, going_on = threading.Event(), threading.Event()
+
+    def made(function: Function) -> Any:
+        if function.inputs[0].type == TensorType(F32, (2,)):
+            begun.set()
+            assert going_on.wait(20)
+        return ready(function)
+
+    relu = function("x", "y", node("Relu", "x", "y")).replace(inputs=(Value("x", TensorType(F32, ("n",))),))
+    by_shapes = ByShapes(relu, made)
+    known, new = np.ones(1, np.float32), np.ones(2, np.float32)
+    by_shapes.run([known])
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(by_shapes.run, [new])
+        assert begun.wait(20)
+        try:
+            assert pool.submit(by_shapes.run, [known]).result(20)[0].tolist() == [1]
+            assert not slow.done()
+        finally:
+            going_on.set()
+        assert slow.result(20)[0].tolist() == [1, 1]
+
+
+def test_only_the_first_sets_of_shapes_have_tapes() -> None:
+    """A value that grows in every call would else cost a preparation in every call."""
+    made: list[Any] = []
+    relu = function("x", "y", node("Relu", "x", "y")).replace(inputs=(Value("x", TensorType(F32, ("n",))),))
+    by_shapes = ByShapes(relu, lambda f: made.append(f) or ready(f), lambda: ready(relu), most=3)
+    for size in (1, 2, 3, 4, 5, 6, 1, 4):
+        assert by_shapes.run([np.full(size, -1, np.float32)])[0].tolist() == [0] * size
+    assert [f.inputs[0].type.shape for f in made] == [(1,), (2,), (3,)]
+
+
+def test_the_last_few_are_kept_where_nothing_serves_every_shape() -> None:
+    made: list[Any] = []
+    relu = function("x", "y", node("Relu", "x", "y")).replace(inputs=(Value("x", TensorType(F32, ("n",))),))
+    by_shapes = ByShapes(relu, lambda f: made.append(f) or ready(f), most=2)
+    for size in (1, 2, 1, 3, 1, 2):
+        by_shapes.run([np.ones(size, np.float32)])
+    assert [f.inputs[0].type.shape for f in made] == [(1,), (2,), (3,), (2,)]
+
+
 def test_a_shape_that_only_another_kernel_knows() -> None:
     made = function(
         "x", "y", node("NonZero", "x", "at"), node("Cast", "at", "f", to=1), node("Twice", "f _", "y", domain="test"), test=1

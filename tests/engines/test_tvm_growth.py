@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from tvm import tirx
 
-from tests.engines.test_tvm import CONTEXT, function, run, tensor
+from tests.engines.test_tvm import CONTEXT, function, one, run, tensor
 from xrt.engines.tvm import Tvm
 from xrt.engines.tvm.expressions import loads, operations
+from xrt.engines.tvm.rows import in_rows
 from xrt.engines.tvm.schedules import CpuSchedule
 from xrt.graph import Function, Node
 
@@ -109,3 +110,25 @@ def test_a_kept_value_is_right_under_a_transpose() -> None:
     x = np.random.default_rng(1).standard_normal((256, 128)).astype(np.float32)
     m = np.maximum(x, 0.5)
     assert np.allclose(run(f, x)[0], np.minimum(np.maximum(m * m, m).T, 0.5))
+
+
+def test_nests_over_the_same_rows_share_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    from xrt.engines.tvm import schedules
+
+    taken: list[bool] = []
+
+    def noting(*rest: Any) -> Any:
+        result = in_rows(*rest)
+        taken.append(result is not None)
+        return result
+
+    monkeypatch.setattr(schedules, "in_rows", noting)
+    x = np.random.default_rng(2).standard_normal((6, 43, 96)).astype(np.float32)
+    softmax = one("Softmax", tensor(*x.shape), output=tensor(*x.shape), axis=-1)
+    powers = np.exp(x - x.max(-1, keepdims=True))
+    assert np.allclose(run(softmax, x)[0], powers / powers.sum(-1, keepdims=True), rtol=1e-5)
+    assert taken == [True]
+    down = one("Softmax", tensor(*x.shape), output=tensor(*x.shape), axis=1)
+    powers = np.exp(x - x.max(1, keepdims=True))
+    assert np.allclose(run(down, x)[0], powers / powers.sum(1, keepdims=True), rtol=1e-5)
+    assert taken == [True, False]

@@ -13,6 +13,7 @@ from tests.verify.wrong import Wrong, WronglyFusing, long_model, numbers
 from xrt.formats.onnx import load, save_case
 from xrt.testing.faulty import Faulty
 from xrt.verify import Verdict
+from xrt.verify.running import copied
 
 
 def test_a_right_plan_is_verified() -> None:
@@ -42,6 +43,14 @@ def test_regions_get_right_inputs_and_the_whole_gets_wrong_ones() -> None:
     assert [region.judgement.verdict for region in found.regions] == [Verdict.DISAGREES, Verdict.AGREES, Verdict.AGREES]
     assert found.whole.verdict is Verdict.DISAGREES
     assert not any(region.inner for region in found.regions)
+
+
+def test_what_an_engine_writes_to_is_a_copy() -> None:
+    """Arrays in a list were handed over as they are."""
+    one = np.zeros(2, "float32")
+    theirs = copied([one, [one], None])
+    theirs[0][...] = theirs[1][0][...] = 7
+    assert not one.any() and theirs[2] is None
 
 
 def test_progress_is_told_of_every_region() -> None:

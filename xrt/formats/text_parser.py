@@ -275,7 +275,7 @@ class _Parser(TypeParser):
     def number(self) -> tuple[AttrKind, int | float]:
         token = self.tokens.now
         if token.text.lstrip("+-").isdigit():
-            return AttrKind.INT, self.tokens.integer("a whole number of at most 100 digits")
+            return AttrKind.INT, self.tokens.size("a whole number of at most 100 digits")
         return AttrKind.FLOAT, self.checked(token, lambda: float(number_array([self.tokens.take().text], DType.FLOAT32)[0]))
 
     # ------------------------------------------------------------------ constants

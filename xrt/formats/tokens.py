@@ -129,7 +129,7 @@ class Tokens:
         token = self.now
         number = self.integer(what)
         if not -SIZES <= number < SIZES:
-            self.refuse(f"{what} has at most 64 bits; found {token.shown}", token)
+            self.refuse(f"{what} must fit into 64 bits; found {token.shown}", token)
         return number
 
     def fail(self, expected: str, token: Token | None = None, cause: Exception | None = None) -> NoReturn:

@@ -227,6 +227,7 @@ def _with_unique_names(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         return nodes
     referred = {name for node in nodes for name in node.control}
     seen: set[str] = set()
+    counts: dict[str, int] = {}
     out = []
     for node in nodes:
         name = node.name
@@ -237,19 +238,21 @@ def _with_unique_names(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         if name in referred:
             raise ModelError(f"two nodes are named {name!r}, and a control edge refers to that name; give them different names")
         base = name or next(node.defines, node.op_type)
-        fresh = _fresh(base, taken)
+        fresh = _fresh(base, taken, counts)
         taken.add(fresh)
         seen.add(fresh)
         out.append(replace(node, name=fresh))
     return tuple(out)
 
 
-def _fresh(base: str, taken: set[str]) -> str:
+def _fresh(base: str, taken: set[str], counts: dict[str, int]) -> str:
+    """Return the base with the first number that is free; the counts tell up to where none is."""
     if base not in taken:
         return base
-    count = 2
+    count = counts.get(base, 2)
     while f"{base}_{count}" in taken:
         count += 1
+    counts[base] = count + 1
     return f"{base}_{count}"
 
 

@@ -22,7 +22,7 @@ from xrt.partition import Plan
 from xrt.verify.judge import Verdict, judge
 from xrt.verify.progress import Progress, unheard
 from xrt.verify.regions import with_everything_out
-from xrt.verify.running import Run, compiled, part_of
+from xrt.verify.running import Run, compiled, copied, part_of
 
 __all__ = ["Culprit", "bisect", "bisect_plan"]
 
@@ -97,7 +97,7 @@ def bisect_plan(
         found = bisect(launch.function, engines[launch.engine], given, reference, context, progress=progress)
         if found is not None:
             return found
-        results = reference(launch.function.replace(aliases=()), [_copy(value) for value in given])
+        results = reference(launch.function.replace(aliases=()), [copied(value) for value in given])
         values.update(zip(launch.outputs, results, strict=True))
     return None
 
@@ -147,7 +147,7 @@ class _Search:
     def _run(self, part: Function, given: Sequence[Any]) -> list[Any]:
         executable = compiled(self.engine, part, given, self.context)
         try:
-            return list(executable.run([_copy(value) for value in given]))
+            return list(executable.run([copied(value) for value in given]))
         finally:
             executable.close()
 
@@ -190,10 +190,6 @@ def _split(nodes: Sequence[Node], pieces: int) -> list[Sequence[Node]]:
 
 def _complements(parts: Sequence[Sequence[Node]]) -> list[Sequence[Node]]:
     return [[node for j, part in enumerate(parts) if j != i for node in part] for i in range(len(parts))]
-
-
-def _copy(value: Any) -> Any:
-    return value.copy() if hasattr(value, "dtype") else value
 
 
 def _type_of(value: Any, declared: Type | None) -> Type | None:

@@ -12,7 +12,7 @@ from xrt.graph import Function, Value
 from xrt.partition import Launch, Plan
 from xrt.verify.judge import Judgement, Verdict, judge
 from xrt.verify.progress import Progress, unheard
-from xrt.verify.running import Run, fitted
+from xrt.verify.running import Run, copied, fitted
 
 __all__ = ["RegionCheck", "ValueCheck", "Verification", "verify"]
 
@@ -158,7 +158,7 @@ def _runs(engine: GraphCompiler, function: Function, context: CompileContext, ca
 
 
 def _copies(values: Sequence[Any]) -> list[Any]:
-    return [value.copy() if hasattr(value, "dtype") else value for value in values]
+    return [copied(value) for value in values]
 
 
 def _with_inner(

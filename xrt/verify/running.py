@@ -11,7 +11,7 @@ from xrt.errors import CompileRefused
 from xrt.graph import Function, Node, TensorType, Value
 from xrt.runtime import available_cores
 
-__all__ = ["Run", "compiled", "fitted", "part_of", "pieces", "run_alone", "run_in_pieces", "with_inner_values"]
+__all__ = ["Run", "compiled", "copied", "fitted", "part_of", "pieces", "run_alone", "run_in_pieces", "with_inner_values"]
 
 Run: TypeAlias = Callable[[Function, Sequence[Any]], Sequence[Any]]
 """Runs a Function on inputs and returns its outputs."""
@@ -39,6 +39,13 @@ def fitted(function: Function, inputs: Sequence[Any], engine: GraphCompiler) -> 
         return passes.infer_shapes(function)
     pairs = zip(function.inputs, inputs, strict=True)
     return passes.specialise(function, {v.name: x.shape for v, x in pairs if isinstance(v.type, TensorType)})
+
+
+def copied(value: Any) -> Any:
+    """Return a value that shares no array with the given one, so that an engine that writes to its inputs spoils nothing."""
+    if isinstance(value, list):
+        return [copied(item) for item in value]
+    return value.copy() if hasattr(value, "dtype") else value
 
 
 def run_alone(engine: GraphCompiler, function: Function, inputs: Sequence[Any]) -> list[Any]:

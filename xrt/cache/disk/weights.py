@@ -47,7 +47,7 @@ def stamp_of(path: Path) -> Stamp | None:
     """Return what tells a file from itself after a change; None for none, and for one that has changed just now."""
     try:
         status = path.stat()
-    except OSError:
+    except (OSError, ValueError):  # the latter for a NUL in a path that a memo names
         return None
     if max(status.st_mtime_ns, status.st_ctime_ns) + SETTLED > time.time_ns():
         return None

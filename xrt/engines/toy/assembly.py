@@ -11,7 +11,7 @@ from xrt.engines.contract import Executable
 from xrt.engines.optable import Kernel
 from xrt.engines.toy.choice import Choice
 from xrt.engines.toy.env import Env
-from xrt.engines.toy.native import ByShapes, alone, with_segments
+from xrt.engines.toy.native import MOST_SHAPES, ByShapes, alone, with_segments
 from xrt.engines.toy.played import Played
 from xrt.engines.toy.table import Run
 from xrt.engines.toy.tape import Tape, tape_of
@@ -20,6 +20,10 @@ from xrt.graph import Function, Node, is_static
 from xrt.passes import infer_shapes
 
 __all__ = ["Assembly"]
+
+
+MOST_SHAPES_OF_A_BODY = 2
+"""Sets of input types for which a body has a native tape. A value that a Loop carries has one shape, or a new one each time."""
 
 
 class Assembly:
@@ -38,8 +42,8 @@ class Assembly:
             return self._of_known_shapes(function)
         return self._by_shapes(function) if self._is_served(function) else self._played(function)
 
-    def _by_shapes(self, function: Function) -> ByShapes:
-        return ByShapes(function, self._of_known_shapes)
+    def _by_shapes(self, function: Function, most: int = MOST_SHAPES) -> ByShapes:
+        return ByShapes(function, self._of_known_shapes, lambda: self._played(function), most)
 
     def _of_known_shapes(self, function: Function) -> Executable:
         """Return one native call where native kernels serve all nodes, else a tape of Python kernels and native runs."""
@@ -76,7 +80,7 @@ class Assembly:
     def _native_only(self, node: Node, function: Function, reason: str) -> Run:
         """Return what runs a node that only a native kernel serves, and whose shapes a call has to show."""
         if self._choice.has_native and self._choice.native(node, function):
-            executable = self._by_shapes(alone(node, function))
+            executable = ByShapes(alone(node, function), self._of_known_shapes)
             reads = list(dict.fromkeys(name for name in node.inputs if name not in function.constants))
             return lambda *arrays: tuple(executable.run(_picked(node, arrays, reads)))
         raise CompileRefused(f"engine {self._choice.engine!r} cannot take node {node.name!r} ({node.op}): {reason}")
@@ -84,7 +88,7 @@ class Assembly:
     def _body(self, function: Function) -> Callable[[Sequence[Any]], Any]:
         """Return a body of a node as something to call; nobody promises that its shapes are what it declares."""
         if self._choice.has_native and self._is_served(function):
-            return self._by_shapes(function).run
+            return self._by_shapes(function, MOST_SHAPES_OF_A_BODY).run
         return self._tape(function).play
 
 

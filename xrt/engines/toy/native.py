@@ -213,31 +213,57 @@ def _with_control(node: Node, control: tuple[str, ...]) -> Node:
 class ByShapes(Executable):
     """A Function whose shapes are known only at a call: one executable per set of input types, made when it first comes.
 
-    The last few are kept. Each costs an inference of shapes and the kernels' own preparation.
+    Each costs an inference of shapes and the kernels' own preparation: some milliseconds, for a call that may take
+    microseconds. So only the first few sets have one, and whatever comes after them runs ``otherwise``, which serves every
+    shape; without that the last few are kept.
     """
 
     outputs_are_fresh = True
 
-    def __init__(self, function: Function, made: Callable[[Function], Executable]) -> None:
+    def __init__(
+        self,
+        function: Function,
+        made: Callable[[Function], Executable],
+        otherwise: Callable[[], Executable] | None = None,
+        most: int = MOST_SHAPES,
+    ) -> None:
         self.function = function
         self._made = made
+        self._otherwise = otherwise
+        self._most = most
+        self._any_shape: Executable | None = None
         self._kept: OrderedDict[Any, Executable] = OrderedDict()
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        self._making = threading.Lock()  # one at a time; calls of shapes that are known do not wait for it
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         return self._of(inputs).run(inputs, options)
 
     def _of(self, inputs: Sequence[Any]) -> Executable:
         key = tuple((x.dtype, x.shape) if type(x) is np.ndarray else None for x in inputs)
+        found = self._met_before(key)
+        if found is not None:
+            return found
+        with self._making:
+            return self._met_before(key) or self._keep(key, self._made(self._bound(inputs)))
+
+    def _met_before(self, key: object) -> Executable | None:
+        """Return what serves those types: their own executable, or the one for every shape once there are enough of these."""
         with self._lock:
             found = self._kept.get(key)
-            if found is None:
-                found = self._kept[key] = self._made(self._bound(inputs))
-                if len(self._kept) > MOST_SHAPES:
-                    self._kept.popitem(last=False)
-            else:
+            if found is not None:
                 self._kept.move_to_end(key)
-        return found
+            return found or self._any_shape
+
+    def _keep(self, key: object, made: Executable) -> Executable:
+        with self._lock:
+            self._kept[key] = made
+            if len(self._kept) == self._most and self._otherwise is not None:
+                self._any_shape = self._otherwise()
+                self._any_shape.prepare()
+            elif len(self._kept) > self._most:
+                self._kept.popitem(last=False)
+        return made
 
     def _bound(self, inputs: Sequence[Any]) -> Function:
         """Return the Function for inputs of exactly those types."""

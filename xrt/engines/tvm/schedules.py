@@ -1,7 +1,8 @@
 """How loops run on a CPU: TVM's own CPU pipeline has no schedules, and leaves one naive thread.
 
 A PrimFunc comes in, as FuseTIR makes it: a row of blocks, each with its own loop nest over intermediate buffers. It goes
-out with elementwise producers inlined into their consumers, and each remaining nest arranged by what it is (`nests`).
+out with elementwise producers inlined into their consumers, or computed into a register where several places read them,
+and the remaining nests under one loop over the rows that they share (`rows`), or each arranged by what it is (`nests`).
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class CpuSchedule(dlight.ScheduleRule):  # type: ignore[misc]  # TVM has no type
 def _one_by_one(
     schedule: s_tir.Schedule, blocks: Sequence[SBlockInfo], movable: Collection[str], machine: Machine
 ) -> s_tir.Schedule:
+    """Return the schedule with each nest arranged on its own, those that move last: where to, their readers decide."""
     for block in blocks:
         if block.name not in movable:
             schedule = _arranged(schedule, block, machine)
@@ -163,6 +165,7 @@ def _inline(schedule: s_tir.Schedule, block: SBlockInfo) -> bool:
 
 
 def _can_move(schedule: s_tir.Schedule, block: SBlockInfo, blocks: Sequence[SBlockInfo]) -> bool:
+    """Whether the block may be computed element by element where it is read."""
     return block.is_injective() and bool(schedule.get_consumers(block.block_rv)) and _Reading.of(schedule, block, blocks).can_move
 
 

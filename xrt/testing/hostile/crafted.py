@@ -245,6 +245,7 @@ def texts() -> Mapping[str, Crafted]:
         "base64 that is none": _function('const w: float32[1] = base64 "ééé="'),
         "a number of 5000 digits": _function(f"opset ai.onnx {'9' * 5000}"),
         "a version of 99 digits": _function(f"opset ai.onnx {'9' * 99}", "y = Relu(x)"),
+        "an attribute beyond 64 bits": _function(f"y = Relu(x) {{a = {1 << 63}}}"),
         "an extent of 99 digits": f"function f(x: float32[{'9' * 99}]) -> () {{ }}",
         "an open string": 'function "' + "a" * 100_000,
         "a string of escapes": f'function "{chr(92) * 100_001}',
