@@ -117,6 +117,12 @@ def test_a_compiled_form_that_comes_back_is_that_of_an_engine_that_is_not_isolat
     assert cache.statistics.misses == 1
 
 
+@pytest.mark.parametrize("runs", [False, True])
+def test_tvm_works_in_a_worker(runs: bool) -> None:
+    with module("tvm", isolate="tvm", isolate_run=runs, strict=True) as m:
+        np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
+
+
 def test_values_of_every_kind_pass() -> None:
     given = [
         np.array(3.5),

@@ -15,7 +15,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ import numpy as np
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.engines.contract import fill
 from xrt.errors import CompileFailed, CompileRefused, EngineError, InputError, OptionError, RunFailed
+from xrt.formats.bundle import working_folder
 from xrt.graph import Function, Node
 from xrt.runtime.shared import Message, Room, receive, send, values_in
 
@@ -217,14 +218,14 @@ class Isolated(GraphCompiler):
         return remote if self.runs else self._loaded(remote, function, context)
 
     def _loaded(self, remote: RemoteExecutable, function: Function, context: CompileContext) -> Executable:
-        """Return here what was compiled there; what cannot be saved is compiled here too, since there it did no harm."""
+        """Return here what was compiled there; what does not come over is compiled here too, since there it did no harm."""
         try:
-            saved = remote.saved()
+            with working_folder() as folder:
+                return self.inner.load(remote.saved(), function, replace(context, workdir=folder))
         except CompileRefused:
             return self.inner.compile(function, context)
         finally:
             remote.close()
-        return self.inner.load(saved, function, context)
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         if self.runs:
