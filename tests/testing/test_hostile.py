@@ -43,7 +43,7 @@ def test_every_kind_of_file_is_tried() -> None:
 
 
 def test_an_unknown_reader_is_named_with_the_nearest() -> None:
-    with pytest.raises(OptionError, match="there is no reader 'text2'. Did you mean 'text'\\? There is: onnx, "):
+    with pytest.raises(OptionError, match=r"there is no reader 'text2'. Did you mean 'text'\? There is: onnx, "):
         cases(["text2"], count=1)
 
 
