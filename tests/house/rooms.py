@@ -77,10 +77,11 @@ FILES = (
     "bench",
     "engines.*",
     "engines.native.library",
+    "engines.native.elf",
     "cache.disk",
     "runtime.threads",
     "testing.files",
-    *(f"testing.hostile.{name}" for name in ("child", "harness", "laid", "readers", "samples")),
+    *(f"testing.hostile.{name}" for name in ("child", "crafted_files", "harness", "laid", "readers", "samples")),
     "testing.stored",
 )
 """Rooms, and modules of rooms, that may touch files. The runtime asks the kernel for the quota of its cores."""

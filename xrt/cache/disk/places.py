@@ -20,7 +20,7 @@ LIMIT = "XRT_CACHE_SIZE"
 """The environment variable that says how large the directory may get, such as ``500MB`` or ``20GB``."""
 DEFAULT_LIMIT = 5_000_000_000
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)B?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([kMGT]?)B?", re.IGNORECASE)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
@@ -57,8 +57,8 @@ def _limit_of(environment: Mapping[str, str]) -> int:
 def bytes_of(text: str) -> int | None:
     """Return the size that a text spells, None where it spells none.
 
-    >>> bytes_of("1.5 GB"), bytes_of("1024"), bytes_of("big")
-    (1500000000, 1024, None)
+    >>> bytes_of("1.5 GB"), bytes_of("1024"), bytes_of("big"), bytes_of("9" * 400)
+    (1500000000, 1024, None, None)
     """
     match = _SIZE.fullmatch(text.strip())
     return int(float(match[1]) * _UNITS[match[2].lower()]) if match else None

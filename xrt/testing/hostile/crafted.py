@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import io
-import os
-import zipfile
 from collections.abc import Mapping
-from pathlib import Path
 
-import numpy as np
 from onnx import (
     AttributeProto,
     GraphProto,
@@ -25,7 +20,7 @@ from xrt.testing.hostile.case import Crafted
 from xrt.testing.hostile.laid import Files, Folder, Laid, Link, Pipe
 from xrt.testing.hostile.messages import field, nested
 
-__all__ = ["arrays", "external", "libraries", "models", "no_files", "pins", "specs", "texts"]
+__all__ = ["external", "models", "no_files", "pins", "specs", "texts"]
 
 _MODEL, _GRAPH, _NODE, _ATTRIBUTE, _TENSOR = (
     message.DESCRIPTOR.fields_by_name for message in (ModelProto, GraphProto, NodeProto, AttributeProto, TensorProto)
@@ -121,8 +116,17 @@ def _nodes(*nodes: NodeProto) -> bytes:
 
 def models() -> Mapping[str, Crafted]:
     """Return models that nest, repeat, announce and call without end."""
-    huge = 1 << 40
-    made: dict[str, bytes] = {
+    mostly = {**_nesting(), **_announcing(), **_calling()}
+    cases = {name: Crafted({"model.onnx": content}) for name, content in mostly.items()}
+    for name in ("graphs nested 33 deep", "types nested 40 deep", "If nested 24 deep", "If nested 33 deep", "an extent of none"):
+        cases[name] = Crafted(cases[name].files, refused=False)
+    return {**no_files("model.onnx"), **cases}
+
+
+def _nesting() -> dict[str, bytes]:
+    return {
+        "If nested 24 deep": _valid_deep(24),
+        "If nested 33 deep": _valid_deep(33),
         "graphs nested 5000 deep": _deep(5000),
         "graphs nested 33 deep": _deep(33),
         "types nested 5000 deep": _deep_type(5000),
@@ -130,9 +134,16 @@ def models() -> Mapping[str, Crafted]:
         "groups that never end": bytes([0x0B]) * 5000,
         "a length beyond the file": _model(b"") + b"\x3a\xff\xff\xff\xff\x07",
         "a length without an end": _model(b"") + b"\x3a" + b"\xff" * 12,
+        "a hundred thousand empty nodes": _model(field(_GRAPH["node"].number, b"") * 100_000),
+    }
+
+
+def _announcing() -> dict[str, bytes]:
+    huge = 1 << 40
+    return {
         "a tensor of terabytes": _initializer(data_type=1, dims=[huge, huge], raw_data=b"1234"),
         "a tensor of terabytes without data": _initializer(data_type=1, dims=[huge, 4]),
-        "extents whose product overflows": _initializer(data_type=1, dims=[1 << 32, 1 << 32, 0]),
+        "an extent of none": _initializer(data_type=1, dims=[1 << 32, 1 << 32, 0]),
         "a tensor of too many extents": _initializer(data_type=1, dims=[1] * 200, raw_data=b"1234"),
         "four bits, announced in terabytes": _initializer(data_type=22, dims=[huge], raw_data=b"1"),
         "strings, announced in terabytes": _initializer(data_type=8, dims=[huge], string_data=[b"a"]),
@@ -140,6 +151,12 @@ def models() -> Mapping[str, Crafted]:
         "a sparse tensor of a gigabyte": _sparse(1, [1 << 28]),
         "many sparse tensors of a gigabyte": _sparse(50, [1 << 28]),
         "a sparse tensor of terabytes": _sparse(1, [huge, huge]),
+        "the name of a large tensor's place": _initializer(data_type=1, dims=[1], data_location=1),
+    }
+
+
+def _calling() -> dict[str, bytes]:
+    return {
         "functions that call each other": _calls(("a", "b"), ("b", "a")),
         "a function that calls itself": _calls(("a", "a")),
         "functions that double 40 times": _calls(*_chain(40), ("g40", "h"), ("h", "h")),
@@ -147,20 +164,7 @@ def models() -> Mapping[str, Crafted]:
         "two nodes that read each other": _nodes(helper.make_node("Relu", ["a"], ["b"]), helper.make_node("Relu", ["b"], ["a"])),
         "a node that reads itself": _nodes(helper.make_node("Relu", ["a"], ["a"])),
         "a value defined twice": _nodes(*(helper.make_node("Relu", ["x"], ["y"]) for _ in range(2))),
-        "the name of a large tensor's place": _initializer(data_type=1, dims=[1], data_location=1),
     }
-    cases = {name: Crafted({"model.onnx": content}) for name, content in made.items()}
-    for name in (
-        "a sparse tensor of a gigabyte",
-        "graphs nested 33 deep",
-        "types nested 40 deep",
-        "extents whose product overflows",
-    ):
-        cases[name] = Crafted(cases[name].files, refused=False)
-    cases["If nested 24 deep"] = Crafted({"model.onnx": _valid_deep(24)}, refused=False)
-    cases["If nested 33 deep"] = Crafted({"model.onnx": _valid_deep(33)}, refused=False)
-    cases["a hundred thousand empty nodes"] = Crafted({"model.onnx": _model(field(_GRAPH["node"].number, b"") * 100_000)})
-    return {**no_files("model.onnx"), **cases}
 
 
 def _billion() -> bytes:
@@ -189,22 +193,31 @@ def _outside(**entries: str) -> bytes:
 
 def external() -> Mapping[str, Crafted]:
     """Return models whose weights are somewhere else than they should be."""
-    secret = b"0123456789abcdef"
-    beside: dict[str, Laid] = {"../secret.bin": secret}
+    return {**_places(), **_numbers()}
 
-    def case(location: str, more: Files = beside, **entries: str) -> Crafted:
-        return Crafted({"model.onnx": _outside(location=location, **entries), **more})
 
-    link = {**beside, "w.bin": Link("../secret.bin")}
-    numbers = {
-        f"{key} {value[:30]!r}": case("w.bin", {"w.bin": secret}, **{key: value})
+_SECRET = b"0123456789abcdef"
+_BESIDE: Mapping[str, Laid] = {"../secret.bin": _SECRET}
+
+
+def _elsewhere(location: str, more: Files = _BESIDE, **entries: str) -> Crafted:
+    return Crafted({"model.onnx": _outside(location=location, **entries), **more})
+
+
+def _numbers() -> dict[str, Crafted]:
+    return {
+        f"{key} {value[:30]!r}": _elsewhere("w.bin", {"w.bin": _SECRET}, **{key: value})
         for key in ("offset", "length")
         for value in ("-1", "17", str(2**63), str(2**64 - 8), "9" * 5000, "1e3", "", " 4", "0x4", "٤", "4\0", "nan")
     }
+
+
+def _places() -> dict[str, Crafted]:
+    case, link = _elsewhere, {**_BESIDE, "w.bin": Link("../secret.bin")}
     return {
         "a path upwards": case("../secret.bin"),
         "a path upwards, written for Windows": case("..\\secret.bin"),
-        "a path down and upwards": case("sub/../../secret.bin", {**beside, "sub": Folder()}),
+        "a path down and upwards": case("sub/../../secret.bin", {**_BESIDE, "sub": Folder()}),
         "a path from the root": case("/etc/passwd"),
         "a device": case("/dev/zero"),
         "a link upwards": case("w.bin", link),
@@ -217,12 +230,11 @@ def external() -> Mapping[str, Crafted]:
         "a pipe": case("w.bin", {"w.bin": Pipe()}),
         "nowhere": case("w.bin", {}),
         "an empty name": case(""),
-        "a name with a NUL": case("w.bin\0.txt", {"w.bin": secret}),
+        "a name with a NUL": case("w.bin\0.txt", {"w.bin": _SECRET}),
         "the name of a place inside of the model": case("\x000"),
         "a name too long": case("x" * 5000),
         "a path of ten thousand folders": case("a/" * 10_000 + "w.bin"),
-        "offset and length that overflow": case("w.bin", {"w.bin": secret}, offset="8", length=str(2**63 - 1)),
-        **numbers,
+        "offset and length that overflow": case("w.bin", {"w.bin": _SECRET}, offset="8", length=str(2**63 - 1)),
     }
 
 
@@ -287,109 +299,3 @@ def pins() -> Mapping[str, Crafted]:
         "many stars": f"name:{'*' * 5000}b=toy",
     }
     return {name: Crafted({"pin.txt": text.encode()}, refused=False) for name, text in made.items()}
-
-
-# ---------------------------------------------------------------------- arrays
-
-
-def _npy(header: str, data: bytes = b"", version: int = 1) -> bytes:
-    text = header.encode() + b"\n"
-    size = len(text).to_bytes(2 if version == 1 else 4, "little")
-    return b"\x93NUMPY" + bytes([version, 0]) + size + text + data
-
-
-def _described(descr: str = "'<f4'", shape: str = "(2,)", order: str = "False") -> str:
-    return f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}"
-
-
-def _zip(members: Mapping[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", compression) as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    return file.getvalue()
-
-
-def _pickled() -> bytes:
-    file = io.BytesIO()
-    np.save(file, np.array([{"a": 1}], object), allow_pickle=True)
-    return file.getvalue()
-
-
-def arrays() -> Mapping[str, Crafted]:
-    """Return files of arrays that announce terabytes, hold pickles, lead elsewhere or expand without end."""
-    zeros = 100 << 20
-    bomb = _npy(_described("'|u1'", f"({zeros},)"), bytes(zeros))
-    good = _npy(_described(), bytes(8))
-    alone = {
-        "terabytes": _npy(_described(shape=f"({1 << 40},)"), bytes(8)),
-        "extents whose product overflows": _npy(_described(shape=f"({1 << 40}, {1 << 40}, 0)")),
-        "a negative extent": _npy(_described(shape="(-1, -2)"), bytes(8)),
-        "an extent that is no number": _npy(_described(shape="('a',)"), bytes(8)),
-        "an element of terabytes": _npy(_described(f"'|V{1 << 30}'", "(1,)"), bytes(8)),
-        "an element of no bytes": _npy(_described("'|V0'", f"({1 << 40},)")),
-        "objects": _npy(_described("'|O'", "(1,)"), b"\x80\x04N."),
-        "objects in fields": _npy(_described("[('a', '|O')]", "(1,)"), b"\x80\x04N."),
-        "a pickle": _pickled(),
-        "a bare pickle": b"\x80\x04\x95\x10" + bytes(60),
-        "a header of brackets": _npy("(" * 9000, version=2),
-        "a header of signs": _npy("-" * 9000 + "1", version=2),
-        "a header that calls": _npy("__import__('os').system('true')"),
-        "a header of gigabytes": b"\x93NUMPY\x02\x00\xff\xff\xff\x7f" + bytes(50),
-        "a later version": _npy(_described(), bytes(8), version=3)[:6] + b"\x09\x00" + bytes(40),
-        "too many extents": _npy(_described(shape=f"({'1, ' * 100})"), bytes(4)),
-        "a type of a million fields": _npy(_described("[" + "('a', '<f4'), " * 500 + "]"), bytes(8)),
-    }
-    packed = {
-        "zeros without end": _zip({"x.npy": bomb}, zipfile.ZIP_DEFLATED),
-        "a size that is not so": _resized(_zip({"x.npy": good}, zipfile.ZIP_DEFLATED), len(good), 1 << 30),
-        "two of one name": _twice(good),
-        "terabytes": _zip({"x.npy": alone["terabytes"]}),
-        "a pickle": _zip({"x.npy": alone["a pickle"]}),
-        "no arrays": _zip({"x.txt": b"hello"}),
-        "an archive in an archive": _zip({"x.npz": _zip({"x.npy": good})}),
-    }
-    members = {"../x.npy": good, "/etc/x.npy": good, "a\\..\\b.npy": good, "\x01.npy": good}
-    return {
-        **no_files("x.npy"),
-        **{f"{name}, alone": Crafted({"x.npy": content}) for name, content in alone.items()},
-        **{f"{name}, packed": Crafted({"x.npz": content}) for name, content in packed.items()},
-        "names that lead elsewhere": Crafted({"x.npz": _zip(members)}, refused=False),
-    }
-
-
-def _resized(archive: bytes, old: int, new: int) -> bytes:
-    """Return the archive with another size announced, in both of the places that tell it."""
-    return archive.replace(old.to_bytes(4, "little"), new.to_bytes(4, "little"))
-
-
-def _twice(content: bytes) -> bytes:
-    return _zip({"x.npy": content, "y.npy": content}).replace(b"y.npy", b"x.npy")
-
-
-# ---------------------------------------------------------------------- native libraries
-
-
-def libraries() -> Mapping[str, Crafted]:
-    """Return what is no library of kernels: wrong files, and shared libraries of another kind or half copied."""
-    name = "kernels.so"
-    whole = _library()
-    made = {
-        "an ELF head alone": b"\x7fELF",
-        "an ELF of 32 bits": b"\x7fELF\x01" + whole[5:4096],
-        "an ELF of another order of bytes": b"\x7fELF\x02\x02" + whole[6:4096],
-        "an ELF of another processor": whole[:18] + b"\xf3\x00" + whole[20:],
-        "half of a library": whole[: len(whole) // 2],
-        "the head of a library": whole[:1024],
-        "a library without its last byte": whole[: -len(whole) // 8],
-        "a library of something else": whole,
-        "an archive": b"!<arch>\n" + bytes(100),
-        "a script for the linker": b"INPUT(libc.so.6)\n",
-    }
-    return {**no_files(name), **{k: Crafted({name: v}) for k, v in made.items()}}
-
-
-def _library() -> bytes:
-    """Return a shared library that is none of XRT's: one that NumPy brings."""
-    found = sorted(Path(np.__file__).parent.rglob("_simd*.so")) or sorted(Path(np.__file__).parent.rglob("*.so"))
-    return found[0].read_bytes() if found else os.fsencode(__file__)

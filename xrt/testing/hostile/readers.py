@@ -21,7 +21,7 @@ from xrt.partition.serial import from_bytes
 from xrt.passes import infer_shapes
 from xrt.testing import corpus
 from xrt.testing.files import read_entry
-from xrt.testing.hostile import crafted, samples
+from xrt.testing.hostile import crafted, crafted_files, samples
 from xrt.testing.hostile.case import Crafted, Reader
 from xrt.testing.hostile.damage import BLIND, TEXTUAL, Damage
 from xrt.testing.hostile.messages import alter_field
@@ -112,8 +112,8 @@ _ALL: Sequence[Reader] = (
     Reader("weights memo", _memo, samples.memos, _SEALED),
     Reader("spec", _spec, samples.specs, TEXTUAL, crafted.specs),
     Reader("pin", _pin, samples.pins, TEXTUAL, crafted.pins),
-    Reader("arrays", _arrays, samples.arrays, BLIND + TEXTUAL[-4:], crafted.arrays),
-    Reader("native library", _library, tuple, (), crafted.libraries),
+    Reader("arrays", _arrays, samples.arrays, BLIND + TEXTUAL[-4:], crafted_files.arrays),
+    Reader("native library", _library, tuple, (), crafted_files.libraries),
 )
 READERS: Mapping[str, Reader] = {reader.name: reader for reader in _ALL}
 """By name. One without samples has crafted cases only: a damaged native library is code."""
