@@ -109,13 +109,13 @@ def test_a_path_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     shutil.copy(library(), path)
     path.chmod(0)
     if os.access(path, os.R_OK):  # root reads everything
-        monkeypatch.setattr(Path, "read_bytes", _denied)
+        monkeypatch.setattr(Path, "open", _denied)
     with pytest.raises(EngineUnavailable) as raised:
         native.load(path)
     assert str(raised.value) == f"native library {str(path)!r} cannot be used: it cannot be read: Permission denied"
 
 
-def _denied(path: Path) -> bytes:
+def _denied(path: Path, mode: str) -> None:
     raise PermissionError(13, "Permission denied")
 
 

@@ -16,21 +16,21 @@ import numpy as np
 
 from xrt.cache import CompileCache, Signature, cache_of
 from xrt.engines import GraphCompiler, RunOptions
-from xrt.errors import FallbackWarning, InputError, RunFailed, SignatureWarning, warn
+from xrt.errors import FallbackWarning, InputError, SignatureWarning, warn
 from xrt.graph import Value
 from xrt.module.bound import Bound, bound, check_fixed
 from xrt.module.build import Build, names_of, simplified, with_fetched
 from xrt.module.checking import Checks
 from xrt.module.explain import Explanation, explain
 from xrt.module.memory import Memory
-from xrt.module.prepared import MISS, Prepared, key_of, prepared, shaping
+from xrt.module.prepared import MISS, Prepared, key_of, prepared, rescued, shaping
 from xrt.module.recovery import Call
 from xrt.module.reference import evaluate
 from xrt.module.saving import save_module
 from xrt.module.settings import engine_list, settings_of
 from xrt.module.source import source_of
 from xrt.partition import Plan
-from xrt.runtime import Profile, Program, failure, inputs
+from xrt.runtime import Profile, Program, inputs
 from xrt.verify import Culprit, Verification, bisect_plan, verify
 from xrt.verify.progress import Progress, unheard
 
@@ -307,7 +307,7 @@ class XRTModule:
         if any(type(value) is not np.ndarray or value.dtype.hasobject for value in values):  # texts are looked at in each call
             return
         program = build.program()
-        call = prepared(build, program, values, partial(_rescued, weakref.ref(self), build, program))
+        call = prepared(build, program, values, partial(rescued, weakref.ref(self), build, program))
         with self._lock:
             if not self._closed:
                 self._quick = call
@@ -392,14 +392,3 @@ class XRTModule:
 
     def __repr__(self) -> str:
         return f"<XRTModule of {len(self.inputs)} inputs on {', '.join(self.engines)}>"
-
-
-def _rescued(module: weakref.ref[XRTModule], build: Build, program: Program, args: tuple[Any, ...], error: Exception) -> Any:
-    """Return what a prepared call that has raised gives after all; it is not what keeps its module alive."""
-    launches, owner = program.plan.launches, module()
-    failed = failure(launches[0], error) if len(launches) == 1 else error
-    if owner is None or not isinstance(failed, RunFailed):
-        raise failed
-    results = build.rescue(program, failed, Call(args))
-    owner._forget_calls()
-    return shaping(build.function)(results)

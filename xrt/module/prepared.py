@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
+from xrt.errors import RunFailed
 from xrt.graph import Function
 from xrt.module.build import Build
-from xrt.runtime import Program
+from xrt.module.recovery import Call
+from xrt.runtime import Program, failure
 
-__all__ = ["MISS", "Prepared", "key_of", "prepared", "shaping"]
+if TYPE_CHECKING:
+    from xrt.module.module import XRTModule
+
+__all__ = ["MISS", "Prepared", "key_of", "prepared", "rescued", "shaping"]
 
 MISS: Final = object()
 """What a prepared call returns for inputs of another signature."""
@@ -129,3 +135,14 @@ def key_of(values: Sequence[Any]) -> object:
     if any(type(value) is not np.ndarray for value in values):
         return None
     return tuple([(value.dtype, value.shape) for value in values])
+
+
+def rescued(module: weakref.ref[XRTModule], build: Build, program: Program, args: tuple[Any, ...], error: Exception) -> Any:
+    """Return what a prepared call that has raised gives after all; it is not what keeps its module alive."""
+    launches, owner = program.plan.launches, module()
+    failed = failure(launches[0], error) if len(launches) == 1 else error
+    if owner is None or not isinstance(failed, RunFailed):
+        raise failed
+    results = build.rescue(program, failed, Call(args))
+    owner._forget_calls()
+    return shaping(build.function)(results)

@@ -43,7 +43,7 @@ class Prepared:
         self.scratch: int = plan.scratch
         if self.scratch > MOST_SCRATCH:
             raise CompileFailed(
-                f"{kernel} asks for {self.scratch} bytes of scratch memory for node {node.name!r} ({node.op}); its prepare is wrong"
+                f"{kernel} asks for {self.scratch} bytes of scratch for node {node.name!r} ({node.op}); its prepare is wrong"
             )
         self.outputs: dict[str, TensorType] = dict(_announced(kernel, node, function, announced))
         """The types of the outputs that the node has, by name."""
