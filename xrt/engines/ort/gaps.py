@@ -90,9 +90,8 @@ def _reduces_nothing_from_the_end(node: Node, scope: Scope) -> bool:
     Any extent may be zero where the rank is not known either, or where the data decide it; a symbolic one is taken for a
     size, or no model with a symbolic batch could be reduced over its last axis.
     """
-    maker, shape = scope.function.producer(node.inputs[0]), scope.shape(node, 0)
-    sized_by_data = maker is not None and maker.op_type in _SIZED_BY_DATA
-    if shape is not None and 0 not in shape and not sized_by_data:
+    shape = scope.shape(node, 0)
+    if shape is not None and 0 not in shape and not _is_sized_by_data(node, 0, scope):
         return False
     axes, given = scope.constant(node, 1), node.attr("axes", ())
     return (has_input(node, 1) and axes is None) or min([node.attr("axis", 0), *given, *(axes.array.flat if axes else ())]) < 0
@@ -107,12 +106,19 @@ def _is_fused_with_relu(node: Node, scope: Scope) -> bool:
 _SIZED_BY_DATA = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
 
 
+def _is_sized_by_data(node: Node, index: int, scope: Scope) -> bool:
+    """Whether the input comes from an operator that decides by what it reads how much it gives, which may be nothing."""
+    maker = scope.function.producer(node.inputs[index])
+    return maker is not None and maker.op_type in _SIZED_BY_DATA
+
+
 def _broadcasts_an_empty_product(node: Node, scope: Scope) -> bool:
-    """Whether an extent is known to be zero, and an operand is a vector or the stacks of matrices differ."""
+    """Whether an extent is zero, or may be because the data decide it, and an operand is a vector or the stacks differ."""
     left, right = (scope.shape(node, index) or () for index in (0, 1))
+    sized_by_data = any(_is_sized_by_data(node, index, scope) for index in (0, 1))
     if min(len(left), len(right)) == 1:
-        return 0 in (*left, *right)
-    return 0 in (*left[:-2], *right[:-2]) and left[:-2] != right[:-2]
+        return sized_by_data or 0 in (*left, *right)
+    return (sized_by_data or 0 in (*left[:-2], *right[:-2])) and left[:-2] != right[:-2]
 
 
 def _sums_no_products(node: Node, scope: Scope) -> bool:
