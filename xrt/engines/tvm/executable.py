@@ -132,7 +132,7 @@ def to_tensor(array: Array) -> Any:
             return tvm_ffi.from_dlpack(array)
         if flags.c_contiguous and flags.aligned:
             return tvm_ffi.from_dlpack(_writable_alias(array))
-    return tvm.runtime.tensor(np.ascontiguousarray(array))
+    return tvm.runtime.tensor(np.asarray(array, order="C"))  # ascontiguousarray would make a 0-d array 1-d
 
 
 def _to_array(tensor: Any) -> Array:
