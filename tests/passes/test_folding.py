@@ -247,7 +247,12 @@ def test_a_large_value_inside_of_a_body() -> None:
 # ---------------------------------------------------------------------------------------------- laws
 
 
-@given(functions(Form(control=False, empty=False)))  # on others the reference fails
+def _is_served(function: Function) -> bool:
+    """Whether the evaluator of onnx serves the graph: its Softsign raises on what has no dimensions."""
+    return all(node.op_type != "Softsign" for node in function.nodes)
+
+
+@given(functions(Form(control=False, empty=False, takes=_is_served)))  # on others the reference fails
 @settings(max_examples=60, deadline=None)
 def test_generated_functions_compute_the_same(function: Function) -> None:
     folded = drop_dead_nodes(fold_constants(infer_shapes(function), Evaluator()))
