@@ -40,6 +40,11 @@ class BuildNative(build_ext):
     def get_ext_filename(self, fullname: str) -> str:
         return f"{fullname.replace('.', '/')}.so"
 
+    def copy_extensions_to_source(self) -> None:
+        """Put the library beside its sources, as an editable install wants it; its folder is not one of them."""
+        (TOP / LIBRARY).parent.mkdir(parents=True, exist_ok=True)
+        super().copy_extensions_to_source()
+
     def build_extension(self, extension: Extension) -> None:
         if compiler() is None:
             raise CompileError("no C++ compiler is at hand; XRT will run on its Python kernels")
