@@ -85,11 +85,7 @@ def _may_reduce_no_booleans(node: Node, scope: Scope) -> bool:
 
 
 def _reduces_nothing_from_the_end(node: Node, scope: Scope) -> bool:
-    """Whether an extent is known to be zero, or may be, and an axis is counted, or may be, from the end.
-
-    Any extent may be zero where the rank is not known either, or where the data decide it; a symbolic one is taken for a
-    size, or no model with a symbolic batch could be reduced over its last axis.
-    """
+    """Whether an extent is zero, or may be (a symbolic one is taken for a size), and an axis is counted from the end, or may be."""
     shape = scope.shape(node, 0)
     if shape is not None and 0 not in shape and not _is_sized_by_data(node, 0, scope):
         return False

@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm.ir import TensorLoad
 
-__all__ = ["loads", "operations"]
+__all__ = ["differences", "loads", "operations"]
 
 _FIELDS = ("a", "b", "condition", "true_value", "false_value", "value", "body")
 
@@ -20,6 +20,17 @@ def operations(statement: Any) -> int:
 def loads(statement: Any, buffer: Any) -> int:
     """Return how often a block's body reads a buffer."""
     return _total(statement, lambda node: int(isinstance(node, TensorLoad) and node.source.same_as(buffer)), {})
+
+
+def differences(statement: Any) -> int:
+    """Return how many subtractions a block's body has of two floating-point numbers that are not literals."""
+    return _total(statement, lambda node: int(_is_difference(node)), {})
+
+
+def _is_difference(node: Any) -> bool:
+    return (
+        type(node).__name__ == "Sub" and "float" in str(node.ty) and not any(hasattr(part, "value") for part in (node.a, node.b))
+    )
 
 
 def _total(node: Any, count: Callable[[Any], int], known: dict[int, int]) -> int:

@@ -18,7 +18,7 @@ from tvm.s_tir.dlight.analysis import SBlockInfo, normalize_prim_func
 from tvm.target import Target
 from tvm.target.codegen import llvm_get_vector_width
 
-from xrt.engines.tvm.expressions import loads, operations
+from xrt.engines.tvm.expressions import differences, loads, operations
 from xrt.engines.tvm.nests import Machine, Nest
 from xrt.engines.tvm.rows import in_rows, moved
 
@@ -112,6 +112,9 @@ class _Reading:
     """Whether all readers walk the same elements in the same order, so that it can stay in a register instead."""
     is_reduced: bool
     """Whether a reader would compute an element again and again."""
+    may_cancel: bool
+    """Whether one expression would then subtract, and read some number twice. TVM simplifies what it inlines as if numbers were
+    exact: ``(x + c) - c`` becomes ``x``, where rounding, or an infinity, makes something else of it."""
 
     @classmethod
     def of(cls, schedule: s_tir.Schedule, block: SBlockInfo, blocks: Sequence[SBlockInfo]) -> _Reading:
@@ -127,13 +130,23 @@ class _Reading:
             largest=max((operations(b) + n * cost for b, n in zip(bodies, times, strict=True)), default=0),
             can_move=all(_walks_alike(schedule, block, reader) for reader in readers),
             is_reduced=any(not r.is_injective() and _size(r) > _size(block) for r in readers),
+            may_cancel=any(_may_cancel(schedule.get(block.block_rv), schedule.get(r.block_rv)) for r in readers),
         )
 
     def is_worth_inlining(self, budget: int) -> bool:
         """Whether to inline it, when that many operations may still be computed again."""
-        if self.is_reduced or (self.cost > REPEATED and self.extra > max(budget, 0)):
+        if self.may_cancel or self.is_reduced or (self.cost > REPEATED and self.extra > max(budget, 0)):
             return False
         return self.repeated <= REPEATED or (self.largest <= LARGEST and not self.can_move)
+
+
+def _may_cancel(block: Any, reader: Any) -> bool:
+    buffer = block.writes[0].source
+    if not differences(block.body) + differences(reader.body):
+        return False
+    times = loads(reader.body, buffer)
+    sources = [access.source for access in (*block.reads, *reader.reads) if not access.source.same_as(buffer)]
+    return any(times * loads(block.body, source) + loads(reader.body, source) > 1 for source in sources)
 
 
 def _walks_alike(schedule: s_tir.Schedule, block: SBlockInfo, reader: SBlockInfo) -> bool:
