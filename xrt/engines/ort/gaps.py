@@ -85,7 +85,7 @@ def _may_reduce_no_booleans(node: Node, scope: Scope) -> bool:
 
 
 def _reduces_nothing_from_the_end(node: Node, scope: Scope) -> bool:
-    """Whether an extent is zero, or may be (a symbolic one is taken for a size), and an axis is counted from the end, or may be."""
+    """Whether an extent is zero, or may be (a symbolic one counts as a size), and an axis is counted from the end, or may be."""
     shape = scope.shape(node, 0)
     if shape is not None and 0 not in shape and not _is_sized_by_data(node, 0, scope):
         return False
