@@ -358,7 +358,13 @@ def test_the_least_that_a_reader_of_graphs_wants_to_know() -> None:
     assert (model.graph.name, model.graph.input[0].type.tensor_type.shape.dim[0].dim_param) == ("g", "N")
 
 
-@given(functions(Form(control=False, empty=False)))  # the reference fails on empty tensors and on a Loop without iterations
+def _is_served(function: Function) -> bool:
+    """Whether the evaluator of onnx serves the graph: its Softsign raises on what has no dimensions."""
+    return all(node.op_type != "Softsign" for node in function.nodes)
+
+
+# The evaluator also fails on empty tensors and on a Loop without iterations.
+@given(functions(Form(control=False, empty=False, takes=_is_served)))
 @settings(max_examples=25, deadline=None)
 def test_generated_functions_compute_the_same(function: Function) -> None:
     inputs = dict(zip((value.name for value in function.inputs), inputs_of(function, 0), strict=True))
