@@ -20,7 +20,7 @@ from tests.engines.toy_running import function, node, typed
 from xrt import XRTModule
 from xrt.engines import CompileContext, RunOptions, native
 from xrt.engines.native import NativeTape, Prepared
-from xrt.engines.native.arena import ALIGNMENT, Span, placed
+from xrt.engines.placing import ALIGNMENT, Span, placed
 from xrt.engines.toy import Toy
 from xrt.engines.toy.native import ByShapes
 from xrt.errors import CompileFailed, InputError, RunFailed

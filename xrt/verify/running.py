@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from xrt import passes
@@ -96,11 +97,7 @@ def _leaves(function: Function, name: str, nodes: Sequence[Node]) -> bool:
 
 def _without_outer_control(nodes: Sequence[Node]) -> tuple[Node, ...]:
     inside = {node.name for node in nodes}
-    return tuple(_with_control(node, tuple(c for c in node.control if c in inside)) for node in nodes)
-
-
-def _with_control(node: Node, control: tuple[str, ...]) -> Node:
-    return Node(node.op_type, node.inputs, node.outputs, node.attributes, node.domain, node.name, control, node.device)
+    return tuple(replace(node, control=tuple(c for c in node.control if c in inside)) for node in nodes)
 
 
 def run_in_pieces(function: Function, labels: Sequence[int], inputs: Sequence[Any], run: Run) -> list[Any]:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from xrt.engines.native import core as c
-from xrt.engines.native.arena import Span, placed
 from xrt.engines.native.nodes import aligned, tensor_c
 from xrt.engines.native.prepared import Prepared
+from xrt.engines.placing import Span, placed
 from xrt.errors import CompileFailed, RunFailed
 from xrt.graph import Constant, DType, TensorType
 

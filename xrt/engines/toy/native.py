@@ -6,6 +6,7 @@ import heapq
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -108,7 +109,7 @@ def _without_lost_controls(nodes: Sequence[Node]) -> Iterator[Node]:
     names = {node.name for node in nodes}
     for node in nodes:
         kept = tuple(name for name in node.control if name in names)
-        yield node if kept == node.control else _with_control(node, kept)
+        yield node if kept == node.control else replace(node, control=kept)
 
 
 # ---------------------------------------------------------------------- which nodes
@@ -193,18 +194,12 @@ def _closed(function: Function, nodes: Sequence[Node], name: str) -> Function:
     return Function(
         inputs=tuple(function.value(n) for n in read if n not in function.constants),
         outputs=tuple(function.value(n) for n in outputs),
-        nodes=tuple(_with_control(node, tuple(n for n in node.control if n in inside)) for node in nodes),
+        nodes=tuple(replace(node, control=tuple(n for n in node.control if n in inside)) for node in nodes),
         constants={n: function.constants[n] for n in read if n in function.constants},
         opsets=function.opsets,
         types={n: type_ for n in defined if n not in outputs and (type_ := function.type_of(n)) is not None},
         name=name,
     )
-
-
-def _with_control(node: Node, control: tuple[str, ...]) -> Node:
-    if node.control == control:
-        return node
-    return Node(node.op_type, node.inputs, node.outputs, node.attributes, node.domain, node.name, control, node.device)
 
 
 # ---------------------------------------------------------------------- shapes that only a call knows
@@ -288,7 +283,7 @@ def alone(node: Node, function: Function) -> Function:
     return Function(
         inputs=tuple(function.value(name) for name in reads),
         outputs=tuple(function.value(name) for name in node.defines),
-        nodes=(_with_control(node, ()),),
+        nodes=(replace(node, control=()),),
         constants=constants,
         opsets=function.opsets,
         name=node.name,

@@ -1,4 +1,7 @@
-"""Where the values between a tape's steps lie: offsets in one block of memory, planned once from who is alive when."""
+"""Where values that live for some steps lie: offsets in one block of memory, planned once from who is alive when.
+
+The runtime plans with it what crosses regions, and the native tape what crosses kernels.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from dataclasses import dataclass
 __all__ = ["ALIGNMENT", "Span", "placed"]
 
 ALIGNMENT = 64
-"""Bytes: a cache line, and the widest vector."""
+"""Bytes: a cache line, and the widest vector; TVM takes memory without a copy only at such addresses."""
 
 
 @dataclass(slots=True)
