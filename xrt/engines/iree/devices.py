@@ -64,24 +64,22 @@ def is_small(function: Function) -> bool:
 
 def _work(node: Node, function: Function) -> int:
     """Return about how many operations on single elements a node is: those it makes, times those that each is a sum of."""
-    made = sum(_size(name, function) for name in node.outputs if name)
-    read = max((_size(name, function) for name in node.inputs if name), default=0)
+    made = sum(prod(_extents(name, function)) for name in node.outputs)
+    read = max((prod(_extents(name, function)) for name in node.inputs), default=0)
     return max(made, read) * _summed(node, function)
 
 
 def _summed(node: Node, function: Function) -> int:
-    type_ = function.type_of(node.inputs[1]) if node.op_type in _PRODUCTS and len(node.inputs) > 1 else None
-    if not isinstance(type_, TensorType) or not type_.is_static or not type_.shape:
+    extents = _extents(node.inputs[1], function) if node.op_type in _PRODUCTS and len(node.inputs) > 1 else ()
+    if not extents:
         return 1
-    if node.op_type == "MatMul":
-        return int(type_.shape[-2 if len(type_.shape) > 1 else 0])
-    return max(_size(node.inputs[1], function) // max(int(type_.shape[0]), 1), 1)
+    return extents[-2:][0] if node.op_type == "MatMul" else max(prod(extents[1:]), 1)
 
 
 _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
 
 
-def _size(name: str, function: Function) -> int:
-    type_ = function.type_of(name)
+def _extents(name: str, function: Function) -> tuple[int, ...]:
+    type_ = function.type_of(name) if name else None
     extents = (type_.shape or ()) if isinstance(type_, TensorType) else ()
-    return prod(extent for extent in extents if isinstance(extent, int))
+    return tuple(extent for extent in extents if isinstance(extent, int))

@@ -26,14 +26,17 @@ from xrt.engines.iree.mlir import SCOPE, parameters_of
 from xrt.engines.iree.reasons import LIBRARY
 from xrt.engines.memory import MemoryUse, peak_of_values
 from xrt.engines.options import RunOptions
-from xrt.errors import RunFailed
+from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Function, TensorType, Type
 
-__all__ = ["IreeExecutable"]
+__all__ = ["OVERWRITING", "IreeExecutable"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Invoke: TypeAlias = Callable[[Any, Any], None]
 """Calls ``main`` with a list of arguments and a list for what it returns, which stays empty."""
+
+OVERWRITING = frozenset({"TopK"})
+"""Operators whose code writes its result over what it reads, an input of the Function included (as of IREE 3.13)."""
 
 _MEMORY = int(MemoryType.DEVICE_LOCAL)
 _USAGE = int(BufferUsage.DEFAULT | BufferUsage.MAPPING)
@@ -46,12 +49,15 @@ class _Place:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     hal: int
+    has_buffer: bool
+    """Whether arrays of the type show their memory; those of ml_dtypes do not."""
 
     @classmethod
     def of(cls, type_: Type | None) -> _Place:
         if not isinstance(type_, TensorType) or type_.shape is None:
-            raise RunFailed(f"a value of type {type_} cannot be handed to {LIBRARY}")
-        return cls(tuple(int(d) for d in type_.shape), type_.dtype.numpy, ELEMENTS[type_.dtype].hal)
+            raise CompileRefused(f"a value of type {type_} cannot be handed to {LIBRARY}")
+        shape = tuple(extent for extent in type_.shape if isinstance(extent, int))
+        return cls(shape, type_.dtype.numpy, ELEMENTS[type_.dtype].hal, type_.dtype.numpy.isbuiltin == 1)
 
 
 class IreeExecutable(Executable):
@@ -63,9 +69,11 @@ class IreeExecutable(Executable):
         self.code = code
         self.function = function
         self._device = device
+        self._import = device.allocator.import_host_allocation
         self._inputs = [_Place.of(value.type) for value in function.inputs]
         self._outputs = [_Place.of(function.type_of(value.name)) for value in function.outputs]
         self._weights = [_lasting(constant.array) for constant in parameters_of(function).values()]
+        self._lend = _copy if any(node.op_type in OVERWRITING for node in function.nodes) else _lent
         self._copied = sum(array.nbytes for array, is_copy in self._weights if is_copy)
         self._modules: list[Any] = []
         self._main: Any = None
@@ -93,17 +101,17 @@ class IreeExecutable(Executable):
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         given = options.out or [None] * len(self._outputs)
         made = [_own(buffer, place) for buffer, place in zip(given, self._outputs, strict=True)]
-        views = [self._view(_lent(array), place) for array, place in zip(inputs, self._inputs, strict=True)]
+        views = [self._view(self._lend(array), place) for array, place in zip(inputs, self._inputs, strict=True)]
         views += [self._view(array, place) for array, place in zip(made, self._outputs, strict=True)]
         self._call(views)
         return [array if buffer is None else _settled(buffer, array) for buffer, array in zip(given, made, strict=True)]
 
     def direct(self) -> Callable[..., Sequence[Any]]:
-        outputs, places, view, call = self._outputs, self._inputs, self._view, self._call
+        outputs, places, lend, view, call = self._outputs, self._inputs, self._lend, self._view, self._call
 
         def run(*inputs: Any) -> Sequence[Any]:
             made = [np.empty(place.shape, place.dtype) for place in outputs]
-            views = [view(_lent(array), place) for array, place in zip(inputs, places, strict=True)]
+            views = [view(lend(array), place) for array, place in zip(inputs, places, strict=True)]
             views += [view(array, place) for array, place in zip(made, outputs, strict=True)]
             call(views)
             return made
@@ -112,9 +120,9 @@ class IreeExecutable(Executable):
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
         """Return a call over views of exactly those arrays; where compiled code cannot use their memory, the plain way."""
-        if not all(map(_is_usable, (*inputs, *outputs))):
+        if self._lend is _copy or not all(map(_is_usable, (*inputs, *outputs))):
             return super().bind(inputs, outputs)
-        views = [self._view(_lent(array), place) for array, place in zip(inputs, self._inputs, strict=True)]
+        views = [self._view(self._lend(array), place) for array, place in zip(inputs, self._inputs, strict=True)]
         views += [self._view(array, place) for array, place in zip(outputs, self._outputs, strict=True)]
         call = self._call
         return lambda: call(views)
@@ -123,10 +131,10 @@ class IreeExecutable(Executable):
         if not all(map(_is_usable, outputs)):
             return super().into(outputs)
         written = [self._view(array, place) for array, place in zip(outputs, self._outputs, strict=True)]
-        places, view, call = self._inputs, self._view, self._call
+        places, lend, view, call = self._inputs, self._lend, self._view, self._call
 
         def run(*inputs: Any) -> None:
-            call([*(view(_lent(array), place) for array, place in zip(inputs, places, strict=True)), *written])
+            call([*(view(lend(array), place) for array, place in zip(inputs, places, strict=True)), *written])
 
         return run
 
@@ -137,8 +145,8 @@ class IreeExecutable(Executable):
         return [0] * len(self._outputs)
 
     def _view(self, array: Array, place: _Place) -> Any:
-        buffer = self._device.allocator.import_host_allocation(_bytes_of(array), _MEMORY, _USAGE)
-        return HalBufferView(buffer, place.shape, place.hal)
+        held = array if place.has_buffer else _bytes_of(array)
+        return HalBufferView(self._import(held, _MEMORY, _USAGE), place.shape, place.hal)
 
     def _call(self, views: Sequence[Any]) -> None:
         arguments, results = VmVariantList(len(views)), VmVariantList(0)
@@ -173,20 +181,25 @@ def _first_line(cause: BaseException) -> str:
 
 
 def _is_usable(array: Any) -> bool:
-    """Whether compiled code can read and write the array's own memory."""
-    return bool(array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0)
+    """Whether compiled code can read and write the array's own memory: in order, and as aligned as NumPy's own always is."""
+    flags = array.flags
+    return bool(flags.carray) and (flags.owndata or array.ctypes.data % ALIGNMENT == 0)
 
 
 def _lasting(array: Array) -> tuple[Array, bool]:
     """Return a constant as compiled code can read it, and whether that is a copy."""
-    return (array, False) if _is_usable(array) else (_copy(array), True)
+    return (array, False) if _is_readable(array) else (_copy(array), True)
+
+
+def _is_readable(array: Array) -> bool:
+    return bool(array.flags.c_contiguous and array.flags.aligned and array.ctypes.data % ALIGNMENT == 0)
 
 
 def _lent(array: Array) -> Array:
     """Return an input as compiled code can read it: itself where it lies right, else a copy."""
-    if not _is_usable(array):
-        return _copy(array)
-    return array if array.flags.writeable else np.asarray(_Memory(array))
+    if _is_usable(array):
+        return array
+    return _copy(array) if array.flags.writeable or not _is_readable(array) else np.asarray(_Memory(array))
 
 
 def _own(buffer: Any, place: _Place) -> Array:

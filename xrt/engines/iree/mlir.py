@@ -8,7 +8,7 @@ it, name them, and the executable hands them over by reference.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,7 +70,7 @@ def _opset(function: Function) -> int:
     return max((since_version(node, function) or 1 for node in function.nodes), default=1)
 
 
-def _module(lines: Sequence[str]) -> str:
+def _module(lines: Iterable[str]) -> str:
     return "\n".join(["module {", *(f"  {line}" for line in lines), "}", ""])
 
 
@@ -122,7 +122,9 @@ class _Page:
 
     def _literal(self, name: str, constant: Constant) -> None:
         attributes = f"{{torch.onnx.value = {_tensor(constant)}}}"
-        self.lines.append(f'{self.bind(name)} = torch.operator "onnx.Constant"() {attributes} : () -> {value_type(constant.type)}')
+        self.lines.append(
+            f'{self.bind(name)} = torch.operator "onnx.Constant"() {attributes} : () -> {value_type(constant.type)}'
+        )
 
     def _operator(self, node: Node) -> None:
         given = [self.values[name] if name else _LEFT_OUT for name in node.inputs]
