@@ -42,6 +42,8 @@ _TARGET = (
     "--iree-input-type=onnx",
     "--iree-hal-target-device=local",
     "--iree-hal-local-target-device-backends=llvm-cpu",
+    "--iree-llvmcpu-target-cpu=host",
+    "--iree-input-demote-f64-to-f32=false",  # which IREE does unless told otherwise
     f"--iree-stream-resource-min-offset-alignment={ALIGNMENT}",
 )
 
@@ -50,8 +52,6 @@ _TARGET = (
 class Settings:
     """How to compile."""
 
-    cpu: str = "host"
-    """The processor as LLVM names it; ``"host"`` is this one."""
     opt_level: int = 2
     """IREE's ``O0`` to ``O3``."""
     limit: float = 120.0
@@ -65,7 +65,7 @@ class Settings:
     def flags(self) -> tuple[str, ...]:
         dump = () if self.dump is None else (f"--dump-compilation-phases-to={self.dump}",)
         alone = ("--mlir-disable-threading",) if self.threads == 1 else ()
-        return (*_TARGET, f"--iree-llvmcpu-target-cpu={self.cpu}", f"--iree-opt-level=O{self.opt_level}", *alone, *dump)
+        return (*_TARGET, f"--iree-opt-level=O{self.opt_level}", *alone, *dump)
 
 
 def compile_module(text: str, settings: Settings, folder: Path | None) -> bytes:
@@ -94,7 +94,7 @@ def lowered(texts: Sequence[str], names: Sequence[str]) -> list[str | None]:
     return [None if name in known else _answer(text) for text, name in zip(texts, names, strict=True)]
 
 
-_QUESTION = (*_TARGET, "--iree-llvmcpu-target-cpu=host", "--compile-to=input", "--mlir-disable-threading")
+_QUESTION = (*_TARGET, "--compile-to=input", "--mlir-disable-threading")
 
 
 def _answer(text: str) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -12,6 +11,7 @@ from xrt.engines.contract import Executable, GraphCompiler
 from xrt.engines.iree.capability import refusal
 from xrt.engines.iree.compiler import VERSION, Settings, compile_module
 from xrt.engines.iree.devices import Device, device_of, is_small
+from xrt.engines.iree.dumps import dumping
 from xrt.engines.iree.executable import IreeExecutable
 from xrt.engines.iree.lowering import prepared, why_not_static
 from xrt.engines.iree.mlir import module_of
@@ -32,8 +32,6 @@ class Iree(GraphCompiler):
 
     opt_level: int = 2
     """0 to 3: IREE's optimisation level."""
-    cpu: str = "host"
-    """The processor to compile for, as LLVM names it (``"x86-64-v3"``); ``"host"`` is this one."""
     device: Place = "auto"
     """Which of IREE's devices runs it: the calling thread (``local-sync``), or a pool (``local-task``) as large as the budget."""
     compile_seconds: float = 120.0
@@ -47,7 +45,7 @@ class Iree(GraphCompiler):
         if self.device not in get_args(Place):
             hint = did_you_mean(str(self.device), get_args(Place))
             raise OptionError(f"iree: device must be one of {', '.join(get_args(Place))}; got {self.device!r}.{hint}")
-        if isinstance(self.compile_seconds, bool) or not self.compile_seconds > 0:
+        if type(self.compile_seconds) not in (int, float) or not self.compile_seconds > 0:
             raise OptionError(f"iree: compile_seconds must be more than 0; got {self.compile_seconds!r}")
 
     def why_not(self, node: Node, function: Function) -> str | None:
@@ -61,7 +59,8 @@ class Iree(GraphCompiler):
             raise CompileRefused(f"IREE cannot take {function.name!r}: {error}") from error
         if reason := why_not_static(ready):
             raise CompileRefused(f"IREE cannot take {function.name!r}: {reason}")
-        code = compile_module(text, self._settings(context, self._dump(ready, text)), context.workdir)
+        with dumping(ready, text, self.dump_dir) as dump:
+            code = compile_module(text, self._settings(context, dump), context.workdir)
         return IreeExecutable(code, ready, self._device(ready, context))
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
@@ -78,17 +77,8 @@ class Iree(GraphCompiler):
         return f"iree-base-compiler {VERSION}, iree-base-runtime {version('iree-base-runtime')}"
 
     def _settings(self, context: CompileContext, dump: Path | None) -> Settings:
-        return Settings(self.cpu, self.opt_level, self.compile_seconds, context.threads, dump)
+        return Settings(self.opt_level, self.compile_seconds, context.threads, dump)
 
     def _device(self, function: Function, context: CompileContext) -> Device:
         alone = self.device == "local-sync" or (self.device == "auto" and is_small(function))
         return device_of(1 if alone else context.threads)
-
-    def _dump(self, function: Function, text: str) -> Path | None:
-        """Write the module as it is handed over; return the folder for what the compiler makes of it, None when not asked."""
-        if self.dump_dir is None:
-            return None
-        folder = Path(os.fspath(self.dump_dir)).expanduser() / f"{function.name}-{function.fingerprint[:8]}"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "0.onnx.mlir").write_text(text)
-        return folder
