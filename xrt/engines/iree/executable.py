@@ -35,7 +35,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 Invoke: TypeAlias = Callable[[Any, Any], None]
 """Calls ``main`` with a list of arguments and a list for what it returns, which stays empty."""
 
-OVERWRITING = frozenset({"TopK"})
+OVERWRITING = frozenset({"Scatter", "ScatterElements", "ScatterND", "TopK"})
 """Operators whose code writes its result over what it reads, an input of the Function included (as of IREE 3.13)."""
 
 _MEMORY = int(MemoryType.DEVICE_LOCAL)
