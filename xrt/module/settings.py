@@ -50,6 +50,8 @@ class Settings:
     """Programs that a module keeps; beyond it the oldest is forgotten, with a warning."""
     dump_subgraph_dir: Path | None = None
     """Where to write the graph as text, ONNX and DOT before and after each stage; None writes nothing."""
+    report: Callable[[str], object] | None = None
+    """Told in a few words how a compile goes that takes an engine long, such as the trials of ``tvm{tune=64}``."""
     progress: Callable[[int, int], object] | None = None
     """Told how many regions are compiled, of how many; called from the compiling threads, one at a time."""
 
@@ -74,7 +76,8 @@ def settings_of(options: Mapping[str, Any]) -> Settings:
     own["isolate"] = _names(own.get("isolate", ()))
     _check_signatures(own.get("max_signatures", 1))
     _check_limits(own)
-    _check_progress(own.get("progress"))
+    _check_callable("progress", own.get("progress"), "two numbers")
+    _check_callable("report", own.get("report"), "a text")
     return Settings(**own)
 
 
@@ -126,9 +129,9 @@ def _check_signatures(value: Any) -> None:
         raise OptionError(f"max_signatures must be a positive integer; got {value!r}")
 
 
-def _check_progress(value: Any) -> None:
+def _check_callable(name: str, value: Any, of: str) -> None:
     if value is not None and not callable(value):
-        raise OptionError(f"progress must be a function of two numbers, or None; got {value!r}")
+        raise OptionError(f"{name} must be a function of {of}, or None; got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,7 @@ def engine_list(asked: Any, device: str, settings: Settings) -> EngineList:
     Raises UnknownEngine or EngineUnavailable, OptionError for an engine listed twice or an execution option that a
     listed engine does not honour, DeviceError when none of them runs on the device.
     """
-    context = CompileContext(settings.execution, check_device(device), checked_budget(settings.execution))
+    context = CompileContext(settings.execution, check_device(device), checked_budget(settings.execution), report=settings.report)
     engines = [registry.create(one) for one in _as_list(asked)]
     _check_list(engines)
     _check_device(engines, device)

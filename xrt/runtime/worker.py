@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, parse_spec
 from xrt.engines.spec import build
@@ -49,7 +50,8 @@ class Served:
     def compile(self, message: Message, memory: memoryview, room: Room) -> Message:
         """Compile and prepare a Function; the number of the executable is the answer."""
         function = function_in(memory, message["function"])
-        context = CompileContext(ExecutionOptions(**message["options"]), message["device"], message["threads"])
+        keep = Path(message["keep"]) if message["keep"] else None
+        context = CompileContext(ExecutionOptions(**message["options"]), message["device"], message["threads"], keep=keep)
         engine = self._engine(message["class"], message["spec"])
         executable = engine.compile(function, context)
         executable.prepare()
