@@ -13,7 +13,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from statistics import median
 from typing import Any, TextIO
 
@@ -61,7 +60,7 @@ def tune(functions: Mapping[str, tirx.PrimFunc], target: Target, trials: int, th
         builder=ms.builder.LocalBuilder(max_workers=threads, timeout_sec=BUILD_SECONDS),
         runner=ms.runner.LocalRunner(timeout_sec=RUN_SECONDS),
         database=database,
-        cost_model="xgb" if find_spec("xgboost") else "random",
+        cost_model="random",
         measure_callbacks=[*ms.MeasureCallback.create("default"), Told([*functions], trials, tell)],
     )
     found: dict[str, Record] = {}
