@@ -7,7 +7,7 @@ A sequence of regions in which no atom runs before one that it needs is a *layou
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
@@ -49,6 +49,8 @@ class Board:
     _seconds: dict[Region, float] = field(default_factory=dict, repr=False)
     _crossing: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False)
     _nodes: dict[int, int] = field(default_factory=dict, repr=False)
+    _needs: dict[int, int] = field(default_factory=dict, repr=False)
+    _sizes: dict[int, int] = field(default_factory=dict, repr=False)
 
     @classmethod
     def fine(cls, ground: Ground, table: CostTable, effort: int) -> Board:
@@ -108,7 +110,7 @@ class Board:
         return tuple(_union(self.ground.reads[place] for place in atom) for atom in self.atoms)
 
     @cached_property
-    def _alone(self) -> tuple[tuple[float, ...], ...]:
+    def alone(self) -> tuple[tuple[float, ...], ...]:
         """For each engine what each atom costs in one region."""
         before = [bits(earlier) for earlier in self.ground.graph.predecessors]
         masks = [bits(atom) for atom in self.atoms]
@@ -119,13 +121,20 @@ class Board:
         """For each engine and atom (the set of an earlier atom, what it saves to be in one region with that)."""
         return tuple(self._by_atom(links) for links in self.shares.links)
 
-    def _by_atom(self, links: object) -> tuple[tuple[tuple[int, float], ...], ...]:
+    def _by_atom(self, links: Mapping[tuple[int, int], float]) -> tuple[tuple[tuple[int, float], ...], ...]:
         found: list[dict[int, float]] = [{} for _ in self.atoms]
-        for (earlier, later), saving in links.items():  # type: ignore[attr-defined]
+        for (earlier, later), saving in links.items():
             source, target = self.home[earlier], self.home[later]
             if source != target:
                 found[target][1 << source] = found[target].get(1 << source, 0.0) + saving
         return tuple(tuple(sorted(row.items())) for row in found)
+
+    def needs(self, mask: int) -> int:
+        """Return the atoms outside of a set that it directly needs."""
+        known = self._needs.get(mask)
+        if known is None:
+            known = self._needs[mask] = _union(self.before[atom] for atom in places_of(mask)) & ~mask
+        return known
 
     # ------------------------------------------------------------------ regions
 
@@ -151,7 +160,7 @@ class Board:
     def estimate(self, region: Region) -> float:
         """Return what a region would cost by its shares."""
         engine, mask = region
-        alone, savings = self._alone[engine], self._savings[engine]
+        alone, savings = self.alone[engine], self._savings[engine]
         total = 0.0
         for atom in places_of(mask):
             total += alone[atom]
@@ -189,43 +198,42 @@ class Board:
             known = self._crossing[mask] = (reads & ~makes, makes)
         return known
 
-    def boundary(self, source: Region, target: Region) -> float:
-        """Return what it costs that the second region reads from the first."""
-        values = self.crossing(target[1])[0] & self.crossing(source[1])[1]
-        if not values:
-            return 0.0
-        fixed, per_byte = self._pairs[source[0]][target[0]]
-        sizes = self.ground.sizes
-        return fixed * values.bit_count() + per_byte * sum(sizes[value] for value in places_of(values))
+    def total(self, layout: Layout) -> float:
+        """Return what a layout costs: its regions, and what crosses between them. Linear in regions times engines."""
+        made = [0] * len(self.takes)
+        for engine, mask in layout:
+            made[engine] |= self.crossing(mask)[1]
+        total = 0.0
+        for region in layout:
+            total += self.seconds(region)
+            if inputs := self.crossing(region[1])[0]:
+                total += self._entering(inputs, made, region[0])
+        return total
+
+    def _entering(self, inputs: int, made: Sequence[int], target: int) -> float:
+        """Return what it costs that an engine reads those values, each of them made by some engine."""
+        total = 0.0
+        for source, values in enumerate(made):
+            if values := values & inputs:
+                fixed, per_byte = self._pairs[source][target]
+                total += fixed * values.bit_count() + per_byte * self.size(values)
+        return total
+
+    def size(self, values: int) -> int:
+        """Return the bytes of a set of values."""
+        known = self._sizes.get(values)
+        if known is None:
+            known = self._sizes[values] = sum(self.ground.sizes[value] for value in places_of(values))
+        return known
 
     @cached_property
     def _pairs(self) -> tuple[tuple[tuple[float, float], ...], ...]:
         specs = self.ground.engines
         return tuple(tuple(self.table.boundary(a, b) for b in specs) for a in specs)
 
-    def total(self, layout: Layout) -> float:
-        """Return what a layout costs: its regions, and what crosses between them."""
-        total = 0.0
-        for at, region in enumerate(layout):
-            total += self.seconds(region)
-            for earlier in layout[:at]:
-                total += self.boundary(earlier, region)
-        return total
 
-    def touching(self, layout: Layout, places: Sequence[int]) -> float:
-        """Return the part of a layout's total that the regions at those places have to do with."""
-        chosen = set(places)
-        total = 0.0
-        for at in chosen:
-            region = layout[at]
-            total += self.seconds(region)
-            total += sum(self.boundary(layout[i], region) for i in range(at))
-            total += sum(self.boundary(region, layout[i]) for i in range(at + 1, len(layout)) if i not in chosen)
-        return total
-
-
-def _union(masks: object) -> int:
+def _union(masks: Iterable[int]) -> int:
     found = 0
-    for mask in masks:  # type: ignore[attr-defined]
+    for mask in masks:
         found |= mask
     return found

@@ -14,6 +14,7 @@ from xrt.partition.options import ClusteringOptions
 from xrt.partition.plan import Plan
 from xrt.partition.planner.board import Board, Layout
 from xrt.partition.planner.ground import Ground, bits, places_of
+from xrt.partition.planner.moves import improved
 from xrt.partition.planner.options import SearchOptions
 
 __all__ = ["plan_of", "propose", "ranked"]
@@ -52,6 +53,8 @@ def ranked(board: Board, options: SearchOptions) -> list[Layout]:
     """Return the layouts that can be, the cheapest first; equal ones by their regions."""
     ground = board.ground
     found = dict.fromkeys([*_singles(ground), *_by_priority(ground)])
+    starts = sorted(found, key=lambda layout: (board.total(layout), layout))[: options.starts]
+    found.update(dict.fromkeys(improved(board, start) for start in starts))
     costs = {layout: board.total(layout) for layout in found}
     return sorted((layout for layout in found if math.isfinite(costs[layout])), key=lambda layout: (costs[layout], layout))
 
