@@ -53,10 +53,11 @@ class Board:
     _sizes: dict[int, int] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def fine(cls, ground: Ground, table: CostTable, effort: int) -> Board:
+    def fine(cls, ground: Ground, table: CostTable, effort: int, hope: float = 0.0) -> Board:
         """Return the board whose atoms are the nodes; ``effort`` is how many nodes may be hashed to look regions up."""
         survey(ground)
-        return cls(ground, table, Shares.fitted(ground, table), tuple((place,) for place in range(len(ground))), Effort(effort))
+        shares = Shares.fitted(ground, table, hope)
+        return cls(ground, table, shares, tuple((place,) for place in range(len(ground))), Effort(effort))
 
     def __len__(self) -> int:
         return len(self.atoms)

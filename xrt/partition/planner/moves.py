@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from xrt.partition.planner.board import Board, Layout, Region
 from xrt.partition.planner.ground import bits, places_of
 
-__all__ = ["improved", "merged", "parted"]
+__all__ = ["changes", "improved", "merged", "parted"]
 
 FEW = 16
 """The most atoms of a region of which every stretch is tried apart; of larger ones single atoms, ends and likely stretches."""
@@ -31,6 +31,12 @@ def improved(board: Board, layout: Layout, sweeps: int = SWEEPS) -> Layout:
         if layout == before:
             break
     return layout
+
+
+def changes(board: Board, layout: Layout) -> Iterator[Layout]:
+    """Yield every layout that is one change away."""
+    for change in (_recoloured, _joined, _taken_out):
+        yield from change(board, layout)
 
 
 def _swept(board: Board, layout: Layout, best: float) -> tuple[Layout, float]:

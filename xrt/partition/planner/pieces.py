@@ -8,13 +8,23 @@ from dataclasses import dataclass
 from xrt.engines import GraphCompiler
 from xrt.graph import Function
 from xrt.partition.costs import CostTable
-from xrt.partition.planner.board import Board, Region
+from xrt.partition.planner.board import Board, Layout, Region
 from xrt.partition.planner.ground import Ground, places_of
+from xrt.partition.planner.moves import changes
 from xrt.partition.planner.options import SearchOptions
 from xrt.partition.planner.parts import standard_parts
 from xrt.partition.planner.proposing import ranked
 
 __all__ = ["Piece", "next_pieces", "pieces"]
+
+HOPE = 0.4
+"""What an edge inside of a region might save, as a part of the cheaper of its ends, as long as nobody has measured it."""
+
+DOUBT = 0.2
+"""How much more than the best a plan may cost, by the prediction, for its regions to be worth measuring."""
+
+NEAR = 16
+"""The most regions that are asked for at once because a plan near the best has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +83,24 @@ def _wanted(board: Board, options: SearchOptions) -> Iterator[tuple[Region, str]
     for engine in range(len(board.ground.engines)):
         if board.allows((engine, board.ground.whole)):
             yield (engine, board.ground.whole), "the whole"
-    for layout in ranked(board, options)[: options.plans]:
+    best = ranked(board, options)
+    for layout in best[: options.plans]:
         yield from ((region, "a region of a plan") for region in layout)
     for part in standard_parts(board.ground):
         for engine in range(len(board.ground.engines)):
             if board.allows((engine, part.mask)):
                 yield (engine, part.mask), part.why
+    hopeful = Board.fine(board.ground, board.table, options.effort, HOPE)
+    for layout in ranked(hopeful, options)[: options.plans]:
+        yield from ((region, "a region of a plan that might save more") for region in layout)
+    if best:
+        yield from ((region, "a region of a plan that is near the best") for region in _near(board, best[0]))
+
+
+def _near(board: Board, best: Layout) -> Iterator[Region]:
+    """Yield the regions that were not measured of the layouts that are one change away and cost little more, the cheapest first."""
+    most = board.total(best) * (1 + DOUBT)
+    costs = {layout: board.total(layout) for layout in changes(board, best)}
+    near = sorted((cost, layout) for layout, cost in costs.items() if cost <= most)
+    regions = dict.fromkeys(region for _, layout in near for region in layout if region not in best)
+    yield from [region for region in regions if board.cost(region) is None][:NEAR]

@@ -44,15 +44,18 @@ class Shares:
     """For each engine the saving of each edge (earlier node, later node)."""
 
     @classmethod
-    def fitted(cls, ground: Ground, table: CostTable) -> Shares:
-        """Return the shares under which the parts whose keys the ground knows cost what the table says."""
+    def fitted(cls, ground: Ground, table: CostTable, hope: float = 0.0) -> Shares:
+        """Return the shares under which the parts whose keys the ground knows cost what the table says.
+
+        ``hope`` is what an edge is taken to save that was inside of no measured part, as a part of its cheaper end.
+        """
         features = _Features(ground)
         measured = [_measured(ground, table, spec) for spec in ground.engines]
         rates = [_rate(features, regions, table.launch(spec)) for regions, spec in zip(measured, ground.engines, strict=True)]
         known = [rate for rate in rates if rate is not None]
         usual = median(known) * UNMEASURED if known else PER_UNIT
         fits = [
-            _fit(features, regions, table.launch(spec), usual if rate is None else rate)
+            _fit(features, regions, table.launch(spec), usual if rate is None else rate, hope)
             for regions, spec, rate in zip(measured, ground.engines, rates, strict=True)
         ]
         return cls(tuple(features.by_node(fit) for fit in fits), tuple(features.by_edge(fit) for fit in fits))
@@ -163,7 +166,7 @@ def _rate(features: _Features, regions: Sequence[tuple[int, float]], launch: flo
     return float(median(found))
 
 
-def _fit(features: _Features, regions: Sequence[tuple[int, float]], launch: float, rate: float) -> np.ndarray:
+def _fit(features: _Features, regions: Sequence[tuple[int, float]], launch: float, rate: float, hope: float) -> np.ndarray:
     """Return shares and savings, in the order of the features, that agree with what was measured."""
     fit, trust = features.start(rate)
     shares = len(features.work)
@@ -176,4 +179,8 @@ def _fit(features: _Features, regions: Sequence[tuple[int, float]], launch: floa
         for where, counts, toward, seconds in steps:
             now = fit[where] + (seconds - float(fit[where] @ counts)) * toward
             fit[where] = np.where(where < shares, np.maximum(now, 0.0), now)
+    seen = {int(feature) for where, *_ in steps for feature in where}
+    for (a, b), edge in features.edges.items():
+        if edge not in seen:
+            fit[edge] = hope * min(fit[a], fit[b])
     return fit
