@@ -14,10 +14,9 @@ from typing import TypeAlias
 
 from xrt.partition.costs import CostTable, Measured
 from xrt.partition.planner.ground import Ground, bits, places_of
-from xrt.partition.planner.parts import survey
 from xrt.partition.planner.shares import Shares
 
-__all__ = ["Board", "Layout", "Region"]
+__all__ = ["Board", "Effort", "Layout", "Region"]
 
 Region: TypeAlias = tuple[int, int]
 """An engine, by its place in the list, and the set of its atoms."""
@@ -25,8 +24,9 @@ Region: TypeAlias = tuple[int, int]
 Layout: TypeAlias = tuple[Region, ...]
 """Regions in an order in which they can run; every atom is in one."""
 
-LOOKED_UP = 64
-"""The most nodes of a region that is looked up in the table whenever it comes up; larger ones only in plans that are proposed."""
+SMALL = 64
+"""The most nodes of a model every region of which is looked up in the table as it comes up; in larger ones only parts that
+are measured on purpose and the regions of plans that are proposed."""
 
 
 @dataclass
@@ -34,6 +34,11 @@ class Effort:
     """How many nodes may still be hashed."""
 
     left: int
+
+    def spend(self, nodes: int) -> bool:
+        """Take so many off what is left, and return whether there was enough."""
+        self.left -= nodes
+        return self.left >= 0
 
 
 @dataclass(frozen=True)
@@ -51,13 +56,21 @@ class Board:
     _nodes: dict[int, int] = field(default_factory=dict, repr=False)
     _needs: dict[int, int] = field(default_factory=dict, repr=False)
     _sizes: dict[int, int] = field(default_factory=dict, repr=False)
+    _totals: dict[Layout, float] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def fine(cls, ground: Ground, table: CostTable, effort: int, hope: float = 0.0) -> Board:
-        """Return the board whose atoms are the nodes; ``effort`` is how many nodes may be hashed to look regions up."""
-        survey(ground)
+    def fine(cls, ground: Ground, table: CostTable, effort: Effort, hope: float = 0.0) -> Board:
+        """Return the board whose atoms are the nodes; ``hope`` is as for `Shares.fitted`."""
         shares = Shares.fitted(ground, table, hope)
-        return cls(ground, table, shares, tuple((place,) for place in range(len(ground))), Effort(effort))
+        return cls(ground, table, shares, tuple((place,) for place in range(len(ground))), effort)
+
+    def coarse(self, atoms: tuple[tuple[int, ...], ...]) -> Board:
+        """Return the board with those atoms, each of them a stretch of nodes."""
+        return Board(self.ground, self.table, self.shares, atoms, self.effort)
+
+    def on_nodes(self, layout: Layout) -> Layout:
+        """Return the layout in nodes instead of atoms."""
+        return tuple((engine, self.nodes(mask)) for engine, mask in layout)
 
     def __len__(self) -> int:
         return len(self.atoms)
@@ -101,6 +114,12 @@ class Board:
     def devices(self) -> tuple[int, ...]:
         """For each device that nodes name the set of its atoms; a region may touch one of these sets."""
         return tuple(bits(sorted({self.home[place] for place in places_of(mask)})) for mask in self.ground.devices.values())
+
+    @cached_property
+    def named(self) -> tuple[str, ...]:
+        """For each atom the device that its nodes name; empty where none names one."""
+        nodes = self.ground.function.nodes
+        return tuple(max(nodes[place].device for place in atom) for atom in self.atoms)
 
     @cached_property
     def _makes(self) -> tuple[int, ...]:
@@ -177,10 +196,8 @@ class Board:
     def _found(self, region: Region) -> float:
         mask = self.nodes(region[1])
         if mask not in self.ground.known():
-            count = mask.bit_count()
-            if count > min(LOOKED_UP, self.effort.left):
+            if len(self.ground) > SMALL or not self.effort.spend(mask.bit_count()):
                 return self.estimate(region)
-            self.effort.left -= count
         cost = self.cost(region)
         if isinstance(cost, Measured):
             return cost.seconds
@@ -201,6 +218,12 @@ class Board:
 
     def total(self, layout: Layout) -> float:
         """Return what a layout costs: its regions, and what crosses between them. Linear in regions times engines."""
+        known = self._totals.get(layout)
+        if known is None:
+            known = self._totals[layout] = self._summed(layout)
+        return known
+
+    def _summed(self, layout: Layout) -> float:
         made = [0] * len(self.takes)
         for engine, mask in layout:
             made[engine] |= self.crossing(mask)[1]
@@ -219,6 +242,14 @@ class Board:
                 fixed, per_byte = self._pairs[source][target]
                 total += fixed * values.bit_count() + per_byte * self.size(values)
         return total
+
+    def entering(self, mask: int, source: int, target: int) -> float:
+        """Return what it costs that a set of atoms on one engine reads from another engine; nothing comes from -1."""
+        values = self.crossing(mask)[0]
+        if source < 0 or not values:
+            return 0.0
+        fixed, per_byte = self._pairs[source][target]
+        return fixed * values.bit_count() + per_byte * self.size(values)
 
     def size(self, values: int) -> int:
         """Return the bytes of a set of values."""

@@ -155,6 +155,7 @@ def _downstream(board: Board, some: int, among: int) -> int:
 def _handfuls(board: Board, region: Region) -> Iterator[int]:
     """Yield sets of a region's atoms that might be better off elsewhere."""
     atoms = list(places_of(region[1]))
+    found: Iterator[int]
     if len(atoms) <= FEW:
         found = (bits(atoms[i:j]) for i in range(len(atoms)) for j in range(i + 1, len(atoms) + 1))
     else:
