@@ -50,9 +50,10 @@ class XRTModule:
     (``"tvm{opt_level=2}"``), an instance, or a list of these, first choice first. Unless ``strict``, the reference
     engine stands last without being named; what it takes in that way is one FallbackWarning and lines in `explain`.
 
-    Keywords are the fields of `ClusteringOptions` (``pins``, ``minimum_nodes``, ...), of `ExecutionOptions`
-    (``precision``, ``threads``, ...) and of `Settings` (``strict``, ``check``, ``isolate``, ...). ``cache`` is a cache of one's
-    own, or the directory of one.
+    Keywords are the fields of `ClusteringOptions` (``pins``, ``minimum_nodes``, ...), of `ExecutionOptions` (``precision``,
+    ``threads``, ...) and of `Settings`: ``check`` holds the ``"first"`` call, or a part of the calls, against the reference;
+    ``isolate`` lets the engines that it names, or ``"all"``, compile in a process of their own, and with ``isolate_run`` run
+    there, within ``time_limit`` seconds and ``memory_limit`` bytes. ``cache`` is a cache of one's own, or its directory.
 
     One output comes back as an array, several as a tuple. A returned array shares memory with nothing else, unless an
     alias of the model names an input for it. Threads may call at once.

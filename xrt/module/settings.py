@@ -16,7 +16,17 @@ from xrt.partition import ClusteringOptions
 from xrt.runtime import budget_of, check_device, kind_of
 from xrt.runtime.isolation import Isolated, Limits
 
-__all__ = ["IMPLICIT", "REFERENCE", "Check", "EngineList", "Settings", "checked_budget", "engine_list", "settings_of"]
+__all__ = [
+    "IMPLICIT",
+    "REFERENCE",
+    "Check",
+    "EngineList",
+    "Settings",
+    "check_isolated",
+    "checked_budget",
+    "engine_list",
+    "settings_of",
+]
 
 Check: TypeAlias = Literal["first", "nan"] | float | None
 IMPLICIT = "toy"
@@ -182,15 +192,20 @@ def engine_list(asked: Any, device: str, settings: Settings) -> EngineList:
 
 def _isolated(engines: Sequence[GraphCompiler], settings: Settings) -> list[GraphCompiler]:
     """Return the engines, those in front of a worker that are to have one."""
-    known = [name for engine in engines for name in (engine.name, engine.spec)]
-    for name in settings.isolate:
-        if name not in (*known, "all"):
-            raise OptionError(f"isolate names {name!r}, which is not in the list of engines.{did_you_mean(name, known)}")
+    check_isolated(settings.isolate, [engine.spec for engine in engines])
     limits, asked = Limits(settings.time_limit, settings.memory_limit), {*settings.isolate}
     return [
         Isolated(engine, limits, runs=settings.isolate_run) if asked & {engine.name, engine.spec, "all"} else engine
         for engine in engines
     ]
+
+
+def check_isolated(asked: Sequence[str], specs: Sequence[str]) -> None:
+    """Raise OptionError for an engine to isolate, by name or spec, that is none of those."""
+    known = [name for spec in specs for name in (spec.partition("{")[0], spec)]
+    for name in asked:
+        if name not in (*known, "all"):
+            raise OptionError(f"isolate names {name!r}, which is not in the list of engines.{did_you_mean(name, known)}")
 
 
 def checked_budget(options: ExecutionOptions) -> int:
