@@ -59,7 +59,7 @@ def test_a_crash_while_verifying_is_an_error_and_bisecting_it_a_finding(
     ended = "its process was ended by SIGKILL: a crash, or the system had no memory left"
     arguments = (model, "-e", "planted", "--isolate", "all", "--isolate-run")
     code, _, err = call(capsys, "verify", *arguments)
-    assert (code, err) == (2, f"error: engine 'faulty{{how=kill, takes=Exp|Neg}}' failed to run xrt_faulty_1: {ended}\n")
+    assert code == 2 and err.endswith(f" failed to run xrt_faulty_1: {ended}\n")
     code, out, _ = call(capsys, "bisect", *arguments)
     assert code == 1 and "1 node" in out and ended in out
 

@@ -50,6 +50,9 @@ class Tier(Protocol):
     def weights(self) -> WeightsMemo | None:
         """Where the hashes of files' weights are kept, if anywhere."""
 
+    def keep_weights(self) -> None:
+        """Write down the hashes that signatures have cost, for the next process."""
+
     def obtain(self, signature: Signature, recipe: Recipe, make: Callable[[], Executable], *, force: bool = False) -> Executable:
         """Return the signature's executable, prepared: loaded, or made."""
 

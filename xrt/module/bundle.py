@@ -244,12 +244,18 @@ class _BundleTier:
         self._watched.append(function)
         self.weights.recall(function, self.file.path.absolute(), stamp_of(self.file.path))
 
+    def keep_weights(self) -> None:
+        """Write down the hashes of the bundle's weights, for the next process that loads it."""
+        if self.behind is not None:
+            self.behind.keep_weights()
+
     def offer(self, ingredients: tuple[tuple[str, str], ...], section: str) -> None:
         """Serve a signature of these ingredients from that section."""
         self._sections[_portable(ingredients)] = section
 
     def obtain(self, signature: Signature, recipe: Recipe, make: Callable[[], Executable], *, force: bool = False) -> Executable:
         """Return the signature's executable, prepared: from the bundle, from the tier behind it, or made."""
+        self.keep_weights()
         section = self._sections.get(_portable(signature.ingredients))
         if section is not None and not force:
             try:
