@@ -158,7 +158,7 @@ def _set_repeats(entrants: Iterable[Entrant], until: float, rules: Rules, clock:
 
 def _round(active: Sequence[Entrant], turn: int, until: float, clock: Clock) -> bool:
     """Give each its turn; return whether there was time for all of them. Who came to its turn before the others keeps no lead."""
-    took = []
+    took: list[Entrant] = []
     for entrant in rotated(active, turn):
         if clock() >= until:
             for early in took:

@@ -21,6 +21,8 @@ __all__ = ["Ready", "ready"]
 PROFILED = 5
 """Calls over which the launches of a plan are timed one by one."""
 
+SOUND = Found()
+
 
 @dataclass(slots=True, eq=False)
 class Ready:
@@ -29,7 +31,7 @@ class Ready:
     plan: Plan
     program: Program | None = None
     call: Callable[[], object] = tuple
-    found: Found = Found()
+    found: Found = SOUND
     failure: str = ""
 
     @property
@@ -72,7 +74,7 @@ def ready(
     own = [copied(value) for value in inputs]
     try:
         results = [copied(value) for value in made.run(own)]
-        found = Found() if first_drawn(function) else held(function, inputs, results, expected, reference, context.options)
+        found = SOUND if first_drawn(function) else held(function, inputs, results, expected, reference, context.options)
     except Exception as error:  # noqa: BLE001  # whatever an engine raises
         made.close()
         return Ready(plan, failure=_one_line(error))

@@ -62,6 +62,9 @@ class Bounds:
     """Bytes of address space for each worker; None is no limit."""
 
 
+BOUNDS = Bounds()
+
+
 @dataclass(eq=False)
 class Search:
     """One tuning of one Function; what it knows is there at any time, so that it can end at any time."""

@@ -39,8 +39,6 @@ class Subject(Protocol):
         """The piece; its values are named as in the model."""
 
 
-
-
 class Survey:
     """Measures, and knows what was measured by now."""
 

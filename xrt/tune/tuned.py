@@ -76,7 +76,7 @@ class Race:
     contenders: tuple[Contender, ...] = ()
     rounds: int = 0
     baseline: int | None = None
-    """Which contender the others are held against: the quickest plan of one engine, or of the priority plans where there is none."""
+    """Which contender the others are held against: the quickest plan of one engine, or the one by priority if none is."""
 
     @property
     def winner(self) -> Contender | None:
@@ -103,7 +103,11 @@ class Tuned:
     def to_dict(self) -> dict[str, Any]:
         """Return what was chosen as plain data."""
         facts = {name: getattr(self, name) for name in ("how", "budget", "spent", "measurements", "notes")}
-        race = {"rounds": self.race.rounds, "baseline": self.race.baseline, "contenders": [c.to_dict() for c in self.race.contenders]}
+        race = {
+            "rounds": self.race.rounds,
+            "baseline": self.race.baseline,
+            "contenders": [c.to_dict() for c in self.race.contenders],
+        }
         return {"chosen": title_of(self.plan), **facts, **race}
 
     def __str__(self) -> str:
@@ -121,7 +125,8 @@ _HOW = {
 def _lines(tuned: Tuned) -> Iterator[str]:
     yield f"{_HOW[tuned.how]}: {title_of(tuned.plan)}"
     if tuned.how in ("measured", "interrupted"):
-        yield f"  {tuned.measurements} measurements of regions, {tuned.race.rounds} rounds, {tuned.spent:.1f} of {tuned.budget:g} s"
+        spent = f"{tuned.spent:.1f} of {tuned.budget:g} s"
+        yield f"  {tuned.measurements} measurements of regions, {tuned.race.rounds} rounds, {spent}"
     for number, contender in enumerate(tuned.race.contenders):
         yield f"  {contender}{' (the baseline)' if number == tuned.race.baseline else ''}"
     yield from (f"  {note}" for note in tuned.notes)

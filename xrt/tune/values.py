@@ -44,7 +44,7 @@ def _bytes(function: Function, name: str) -> int:
     type_ = function.type_of(name)
     if not isinstance(type_, TensorType) or not type_.is_static or type_.shape is None:
         return 0
-    size = type_.dtype.numpy.itemsize
+    size = int(type_.dtype.numpy.itemsize)
     for extent in type_.shape:
         size *= int(extent or 0)
     return size

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class CostStore:
-    """Cost tables and decisions in a cache directory that processes share. Trouble with files is a CacheWarning, never an error."""
+    """Cost tables and decisions in a cache directory that processes share. Trouble with files is a warning, never an error."""
 
     def __init__(self, directory: Path) -> None:
         """Nothing is touched before the first use."""
@@ -67,7 +67,7 @@ class CostStore:
         try:
             return CostTable() if data is None else CostTable.parse(data)
         except CacheError as error:
-            self._trouble(f"{path}: {error}")
+            self.trouble(f"{path}: {error}")
             return CostTable()
 
     def _table_path(self, circumstances: Signature) -> Path:
@@ -98,7 +98,7 @@ class CostStore:
                 with path.open("rb") as file:
                     return file.read(MOST_BYTES)
         except (OSError, CacheError) as error:
-            self._trouble(f"{path}: {error}")
+            self.trouble(f"{path}: {error}")
         return None
 
     def _write(self, path: Path, text: str) -> None:
@@ -106,14 +106,17 @@ class CostStore:
         try:
             self._store.place(path, lambda file: file.write(data))
         except OSError as error:
-            self._trouble(f"{path}: {error}")
+            self.trouble(f"{path}: {error}")
 
-    def _trouble(self, what: str) -> None:
-        """Log it, and warn the first time."""
+    def trouble(self, what: str) -> None:
+        """Log that a file could not serve, and warn the first time."""
         _log.info("the cost store: %s", what)
         first, self._warned = not self._warned, True
         if first:
-            warn(f"the store of costs could not serve: {what}. What it should have held is measured anew; this is said once", CacheWarning)
+            warn(
+                f"the store of costs could not serve: {what}. What it should have held is measured anew; this is said once",
+                CacheWarning,
+            )
 
 
 def _all_circumstances(engines: Sequence[GraphCompiler], context: CompileContext) -> Mapping[str, Signature]:
