@@ -13,6 +13,7 @@
     ├── PlanError (ValueError)             no plan satisfies what was asked
     ├── CacheError
     ├── BundleError (ValueError)
+    ├── LockError (ValueError)             a lock cannot be read, or does not hold any more
     └── DeviceError (ValueError)           the device is unknown, or not at hand
 
     XRTWarning (UserWarning)
@@ -46,6 +47,7 @@ __all__ = [
     "EngineUnavailable",
     "FallbackWarning",
     "InputError",
+    "LockError",
     "ModelError",
     "NativeWarning",
     "OptionError",
@@ -125,6 +127,10 @@ class CacheError(XRTError):
 
 class BundleError(XRTError, ValueError):
     """A saved module cannot be read: damaged, too new, or lacking what it needs."""
+
+
+class LockError(XRTError, ValueError):
+    """A lock file cannot be read, or is not for this model, machine or version, and may not be made anew."""
 
 
 class DeviceError(XRTError, ValueError):
