@@ -17,7 +17,7 @@ from xrt.partition import ClusteringOptions, partition
 from xrt.runtime.isolation import Isolated
 from xrt.runtime.timing import Clock
 from xrt.tune import decision
-from xrt.tune.search import BOUNDS, Bounds, Search, Told
+from xrt.tune.search import BOUNDS, Bounds, Search, Told, unheard
 from xrt.tune.tuned import Tuned
 from xrt.tune.values import Reference
 
@@ -38,7 +38,7 @@ def tune(
     inputs: Sequence[Any] | None = None,
     options: ClusteringOptions = ClusteringOptions(),
     implicit: str | None = None,
-    progress: Told = lambda progress: None,
+    progress: Told = unheard,
     bounds: Bounds = BOUNDS,
     anew: bool = False,
     clock: Clock = time.perf_counter,

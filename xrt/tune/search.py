@@ -27,10 +27,15 @@ from xrt.tune.tuned import Contender, How, Progress, Tuned, title_of
 from xrt.tune.values import Reference, captured
 from xrt.tune.walls import Apart, Way, way_of
 
-__all__ = ["Bounds", "Search", "Told"]
+__all__ = ["Bounds", "Search", "Told", "unheard"]
 
 Told: TypeAlias = Callable[[Progress], object]
 """Hears how far tuning is."""
+
+
+def unheard(progress: Progress) -> None:
+    """Hear nothing."""
+
 
 Placing: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 
@@ -215,7 +220,7 @@ class Search:
         if isinstance(cost, str):
             return Contender(plan, "wrong" if cost.startswith("wrong") else "failed", note=cost)
         known = [other.seconds for one in self.proposals if isinstance(other := self._alone(one), Measured)]
-        if cost is None or cost.seconds <= self.bounds.worse * min(known):
+        if cost is None or cost.low <= self.bounds.worse * min(known):
             return None
         note = "measured alone, and not held against the others"
         return Contender(plan, "lost", cost.seconds, cost.low, cost.high, note=note)
