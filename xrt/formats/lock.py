@@ -186,13 +186,13 @@ def parse(data: str | bytes) -> Lock:
     if facts.get("kind") != KIND:
         raise LockError(f"it is no lock of XRT: its kind is {_shown(facts.get('kind'))}, not {KIND!r}")
     _check_format(facts)
-    texts = {name: _take(facts, name, _text) for name in ("writer", "date")}
-    maps = {name: _take(facts, name, _texts) for name in _MAPS}
-    lists = {"plan": _take(facts, "plan", _runs), "race": _take(facts, "race", partial(_rows, Standing))}
-    lock = Lock(**texts, **maps, **lists, gate=_take(facts, "gate", _gate))
-    if left := sorted(facts.keys() - {*texts, *maps, *lists, "gate", "kind", "format"}):
+    found: dict[str, Any] = {name: _take(facts, name, _text) for name in ("writer", "date")}
+    found |= {name: _take(facts, name, _texts) for name in _MAPS}
+    found |= {"plan": _take(facts, "plan", _runs), "race": _take(facts, "race", partial(_rows, Standing))}
+    found["gate"] = _take(facts, "gate", _gate)
+    if left := sorted(facts.keys() - {*found, "kind", "format"}):
         raise LockError(f"it has {_shown(left[0])}, which no lock has")
-    return lock
+    return Lock(**found)
 
 
 def _check_format(facts: Mapping[str, Any]) -> None:
@@ -275,8 +275,9 @@ def _texts(value: Any, where: str) -> FrozenDict[str, str]:
 
 
 def _count(value: Any, where: str) -> int:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_NODES
-    return value if is_count else _wrong(where, f"a count, at most {MOST_NODES}", value)
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_NODES:
+        return value
+    _wrong(where, f"a count, at most {MOST_NODES}", value)
 
 
 def _number(value: Any, where: str) -> float:
@@ -294,7 +295,7 @@ _CHECKS: Mapping[Any, Check[Any]] = {str: _text, int: _count, float: _number, fl
 
 def _made(kind: type[T], value: Any, where: str, **more: Any) -> T:
     """Return a dataclass of flat facts; a field with a default may be absent."""
-    facts, (types, required) = _mapping(value, where), _form(kind)
+    facts, (types, required) = _mapping(value, where), _form(kind)  # type: ignore[arg-type]  # a class is hashable
     if unknown := sorted(facts.keys() - types.keys()):
         raise LockError(f"{where} has {_shown(unknown[0])}, which it may not have")
     if lacking := sorted(required - facts.keys()):

@@ -94,7 +94,7 @@ class Build:
         self.remarks: Mapping[str, str] = saved.remarks if saved else {}
         self._saved = saved
         self._original = original
-        self._engines = engines
+        self.engines = engines
         self._settings = settings
         self._clustering = without_idle_pins(settings.clustering, function, original)
         self.idle_pins = tuple(pin for pin in settings.clustering.pins if pin not in self._clustering.pins)
@@ -137,7 +137,7 @@ class Build:
     def _attempt(self, plan: Plan) -> Program | tuple[Refusal, ...]:
         force = self._settings.force_compile
         progress = self._settings.progress
-        return compile_plan(plan, self._engines.by_spec, self._engines.context, self._cache, force=force, progress=progress)
+        return compile_plan(plan, self.engines.by_spec, self.engines.context, self._cache, force=force, progress=progress)
 
     def _replanned(self, refused: tuple[Refusal, ...], new: tuple[Refusal, ...]) -> Plan:
         """Place what was refused elsewhere; where nobody is left to take it, the refusal itself is the cause of the error."""
@@ -206,11 +206,11 @@ class Build:
                 return plan
         plan = partition(
             self.whole(),
-            self._engines.engines,
+            self.engines.engines,
             self._clustering,
             strict=self._settings.strict,
-            implicit=self._engines.implicit,
-            device=self._engines.context.device,
+            implicit=self.engines.implicit,
+            device=self.engines.context.device,
             refused=triples(refused),
         )
         sizes = ", ".join(f"{launch.name} of {len(launch.nodes)}" for launch in plan.launches)
@@ -240,7 +240,7 @@ class Build:
 
     def regions(self) -> list[RegionToCompile]:
         """Return what is, or was, compiled for the plan, in its order."""
-        return regions_of(self.plan, self._engines.by_spec, self._engines.context)
+        return regions_of(self.plan, self.engines.by_spec, self.engines.context)
 
     def memory(self) -> Memory:
         """Return what the plan takes of memory, and the engines too once it is compiled."""

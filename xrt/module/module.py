@@ -84,7 +84,8 @@ class XRTModule:
         self._lock = threading.RLock()
         self._warned = False
         self._checks = Checks(self._settings.check, self.threads)
-        self._automatic = Automatic(self._engines, self._settings, self._cache)
+        everything = partial(engine_list, engine, device, replace(self._settings, lock=None))
+        self._automatic = Automatic(self._engines, self._settings, self._cache, everything)
         self._closed = False
 
     # ------------------------------------------------------------------ what it is
@@ -142,7 +143,7 @@ class XRTModule:
         unchecked = self._checks.remarks({launch.name: launch.function for launch in build.plan.launches})
         return explain(
             build.plan,
-            self._engines,
+            build.engines,
             idle_pins=build.idle_pins,
             remarks=[build.remarks, unchecked],
             placement=[*str(build.tuned or "").splitlines(), *self._engines.left_out],
@@ -176,7 +177,7 @@ class XRTModule:
         build = self._build(values)
         context = self._engines.context
         return verify(
-            build.function, build.plan, self._engines.by_spec, values, evaluate, context, inner=inner, progress=progress
+            build.function, build.plan, build.engines.by_spec, values, evaluate, context, inner=inner, progress=progress
         )
 
     def bisect(self, *args: Any, progress: Progress = unheard, **named: Any) -> Culprit | None:
@@ -186,8 +187,8 @@ class XRTModule:
         `xrt.formats.onnx` writes what is returned.
         """
         values = self._accept(args, named)
-        plan = self._build(values).plan
-        return bisect_plan(plan, self._engines.by_spec, values, evaluate, self._engines.context, progress=progress)
+        build = self._build(values)
+        return bisect_plan(build.plan, build.engines.by_spec, values, evaluate, self._engines.context, progress=progress)
 
     def _current(self) -> Build:
         return self._last or self._build(None)
@@ -344,8 +345,7 @@ class XRTModule:
 
     def _planned(self, function: Function, values: Sequence[Any] | None, base: Build | None, place: Place | None) -> Build:
         simple = simplified(function, fold=self._settings.fold_constants, threads=self.threads)
-        if place is None and self._engines.is_auto:
-            place = self._automatic.placing(values, base.tuned if base else None)
+        self._engines, place = self._automatic.chosen(simple, values, base.tuned if base else None, place)
         return Build(simple, self._engines, self._settings, self._cache, original=function, place=place)
 
     def _bound(self) -> None:

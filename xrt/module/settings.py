@@ -11,7 +11,8 @@ from typing import Any, Literal, TypeAlias
 
 from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler, registry
 from xrt.errors import BudgetWarning, DeviceError, OptionError, did_you_mean, warn
-from xrt.module.automatic import asks_for_auto, engines_at_hand
+from xrt.module.automatic import AUTO, asks_for_auto, engines_at_hand
+from xrt.module.locked import Locked, locked
 from xrt.module.reference import REFERENCE
 from xrt.partition import ClusteringOptions
 from xrt.runtime import budget_of, check_device, kind_of
@@ -60,6 +61,8 @@ class Settings:
     """Whether to compile anew what the cache already holds."""
     budget: float = 20.0
     """Seconds that placement by measurement, ``engine="auto"``, may take for a signature."""
+    lock: Locked | None = None
+    """A lock file, whose plan is taken without measuring where it was made for the same model, machine and versions."""
     max_signatures: int = 16
     """Programs that a module keeps; beyond it the oldest is forgotten, with a warning."""
     dump_subgraph_dir: Path | None = None
@@ -84,6 +87,7 @@ def settings_of(options: Mapping[str, Any]) -> Settings:
     own["execution"] = _merged(own.get("execution", ExecutionOptions()), _without_aliases(options), _EXECUTION)
     if own.get("dump_subgraph_dir") is not None:
         own["dump_subgraph_dir"] = Path(os.fspath(own["dump_subgraph_dir"]))
+    own["lock"] = locked(own.get("lock"))
     own["check"] = _checked_check(own.get("check"))
     own["isolate"] = _names(own.get("isolate", ()))
     _check_signatures(own.get("max_signatures", 1))
@@ -202,7 +206,10 @@ def engine_list(asked: Any, device: str, settings: Settings) -> EngineList:
 def _created(asked: Any, context: CompileContext, settings: Settings) -> tuple[list[GraphCompiler], tuple[str, ...]]:
     many = _as_list(asked)
     if asks_for_auto(asked):
-        return engines_at_hand(many, context, strict=settings.strict)
+        found = settings.lock.engines([one for one in many if one != AUTO]) if settings.lock else None
+        return (found, ()) if found else engines_at_hand(many, context, strict=settings.strict)
+    if settings.lock is not None:
+        raise OptionError("lock= holds a placement by measurement; pass engine='auto', or a list with 'auto' in it")
     return [registry.create(one) for one in many], ()
 
 

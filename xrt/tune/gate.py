@@ -52,7 +52,7 @@ class Course:
 
     @contextmanager
     def ready(self, *plans: Plan) -> Iterator[list[Ready]]:
-        """Compile plans and hold each against the reference; raises LockError where one does not compile, run, or compute that."""
+        """Compile plans and hold each against the reference; raises LockError where one does not run, or not rightly."""
         expected = list(self.reference(self.function.replace(aliases=()), list(self.inputs)))
         made: list[Ready] = []
         try:
@@ -65,9 +65,7 @@ class Course:
                 one.close()
 
     def _one(self, plan: Plan, expected: Sequence[Any]) -> Ready:
-        return ready(
-            plan, self.function, self.engines, self.context, self.cache, self.inputs, expected, self.reference
-        )
+        return ready(plan, self.function, self.engines, self.context, self.cache, self.inputs, expected, self.reference)
 
 
 def _check(made: Ready) -> None:
@@ -197,7 +195,7 @@ def judge_gate(course: Course, plan: Plan, other: Plan | None, gate: Gate | None
 
 
 def _change(now: Ratio, gate: Gate) -> Ratio:
-    """Return the quotient of two ratios; their doubts add up as those of independent measurements do, on a scale of logarithms."""
+    """Return the quotient of two ratios; their doubts add up as independent ones do, in logarithms."""
     middle = now.median / gate.ratio
     less = math.hypot(math.log(now.median / now.low), math.log(gate.high / gate.ratio))
     more = math.hypot(math.log(now.high / now.median), math.log(gate.ratio / gate.low))
