@@ -127,8 +127,9 @@ def to_text(lock: Lock) -> str:
 
 
 def _row(value: Any) -> dict[str, Any]:
-    told = {field.name: getattr(value, field.name) for field in fields(value)}
-    return {name: _rounded(one) for name, one in told.items() if one is not None and one != "" and one is not False}
+    """Return the fields that say more than their default does."""
+    told = {field.name: (getattr(value, field.name), field.default) for field in fields(value)}
+    return {name: _rounded(one) for name, (one, default) in told.items() if one != default}
 
 
 def _rounded(value: Any) -> Any:
