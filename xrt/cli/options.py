@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ __all__ = [
     "loaded",
     "module_keywords",
     "module_options",
+    "seconds_of",
+    "tuning_options",
 ]
 
 Command = Callable[..., Any]
@@ -146,6 +149,32 @@ def module_options(command: Command) -> Command:
     for option in reversed(_SHARED):
         command = option(command)
     return command
+
+
+_ENGINES = click.option(
+    "--engines",
+    "--engine",
+    "-e",
+    "engine",
+    default="auto",
+    show_default="all that are ready",
+    help="Engines to choose from: ort,xla",
+)
+
+
+def tuning_options(command: Command) -> Command:
+    """Add the options of a module whose nodes are placed by measurement."""
+    for option in reversed((_ENGINES, *_SHARED[1:])):
+        command = option(command)
+    return command
+
+
+def seconds_of(context: click.Context, option: click.Parameter, text: str) -> float:
+    """Return seconds from a text such as ``60s``, ``2m`` or ``90``; raises OptionError for another form."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|)", text.strip())
+    if match is None or not float(match[1]):
+        raise OptionError(f"{option.opts[0]} takes a time such as 60s or 2m; got {text!r}")
+    return float(match[1]) * (60 if match[2] == "m" else 1)
 
 
 def module_keywords(given: Mapping[str, Any]) -> dict[str, Any]:

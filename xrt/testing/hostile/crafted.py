@@ -20,7 +20,7 @@ from xrt.testing.hostile.case import Crafted
 from xrt.testing.hostile.laid import Files, Folder, Laid, Link, Pipe
 from xrt.testing.hostile.messages import field, nested
 
-__all__ = ["external", "models", "no_files", "pins", "specs", "texts"]
+__all__ = ["external", "locks", "models", "no_files", "pins", "specs", "texts"]
 
 _MODEL, _GRAPH, _NODE, _ATTRIBUTE, _TENSOR = (
     message.DESCRIPTOR.fields_by_name for message in (ModelProto, GraphProto, NodeProto, AttributeProto, TensorProto)

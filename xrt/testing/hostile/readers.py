@@ -105,7 +105,7 @@ def _lock(path: Path) -> None:
     text_of_lock(lock)
     function, engines = samples.small_function(), [registry.create("toy")]
     differences(lock, function, engines, CompileContext(), ClusteringOptions())
-    for runs in (lock.plan, lock.gate.runs if lock.gate else ()):
+    for runs in (lock.plan, *([lock.gate.runs] if lock.gate else [])):
         placed(runs, function, engines, CompileContext())
 
 
