@@ -53,6 +53,9 @@ class Tier(Protocol):
     def folder_of(self, engine: str) -> Path | None:
         """Return the directory in which an engine of that name keeps what it learns; None where nothing is kept."""
 
+    def keep_weights(self) -> None:
+        """Write down the hashes that signatures have cost, for the next process."""
+
     def obtain(self, signature: Signature, recipe: Recipe, make: Callable[[], Executable], *, force: bool = False) -> Executable:
         """Return the signature's executable, prepared: loaded, or made."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from xrt.cli.explain import with_dims
-from xrt.cli.options import check_writable, dims_of, loaded, module_keywords, module_options
+from xrt.cli.options import check_writable, dims_of, isolation_options, loaded, module_keywords, module_options
 from xrt.cli.screen import err, human_bytes, out
 from xrt.errors import InputError
 from xrt.models import sample_inputs
@@ -21,6 +21,7 @@ __all__ = ["command"]
 @click.command("compile")
 @click.argument("model")
 @module_options
+@isolation_options
 @click.option("--output", "-o", "target", type=click.Path(dir_okay=False), help="The bundle [default: MODEL.xrt here]")
 def command(model: str, target: str | None, **given: Any) -> None:
     """Compile MODEL, an ONNX file or a shipped model, and save it as a bundle: weights and the engines' compiled forms.

@@ -11,12 +11,25 @@ from typing import Any, Literal, TypeAlias
 
 from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler, registry
 from xrt.errors import BudgetWarning, DeviceError, OptionError, did_you_mean, warn
+from xrt.module.automatic import AUTO, asks_for_auto, engines_at_hand
+from xrt.module.locked import Locked, locked
 from xrt.module.reference import REFERENCE
 from xrt.partition import ClusteringOptions
 from xrt.runtime import budget_of, check_device, kind_of
 from xrt.runtime.isolation import Isolated, Limits
+from xrt.tune.driving import check_budget
 
-__all__ = ["IMPLICIT", "REFERENCE", "Check", "EngineList", "Settings", "checked_budget", "engine_list", "settings_of"]
+__all__ = [
+    "IMPLICIT",
+    "REFERENCE",
+    "Check",
+    "EngineList",
+    "Settings",
+    "check_isolated",
+    "checked_budget",
+    "engine_list",
+    "settings_of",
+]
 
 Check: TypeAlias = Literal["first", "nan"] | float | None
 IMPLICIT = "toy"
@@ -46,6 +59,10 @@ class Settings:
     """Whether nodes that depend on constants alone are computed once, by the reference engine, before planning."""
     force_compile: bool = False
     """Whether to compile anew what the cache already holds."""
+    budget: float = 20.0
+    """Seconds that placement by measurement, ``engine="auto"``, may take for a signature."""
+    lock: Locked | None = None
+    """A lock file, whose plan is taken without measuring where it was made for the same model, machine and versions."""
     max_signatures: int = 16
     """Programs that a module keeps; beyond it the oldest is forgotten, with a warning."""
     dump_subgraph_dir: Path | None = None
@@ -72,9 +89,11 @@ def settings_of(options: Mapping[str, Any]) -> Settings:
     own["execution"] = _merged(own.get("execution", ExecutionOptions()), _without_aliases(options), _EXECUTION)
     if own.get("dump_subgraph_dir") is not None:
         own["dump_subgraph_dir"] = Path(os.fspath(own["dump_subgraph_dir"]))
+    own["lock"] = locked(own.get("lock"))
     own["check"] = _checked_check(own.get("check"))
     own["isolate"] = _names(own.get("isolate", ()))
     _check_signatures(own.get("max_signatures", 1))
+    check_budget(own.get("budget", 1.0))
     _check_limits(own)
     _check_callable("progress", own.get("progress"), "two numbers")
     _check_callable("report", own.get("report"), "a text")
@@ -142,6 +161,10 @@ class EngineList:
     implicit: str | None
     """The spec of the engine that was appended without being named."""
     context: CompileContext
+    is_auto: bool = False
+    """Whether nodes are placed by measurement."""
+    left_out: tuple[str, ...] = ()
+    """A line for each engine that could not be among them."""
 
     @property
     def specs(self) -> tuple[str, ...]:
@@ -159,8 +182,8 @@ class EngineList:
 
     @property
     def are_dynamic(self) -> bool:
-        """Whether one executable of any of them serves every size of a symbolic dimension."""
-        return all(engine.supports_dynamic_shapes for engine in self.engines)
+        """Whether one executable of any of them serves every size of a symbolic dimension; what is measured is of one size."""
+        return not self.is_auto and all(engine.supports_dynamic_shapes for engine in self.engines)
 
 
 def engine_list(asked: Any, device: str, settings: Settings) -> EngineList:
@@ -170,7 +193,7 @@ def engine_list(asked: Any, device: str, settings: Settings) -> EngineList:
     listed engine does not honour, DeviceError when none of them runs on the device.
     """
     context = CompileContext(settings.execution, check_device(device), checked_budget(settings.execution), report=settings.report)
-    engines = [registry.create(one) for one in _as_list(asked)]
+    engines, left_out = _created(asked, context, settings)
     _check_list(engines)
     _check_device(engines, device)
     for engine in engines:
@@ -180,20 +203,35 @@ def engine_list(asked: Any, device: str, settings: Settings) -> EngineList:
     implicit = None if settings.strict else _reference(engines, context)
     if implicit is not None:
         engines.append(implicit)
-    return EngineList(tuple(engines), implicit.spec if implicit else None, context)
+    return EngineList(tuple(engines), implicit.spec if implicit else None, context, asks_for_auto(asked), left_out)
+
+
+def _created(asked: Any, context: CompileContext, settings: Settings) -> tuple[list[GraphCompiler], tuple[str, ...]]:
+    many = _as_list(asked)
+    if asks_for_auto(asked):
+        found = settings.lock.engines([one for one in many if one != AUTO]) if settings.lock else None
+        return (found, ()) if found else engines_at_hand(many, context, strict=settings.strict)
+    if settings.lock is not None:
+        raise OptionError("lock= holds a placement by measurement; pass engine='auto', or a list with 'auto' in it")
+    return [registry.create(one) for one in many], ()
 
 
 def _isolated(engines: Sequence[GraphCompiler], settings: Settings) -> list[GraphCompiler]:
     """Return the engines, those in front of a worker that are to have one."""
-    known = [name for engine in engines for name in (engine.name, engine.spec)]
-    for name in settings.isolate:
-        if name not in (*known, "all"):
-            raise OptionError(f"isolate names {name!r}, which is not in the list of engines.{did_you_mean(name, known)}")
+    check_isolated(settings.isolate, [engine.spec for engine in engines])
     limits, asked = Limits(settings.time_limit, settings.memory_limit), {*settings.isolate}
     return [
         Isolated(engine, limits, runs=settings.isolate_run) if asked & {engine.name, engine.spec, "all"} else engine
         for engine in engines
     ]
+
+
+def check_isolated(asked: Sequence[str], specs: Sequence[str]) -> None:
+    """Raise OptionError for an engine to isolate, by name or spec, that is none of those."""
+    known = [name for spec in specs for name in (spec.partition("{")[0], spec)]
+    for name in asked:
+        if name not in (*known, "all"):
+            raise OptionError(f"isolate names {name!r}, which is not in the list of engines.{did_you_mean(name, known)}")
 
 
 def checked_budget(options: ExecutionOptions) -> int:

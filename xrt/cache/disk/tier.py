@@ -82,7 +82,7 @@ class DiskTier:
         entry replaced. Raises what ``make`` raises; where that is an engine's refusal or failure it is remembered, and
         raised again, without a compile, next time.
         """
-        self._keep_weights()
+        self.keep_weights()
         if dict(signature.ingredients).get("code") == CODE_UNKNOWN:
             return make()  # of code that cannot be told from another there is nothing to be remembered
         if not force and (found := self._found(signature, recipe)) is not None:
@@ -176,7 +176,7 @@ class DiskTier:
         with self._lock:
             self._room = free // 8  # other processes write too
 
-    def _keep_weights(self) -> None:
+    def keep_weights(self) -> None:
         """Write down the hashes that the signature has cost, for the next process."""
         try:
             self.weights.keep()
