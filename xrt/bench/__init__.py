@@ -5,7 +5,8 @@ is the ratio within a round. Nothing here decides what a module does.
 """
 
 from xrt.bench.comparison import Settings, compare_engines
-from xrt.bench.figures import Ratio, Timing, bootstrap, ratio
+from xrt.bench.figures import Interval, Ratio, Timing, bootstrap, ratio
+from xrt.bench.html import page
 from xrt.bench.machine import machine
 from xrt.bench.report import Agreement, Group, Report, Row
 from xrt.bench.subjects import Candidate, Subject
@@ -15,6 +16,7 @@ __all__ = [
     "Agreement",
     "Candidate",
     "Group",
+    "Interval",
     "Ratio",
     "Report",
     "Row",
@@ -25,5 +27,6 @@ __all__ = [
     "compare_engines",
     "interleaved",
     "machine",
+    "page",
     "ratio",
 ]

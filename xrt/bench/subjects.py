@@ -140,6 +140,11 @@ class Candidate:
         """The engines' names, without their options."""
         return tuple(parse_spec(engine)[0] for engine in self.engines)
 
+    @property
+    def precision(self) -> str:
+        """The precisions that the engines' options allow, the model's own unless they say otherwise."""
+        return ", ".join(dict.fromkeys(str(parse_spec(engine)[1].get("precision", "fp32")) for engine in self.engines))
+
     def __str__(self) -> str:
         listed = ",".join(self.engines)
         return f"{listed} with {'; '.join(self.pins)}" if self.pins else listed

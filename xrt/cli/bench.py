@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import click
 
-from xrt.bench import Candidate, Group, Report, Row, Settings, Subject, compare_engines
+from xrt.bench import Candidate, Group, Report, Row, Settings, Subject, compare_engines, page
 from xrt.cli.screen import err, human_bytes, out, show_table
 from xrt.engines import ExecutionOptions, registry
 from xrt.engines.probing import probe_all
@@ -41,7 +44,10 @@ WIDE = 130
 )
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of weights and inputs")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False, writable=True), help="Write a page to this file too")
+@click.pass_obj
 def command(
+    typed: tuple[str, ...],
     models: tuple[str, ...],
     candidates: tuple[str, ...],
     threads: str,
@@ -50,6 +56,7 @@ def command(
     budget: float,
     seed: int,
     as_json: bool,
+    html: Path | None,
 ) -> int:
     """Compare engines on MODELs: a shipped one (squeezenet, 'bert{layers=2}') or the path of an ONNX file.
 
@@ -67,6 +74,8 @@ def command(
         Settings(rounds=rounds, budget_seconds=budget, seed=seed),
         silent=as_json,
     )
+    if html is not None:
+        html.write_text(page(replace(report, command=shlex.join(["xrt", *typed]))), encoding="utf-8")
     if as_json:
         out.print_json(json.dumps(report.to_dict()))
     else:
@@ -139,7 +148,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (
         str(row.candidate),
         row.verdict,
-        _milliseconds(row.median_seconds),
+        f"{_milliseconds(row.median_seconds)}{_bounds(row)}",
         f"{best.median:.2f} ({best.low:.2f}-{best.high:.2f})" if (best := row.to_best) else "",
         _milliseconds(start.alone_seconds),
         _milliseconds(start.first_seconds),
@@ -148,6 +157,11 @@ def _cells(row: Row) -> tuple[str, ...]:
         str(len(start.regions)),
         "" if row.agreement is None or row.agreement.absolute is None else f"{row.agreement.absolute:.1e}",
     )
+
+
+def _bounds(row: Row) -> str:
+    """Return the interval of a time, in its unit."""
+    return f" ({_milliseconds(row.interval.low)}-{_milliseconds(row.interval.high)})" if row.interval else ""
 
 
 def _notes(row: Row) -> Iterator[str]:
@@ -171,6 +185,6 @@ def _milliseconds(seconds: float) -> str:
 def _footer(report: Report) -> Iterator[str]:
     groups: tuple[Group, ...] = report.groups
     rounds = max((len(row.rounds) for group in groups for row in group.rows), default=0)
-    yield f"medians of {rounds} rounds in turn; x best: median ratio within a round, 95 % interval by bootstrap"
+    yield f"medians of {rounds} rounds in turn; x best: median ratio within a round; 95 % intervals by bootstrap over rounds"
     yield "; ".join(f"{engine}: {version}" for engine, version in report.versions.items())
     yield ", ".join(f"{name} {value}" for name, value in report.machine.items())
