@@ -63,6 +63,7 @@ def command(
     Each candidate has a process of its own and the model to itself: no other engine stands in for it. Exit code 1 when
     the results of one differ from the reference engine's, 2 when none ran at all.
     """
+    _check_writable(html)
     batches: list[int | None] = [*_counts(batch, "--batch")] or [None]
     subjects = [Subject.parse(model, size) for model in models for size in batches]
     for subject in subjects:
@@ -87,6 +88,12 @@ def _exit_code(report: Report) -> int:
     if not any(row.median_seconds for group in report.groups for row in group.rows):
         return 2
     return 0 if report.agrees else 1
+
+
+def _check_writable(path: Path | None) -> None:
+    """Raise OptionError now for a page that could not be written after minutes of measuring."""
+    if path is not None and not path.parent.is_dir():
+        raise OptionError(f"--html: there is no folder {str(path.parent)!r} to write {path.name} to")
 
 
 def _counts(text: str, option: str) -> list[int]:
