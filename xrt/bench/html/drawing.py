@@ -23,7 +23,7 @@ WIDE, HIGH, GAP, ROW = 216, 66, 20, 112
 """A box, the room between boxes beside each other, and from one row to the next; in pixels."""
 EDGE = 2
 """Around it all."""
-LINE = 32
+LINE = 30
 """Characters that a line in a box holds."""
 
 

@@ -178,13 +178,13 @@ def _plan(row: Row, colours: Mapping[str, str]) -> Markup:
     used = sorted({region.engine for region in plan})
     figure = tag(
         "figure",
+        tag("figcaption", f"The plan of {row.candidate}: {counted(len(plan), 'region')} on {listed(used)}.{several}"),
         tag(
             "div",
             drawing(str(row.candidate), plan, row.timeline, colours),
             class_="scroll",
             **_scrolls(f"Plan of {row.candidate}"),
         ),
-        tag("figcaption", f"The plan of {row.candidate}: {counted(len(plan), 'region')} on {listed(used)}.{several}"),
     )
     table = tag("div", region_table(row, colours), class_="scroll", **_scrolls(f"Regions of {row.candidate}"))
     return joined([figure, tag("details", tag("summary", f"Regions of {row.candidate}"), table)])
