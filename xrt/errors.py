@@ -19,6 +19,7 @@
     ├── BudgetWarning                      more threads were asked for than there are cores
     ├── CacheWarning                       the cache could not serve, and the run went on without it
     ├── FallbackWarning                    a node went to another engine than the first choice
+    ├── PlacementWarning                   a placement was not measured, or not as asked
     ├── NativeWarning                      XRT's native kernels were not built, NumPy's serve
     └── SignatureWarning                   a module has compiled suspiciously many signatures
 
@@ -48,6 +49,7 @@ __all__ = [
     "ModelError",
     "NativeWarning",
     "OptionError",
+    "PlacementWarning",
     "PlanError",
     "RunFailed",
     "SignatureWarning",
@@ -147,6 +149,10 @@ class FallbackWarning(XRTWarning):
 
 class NativeWarning(XRTWarning):
     """XRT was installed without its native kernels; Python kernels compute the same, and are slower."""
+
+
+class PlacementWarning(XRTWarning):
+    """A placement that was to be measured was not, or without an engine of the list; the order of the list decides then."""
 
 
 class SignatureWarning(XRTWarning):

@@ -13,12 +13,14 @@ from xrt import passes
 from xrt.cache import CompileCache
 from xrt.errors import CompileRefused, InputError, PlanError, RunFailed, did_you_mean
 from xrt.graph import Function
+from xrt.module.automatic import next_best
 from xrt.module.memory import Memory, memory
 from xrt.module.recovery import Call, given_up, tell, triples
 from xrt.module.reference import evaluate
 from xrt.module.settings import EngineList, Settings
 from xrt.partition import ClusteringOptions, Plan, partition
 from xrt.runtime import Program, Refusal, RegionToCompile, compile_plan, regions_of
+from xrt.tune import Tuned
 
 __all__ = ["Build", "SavedBuild", "names_of", "simplified", "with_fetched"]
 
@@ -86,6 +88,7 @@ class Build:
         *,
         original: Function,
         saved: SavedBuild | None = None,
+        place: Callable[[Function], Tuned] | None = None,
     ) -> None:
         self.function = function
         self.remarks: Mapping[str, str] = saved.remarks if saved else {}
@@ -101,6 +104,8 @@ class Build:
         self.refused: tuple[Refusal, ...] = ()
         self.checked = False
         """Whether a call has been checked, and nothing was found."""
+        self.tuned = place(function) if place else None
+        """How the plan was chosen, where it was by measurement."""
         self.plan = saved.plan if saved and saved.plan else self._partitioned(())
 
     def program(self) -> Program:
@@ -194,6 +199,11 @@ class Build:
             return results
 
     def _partitioned(self, refused: tuple[Refusal, ...]) -> Plan:
+        """Return the plan without what was refused: the best that was measured, else that by priority."""
+        if self.tuned is not None:
+            plan = next_best(self.tuned, triples(refused)) if refused else self.tuned.plan
+            if plan is not None:
+                return plan
         plan = partition(
             self.whole(),
             self._engines.engines,

@@ -11,10 +11,12 @@ from typing import Any, Literal, TypeAlias
 
 from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler, registry
 from xrt.errors import BudgetWarning, DeviceError, OptionError, did_you_mean, warn
+from xrt.module.automatic import asks_for_auto, engines_at_hand
 from xrt.module.reference import REFERENCE
 from xrt.partition import ClusteringOptions
 from xrt.runtime import budget_of, check_device, kind_of
 from xrt.runtime.isolation import Isolated, Limits
+from xrt.tune.driving import check_budget
 
 __all__ = ["IMPLICIT", "REFERENCE", "Check", "EngineList", "Settings", "checked_budget", "engine_list", "settings_of"]
 
@@ -46,6 +48,8 @@ class Settings:
     """Whether nodes that depend on constants alone are computed once, by the reference engine, before planning."""
     force_compile: bool = False
     """Whether to compile anew what the cache already holds."""
+    budget: float = 20.0
+    """Seconds that placement by measurement, ``engine="auto"``, may take for a signature."""
     max_signatures: int = 16
     """Programs that a module keeps; beyond it the oldest is forgotten, with a warning."""
     dump_subgraph_dir: Path | None = None
@@ -73,6 +77,7 @@ def settings_of(options: Mapping[str, Any]) -> Settings:
     own["check"] = _checked_check(own.get("check"))
     own["isolate"] = _names(own.get("isolate", ()))
     _check_signatures(own.get("max_signatures", 1))
+    check_budget(own.get("budget", 1.0))
     _check_limits(own)
     _check_progress(own.get("progress"))
     return Settings(**own)
@@ -139,6 +144,10 @@ class EngineList:
     implicit: str | None
     """The spec of the engine that was appended without being named."""
     context: CompileContext
+    is_auto: bool = False
+    """Whether nodes are placed by measurement."""
+    left_out: tuple[str, ...] = ()
+    """A line for each engine that could not be among them."""
 
     @property
     def specs(self) -> tuple[str, ...]:
@@ -156,8 +165,8 @@ class EngineList:
 
     @property
     def are_dynamic(self) -> bool:
-        """Whether one executable of any of them serves every size of a symbolic dimension."""
-        return all(engine.supports_dynamic_shapes for engine in self.engines)
+        """Whether one executable of any of them serves every size of a symbolic dimension; what is measured is of one size."""
+        return not self.is_auto and all(engine.supports_dynamic_shapes for engine in self.engines)
 
 
 def engine_list(asked: Any, device: str, settings: Settings) -> EngineList:
@@ -167,7 +176,7 @@ def engine_list(asked: Any, device: str, settings: Settings) -> EngineList:
     listed engine does not honour, DeviceError when none of them runs on the device.
     """
     context = CompileContext(settings.execution, check_device(device), checked_budget(settings.execution))
-    engines = [registry.create(one) for one in _as_list(asked)]
+    engines, left_out = _created(asked, context, settings)
     _check_list(engines)
     _check_device(engines, device)
     for engine in engines:
@@ -177,7 +186,14 @@ def engine_list(asked: Any, device: str, settings: Settings) -> EngineList:
     implicit = None if settings.strict else _reference(engines, context)
     if implicit is not None:
         engines.append(implicit)
-    return EngineList(tuple(engines), implicit.spec if implicit else None, context)
+    return EngineList(tuple(engines), implicit.spec if implicit else None, context, asks_for_auto(asked), left_out)
+
+
+def _created(asked: Any, context: CompileContext, settings: Settings) -> tuple[list[GraphCompiler], tuple[str, ...]]:
+    many = _as_list(asked)
+    if asks_for_auto(asked):
+        return engines_at_hand(many, context, strict=settings.strict)
+    return [registry.create(one) for one in many], ()
 
 
 def _isolated(engines: Sequence[GraphCompiler], settings: Settings) -> list[GraphCompiler]:

@@ -27,7 +27,7 @@ from xrt.formats.bundle import working_folder
 from xrt.graph import Function, Node
 from xrt.runtime.shared import Message, Room, receive, send, values_in
 
-__all__ = ["Isolated", "Limits"]
+__all__ = ["Isolated", "Limits", "RemoteExecutable"]
 
 START = 120.0
 """Seconds in which a worker must have started."""
@@ -51,7 +51,6 @@ class Worker:
     """One process, and the way to talk to it; one request at a time."""
 
     def __init__(self, limits: Limits) -> None:
-        self._limits = limits
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         hears, self._lifeline = os.pipe()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -69,14 +68,14 @@ class Worker:
         mine.settimeout(START)
         self._hear(START)
 
-    def ask(self, message: Mapping[str, Any], room: Room | None = None) -> tuple[Message, memoryview]:
+    def ask(self, message: Mapping[str, Any], room: Room | None, seconds: float | None) -> tuple[Message, memoryview]:
         """Return the answer and its memory; raises Lost, and the process is no more."""
-        self._channel.settimeout(self._limits.seconds)
+        self._channel.settimeout(seconds)
         try:
             send(self._channel, message, room)
         except OSError as error:
             raise Lost(self._how_it_ended()) from error
-        return self._hear(self._limits.seconds)
+        return self._hear(seconds)
 
     def _hear(self, seconds: float | None) -> tuple[Message, memoryview]:
         try:
@@ -112,6 +111,8 @@ class Home:
     def __init__(self, engine: GraphCompiler, limits: Limits) -> None:
         self.engine = engine
         self._limits = limits
+        self.seconds = limits.seconds
+        """What the next requests may take each."""
         self.lock = threading.RLock()
         self._worker: Worker | None = None
         self._closed = False
@@ -123,7 +124,7 @@ class Home:
         with self.lock:
             worker = self._at_work()
             try:
-                answer, memory = worker.ask(message, room)
+                answer, memory = worker.ask(message, room, self.seconds)
             except Lost:
                 self._worker = None
                 self.generation += 1
@@ -279,6 +280,21 @@ class RemoteExecutable(Executable):
                 raise RunFailed(str(error)) from error.__cause__  # which region it is, the program knows
         return _filled(values_in(memory, answer["outputs"]), options)
 
+    def measured(self, inputs: Sequence[Any], seconds: float) -> tuple[list[Any], list[float]]:
+        """Return what it computes, and the seconds of a call, sample by sample, measured where it lives; raises RunFailed."""
+        room = Room()
+        given = [room.put_value(value) for value in inputs]
+        try:
+            answer, memory = self._home.ask({"do": "measure", "made": self._made, "inputs": given, "seconds": seconds}, room)
+        except (Lost, _InWorker) as error:
+            raise RunFailed(str(error)) from error.__cause__
+        return values_in(memory, answer["outputs"]), answer["samples"]
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the worker that compiled it is still there."""
+        return self._generation == self._home.generation and self._home.is_at_work
+
     def saved(self) -> memoryview:
         """Return what the engine saves of it; raises CompileRefused, or CompileFailed."""
         try:
@@ -292,7 +308,7 @@ class RemoteExecutable(Executable):
     def close(self) -> None:
         """Let go of it where it lives; a worker that is gone, or whose module is closed, has let go of it already."""
         with self._home.lock:
-            if self._generation == self._home.generation and self._home.is_at_work:
+            if self.is_held:
                 try:
                     self._home.ask({"do": "close", "made": self._made})
                 except (Lost, EngineError):

@@ -21,6 +21,7 @@ from xrt.errors import CompileRefused, InputError
 from xrt.formats.bundle import working_folder
 from xrt.graph import Function
 from xrt.runtime.shared import Message, Room, function_in, receive, send, values_in
+from xrt.runtime.timing import sampled
 
 __all__ = ["Served", "main"]
 
@@ -39,6 +40,7 @@ class Served:
             "compile": self.compile,
             "save": self.save,
             "run": self.run,
+            "measure": self.measure,
             "close": self.close,
         }
         try:
@@ -77,6 +79,15 @@ class Served:
         executable = self._made[message["made"]][0]
         results = executable.run(values_in(memory, message["inputs"]))
         return {"outputs": [room.put_value(result) for result in results]}
+
+    def measure(self, message: Message, memory: memoryview, room: Room) -> Message:
+        """Run an executable once for what it computes, and then over and over for how long that takes."""
+        executable = self._made[message["made"]][0]
+        inputs = values_in(memory, message["inputs"])
+        results = executable.run(inputs)
+        call = executable.direct()
+        samples = sampled(lambda: call(*inputs), message["seconds"])
+        return {"outputs": [room.put_value(result) for result in results], "samples": samples}
 
     def close(self, message: Message, memory: memoryview, room: Room) -> Message:
         """Let go of an executable."""
