@@ -56,7 +56,9 @@ def started(plan: Sequence[Region], *, steady: bool = True) -> Start:
     engines = tuple(dict.fromkeys(region.engine for region in plan))
     spent = (0.31, 1.72, 0.0124)
     regions = tuple(region.engine for region in plan)
-    return Start(tuple(f"lib{e} 1.2" for e in engines), regions, *spent, 21, steady, 0.0026, 92_000_000, 311_000_000, tuple(plan))
+    return Start(
+        tuple(f"lib{e} 1.2" for e in engines), regions, *spent, 21, steady, 0.0026, 92_000_000, 311_000_000, tuple(plan), engines
+    )
 
 
 def row(name: str, seconds: float, plan: Sequence[Region], best: Timing | None = None, **more: Any) -> Row:

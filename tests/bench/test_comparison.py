@@ -8,6 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,15 @@ def test_two_engines_a_mixture_and_what_fails() -> None:
     assert [row.verdict for row in group.rows[-2:]] == ["failed"] * 2
     assert rows["nobody"].reason.startswith("no engine is named 'nobody'")
     assert "'bogus'" in rows["ort{bogus=1}"].reason
+
+
+def test_auto_is_a_candidate_and_says_how_it_chose() -> None:
+    report = compared("ort", "ort,toy,auto", settings=replace(QUICK, auto_seconds=3.0))
+    row = next(row for row in report.groups[0].rows if str(row.candidate) == "ort,toy,auto")
+    assert row.start is not None and row.start.plan and set(row.start.regions) <= {"ort", "toy"}
+    assert row.start.engines == ("ort", "toy") and len(row.start.versions) == 2
+    assert row.start.placement[0].startswith("placed by measurement: ")
+    assert set(report.versions) == {"ort", "toy"}
 
 
 def test_no_other_engine_stands_in(tmp_path: Path) -> None:

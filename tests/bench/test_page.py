@@ -86,6 +86,14 @@ def test_it_tells_everything() -> None:
         assert told in READ.text, told
 
 
+def test_how_auto_chose_is_told() -> None:
+    chosen = row("auto", 0.002, chain("ort", "xla"), verdict="best")
+    assert chosen.start is not None
+    start = replace(chosen.start, placement=("placed by measurement: ort + xla", "  lost: ort, 2.1 ms <b>"))
+    read = Reader(page(report(Group("m", None, 1, 0.01, (replace(chosen, start=start),)))))
+    assert "How auto chose its plan: placed by measurement: ort + xla lost: ort, 2.1 ms <b>" in read.text
+
+
 def test_it_needs_nothing_else_and_runs_nothing() -> None:
     names = {name for name, _ in READ.elements}
     assert not names & {"script", "iframe", "object", "img", "video", "form", "base"}

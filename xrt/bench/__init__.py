@@ -9,10 +9,11 @@ from xrt.bench.figures import Interval, Ratio, Timing, bootstrap, ratio
 from xrt.bench.html import page
 from xrt.bench.machine import machine
 from xrt.bench.report import Agreement, Group, Report, Row
-from xrt.bench.subjects import Candidate, Subject
+from xrt.bench.subjects import AUTO, Candidate, Subject
 from xrt.bench.turns import interleaved
 
 __all__ = [
+    "AUTO",
     "Agreement",
     "Candidate",
     "Group",

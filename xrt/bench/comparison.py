@@ -47,6 +47,8 @@ class Settings:
     """The most that a candidate may take to import, compile and warm up, and again for all its turns."""
     seed: int = 0
     """Of weights and inputs."""
+    auto_seconds: float = 20.0
+    """How long ``auto`` may search for a plan; part of the budget."""
 
 
 def compare_engines(
@@ -95,7 +97,7 @@ class _Runner:
 
 def _compare(subject: Subject, candidates: Sequence[Candidate], threads: int, settings: Settings, progress: Progress) -> Group:
     group = Group(str(subject), subject.batch, threads, 0.0, ())
-    job = Job(subject, RIGHT, threads, settings.seed, "", settings.warm_seconds, settings.turn_seconds)
+    job = Job(subject, RIGHT, threads, settings.seed, "", settings.warm_seconds, settings.turn_seconds, settings.auto_seconds)
     with tempfile.TemporaryDirectory(prefix="xrt-bench-") as folder, ExitStack() as stack:
         expected = _reference(replace(job, outputs=str(Path(folder, "reference")), warm_seconds=0.0), settings, group, progress)
         runners = []

@@ -45,6 +45,8 @@ class Job:
     """The most that warming up may take; 0 where the results are all that is wanted."""
     turn_seconds: float
     """How long a turn repeats a quick call."""
+    auto_seconds: float = 20.0
+    """How long ``auto`` may search."""
 
     def to_line(self) -> str:
         """Return the job as one line."""
@@ -65,7 +67,7 @@ class Start(Message):
     """How the way to the first steady call went, with the process to itself."""
 
     versions: tuple[str, ...]
-    """Of each engine, in the candidate's order."""
+    """Of each of the engines."""
     regions: tuple[str, ...]
     """The engine of each region, in the order in which they run."""
     import_seconds: float
@@ -82,6 +84,10 @@ class Start(Message):
     """Peak resident memory at the end."""
     plan: tuple[Region, ...] = ()
     """The regions in full."""
+    engines: tuple[str, ...] = ()
+    """The specs of the engines: the candidate's, or those that ``auto`` stands for."""
+    placement: tuple[str, ...] = ()
+    """How ``auto`` chose the plan, line by line; empty for other candidates."""
 
     @classmethod
     def of(cls, data: dict[str, Any]) -> Self:

@@ -97,7 +97,7 @@ class Report:
     def versions(self) -> dict[str, str]:
         """The versions of the engines that ran, by spec."""
         started = [row for group in self.groups for row in group.rows if row.start]
-        return {e: v for row in started if row.start for e, v in zip(row.candidate.engines, row.start.versions, strict=True)}
+        return {e: v for row in started if row.start for e, v in zip(row.start.engines, row.start.versions, strict=True)}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data; seconds, bytes and ratios, None for what there is not."""

@@ -18,12 +18,13 @@ from typing import Any
 from xrt.bench.machine import peak_bytes
 from xrt.bench.outputs import write_outputs
 from xrt.bench.protocol import PROFILE, Failure, Job, Message, Start, Timeline, Turn
-from xrt.bench.regions import regions_of
+from xrt.bench.regions import Region, regions_of
 from xrt.bench.turns import Call, repeats_for, seconds_per_call
 from xrt.bench.warming import Warmth, warm_up
 from xrt.cache import CompileCache
 from xrt.engines import RunOptions, registry
 from xrt.errors import XRTError
+from xrt.graph import Function
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
 
@@ -82,26 +83,30 @@ def _start(job: Job) -> tuple[_Ready, Start]:
     """Load, compile, call once, warm up."""
     function = job.subject.load(job.seed)
     given = sample_inputs(function, job.seed)
-    versions, import_seconds = _timed(lambda: tuple(registry.create(spec).version() for spec in job.candidate.engines))
+    module, import_seconds = _timed(lambda: _module(function, job))
+    versions = tuple(registry.create(spec).version() for spec in module.engines)
     loaded = peak_bytes()
-    module, compile_seconds = _timed(lambda: _compiled(function, job, given))
+    _, compile_seconds = _timed(lambda: module.compile(**given))
     ready = _Ready(module, [given[value.name] for value in function.inputs])
     results, first_seconds = _timed(ready.call)
     write_outputs(Path(job.outputs), results if isinstance(results, tuple) else (results,))
     repeats, warmth, alone = _warmed(ready.call, job)
-    regions = tuple(launch.engine for launch in module.plan.launches)
     spent = (import_seconds, compile_seconds, first_seconds)
-    memory = (loaded, peak_bytes())
-    start = Start(versions, regions, *spent, warmth.calls, warmth.steady, alone, *memory, plan=regions_of(module.plan))
+    regions = tuple(launch.engine for launch in module.plan.launches)
+    start = Start(versions, regions, *spent, warmth.calls, warmth.steady, alone, loaded, peak_bytes(), *_told(module))
     return replace(ready, repeats=repeats), start
 
 
-def _compiled(function: Any, job: Job, given: dict[str, Any]) -> XRTModule:
-    """Compile with an empty cache, whatever the default one holds, and without the implicit reference engine."""
-    options: dict[str, Any] = {"strict": True, "threads": job.threads, "cache": CompileCache()}
-    module = XRTModule(function, list(job.candidate.engines), pins=job.candidate.pins, **options)
-    module.compile(**given)
-    return module
+def _module(function: Function, job: Job) -> XRTModule:
+    """Return the module with an empty cache, whatever the default one holds, and without the implicit reference engine."""
+    options: dict[str, Any] = {"strict": True, "threads": job.threads, "cache": CompileCache(), "budget": job.auto_seconds}
+    return XRTModule(function, list(job.candidate.engines), pins=job.candidate.pins, **options)
+
+
+def _told(module: XRTModule) -> tuple[tuple[Region, ...], tuple[str, ...], tuple[str, ...]]:
+    """Return the plan in full, the engines, and how they were chosen."""
+    placed = str(module.tuned).splitlines() if module.tuned else []
+    return regions_of(module.plan), module.engines, tuple(placed)
 
 
 def _warmed(call: Call, job: Job) -> tuple[int, Warmth, float]:

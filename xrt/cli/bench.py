@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from xrt.bench import Candidate, Group, Report, Row, Settings, Subject, compare_engines, page
+from xrt.bench import AUTO, Candidate, Group, Report, Row, Settings, Subject, compare_engines, page
 from xrt.cli.screen import err, human_bytes, out, show_table
 from xrt.engines import ExecutionOptions, registry
 from xrt.engines.probing import probe_all
@@ -34,7 +34,7 @@ WIDE = 130
     "-e",
     "candidates",
     multiple=True,
-    help="A candidate: ort, or 'tvm,ort with Conv|MatMul=ort' [default: each ready one]",
+    help="A candidate: ort, auto, 'ort,tvm,auto', or 'tvm,ort with Conv|MatMul=ort' [default: each ready engine]",
 )
 @click.option("--threads", default=str(default_budget()), show_default="the cores at hand", help="Thread counts: 1,2")
 @click.option("--batch", default="", help="Batch sizes: 1,8 [default: the model's own]")
@@ -42,6 +42,7 @@ WIDE = 130
 @click.option(
     "--budget", default=120.0, show_default=True, type=click.FloatRange(1), help="Seconds a candidate may take to start"
 )
+@click.option("--search", default=20.0, show_default=True, type=click.FloatRange(0.1), help="Seconds that auto may search")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of weights and inputs")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False, writable=True), help="Write a page to this file too")
@@ -54,6 +55,7 @@ def command(
     batch: str,
     rounds: int,
     budget: float,
+    search: float,
     seed: int,
     as_json: bool,
     html: Path | None,
@@ -72,7 +74,7 @@ def command(
         subjects,
         _candidates(candidates),
         _budgets(_counts(threads, "--threads") or [default_budget()]),
-        Settings(rounds=rounds, budget_seconds=budget, seed=seed),
+        Settings(rounds=rounds, budget_seconds=budget, seed=seed, auto_seconds=search),
         silent=as_json,
     )
     if html is not None:
@@ -111,7 +113,7 @@ def _budgets(asked: list[int]) -> list[int]:
 def _candidates(given: tuple[str, ...]) -> list[Candidate]:
     if given:
         chosen = list(dict.fromkeys(Candidate.parse(text) for text in given))
-        for name in dict.fromkeys(name for candidate in chosen for name in candidate.names):
+        for name in dict.fromkeys(name for candidate in chosen for name in candidate.names if name != AUTO):
             registry.check_registered(name)
         return chosen
     with err.status("asking which engines are ready"):
@@ -174,6 +176,8 @@ def _bounds(row: Row) -> str:
 def _notes(row: Row) -> Iterator[str]:
     if row.reason:
         yield _brief(row.reason)
+    if row.start is not None and row.start.placement:
+        yield row.start.placement[0]
     if row.start is not None and not row.start.steady:
         yield f"not steady after {row.start.warm_calls} calls"
 

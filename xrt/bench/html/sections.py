@@ -169,7 +169,13 @@ def _plans(group: Group) -> Markup | None:
         return None
     alone = f"{listed(whole)} {'takes' if len(whole) == 1 else 'each take'} the whole model as one region."
     parts: list[Child] = [tag("p", alone)] if whole else []
-    return joined([tag("h3", "Plans"), *parts, *(_plan(row, _colours(rows)) for row in several)])
+    return joined([tag("h3", "Plans"), *parts, *map(_placement, rows), *(_plan(row, _colours(rows)) for row in several)])
+
+
+def _placement(row: Row) -> Markup | None:
+    """Return how the plan was chosen, where it was by measurement."""
+    lines = row.start.placement if row.start else ()
+    return joined([tag("p", f"How {row.candidate} chose its plan:"), tag("pre", "\n".join(lines))]) if lines else None
 
 
 def _plan(row: Row, colours: Mapping[str, str]) -> Markup:
