@@ -6,9 +6,10 @@ or touches a file, and of an engine it knows the name, the devices and the answe
 """
 
 from xrt.partition.capability import Capability
+from xrt.partition.copies import Copy
 from xrt.partition.dependencies import DependencyGraph
 from xrt.partition.options import ClusteringOptions, Pin
 from xrt.partition.partitioner import partition
 from xrt.partition.plan import Launch, Plan, Reason, launch_node
 
-__all__ = ["Capability", "ClusteringOptions", "DependencyGraph", "Launch", "Pin", "Plan", "Reason", "launch_node", "partition"]
+__all__ = ["Capability", "ClusteringOptions", "Copy", "DependencyGraph", "Launch", "Pin", "Plan", "Reason", "launch_node", "partition"]
