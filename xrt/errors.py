@@ -14,6 +14,7 @@
     ├── CacheError
     ├── BundleError (ValueError)
     └── DeviceError (ValueError)           the device is unknown, or not at hand
+        └── OutOfDeviceMemory (MemoryError)
 
     XRTWarning (UserWarning)
     ├── BudgetWarning                      more threads were asked for than there are cores
@@ -48,6 +49,7 @@ __all__ = [
     "ModelError",
     "NativeWarning",
     "OptionError",
+    "OutOfDeviceMemory",
     "PlanError",
     "RunFailed",
     "SignatureWarning",
@@ -127,6 +129,10 @@ class BundleError(XRTError, ValueError):
 
 class DeviceError(XRTError, ValueError):
     """The device is unknown, or not at hand."""
+
+
+class OutOfDeviceMemory(DeviceError, MemoryError):
+    """A device has less memory free than was asked for; the message says how much, and by whom. Nothing else is broken."""
 
 
 class XRTWarning(UserWarning):

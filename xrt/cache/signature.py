@@ -67,7 +67,7 @@ def signature_of(function: Function, engine: GraphCompiler, context: CompileCont
             ("engine", f"{kind.__module__}.{kind.__qualname__} {engine.spec}"),
             ("version", engine.version() if version is None else version),
             ("options", repr(options)),
-            ("device", context.device),
+            ("device", context.device if context.accelerator is None else f"{context.device}: {context.accelerator.hardware}"),
             ("threads", str(context.threads)),
             ("machine", _machine()),
             ("code", _code(kind)),

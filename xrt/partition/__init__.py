@@ -12,4 +12,15 @@ from xrt.partition.options import ClusteringOptions, Pin
 from xrt.partition.partitioner import partition
 from xrt.partition.plan import Launch, Plan, Reason, launch_node
 
-__all__ = ["Capability", "ClusteringOptions", "Copy", "DependencyGraph", "Launch", "Pin", "Plan", "Reason", "launch_node", "partition"]
+__all__ = [
+    "Capability",
+    "ClusteringOptions",
+    "Copy",
+    "DependencyGraph",
+    "Launch",
+    "Pin",
+    "Plan",
+    "Reason",
+    "launch_node",
+    "partition",
+]
