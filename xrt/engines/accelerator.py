@@ -32,7 +32,7 @@ class Elementwise:
 
 
 class Accelerator(abc.ABC):
-    """A device with memory and streams of its own. Work that is put on a stream begins after what is there, and is not waited for."""
+    """A device with memory and streams of its own. Work on a stream begins after what is there, and nobody waits for it."""
 
     name: str
     """One name of it: ``cuda:0``."""

@@ -43,7 +43,7 @@ class Choices:
         refused: Sequence[Refused],
         device: str | Sequence[str],
     ) -> Choices:
-        """Return what capability, refusals and pins leave; ``device`` is where nodes run that name none, as `Capability.of` has it.
+        """Return what capability, refusals and pins leave; ``device`` is as `Capability.of` has it.
 
         Raises OptionError for a refusal of an engine or a node that is not there, PlanError for a pin by name that
         matches no node.

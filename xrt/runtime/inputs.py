@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from xrt.errors import DeviceError, InputError, ModelError, did_you_mean
-from xrt.graph.places import one_name
 from xrt.graph import DType, MapType, OptionalType, SequenceType, TensorType, Type, Value
+from xrt.graph.places import one_name
 from xrt.runtime.devices.dlpack import from_dlpack, on_host, place_of
 from xrt.runtime.devices.registry import device
 

@@ -60,11 +60,12 @@ class CudaDevice(Device):
 
     def fused(self, function: Elementwise) -> Callable[..., Array]:
         given = ", ".join(f"{_c_type(dtype)} x{i}" for i, dtype in enumerate(function.inputs))
-        kernel = self._cupy.ElementwiseKernel(given, f"{_c_type(function.output)} y", function.source, function.name)
-        return kernel  # type: ignore[no-any-return]  # CuPy has no types
+        made = f"{_c_type(function.output)} y"
+        # Products and sums are rounded one by one, as by the operators' own kernels.
+        return self._cupy.ElementwiseKernel(given, made, function.source, function.name, options=("--fmad=false",))  # type: ignore[no-any-return]  # CuPy has no types
 
     def owns(self, value: object) -> bool:
-        return isinstance(value, self._cupy.ndarray) and value.device.id == self.index  # type: ignore[attr-defined]
+        return isinstance(value, self._cupy.ndarray) and value.device.id == self.index
 
     def adopt(self, given: Any) -> Array:
         try:

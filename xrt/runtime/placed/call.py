@@ -76,7 +76,7 @@ class Call:
     def _allocating(self, target: str, nbytes: int, copy: Callable[[], Sent]) -> Sent:
         try:
             return copy()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # of which only a lack of memory has another name
             raise short_of(self.devices[target], error, "a copy of a value of the model", nbytes) or error  # noqa: B904
 
     # ------------------------------------------------------------------ waiting
@@ -104,8 +104,8 @@ def short_of(device: Device, error: BaseException, who: str, nbytes: int = 0) ->
     memory = device.memory()
     much = megabytes(asked or nbytes) if asked or nbytes else "an amount of memory that it does not tell"
     short = OutOfDeviceMemory(
-        f"{who} asked {device.name} for {much}, and {megabytes(memory.free)} of {megabytes(memory.total)} are free; the module can be "
-        f"called again: give it smaller inputs, let go of other arrays on the device, or place some nodes on the cpu"
+        f"{who} asked {device.name} for {much}; {megabytes(memory.free)} of {megabytes(memory.total)} are free. The module can "
+        f"be called again: give it smaller inputs, let go of other arrays on the device, or place some nodes on the cpu"
     )
     short.__cause__ = error
     return short

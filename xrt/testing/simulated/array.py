@@ -66,7 +66,12 @@ class SimulatedArray:
     nbytes = property(lambda self: self._view.nbytes)
     strides = property(lambda self: self._view.strides)
     flags = property(lambda self: self._view.flags)
-    device = property(lambda self: self.block.device)
+
+    @property
+    def device(self) -> SimulatedDevice:
+        """Where it lies."""
+        return self.block.device
+
     T = property(lambda self: self.transpose())
     real = property(lambda self: applied("real", np.real, (self,)))
     imag = property(lambda self: applied("imag", np.imag, (self,)))
@@ -197,6 +202,8 @@ def applied(
     shown = _quiet(function, _contents(args, lambda a: stand_ins[id(a)]), _contents_of(options, lambda a: stand_ins[id(a)]))
     outputs = list(shown) if isinstance(shown, list | tuple) else [shown]
     sources = [_viewed(output, arrays, stand_ins) for output in outputs]
+    if shown is next((stand_ins[id(a)] for a in arrays if stand_ins[id(a)] is shown), arrays):
+        return next(a for a in arrays if stand_ins[id(a)] is shown)  # the function gives back what it is given
     if all(source is not None for source in sources):
         views = _quiet(function, _contents(args, _view_of), _contents_of(options, _view_of))
         views = list(views) if isinstance(views, list | tuple) else [views]

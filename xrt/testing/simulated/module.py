@@ -63,6 +63,8 @@ class SimulatedModule:
                 return out
             return applied(name, function, args, options, waits=name in SIZED_BY_CONTENT)
 
+        if isinstance(function, np.ufunc):
+            lifted.at = lambda target, *given: _at(name, function, target, given)  # type: ignore[attr-defined]  # of a ufunc
         return lifted
 
     def _made(self, name: str) -> Callable[..., Any]:
@@ -115,6 +117,22 @@ class SimulatedModule:
         return tuple(value.shape) if hasattr(value, "shape") else np.shape(value)
 
 
+ADDABLE = frozenset({"add", "maximum", "minimum", "subtract"})
+"""Functions that CuPy's can apply at places."""
+
+
+def _at(name: str, function: np.ufunc, target: SimulatedArray, given: tuple[Any, ...]) -> None:
+    if name not in ADDABLE:
+        raise NotImplementedError(f"{name}.at is not there: CuPy has none")
+    places, values = given
+    several = isinstance(places, tuple)
+
+    def at(view: np.ndarray[Any, Any], *parts: Any) -> None:
+        function.at(view, parts[:-1] if several else parts[0], parts[-1])
+
+    written(f"{name}.at", at, target, (*(places if several else (places,)), values))
+
+
 class _Linalg:
     """The few functions of linear algebra that kernels use."""
 
@@ -161,9 +179,19 @@ def _operator(name: str, function: Callable[..., Any]) -> None:
 
 
 for _name, _function in {
-    **{"add": np.add, "sub": np.subtract, "mul": np.multiply, "truediv": np.divide, "floordiv": np.floor_divide, "mod": np.remainder},
-    **{"pow": np.power, "matmul": np.matmul, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor},
-    **{"lshift": np.left_shift, "rshift": np.right_shift},
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "truediv": np.divide,
+    "floordiv": np.floor_divide,
+    "mod": np.remainder,
+    "pow": np.power,
+    "matmul": np.matmul,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "lshift": np.left_shift,
+    "rshift": np.right_shift,
 }.items():
     _operator(_name, _function)
 
@@ -173,7 +201,12 @@ def _comparison(name: str, function: Callable[..., Any]) -> None:
 
 
 for _name, _function in {
-    **{"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal},
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
 }.items():
     _comparison(_name, _function)
 
