@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from xrt.engines.contract import Executable, GraphCompiler
+from xrt.engines.contract import GraphCompiler
 from xrt.engines.openvino.capability import why_not
 from xrt.engines.openvino.executable import OpenVinoExecutable, computed_outputs, model_function
 from xrt.engines.openvino.importing import import_function
 from xrt.engines.openvino.library import LIBRARY, core, openvino, sense
-from xrt.engines.openvino.values import type_from, why_not_carried
+from xrt.engines.openvino.requests import Compiled
+from xrt.engines.openvino.values import why_not_carried
 from xrt.engines.options import CompileContext
 from xrt.errors import CompileRefused, OptionError
-from xrt.graph import Function, Node, TensorType
+from xrt.graph import Function, Node
 
 __all__ = ["OpenVino"]
 
@@ -42,14 +43,14 @@ class OpenVino(GraphCompiler):
 
     def compile(self, function: Function, context: CompileContext) -> OpenVinoExecutable:
         if not computed_outputs(function):
-            return OpenVinoExecutable(function, None, ())
+            return OpenVinoExecutable(function, None)
         _check_border(function)
         try:
             imported = import_function(model_function(function))
             compiled = core().compile_model(imported.model, DEVICE, self._settings(context))
         except (RuntimeError, ValueError, TypeError) as error:
             raise CompileRefused(f"{LIBRARY} declines: {sense(error)}") from error
-        return _checked(function, compiled, imported.held)
+        return OpenVinoExecutable(function, Compiled.of(compiled, imported.used, imported.passed), imported)
 
     def version(self) -> str:
         return f"openvino {openvino.__version__}"
@@ -63,11 +64,6 @@ class OpenVino(GraphCompiler):
             "NUM_STREAMS": min(self.streams, context.threads),
             "ENABLE_CPU_PINNING": self.pinning,
         }
-
-
-def _checked(function: Function, compiled: Any, held: object) -> OpenVinoExecutable:
-    outputs = [type_from(port.element_type, port.partial_shape) for port in compiled.outputs]
-    return OpenVinoExecutable(function, compiled, [o for o in outputs if o], held)
 
 
 def _check_border(function: Function) -> None:

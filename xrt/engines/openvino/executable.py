@@ -6,7 +6,7 @@ stands twice in the Function, is a copy made here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,8 +14,8 @@ import numpy as np
 from xrt.engines.contract import Executable
 from xrt.engines.memory import MemoryUse
 from xrt.engines.openvino.library import LIBRARY, sense
-from xrt.engines.openvino.requests import COPY_TO, Frame, bound_call
-from xrt.engines.openvino.values import Array, in_order
+from xrt.engines.openvino.requests import COPY_TO, Compiled, Frame, bound_call
+from xrt.engines.openvino.values import Array
 from xrt.engines.options import RunOptions
 from xrt.errors import InputError, RunFailed
 from xrt.graph import Function, TensorType, Value
@@ -42,66 +42,63 @@ class OpenVinoExecutable(Executable):
 
     outputs_are_fresh: ClassVar[bool] = True
 
-    def __init__(
-        self, function: Function, compiled: Any, outputs: Sequence[TensorType], held: object = None, uses: Uses = tuple
-    ) -> None:
-        """`compiled` gives `computed_outputs`, of those types; None where there are none. `held` lives as long as it."""
+    def __init__(self, function: Function, compiled: Compiled | None, held: object = None, uses: Uses = tuple) -> None:
+        """`compiled` gives `computed_outputs`; None where there are none. `held` must live as long as it."""
         self.function = function
         self.compiled = compiled
         self.saved: memoryview | None = None
         """What it was loaded from, where it was not compiled."""
         self._held, self._uses = held, uses
-        self._inputs = [value.type for value in function.inputs if isinstance(value.type, TensorType)]
-        self._outputs = list(outputs)
         names = [value.name for value in computed_outputs(function)]
         self._places = [names.index(value.name) if value.name in names else None for value in function.outputs]
-        self._gives_all = self._places == list(range(len(names))) and compiled is not None
+        """Per output, which of the model's it is."""
+        self._gives_all = compiled is not None and self._places == list(range(len(names)))
+        self._none: list[Array | None] = [None] * len(names)
         self._idle: list[Frame] = []
 
     def prepare(self) -> None:
         if self.compiled is not None:
-            self._idle.append(self._frame())
-
-    def _frame(self) -> Frame:
-        if self.compiled is None:
-            raise RuntimeError("the executable is closed")
-        return Frame(self.compiled, self._inputs, self._outputs)
+            self._idle.append(Frame(self.compiled))
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         if self._gives_all and options.out is None:
-            return self._computed(inputs, [None] * len(self._outputs))
+            return self._computed(inputs, self._none)
         buffers = options.out or [None] * len(self.function.outputs)
         _check(buffers, self.function.outputs)
-        computed = self._computed(inputs, self._to_fill(inputs, buffers)) if self._outputs else []
+        computed = self._computed(inputs, self._to_fill(inputs, buffers)) if self._none else []
         return self._in_order(inputs, computed, buffers)
 
     def _computed(self, inputs: Sequence[Any], buffers: Sequence[Array | None]) -> list[Array]:
         try:
-            frame = self._idle.pop()
-        except IndexError:
-            frame = None
-        try:
-            frame = frame or self._frame()
+            frame = self._taken()
             results = frame.run(inputs, buffers)
         except Exception as error:
             raise self._failed(error) from error
         self._idle.append(frame)
         return results
 
+    def _taken(self) -> Frame:
+        """Return a frame that no other call has."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            if self.compiled is None:
+                raise RuntimeError("the executable is closed") from None
+            return Frame(self.compiled)
+
     def direct(self) -> Callable[..., Sequence[Any]]:
         if not self._gives_all:
             return super().direct()
-        computed, none = self._computed, [None] * len(self._outputs)
+        computed, none = self._computed, self._none
         return lambda *inputs: computed(inputs, none)
 
     def binds(self) -> bool:
-        return self._gives_all and all(type_.is_static for type_ in (*self._inputs, *self._outputs))
+        return self._gives_all and self.compiled is not None and self.compiled.is_fixed
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
-        if not self.binds():
+        if self.compiled is None or not self.binds():
             return super().bind(inputs, outputs)
-        pairs = (list(zip(arrays, [t.dtype for t in types], strict=True)) for arrays, types in self._sides(inputs, outputs))
-        call = bound_call(self.compiled, *pairs)
+        call = bound_call(self.compiled, inputs, outputs)
 
         def run() -> None:
             try:
@@ -111,13 +108,11 @@ class OpenVinoExecutable(Executable):
 
         return run
 
-    def _sides(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Iterable[tuple[Sequence[Any], list[TensorType]]]:
-        return (inputs, self._inputs), (outputs, self._outputs)
-
     def fills_from(self) -> Sequence[int | None]:
-        first = [place is not None and place not in self._places[:at] for at, place in enumerate(self._places)]
-        can = [place is not None and self._outputs[place].is_static for place in self._places]
-        return [COPY_TO if one and fills else None for one, fills in zip(first, can, strict=True)]
+        if self.compiled is None:
+            return ()
+        can = [p is not None and self.compiled.fixed[p] and p not in self._places[:at] for at, p in enumerate(self._places)]
+        return [COPY_TO if fills else None for fills in can]
 
     def memory(self) -> Sequence[MemoryUse]:
         return self._uses()
@@ -133,7 +128,7 @@ class OpenVinoExecutable(Executable):
 
     def _to_fill(self, inputs: Sequence[Any], buffers: Sequence[Array | None]) -> list[Array | None]:
         """Return, per computed output, the buffer that the model itself shall write: none that may overlap an input."""
-        chosen: list[Array | None] = [None] * len(self._outputs)
+        chosen = list(self._none)
         for place, buffer in zip(self._places, buffers, strict=True):
             if place is not None and chosen[place] is None and buffer is not None and not _overlaps(buffer, inputs):
                 chosen[place] = buffer
@@ -141,19 +136,20 @@ class OpenVinoExecutable(Executable):
 
     def _in_order(self, inputs: Sequence[Any], computed: list[Array], buffers: Sequence[Array | None]) -> list[Array]:
         """Return one array per output of the Function, each its own."""
-        values = dict(zip((value.name for value in self.function.inputs), inputs, strict=True))
-        given: list[Array] = []
+        given = dict(zip((value.name for value in self.function.inputs), inputs, strict=True))
+        results: list[Array] = []
         for value, place, buffer in zip(self.function.outputs, self._places, buffers, strict=True):
-            source = computed[place] if place is not None else values.get(value.name)
-            if source is None:
-                source = self.function.constants[value.name].array
-            given.append(_own(source, buffer, is_fresh=place is not None and not any(source is one for one in given)))
-        return given
+            if place is not None:
+                source, is_own = computed[place], not any(computed[place] is result for result in results)
+            else:
+                source, is_own = given[value.name] if value.name in given else self.function.constants[value.name].array, False
+            results.append(_own(source, buffer, is_own=is_own))
+        return results
 
 
-def _own(source: Array, buffer: Array | None, *, is_fresh: bool) -> Array:
-    """Return the buffer, or an array of the output's own, holding the value."""
-    if buffer is source or (buffer is None and is_fresh):
+def _own(source: Array, buffer: Array | None, *, is_own: bool) -> Array:
+    """Return the buffer, or an array that nobody else has, holding the value."""
+    if buffer is source or (buffer is None and is_own):
         return source
     if buffer is None:
         return np.array(source, order="C")

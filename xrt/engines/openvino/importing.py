@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from xrt.engines.openvino.library import core, openvino
 from xrt.engines.openvino.values import Array, in_order, tensor_over
 from xrt.formats.onnx import lowest_model
-from xrt.graph import Constant, DType, Function, TensorType, Value
+from xrt.graph import Constant, DType, Function, Value
 
 __all__ = ["NEWEST_OPSET", "Imported", "import_function", "read_model"]
 
@@ -18,19 +20,23 @@ HEAVY = 64 * 1024
 """Bytes from which a constant is handed over by reference; a smaller one goes through the ONNX model."""
 
 
+@dataclass(frozen=True)
 class Imported:
     """A model of OpenVINO's, and the arrays whose memory it reads."""
 
-    def __init__(self, model: Any, held: tuple[Array, ...], copied: int) -> None:
-        self.model = model
-        self.held = held
-        """They must live as long as the model and all that is compiled from it."""
-        self.copied = copied
-        """How many bytes of them are copies of constants, which did not lie in order."""
+    model: Any
+    used: tuple[int, ...]
+    """Which of the Function's inputs the model has, in its order: the frontend drops those that nothing depends on."""
+    passed: tuple[bool, ...]
+    """Per output, whether it is the very value of an input or a constant."""
+    held: tuple[Array, ...]
+    """They must live as long as the model and all that is compiled from it."""
+    copied: int
+    """How many bytes of them are copies of constants, which did not lie in order."""
 
 
 def import_function(function: Function) -> Imported:
-    """Return the Function as a model, its inputs and outputs in their order.
+    """Return the Function as a model.
 
     Heavy constants become inputs while the frontend reads the model, and are put in their places afterwards, so that no copy
     of them goes through protobuf. Raises ModelError, or whatever OpenVINO's frontend raises.
@@ -39,13 +45,37 @@ def import_function(function: Function) -> Imported:
     light = {name: c for name, c in function.constants.items() if name not in heavy}
     inputs = (*function.inputs, *(Value(name, c.type) for name, c in heavy.items()))
     model = read_model(function.replace(inputs=inputs, constants=light) if heavy else function)
-    held = tuple(in_order(c.array) for c in heavy.values())
-    for parameter, array, constant in zip(model.get_parameters()[len(function.inputs) :], held, heavy.values(), strict=True):
-        _put(model, parameter, tensor_over(array, constant.dtype))
+    weights = list(heavy.values())
+    held = [in_order(c.array) for c in weights]
+    places = _places([value.name for value in inputs], model)
+    count = len(function.inputs)
+    for place, parameter in zip(places, model.get_parameters(), strict=True):
+        if place >= count:
+            _put(model, parameter, tensor_over(held[place - count], weights[place - count].dtype))
     if heavy:
         model.validate_nodes_and_infer_types()
-    copied = sum(a.nbytes for a, c in zip(held, heavy.values(), strict=True) if a is not c.array)
-    return Imported(model, held, copied)
+    copied = sum(array.nbytes for array, c in zip(held, weights, strict=True) if array is not c.array)
+    return Imported(model, tuple(p for p in places if p < count), _passed(model), tuple(held), copied)
+
+
+def _places(names: Sequence[str], model: Any) -> list[int]:
+    """Return the place among the names of each input of the model, which may have lost some.
+
+    An input that an output passes on is called like the output, and like itself only sometimes. Raises TypeError where it
+    cannot be told which one it is.
+    """
+    parameters = model.get_parameters()
+    if len(parameters) == len(names):
+        return list(range(len(names)))
+    found = [next((name for name in parameter.output(0).names if name in names), None) for parameter in parameters]
+    if None in found:
+        raise TypeError("the frontend dropped inputs, and renamed another that is passed on as an output")
+    return [names.index(name) for name in found if name is not None]
+
+
+def _passed(model: Any) -> tuple[bool, ...]:
+    makers = (result.input_value(0).get_node().get_type_name() for result in model.get_results())
+    return tuple(maker in ("Parameter", "Constant") for maker in makers)
 
 
 def read_model(function: Function) -> Any:
@@ -54,7 +84,7 @@ def read_model(function: Function) -> Any:
 
 
 def _is_heavy(constant: Constant) -> bool:
-    return constant.nbytes >= HEAVY and isinstance(constant.type, TensorType) and constant.dtype is not DType.STRING
+    return constant.nbytes >= HEAVY and constant.dtype is not DType.STRING
 
 
 def _put(model: Any, parameter: Any, tensor: Any) -> None:

@@ -59,9 +59,9 @@ _NOISE = (
 
 
 def sense(error: BaseException, limit: int = 300) -> str:
-    """Return the sense of one of OpenVINO's errors: on one line, without source files and checks.
+    r"""Return the sense of one of OpenVINO's errors: on one line, without source files and checks.
 
-    >>> sense(RuntimeError("Exception from src/core.cpp:105:\\nCheck 'ok' failed at src/x.cpp:1:\\nNo rule for: NoSuch"))
+    >>> sense(RuntimeError("Exception from src/core.cpp:105:\nCheck 'ok' failed at src/x.cpp:1:\nNo rule for: NoSuch"))
     'No rule for: NoSuch'
     """
     text = f"{' '.join(str(error).split())} "

@@ -13,7 +13,7 @@ import numpy as np
 from xrt.engines.openvino.library import LIBRARY, openvino
 from xrt.graph import DType, TensorType, Type
 
-__all__ = ["Array", "array_of", "copied_out", "in_order", "tensor_over", "type_from", "why_not_carried"]
+__all__ = ["Array", "array_of", "copied_out", "empty", "in_order", "tensor_over", "type_from", "why_not_carried"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -67,6 +67,11 @@ def in_order(array: Array) -> Array:
     """Return the array, or a copy where it does not lie in order or is not aligned."""
     flags = array.flags
     return array if flags.c_contiguous and flags.aligned else np.array(array, order="C")
+
+
+def empty(type_: TensorType) -> Array:
+    """Return an array of a static type; what it holds is what the memory held."""
+    return np.empty([extent for extent in type_.shape or () if isinstance(extent, int)], type_.dtype.numpy)
 
 
 def array_of(tensor: Any, dtype: DType) -> Array:
