@@ -141,8 +141,10 @@ def reverse_sequence(at: Site, x: Operand, lengths: Operand) -> Operand:
 
 @ops("Trilu")
 def trilu(at: Site, x: Operand, k: Operand = None) -> Operand:
-    keep = jnp.triu if at.attr("upper", 1) else jnp.tril
-    return keep(x, 0 if k is None else at.ints(k, 1)[0])
+    """Element (i, j) belongs to the upper triangle where ``j - i >= k``, to the lower where ``j - i <= k``."""
+    offset = 0 if k is None else k.reshape(())
+    ahead = np.arange(x.shape[-1]) - np.arange(x.shape[-2])[:, None]
+    return jnp.where(ahead >= offset if at.attr("upper", 1) else ahead <= offset, x, jnp.zeros((), x.dtype))
 
 
 # ---------------------------------------------------------------------- joins and splits
