@@ -50,6 +50,7 @@ LIBRARIES = {
     "hypothesis": ("testing",),
     "iree": ("engines.iree",),
     "jax": ("engines.xla",),
+    "jaxlib": ("engines.xla",),
     "networkx": ("formats",),
     "onnx": ("graph", "formats", "passes", "models", "engines.toy", "testing"),
     "onnxruntime": ("engines.ort",),
