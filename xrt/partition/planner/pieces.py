@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -23,6 +24,12 @@ HOPE = 0.4
 
 DOUBT = 0.2
 """How much more than the best a plan may cost, by the prediction, for its regions to be worth measuring."""
+
+SURPRISE = 2.0
+"""How much quicker than it looks an engine may turn out to be on a part that was not measured."""
+
+LEAST = 0.02
+"""What is hoped of a part on an engine that looks hopeless, as a part of its cost."""
 
 NEAR = 16
 """The most regions that are asked for at once because a plan near the best has them."""
@@ -79,12 +86,39 @@ def _wanted(ground: Ground, table: CostTable, options: SearchOptions) -> Iterato
     yield from (((engine, ground.whole), "the whole") for engine in engines if ranking.board.allows((engine, ground.whole)))
     for layout in ranking.layouts[: options.plans]:
         yield from ((region, "a region of a plan") for region in layout)
-    for part in standard_parts(ground):
-        yield from (((engine, part.mask), part.why) for engine in engines if ranking.board.allows((engine, part.mask)))
+    yield from _promising(ranking)
     for layout in Ranking.of(ground, table, options, HOPE).layouts[: options.plans]:
         yield from ((region, "a region of a plan that might save more") for region in layout)
     if ranking.layouts:
         yield from ((region, "a region of a plan that is near the best") for region in _near(ranking.board, ranking.layouts[0]))
+
+
+def _promising(ranking: Ranking) -> Iterator[tuple[Region, str]]:
+    """Yield the standard parts on the engines that take them, those first where most might be saved.
+
+    That is what the part costs now, as often as the model has it, less what it might cost if the engine were `SURPRISE`
+    times as quick as it looks.
+    """
+    board = ranking.board
+    parts = [part for part in standard_parts(board.ground) if part.mask != board.ground.whole]
+    often = Counter(board.ground.kinds)
+    often.update(board.ground.key(part.mask) for part in parts if part.mask.bit_count() > 1)
+    found = []
+    for part in parts:
+        now = _cost_now(ranking, part.mask) * often[board.ground.key(part.mask)]
+        for engine in range(len(board.takes)):
+            if board.allows((engine, part.mask)):
+                then = board.estimate((engine, part.mask)) * often[board.ground.key(part.mask)] / SURPRISE
+                found.append((max(now - then, LEAST * now), (engine, part.mask), part.why))
+    yield from ((region, why) for _, region, why in sorted(found, key=lambda one: (-one[0], one[1])))
+
+
+def _cost_now(ranking: Ranking, mask: int) -> float:
+    """Return what some nodes cost in the best plan, by their shares; the least that they might, where there is none."""
+    board = ranking.board
+    if not ranking.layouts:
+        return min(board.estimate((engine, mask)) for engine in range(len(board.takes)))
+    return sum(board.estimate((engine, mask & theirs)) for engine, theirs in ranking.layouts[0] if mask & theirs)
 
 
 def _near(board: Board, best: Layout) -> Iterator[Region]:
