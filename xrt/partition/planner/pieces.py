@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, zip_longest
+from typing import TypeAlias
 
 from xrt.engines import GraphCompiler
 from xrt.graph import Function
@@ -33,6 +34,10 @@ LEAST = 0.02
 
 NEAR = 16
 """The most regions that are asked for at once because a plan near the best has them."""
+
+
+_Wish: TypeAlias = tuple[Region, str]
+"""A region in nodes, and why its cost is worth knowing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +84,31 @@ def next_pieces(ground: Ground, table: CostTable, options: SearchOptions) -> Ite
             yield Piece(key, spec, ground.part(mask), names, why)
 
 
-def _wanted(ground: Ground, table: CostTable, options: SearchOptions) -> Iterator[tuple[Region, str]]:
+def _wanted(ground: Ground, table: CostTable, options: SearchOptions) -> Iterator[_Wish]:
     """Yield regions in nodes, the most useful first, those among them that are known."""
     ranking = Ranking.of(ground, table, options)
     engines = range(len(ground.engines))
     yield from (((engine, ground.whole), "the whole") for engine in engines if ranking.board.allows((engine, ground.whole)))
-    for layout in ranking.layouts[: options.plans]:
-        yield from ((region, "a region of a plan") for region in layout)
-    yield from _promising(ranking)
+    yield from _alternately(_of_plans(ranking, options.plans), _promising(ranking))
     for layout in Ranking.of(ground, table, options, HOPE).layouts[: options.plans]:
         yield from ((region, "a region of a plan that might save more") for region in layout)
     if ranking.layouts:
         yield from ((region, "a region of a plan that is near the best") for region in _near(ranking.board, ranking.layouts[0]))
 
 
-def _promising(ranking: Ranking) -> Iterator[tuple[Region, str]]:
+def _of_plans(ranking: Ranking, count: int) -> Iterator[_Wish]:
+    """Yield the regions of the first plans, those of each plan that cost most first."""
+    for layout in ranking.layouts[:count]:
+        for region in sorted(layout, key=lambda region: (-ranking.board.seconds(region), region)):
+            yield region, "a region of a plan"
+
+
+def _alternately(first: Iterator[_Wish], second: Iterator[_Wish]) -> Iterator[_Wish]:
+    for pair in zip_longest(first, second):
+        yield from (wish for wish in pair if wish is not None)
+
+
+def _promising(ranking: Ranking) -> Iterator[_Wish]:
     """Yield the standard parts on the engines that take them, those first where most might be saved.
 
     That is what the part costs now, as often as the model has it, less what it might cost if the engine were `SURPRISE`
