@@ -15,6 +15,7 @@
     ├── BundleError (ValueError)
     ├── LockError (ValueError)             a lock cannot be read, or does not hold any more
     └── DeviceError (ValueError)           the device is unknown, or not at hand
+        └── OutOfDeviceMemory (MemoryError)
 
     XRTWarning (UserWarning)
     ├── BudgetWarning                      more threads were asked for than there are cores
@@ -51,6 +52,7 @@ __all__ = [
     "ModelError",
     "NativeWarning",
     "OptionError",
+    "OutOfDeviceMemory",
     "PlacementWarning",
     "PlanError",
     "RunFailed",
@@ -135,6 +137,10 @@ class LockError(XRTError, ValueError):
 
 class DeviceError(XRTError, ValueError):
     """The device is unknown, or not at hand."""
+
+
+class OutOfDeviceMemory(DeviceError, MemoryError):
+    """A device has less memory free than was asked for; the message says how much, and by whom. Nothing else is broken."""
 
 
 class XRTWarning(UserWarning):

@@ -32,7 +32,8 @@ def command(model: str, target: str | None, **given: Any) -> None:
     check_writable(path)
     function = with_dims(loaded(model), dims_of(given["dims"]))
     began = perf_counter()
-    with XRTModule(function, **module_keywords(given)) as module, err.status("compiling"):
+    status = err.status("compiling")
+    with XRTModule(function, **module_keywords(given), report=status.update) as module, status:
         try:
             module.compile()
         except InputError:

@@ -75,7 +75,7 @@ def _opened(model: str, given: Mapping[str, Any], status: Status) -> tuple[Funct
         return opened(model, click.get_current_context())
     function = with_dims(loaded(model), dims_of(given["dims"]))
     progress = lambda done, count: status.update(f"compiling {done}/{count}")  # noqa: E731  # told once per region
-    return function, XRTModule(function, **module_keywords(given), progress=progress)
+    return function, XRTModule(function, **module_keywords(given), progress=progress, report=status.update)
 
 
 def _timed(module: XRTModule, values: Mapping[str, Any]) -> float:

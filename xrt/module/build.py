@@ -137,7 +137,17 @@ class Build:
     def _attempt(self, plan: Plan) -> Program | tuple[Refusal, ...]:
         force = self._settings.force_compile
         progress = self._settings.progress
-        return compile_plan(plan, self.engines.by_spec, self.engines.context, self._cache, force=force, progress=progress)
+        engines, graph = self.engines, self._settings.cuda_graph
+        return compile_plan(
+            plan,
+            engines.by_spec,
+            engines.context,
+            self._cache,
+            force=force,
+            progress=progress,
+            streams=engines.streams,
+            graph=graph,
+        )
 
     def _replanned(self, refused: tuple[Refusal, ...], new: tuple[Refusal, ...]) -> Plan:
         """Place what was refused elsewhere; where nobody is left to take it, the refusal itself is the cause of the error."""
@@ -211,6 +221,7 @@ class Build:
             strict=self._settings.strict,
             implicit=self.engines.implicit,
             device=self.engines.context.device,
+            devices=self.engines.devices,
             refused=triples(refused),
         )
         sizes = ", ".join(f"{launch.name} of {len(launch.nodes)}" for launch in plan.launches)
@@ -229,6 +240,11 @@ class Build:
     def whole(self) -> Function:
         """Return what is planned; `function` has the same inputs and outputs, and may have been folded."""
         return self._saved.whole() if self._saved else self.function
+
+    @property
+    def graph_remark(self) -> str:
+        """What became of the wish for a graph of the device; empty where there was none, or nothing is compiled."""
+        return self._program.graph_remark if self._program is not None else ""
 
     @property
     def is_compiled(self) -> bool:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from xrt.cache import CompileCache, DiskStatistics, Recipe, Signature, Tier, cache_of, signature_of
@@ -252,6 +253,10 @@ class _BundleTier:
     def offer(self, ingredients: tuple[tuple[str, str], ...], section: str) -> None:
         """Serve a signature of these ingredients from that section."""
         self._sections[_portable(ingredients)] = section
+
+    def folder_of(self, engine: str) -> Path | None:
+        """Return where the tier behind keeps what an engine learns."""
+        return self.behind.folder_of(engine) if self.behind is not None else None
 
     def obtain(self, signature: Signature, recipe: Recipe, make: Callable[[], Executable], *, force: bool = False) -> Executable:
         """Return the signature's executable, prepared: from the bundle, from the tier behind it, or made."""

@@ -12,8 +12,6 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
 from xrt.cache import CompileCache, Signature, cache_of
 from xrt.engines import GraphCompiler, RunOptions
 from xrt.errors import FallbackWarning, InputError, SignatureWarning, warn
@@ -148,6 +146,7 @@ class XRTModule:
             remarks=[build.remarks, unchecked],
             placement=[*str(build.tuned or "").splitlines(), *self._engines.left_out],
             checks=str(self._checks),
+            graph=build.graph_remark,
         )
 
     def profile(self) -> Profile:
@@ -308,13 +307,14 @@ class XRTModule:
         self._check_open()
         declared = self._source.inputs
         bound = inputs.bind(declared, args, named)
-        values = [inputs.normalise(value, given) for value, given in zip(declared, bound, strict=True)]
+        device = self._engines.context.device
+        values = [inputs.normalise(value, given, device) for value, given in zip(declared, bound, strict=True)]
         inputs.check(declared, values)
         return values
 
     def _remember(self, values: Sequence[Any], build: Build) -> None:
         """Keep a prepared call for further values of these types and shapes; lists and dicts go the long way each time."""
-        if any(type(value) is not np.ndarray or value.dtype.hasobject for value in values):  # texts are looked at in each call
+        if any(not hasattr(value, "dtype") or value.dtype.hasobject for value in values):  # texts are looked at in each call
             return
         program = build.program()
         call = prepared(build, program, values, partial(rescued, weakref.ref(self), build, program))

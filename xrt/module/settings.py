@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler, registry
-from xrt.errors import BudgetWarning, DeviceError, OptionError, did_you_mean, warn
+from xrt.errors import BudgetWarning, OptionError, did_you_mean, warn
+from xrt.graph import FrozenDict
 from xrt.module.automatic import AUTO, asks_for_auto, engines_at_hand
+from xrt.module.devices import check_engines_run, check_placed, checked_devices, devices_of
 from xrt.module.locked import Locked, locked
 from xrt.module.reference import REFERENCE
 from xrt.partition import ClusteringOptions
-from xrt.runtime import budget_of, check_device, kind_of
+from xrt.runtime import Streams, budget_of, check_device, kind_of
 from xrt.runtime.isolation import Isolated, Limits
 from xrt.tune.driving import check_budget
 
@@ -67,6 +69,12 @@ class Settings:
     """Programs that a module keeps; beyond it the oldest is forgotten, with a warning."""
     dump_subgraph_dir: Path | None = None
     """Where to write the graph as text, ONNX and DOT before and after each stage; None writes nothing."""
+    report: Callable[[str], object] | None = None
+    """Told in a few words how a compile goes that takes an engine long, such as the trials of ``tvm{tune=64}``."""
+    devices: Mapping[str, str] = FrozenDict()
+    """Engines, by name or spec, that run elsewhere than the module: ``{"ort": "cuda", "tvm": "cpu"}``."""
+    cuda_graph: bool = False
+    """Whether a call on a device is recorded once per signature and replayed; where it cannot be, `explain` says why."""
     progress: Callable[[int, int], object] | None = None
     """Told how many regions are compiled, of how many; called from the compiling threads, one at a time."""
 
@@ -90,10 +98,12 @@ def settings_of(options: Mapping[str, Any]) -> Settings:
     own["lock"] = locked(own.get("lock"))
     own["check"] = _checked_check(own.get("check"))
     own["isolate"] = _names(own.get("isolate", ()))
+    own["devices"] = checked_devices(own.get("devices"))
     _check_signatures(own.get("max_signatures", 1))
     check_budget(own.get("budget", 1.0))
     _check_limits(own)
-    _check_progress(own.get("progress"))
+    _check_callable("progress", own.get("progress"), "two numbers")
+    _check_callable("report", own.get("report"), "a text")
     return Settings(**own)
 
 
@@ -145,9 +155,9 @@ def _check_signatures(value: Any) -> None:
         raise OptionError(f"max_signatures must be a positive integer; got {value!r}")
 
 
-def _check_progress(value: Any) -> None:
+def _check_callable(name: str, value: Any, of: str) -> None:
     if value is not None and not callable(value):
-        raise OptionError(f"progress must be a function of two numbers, or None; got {value!r}")
+        raise OptionError(f"{name} must be a function of {of}, or None; got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +172,10 @@ class EngineList:
     """Whether nodes are placed by measurement."""
     left_out: tuple[str, ...] = ()
     """A line for each engine that could not be among them."""
+    devices: Mapping[str, str] = FrozenDict()
+    """Spec of each engine that runs elsewhere than the module, with its device."""
+    streams: Streams = field(default_factory=Streams, compare=False)
+    """The module's streams."""
 
     @property
     def specs(self) -> tuple[str, ...]:
@@ -189,10 +203,12 @@ def engine_list(asked: Any, device: str, settings: Settings) -> EngineList:
     Raises UnknownEngine or EngineUnavailable, OptionError for an engine listed twice or an execution option that a
     listed engine does not honour, DeviceError when none of them runs on the device.
     """
-    context = CompileContext(settings.execution, check_device(device), checked_budget(settings.execution))
+    context = CompileContext(settings.execution, check_device(device), checked_budget(settings.execution), report=settings.report)
     engines, left_out = _created(asked, context, settings)
     _check_list(engines)
-    _check_device(engines, device)
+    devices = devices_of(engines, settings.devices)
+    check_engines_run(engines, context.device, devices)
+    check_placed(settings.isolate, settings.cuda_graph, context.device, devices)
     for engine in engines:
         if reason := engine.unsupported_options(context):
             raise OptionError(reason)
@@ -200,7 +216,7 @@ def engine_list(asked: Any, device: str, settings: Settings) -> EngineList:
     implicit = None if settings.strict else _reference(engines, context)
     if implicit is not None:
         engines.append(implicit)
-    return EngineList(tuple(engines), implicit.spec if implicit else None, context, asks_for_auto(asked), left_out)
+    return EngineList(tuple(engines), implicit.spec if implicit else None, context, asks_for_auto(asked), left_out, devices)
 
 
 def _created(asked: Any, context: CompileContext, settings: Settings) -> tuple[list[GraphCompiler], tuple[str, ...]]:
@@ -256,13 +272,6 @@ def _check_list(engines: Sequence[GraphCompiler]) -> None:
     twice = next((spec for spec in specs if specs.count(spec) > 1), None)
     if twice is not None:
         raise OptionError(f"engine {twice!r} stands twice in the list {specs}; list each once")
-
-
-def _check_device(engines: Sequence[GraphCompiler], device: str) -> None:
-    kind = kind_of(device)
-    if not any(kind in engine.devices for engine in engines):
-        able = "; ".join(f"{engine.spec} runs on {', '.join(engine.devices)}" for engine in engines)
-        raise DeviceError(f"device {device!r} was asked for, but no engine of the list runs on it: {able}")
 
 
 def _reference(engines: Sequence[GraphCompiler], context: CompileContext) -> GraphCompiler | None:

@@ -264,6 +264,7 @@ class RemoteExecutable(Executable):
             "options": asdict(context.options),
             "device": context.device,
             "threads": context.threads,
+            "keep": str(context.keep or ""),
         }
         with home.lock:
             try:

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, parse_spec
 from xrt.engines.spec import build
@@ -64,7 +65,8 @@ class Served:
         return self._kept(executable, engine, function, context)
 
     def _asked(self, message: Message, memory: memoryview) -> tuple[GraphCompiler, Function, CompileContext]:
-        context = CompileContext(ExecutionOptions(**message["options"]), message["device"], message["threads"])
+        keep = Path(message["keep"]) if message["keep"] else None
+        context = CompileContext(ExecutionOptions(**message["options"]), message["device"], message["threads"], keep=keep)
         return self._engine(message["class"], message["spec"]), function_in(memory, message["function"]), context
 
     def _kept(self, executable: Executable, engine: GraphCompiler, function: Function, context: CompileContext) -> Message:

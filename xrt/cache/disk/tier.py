@@ -71,6 +71,10 @@ class DiskTier:
     def statistics(self) -> DiskStatistics:
         return self._statistics
 
+    def folder_of(self, engine: str) -> Path:
+        """Return the directory in which an engine of that name keeps what it learns; it need not exist yet."""
+        return self.store.kept / engine
+
     def obtain(self, signature: Signature, recipe: Recipe, make: Make, *, force: bool = False) -> Executable:
         """Return the signature's executable, prepared: loaded from its entry, else made, and then kept.
 
