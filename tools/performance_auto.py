@@ -103,13 +103,11 @@ def every_model(models: list[Figures], judged: list[Figures]) -> Verdict:
 
 
 def great_gains(judged: list[Figures]) -> Verdict:
-    great = [
-        row for row in judged if not row["built"] and is_mixture(row) and row["gain"]["low"] > 1 and row["gain"]["median"] > GREAT
-    ]
+    mixtures = [row for row in judged if is_mixture(row) and not row["built"] and row["gain"]["low"] > 1]
+    great = [row for row in mixtures if row["gain"]["median"] > GREAT]
     what = f"mixtures over {GREAT:g} x the best single engine, on models not built to show off a weakness"
-    return Verdict(
-        what, "3 models", ", ".join(f"{row['model']} {spread(row['gain'])}" for row in great) or "none", len(great) >= 3
-    )
+    figure = ", ".join(f"{row['model']} {spread(row['gain'])}" for row in great) or "none"
+    return Verdict(what, "3 models", figure, len(great) >= 3)
 
 
 def near_the_best(row: Figures) -> Verdict:

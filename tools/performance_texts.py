@@ -74,11 +74,11 @@ SECTIONS = {
     "auto": Section(
         "Placement by measurement",
         'Does `engine="auto"` find the quickest engine, or a mixture that is quicker than each?',
-        "On every shipped model auto searches within its budget, in a process of its own. In a fresh one it then takes turns, from "
-        "what it has kept, with every single engine that is ready here; the first call of each turn is not counted. Gains are "
-        "medians of the ratios within rounds, with 95 % intervals by bootstrap over the rounds in brackets. A win or a loss is "
-        "what excludes 1 and is beyond 1 %; all else is a tie. The best single engine is the one with the least median of this "
-        "very run, which favours the engines.",
+        "On every shipped model auto searches within its budget, in a process of its own. In a fresh one it then takes "
+        "turns, from what it has kept, with every single engine that is ready here; the first call of each turn is not "
+        "counted. Gains are medians of the ratios within rounds, with 95 % intervals by bootstrap over the rounds in brackets. "
+        "A win or a loss is what excludes 1 and is beyond 1 %; all else is a tie. The best single engine is the one with the "
+        "least median of this very run, which favours the engines.",
         auto_told.auto_tables,
         auto_told.auto_verdicts,
         "Where auto chose one engine, both run the same executable, and the gain shows the noise of the machine.",
