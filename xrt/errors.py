@@ -13,7 +13,9 @@
     ├── PlanError (ValueError)             no plan satisfies what was asked
     ├── CacheError
     ├── BundleError (ValueError)
+    ├── LockError (ValueError)             a lock cannot be read, or does not hold any more
     └── DeviceError (ValueError)           the device is unknown, or not at hand
+        └── OutOfDeviceMemory (MemoryError)
 
     XRTWarning (UserWarning)
     ├── BudgetWarning                      more threads were asked for than there are cores
@@ -46,9 +48,11 @@ __all__ = [
     "EngineUnavailable",
     "FallbackWarning",
     "InputError",
+    "LockError",
     "ModelError",
     "NativeWarning",
     "OptionError",
+    "OutOfDeviceMemory",
     "PlacementWarning",
     "PlanError",
     "RunFailed",
@@ -127,8 +131,16 @@ class BundleError(XRTError, ValueError):
     """A saved module cannot be read: damaged, too new, or lacking what it needs."""
 
 
+class LockError(XRTError, ValueError):
+    """A lock file cannot be read, or is not for this model, machine or version, and may not be made anew."""
+
+
 class DeviceError(XRTError, ValueError):
     """The device is unknown, or not at hand."""
+
+
+class OutOfDeviceMemory(DeviceError, MemoryError):
+    """A device has less memory free than was asked for; the message says how much, and by whom. Nothing else is broken."""
 
 
 class XRTWarning(UserWarning):

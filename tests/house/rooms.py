@@ -45,11 +45,12 @@ LEAF = ("errors", "compare", "graph", "ops", "formats", "passes", "engines")
 
 LIBRARIES = {
     "click": ("cli", "bench"),
-    "cupy": ("engines.toy",),
+    "cupy": ("runtime",),
     "google": ("formats",),
     "hypothesis": ("testing",),
     "iree": ("engines.iree",),
     "jax": ("engines.xla",),
+    "jaxlib": ("engines.xla",),
     "networkx": ("formats",),
     "onnx": ("graph", "formats", "passes", "models", "engines.toy", "testing"),
     "onnxruntime": ("engines.ort",),
@@ -63,7 +64,7 @@ LIBRARIES = {
 }
 """Where a library may be imported; one that is not listed, anywhere."""
 
-LAZY = ("networkx", "rich", "click", "hypothesis", "pytest", "torch")
+LAZY = ("cupy", "networkx", "rich", "click", "hypothesis", "pytest", "torch")
 """Libraries that only `cli` and `bench` import before they are used."""
 
 MESSAGES = ("formats", "testing", "engines.toy")

@@ -81,7 +81,7 @@ def conditions_of(context: CompileContext) -> tuple[tuple[str, str], ...]:
     options = {f.name: getattr(context.options, f.name) for f in dataclasses.fields(context.options) if f.name != "threads"}
     return (
         ("options", repr(options)),
-        ("device", context.device),
+        ("device", context.device if context.accelerator is None else f"{context.device}: {context.accelerator.hardware}"),
         ("threads", str(context.threads)),
         ("machine", _machine()),
     )

@@ -19,6 +19,7 @@ _COMMANDS = (
     "run",
     "compile",
     "explain",
+    "tune",
     "verify",
     "bisect",
     "cache",

@@ -92,13 +92,34 @@ def _unfit(engine: GraphCompiler, context: CompileContext) -> str | None:
 # ------------------------------------------------------------------ where nodes go
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Automatic:
     """Places signatures of one module."""
 
     engines: EngineList
+    """With a lock those alone that its plan needs, as long as it holds."""
     settings: Settings
     cache: CompileCache
+    everything: Callable[[], EngineList]
+    """Gives all engines that were asked for."""
+    _is_whole: bool = False
+
+    def chosen(
+        self, function: Function, values: Sequence[Any] | None, base: Tuned | None, place: Place | None
+    ) -> tuple[EngineList, Place | None]:
+        """Return the engines of a signature, and what places it: ``place`` where the caller has it, else the lock, else a search.
+
+        Nothing places it where nodes go by the order of the list. Raises LockError as `Locked.tuned` does.
+        """
+        if not self.engines.is_auto:
+            return self.engines, place
+        if place is None and base is None and self.settings.lock is not None:
+            tuned = self.settings.lock.tuned(function, self.engines, self.settings)
+            if tuned is not None:
+                return self.engines, lambda function: tuned
+        if base is None and self.settings.lock is not None and not self._is_whole:
+            self.engines, self._is_whole = self.everything(), True
+        return self.engines, place or self.placing(values, base)
 
     def placing(
         self,

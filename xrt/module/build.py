@@ -94,7 +94,7 @@ class Build:
         self.remarks: Mapping[str, str] = saved.remarks if saved else {}
         self._saved = saved
         self._original = original
-        self._engines = engines
+        self.engines = engines
         self._settings = settings
         self._clustering = without_idle_pins(settings.clustering, function, original)
         self.idle_pins = tuple(pin for pin in settings.clustering.pins if pin not in self._clustering.pins)
@@ -137,7 +137,17 @@ class Build:
     def _attempt(self, plan: Plan) -> Program | tuple[Refusal, ...]:
         force = self._settings.force_compile
         progress = self._settings.progress
-        return compile_plan(plan, self._engines.by_spec, self._engines.context, self._cache, force=force, progress=progress)
+        engines, graph = self.engines, self._settings.cuda_graph
+        return compile_plan(
+            plan,
+            engines.by_spec,
+            engines.context,
+            self._cache,
+            force=force,
+            progress=progress,
+            streams=engines.streams,
+            graph=graph,
+        )
 
     def _replanned(self, refused: tuple[Refusal, ...], new: tuple[Refusal, ...]) -> Plan:
         """Place what was refused elsewhere; where nobody is left to take it, the refusal itself is the cause of the error."""
@@ -206,11 +216,12 @@ class Build:
                 return plan
         plan = partition(
             self.whole(),
-            self._engines.engines,
+            self.engines.engines,
             self._clustering,
             strict=self._settings.strict,
-            implicit=self._engines.implicit,
-            device=self._engines.context.device,
+            implicit=self.engines.implicit,
+            device=self.engines.context.device,
+            devices=self.engines.devices,
             refused=triples(refused),
         )
         sizes = ", ".join(f"{launch.name} of {len(launch.nodes)}" for launch in plan.launches)
@@ -231,6 +242,11 @@ class Build:
         return self._saved.whole() if self._saved else self.function
 
     @property
+    def graph_remark(self) -> str:
+        """What became of the wish for a graph of the device; empty where there was none, or nothing is compiled."""
+        return self._program.graph_remark if self._program is not None else ""
+
+    @property
     def is_compiled(self) -> bool:
         return self._program is not None
 
@@ -240,7 +256,7 @@ class Build:
 
     def regions(self) -> list[RegionToCompile]:
         """Return what is, or was, compiled for the plan, in its order."""
-        return regions_of(self.plan, self._engines.by_spec, self._engines.context)
+        return regions_of(self.plan, self.engines.by_spec, self.engines.context)
 
     def memory(self) -> Memory:
         """Return what the plan takes of memory, and the engines too once it is compiled."""

@@ -12,8 +12,6 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
 from xrt.cache import CompileCache, Signature, cache_of
 from xrt.engines import GraphCompiler, RunOptions
 from xrt.errors import FallbackWarning, InputError, SignatureWarning, warn
@@ -52,9 +50,10 @@ class XRTModule:
     (``"tvm{opt_level=2}"``), an instance, or a list of these, first choice first. Unless ``strict``, the reference
     engine stands last without being named; what it takes in that way is one FallbackWarning and lines in `explain`.
 
-    Keywords are the fields of `ClusteringOptions` (``pins``, ``minimum_nodes``, ...), of `ExecutionOptions`
-    (``precision``, ``threads``, ...) and of `Settings` (``strict``, ``check``, ``isolate``, ...). ``cache`` is a cache of one's
-    own, or the directory of one.
+    Keywords are the fields of `ClusteringOptions` (``pins``, ``minimum_nodes``, ...), of `ExecutionOptions` (``precision``,
+    ``threads``, ...) and of `Settings`: ``check`` holds the ``"first"`` call, or a part of the calls, against the reference;
+    ``isolate`` lets the engines that it names, or ``"all"``, compile in a process of their own, and with ``isolate_run`` run
+    there, within ``time_limit`` seconds and ``memory_limit`` bytes. ``cache`` is a cache of one's own, or its directory.
 
     One output comes back as an array, several as a tuple. A returned array shares memory with nothing else, unless an
     alias of the model names an input for it. Threads may call at once.
@@ -83,7 +82,8 @@ class XRTModule:
         self._lock = threading.RLock()
         self._warned = False
         self._checks = Checks(self._settings.check, self.threads)
-        self._automatic = Automatic(self._engines, self._settings, self._cache)
+        everything = partial(engine_list, engine, device, replace(self._settings, lock=None))
+        self._automatic = Automatic(self._engines, self._settings, self._cache, everything)
         self._closed = False
 
     # ------------------------------------------------------------------ what it is
@@ -141,11 +141,12 @@ class XRTModule:
         unchecked = self._checks.remarks({launch.name: launch.function for launch in build.plan.launches})
         return explain(
             build.plan,
-            self._engines,
+            build.engines,
             idle_pins=build.idle_pins,
             remarks=[build.remarks, unchecked],
             placement=[*str(build.tuned or "").splitlines(), *self._engines.left_out],
             checks=str(self._checks),
+            graph=build.graph_remark,
         )
 
     def profile(self) -> Profile:
@@ -175,7 +176,7 @@ class XRTModule:
         build = self._build(values)
         context = self._engines.context
         return verify(
-            build.function, build.plan, self._engines.by_spec, values, evaluate, context, inner=inner, progress=progress
+            build.function, build.plan, build.engines.by_spec, values, evaluate, context, inner=inner, progress=progress
         )
 
     def bisect(self, *args: Any, progress: Progress = unheard, **named: Any) -> Culprit | None:
@@ -185,8 +186,8 @@ class XRTModule:
         `xrt.formats.onnx` writes what is returned.
         """
         values = self._accept(args, named)
-        plan = self._build(values).plan
-        return bisect_plan(plan, self._engines.by_spec, values, evaluate, self._engines.context, progress=progress)
+        build = self._build(values)
+        return bisect_plan(build.plan, build.engines.by_spec, values, evaluate, self._engines.context, progress=progress)
 
     def _current(self) -> Build:
         return self._last or self._build(None)
@@ -306,13 +307,14 @@ class XRTModule:
         self._check_open()
         declared = self._source.inputs
         bound = inputs.bind(declared, args, named)
-        values = [inputs.normalise(value, given) for value, given in zip(declared, bound, strict=True)]
+        device = self._engines.context.device
+        values = [inputs.normalise(value, given, device) for value, given in zip(declared, bound, strict=True)]
         inputs.check(declared, values)
         return values
 
     def _remember(self, values: Sequence[Any], build: Build) -> None:
         """Keep a prepared call for further values of these types and shapes; lists and dicts go the long way each time."""
-        if any(type(value) is not np.ndarray or value.dtype.hasobject for value in values):  # texts are looked at in each call
+        if any(not hasattr(value, "dtype") or value.dtype.hasobject for value in values):  # texts are looked at in each call
             return
         program = build.program()
         call = prepared(build, program, values, partial(rescued, weakref.ref(self), build, program))
@@ -343,8 +345,7 @@ class XRTModule:
 
     def _planned(self, function: Function, values: Sequence[Any] | None, base: Build | None, place: Place | None) -> Build:
         simple = simplified(function, fold=self._settings.fold_constants, threads=self.threads)
-        if place is None and self._engines.is_auto:
-            place = self._automatic.placing(values, base.tuned if base else None)
+        self._engines, place = self._automatic.chosen(simple, values, base.tuned if base else None, place)
         return Build(simple, self._engines, self._settings, self._cache, original=function, place=place)
 
     def _bound(self) -> None:

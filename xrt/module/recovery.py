@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
-
-import numpy as np
 
 from xrt.engines import RunOptions
 from xrt.errors import DeviceError, FallbackWarning, InputError, RunFailed, warn
@@ -14,6 +13,7 @@ from xrt.graph import Function
 from xrt.partition import Plan
 from xrt.runtime import Inspection, Program, Refusal, updated_before
 from xrt.runtime.outputs import check_buffers
+from xrt.runtime.placed.buffers import check_placed_buffers
 from xrt.runtime.program import DEFAULT
 
 __all__ = ["Call", "given_up", "tell", "triples", "unnamed"]
@@ -33,13 +33,15 @@ class Call:
     def of(cls, inputs: Sequence[Any], options: RunOptions | None, out: Any, function: Function, device: str) -> Call:
         """Return the call with what the caller asks for; raises DeviceError for a stream, InputError for a buffer."""
         options = options or DEFAULT
-        if options.stream is not None:
+        on_host = device == "cpu"
+        if options.stream is not None and on_host:
             raise DeviceError(f"a stream was given, but the module runs on {device}, which has none; pass stream=None")
         if out is not None and options.out is not None:
             raise InputError("out= is given twice, as an argument and in options; give the buffers in one of the two")
         given = out if out is not None else options.out
         if given is not None:
-            buffers = check_buffers(given, function.outputs, function.inputs, inputs)
+            check = check_buffers if on_host else partial(check_placed_buffers, device)
+            buffers = check(given, function.outputs, function.inputs, inputs)
             options = RunOptions(buffers, options.stream, options.block, options.profile)
         return cls(inputs, options)
 
@@ -60,7 +62,7 @@ class Call:
         """
         if self.before:
             for given, held in self.before:
-                np.copyto(given, held)
+                given[...] = held
         elif touched := updated_before(plan, error.region):
             names = ", ".join(map(repr, touched))
             raise RunFailed(

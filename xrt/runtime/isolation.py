@@ -204,8 +204,12 @@ class Isolated(GraphCompiler):
 
     def version(self) -> str:
         """Return the engine's; executables that live in a worker are nobody else's."""
-        told = self.inner.version()
+        told = self.library_version()
         return f"{told} in worker {self._number} of process {os.getpid()}" if self.runs else told
+
+    def library_version(self) -> str:
+        """Return the version of the engine, wherever it runs: what it has saved is told by this."""
+        return self.inner.version()
 
     def unsupported_options(self, context: CompileContext) -> str | None:
         return self.inner.unsupported_options(context)
@@ -234,30 +238,33 @@ class Isolated(GraphCompiler):
         return self.inner.save(executable, context)
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
-        return self.inner.load(data, function, context)
+        return RemoteExecutable(self._home, function, context, data) if self.runs else self.inner.load(data, function, context)
 
 
 class RemoteExecutable(Executable):
-    """An executable in a worker. Where the worker has died of another region, it is compiled anew in the next one."""
+    """An executable in a worker. Where the worker has died of another region, it is made anew in the next one."""
 
-    def __init__(self, home: Home, function: Function, context: CompileContext) -> None:
+    def __init__(self, home: Home, function: Function, context: CompileContext, saved: memoryview | None = None) -> None:
+        """Compile there, or load what is ``saved``."""
         self._home = home
         self._function = function
         self._context = context
-        self._count = len(function.outputs)
+        self._saved = saved
         self._made, self._generation = self._compiled()
 
     def _compiled(self) -> tuple[int, int]:
         home, context, room = self._home, self._context, Room()
         cls = type(home.engine)
         message = {
-            "do": "compile",
+            "do": "compile" if self._saved is None else "load",
+            "saved": None if self._saved is None else room.put(self._saved.cast("B")),
             "class": f"{cls.__module__}:{cls.__qualname__}",
             "spec": home.engine.spec,
             "function": room.put_function(self._function),
             "options": asdict(context.options),
             "device": context.device,
             "threads": context.threads,
+            "keep": str(context.keep or ""),
         }
         with home.lock:
             try:

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, parse_spec
 from xrt.engines.spec import build
@@ -38,6 +39,7 @@ class Served:
         """Do what a message asks; what is raised is told, and not raised."""
         ways: dict[str, Callable[[Message, memoryview, Room], Message]] = {
             "compile": self.compile,
+            "load": self.load,
             "save": self.save,
             "run": self.run,
             "measure": self.measure,
@@ -50,10 +52,24 @@ class Served:
 
     def compile(self, message: Message, memory: memoryview, room: Room) -> Message:
         """Compile and prepare a Function; the number of the executable is the answer."""
-        function = function_in(memory, message["function"])
-        context = CompileContext(ExecutionOptions(**message["options"]), message["device"], message["threads"])
-        engine = self._engine(message["class"], message["spec"])
-        executable = engine.compile(function, context)
+        engine, function, context = self._asked(message, memory)
+        return self._kept(engine.compile(function, context), engine, function, context)
+
+    def load(self, message: Message, memory: memoryview, room: Room) -> Message:
+        """Load and prepare what an engine has saved of a Function; the same answer."""
+        engine, function, context = self._asked(message, memory)
+        offset, length = message["saved"]
+        with working_folder() as folder:
+            data = memory[offset : offset + length].toreadonly()
+            executable = engine.load(data, function, replace(context, workdir=folder))
+        return self._kept(executable, engine, function, context)
+
+    def _asked(self, message: Message, memory: memoryview) -> tuple[GraphCompiler, Function, CompileContext]:
+        keep = Path(message["keep"]) if message["keep"] else None
+        context = CompileContext(ExecutionOptions(**message["options"]), message["device"], message["threads"], keep=keep)
+        return self._engine(message["class"], message["spec"]), function_in(memory, message["function"]), context
+
+    def _kept(self, executable: Executable, engine: GraphCompiler, function: Function, context: CompileContext) -> Message:
         executable.prepare()
         number = next(self._numbers)
         self._made[number] = executable, engine, function, context

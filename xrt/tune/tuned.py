@@ -13,9 +13,9 @@ __all__ = ["Contender", "How", "Progress", "Race", "Tuned", "Verdict", "title_of
 
 Verdict: TypeAlias = Literal["won", "tie", "lost", "wrong", "failed"]
 
-How: TypeAlias = Literal["measured", "interrupted", "remembered", "priority"]
-"""``measured`` to the end or to the end of the budget, ``interrupted`` by hand, ``remembered`` from an earlier process;
-``priority`` is the order of the list, for want of measurements."""
+How: TypeAlias = Literal["measured", "interrupted", "remembered", "locked", "priority"]
+"""``measured`` to the end or to the end of the budget, ``interrupted`` by hand, ``remembered`` from an earlier process, or
+``locked`` by a file; ``priority`` is the order of the list, for want of measurements."""
 
 MANY = 5
 """Regions up to which a plan is called by the engines of all of them."""
@@ -118,6 +118,7 @@ _HOW = {
     "measured": "placed by measurement",
     "interrupted": "placed by measurement, which was interrupted",
     "remembered": "placed by an earlier measurement",
+    "locked": "placed by a lock",
     "priority": "placed by the order of the list, without a measurement",
 }
 

@@ -7,17 +7,16 @@ A sequence of regions in which no atom runs before one that it needs is a *layou
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
 
 from xrt.partition.costs import CostTable, Measured
 from xrt.partition.planner.ground import Ground, bits, places_of
-from xrt.partition.planner.parts import survey
 from xrt.partition.planner.shares import Shares
 
-__all__ = ["Board", "Layout", "Region"]
+__all__ = ["Board", "Effort", "Layout", "Region"]
 
 Region: TypeAlias = tuple[int, int]
 """An engine, by its place in the list, and the set of its atoms."""
@@ -25,8 +24,9 @@ Region: TypeAlias = tuple[int, int]
 Layout: TypeAlias = tuple[Region, ...]
 """Regions in an order in which they can run; every atom is in one."""
 
-LOOKED_UP = 64
-"""The most nodes of a region that is looked up in the table whenever it comes up; larger ones only in plans that are proposed."""
+SMALL = 64
+"""The most nodes of a model every region of which is looked up in the table as it comes up; in larger ones only parts that
+are measured on purpose and the regions of plans that are proposed."""
 
 
 @dataclass
@@ -34,6 +34,11 @@ class Effort:
     """How many nodes may still be hashed."""
 
     left: int
+
+    def spend(self, nodes: int) -> bool:
+        """Take so many off what is left, and return whether there was enough."""
+        self.left -= nodes
+        return self.left >= 0
 
 
 @dataclass(frozen=True)
@@ -49,12 +54,23 @@ class Board:
     _seconds: dict[Region, float] = field(default_factory=dict, repr=False)
     _crossing: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False)
     _nodes: dict[int, int] = field(default_factory=dict, repr=False)
+    _needs: dict[int, int] = field(default_factory=dict, repr=False)
+    _sizes: dict[int, int] = field(default_factory=dict, repr=False)
+    _totals: dict[Layout, float] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def fine(cls, ground: Ground, table: CostTable, effort: int) -> Board:
-        """Return the board whose atoms are the nodes; ``effort`` is how many nodes may be hashed to look regions up."""
-        survey(ground)
-        return cls(ground, table, Shares.fitted(ground, table), tuple((place,) for place in range(len(ground))), Effort(effort))
+    def fine(cls, ground: Ground, table: CostTable, effort: Effort, hope: float = 0.0) -> Board:
+        """Return the board whose atoms are the nodes; ``hope`` is as for `Shares.fitted`."""
+        shares = Shares.fitted(ground, table, hope)
+        return cls(ground, table, shares, tuple((place,) for place in range(len(ground))), effort)
+
+    def coarse(self, atoms: tuple[tuple[int, ...], ...]) -> Board:
+        """Return the board with those atoms, each of them a stretch of nodes."""
+        return Board(self.ground, self.table, self.shares, atoms, self.effort)
+
+    def on_nodes(self, layout: Layout) -> Layout:
+        """Return the layout in nodes instead of atoms."""
+        return tuple((engine, self.nodes(mask)) for engine, mask in layout)
 
     def __len__(self) -> int:
         return len(self.atoms)
@@ -100,6 +116,12 @@ class Board:
         return tuple(bits(sorted({self.home[place] for place in places_of(mask)})) for mask in self.ground.devices.values())
 
     @cached_property
+    def named(self) -> tuple[str, ...]:
+        """For each atom the device that its nodes name; empty where none names one."""
+        nodes = self.ground.function.nodes
+        return tuple(max(nodes[place].device for place in atom) for atom in self.atoms)
+
+    @cached_property
     def _makes(self) -> tuple[int, ...]:
         return tuple(_union(self.ground.makes[place] for place in atom) for atom in self.atoms)
 
@@ -108,7 +130,7 @@ class Board:
         return tuple(_union(self.ground.reads[place] for place in atom) for atom in self.atoms)
 
     @cached_property
-    def _alone(self) -> tuple[tuple[float, ...], ...]:
+    def alone(self) -> tuple[tuple[float, ...], ...]:
         """For each engine what each atom costs in one region."""
         before = [bits(earlier) for earlier in self.ground.graph.predecessors]
         masks = [bits(atom) for atom in self.atoms]
@@ -119,13 +141,20 @@ class Board:
         """For each engine and atom (the set of an earlier atom, what it saves to be in one region with that)."""
         return tuple(self._by_atom(links) for links in self.shares.links)
 
-    def _by_atom(self, links: object) -> tuple[tuple[tuple[int, float], ...], ...]:
+    def _by_atom(self, links: Mapping[tuple[int, int], float]) -> tuple[tuple[tuple[int, float], ...], ...]:
         found: list[dict[int, float]] = [{} for _ in self.atoms]
-        for (earlier, later), saving in links.items():  # type: ignore[attr-defined]
+        for (earlier, later), saving in links.items():
             source, target = self.home[earlier], self.home[later]
             if source != target:
                 found[target][1 << source] = found[target].get(1 << source, 0.0) + saving
         return tuple(tuple(sorted(row.items())) for row in found)
+
+    def needs(self, mask: int) -> int:
+        """Return the atoms outside of a set that it directly needs."""
+        known = self._needs.get(mask)
+        if known is None:
+            known = self._needs[mask] = _union(self.before[atom] for atom in places_of(mask)) & ~mask
+        return known
 
     # ------------------------------------------------------------------ regions
 
@@ -151,7 +180,7 @@ class Board:
     def estimate(self, region: Region) -> float:
         """Return what a region would cost by its shares."""
         engine, mask = region
-        alone, savings = self._alone[engine], self._savings[engine]
+        alone, savings = self.alone[engine], self._savings[engine]
         total = 0.0
         for atom in places_of(mask):
             total += alone[atom]
@@ -167,10 +196,8 @@ class Board:
     def _found(self, region: Region) -> float:
         mask = self.nodes(region[1])
         if mask not in self.ground.known():
-            count = mask.bit_count()
-            if count > min(LOOKED_UP, self.effort.left):
+            if len(self.ground) > SMALL or not self.effort.spend(mask.bit_count()):
                 return self.estimate(region)
-            self.effort.left -= count
         cost = self.cost(region)
         if isinstance(cost, Measured):
             return cost.seconds
@@ -189,43 +216,56 @@ class Board:
             known = self._crossing[mask] = (reads & ~makes, makes)
         return known
 
-    def boundary(self, source: Region, target: Region) -> float:
-        """Return what it costs that the second region reads from the first."""
-        values = self.crossing(target[1])[0] & self.crossing(source[1])[1]
-        if not values:
+    def total(self, layout: Layout) -> float:
+        """Return what a layout costs: its regions, and what crosses between them. Linear in regions times engines."""
+        known = self._totals.get(layout)
+        if known is None:
+            known = self._totals[layout] = self._summed(layout)
+        return known
+
+    def _summed(self, layout: Layout) -> float:
+        made = [0] * len(self.takes)
+        for engine, mask in layout:
+            made[engine] |= self.crossing(mask)[1]
+        total = 0.0
+        for region in layout:
+            total += self.seconds(region)
+            if inputs := self.crossing(region[1])[0]:
+                total += self._entering(inputs, made, region[0])
+        return total
+
+    def _entering(self, inputs: int, made: Sequence[int], target: int) -> float:
+        """Return what it costs that an engine reads those values, each of them made by some engine."""
+        total = 0.0
+        for source, values in enumerate(made):
+            if values := values & inputs:
+                fixed, per_byte = self._pairs[source][target]
+                total += fixed * values.bit_count() + per_byte * self.size(values)
+        return total
+
+    def entering(self, mask: int, source: int, target: int) -> float:
+        """Return what it costs that a set of atoms on one engine reads from another engine; nothing comes from -1."""
+        values = self.crossing(mask)[0]
+        if source < 0 or not values:
             return 0.0
-        fixed, per_byte = self._pairs[source[0]][target[0]]
-        sizes = self.ground.sizes
-        return fixed * values.bit_count() + per_byte * sum(sizes[value] for value in places_of(values))
+        fixed, per_byte = self._pairs[source][target]
+        return fixed * values.bit_count() + per_byte * self.size(values)
+
+    def size(self, values: int) -> int:
+        """Return the bytes of a set of values."""
+        known = self._sizes.get(values)
+        if known is None:
+            known = self._sizes[values] = sum(self.ground.sizes[value] for value in places_of(values))
+        return known
 
     @cached_property
     def _pairs(self) -> tuple[tuple[tuple[float, float], ...], ...]:
         specs = self.ground.engines
         return tuple(tuple(self.table.boundary(a, b) for b in specs) for a in specs)
 
-    def total(self, layout: Layout) -> float:
-        """Return what a layout costs: its regions, and what crosses between them."""
-        total = 0.0
-        for at, region in enumerate(layout):
-            total += self.seconds(region)
-            for earlier in layout[:at]:
-                total += self.boundary(earlier, region)
-        return total
 
-    def touching(self, layout: Layout, places: Sequence[int]) -> float:
-        """Return the part of a layout's total that the regions at those places have to do with."""
-        chosen = set(places)
-        total = 0.0
-        for at in chosen:
-            region = layout[at]
-            total += self.seconds(region)
-            total += sum(self.boundary(layout[i], region) for i in range(at))
-            total += sum(self.boundary(region, layout[i]) for i in range(at + 1, len(layout)) if i not in chosen)
-        return total
-
-
-def _union(masks: object) -> int:
+def _union(masks: Iterable[int]) -> int:
     found = 0
-    for mask in masks:  # type: ignore[attr-defined]
+    for mask in masks:
         found |= mask
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
@@ -48,6 +49,9 @@ class Ground:
     takes: tuple[int, ...]
     """For each engine the set of nodes that it takes."""
     _keys: dict[int, str] = field(default_factory=dict, repr=False)
+    """Shape keys that have been computed; they do not change."""
+    _asked: dict[int, str] = field(default_factory=dict, repr=False)
+    """Those of them that have been asked for since the ground was made or `unasked`."""
 
     @classmethod
     def of(cls, function: Function, engines: Sequence[GraphCompiler], device: str = "cpu") -> Ground:
@@ -115,19 +119,26 @@ class Ground:
 
     def key(self, mask: int) -> str:
         """Return the shape key of those nodes, computed once. Linear in them, some 25 us for each."""
-        known = self._keys.get(mask)
-        if known is None:
-            known = self._keys[mask] = shape_key(self.part(mask))
-        return known
+        key = self._asked.get(mask)
+        if key is None:
+            key = self._keys.get(mask) or shape_key(self.part(mask))
+            self._keys[mask] = self._asked[mask] = key
+        return key
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
         """For each node the shape key of it alone: equal for nodes that cost the same."""
-        return tuple(self.key(1 << place) for place in range(len(self)))
+        return tuple(shape_key(self.part(1 << place)) for place in range(len(self)))
 
     def known(self) -> dict[int, str]:
-        """Return the parts whose keys have been asked for."""
-        return self._keys
+        """Return the parts whose keys have been asked for, with the keys: what the shares are fitted to."""
+        return self._asked
+
+    def unasked(self) -> Ground:
+        """Return the same ground as if no key had been asked for, so that what is found does not depend on what was found before."""
+        other = copy(self)
+        object.__setattr__(other, "_asked", {})
+        return other
 
 
 def _bytes(type_: Type | None, usual: int) -> int:

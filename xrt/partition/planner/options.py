@@ -18,7 +18,7 @@ class SearchOptions:
 
     pieces: int = 96
     """The most parts that are asked to be measured in one round."""
-    rounds: int = 12
+    rounds: int = 32
     """The most rounds of asking, measuring and proposing that `search` makes."""
     plans: int = 8
     """The most plans that are proposed."""

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from xrt.engines import GraphCompiler
 from xrt.graph import Function
 from xrt.partition.costs import CostTable
-from xrt.partition.planner.board import Board, Region
+from xrt.partition.planner.board import Board, Layout, Region
 from xrt.partition.planner.ground import Ground, places_of
+from xrt.partition.planner.moves import changes
 from xrt.partition.planner.options import SearchOptions
 from xrt.partition.planner.parts import standard_parts
-from xrt.partition.planner.proposing import ranked
+from xrt.partition.planner.proposing import Ranking
 
 __all__ = ["Piece", "next_pieces", "pieces"]
+
+HOPE = 0.4
+"""What an edge inside of a region might save, as a part of the cheaper of its ends, as long as nobody has measured it."""
+
+DOUBT = 0.2
+"""How much more than the best a plan may cost, by the prediction, for its regions to be worth measuring."""
+
+NEAR = 16
+"""The most regions that are asked for at once because a plan near the best has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,35 +58,39 @@ def pieces(
     known, then parts of the model, those first in which most time might be saved. What the table has is not asked again,
     and equal parts once.
     """
-    ground = Ground.of(function, engines, device)
-    board = Board.fine(ground, table, options.effort)
-    return tuple(next_pieces(board, options))[: options.pieces]
+    return tuple(islice(next_pieces(Ground.of(function, engines, device), table, options), options.pieces))
 
 
-def next_pieces(board: Board, options: SearchOptions) -> Iterator[Piece]:
+def next_pieces(ground: Ground, table: CostTable, options: SearchOptions) -> Iterator[Piece]:
     """Yield the parts to measure next, each (key, engine) once."""
     asked: set[tuple[str, str]] = set()
-    for region, why in _wanted(board, options):
-        key, spec = board.ground.key(board.nodes(region[1])), board.ground.engines[region[0]]
-        if (key, spec) not in asked and board.table.region(key, spec) is None:
+    for (engine, mask), why in _wanted(ground, table, options):
+        key, spec = ground.key(mask), ground.engines[engine]
+        if (key, spec) not in asked and table.region(key, spec) is None:
             asked.add((key, spec))
-            yield piece_of(board, region, why)
+            names = tuple(ground.function.nodes[place].name for place in places_of(mask))
+            yield Piece(key, spec, ground.part(mask), names, why)
 
 
-def piece_of(board: Board, region: Region, why: str) -> Piece:
-    """Return the region as a piece."""
-    ground, mask = board.ground, board.nodes(region[1])
-    names = tuple(ground.function.nodes[place].name for place in places_of(mask))
-    return Piece(ground.key(mask), ground.engines[region[0]], ground.part(mask), names, why)
-
-
-def _wanted(board: Board, options: SearchOptions) -> Iterator[tuple[Region, str]]:
-    for engine in range(len(board.ground.engines)):
-        if board.allows((engine, board.ground.whole)):
-            yield (engine, board.ground.whole), "the whole"
-    for layout in ranked(board, options)[: options.plans]:
+def _wanted(ground: Ground, table: CostTable, options: SearchOptions) -> Iterator[tuple[Region, str]]:
+    """Yield regions in nodes, the most useful first, those among them that are known."""
+    ranking = Ranking.of(ground, table, options)
+    engines = range(len(ground.engines))
+    yield from (((engine, ground.whole), "the whole") for engine in engines if ranking.board.allows((engine, ground.whole)))
+    for layout in ranking.layouts[: options.plans]:
         yield from ((region, "a region of a plan") for region in layout)
-    for part in standard_parts(board.ground):
-        for engine in range(len(board.ground.engines)):
-            if board.allows((engine, part.mask)):
-                yield (engine, part.mask), part.why
+    for part in standard_parts(ground):
+        yield from (((engine, part.mask), part.why) for engine in engines if ranking.board.allows((engine, part.mask)))
+    for layout in Ranking.of(ground, table, options, HOPE).layouts[: options.plans]:
+        yield from ((region, "a region of a plan that might save more") for region in layout)
+    if ranking.layouts:
+        yield from ((region, "a region of a plan that is near the best") for region in _near(ranking.board, ranking.layouts[0]))
+
+
+def _near(board: Board, best: Layout) -> Iterator[Region]:
+    """Yield what was not measured of the layouts that are one change away and cost little more, the cheapest first."""
+    most = board.total(best) * (1 + DOUBT)
+    costs = {layout: board.total(layout) for layout in changes(board, best)}
+    near = sorted((cost, layout) for layout, cost in costs.items() if cost <= most)
+    regions = dict.fromkeys(region for _, layout in near for region in layout if region not in best)
+    yield from [region for region in regions if board.cost(region) is None][:NEAR]

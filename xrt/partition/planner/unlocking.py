@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from xrt.engines import GraphCompiler
 from xrt.graph import Function
 from xrt.partition.costs import CostTable
-from xrt.partition.planner.board import Board
 from xrt.partition.planner.ground import Ground, bits
 from xrt.partition.planner.options import SearchOptions
-from xrt.partition.planner.proposing import ranked
+from xrt.partition.planner.proposing import Ranking
 
 __all__ = ["Unlock", "unlocks"]
 
@@ -55,5 +55,5 @@ def unlocks(
 
 
 def _best(ground: Ground, table: CostTable, options: SearchOptions) -> float:
-    board = Board.fine(ground, table, options.effort)
-    return min((board.total(layout) for layout in ranked(board, options)), default=float("inf"))
+    ranking = Ranking.of(ground, table, options)
+    return min(map(ranking.board.total, ranking.layouts), default=math.inf)
