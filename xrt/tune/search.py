@@ -22,7 +22,7 @@ from xrt.runtime.timing import Clock
 from xrt.tune.contest import Entrant, contested
 from xrt.tune.judging import Runner, judged
 from xrt.tune.programs import ready
-from xrt.tune.survey import Subject, Survey
+from xrt.tune.survey import Region, Subject, Survey
 from xrt.tune.tuned import Contender, How, Progress, Tuned, title_of
 from xrt.tune.values import Reference, captured
 from xrt.tune.walls import Apart, Way, way_of
@@ -115,6 +115,8 @@ class Search:
                 ways, self.context, values, self.reference, self.table, limit=limit, slice_=slice_, clock=self.clock
             )
             self._survey(self.survey)
+            if self._left() <= 0:
+                return
             self.proposals = self._proposed()
             self._make_ready(ways, [values[value.name] for value in self.function.outputs])
             self._race()
@@ -190,9 +192,23 @@ class Search:
                 self.others.append(known)
             elif self.clock() >= until and self.runners:
                 self.notes.append(f"the budget ended before {title_of(plan)} was made ready")
+            elif unproved := self._unproved(plan):
+                self.others.append(Contender(plan, "wrong" if unproved.startswith("wrong") else "failed", note=unproved))
             else:
                 self._tell(f"compiling {title_of(plan)}")
                 self._enter(plan, ways, expected)
+
+    def _unproved(self, plan: Plan) -> str:
+        """Return why a plan may not be compiled in this process: a region of it has not been right, and in time, in a worker."""
+        assert self.survey is not None  # it comes before this
+        regions = [Region.of(launch) for launch in plan.launches]
+        self.survey.measure(regions, self.began + self.budget, self._told_of(self.survey))
+        self.table = self.survey.table
+        costs = ((region, self.table.region(region.key, region.spec)) for region in regions)
+        reasons = (
+            cost or f"a region of it was not measured on {one.spec}" for one, cost in costs if not isinstance(cost, Measured)
+        )
+        return next(reasons, "")
 
     def _enter(self, plan: Plan, ways: Mapping[str, Way], expected: Sequence[Any]) -> None:
         limit = min(self.budget * self.bounds.limit, max(self._left(), LEAST))
