@@ -38,6 +38,7 @@ from xrt.runtime import available_cores
 STEPS = Path(__file__).with_name("auto_steps.py")
 SMALL = ("softmax_small", "lrn_small", "gather_small", "layers_small")
 QUICK_MODELS = ("mlp{layers=2,features=64,hidden=64,classes=10}", "softmax_chain{length=4,batch=64,columns=64}")
+ORDER = ("ort", "openvino", "xla", "tvm", "iree", "toy")
 STABLE = "squeezenet"
 """The model of which plans are proposed in two processes with different hash seeds."""
 
@@ -57,7 +58,7 @@ class Asked:
     small_budget: float = 8.0
     seconds: float = 8.0
     """Of the turns of one model."""
-    limit: float = 30.0
+    limit: float = 20.0
     """Seconds that an engine may take to import, compile and be called twice, where the search found no time for it."""
     patience: float = 150.0
     """Seconds over the budget after which a step's process is ended."""
@@ -260,10 +261,15 @@ def asked_of(a: argparse.Namespace, store: str) -> Asked:
     if a.quick:
         engines, quick = ("ort", "toy"), tuple(a.model or QUICK_MODELS)
         return Asked(quick, ("tiny_small",), engines, 1, store, budget=3.0, small_budget=2.0, seconds=0.5, patience=60.0)
-    ready = [status.name for status in probe_all() if status.state == "ready"]
-    engines = tuple(split_specs(a.engines)) if a.engines else tuple(ready)
+    engines = tuple(split_specs(a.engines)) if a.engines else ready_engines()
     small = () if a.no_small else SMALL
     return Asked(tuple(a.model or names()), small, engines, a.threads, store, budget=a.budget, seconds=a.seconds)
+
+
+def ready_engines() -> tuple[str, ...]:
+    """Return the engines that are ready here, in the order that auto gives them."""
+    ready = [status.name for status in probe_all() if status.state == "ready"]
+    return tuple(sorted(ready, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name)))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,9 @@ Record: TypeAlias = Mapping[str, Any]
 BUILT = ("chain", "conv_chain", "conv_tail", "gather_softmax", "softmax_chain")
 """Graphs that were written to show what a cut gains or costs; the others are not built to show off a weakness."""
 FAR = 10.0
-"""A single engine that the search measured to be this many times as slow as the quickest takes no turns."""
+"""A single engine that the search measured to be this many times as slow as the quickest takes no turns..."""
+ALWAYS = "ort"
+"""... but for this one, beside which all is told."""
 
 
 def verdict_of(gain: Ratio) -> str:
@@ -84,7 +86,7 @@ def sorted_out(engines: Sequence[str], contenders: Sequence[Record]) -> tuple[li
     single = {one["engines"][0]: one for one in contenders if len(one["engines"]) == 1 and one["count"] == 1}
     known = {name: one["seconds"] for name, one in single.items() if one["seconds"] and one["verdict"] not in ("wrong", "failed")}
     best = min(known.values(), default=0.0)
-    judged = [name for name in engines if name in known and known[name] <= FAR * best]
+    judged = [name for name in engines if name in known and (known[name] <= FAR * best or name == ALWAYS)]
     hopeless = {name: f"slow: {known[name] / best:.0f} x the quickest, in the search" for name in known if name not in judged}
     final = {name: one["note"] for name, one in single.items() if one["note"].startswith(("refused", "wrong"))}
     hopeless |= {name: note for name, note in final.items() if name not in known}
