@@ -96,14 +96,10 @@ def sorted_out(engines: Sequence[str], contenders: Sequence[Record]) -> tuple[li
 def with_probes(judged: Sequence[str], probes: Mapping[str, Record], known: Sequence[Record]) -> tuple[list[str], dict[str, str]]:
     """Return which engines take turns after those that the search could not tell about were tried, and why others do not."""
     seconds = [one["seconds"] for one in (*probes.values(), *known) if one.get("seconds")]
-    near = {name: one["seconds"] <= FAR * min(seconds) for name, one in probes.items() if "seconds" in one}
-    why = {
-        name: f"slow: {one['seconds'] / min(seconds):.0f} x the quickest, alone"
-        for name, one in probes.items()
-        if "seconds" in one
-    }
+    times = {name: one["seconds"] / min(seconds) for name, one in probes.items() if "seconds" in one}
+    slow = {name: f"slow: {ratio:.0f} x the quickest, alone" for name, ratio in times.items() if ratio > FAR and name != ALWAYS}
     failed = {name: one["failed"] for name, one in probes.items() if "failed" in one}
-    return [*judged, *(name for name in near if near[name])], {**failed, **{n: why[n] for n in near if not near[n]}}
+    return [*judged, *(name for name in times if name not in slow)], {**failed, **slow}
 
 
 # ---------------------------------------------------------------------- the nearest mixture
