@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from tools.conformance_page import table
@@ -18,6 +19,7 @@ FIRST = "softmax_chain"
 
 def auto_tables(figures: Figures) -> Iterator[str]:
     yield circumstances(figures)
+    yield summed_up(figures)
     columns = ("model", "gain", "verdict", "best single engine", "to `ort`", "auto, ms", "best, ms", "auto's plan", "search, s")
     yield "Over the best single engine; over 1, auto is the quicker:\n\n" + table(columns, map(model_row, figures["models"]))
     nearest = [nearest_row(row) for row in figures["models"] if row["nearest"] and not is_mixture(row)]
@@ -35,6 +37,18 @@ def auto_tables(figures: Figures) -> Iterator[str]:
 def circumstances(figures: Figures) -> str:
     versions = "; ".join(f"`{name}`: {version}" for name, version in figures["versions"].items())
     return f"{figures['threads']} threads, {figures['budget']:g} s for a search. {versions}\n"
+
+
+VERDICTS = {"win": "won", "same": "chose the best single engine", "tie": "ties", "loss": "lost", "none": "without a figure"}
+
+
+def summed_up(figures: Figures) -> str:
+    """Return how many models were won, tied and lost, and the means over all."""
+    counts = Counter(row["verdict"] for row in figures["models"])
+    told = ", ".join(f"{counts[verdict]} {words}" for verdict, words in VERDICTS.items() if counts[verdict])
+    means = [("the best single engine", figures["to_best"]), ("`ort` alone", figures["to_ort"])]
+    gains = "; ".join(f"over {what} {spread(mean)} x" for what, mean in means if mean)
+    return f"Of {len(figures['models'])} models: {told}. Geometric mean of the gains: {gains or 'none'}.\n"
 
 
 def model_row(row: Figures) -> tuple[str, ...]:

@@ -77,11 +77,11 @@ SECTIONS = {
         "On every shipped model auto searches within its budget, in a process of its own. In a fresh one it then takes "
         "turns, from what it has kept, with every single engine that is ready here; the first call of each turn is not "
         "counted. Gains are medians of the ratios within rounds, with 95 % intervals by bootstrap over the rounds in brackets. "
-        "A win or a loss is what excludes 1 and is beyond 1 %; all else is a tie. The best single engine is the one with the "
-        "least median of this very run, which favours the engines.",
+        "A win or a loss is what excludes 1 and is beyond 1 %; all else is a tie, but *same* is where auto chose that very "
+        "engine. The best single engine is the one with the least median of this very run, which favours the engines.",
         auto_told.auto_tables,
         auto_told.auto_verdicts,
-        "Where auto chose one engine, both run the same executable, and the gain shows the noise of the machine.",
+        "Where auto chose the best single engine, both run the same executable, and the gain shows the noise of the machine.",
     ),
     "native": Section(
         "Native kernels",

@@ -68,6 +68,13 @@ def test_a_model_is_held_against_its_best_single_engine() -> None:
     assert not row["built"] and told.figures_of(record("softmax_chain{batch=2}", ort=1.0, auto=1.0))["built"]
 
 
+def test_where_auto_chose_the_best_engine_nothing_is_won_or_lost() -> None:
+    noisy = record(ort=0.010, openvino=0.020, auto=0.0103)
+    assert told.figures_of(noisy)["verdict"] == "same"
+    noisy["judged"]["engines"] = ["openvino"]
+    assert told.figures_of(noisy)["verdict"] == "loss"
+
+
 @pytest.mark.parametrize(
     ("judged", "why"),
     [
@@ -195,7 +202,7 @@ def test_targets_are_judged() -> None:
 
 
 def test_what_missed_is_told() -> None:
-    lost, missing = record("vgg19", ort=0.010, auto=0.0105), {**record("gpt"), "judged": {"failed": "SIGSEGV"}}
+    lost, missing = record("vgg19", openvino=0.010, auto=0.0105), {**record("gpt"), "judged": {"failed": "SIGSEGV"}}
     late = {**record("bert", ort=0.01, auto=0.01)}
     late["judged"]["planned"], late["tuned"]["spent"] = 1.4, 21.0
     found = figures(lost, missing, late, same_plans={"model": "m", "failed": "SIGSEGV"})
@@ -206,6 +213,7 @@ def test_what_missed_is_told() -> None:
     assert judged["a second process plans"].figure == "1.40 s (bert)"
     text = "\n".join(auto_tables(found))
     assert "no figure: SIGSEGV" in text and "| loss |" in text
+    assert "Of 3 models: 1 chose the best single engine, 1 lost, 1 without a figure." in text
 
 
 def test_three_great_mixtures_that_were_not_built_for_it_are_needed() -> None:
