@@ -22,7 +22,8 @@ LINE = (
     ("partition",),
     ("cache",),
     ("runtime",),
-    ("tune", "verify"),
+    ("verify",),
+    ("tune",),
     ("frontends",),
     ("module",),
     ("bench", "testing"),
@@ -36,7 +37,7 @@ BESIDE = {"compare": ("errors",), "logs": ("errors",), "models": ("errors", "gra
 FREE = ("errors", "compare")
 """Rooms that everyone may import."""
 
-READERS = {"testing": ("cli",), "models": ("bench", "testing", "cli"), "cli": (), "bench": ("cli",)}
+READERS = {"testing": ("cli",), "models": ("tune", "bench", "testing", "cli"), "cli": (), "bench": ("cli",)}
 """Rooms that only these may import."""
 
 LEAF = ("errors", "compare", "graph", "ops", "formats", "passes", "engines")
@@ -49,6 +50,7 @@ LIBRARIES = {
     "hypothesis": ("testing",),
     "iree": ("engines.iree",),
     "jax": ("engines.xla",),
+    "jaxlib": ("engines.xla",),
     "networkx": ("formats",),
     "onnx": ("graph", "formats", "passes", "models", "engines.toy", "testing"),
     "onnxruntime": ("engines.ort",),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -74,5 +74,9 @@ class CompileContext:
     """The thread budget: what this engine's executable may use while it runs."""
     workdir: Path | None = None
     """The one directory the engine may write to while it compiles; None when it may write nowhere."""
+    keep: Path | None = None
+    """A directory of the engine's own that stays, for what it learns of this machine; None when nothing is to be kept."""
+    report: Callable[[str], object] | None = field(default=None, compare=False)
+    """Told, in a few words, how a long compile goes; None when nobody listens."""
     accelerator: Accelerator | None = None
     """The device, where that is not the CPU."""

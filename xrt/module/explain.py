@@ -11,6 +11,7 @@ from xrt.engines import GraphCompiler
 from xrt.graph import Constant, Function, Value
 from xrt.module.settings import EngineList
 from xrt.partition import Launch, Pin, Plan, Reason
+from xrt.partition.assigned import PLACED
 
 __all__ = ["Explanation", "Region", "explain"]
 
@@ -49,6 +50,8 @@ class Explanation:
     """Why each node that is not where the first engine would have had it is elsewhere."""
     idle_pins: tuple[str, ...] = ()
     """Pins of which no node is left: all were computed ahead of time, or no output needs them."""
+    placement: tuple[str, ...] = ()
+    """How the plan was chosen, where it was by measurement, and which engines were left out."""
     device: str = "cpu"
     """Where values come in and go out."""
     copies: tuple[str, ...] = ()
@@ -78,14 +81,22 @@ class Explanation:
         lines += [self.graph] if self.graph else []
         if self.reasons:
             lines.append(f"not on the first engine that could be asked ({len(self.reasons)}):")
-            lines += [f"  {r.node} ({r.op}) not on {r.engine}: {r.text}" for r in self.reasons]
+            lines += [f"  {r.node} ({r.op}) not on {r.engine}: {r.text}" for r in self.reasons if r.text != PLACED]
+            lines += _placed(self.reasons)
         lines += [
             f"pin {pin} holds nothing: its nodes were computed ahead of time, or no output needs them" for pin in self.idle_pins
         ]
+        lines += self.placement
         return "\n".join([*lines, *([self.checks] if self.checks else [])])
 
     def _engine(self, spec: str) -> str:
         return f"{spec} (not named; takes what no other does)" if spec == self.implicit else spec
+
+
+def _placed(reasons: Sequence[Reason]) -> list[str]:
+    """Return a line for each engine that was measured to be the slower one for nodes that it would have taken."""
+    counts = Counter(reason.engine for reason in reasons if reason.text == PLACED)
+    return [f"  {count} node{'s' * (count != 1)} not on {engine}: {PLACED}" for engine, count in counts.items()]
 
 
 def _region_lines(region: Region) -> list[str]:
@@ -105,6 +116,7 @@ def explain(
     *,
     idle_pins: Sequence[Pin] = (),
     remarks: Sequence[Mapping[str, str]] = (),
+    placement: Sequence[str] = (),
     checks: str = "",
     graph: str = "",
 ) -> Explanation:
@@ -116,7 +128,18 @@ def explain(
     copied = sum(copy.nbytes or 0 for copy in plan.copies)
     copies = tuple(map(str, plan.copies))
     return Explanation(
-        plan.engines, engines.implicit, regions, threads, plan.reasons, pins, plan.device, copies, copied, graph, checks
+        plan.engines,
+        engines.implicit,
+        regions,
+        threads,
+        plan.reasons,
+        pins,
+        tuple(placement),
+        plan.device,
+        copies,
+        copied,
+        graph,
+        checks,
     )
 
 

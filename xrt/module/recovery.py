@@ -16,7 +16,7 @@ from xrt.runtime.outputs import check_buffers
 from xrt.runtime.placed.buffers import check_placed_buffers
 from xrt.runtime.program import DEFAULT
 
-__all__ = ["Call", "given_up", "tell", "triples"]
+__all__ = ["Call", "given_up", "tell", "triples", "unnamed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,19 @@ def triples(refused: Iterable[Refusal]) -> tuple[tuple[str, str, str], ...]:
     """Return what the partitioner is told: node, engine and reason."""
     told = ((one, "failed at run" if isinstance(one.error, RunFailed) else "refused at compile") for one in refused)
     return tuple((node, one.launch.engine, f"{how}: {one.reason}") for one, how in told for node in one.nodes)
+
+
+def unnamed(plan: Plan, implicit: str, refused: Iterable[Refusal]) -> str:
+    """Return what to say of nodes that run on the engine which nobody has named, those apart of whose refusal was told."""
+    told = {node for one in refused for node in one.nodes}
+    taken = [n for x in plan.launches if x.engine == implicit for n in x.nodes if n not in told]
+    if not taken:
+        return ""
+    why = next((f": {r.text}" for r in plan.reasons if r.node == taken[0]), "")
+    return (
+        f"{len(taken)} node(s) run on {implicit!r}, which was not named: first {taken[0]!r}{why}. m.explain() "
+        f"lists them; name {implicit!r} in the list to accept it, or pass strict=True to refuse it"
+    )
 
 
 def tell(refused: Iterable[Refusal]) -> None:

@@ -41,7 +41,7 @@ def partition(
     not have; PlanError when a pin cannot be kept, or no engine takes a node. Linear in nodes and edges.
     """
     names = [(engine.name, engine.spec) for engine in engines]
-    _check_engines([spec for _, spec in names], implicit)
+    check_engines([spec for _, spec in names], implicit)
     options.check_pins(names)
     with collector_paused(len(function.nodes)):
         homes = Homes(device, devices)
@@ -54,7 +54,7 @@ def partition(
         return Plan(folded, choices.engines, reasons, options, implicit, one_name(device))
 
 
-def _check_engines(specs: Sequence[str], implicit: str | None) -> None:
+def check_engines(specs: Sequence[str], implicit: str | None) -> None:
     if not specs:
         raise OptionError("the list of engines is empty; list at least one")
     twice = next((spec for spec in specs if specs.count(spec) > 1), None)

@@ -202,7 +202,7 @@ def _lease(region: RegionToCompile, cache: CompileCache, force: bool) -> Lease:
     def make() -> Executable:
         nonlocal met
         met = "miss"
-        return _made(region)
+        return _made(region, replace(region.context, keep=cache.folder_of(region.engine.name)))
 
     lease = cache.lease(region.signature, make, force=force, recipe=region.recipe)
     _let_go(region.launch.function)
@@ -210,14 +210,14 @@ def _lease(region: RegionToCompile, cache: CompileCache, force: bool) -> Lease:
     return lease
 
 
-def _made(region: RegionToCompile) -> Executable:
+def _made(region: RegionToCompile, context: CompileContext) -> Executable:
     """Compile and prepare; whatever else an engine raises becomes CompileFailed, with its cause."""
     launch = region.launch
     _log.info("%s: %s compiles %d nodes", launch.name, launch.engine, len(launch.nodes))
     began = perf_counter()
     try:
         with _turn(region.engine):
-            executable = region.engine.compile(launch.function, region.context)
+            executable = region.engine.compile(launch.function, context)
         executable.prepare()
     except (CompileRefused, CompileFailed):
         raise

@@ -1,0 +1,42 @@
+"""The engine itself: what it takes, and how it compiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jaxlib
+
+from xrt.engines.contract import Executable, GraphCompiler
+from xrt.engines.options import CompileContext
+from xrt.engines.xla.capability import refusal
+from xrt.engines.xla.executable import XlaExecutable
+from xrt.engines.xla.program import compiled_program
+from xrt.engines.xla.reasons import shortened
+from xrt.errors import CompileRefused
+from xrt.graph import Function, Node
+
+__all__ = ["Xla"]
+
+
+@dataclass(frozen=True)
+class Xla(GraphCompiler):
+    """XLA on the CPU, through JAX: fuses chains of elementwise operators best of all, and is slow at grouped convolutions."""
+
+    name: ClassVar[str] = "xla"
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        return refusal(node, function)
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        try:
+            program = compiled_program(function, context.threads)
+        except CompileRefused:
+            raise
+        except Exception as cause:
+            raise CompileRefused(f"XLA cannot compile {function.name!r}: {shortened(cause)}") from cause
+        return XlaExecutable(program, function)
+
+    def version(self) -> str:
+        return f"jax {jax.__version__}, jaxlib {jaxlib.__version__}"
