@@ -316,7 +316,8 @@ def _settled(under_way: deque[tuple[Device, Event, list[object]]], streams: Stre
         where, event, _ = under_way.popleft()
         where.wait_for(event)
     for where in devices:
-        where.wait([streams.on(where.name)])
+        if (stream := streams.made(where.name)) is not None:
+            where.wait([stream])
 
 
 def _root(error: BaseException) -> BaseException:
