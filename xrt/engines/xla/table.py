@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from xrt.engines.optable import OpTable
 
-__all__ = ["Kernel", "Operand", "is_either", "either", "ops"]
+__all__ = ["Kernel", "Operand", "either", "is_either", "ops"]
 
 Operand: TypeAlias = Any
 """A traced array of JAX's, or a NumPy array, which is known."""
