@@ -416,7 +416,7 @@ def test_the_thread_budget_is_the_librarys(threads: int) -> None:
     assert not model.get_property("ENABLE_CPU_PINNING")
 
 
-@pytest.mark.parametrize("spec", ["openvino", "openvino{streams=2}", "openvino{narrow_int64=true, pinning=true}"])
+@pytest.mark.parametrize("spec", ["openvino", "openvino{streams=2}", "openvino{pinning=true}"])
 def test_a_spec_makes_the_engine_whose_spec_it_is(spec: str) -> None:
     engine = create(spec)
     assert engine.spec == spec
@@ -430,7 +430,6 @@ def test_a_spec_makes_the_engine_whose_spec_it_is(spec: str) -> None:
         ({"streams": 0}, "streams of engine 'openvino' must be a positive integer; got 0"),
         ({"streams": True}, "streams of engine 'openvino' must be a positive integer; got True"),
         ({"pinning": "no"}, "pinning of engine 'openvino' must be true or false; got 'no'"),
-        ({"narrow_int64": 1}, "narrow_int64 of engine 'openvino' must be true or false; got 1"),
     ],
 )
 def test_fields_are_checked(fields: dict[str, Any], text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from xrt.engines.openvino.defects import known_defect
 from xrt.engines.openvino.importing import NEWEST_OPSET
 from xrt.engines.openvino.library import LIBRARY
-from xrt.engines.openvino.support import why_not_computed
+from xrt.engines.openvino.support import data_of, why_not_computed
 from xrt.engines.openvino.trial import why_refused
 from xrt.engines.openvino.values import why_not_carried
 from xrt.formats.onnx import why_not_lowered
@@ -14,12 +14,12 @@ from xrt.graph import Function, Node, TensorType, since_version
 __all__ = ["why_not"]
 
 
-def why_not(node: Node, function: Function, *, narrow: bool) -> str | None:
-    """Return why OpenVINO cannot take the node; None when it can. ``narrow`` takes int64 values for such as fit in int32."""
+def why_not(node: Node, function: Function) -> str | None:
+    """Return why OpenVINO cannot take the node; None when it can."""
     return (
         _why_not_known(node, function)
         or _why_not_crossing(node, function)
-        or why_not_computed(node, function, narrow=narrow)
+        or why_not_computed(node, function)
         or known_defect(node, function)
         or why_refused(node, function)
     )
@@ -49,8 +49,8 @@ def _why_not_crossing(node: Node, function: Function) -> str | None:
 
 
 def _why_empty(node: Node, function: Function) -> str | None:
-    for name in (*node.uses, *node.defines):
+    for name in data_of(node, function):
         type_ = function.type_of(name)
-        if isinstance(type_, TensorType) and type_.shape and 0 in type_.shape and name not in function.constants:
+        if isinstance(type_, TensorType) and type_.shape and 0 in type_.shape:
             return f"{name!r} is {type_}, which has no elements, and {LIBRARY} computes such in part of its operators only"
     return None

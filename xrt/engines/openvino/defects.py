@@ -62,6 +62,14 @@ def _has_window(node: Node, function: Function) -> bool:
     return (since_version(node, function) or 0) >= 25
 
 
+def _flattens(node: Node, function: Function) -> bool:
+    """Whether more than one axis is flattened, or may be."""
+    shape = _shape(node, 0, function)
+    if (since_version(node, function) or 0) >= 13:
+        return False
+    return shape is None or node.attr("axis", 1) not in (-1, len(shape) - 1)
+
+
 def _quantises_to_short(node: Node, function: Function) -> bool:
     type_ = function.type_of(node.outputs[0])
     return isinstance(type_, TensorType) and type_.dtype in (DType.INT16, DType.UINT16)
@@ -125,6 +133,12 @@ DEFECTS: tuple[Defect, ...] = (
         _quantises_to_short,
         "rounds a number to 16 bits by way of float32, to the neighbour now and then",
         ("test_quantizelinear_uint16",),
+    ),
+    Defect(
+        ("Softmax", "LogSoftmax", "Hardmax"),
+        _flattens,
+        "takes Softmax before opset 13 for one along a single axis, where it is one along all axes from there",
+        ("softmax_before_opset_13 of the corpus",),
     ),
     Defect(
         ("Attention",),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 from xrt.engines.contract import Executable, GraphCompiler
 from xrt.engines.growth import Growth
+from xrt.engines.openvino.bounds import input_limits
 from xrt.engines.openvino.capability import why_not
 from xrt.engines.openvino.executable import OpenVinoExecutable, computed_outputs, model_function
 from xrt.engines.openvino.importing import import_function
@@ -15,6 +17,7 @@ from xrt.engines.openvino.library import LIBRARY, core, openvino, sense
 from xrt.engines.openvino.memory import uses_of
 from xrt.engines.openvino.requests import Compiled
 from xrt.engines.openvino.saving import exported, imported
+from xrt.engines.openvino.support import data_of
 from xrt.engines.openvino.values import why_not_carried
 from xrt.engines.options import CompileContext
 from xrt.errors import CompileRefused, OptionError
@@ -36,24 +39,21 @@ class OpenVino(GraphCompiler):
     pinning: bool = False
     """Whether its threads are bound to cores; threads of other engines are then in their way."""
 
-    narrow_int64: bool = False
-    """Whether int64 values may be taken for such as fit in int32, in which OpenVINO computes; others come out wrong."""
-
     def __post_init__(self) -> None:
         if type(self.streams) is not int or self.streams < 1:
             raise OptionError(f"streams of engine 'openvino' must be a positive integer; got {self.streams!r}")
-        for flag in ("pinning", "narrow_int64"):
-            if not isinstance(getattr(self, flag), bool):
-                raise OptionError(f"{flag} of engine 'openvino' must be true or false; got {getattr(self, flag)!r}")
+        if not isinstance(self.pinning, bool):
+            raise OptionError(f"pinning of engine 'openvino' must be true or false; got {self.pinning!r}")
 
     def why_not(self, node: Node, function: Function) -> str | None:
-        return why_not(node, function, narrow=self.narrow_int64)
+        return why_not(node, function)
 
     def compile(self, function: Function, context: CompileContext) -> OpenVinoExecutable:
         """Return a compiled model; its large constants stay where they are. Raises CompileRefused for what OpenVINO declines."""
         if not computed_outputs(function):
             return OpenVinoExecutable(function, None)
         _check_border(function)
+        limits = _limits(function)
         with Growth(sum(constant.nbytes for constant in function.constants.values())) as growth:
             try:
                 imported = import_function(model_function(function))
@@ -61,7 +61,7 @@ class OpenVino(GraphCompiler):
                 compiled = Compiled.of(model, imported.used, imported.passed)
             except (RuntimeError, ValueError, TypeError) as error:
                 raise CompileRefused(f"{LIBRARY} declines: {sense(error)}") from error
-        return OpenVinoExecutable(function, compiled, imported.held, partial(uses_of, imported.copied, growth))
+        return OpenVinoExecutable(function, compiled, limits, imported.held, partial(uses_of, imported.copied, growth))
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         """Return what OpenVINO exports of the compiled model, constants included."""
@@ -72,7 +72,7 @@ class OpenVino(GraphCompiler):
     def load(self, data: memoryview, function: Function, context: CompileContext) -> OpenVinoExecutable:
         with Growth(len(data)) as growth:
             compiled = imported(data, DEVICE, self._settings(context))
-        executable = OpenVinoExecutable(function, compiled, data, partial(uses_of, 0, growth))
+        executable = OpenVinoExecutable(function, compiled, _limits(function), data, partial(uses_of, 0, growth))
         executable.saved = data
         return executable
 
@@ -106,6 +106,13 @@ class OpenVino(GraphCompiler):
 @lru_cache(maxsize=1)
 def _has_bf16() -> bool:
     return "BF16" in core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
+
+
+def _limits(function: Function) -> Mapping[int, int]:
+    limits = input_limits(model_function(function), lambda node: data_of(node, function))
+    if limits is None:
+        raise CompileRefused(f"{LIBRARY} computes int64 in int32, and what is computed here is not known to fit")
+    return limits
 
 
 def _check_border(function: Function) -> None:

@@ -32,7 +32,8 @@ def _repair_extreme(node: Any) -> None:
     readers = list(node.output(0).get_target_inputs())
     value, axes = node.input_value(0), node.input_value(1)
     limit = _ops.convert(_ops.constant(np.array(edge, np.float32)), node.get_element_type().get_type_name())
-    seen = _ops.reduce_logical_or(is_beyond(value, limit), axes, node.get_attributes()["keep_dims"])
+    beyond = _ops.convert(is_beyond(value, limit), "f32")  # any of it; a logical reduction wants its axes as a constant
+    seen = _ops.greater(_ops.reduce_max(beyond, axes, node.get_attributes()["keep_dims"]), _ops.constant(np.float32(0.5)))
     right = _ops.select(seen, node.output(0), limit)
     for reader in readers:
         reader.replace_source_output(right.output(0))

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from xrt.engines.openvino.bounds import why_unbounded
 from xrt.engines.openvino.library import LIBRARY
-from xrt.engines.openvino.widths import fits_in_int32
 from xrt.graph import DType, Function, Node, TensorType, schema_of, since_version
 
-__all__ = ["SUPPORT", "Row", "why_not_computed"]
+__all__ = ["SUPPORT", "Row", "data_of", "why_not_computed"]
 
 FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32})
 BOOL = frozenset({DType.BOOL})
@@ -37,7 +37,7 @@ class Row:
     main: int = 0
     """Which input is of that type, and with it all that the schema says are of the same."""
     wide: bool = True
-    """Whether int64 counts as int32 where the values are known to fit."""
+    """Whether int64 counts as int32, as long as the values fit."""
 
 
 def _rows(operators: str, dtypes: frozenset[DType], main: int = 0, *, wide: bool = True) -> Iterator[tuple[str, Row]]:
@@ -97,44 +97,37 @@ SUPPORT: Mapping[str, Row] = dict(
 """What was tried and agreed, of OpenVINO 2026.4."""
 
 
-def why_not_computed(node: Node, function: Function, *, narrow: bool) -> str | None:
+def why_not_computed(node: Node, function: Function) -> str | None:
     """Return which element type OpenVINO does not compute the node in; None when it does so in all that it has."""
     row = SUPPORT.get(node.op_type)
     if row is None:
         return f"{LIBRARY} computes {node.op} otherwise than ONNX says, or not at all"
-    main = _main_names(node, function, row)
-    for name in (*node.uses, *node.defines):
-        type_ = function.type_of(name)
-        if isinstance(type_, TensorType) and (reason := _why_not_type(name, type_.dtype, node, row, is_main=name in main)):
-            if not (type_.dtype is DType.INT64 and row.wide and (narrow or _all_fit(main, function))):
-                return reason
-    return None
+    data = data_of(node, function)
+    types = {name: function.type_of(name) for name in dict.fromkeys((*node.uses, *node.defines))}
+    dtypes = {name: type_.dtype for name, type_ in types.items() if isinstance(type_, TensorType)}
+    for name, dtype in dtypes.items():
+        if reason := _why_not_type(name, dtype, node, row, is_data=name in data):
+            return reason
+    is_wide = any(dtypes.get(name) is DType.INT64 for name in (*data, *node.defines))
+    return why_unbounded(node, function) if is_wide and DType.INT64 not in row.dtypes else None
 
 
-def _why_not_type(name: str, dtype: DType, node: Node, row: Row, *, is_main: bool) -> str | None:
+def _why_not_type(name: str, dtype: DType, node: Node, row: Row, *, is_data: bool) -> str | None:
     if dtype in (DType.FLOAT64, DType.UINT64):
         less = "float32" if dtype is DType.FLOAT64 else "int32"
         return f"{name!r} is {dtype}, and {LIBRARY} computes {dtype} in {less}"
-    if not is_main or dtype in row.dtypes:
+    if not is_data or dtype in row.dtypes or (dtype is DType.INT64 and row.wide):
         return None
-    if dtype is DType.INT64:
-        return (
-            f"{name!r} is int64, and {LIBRARY} computes int64 in int32; where its values fit, say openvino{{narrow_int64=true}}"
-        )
     return f"{LIBRARY} computes {node.op} in {', '.join(sorted(map(str, row.dtypes)))}, and {name!r} is {dtype}"
 
 
-def _main_names(node: Node, function: Function, row: Row) -> frozenset[str]:
-    """Return the values of the node whose type is that of its main input, by the schema."""
-    schema = schema_of(node.op_type, since_version(node, function) or 1)
-    if schema is None:
+def data_of(node: Node, function: Function) -> frozenset[str]:
+    """Return the values that a node computes with, by its schema those of its main input's type; not places and sizes."""
+    row, schema = SUPPORT.get(node.op_type), schema_of(node.op_type, since_version(node, function) or 1)
+    if row is None or schema is None or not schema.inputs:
         return frozenset(node.uses)
     kinds = [[formal.type_str for formal in formals] for formals in (schema.inputs, schema.outputs)]
     pairs = zip(kinds, (node.inputs, node.outputs), strict=True)
     named = [(kind[min(k, len(kind) - 1)], name) for kind, names in pairs for k, name in enumerate(names) if kind and name]
-    main = kinds[0][min(row.main, len(kinds[0]) - 1)] if kinds[0] else None
+    main = kinds[0][min(row.main, len(kinds[0]) - 1)]
     return frozenset(name for kind, name in named if kind == main)
-
-
-def _all_fit(names: frozenset[str], function: Function) -> bool:
-    return all(fits_in_int32(name, function) for name in names)
