@@ -33,6 +33,8 @@ class XlaExecutable(Executable):
         self.function = function
         self._call, self._constants = program.call, program.arguments.arrays
         self._name = function.name
+        self.saved: memoryview | None = None
+        """What it was loaded from, where it was not compiled."""
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         try:

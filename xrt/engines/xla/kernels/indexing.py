@@ -38,9 +38,7 @@ def slice_by_attributes(at: Site, x: Operand) -> Operand:
 
 @ops("Slice", since=10)
 @either
-def slice_(
-    at: Site, x: Operand, starts: Operand, ends: Operand, axes: Operand = None, steps: Operand = None
-) -> Operand:
+def slice_(at: Site, x: Operand, starts: Operand, ends: Operand, axes: Operand = None, steps: Operand = None) -> Operand:
     chosen = None if axes is None else at.ints(axes, 3)
     return _sliced(x, at.ints(starts, 1), at.ints(ends, 2), chosen, None if steps is None else at.ints(steps, 4))
 
@@ -64,9 +62,7 @@ def gather(at: Site, x: Operand, indices: Operand) -> Operand:
 
 def element_places(indices: Operand, axis: int, extent: int) -> tuple[Operand, ...]:
     """Return full coordinates: each index's own, but the index itself along the axis."""
-    places = [
-        jnp.arange(n).reshape([-1 if i == k else 1 for i in range(indices.ndim)]) for k, n in enumerate(indices.shape)
-    ]
+    places = [jnp.arange(n).reshape([-1 if i == k else 1 for i in range(indices.ndim)]) for k, n in enumerate(indices.shape)]
     places[axis] = counted_from_start(indices, extent)
     return tuple(places)
 

@@ -18,9 +18,7 @@ def dft_by_attribute(at: Site, x: Operand, length: Operand = None) -> Operand:
 
 @ops("DFT", since=20)
 def dft(at: Site, x: Operand, length: Operand = None, axis: Operand = None) -> Operand:
-    return _transform(
-        at, x, None if length is None else at.ints(length, 1)[0], -2 if axis is None else at.ints(axis, 2)[0]
-    )
+    return _transform(at, x, None if length is None else at.ints(length, 1)[0], -2 if axis is None else at.ints(axis, 2)[0])
 
 
 def _transform(at: Site, x: Operand, length: int | None, axis: int) -> Operand:

@@ -85,9 +85,7 @@ def negative_log_likelihood_loss(at: Site, logs: Operand, target: Operand, weigh
 
 
 @ops("SoftmaxCrossEntropyLoss")
-def softmax_cross_entropy_loss(
-    at: Site, scores: Operand, target: Operand, weight: Operand = None
-) -> tuple[Operand, Operand]:
+def softmax_cross_entropy_loss(at: Site, scores: Operand, target: Operand, weight: Operand = None) -> tuple[Operand, Operand]:
     logs = log_softmax(scores, 1)
     ignored, reduction = at.attr("ignore_index"), at.attr("reduction", "mean")
     return rounded_once(_likelihood_loss)(logs, target, weight, ignored, reduction), logs
