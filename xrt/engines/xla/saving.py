@@ -1,7 +1,7 @@
-"""Compiled code as bytes: XLA's own serialisation of the executable, machine code included, and nothing beside it.
+"""Compiled code as bytes: XLA's own form of the executable, machine code included.
 
-What else a program needs (which constants are arguments, in which order) follows from the Function. JAX's way to store an executable
-would be a pickle; this goes round it, and so calls the loaded code through the runtime below JAX, which costs a few microseconds more.
+What else a program needs (which constants are arguments, in which order) follows from the Function. JAX would store an
+executable as a pickle; this goes round it, and so calls loaded code through the runtime below JAX: some microseconds more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def imported_program(data: memoryview, function: Function, threads: int) -> Prog
     device = device_of(threads)
     devices = xla_client.DeviceList((device,))
     code = device.client.deserialize_executable(bytes(data), executable_devices=devices)
-    return Program(_call(code, function.inputs, device), Arguments.of(function, device), code)
+    return Program(_call(code, function.inputs, device), device, Arguments.of(function, device), code)
 
 
 def _call(code: Any, inputs: Sequence[Value], device: Any) -> Call:
