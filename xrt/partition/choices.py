@@ -36,9 +36,14 @@ class Choices:
 
     @classmethod
     def of(
-        cls, function: Function, engines: Sequence[GraphCompiler], pins: Sequence[Pin], refused: Sequence[Refused], device: str
+        cls,
+        function: Function,
+        engines: Sequence[GraphCompiler],
+        pins: Sequence[Pin],
+        refused: Sequence[Refused],
+        device: str | Sequence[str],
     ) -> Choices:
-        """Return what capability, refusals and pins leave; ``device`` is where nodes run that name none.
+        """Return what capability, refusals and pins leave; ``device`` is as `Capability.of` has it.
 
         Raises OptionError for a refusal of an engine or a node that is not there, PlanError for a pin by name that
         matches no node.

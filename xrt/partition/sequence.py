@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from xrt.partition.pipeline import prompt_groups
 from xrt.partition.placement import places
 from xrt.partition.plain import fewest_possible, plain_groups
-from xrt.partition.search import shortest_below
+from xrt.partition.shortest import shortest_below
 from xrt.partition.units import Units
 
 __all__ = ["fewest"]

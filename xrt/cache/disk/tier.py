@@ -71,6 +71,10 @@ class DiskTier:
     def statistics(self) -> DiskStatistics:
         return self._statistics
 
+    def folder_of(self, engine: str) -> Path:
+        """Return the directory in which an engine of that name keeps what it learns; it need not exist yet."""
+        return self.store.kept / engine
+
     def obtain(self, signature: Signature, recipe: Recipe, make: Make, *, force: bool = False) -> Executable:
         """Return the signature's executable, prepared: loaded from its entry, else made, and then kept.
 
@@ -78,7 +82,7 @@ class DiskTier:
         entry replaced. Raises what ``make`` raises; where that is an engine's refusal or failure it is remembered, and
         raised again, without a compile, next time.
         """
-        self._keep_weights()
+        self.keep_weights()
         if dict(signature.ingredients).get("code") == CODE_UNKNOWN:
             return make()  # of code that cannot be told from another there is nothing to be remembered
         if not force and (found := self._found(signature, recipe)) is not None:
@@ -172,7 +176,7 @@ class DiskTier:
         with self._lock:
             self._room = free // 8  # other processes write too
 
-    def _keep_weights(self) -> None:
+    def keep_weights(self) -> None:
         """Write down the hashes that the signature has cost, for the next process."""
         try:
             self.weights.keep()

@@ -14,7 +14,9 @@ from onnx import ModelProto, TensorProto, helper
 from xrt.cache import CompileCache
 from xrt.cache.disk import Failure, Store
 from xrt.cache.signature import Signature
-from xrt.engines import registry
+from xrt.engines import CompileContext, registry
+from xrt.formats.lock import Gate
+from xrt.formats.lock import to_text as to_lock_text
 from xrt.formats.onnx import save, to_model
 from xrt.formats.proto import write
 from xrt.formats.text import to_text
@@ -27,6 +29,8 @@ from xrt.testing.corpus.entry import f32, graph, i64, node
 from xrt.testing.files import write_entry
 from xrt.testing.hostile.laid import Files
 from xrt.testing.hostile.sealed import sealed
+from xrt.tune.lock import lock_of, runs_of
+from xrt.tune.tuned import Contender, Race
 
 __all__ = [
     "arrays",
@@ -34,10 +38,12 @@ __all__ = [
     "cache_entries",
     "corpus_entries",
     "external",
+    "locks",
     "memos",
     "models",
     "pins",
     "plans",
+    "small_function",
     "specs",
     "texts",
 ]
@@ -131,6 +137,24 @@ def bundles() -> tuple[Files, ...]:
                 module.save(path)
             found.append({"model.xrt": path.read_bytes()})
     return tuple(found)
+
+
+def small_function() -> Function:
+    """Return what the sample of a lock is of."""
+    x = "float32[4]"
+    nodes = [node("Abs", "x", "a"), node("Exp", "a", "b"), node("Neg", "b", "y")]
+    return graph({"x": x}, {"y": x}, *nodes)
+
+
+def locks() -> tuple[Files, ...]:
+    """Return locks: of a plan with another to hold it against, and of one without."""
+    function, toy = small_function(), registry.create("toy")
+    context, options = CompileContext(), ClusteringOptions(maximum_nodes=1)
+    plan, whole = (partition(function, [toy], one) for one in (options, ClusteringOptions()))
+    won, lost = Contender(plan, "won", 1e-3, 9e-4, 2e-3, 0.9, 0.8, 0.95), Contender(whole, "lost", note="slow")
+    gate = Gate("toy", 0.9, 0.8, 0.95, 12, runs_of(whole, function))
+    made = [lock_of(plan, Race((won, lost), 12, 1), function, [toy], context, options, gate=one) for one in (gate, None)]
+    return tuple({"model.lock": to_lock_text(lock).encode()} for lock in made)
 
 
 def _signature() -> Signature:

@@ -1,0 +1,138 @@
+"""A Plan whose nodes are where somebody says, instead of where the list of engines puts them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from xrt.engines import GraphCompiler
+from xrt.errors import PlanError, did_you_mean
+from xrt.graph import Function
+from xrt.graph.collector import collector_paused
+from xrt.graph.places import one_name
+from xrt.partition.choices import Choices
+from xrt.partition.clustering import Cluster, cluster
+from xrt.partition.dependencies import DependencyGraph
+from xrt.partition.fold import fold
+from xrt.partition.options import ClusteringOptions
+from xrt.partition.partitioner import check_engines
+from xrt.partition.plan import Plan, Reason
+
+__all__ = ["PLACED", "assigned", "groups_of", "homes_of"]
+
+PLACED = "placed by measurement"
+"""The reason for a node that an earlier engine of the list would have taken."""
+
+
+def assigned(
+    function: Function,
+    engines: Sequence[GraphCompiler],
+    homes: Mapping[str, str],
+    *,
+    groups: Mapping[str, int] | None = None,
+    implicit: str | None = None,
+    device: str = "cpu",
+) -> Plan:
+    """Return the Plan with each node on the engine that ``homes`` gives it: node name to spec.
+
+    Regions come of the same clustering as `partition`'s, the fewest there can be. With ``groups`` (node name to number)
+    they are the nodes of equal number instead, so that `homes_of` and `groups_of` of a Plan give that Plan back.
+    ``implicit`` and ``device`` are as for `partition`.
+
+    Raises PlanError where a node has no home, its engine is not in the list or does not take it, or where groups hang
+    together in a cycle or mix engines or devices; OptionError for an impossible list of engines.
+    """
+    names = [(engine.name, engine.spec) for engine in engines]
+    check_engines([spec for _, spec in names], implicit)
+    with collector_paused(len(function.nodes)):
+        choices = Choices.of(function, engines, (), (), device)
+        home = _numbered(function, choices, homes)
+        clusters = _clustered(function, home) if groups is None else _grouped(function, home, groups)
+        folded = fold(function, clusters, names)
+        reasons = tuple(_reasons(function, choices, home))
+        return Plan(folded, choices.engines, reasons, ClusteringOptions(), implicit, one_name(device))
+
+
+def homes_of(plan: Plan) -> dict[str, str]:
+    """Return for each node of the model the spec of the engine that has it."""
+    return {name: launch.engine for launch in plan.launches for name in launch.nodes}
+
+
+def groups_of(plan: Plan) -> dict[str, int]:
+    """Return for each node of the model the number of its region, in the order in which regions run."""
+    return {name: number for number, launch in enumerate(plan.launches) for name in launch.nodes}
+
+
+# ------------------------------------------------------------------ homes
+
+
+def _numbered(function: Function, choices: Choices, homes: Mapping[str, str]) -> list[int]:
+    """Return for each node the position of its engine."""
+    numbers = {spec: number for number, spec in enumerate(choices.engines)}
+    found = []
+    for place, node in enumerate(function.nodes):
+        spec = homes.get(node.name)
+        if spec is None:
+            raise PlanError(
+                f"node {node.name!r} ({node.op}) has no home; name an engine for each of the {len(function.nodes)} nodes"
+            )
+        if spec not in numbers:
+            known = ", ".join(choices.engines)
+            near = did_you_mean(spec, choices.engines)
+            raise PlanError(f"node {node.name!r} is assigned to {spec!r}, which is not in the list of engines: {known}.{near}")
+        if (reason := choices.reason(place, numbers[spec])) is not None:
+            raise PlanError(f"node {node.name!r} ({node.op}) is assigned to {spec!r}, which does not take it: {reason}")
+        found.append(numbers[spec])
+    return found
+
+
+def _reasons(function: Function, choices: Choices, home: Sequence[int]) -> Iterator[Reason]:
+    for place, (node, engine) in enumerate(zip(function.nodes, home, strict=True)):
+        for earlier in range(engine):
+            yield Reason(node.name, node.op, choices.engines[earlier], choices.reason(place, earlier) or PLACED)
+
+
+# ------------------------------------------------------------------ regions
+
+
+def _clustered(function: Function, home: Sequence[int]) -> tuple[Cluster, ...]:
+    return cluster(function, [(engine,) for engine in home], ClusteringOptions()).clusters
+
+
+def _grouped(function: Function, home: Sequence[int], groups: Mapping[str, int]) -> tuple[Cluster, ...]:
+    """Return the groups as clusters, in an order in which they can run."""
+    members: dict[int, list[int]] = {}
+    for place, node in enumerate(function.nodes):
+        if node.name not in groups:
+            raise PlanError(f"node {node.name!r} ({node.op}) is in no group; give each node a group, or leave groups out")
+        members.setdefault(groups[node.name], []).append(place)
+    found = [_cluster(function, home, nodes) for nodes in members.values()]
+    return tuple(found[number] for number in _runnable(function, found))
+
+
+def _cluster(function: Function, home: Sequence[int], nodes: Sequence[int]) -> Cluster:
+    engines = {home[place] for place in nodes}
+    devices = {one_name(function.nodes[place].device) for place in nodes} - {""}
+    if len(engines) > 1 or len(devices) > 1:
+        shown = ", ".join(repr(function.nodes[place].name) for place in nodes[:6])
+        raise PlanError(f"nodes {shown} are one group, but not of one engine and one device; a region is")
+    return Cluster(tuple(nodes), engines.pop(), max(devices, default=""))
+
+
+def _runnable(function: Function, clusters: Sequence[Cluster]) -> list[int]:
+    """Return the clusters in an order in which each runs after all that it waits for: the law that no plan may break."""
+    own = {place: number for number, one in enumerate(clusters) for place in one.nodes}
+    before: list[set[int]] = [set() for _ in clusters]
+    for place, needed in enumerate(DependencyGraph.of(function).predecessors):
+        before[own[place]].update(own[earlier] for earlier in needed if own[earlier] != own[place])
+    order: list[int] = []
+    waiting = dict.fromkeys(range(len(clusters)))
+    done: set[int] = set()
+    while waiting:
+        ready = [number for number in waiting if before[number] <= done]
+        if not ready:
+            raise PlanError(f"{len(waiting)} groups wait for each other in a cycle; cut one of them where another stands between")
+        order += ready
+        done.update(ready)
+        for number in ready:
+            del waiting[number]
+    return order

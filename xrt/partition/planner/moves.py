@@ -1,0 +1,208 @@
+"""Small changes to a layout, and how far they lead: recolour a region, merge two, take some atoms out of one.
+
+Every change gives a layout again, so the graph between regions never has a cycle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+from xrt.partition.planner.board import Account, Board, Layout, Region
+from xrt.partition.planner.ground import bits, places_of
+
+__all__ = ["changes", "improved", "merged", "parted"]
+
+FEW = 16
+"""The most atoms of a region of which every stretch is tried apart; of larger ones single atoms, ends and likely stretches. Also
+the most regions of a layout in which any two are tried together, on any engine; in longer ones those that a value connects."""
+
+SWEEPS = 12
+"""The most times that all changes are gone through."""
+
+ENOUGH = 1e-4
+"""The part of the cost that a change must save at least."""
+
+
+def improved(board: Board, layout: Layout) -> Layout:
+    """Return the layout after as many changes as make it cheaper, each made as soon as it is found, within the board's effort."""
+    for _ in range(SWEEPS):
+        before = layout
+        layout = _swept(board, layout)
+        if layout == before:
+            break
+    return layout
+
+
+def changes(board: Board, layout: Layout) -> Iterator[Layout]:
+    """Yield every layout that is one change away."""
+    for at in range(len(layout)):
+        yield from _changes_of(board, layout, at)
+
+
+def _swept(board: Board, layout: Layout) -> Layout:
+    """Go over the regions once, and change each as long as that makes the layout cheaper."""
+    at = 0
+    while at < len(layout):
+        better = _better(board, layout, at)
+        layout, at = (layout, at + 1) if better is None else (better, min(at, len(better) - 1))
+    return layout
+
+
+def _better(board: Board, layout: Layout, at: int) -> Layout | None:
+    account = Account(board, layout)
+    most = account.total * (1 - ENOUGH) if math.isfinite(account.total) else math.inf
+    for other in _changes_of(board, layout, at):
+        if not board.effort.change():
+            return None
+        if account.after(other) < most:
+            return other
+    return None
+
+
+def _changes_of(board: Board, layout: Layout, at: int) -> Iterator[Layout]:
+    yield from _recoloured(board, layout, at)
+    yield from _joined(board, layout, at)
+    yield from _taken_out(board, layout, at)
+
+
+# ------------------------------------------------------------------ recolour, merge
+
+
+def _recoloured(board: Board, layout: Layout, at: int) -> Iterator[Layout]:
+    engine, mask = layout[at]
+    for other in range(len(board.takes)):
+        if other != engine and board.allows((other, mask)):
+            yield (*layout[:at], (other, mask), *layout[at + 1 :])
+
+
+def _joined(board: Board, layout: Layout, second: int) -> Iterator[Layout]:
+    for first in _partners(board, layout, second, range(second)):
+        few = len(layout) <= FEW
+        engines = range(len(board.takes)) if few else dict.fromkeys([layout[first][0], layout[second][0]])
+        for engine in engines:
+            if (other := merged(board, layout, first, second, engine)) is not None:
+                yield other
+
+
+def _partners(board: Board, layout: Layout, at: int, among: Iterable[int]) -> Iterator[int]:
+    """Yield the regions with which one may be worth merging: in a long layout those that it reads from or that read from it."""
+    mask = layout[at][1]
+    for other in among:
+        theirs = layout[other][1]
+        if other != at and (len(layout) <= FEW or board.needs(mask) & theirs or board.needs(theirs) & mask):
+            yield other
+
+
+def merged(board: Board, layout: Layout, first: int, second: int, engine: int) -> Layout | None:
+    """Return the layout with two regions made one, on that engine; None where a way leads from one to the other through a third.
+
+    ``first`` is before ``second``. What stands between them and waits for the first comes after both.
+    """
+    region = (engine, layout[first][1] | layout[second][1])
+    if not board.allows(region):
+        return None
+    waiting = layout[first][1]
+    early: list[Region] = []
+    late: list[Region] = []
+    for between in layout[first + 1 : second]:
+        if board.needs(between[1]) & waiting:
+            waiting |= between[1]
+            late.append(between)
+        else:
+            early.append(between)
+    if board.needs(layout[second][1]) & waiting & ~layout[first][1]:
+        return None
+    return (*layout[:first], *early, region, *late, *layout[second + 1 :])
+
+
+# ------------------------------------------------------------------ take atoms out
+
+
+def _taken_out(board: Board, layout: Layout, at: int) -> Iterator[Layout]:
+    """Yield the layouts in which some atoms of a region are one of their own, or go to another."""
+    for some in _handfuls(board, layout[at]):
+        for parts, own in parted(board, layout, at, some):
+            yield from _placed(board, parts, own)
+
+
+def _placed(board: Board, layout: Layout, own: int) -> Iterator[Layout]:
+    """Yield the layout with one region on every engine that takes it, alone or together with another."""
+    mask = layout[own][1]
+    for other in range(len(board.takes)):
+        if board.allows((other, mask)):
+            yield (*layout[:own], (other, mask), *layout[own + 1 :])
+    for at in _partners(board, layout, own, range(len(layout))):
+        if (joined := merged(board, layout, min(at, own), max(at, own), layout[at][0])) is not None:
+            yield joined
+
+
+def parted(board: Board, layout: Layout, at: int, some: int) -> Iterator[tuple[Layout, int]]:
+    """Yield the layouts in which those atoms of a region are one of their own, with its place; none where they cannot be.
+
+    What is left of the region is one where it can be. Otherwise it is two, before and after; what has nothing to do with
+    the atoms goes with either.
+    """
+    engine, mask = layout[at]
+    rest = mask & ~some
+    if not rest:
+        return
+    up, down = _upstream(board, some, rest), _downstream(board, some, rest)
+    if up & down:
+        return
+    splits = [(rest & ~down, down)] if not up or not down else [(rest & ~down, down), (up, rest & ~up)]
+    for early, late in dict.fromkeys(splits):
+        parts = [(engine, part) for part in (early, some, late) if part]
+        yield (*layout[:at], *parts, *layout[at + 1 :]), at + bool(early)
+
+
+def _upstream(board: Board, some: int, among: int) -> int:
+    """Return those of a set that the atoms need, directly or through others of the set."""
+    found, fresh = 0, some
+    while fresh:
+        fresh = board.needs(fresh) & among & ~found
+        found |= fresh
+    return found
+
+
+def _downstream(board: Board, some: int, among: int) -> int:
+    """Return those of a set that need the atoms, directly or through others of the set."""
+    reached = some
+    for atom in places_of(among):  # in an order in which they can run: one pass reaches all
+        if board.before[atom] & reached:
+            reached |= 1 << atom
+    return reached & ~some
+
+
+def _handfuls(board: Board, region: Region) -> Iterator[int]:
+    """Yield sets of a region's atoms that might be better off elsewhere."""
+    atoms = list(places_of(region[1]))
+    found: Iterator[int]
+    if len(atoms) <= FEW:
+        found = (bits(atoms[i:j]) for i in range(len(atoms)) for j in range(i + 1, len(atoms) + 1))
+    else:
+        found = _likely(board, region, atoms)
+    yield from dict.fromkeys(found)
+
+
+def _likely(board: Board, region: Region, atoms: list[int]) -> Iterator[int]:
+    yield from (1 << atom for atom in atoms)
+    for engine in range(len(board.takes)):
+        if engine != region[0]:
+            yield from _cheaper(board, region[0], engine, atoms)
+    for cut in range(1, len(atoms)):
+        yield bits(atoms[:cut])
+        yield bits(atoms[cut:])
+
+
+def _cheaper(board: Board, mine: int, other: int, atoms: list[int]) -> Iterator[int]:
+    """Yield the stretches in which each atom costs less on the other engine."""
+    run = 0
+    for atom in atoms:
+        if board.takes[other] >> atom & 1 and board.alone[other][atom] < board.alone[mine][atom]:
+            run |= 1 << atom
+        elif run:
+            yield run
+            run = 0
+    if run:
+        yield run

@@ -1,0 +1,140 @@
+"""The parts of a model that are worth knowing the cost of, whatever is known already."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from xrt.graph import Node
+from xrt.partition.planner.ground import Ground, bits
+
+__all__ = ["Part", "family", "narrow_places", "standard_parts", "survey"]
+
+DIVISIONS = (2, 3, 4, 8)
+"""Into how many parts of about as many nodes a model is cut at its narrow places."""
+
+MOST_SEGMENTS = 256
+"""The most parts between narrow places that are looked at, and the most runs."""
+
+_FAMILIES = {
+    "product": "Conv ConvTranspose Gemm MatMul MatMulInteger QLinearConv QLinearMatMul ConvInteger Einsum LSTM GRU RNN Attention",
+    "reduction": "Softmax LogSoftmax Hardmax LayerNormalization RMSNormalization InstanceNormalization GroupNormalization "
+    "BatchNormalization MeanVarianceNormalization LpNormalization LRN ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
+    "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceSumSquare ArgMax ArgMin TopK CumSum MaxPool AveragePool LpPool "
+    "GlobalAveragePool GlobalMaxPool GlobalLpPool",
+    "movement": "Transpose Reshape Flatten Squeeze Unsqueeze Concat Split Slice Gather GatherElements GatherND ScatterElements "
+    "ScatterND Scatter Pad Tile Expand DepthToSpace SpaceToDepth Resize Upsample ReverseSequence Identity Shape Size Compress",
+}
+_FAMILY = {op: name for name, ops in _FAMILIES.items() for op in ops.split()}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some nodes, and why their cost is worth knowing."""
+
+    mask: int
+    why: str
+
+
+def family(node: Node) -> str:
+    """Return what sort of work the node does: a product, a reduction, movement, or elementwise and all else."""
+    if node.domain:
+        return node.domain
+    return "control" if node.bodies else _FAMILY.get(node.op_type, "elementwise")
+
+
+def standard_parts(ground: Ground) -> tuple[Part, ...]:
+    """Return the whole, what each engine takes in one piece, divisions, segments, runs and single nodes: each set once.
+
+    Their number is bounded but for the single nodes. Linear, apart from the hashes that somebody may want of them.
+    """
+    cuts = narrow_places(ground)
+    found: dict[int, Part] = {}
+    for parts in (_whole(ground), _taken(ground), _divisions(ground, cuts), _segments(cuts), _runs(ground), _singles(ground)):
+        for part in parts:
+            found.setdefault(part.mask, part)
+    return tuple(found.values())
+
+
+def survey(ground: Ground) -> None:
+    """Ask for the keys of all standard parts, so that what is measured of them is known of."""
+    for part in standard_parts(ground):
+        ground.key(part.mask)
+
+
+def narrow_places(ground: Ground) -> list[int]:
+    """Return the places of the order, ends included, at which at most one value is alive: everything passes through it."""
+    last = list(range(len(ground)))
+    for later, earliers in enumerate(ground.graph.predecessors):
+        for earlier in earliers:
+            last[earlier] = later
+    dying = Counter(last)
+    alive, cuts = 0, [0]
+    for place in range(len(ground)):
+        alive += 1 - dying[place]
+        if alive <= 1:
+            cuts.append(place + 1)
+    return cuts if cuts[-1] == len(ground) else [*cuts, len(ground)]
+
+
+def _whole(ground: Ground) -> Iterator[Part]:
+    yield Part(ground.whole, "the whole")
+
+
+def _taken(ground: Ground) -> Iterator[Part]:
+    """Yield, for an engine that does not take all, the longest stretches that it takes."""
+    for mask in dict.fromkeys(ground.takes):
+        if mask != ground.whole:
+            yield from (Part(part, "all that an engine takes in one go") for part in _stretches(mask, len(ground)))
+
+
+def _stretches(mask: int, count: int) -> list[int]:
+    found, run = [], 0
+    for place in range(count + 1):
+        if place < count and mask >> place & 1:
+            run |= 1 << place
+        elif run:
+            found.append(run)
+            run = 0
+    return sorted(found, key=lambda part: (-part.bit_count(), part))[:MOST_SEGMENTS]
+
+
+def _between(first: int, end: int) -> int:
+    return (1 << end) - (1 << first)
+
+
+def _divisions(ground: Ground, cuts: Sequence[int]) -> Iterator[Part]:
+    for count in DIVISIONS:
+        wanted = [len(ground) * i / count for i in range(count + 1)]
+        places = sorted({min(cuts, key=lambda cut, at=at: (abs(cut - at), cut)) for at in wanted})  # type: ignore[misc]
+        for first, end in pairwise(places):
+            yield Part(_between(first, end), f"one of {count} divisions")
+
+
+def _segments(cuts: Sequence[int]) -> Iterator[Part]:
+    """Yield what lies between neighbouring narrow places, where that is more than a node."""
+    wide = [(first, end) for first, end in pairwise(cuts) if end - first > 1]
+    for first, end in sorted(wide, key=lambda pair: (pair[0] - pair[1], pair))[:MOST_SEGMENTS]:
+        yield Part(_between(first, end), "what lies between two narrow places")
+
+
+def _runs(ground: Ground) -> Iterator[Part]:
+    """Yield runs of nodes of one family, and products with what follows them up to the next."""
+    families = [family(node) for node in ground.function.nodes]
+    starts = [0, *(i for i in range(1, len(ground)) if families[i] != families[i - 1])]
+    products = [0, *(i for i in range(1, len(ground)) if families[i] == "product")]
+    for bounds, why in ((starts, "a run of {}"), (products, "a product and what follows it")):
+        runs = [(first, end) for first, end in pairwise([*bounds, len(ground)]) if end - first > 1]
+        for first, end in sorted(runs, key=lambda pair: (pair[0] - pair[1], pair))[:MOST_SEGMENTS]:
+            yield Part(_between(first, end), why.format(families[first]))
+
+
+def _singles(ground: Ground) -> Iterator[Part]:
+    """Yield one node of each kind."""
+    seen: set[str] = set()
+    for place, kind in enumerate(ground.kinds):
+        if kind not in seen:
+            seen.add(kind)
+            yield Part(bits([place]), f"{ground.function.nodes[place].op} alone")

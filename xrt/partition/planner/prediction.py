@@ -1,0 +1,202 @@
+"""What a Plan is predicted to cost: region by region, boundary by boundary, and how each is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from xrt.graph import FrozenDict, Function, TensorType
+from xrt.partition.costs import CostTable, Measured
+from xrt.partition.plan import Launch, Plan
+from xrt.partition.planner.ground import Ground, bits
+from xrt.partition.planner.parts import survey
+from xrt.partition.planner.shares import Shares
+
+__all__ = ["BoundaryCost", "Prediction", "RegionPrediction", "predicted", "prediction_on", "unfolded"]
+
+Source = Literal["measured", "estimated", "impossible"]
+
+
+@dataclass(frozen=True, slots=True)
+class RegionPrediction:
+    """What one region costs, its launch included."""
+
+    name: str
+    engine: str
+    nodes: int
+    seconds: float
+    """Infinite where the table says that the engine cannot run it."""
+    source: Source
+    note: str = ""
+    """How it was estimated, or why it is impossible."""
+
+    def __str__(self) -> str:
+        note = f" ({self.note})" if self.note else ""
+        return f"{self.name} on {self.engine}, {_counted(self.nodes, 'node')}: {_seconds(self.seconds)} {self.source}{note}"
+
+
+@dataclass(frozen=True, slots=True)
+class BoundaryCost:
+    """What it costs that a value goes from one region to another."""
+
+    value: str
+    source: str
+    """The launch that makes it."""
+    target: str
+    """The launch that reads it."""
+    bytes: int
+    """Estimated where it is not known before the run."""
+    seconds: float
+    is_estimated: bool
+    """Whether the bytes are."""
+
+    def __str__(self) -> str:
+        about = "about " if self.is_estimated else ""
+        return f"{self.value} from {self.source} to {self.target}, {about}{self.bytes} bytes: {_seconds(self.seconds)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A Plan's cost, and what it is the sum of."""
+
+    seconds: float
+    """Infinite where a region is impossible."""
+    regions: tuple[RegionPrediction, ...]
+    """In the order of the Plan's launches."""
+    boundaries: tuple[BoundaryCost, ...]
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether every region was measured, so that nothing but the boundaries is a guess."""
+        return all(region.source == "measured" for region in self.regions)
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def predicted(plan: Plan, table: CostTable) -> Prediction:
+    """Return what the Plan costs if regions and boundaries cost what the table says.
+
+    A region that is not in the table is estimated from those parts of the model that are: see `xrt.partition.planner.shares`.
+    """
+    function = unfolded(plan)
+    specs = tuple(dict.fromkeys(launch.engine for launch in plan.launches))
+    whole = (1 << len(function.nodes)) - 1
+    ground = Ground(function, specs, (whole,) * len(specs))
+    return prediction_on(ground, plan, table)
+
+
+def prediction_on(ground: Ground, plan: Plan, table: CostTable) -> Prediction:
+    """Return the prediction of a Plan for the ground's Function; what it is asked for the same ground again is quicker."""
+    return _Predictor(ground.unasked(), table).prediction(plan)
+
+
+def unfolded(plan: Plan) -> Function:
+    """Return the model that was partitioned, from the bodies of its launch nodes; control edges between regions are left out."""
+    outer = plan.function
+    bodies = [launch.function for launch in plan.launches]
+    types = {**outer.types}
+    for body in bodies:
+        types.update(body.types)
+        types.update((value.name, value.type) for value in body.outputs if value.type is not None)
+    made = {name for body in bodies for node in body.nodes for name in node.defines} - {v.name for v in outer.outputs}
+    constants = {**outer.constants, **{name: one for body in bodies for name, one in body.constants.items()}}
+    return outer.replace(
+        nodes=tuple(node for body in bodies for node in body.nodes),
+        constants=FrozenDict(constants),
+        types=FrozenDict({name: type_ for name, type_ in types.items() if name in made}),
+        opsets=FrozenDict({domain: version for domain, version in outer.opsets.items() if domain != "xrt"}),
+    )
+
+
+class _Predictor:
+    """One model's parts and shares, and what regions of it cost."""
+
+    def __init__(self, ground: Ground, table: CostTable) -> None:
+        self._ground, self._table = ground, table
+        self._places = {node.name: place for place, node in enumerate(ground.function.nodes)}
+
+    def prediction(self, plan: Plan) -> Prediction:
+        masks = [bits([self._places[name] for name in launch.nodes]) for launch in plan.launches]
+        for mask in masks:
+            self._ground.key(mask)
+        regions = tuple(self._region(launch, mask) for launch, mask in zip(plan.launches, masks, strict=True))
+        boundaries = tuple(self._boundaries(plan))
+        seconds = math.fsum([*(region.seconds for region in regions), *(boundary.seconds for boundary in boundaries)])
+        return Prediction(seconds, regions, boundaries)
+
+    def _region(self, launch: Launch, mask: int) -> RegionPrediction:
+        cost = self._table.region(self._ground.key(mask), launch.engine)
+        count = len(launch.nodes)
+        if isinstance(cost, Measured):
+            return RegionPrediction(launch.name, launch.engine, count, cost.seconds, "measured")
+        if cost is not None:
+            return RegionPrediction(launch.name, launch.engine, count, math.inf, "impossible", cost)
+        seconds = self._shares.seconds(self._ground.engines.index(launch.engine), mask, self._before)
+        seconds += self._table.launch(launch.engine)
+        return RegionPrediction(launch.name, launch.engine, count, seconds, "estimated", self._note(launch.engine, mask))
+
+    @cached_property
+    def _shares(self) -> Shares:
+        survey(self._ground)
+        return Shares.fitted(self._ground, self._table)
+
+    @cached_property
+    def _before(self) -> list[int]:
+        return [bits(earlier) for earlier in self._ground.graph.predecessors]
+
+    def _note(self, spec: str, mask: int) -> str:
+        """Say from what a region was estimated."""
+        measured = [
+            part
+            for part, key in self._ground.known().items()
+            if isinstance(self._table.region(key, spec), Measured) and part & mask
+        ]
+        inside = [part for part in measured if not part & ~mask]
+        covered = 0
+        for part in inside:
+            covered |= part
+        if covered == mask:
+            return f"from {_counted(len(inside), 'measured part')}"
+        if inside:
+            left = _counted((mask & ~covered).bit_count(), "node")
+            return f"from {_counted(len(inside), 'measured part')} and shares for {left}"
+        return "by its share of larger parts" if measured else "from its size; nothing of it was measured"
+
+    def _boundaries(self, plan: Plan) -> Iterator[BoundaryCost]:
+        makers = {name: launch for launch in plan.launches for name in launch.outputs}
+        for launch in plan.launches:
+            for name in dict.fromkeys(launch.inputs):
+                if name in makers:
+                    yield self._boundary(name, makers[name], launch)
+
+    def _boundary(self, name: str, source: Launch, target: Launch) -> BoundaryCost:
+        type_ = self._ground.function.type_of(name)
+        exact = isinstance(type_, TensorType) and type_.nbytes is not None
+        size = self._ground.sizes[self._ground.values[name]]
+        fixed, per_byte = self._table.boundary(source.engine, target.engine)
+        return BoundaryCost(name, source.name, target.name, size, fixed + per_byte * size, not exact)
+
+
+# ------------------------------------------------------------------ as text
+
+
+def _lines(prediction: Prediction) -> Iterator[str]:
+    known = sum(region.source == "measured" for region in prediction.regions)
+    total = _counted(len(prediction.regions), "region")
+    yield f"predicted: {_seconds(prediction.seconds)}; {known} of {total} measured"
+    yield from (f"  {region}" for region in prediction.regions)
+    yield from (f"  {boundary}" for boundary in prediction.boundaries)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def _seconds(value: float) -> str:
+    if math.isinf(value):
+        return "never"
+    return f"{value * 1e3:.3f} ms" if value >= 1e-3 else f"{value * 1e6:.1f} us"

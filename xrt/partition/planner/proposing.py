@@ -1,0 +1,138 @@
+"""Which plans are worth trying, by what is known of the costs of their regions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from xrt.engines import GraphCompiler
+from xrt.graph import Function
+from xrt.partition.assigned import assigned
+from xrt.partition.costs import CostTable
+from xrt.partition.dependencies import DependencyGraph
+from xrt.partition.placement import settled
+from xrt.partition.plan import Plan
+from xrt.partition.planner.board import Board, Effort, Layout
+from xrt.partition.planner.ground import Ground, bits, places_of
+from xrt.partition.planner.linear import best_stretches, cheapest_homes
+from xrt.partition.planner.moves import improved
+from xrt.partition.planner.options import SearchOptions
+from xrt.partition.planner.parts import survey
+from xrt.partition.planner.prediction import prediction_on
+from xrt.partition.sequence import fewest
+from xrt.partition.units import Units
+
+__all__ = ["Ranking", "propose"]
+
+STRETCHES = 48
+"""The most atoms of which every stretch is tried as a region."""
+
+REPEATS = 4
+"""How often plans are proposed anew, at most, because the table knew regions of theirs."""
+
+
+def propose(
+    function: Function,
+    engines: Sequence[GraphCompiler],
+    table: CostTable,
+    *,
+    limit: int = 8,
+    options: SearchOptions = SearchOptions(),
+    device: str = "cpu",
+) -> tuple[Plan, ...]:
+    """Return plans, the best predicted first: every single-engine plan there is, and at most ``limit`` others.
+
+    Plans with a region that the table calls impossible are left out. The same Function, engines, table and options give
+    the same plans, byte for byte. Empty where no engine takes some node.
+    """
+    ground = Ground.of(function, engines, device)
+    layouts = Ranking.of(ground, table, options).layouts
+    mixtures = [layout for layout in layouts if len(layout) > 1][:limit]
+    singles = [layout for layout in layouts if len(layout) == 1]
+    plans = [plan_of(ground, layout, engines, device) for layout in (*mixtures, *singles)]
+    costs = [prediction_on(ground, plan, table).seconds for plan in plans]
+    return tuple(plans[at] for at in sorted(range(len(plans)), key=lambda at: (costs[at], at)))
+
+
+def plan_of(ground: Ground, layout: Layout, engines: Sequence[GraphCompiler], device: str = "cpu") -> Plan:
+    """Return the Plan of a layout in nodes."""
+    names = [node.name for node in ground.function.nodes]
+    groups = {names[place]: number for number, (_, mask) in enumerate(layout) for place in places_of(mask)}
+    homes = {name: ground.engines[layout[number][0]] for name, number in groups.items()}
+    return assigned(ground.function, engines, homes, groups=groups, device=device)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Layouts in nodes, the cheapest first; equal ones by their regions. Impossible ones are left out."""
+
+    board: Board
+    layouts: tuple[Layout, ...]
+
+    @classmethod
+    def of(cls, ground: Ground, table: CostTable, options: SearchOptions, hope: float = 0.0) -> Ranking:
+        """Propose, look the regions of what is proposed up in the table, and propose anew until that tells nothing new."""
+        ground = ground.unasked()
+        survey(ground)
+        effort = Effort(options.effort, options.changes)
+        for _ in range(REPEATS):
+            ranking = cls._once(Board.fine(ground, table, effort, hope), options)
+            if not ranking.learnt(options.plans):
+                break
+        return ranking
+
+    @classmethod
+    def _once(cls, board: Board, options: SearchOptions) -> Ranking:
+        coarse = board.coarse(options.grain)
+        found = dict.fromkeys(map(coarse.on_nodes, _searched(coarse, options)))
+        if coarse is not board:
+            found.update(dict.fromkeys([*_singles(board), *_by_priority(board)]))
+        possible = [layout for layout in found if math.isfinite(board.total(layout))]
+        return cls(board, tuple(sorted(possible, key=lambda layout: (board.total(layout), layout))))
+
+    def learnt(self, count: int) -> bool:
+        """Look up the regions of the first layouts; return whether the table knew one that was only estimated."""
+        ground, effort = self.board.ground, self.board.effort
+        masks = dict.fromkeys(mask for layout in self.layouts[:count] for _, mask in layout if mask not in ground.known())
+        fresh = [mask for mask in masks if effort.spend(mask.bit_count())]
+        known = {key for key, _ in self.board.table.regions}
+        return not known.isdisjoint([ground.key(mask) for mask in fresh])
+
+
+def _searched(board: Board, options: SearchOptions) -> Iterator[Layout]:
+    """Yield the best stretches, each atom on its cheapest engine, each engine in turn first, and what moves make of the best."""
+    starts = dict.fromkeys([*_singles(board), *_by_priority(board)])
+    homes, stretches = cheapest_homes(board), best_stretches(lines := board.coarse(STRETCHES))
+    starts.update(dict.fromkeys([board.of_nodes(lines.on_nodes(stretches))] if stretches else []))
+    starts.update(dict.fromkeys([clustered(board, homes)] if homes else []))
+    yield from starts
+    best = sorted(starts, key=lambda layout: (board.total(layout), layout))[: options.starts]
+    yield from (improved(board, start) for start in best)
+
+
+def _singles(board: Board) -> Iterator[Layout]:
+    everything = (1 << len(board)) - 1
+    for engine in range(len(board.takes)):
+        if board.allows((engine, everything)):
+            yield ((engine, everything),)
+
+
+def _by_priority(board: Board) -> Iterator[Layout]:
+    """Yield the layout in which each engine in turn takes all that it can, and the others what is left, by their order."""
+    count = len(board.takes)
+    for first in range(count):
+        order = [first, *(engine for engine in range(count) if engine != first)]
+        homes = [next((e for e in order if board.takes[e] >> atom & 1), None) for atom in range(len(board))]
+        if None not in homes:
+            yield clustered(board, [home for home in homes if home is not None])
+
+
+def clustered(board: Board, homes: Sequence[int]) -> Layout:
+    """Return the layout of the fewest regions with each atom on that engine."""
+    graph = DependencyGraph([tuple(places_of(before)) for before in board.before])
+    units = Units.of(graph, homes, board.named)
+    regions: dict[int, list[int]] = {}
+    for atom, place in enumerate(settled(units, fewest(units), (), 2)):
+        regions.setdefault(place, []).append(atom)
+    return tuple((homes[atoms[0]], bits(atoms)) for _, atoms in sorted(regions.items()))
