@@ -21,6 +21,7 @@ WHAT = {
     "toy": "the reference: every operator in plain NumPy, the truth that all others are compared with",
     "ort": "ONNX Runtime",
     "tvm": "Apache TVM (Relax), compiled for the processor at hand",
+    "iree": "IREE: MLIR, compiled to LLVM code for the processor at hand",
 }
 """What an engine is, for a person who does not know it."""
 
