@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from xrt.engines.iree.bodies import with_bodies
@@ -18,7 +19,10 @@ def prepared(function: Function) -> Function:
 
     Equal Functions, whatever their names, give equal ones; so a saved module fits the Function it is loaded for.
     """
-    whole = with_bodies(infer_shapes(function))
+    free = function.replace(
+        nodes=tuple(replace(node, control=()) for node in function.nodes)
+    )  # nothing here has effects to order
+    whole = with_bodies(infer_shapes(free))
     return infer_shapes(spelled(infer_shapes(fold_constants(infer_shapes(whole), _no_evaluation))))
 
 
