@@ -232,7 +232,7 @@ def test_all_kinds_of_a_function_are_asked_about_at_once(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(capability, "lowered", lowered)
     monkeypatch.setattr(capability, "_memory", capability._Memory())
-    chain = [Node(op, (f"v{k}",), (f"v{k + 1}",)) for k, op in enumerate(("Abs", "Neg", "Abs", "Sqrt", "NoSuch"))]
+    chain = [Node(op, (f"v{k}",), (f"v{k + 1}",)) for k, op in enumerate(("Ceil", "Erf", "Ceil", "Round", "NoSuch"))]
     f = function(*chain, inputs={"v0": tensor(3, 1, 4)}, outputs=("v5",))
     assert [IREE.why_not(node, f) for node in f.nodes[:4]] == [None] * 4
     assert asked == [3]

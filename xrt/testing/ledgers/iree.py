@@ -4,4 +4,12 @@ from xrt.testing.ledgers import Gap
 
 __all__ = ["GAPS"]
 
-GAPS: tuple[Gap, ...] = ()
+GAPS: tuple[Gap, ...] = (
+    Gap(
+        "test_attention_4d_causal_fp16_expanded",
+        "never",
+        "every step rounds its result to float16, and two elements of the last differ by one rounding",
+        "https://onnx.ai/onnx/operators/onnx__Attention.html",
+        everywhere=False,
+    ),
+)
