@@ -1,0 +1,44 @@
+"""Operators brought to a newer opset."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from xrt.engines import registry
+from xrt.formats.onnx import raised, why_not_raised
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
+from xrt.passes import infer_shapes
+from xrt.verify.running import run_alone
+
+
+def old(*nodes: Node, opset: int = 9) -> Function:
+    x = Value("x", TensorType(DType.FLOAT32, (2, 3)))
+    return infer_shapes(Function((x,), (Value("y"),), nodes, {"s": Constant(np.array([3, 2]))}, {"": opset}))
+
+
+def test_attributes_become_inputs_and_numbers_stay() -> None:
+    f = old(
+        Node("Clip", ("x",), ("c",), attributes_of({"min": 0.0, "max": 1.5})),
+        Node("Unsqueeze", ("c",), ("u",), attributes_of({"axes": [0]})),
+        Node("ReduceSum", ("u",), ("r",), attributes_of({"axes": [2], "keepdims": 0})),
+        Node("Relu", ("r",), ("y",), name="last"),
+    )
+    newer = raised(f, 18)
+    assert newer.opset() == 18 and newer.nodes[-1] == f.nodes[-1]
+    assert not any(node.attr("axes") for node in newer.nodes)
+    x = np.array([[-1, 1, 4], [2, 0, 0.5]], np.float32)
+    toy = registry.create("toy")
+    assert np.array_equal(run_alone(toy, newer, [x])[0], run_alone(toy, f, [x])[0])
+    assert run_alone(toy, newer, [x])[0].tolist() == [[2.5, 2.0]]
+
+
+def test_what_is_new_enough_stays_itself() -> None:
+    f = old(Node("Relu", ("x",), ("y",)), opset=20)
+    assert raised(f, 18) is f
+    assert why_not_raised(f.nodes[0], f, 18) is None
+
+
+def test_what_cannot_be_raised_has_a_reason() -> None:
+    f = old(Node("Scatter", ("x", "s", "s"), ("y",), name="n"))
+    told = why_not_raised(f.nodes[0], f, 18)
+    assert told is not None and told.startswith("node 'n' (Scatter) cannot be brought from opset 9 to 18: ")
