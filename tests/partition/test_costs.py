@@ -179,7 +179,9 @@ def test_text_that_breaks_a_parser_is_told(text: str | bytes) -> None:
 
 def test_text_that_is_too_long_is_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xrt.partition.costs_text.MOST_BYTES", 100)
-    with pytest.raises(CacheError, match=r"^the cost table cannot be read: it is 101 bytes long, and 100 are the most; delete it"):
+    with pytest.raises(
+        CacheError, match=r"^the cost table cannot be read: it is 101 bytes long, and 100 are the most; delete it"
+    ):
         CostTable.parse(" " * 101)
 
 
