@@ -38,7 +38,9 @@ TURN = 0.04
 BRIEF = 0.2
 """Seconds of a call over which a few milliseconds of other threads' spinning do not show."""
 LEAST, MOST = 8, 60
-"""Rounds."""
+"""Rounds..."""
+FEWEST, SLOWEST = 4, 4
+"""... or these, once so many times the seconds that are asked for are over: an engine of seconds per call is among them."""
 FAR = 10.0
 """An engine that is this many times as slow as the quickest takes no turns."""
 ALWAYS = ("auto", "ort")
@@ -169,7 +171,8 @@ def in_turns(calls: Mapping[str, Call], seconds: float) -> tuple[dict[str, list[
     rounds: dict[str, list[float]] = {name: [] for name in taking}
     began = time.perf_counter()
     for turn in range(MOST):
-        if turn >= LEAST and time.perf_counter() - began > seconds:
+        took = time.perf_counter() - began
+        if (turn >= LEAST and took > seconds) or (turn >= FEWEST and took > SLOWEST * seconds):
             break
         for name in rotated(list(taking), turn):
             if alone[name] < BRIEF:
