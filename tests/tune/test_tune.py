@@ -36,7 +36,14 @@ SLOW_EXP, SLOW_COS = Uneven(slow="Exp"), Uneven(slow="Cos")
 
 
 def tuned(function: Function, *engines: GraphCompiler, **options: Any) -> Tuned:
-    options = {"budget": 60.0, "inputs": [X], "context": CompileContext(threads=1), "cache": CompileCache()} | options
+    bounds = Bounds(calibration=0.0)
+    options = {
+        "budget": 60.0,
+        "bounds": bounds,
+        "inputs": [X],
+        "context": CompileContext(threads=1),
+        "cache": CompileCache(),
+    } | options
     return tune(function, engines, reference=evaluate, **options)
 
 
@@ -95,6 +102,16 @@ def test_the_same_table_gives_the_same_proposals() -> None:
     assert len(proposals()) >= 3
 
 
+@pytest.mark.usefixtures("here")
+def test_launches_and_boundaries_are_measured_once(tmp_path: Path) -> None:
+    store, native = CostStore(tmp_path), registry.create("toy{native=off}")
+    found = tuned(PAIR, TOY, native, store=store, bounds=Bounds(far=1e9))
+    assert set(found.table.launches) == {"toy", "toy{native=off}"}
+    assert set(found.table.boundaries) == {("toy", "toy{native=off}"), ("toy{native=off}", "toy")}
+    again = tuned(chain("Abs", "Neg"), TOY, native, store=store, bounds=Bounds(far=1e9))
+    assert (again.table.launches, again.table.boundaries) == (found.table.launches, found.table.boundaries)
+
+
 # ---------------------------------------------------------------------- what harms nobody
 
 
@@ -112,7 +129,7 @@ FAULTS = {
 def test_what_hangs_crashes_or_is_wrong_is_not_in_the_race_and_is_remembered(how: str, tmp_path: Path) -> None:
     engine, verdict, text = FAULTS[how]
     store = CostStore(tmp_path)
-    found = tuned(chain("Exp"), engine, TOY, budget=40.0, bounds=Bounds(limit=0.05), store=store)
+    found = tuned(chain("Exp"), engine, TOY, budget=40.0, bounds=Bounds(limit=0.05, calibration=0.0), store=store)
     assert verdicts(found) == {"toy": "won", engine.spec: verdict}
     (other,) = (one for one in found.race.contenders if one.title == engine.spec)
     assert text in other.note
@@ -121,7 +138,9 @@ def test_what_hangs_crashes_or_is_wrong_is_not_in_the_race_and_is_remembered(how
 
 
 def test_an_engine_that_hangs_is_not_asked_for_ever() -> None:
-    found = tuned(chain("Exp", "Cos", "Exp", "Cos"), Faulty(how="hang"), TOY, budget=60.0, bounds=Bounds(limit=0.02))
+    found = tuned(
+        chain("Exp", "Cos", "Exp", "Cos"), Faulty(how="hang"), TOY, budget=60.0, bounds=Bounds(limit=0.02, calibration=0.0)
+    )
     hung = [cost for (_, spec), cost in found.table.regions.items() if spec.startswith("faulty")]
     assert 1 <= len(hung) <= 2
     assert found.plan.launches[0].engine == "toy"
@@ -289,5 +308,5 @@ def test_threads_that_keep_costs_at_once_lose_none(tmp_path: Path) -> None:
 def test_random_values_stand_in_for_inputs_and_those_given_are_not_changed() -> None:
     assert tuned(chain("Exp"), TOY, inputs=None).how == "measured"
     given = X.copy()
-    tuned(chain("Exp"), Faulty(how="write_input"), TOY, inputs=[given], bounds=Bounds(limit=0.05))
+    tuned(chain("Exp"), Faulty(how="write_input"), TOY, inputs=[given], bounds=Bounds(limit=0.05, calibration=0.0))
     np.testing.assert_array_equal(given, X)

@@ -208,7 +208,7 @@ def engine_list(asked: Any, device: str, settings: Settings) -> EngineList:
     _check_list(engines)
     devices = devices_of(engines, settings.devices)
     check_engines_run(engines, context.device, devices)
-    check_placed(settings.isolate, settings.cuda_graph, context.device, devices)
+    check_placed(settings.isolate, settings.cuda_graph, asks_for_auto(asked), context.device, devices)
     for engine in engines:
         if reason := engine.unsupported_options(context):
             raise OptionError(reason)

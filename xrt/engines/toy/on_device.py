@@ -20,7 +20,7 @@ from xrt.engines.options import RunOptions
 from xrt.engines.toy.choice import Choice
 from xrt.engines.toy.env import Env
 from xrt.engines.toy.fusion import chains_of
-from xrt.engines.toy.sizes import sizes_of
+from xrt.engines.toy.sizes import SHAPES, sizes_of
 from xrt.engines.toy.table import Run
 from xrt.engines.toy.tape import described
 from xrt.errors import CompileRefused, RunFailed, XRTError
@@ -269,7 +269,8 @@ class _Builder:
     def _node(self, node: Node, on_host: bool) -> None:
         kernel, wanted_on_host = self._kernel(node, on_host)
         names = (*node.inputs, *node.captures)
-        arguments = tuple(self._place((name, on_host or i in wanted_on_host)) for i, name in enumerate(names))
+        reads_on_host = on_host and node.op_type not in SHAPES  # those read no data, wherever it is
+        arguments = tuple(self._place((name, reads_on_host or i in wanted_on_host)) for i, name in enumerate(names))
         listed = max((i for i, name in enumerate(node.outputs, 1) if name), default=0)
         results = tuple(self._make((name, on_host)) if name else 0 for name in node.outputs[:listed])
         self.steps.append(Step(kernel, arguments, results, on_host, node))

@@ -19,6 +19,7 @@ from xrt.partition.planner.linear import best_stretches, cheapest_homes
 from xrt.partition.planner.moves import improved
 from xrt.partition.planner.options import SearchOptions
 from xrt.partition.planner.parts import survey
+from xrt.partition.planner.prediction import prediction_on
 from xrt.partition.sequence import fewest
 from xrt.partition.units import Units
 
@@ -48,7 +49,10 @@ def propose(
     ground = Ground.of(function, engines, device)
     layouts = Ranking.of(ground, table, options).layouts
     mixtures = [layout for layout in layouts if len(layout) > 1][:limit]
-    return tuple(plan_of(ground, layout, engines, device) for layout in layouts if len(layout) == 1 or layout in mixtures)
+    singles = [layout for layout in layouts if len(layout) == 1]
+    plans = [plan_of(ground, layout, engines, device) for layout in (*mixtures, *singles)]
+    costs = [prediction_on(ground, plan, table).seconds for plan in plans]
+    return tuple(plans[at] for at in sorted(range(len(plans)), key=lambda at: (costs[at], at)))
 
 
 def plan_of(ground: Ground, layout: Layout, engines: Sequence[GraphCompiler], device: str = "cpu") -> Plan:
