@@ -48,7 +48,14 @@ def _why_not_crossing(node: Node, function: Function) -> str | None:
     return _why_empty(node, function)
 
 
+_WITH_NOTHING = frozenset({"Cast", "CastLike", "Concat", "Mul", "Slice", "Split", "Trilu"})
+_WITH_NOTHING |= {f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Min", "Prod", "Sum", "SumSquare")}
+"""Operators that were tried on tensors without elements, and agreed."""
+
+
 def _why_empty(node: Node, function: Function) -> str | None:
+    if node.op_type in _WITH_NOTHING:
+        return None
     for name in data_of(node, function):
         type_ = function.type_of(name)
         if isinstance(type_, TensorType) and type_.shape and 0 in type_.shape:

@@ -70,11 +70,6 @@ def _flattens(node: Node, function: Function) -> bool:
     return shape is None or node.attr("axis", 1) not in (-1, len(shape) - 1)
 
 
-def _quantises_to_short(node: Node, function: Function) -> bool:
-    type_ = function.type_of(node.outputs[0])
-    return isinstance(type_, TensorType) and type_.dtype in (DType.INT16, DType.UINT16)
-
-
 def _is_causal_after_past(node: Node, function: Function) -> bool:
     return node.attr("is_causal", 0) == 1 and _has(node, 4)
 
@@ -127,12 +122,6 @@ DEFECTS: tuple[Defect, ...] = (
         lambda node, function: _has(node, 7),
         "ignores the peepholes of LSTM",
         ("test_lstm_with_peepholes",),
-    ),
-    Defect(
-        ("QuantizeLinear",),
-        _quantises_to_short,
-        "rounds a number to 16 bits by way of float32, to the neighbour now and then",
-        ("test_quantizelinear_uint16",),
     ),
     Defect(
         ("Softmax", "LogSoftmax", "Hardmax"),

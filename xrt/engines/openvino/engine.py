@@ -111,7 +111,7 @@ def _has_bf16() -> bool:
 def _limits(function: Function) -> Mapping[int, int]:
     limits = input_limits(model_function(function), lambda node: data_of(node, function))
     if limits is None:
-        raise CompileRefused(f"{LIBRARY} computes int64 in int32, and what is computed here is not known to fit")
+        raise CompileRefused(f"{LIBRARY} computes wide integers in int32, and what is computed here is not known to fit")
     return limits
 
 
