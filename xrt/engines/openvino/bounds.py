@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from xrt.engines.openvino.library import LIBRARY
 from xrt.graph import Constant, DType, Function, Node, TensorType
 
-__all__ = ["LARGEST", "input_limits", "why_unbounded"]
+__all__ = ["LARGEST", "input_limits", "is_wide", "why_unbounded"]
 
 LARGEST = (1 << 31) - 1
 LIMITS = (LARGEST, 1 << 24, 1 << 15, 1 << 7)
@@ -60,7 +60,7 @@ def input_limits(function: Function, data: Callable[[Node], frozenset[str]]) -> 
     ``data`` says which values a node computes with; the others are places and sizes.
     """
     used = frozenset().union(*map(data, function.nodes))
-    places = [place for place, value in enumerate(function.inputs) if value.name in used and _is_wide(value.name, function)]
+    places = [place for place, value in enumerate(function.inputs) if value.name in used and is_wide(value.name, function)]
     for limit in LIMITS:
         if _all_fit(function, limit):
             return dict.fromkeys(places, limit)
@@ -74,7 +74,7 @@ def _all_fit(function: Function, limit: int) -> bool:
         return bounds.get(name, _constant_bound(function.constants.get(name)))
 
     for node in function.nodes:
-        wide = [name for name in node.defines if _is_wide(name, function)]
+        wide = [name for name in node.defines if is_wide(name, function)]
         bound = _bound(node, function, known) if wide else 0
         if bound is None or bound > LARGEST:
             return False
@@ -84,8 +84,8 @@ def _all_fit(function: Function, limit: int) -> bool:
 
 def _bound(node: Node, function: Function, known: Known) -> int | None:
     """Return the largest magnitude of the node's wide results, given those of its wide inputs; None where nothing says."""
-    if not any(_is_wide(name, function) for name in node.defines):
-        return max((known(name) or 0 for name in node.uses if _is_wide(name, function)), default=0)
+    if not any(is_wide(name, function) for name in node.defines):
+        return max((known(name) or 0 for name in node.uses if is_wide(name, function)), default=0)
     if node.op_type in _COUNTS:
         return LARGEST
     if node.op_type in _SIGNING and _dtype(node.outputs[0], function) in _UNSIGNED:
@@ -121,7 +121,8 @@ def _constant_bound(constant: Constant | None) -> int | None:
     return max(abs(int(array.min())), abs(int(array.max()))) if array.size and array.dtype.kind in "iu" else 0
 
 
-def _is_wide(name: str, function: Function) -> bool:
+def is_wide(name: str, function: Function) -> bool:
+    """Whether the value is of an integer type that OpenVINO narrows to int32."""
     return _dtype(name, function) in _WIDE
 
 

@@ -91,6 +91,9 @@ SUPPORT: Mapping[str, Row] = dict(
         *_rows("ArgMax ArgMin", FLOATS | INTEGERS),
         *_rows("CumSum", FLOATS | INT32),
         *_rows("BlackmanWindow HammingWindow HannWindow", INT32 | INT64),
+        # with bodies
+        *_rows("If Scan", ANY),
+        *_rows("Loop", ANY, main=2),
         # of quantised numbers
         *_rows("ConvInteger MatMulInteger", BYTES),
         *_rows("DequantizeLinear", BYTES | SHORTS | INT32),
