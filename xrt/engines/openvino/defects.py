@@ -74,6 +74,12 @@ def _is_causal_after_past(node: Node, function: Function) -> bool:
     return node.attr("is_causal", 0) == 1 and _has(node, 4)
 
 
+def _is_strided_point_with_padding(node: Node, function: Function) -> bool:
+    kernel = (_shape(node, 1, function) or (None, None, None))[2:]
+    pads = any(node.attr("pads", ())) or node.attr("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER")
+    return pads and any(stride > 1 for stride in node.attr("strides", ())) and all(extent in (1, None) for extent in kernel)
+
+
 def _scales_by_a_fraction(node: Node, function: Function) -> bool:
     """Whether corners are aligned in a size that is given by scales and is not whole, or may not be."""
     if node.attr("coordinate_transformation_mode") not in ("align_corners", "pytorch_half_pixel"):
@@ -146,6 +152,12 @@ DEFECTS: tuple[Defect, ...] = (
         _rounds_up,
         "counts a window of a pooling with ceil_mode=1 that lies in the padding alone",
         ("test_maxpool_2d_ceil_output_size_reduce_by_one",),
+    ),
+    Defect(
+        ("Conv",),
+        _is_strided_point_with_padding,
+        "moves the strides of a Conv of size 1 before its padding where they belong behind it",
+        ("strided_point_with_padding of the corpus",),
     ),
     Defect(
         ("Resize",),

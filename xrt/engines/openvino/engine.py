@@ -89,6 +89,9 @@ class OpenVino(GraphCompiler):
         shown = ", ".join(f"{name}={value!r}" for name, value in refused.items())
         return f"engine 'openvino' computes in the model's own types or, where it sees fit, in bf16: it does not honour {shown}"
 
+    def remarks(self, function: Function) -> tuple[str, ...]:
+        return ("NaN is not carried through everywhere: Relu, Clip, Max, Min and comparisons may give a number for it",)
+
     def version(self) -> str:
         return f"openvino {openvino.__version__}"
 
