@@ -38,16 +38,18 @@ class Way:
         return [",".join(self.engines), *["--alternate"] * self.alternate]
 
 
-ENGINES = ("toy", "ort", "tvm")
+ENGINES = ("toy", "ort", "tvm", "xla")
 WAYS = (
     *(Way((engine,)) for engine in ENGINES),
     Way(("ort", "toy")),
     Way(("tvm", "toy")),
     Way(("ort", "tvm", "toy")),
+    Way(("xla", "toy")),
     Way(("ort", "toy"), alternate=True),
     Way(("tvm", "toy"), alternate=True),
+    Way(("xla", "toy"), alternate=True),
 )
-LIBRARIES = ("onnx", "numpy", "onnxruntime", "apache-tvm")
+LIBRARIES = ("onnx", "numpy", "onnxruntime", "apache-tvm", "jax")
 
 
 @dataclass(frozen=True, slots=True)

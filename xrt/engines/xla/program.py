@@ -11,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from xrt.engines.xla import client
 from xrt.engines.xla.client import device_of, tracing
 from xrt.engines.xla.lowering import is_known, lower
 from xrt.engines.xla.table import Operand
+from xrt.errors import CompileRefused
 from xrt.graph import Function, TensorType, Value
 
 __all__ = ["Arguments", "Program", "compiled_program", "lowered_text"]
@@ -69,6 +71,9 @@ class Program:
 
 def compiled_program(function: Function, threads: int) -> Program:
     """Return the Function compiled for a budget of threads; raises CompileRefused, and whatever JAX and XLA raise."""
+    if not client.clients.can_compile:
+        raise CompileRefused("XLA has compiled in the process that this one was forked from, and cannot do so in both")
+    client.clients.has_compiled = True
     device = device_of(threads)
     arguments = Arguments.of(function, device)
     with tracing(device):
