@@ -30,7 +30,7 @@ def test_a_forked_child_has_clients_of_its_own(way: str, threads: int) -> None:
     def work() -> None:
         for _ in range(3):
             np.testing.assert_array_equal(ways[way](), expected)
-        with pytest.raises(CompileRefused, match="^XLA has compiled in the process that this one was forked from"):
+        with pytest.raises(CompileRefused, match=r"^XLA has compiled in the process that this one was forked from"):
             xla.compile(PRODUCT, context)
         again = xla.load(memoryview(xla.save(executable, context)), PRODUCT, context)
         np.testing.assert_array_equal(again.run([X])[0], expected)
