@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from xrt.engines.contract import Executable, fill
@@ -12,7 +13,7 @@ from xrt.engines.memory import MemoryUse
 from xrt.engines.options import RunOptions
 from xrt.engines.xla import client
 from xrt.engines.xla.client import tracing
-from xrt.engines.xla.program import Program
+from xrt.engines.xla.program import Program, shares
 from xrt.engines.xla.reasons import shortened
 from xrt.engines.xla.saving import exported, imported_program
 from xrt.errors import RunFailed
@@ -65,6 +66,26 @@ class XlaExecutable(Executable):
 
         return run
 
+    def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
+        """Return a call over arrays that XLA has taken once; each result is copied to its buffer."""
+        program, taken = self.program, _taken(inputs, self.program)
+        if taken is None:
+            return super().bind(inputs, outputs)
+        call, operands, elsewhere = program.call, (*taken, *program.arguments.arrays), super().bind(inputs, outputs)
+
+        def run() -> None:
+            if self.program is not program or self._clients is not client.clients:
+                return elsewhere()
+            try:
+                results = call(*operands)
+            except Exception:  # noqa: BLE001  # raised anew, unless it was the user's settings
+                return elsewhere()
+            for result, buffer in zip(results, outputs, strict=True):
+                fill(buffer, np.asarray(result))
+            return None
+
+        return run
+
     def _again(self, inputs: Sequence[Any], cause: Exception) -> Sequence[Any]:
         """Call once more without what a user may have set (NaN is an error, no compiled code); raises RunFailed if that fails."""
         try:
@@ -86,6 +107,15 @@ class XlaExecutable(Executable):
         why = "weights that do not lie at a multiple of 64 bytes are copied, as XLA wants them there"
         copies = (MemoryUse("copied weights", program.arguments.copied, why),) if program.arguments.copied else ()
         return *copies, MemoryUse("workspace", program.workspace, "inner values, as planned by the compiler", per_call=True)
+
+
+def _taken(inputs: Sequence[Array], program: Program) -> list[Any] | None:
+    """Return arrays of JAX's over the inputs' own memory, which show what is written there; None where one would be a copy."""
+    if program.donates:
+        return None  # one call would use them up
+    with tracing(program.device):
+        arrays = [jax.device_put(x, program.device) for x in inputs]
+    return arrays if all(shares(x, array) for x, array in zip(inputs, arrays, strict=True)) else None
 
 
 class _Memory:
