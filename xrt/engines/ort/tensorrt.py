@@ -36,12 +36,11 @@ class TensorRT(Ort):
     def __post_init__(self) -> None:
         """Check the fields; raises EngineUnavailable where the library was built without TensorRT."""
         super().__post_init__()
-        if isinstance(self.min_subgraph_size, bool) or not isinstance(self.min_subgraph_size, int) or self.min_subgraph_size < 1:
-            raise OptionError(
-                f"min_subgraph_size of engine 'tensorrt' must be a positive integer; got {self.min_subgraph_size!r}"
-            )
+        least = self.min_subgraph_size
+        if isinstance(least, bool) or not isinstance(least, int) or least < 1:
+            raise OptionError(f"min_subgraph_size of engine 'tensorrt' must be a positive integer; got {least!r}")
         if reason := why_not_present(PROVIDER):
-            raise EngineUnavailable(f"engine 'tensorrt' needs {reason}; TensorRT itself comes as 'tensorrt-cu13<11'")
+            raise EngineUnavailable(f"engine 'tensorrt' cannot serve: {reason}; TensorRT itself comes as 'tensorrt-cu13<11'")
 
     def unsupported_options(self, context: CompileContext) -> str | None:
         """Return which option is not honoured: fp16 and a limit of the workspace are."""
