@@ -39,7 +39,8 @@ def machine_text(record: Record) -> str:
     facts = ", ".join(f"{name} {value}" for name, value in record.machine.items())
     dates = sorted({entry.date for entry in record.entries.values()})
     commits = dict.fromkeys(entry.commit for entry in record.entries.values())
-    load = max((entry.load for entry in record.entries.values()), default=0.0)
+    quick = [benchmark.name for benchmark in BENCHMARKS if record.is_quick(benchmark)]  # of which no figure is believed
+    load = max((entry.load for name, entry in record.entries.items() if name not in quick), default=0.0)
     minutes = sum(entry.seconds for entry in record.entries.values()) / 60
     busy = " **The machine was busy: take the figures as indications.**" * (load > BUSY)
     when = f"on {' and '.join(dates) or 'no day'} at commit {', '.join(commits) or 'none'} in {minutes:.0f} minutes"

@@ -19,7 +19,12 @@ from tools.performance_texts import SECTIONS
 
 RECORD = Record.read()
 BY_NAME = {benchmark.name: benchmark for benchmark in BENCHMARKS}
-NO_FIGURES = {"compare_engines": "prints a page of its own", "memory_model": "a part of memory.py"}
+NO_FIGURES = {
+    "compare_engines": "prints a page of its own",
+    "memory_model": "a part of memory.py",
+    "auto_figures": "a part of auto.py",
+    "auto_steps": "a part of auto.py",
+}
 """What lies in benchmarks/ and has no section, and why."""
 
 

@@ -15,8 +15,9 @@ from xrt.partition import Plan
 from xrt.partition.assigned import assigned, homes_of
 from xrt.partition.capability import Capability
 from xrt.runtime import kind_of
-from xrt.tune import CostStore, Tuned, tune
-from xrt.tune.driving import by_priority
+from xrt.tune import Account, CostStore, Tuned, tune
+from xrt.tune.account import account_of
+from xrt.tune.driving import by_priority, plain
 from xrt.tune.search import Told, unheard
 
 if TYPE_CHECKING:
@@ -176,6 +177,15 @@ class Automatic:
         except PlanError:
             reason = "what is fetched needs nodes that were not placed"
             return by_priority(function, engines, context, options, implicit, reason)
+
+    def account(self, plan: Plan, tuned: Tuned | None, function: Function) -> Account | None:
+        """Return what the chosen plan costs, by all that is known here; None where it was not chosen by measurement."""
+        if tuned is None:
+            return None
+        engines, store = plain(self.engines.engines), CostStore.beside(self.cache)
+        table = tuned.table if tuned.table.regions or store is None else store.table(engines, self.engines.context)
+        known = [engine for engine in engines if engine.spec != self.engines.implicit]
+        return account_of(plan, tuned, function, known, table, self.engines.context.device)
 
     def _taking(self, function: Function) -> tuple[list[GraphCompiler], str | None]:
         """Return the engines that are asked; the one that nobody has named only where the others leave a node."""

@@ -47,8 +47,9 @@ class XRTModule:
     """A model on a list of engines, compiled on the first call of each signature and called like a function.
 
     ``model`` is an `xrt.Graph`, a Function, or ONNX as a path, bytes or ModelProto. ``engine`` is a name, a spec
-    (``"tvm{opt_level=2}"``), an instance, or a list of these, first choice first. Unless ``strict``, the reference
-    engine stands last without being named; what it takes in that way is one FallbackWarning and lines in `explain`.
+    (``"tvm{opt_level=2}"``), an instance, a list of these, first choice first, or ``"auto"``: placed by measurement, or by the
+    ``lock`` that `xrt lock` has written. Unless ``strict``, the reference engine stands last without being named; what it takes
+    in that way is one FallbackWarning and lines in `explain`.
 
     Keywords are the fields of `ClusteringOptions` (``pins``, ``minimum_nodes``, ...), of `ExecutionOptions` (``precision``,
     ``threads``, ...) and of `Settings`: ``check`` holds the ``"first"`` call, or a part of the calls, against the reference;
@@ -145,6 +146,7 @@ class XRTModule:
             idle_pins=build.idle_pins,
             remarks=[build.remarks, unchecked],
             placement=[*str(build.tuned or "").splitlines(), *self._engines.left_out],
+            account=self._automatic.account(build.plan, build.tuned, build.function),
             checks=str(self._checks),
             graph=build.graph_remark,
         )
@@ -372,10 +374,7 @@ class XRTModule:
         return program
 
     def _warn_of_fallback(self, build: Build) -> None:
-        if self._warned or self._engines.implicit is None:
-            return
-        message = unnamed(build.plan, self._engines.implicit, build.refused)
-        if message:
+        if not self._warned and (message := unnamed(build.plan, self._engines.implicit, build.refused)):
             self._warned = True
             warn(message, FallbackWarning)
 

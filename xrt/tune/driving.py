@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from xrt.cache import CompileCache
@@ -113,7 +114,8 @@ def _searched(search: Search) -> Tuned:
     try:
         search.run()
     except KeyboardInterrupt:
-        return search.tuned("interrupted")
+        tuned = search.tuned("interrupted")
+        return tuned if tuned.how == "interrupted" else replace(tuned, notes=("it was interrupted before anything was measured",))
     except XRTError as error:
         _log.info("tuning ended early", exc_info=True)
         search.notes.append(f"the search ended early: {error}")

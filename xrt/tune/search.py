@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import permutations
 from typing import Any, TypeAlias
 
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, GraphCompiler
-from xrt.errors import PlanError
+from xrt.errors import EngineError, PlanError
 from xrt.graph import Function, shape_key
 from xrt.partition import ClusteringOptions, Plan, partition
 from xrt.partition.assigned import assigned, homes_of
@@ -19,10 +20,11 @@ from xrt.partition.costs import CostTable, Measured
 from xrt.partition.planner import SearchOptions, pieces, propose
 from xrt.runtime.isolation import Isolated, Limits
 from xrt.runtime.timing import Clock
+from xrt.tune.calibration import crossing, launch_cost
 from xrt.tune.contest import Entrant, contested
 from xrt.tune.judging import Runner, judged
 from xrt.tune.programs import ready
-from xrt.tune.survey import Subject, Survey
+from xrt.tune.survey import Region, Subject, Survey
 from xrt.tune.tuned import Contender, How, Progress, Tuned, title_of
 from xrt.tune.values import Reference, captured
 from xrt.tune.walls import Apart, Way, way_of
@@ -57,6 +59,10 @@ class Bounds:
     most: an engine that hangs in this process, where it did not in its worker, cannot be stopped."""
     slice: float = 0.025
     """Share of the budget that the samples of one region may take."""
+    calibration: float = 0.1
+    """Share of the budget after which no further launch or boundary is measured that is not known yet."""
+    far: float = 4.0
+    """An engine that takes so many times what the quickest takes on the whole is not calibrated."""
     ready: float = 0.85
     """Share of the budget after which no further plan is made ready."""
     plans: int = 6
@@ -114,7 +120,9 @@ class Search:
             self.survey = Survey(
                 ways, self.context, values, self.reference, self.table, limit=limit, slice_=slice_, clock=self.clock
             )
-            self._survey(self.survey)
+            self._survey(self.survey, ways)
+            if self._left() <= 0:
+                return
             self.proposals = self._proposed()
             self._make_ready(ways, [values[value.name] for value in self.function.outputs])
             self._race()
@@ -131,15 +139,43 @@ class Search:
             for runner in self.runners:
                 runner.ready.close()
 
-    def _survey(self, survey: Survey) -> None:
+    def _survey(self, survey: Survey, ways: Mapping[str, Way]) -> None:
         """Measure pieces, the most useful first, until nobody knows of more or the time for it is up."""
         until = self.began + self.budget * self.bounds.survey
-        going = True
+        going, calibrated = True, False
         while going:
             asked = pieces(self.function, self.engines, survey.table, AT_ONCE, device=self.context.device)
             fresh = [piece for piece in asked if not survey.is_known(piece)]
             going = bool(fresh) and survey.measure(fresh, until, self._told_of(survey))
             self.table = survey.table
+            if not calibrated and len(self.function.nodes) > 1:
+                self._calibrate(survey, ways)
+                calibrated, self.table = True, survey.table
+
+    def _calibrate(self, survey: Survey, ways: Mapping[str, Way]) -> None:
+        """Measure launches and boundaries of the engines that may be worth mixing, the quickest first, as far as time allows."""
+        until = self.clock() + self.budget * self.bounds.calibration
+        limit = self.budget * self.bounds.limit
+        for engine in (engines := self._promising()):
+            if engine.spec not in survey.table.launches and self.clock() < until:
+                self._tell(f"launching nothing on {engine.spec}")
+                with suppress(EngineError):
+                    if (seconds := launch_cost(engine, ways[engine.spec], self.context, LEAST, limit)) is not None:
+                        survey.table = survey.table.with_launch(engine.spec, seconds)
+        for source, target in permutations([one for one in engines if one.spec in survey.table.launches], 2):
+            if (source.spec, target.spec) not in survey.table.boundaries and self.clock() < until:
+                self._tell(f"from {source.spec} to {target.spec}")
+                found = crossing(ways[source.spec].front, ways[target.spec].front, self.context, self.clock)
+                if found is not None:
+                    survey.table = survey.table.with_boundary(source.spec, target.spec, *found)
+
+    def _promising(self) -> list[GraphCompiler]:
+        """Return the engines that are not known to be far slower than another on the whole, the quickest first."""
+        costs = {plan.launches[0].engine: self._alone(plan) for plan in self._wholes if plan.launches}
+        known = {spec: cost.seconds for spec, cost in costs.items() if isinstance(cost, Measured)}
+        most = self.bounds.far * min(known.values(), default=float("inf"))
+        willing = [one for one in self.engines if known.get(one.spec, 0.0) <= most and not isinstance(costs.get(one.spec), str)]
+        return sorted(willing, key=lambda one: known.get(one.spec, float("inf")))
 
     def _told_of(self, survey: Survey) -> Callable[[Subject], object]:
         def told(subject: Subject) -> None:
@@ -190,9 +226,23 @@ class Search:
                 self.others.append(known)
             elif self.clock() >= until and self.runners:
                 self.notes.append(f"the budget ended before {title_of(plan)} was made ready")
+            elif unproved := self._unproved(plan):
+                self.others.append(Contender(plan, "wrong" if unproved.startswith("wrong") else "failed", note=unproved))
             else:
                 self._tell(f"compiling {title_of(plan)}")
                 self._enter(plan, ways, expected)
+
+    def _unproved(self, plan: Plan) -> str:
+        """Return why a plan may not be compiled in this process: a region of it has not been right, and in time, in a worker."""
+        assert self.survey is not None  # it comes before this
+        regions = [Region.of(launch) for launch in plan.launches]
+        self.survey.measure(regions, self.began + self.budget, self._told_of(self.survey))
+        self.table = self.survey.table
+        costs = ((region, self.table.region(region.key, region.spec)) for region in regions)
+        reasons = (
+            cost or f"a region of it was not measured on {one.spec}" for one, cost in costs if not isinstance(cost, Measured)
+        )
+        return next(reasons, "")
 
     def _enter(self, plan: Plan, ways: Mapping[str, Way], expected: Sequence[Any]) -> None:
         limit = min(self.budget * self.bounds.limit, max(self._left(), LEAST))

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, ClassVar
 
-from xrt.engines.contract import GraphCompiler
+from xrt.engines.contract import Executable, GraphCompiler
+from xrt.engines.growth import Growth
+from xrt.engines.openvino.bounds import input_limits
 from xrt.engines.openvino.capability import why_not
 from xrt.engines.openvino.executable import OpenVinoExecutable, computed_outputs, model_function
 from xrt.engines.openvino.importing import import_function
 from xrt.engines.openvino.library import LIBRARY, core, openvino, sense
+from xrt.engines.openvino.memory import uses_of
 from xrt.engines.openvino.requests import Compiled
+from xrt.engines.openvino.saving import exported, imported
+from xrt.engines.openvino.support import data_of
 from xrt.engines.openvino.values import why_not_carried
 from xrt.engines.options import CompileContext
 from xrt.errors import CompileRefused, OptionError
@@ -42,15 +49,45 @@ class OpenVino(GraphCompiler):
         return why_not(node, function)
 
     def compile(self, function: Function, context: CompileContext) -> OpenVinoExecutable:
+        """Return a compiled model; its large constants stay where they are. Raises CompileRefused for what OpenVINO declines."""
         if not computed_outputs(function):
             return OpenVinoExecutable(function, None)
         _check_border(function)
-        try:
-            imported = import_function(model_function(function))
-            compiled = core().compile_model(imported.model, DEVICE, self._settings(context))
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise CompileRefused(f"{LIBRARY} declines: {sense(error)}") from error
-        return OpenVinoExecutable(function, Compiled.of(compiled, imported.used, imported.passed), imported)
+        limits = _limits(function)
+        with Growth(sum(constant.nbytes for constant in function.constants.values())) as growth:
+            try:
+                imported = import_function(model_function(function))
+                model = core().compile_model(imported.model, DEVICE, self._settings(context))
+                compiled = Compiled.of(model, imported.used, imported.passed)
+            except (RuntimeError, ValueError, TypeError) as error:
+                raise CompileRefused(f"{LIBRARY} declines: {sense(error)}") from error
+        return OpenVinoExecutable(function, compiled, limits, imported.held, partial(uses_of, imported.copied, growth))
+
+    def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
+        """Return what OpenVINO exports of the compiled model, constants included."""
+        if not isinstance(executable, OpenVinoExecutable) or executable.compiled is None:
+            raise CompileRefused("there is no compiled model to save")
+        return executable.saved if executable.saved is not None else exported(executable.compiled)
+
+    def load(self, data: memoryview, function: Function, context: CompileContext) -> OpenVinoExecutable:
+        with Growth(len(data)) as growth:
+            compiled = imported(data, DEVICE, self._settings(context))
+        executable = OpenVinoExecutable(function, compiled, _limits(function), data, partial(uses_of, 0, growth))
+        executable.saved = data
+        return executable
+
+    def unsupported_options(self, context: CompileContext) -> str | None:
+        """Return which option is not honoured. Any batch size is, and so are strict types where precision is not lowered."""
+        asked = context.options.unusual()
+        if asked.get("precision") == "bf16" and _has_bf16() and "strict_types" not in asked:
+            del asked["precision"]
+        refused = {name: value for name, value in asked.items() if name != "max_batch_size"}
+        if "precision" not in asked:
+            refused.pop("strict_types", None)
+        if not refused:
+            return None
+        shown = ", ".join(f"{name}={value!r}" for name, value in refused.items())
+        return f"engine 'openvino' computes in the model's own types or, where it sees fit, in bf16: it does not honour {shown}"
 
     def version(self) -> str:
         return f"openvino {openvino.__version__}"
@@ -64,6 +101,18 @@ class OpenVino(GraphCompiler):
             "NUM_STREAMS": min(self.streams, context.threads),
             "ENABLE_CPU_PINNING": self.pinning,
         }
+
+
+@lru_cache(maxsize=1)
+def _has_bf16() -> bool:
+    return "BF16" in core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
+
+
+def _limits(function: Function) -> Mapping[int, int]:
+    limits = input_limits(model_function(function), lambda node: data_of(node, function))
+    if limits is None:
+        raise CompileRefused(f"{LIBRARY} computes int64 in int32, and what is computed here is not known to fit")
+    return limits
 
 
 def _check_border(function: Function) -> None:

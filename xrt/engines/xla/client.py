@@ -24,8 +24,8 @@ _POOL = "PJRT_NPROC"
 def device_of(threads: int) -> Any:
     """Return the CPU as a device of a client whose computations use that many threads, the calling one included.
 
-    A client is made once per budget, and kept: its threads sleep when nothing runs. It computes on the calling thread, where JAX's
-    own client hands all but the smallest computations over to another thread.
+    A client is made once per budget, and kept: its threads sleep when nothing runs. It begins on the calling thread, where
+    JAX's own client hands all but the smallest computations over to another thread.
     """
     with _creating, _environment(_POOL, str(threads)):
         return xla_client.make_cpu_client(asynchronous=False).local_devices()[0]
@@ -46,7 +46,7 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 @contextmanager
 def tracing(device: Any) -> Iterator[None]:
-    """Hold, in this thread and until the end, what a user may have set otherwise: 64-bit types, float32 in full, on that device."""
+    """Hold, in this thread, what a user may have set otherwise: 64-bit types, float32 in full, on that device."""
     with ExitStack() as stack:
         for setting in (
             jax.enable_x64(True),

@@ -14,6 +14,7 @@ from xrt.engines.xla.capability import refusal
 from xrt.engines.xla.executable import XlaExecutable
 from xrt.engines.xla.program import compiled_program
 from xrt.engines.xla.reasons import shortened
+from xrt.engines.xla.saving import exported, imported_program
 from xrt.errors import CompileRefused
 from xrt.graph import Function, Node
 
@@ -37,6 +38,19 @@ class Xla(GraphCompiler):
         except Exception as cause:
             raise CompileRefused(f"XLA cannot compile {function.name!r}: {shortened(cause)}") from cause
         return XlaExecutable(program, function)
+
+    def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
+        if not isinstance(executable, XlaExecutable):
+            raise CompileRefused("it is no executable of XLA's")
+        return exported(executable.program) if executable.saved is None else executable.saved
+
+    def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
+        try:
+            executable = XlaExecutable(imported_program(data, function, context.threads), function)
+        except Exception as cause:
+            raise CompileRefused(f"XLA cannot load {function.name!r}: {shortened(cause)}") from cause
+        executable.saved = data
+        return executable
 
     def version(self) -> str:
         return f"jax {jax.__version__}, jaxlib {jaxlib.__version__}"

@@ -10,6 +10,7 @@ import numpy as np
 from xrt.engines.contract import Executable, fill
 from xrt.engines.memory import MemoryUse
 from xrt.engines.options import RunOptions
+from xrt.engines.xla.client import tracing
 from xrt.engines.xla.program import Program
 from xrt.engines.xla.reasons import shortened
 from xrt.errors import RunFailed
@@ -33,30 +34,37 @@ class XlaExecutable(Executable):
         self.function = function
         self._call, self._constants = program.call, program.arguments.arrays
         self._name = function.name
+        self.saved: memoryview | None = None
+        """What it was loaded from, where it was not compiled."""
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         try:
             results = self._call(*inputs, *self._constants)
-        except Exception as cause:
-            raise self._failed(cause) from cause
+        except Exception as cause:  # noqa: BLE001  # as below
+            results = self._again(inputs, cause)
         if options.out is None:
             return [_owned(result) for result in results]
         return [_placed(result, buffer) for result, buffer in zip(results, options.out, strict=True)]
 
     def direct(self) -> Callable[..., Sequence[Any]]:
-        call, constants, failed = self._call, self._constants, self._failed
+        call, constants, again = self._call, self._constants, self._again
 
         def run(*inputs: Any) -> Sequence[Any]:
             try:
                 results = call(*inputs, *constants)
-            except Exception as cause:
-                raise failed(cause) from cause
+            except Exception as cause:  # noqa: BLE001  # raised anew, unless it was the user's settings
+                results = again(inputs, cause)
             return [_owned(result) for result in results]
 
         return run
 
-    def _failed(self, cause: Exception) -> RunFailed:
-        return RunFailed(f"XLA failed while it ran {self._name!r}: {shortened(cause)}")
+    def _again(self, inputs: Sequence[Any], cause: Exception) -> Sequence[Any]:
+        """Call once more without what a user may have set (NaN is an error, no compiled code); raises RunFailed if that fails."""
+        try:
+            with tracing(self.program.device):
+                return self._call(*inputs, *self._constants)
+        except Exception:  # noqa: BLE001  # the first one tells more
+            raise RunFailed(f"XLA failed while it ran {self._name!r}: {shortened(cause)}") from cause
 
     def memory(self) -> tuple[MemoryUse, ...]:
         program = self.program

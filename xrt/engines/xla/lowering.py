@@ -19,8 +19,8 @@ from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 __all__ = ["KNOWN", "is_known", "lower"]
 
 KNOWN = 1024
-"""Most elements of a constant whose content is known while nodes are traced. It then is a part of the compiled code; a larger one is an
-argument of it, held once."""
+"""Most elements of a constant whose content is known while nodes are traced. It then is a part of the compiled code; a larger
+one is an argument of it, held once."""
 
 
 def is_known(constant: Constant) -> bool:

@@ -56,6 +56,7 @@ class Program:
     """Compiled code, and what it is called with beside the inputs."""
 
     call: Call
+    device: Any
     arguments: Arguments
     code: Any
     """XLA's loaded executable."""
@@ -73,7 +74,7 @@ def compiled_program(function: Function, threads: int) -> Program:
     with tracing(device):
         compiled = _lowered(function, arguments, device).compile(compiler_options=OPTIONS)
         call = _widely(compiled) if _has_wide(function) else compiled
-    return Program(call, arguments, compiled.runtime_executable())
+    return Program(call, device, arguments, compiled.runtime_executable())
 
 
 def lowered_text(function: Function) -> str:

@@ -135,7 +135,7 @@ class Ground:
         return self._asked
 
     def unasked(self) -> Ground:
-        """Return the same ground as if no key had been asked for, so that what is found does not depend on what was found before."""
+        """Return the same ground as if no key had been asked for: what is found then does not depend on what was found before."""
         other = copy(self)
         object.__setattr__(other, "_asked", {})
         return other

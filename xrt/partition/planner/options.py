@@ -26,6 +26,8 @@ class SearchOptions:
     """The most parts that a model is divided into; nodes beyond that are moved together."""
     starts: int = 4
     """How many different plans are improved by local moves."""
+    changes: int = 20_000
+    """How many small changes may be tried for one set of proposals."""
     effort: int = 40_000
     """How many nodes may be hashed in order to look regions up in the table; beyond that they are estimated."""
 

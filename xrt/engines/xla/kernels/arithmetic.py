@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import reduce, wraps
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from xrt.engines.xla.kernels.elementwise import array_function
 from xrt.engines.xla.site import Site
@@ -14,14 +16,12 @@ from xrt.engines.xla.table import Kernel, Operand, either, is_either, ops
 __all__: list[str] = []
 
 FUNCTIONS = {
-    "Add": "add",
     "And": "logical_and",
     "Equal": "equal",
     "Greater": "greater",
     "Less": "less",
     "Mul": "multiply",
     "Or": "logical_or",
-    "Sub": "subtract",
     "Xor": "logical_xor",
 }
 """Operators that are one function of two arrays; all had a broadcast of their own once."""
@@ -68,6 +68,24 @@ for _op, _name in FUNCTIONS.items():
     binary(_op)(array_function(_name))
 for _op, _name in PLAIN.items():
     ops(_op)(array_function(_name))
+
+
+def summed(name: str) -> Kernel:
+    """Return a kernel that adds or subtracts, whose sums with constants XLA does not merge.
+
+    It makes ``x + (a + b)`` of ``(x + a) + b``, and so undoes rounding that was the point of it. The barrier goes before fusion.
+    """
+
+    def kernel(at: Site, a: Operand, b: Operand) -> Operand:
+        if at.xp is jnp and not _is_whole(a) and (isinstance(a, np.ndarray) or isinstance(b, np.ndarray)):
+            a, b = (x if isinstance(x, np.ndarray) else jax.lax.optimization_barrier(x) for x in (a, b))
+        return getattr(at.xp, name)(a, b)
+
+    return either(kernel)
+
+
+for _op, _name in {"Add": "add", "Sub": "subtract"}.items():
+    binary(_op)(summed(_name))
 
 
 def _is_whole(x: Operand) -> bool:

@@ -35,7 +35,7 @@ def constant_of_shape(at: Site, shape: Operand) -> Operand:
 
 @ops("EyeLike")
 def eye_like(at: Site, x: Operand) -> Operand:
-    return np.eye(*x.shape, k=at.attr("k", 0), dtype=at.dtype("dtype", x.dtype))
+    return np.eye(x.shape[0], x.shape[1], k=at.attr("k", 0), dtype=at.dtype("dtype", x.dtype))
 
 
 @ops("Range")

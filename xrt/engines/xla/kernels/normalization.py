@@ -36,11 +36,11 @@ def _batch_normal(x: Operand, scale: Operand, bias: Operand, mean: Operand, var:
 
 
 @ops("BatchNormalization", since=7, until=13)
-def batch_normalization_by_outputs(at: Site, *operands: Operand) -> Operand:
+def batch_normalization_by_outputs(at: Site, x: Operand, scale: Operand, bias: Operand, mean: Operand, var: Operand) -> Operand:
     """Up to version 13, more than one output means training."""
     if any(at.node.outputs[1:]):
         raise at.refuse("that trains is not lowered")
-    return _batch_normal(*operands, at.attr("epsilon", 1e-5))
+    return _batch_normal(x, scale, bias, mean, var, at.attr("epsilon", 1e-5))
 
 
 @ops("BatchNormalization", since=14, train=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -82,7 +83,7 @@ def reduce_min(at: Site, x: Operand, axis: Axes, keep: bool) -> Operand:
     return at.xp.min(x, axis=axis, keepdims=keep, initial=extreme(x.dtype, lowest=False))
 
 
-def extreme(dtype: np.dtype, *, lowest: bool) -> np.generic:
+def extreme(dtype: Any, *, lowest: bool) -> Any:
     """Return what the extreme of no elements is: the value that every other one beats."""
     if dtype.kind == "b":
         return np.bool_(not lowest)

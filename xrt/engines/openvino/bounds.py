@@ -1,0 +1,119 @@
+"""How large int64 values may be so that all that is computed of them fits in int32, in which OpenVINO computes them.
+
+The library wraps what is larger without a word. So what a region is given is compared with a limit at each call, and the
+limit is such that nothing inside can grow beyond int32; where it cannot be known how large a value gets, the node is declined.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from xrt.graph import Constant, DType, Function, Node, TensorType
+
+__all__ = ["LARGEST", "input_limits", "why_unbounded"]
+
+LARGEST = (1 << 31) - 1
+LIMITS = (LARGEST, 1 << 24, 1 << 15, 1 << 7)
+"""What is tried as the limit of a region's inputs, the largest first."""
+
+Rule = Callable[[Sequence[int]], int]
+Known = Callable[[str], int | None]
+
+_COUNTS = frozenset({"ArgMax", "ArgMin", "NonZero", "Shape", "Size"})
+"""Operators whose int64 results count elements, or number them."""
+
+_RULES: Mapping[str, Rule] = {
+    **dict.fromkeys(["Abs", "CenterCropPad", "Compress", "DepthToSpace", "Div", "Expand", "Flatten", "Gather"], lambda b: b[0]),
+    **dict.fromkeys(["GatherElements", "GatherND", "Identity", "Neg", "Reshape", "ReverseSequence", "Slice"], lambda b: b[0]),
+    **dict.fromkeys(["SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze"], lambda b: b[0]),
+    **dict.fromkeys(["ReduceMax", "ReduceMin"], lambda b: b[0]),
+    **dict.fromkeys(["Clip", "Concat", "Max", "Min", "Pad", "ScatterElements", "ScatterND"], max),
+    "Where": lambda b: max(b[1:]),
+    "Add": sum,
+    "Sub": sum,
+    "Range": lambda b: max(b[0], b[1]) + b[2],
+    "Mul": math.prod,
+    "Mod": lambda b: b[1],
+    "Sign": lambda b: 1,
+}
+"""The largest magnitude of a result, from those of the inputs."""
+
+
+def why_unbounded(node: Node, function: Function) -> str | None:
+    """Return that the int64 values of a node may not fit, however small those are that it is given; None where they do."""
+    bound = _bound(node, function, lambda name: _constant_bound(function.constants.get(name)) or LIMITS[-1])
+    if bound is not None and bound <= LARGEST:
+        return None
+    return f"OpenVINO computes int64 in int32, and what this {node.op_type} gives is not known to fit"
+
+
+def input_limits(function: Function, data: Callable[[Node], frozenset[str]]) -> Mapping[int, int] | None:
+    """Return, by place, the limits of those int64 inputs whose values are computed with; None where no limit is small enough.
+
+    ``data`` says which values a node computes with; the others are places and sizes.
+    """
+    used = frozenset().union(*map(data, function.nodes))
+    places = [place for place, value in enumerate(function.inputs) if value.name in used and _is_wide(value.name, function)]
+    for limit in LIMITS:
+        if _all_fit(function, limit):
+            return dict.fromkeys(places, limit)
+    return None
+
+
+def _all_fit(function: Function, limit: int) -> bool:
+    bounds: dict[str, int] = {value.name: limit for value in function.inputs}
+
+    def known(name: str) -> int | None:
+        return bounds.get(name, _constant_bound(function.constants.get(name)))
+
+    for node in function.nodes:
+        wide = [name for name in node.defines if _is_wide(name, function)]
+        bound = _bound(node, function, known) if wide else 0
+        if bound is None or bound > LARGEST:
+            return False
+        bounds.update(dict.fromkeys(wide, bound))
+    return True
+
+
+def _bound(node: Node, function: Function, known: Known) -> int | None:
+    """Return the largest magnitude of the node's int64 results, given those of its int64 inputs; None where nothing says."""
+    if not any(_is_wide(name, function) for name in node.defines):
+        return max((known(name) or 0 for name in node.uses if _is_wide(name, function)), default=0)
+    if node.op_type in _COUNTS:
+        return LARGEST
+    inputs = [_input_bound(name, function, known) for name in node.inputs if name]
+    if node.op_type in ("Cast", "CastLike"):
+        return inputs[0]
+    rule = _RULES.get(node.op_type)
+    if rule is None:
+        return None
+    return rule([LARGEST + 1 if bound is None else bound for bound in inputs])
+
+
+def _input_bound(name: str, function: Function, known: Known) -> int | None:
+    type_ = function.type_of(name)
+    dtype = type_.dtype if isinstance(type_, TensorType) else None
+    return known(name) if dtype is DType.INT64 else _BY_TYPE.get(dtype)
+
+
+_BY_TYPE: Mapping[DType | None, int] = {
+    DType.BOOL: 1,
+    DType.INT8: 1 << 7,
+    DType.UINT8: (1 << 8) - 1,
+    DType.INT16: 1 << 15,
+    DType.UINT16: (1 << 16) - 1,
+    DType.INT32: LARGEST,
+}
+
+
+def _constant_bound(constant: Constant | None) -> int | None:
+    if constant is None:
+        return None
+    array = constant.array
+    return max(abs(int(array.min())), abs(int(array.max()))) if array.size and array.dtype.kind in "iu" else 0
+
+
+def _is_wide(name: str, function: Function) -> bool:
+    type_ = function.type_of(name)
+    return isinstance(type_, TensorType) and type_.dtype is DType.INT64
