@@ -79,6 +79,19 @@ def test_the_quicker_engine_wins_where_none_mixes_well() -> None:
 
 
 @pytest.mark.usefixtures("here")
+def test_a_search_that_has_time_left_goes_on() -> None:
+    """The first survey is so short that a single engine is known after it; what is learnt later races against who was left."""
+    told = []
+    bounds = Bounds(survey=0.005, slice=0.005, calibration=0.0)
+    found = tuned(PAIR, SLOW_EXP, SLOW_COS, bounds=bounds, progress=lambda progress: told.append(progress.stage))
+    assert homes_of(found.plan) == {"n0": SLOW_COS.spec, "n1": SLOW_EXP.spec}
+    races = [number for number, stage in enumerate(told) if stage.endswith("round 1")]
+    assert len(races) >= 2
+    assert any(stage.startswith("measuring 1 node") for stage in told[races[0] :])
+    assert {one.title for one in found.race.contenders} >= {SLOW_EXP.spec, SLOW_COS.spec}
+
+
+@pytest.mark.usefixtures("here")
 def test_pins_hold() -> None:
     pins = ClusteringOptions(pins=(Pin.parse(f"name:n0={SLOW_EXP.spec}"),))
     found = tuned(PAIR, SLOW_EXP, TOY, options=pins)
@@ -125,7 +138,10 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("how", list(FAULTS))
+HOWS = [how if how in ("kill", "value") else pytest.param(how, marks=pytest.mark.slow) for how in FAULTS]
+
+
+@pytest.mark.parametrize("how", HOWS)
 def test_what_hangs_crashes_or_is_wrong_is_not_in_the_race_and_is_remembered(how: str, tmp_path: Path) -> None:
     engine, verdict, text = FAULTS[how]
     store = CostStore(tmp_path)
@@ -137,6 +153,7 @@ def test_what_hangs_crashes_or_is_wrong_is_not_in_the_race_and_is_remembered(how
     assert (again.measurements, verdicts(again)) == (0, verdicts(found))
 
 
+@pytest.mark.slow
 def test_an_engine_that_hangs_is_not_asked_for_ever() -> None:
     found = tuned(
         chain("Exp", "Cos", "Exp", "Cos"), Faulty(how="hang"), TOY, budget=60.0, bounds=Bounds(limit=0.02, calibration=0.0)
