@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -80,15 +81,25 @@ def test_the_quicker_engine_wins_where_none_mixes_well() -> None:
 
 @pytest.mark.usefixtures("here")
 def test_a_search_that_has_time_left_goes_on() -> None:
-    """The first survey is so short that a single engine is known after it; what is learnt later races against who was left."""
-    told = []
-    bounds = Bounds(survey=0.005, slice=0.005, calibration=0.0)
-    found = tuned(PAIR, SLOW_EXP, SLOW_COS, bounds=bounds, progress=lambda progress: told.append(progress.stage))
-    assert homes_of(found.plan) == {"n0": SLOW_COS.spec, "n1": SLOW_EXP.spec}
+    """By a clock that goes on when it is looked at: the first survey ends before all is known, and another race follows."""
+    told, ticks = [], itertools.count()
+    bounds = Bounds(survey=0.004, slice=1e-5, calibration=0.0)
+    found = tuned(
+        PAIR,
+        SLOW_EXP,
+        SLOW_COS,
+        budget=1000.0,
+        bounds=bounds,
+        clock=lambda: float(next(ticks)),
+        progress=lambda x: told.append(x.stage),
+    )
     races = [number for number, stage in enumerate(told) if stage.endswith("round 1")]
     assert len(races) >= 2
-    assert any(stage.startswith("measuring 1 node") for stage in told[races[0] :])
-    assert {one.title for one in found.race.contenders} >= {SLOW_EXP.spec, SLOW_COS.spec}
+    assert any(stage.startswith("measuring 1 node") for stage in told[races[0] : races[-1]])
+    titles = [one.title for one in found.race.contenders]
+    assert any(" + " in title for title in titles)
+    assert {SLOW_EXP.spec, SLOW_COS.spec} < set(titles)
+    assert len(titles) == len(set(titles))
 
 
 @pytest.mark.usefixtures("here")

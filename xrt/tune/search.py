@@ -133,7 +133,7 @@ class Search:
 
     def _passes(self, survey: Survey, ways: Mapping[str, Way], expected: Sequence[Any]) -> bool:
         """Survey for a part of the time that is left, and let what is then proposed and new race; tell whether to go on."""
-        began, left = self.clock(), self._left()
+        began, left, count = self.clock(), self._left(), survey.count
         is_known = self._survey(survey, ways, began + left * self.bounds.survey)
         if self._left() <= 0:
             return False
@@ -145,7 +145,8 @@ class Search:
             self._settle()
             self._make_ready(fresh, ways, expected, began + left * self.bounds.ready)
             self._race()
-        return not is_known and self._left() > self.bounds.last * self.budget
+        has_learnt = bool(fresh) or survey.count > count
+        return has_learnt and not is_known and self._left() > self.bounds.last * self.budget
 
     @contextmanager
     def _ways(self) -> Iterator[dict[str, Way]]:
