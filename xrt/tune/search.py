@@ -108,13 +108,14 @@ class Search:
     """Plans for which there was no time left."""
 
     began: float = field(init=False)
-    priority: Plan = field(init=False)
-    """What the order of the list alone gives."""
 
     def __post_init__(self) -> None:
         self.began = self.clock()
-        device = self.context.device
-        self.priority = partition(self.function, self.engines, self.options, implicit=self.implicit, device=device)
+
+    @cached_property
+    def priority(self) -> Plan:
+        """What the order of the list alone gives; raises PlanError where nothing takes a node."""
+        return partition(self.function, self.engines, self.options, implicit=self.implicit, device=self.context.device)
 
     # ------------------------------------------------------------------ the way
 
