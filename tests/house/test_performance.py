@@ -21,6 +21,7 @@ RECORD = Record.read()
 BY_NAME = {benchmark.name: benchmark for benchmark in BENCHMARKS}
 NO_FIGURES = {
     "compare_engines": "prints a page of its own",
+    "cuda": "runs in make cuda-check, whose results are a section of their own",
     "memory_model": "a part of memory.py",
     "auto_figures": "a part of auto.py",
     "auto_steps": "a part of auto.py",

@@ -58,6 +58,14 @@ class CudaDevice(Device):
         with self._here():
             return self._cupy.asnumpy(array)  # type: ignore[no-any-return]  # CuPy has no types
 
+    def address(self, value: Any) -> int:
+        return int(value.data.ptr if isinstance(value, self._cupy.ndarray) else value.ptr)
+
+    def at(self, address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object) -> Array:
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        memory = self._cupy.cuda.UnownedMemory(address, nbytes, owner, self.index)
+        return self._cupy.ndarray(tuple(shape), dtype, self._cupy.cuda.MemoryPointer(memory, 0))
+
     def fused(self, function: Elementwise) -> Callable[..., Array]:
         given = ", ".join(f"{_c_type(dtype)} x{i}" for i, dtype in enumerate(function.inputs))
         made = f"{_c_type(function.output)} y"
