@@ -21,6 +21,9 @@ WHAT = {
     "toy": "the reference: every operator in plain NumPy, the truth that all others are compared with",
     "ort": "ONNX Runtime",
     "tvm": "Apache TVM (Relax), compiled for the processor at hand",
+    "openvino": "OpenVINO, in float32 unless asked for less",
+    "xla": "XLA through JAX, lowered operator by operator",
+    "iree": "IREE: MLIR compiled for the processor at hand",
 }
 """What an engine is, for a person who does not know it."""
 

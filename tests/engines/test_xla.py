@@ -14,7 +14,7 @@ import pytest
 
 from xrt.engines import CompileContext, Executable, RunOptions, registry
 from xrt.engines.xla import Xla
-from xrt.engines.xla.executable import XlaExecutable
+from xrt.engines.xla.executable import XlaExecutable, _taken
 from xrt.engines.xla.program import lowered_text
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
@@ -23,6 +23,7 @@ Array = np.ndarray[Any, Any]
 XLA = Xla()
 CONTEXT = CompileContext(threads=2)
 FLOAT, INT = DType.FLOAT32, DType.INT64
+WHOLE = TensorType(INT, (8,))
 
 
 def tensor(*shape: int | str, dtype: DType = FLOAT) -> TensorType:
@@ -63,6 +64,14 @@ def compiled(f: Function, threads: int = 2) -> Executable:
 
 def run(f: Function, *inputs: Array, options: RunOptions = RunOptions()) -> list[Array]:
     return list(compiled(f).run(inputs, options))
+
+
+def placed(size: int, dtype: str = "float32", offset: int = 0) -> Array:
+    """Return an array so many bytes behind a multiple of 64, the addresses that XLA takes without a copy."""
+    nbytes = size * np.dtype(dtype).itemsize
+    raw = np.zeros(nbytes + 128, np.uint8)
+    start = -raw.ctypes.data % 64 + offset
+    return raw[start : start + nbytes].view(dtype)
 
 
 def why(f: Function) -> str:
@@ -224,10 +233,8 @@ def test_large_constants_are_arguments_and_small_ones_are_code() -> None:
 
 
 def test_aligned_weights_are_held_once_and_others_are_told() -> None:
-    raw = np.zeros(64 * 64 * 4 + 128, np.uint8)
-    start = -raw.ctypes.data % 64
     for offset, copied in ((0, 0), (16, 64 * 64 * 4)):
-        w = raw[start + offset : start + offset + 64 * 64 * 4].view(np.float32).reshape(64, 64)
+        w = placed(64 * 64, offset=offset).reshape(64, 64)
         f = function(
             Node("Add", ("x", "w"), ("y",)), inputs={"x": tensor(64, 64)}, outputs={"y": tensor(64, 64)}, constants={"w": w}
         )
@@ -346,9 +353,7 @@ def test_results_are_memory_of_their_own(size: int) -> None:
         outputs={name: tensor(size) for name in ("x", "same", "y", "z", "c")},
         constants={"c": constant},
     )
-    raw = np.zeros(size * 4 + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    x = raw[start : start + size * 4].view(np.float32)
+    x = placed(size)
     x[:] = 1
     executable = compiled(f)
     first, second = (list(executable.run([x])) for _ in range(2))
@@ -375,9 +380,7 @@ def test_an_updated_input_may_be_computed_into_and_is_never_spoilt(size: int) ->
     f = function(Node("Add", ("x", "x"), ("y",)), inputs={"x": tensor(size)}, outputs={"y": tensor(size)}, aliases=(("x", "y"),))
     executable = compiled(f)
     for offset in (0, 4):
-        raw = np.zeros(size * 4 + 128, np.uint8)
-        start = -raw.ctypes.data % 64 + offset
-        x = raw[start : start + size * 4].view(np.float32)
+        x = placed(size, offset=offset)
         x[:] = 3
         (y,) = executable.run([x])
         assert (y == 6).all() and ((x == 3).all() or np.shares_memory(x, y))
@@ -399,6 +402,20 @@ def test_given_buffers() -> None:
     buffer = np.empty(2, np.float32)
     a, b = run(f, np.arange(4, dtype=np.float32), options=RunOptions(out=[None, buffer]))
     assert a.tolist() == [0, 1] and b is buffer and buffer.tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("offset", [0, 4])
+def test_a_bound_call_reads_what_is_there_when_it_is_made(offset: int) -> None:
+    f = function(Node("Add", ("x", "n"), ("y",)), inputs={"x": WHOLE, "n": WHOLE}, outputs={"y": WHOLE})
+    x, n, buffer = placed(8, "int64", offset), placed(8, "int64"), np.empty(8, np.int64)
+    n[:] = 2**40
+    assert (_taken([x, n], XLA.compile(f, CONTEXT).program) is None) == bool(offset)
+    for executable in (compiled(f), loaded(f)):
+        bound = executable.bind([x, n], [buffer])
+        for value in (3, 2**50):
+            x[:] = value
+            bound()
+            assert (buffer == value + 2**40).all()
 
 
 # ---------------------------------------------------------------------- saved and loaded

@@ -95,7 +95,7 @@ def by_priority(
 
 
 def plain(engines: Sequence[GraphCompiler]) -> list[GraphCompiler]:
-    """Return the engines themselves, for those that stand in front of a worker: what they cost is not the worker's."""
+    """Return the engines for those that stand in front of a worker: what they cost is not the worker's."""
     return [engine.inner if isinstance(engine, Isolated) else engine for engine in engines]
 
 
@@ -159,7 +159,7 @@ def _keep(
     store.keep(tuned.table, plain(engines), context)
     if tuned.how == "measured" and tuned.race.winner is not None:
         asked = decision.asked_of(function, plain(engines), context, options, implicit)
-        store.decide(asked, decision.to_text(tuned, function))
+        store.decide(asked, decision.to_text(tuned, function, engines, context))
 
 
 def _tell(tuned: Tuned, function: Function) -> None:

@@ -225,12 +225,20 @@ class Search:
             if (known := self._hopeless(plan)) is not None:
                 self.others.append(known)
             elif self.clock() >= until and self.runners:
-                self.notes.append(f"the budget ended before {title_of(plan)} was made ready")
+                self._leave_out(plan)
             elif unproved := self._unproved(plan):
                 self.others.append(Contender(plan, "wrong" if unproved.startswith("wrong") else "failed", note=unproved))
             else:
                 self._tell(f"compiling {title_of(plan)}")
                 self._enter(plan, ways, expected)
+
+    def _leave_out(self, plan: Plan) -> None:
+        """Tell of a plan for which there is no time left; of one that was measured alone, what it took."""
+        cost, note = self._alone(plan), "the budget ended before it was made ready"
+        if isinstance(cost, Measured):
+            self.others.append(Contender(plan, "lost", cost.seconds, cost.low, cost.high, note=f"measured alone; {note}"))
+        else:
+            self.notes.append(f"the budget ended before {title_of(plan)} was made ready")
 
     def _unproved(self, plan: Plan) -> str:
         """Return why a plan may not be compiled in this process: a region of it has not been right, and in time, in a worker."""

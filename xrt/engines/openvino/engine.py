@@ -89,6 +89,9 @@ class OpenVino(GraphCompiler):
         shown = ", ".join(f"{name}={value!r}" for name, value in refused.items())
         return f"engine 'openvino' computes in the model's own types or, where it sees fit, in bf16: it does not honour {shown}"
 
+    def remarks(self, function: Function) -> tuple[str, ...]:
+        return ("NaN is not carried through everywhere: Relu, Clip, Max, Min and comparisons may give a number for it",)
+
     def version(self) -> str:
         return f"openvino {openvino.__version__}"
 
@@ -111,7 +114,7 @@ def _has_bf16() -> bool:
 def _limits(function: Function) -> Mapping[int, int]:
     limits = input_limits(model_function(function), lambda node: data_of(node, function))
     if limits is None:
-        raise CompileRefused(f"{LIBRARY} computes int64 in int32, and what is computed here is not known to fit")
+        raise CompileRefused(f"{LIBRARY} computes wide integers in int32, and what is computed here is not known to fit")
     return limits
 
 

@@ -209,4 +209,19 @@ ENTRIES: tuple[Entry, ...] = (
         (f32(1, 2, 3, 4),),
         (f32(1, 2, 9, 4),),
     ),
+    Entry(
+        "large_unsigned_numbers",
+        "unsigned numbers beyond the largest signed one are large, not negative",
+        graph(
+            {"x": "uint8[3]", "y": "uint8[3]"},
+            {"d": "uint8[3]", "r": "uint8[3]", "c": "uint8[3]", "m": "uint8[3]"},
+            node("Div", "x y", "d"),
+            node("Mod", "x y", "r"),
+            node("Clip", "x low high", "c"),
+            node("Max", "x y", "m"),
+            constants={"low": np.array(4, np.uint8), "high": np.array(250, np.uint8)},
+        ),
+        (np.array([200, 3, 255], np.uint8), np.array([3, 200, 2], np.uint8)),
+        tuple(np.array(row, np.uint8) for row in ([66, 0, 127], [2, 3, 1], [200, 4, 250], [200, 200, 255])),
+    ),
 )
