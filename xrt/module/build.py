@@ -100,7 +100,7 @@ class Build:
         self._clustering = without_idle_pins(settings.clustering, function, original)
         self.idle_pins = tuple(pin for pin in settings.clustering.pins if pin not in self._clustering.pins)
         self._cache = cache
-        self._asking = Asking(self.whole, engines, cache)
+        self._asking = Asking(saved.whole if saved else lambda: function, engines, cache)  # not a method of its own: no cycle
         self._lock = threading.Lock()
         self._program: Program | None = None
         self.refused: tuple[Refusal, ...] = ()
