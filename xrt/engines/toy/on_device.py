@@ -134,9 +134,12 @@ class OnDevice(Executable):
         for node in self.function.nodes:
             if node.bodies:
                 return f"node {node.name!r} ({node.op}) runs its body as often as its data says"
-            if any(not is_static(self.function.type_of(name)) for name in node.defines):
+            if any(not is_static(self.function.type_of(name)) for name in node.defines if self._is_read(name)):
                 return f"node {node.name!r} ({node.op}) makes values whose size only its data tells"
         return next((step.not_recorded for step in layout.steps if step.not_recorded), None)
+
+    def _is_read(self, name: str) -> bool:
+        return bool(self.function.users(name)) or any(value.name == name for value in self.function.outputs)
 
     def memory(self) -> tuple[MemoryUse, ...]:
         weights = sum(array.nbytes for _, array, on_host in (self._layout.constants if self._layout else ()) if not on_host)
