@@ -22,6 +22,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ def judged_of(step: dict[str, Any], limit: float) -> dict[str, Any]:
 
 def figures(asked: Asked, *, anew: bool = False) -> dict[str, Any]:
     """Measure everything, and return what the page needs."""
-    began = time.perf_counter()
+    began, load = time.perf_counter(), os.getloadavg()[0]
     records = []
     for number, model in enumerate(asked.models, 1):
         told(f"[{number}/{len(asked.models)}] {model}", began)
@@ -171,7 +172,7 @@ def figures(asked: Asked, *, anew: bool = False) -> dict[str, Any]:
         "to_ort": mean_of(records, rows, "ort"),
         "small": small,
         "same_plans": same_plans(asked),
-        "minutes": (time.perf_counter() - began) / 60,
+        "run": {"date": datetime.now(UTC).date().isoformat(), "load": load, "seconds": time.perf_counter() - began},
     }
 
 

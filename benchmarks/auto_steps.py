@@ -59,9 +59,9 @@ def auto_of(asked: Mapping[str, Any]) -> list[str]:
     return [*asked["engines"], "auto"]
 
 
-def loaded(asked: Mapping[str, Any]) -> tuple[Function, dict[str, Any]]:
-    """Return the model and inputs for it, with the engines' libraries imported."""
-    for engine in asked["engines"]:
+def loaded(asked: Mapping[str, Any], *, imports: bool = True) -> tuple[Function, dict[str, Any]]:
+    """Return the model and inputs for it; unless it is told not to, with the engines' libraries imported before."""
+    for engine in asked["engines"] if imports else ():
         registry.create(engine)
     function = SMALL[asked["model"]]() if asked["model"] in SMALL else Subject.parse(asked["model"]).load()
     return function, sample_inputs(function)
@@ -110,8 +110,11 @@ def probe(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def judge(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Have auto and the single engines take turns; auto does not search, it remembers."""
-    function, given = loaded(asked)
+    """Have auto and the single engines take turns; auto does not search, it remembers.
+
+    Its planning is that of a second process: nothing of any engine is imported when it begins.
+    """
+    function, given = loaded(asked, imports=False)
     began = time.perf_counter()
     auto = module(function, auto_of(asked), asked, budget=asked["budget"])
     plan = auto.plan_for(**given)

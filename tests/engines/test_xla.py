@@ -92,7 +92,7 @@ def test_the_spec_makes_it_again_and_versions_are_told() -> None:
         (one("NonZero", tensor(3)), "engine 'xla' has no kernel for NonZero"),
         (one("NoSuch", tensor(2)), "NoSuch is not an operator of opset 18"),
         (one("Relu", tensor("N", 3)), "the shape of 'x0' is not known before the run"),
-        (one("Identity", tensor(2, dtype=DType.STRING)), "'x0' is string, which this engine does not compute in"),
+        (one("Identity", tensor(2, dtype=DType.STRING)), "'x0' is string, in which this engine does not compute Identity"),
         (
             one("Reshape", tensor(4), tensor(2, dtype=INT)),
             "XLA needs the 'shape' of Reshape while it compiles, and here it is known only at run time",

@@ -303,7 +303,7 @@ def test_an_empty_function_is_one_plan_of_nothing() -> None:
     assert all(plan.launches == () for plan in found)
 
 
-@pytest.mark.parametrize("field", ["pieces", "rounds", "plans", "grain", "starts", "changes", "effort"])
+@pytest.mark.parametrize("field", ["pieces", "rounds", "plans", "grain", "starts", "width", "changes", "effort"])
 def test_a_bound_below_one_is_told(field: str) -> None:
     with pytest.raises(OptionError, match=rf"^{field} must be an integer of at least 1; got 0$"):
         SearchOptions(**{field: 0})

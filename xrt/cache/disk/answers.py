@@ -22,7 +22,7 @@ from xrt.errors import CacheError
 from xrt.graph import Function
 from xrt.partition import Capability
 
-__all__ = ["AnswersMemo"]
+__all__ = ["AnswersMemo", "parsed"]
 
 FORMAT = 1
 CHEAP = 1 << 20
@@ -47,7 +47,7 @@ class AnswersMemo:
             return None
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
-        return _parsed(data, len(function.nodes), len(engines))
+        return parsed(data, len(function.nodes), len(engines))
 
     def keep(
         self,
@@ -94,7 +94,8 @@ def _names(function: Function) -> str:
     return hashlib.sha256("\0".join(names).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _parsed(data: bytes, nodes: int, engines: int) -> Capability:
+def parsed(data: bytes, nodes: int, engines: int) -> Capability:
+    """Return the answers that a file holds; raises CacheError where it holds none about so many nodes, of so many engines."""
     try:
         facts: Any = json.loads(data)
         questions, answers = facts["questions"], facts["answers"]

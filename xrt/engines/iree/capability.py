@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xrt.engines.iree.compiler import lowered
+from xrt.engines.iree.constants import INLINE, constant_of
 from xrt.engines.iree.elements import ELEMENTS
 from xrt.engines.iree.gaps import known_gap
 from xrt.engines.iree.lowering import prepared
-from xrt.engines.iree.mlir import INLINE, question_of
-from xrt.engines.iree.spelling import constant_of
+from xrt.engines.iree.mlir import question_of
 from xrt.graph import Attribute, Constant, Function, Node, TensorType, Type, Value, is_deterministic, since_version
 
 __all__ = ["refusal"]

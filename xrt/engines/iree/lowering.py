@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NoReturn
 
+from xrt.engines.iree.bodies import with_bodies
 from xrt.engines.iree.spelling import spelled
 from xrt.graph import Function, TensorType
 from xrt.passes import fold_constants, infer_shapes
@@ -17,7 +19,11 @@ def prepared(function: Function) -> Function:
 
     Equal Functions, whatever their names, give equal ones; so a saved module fits the Function it is loaded for.
     """
-    return infer_shapes(spelled(infer_shapes(fold_constants(function, _no_evaluation))))
+    free = function.replace(
+        nodes=tuple(replace(node, control=()) for node in function.nodes)
+    )  # nothing here has effects to order
+    whole = with_bodies(infer_shapes(free))
+    return infer_shapes(spelled(infer_shapes(fold_constants(infer_shapes(whole), _no_evaluation))))
 
 
 def why_not_static(function: Function) -> str | None:

@@ -13,21 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from xrt.engines.iree.constants import constant_of
 from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, attributes_of
-from xrt.passes import drop_dead_nodes, known_value
+from xrt.passes import drop_dead_nodes
 
-__all__ = ["SPELLED", "constant_of", "is_spelled", "spelled"]
+__all__ = ["SPELLED", "is_spelled", "spelled"]
 
 AXES_AS_INPUT = 18
 """From this opset on reductions take their axes as an input."""
 
 Array = np.ndarray[Any, Any]
-
-
-def constant_of(name: str, function: Function) -> Constant | None:
-    """Return the constant that a value will be, None where it is known only at run time."""
-    producer = function.producer(name)
-    return function.constants.get(name) if producer is None else known_value(producer, function)
 
 
 def spelled(function: Function) -> Function:
@@ -239,6 +234,19 @@ def _swish(page: Page) -> str:
     return page.op("Mul", page.x, page.op("Sigmoid", scaled))
 
 
+def _rms_normalization(page: Page) -> str:
+    """Write it in float32 where the numbers have fewer digits, as `stash_type` says by default."""
+    kind, rank = page.dtype(page.x), len(page.extents(page.x))
+    axes = range(page.node.attr("axis", -1) % rank, rank)
+    narrow = kind in (DType.FLOAT16, DType.BFLOAT16)
+    wide = page.op("Cast", page.x, to=DType.FLOAT32.onnx) if narrow else page.x
+    mean = page.reduced("ReduceMean", page.op("Mul", wide, wide), *axes)
+    number = np.float32 if narrow else kind.numpy
+    root = page.op("Sqrt", page.op("Add", mean, page.constant(np.array(page.node.attr("epsilon", 1e-5), number))))
+    normal = page.op("Div", wide, root)
+    return page.op("Mul", page.op("Cast", normal, to=kind.onnx) if narrow else normal, page.node.inputs[1])
+
+
 def _softsign(page: Page) -> str:
     return page.op("Div", page.x, page.op("Add", page.op("Abs", page.x), page.number(1)))
 
@@ -258,6 +266,7 @@ SPELLED: Mapping[str, tuple[int, Callable[[Page], str | None]]] = {
     "Pow": (7, _pow),
     "Gelu": (20, _gelu),
     "LpNormalization": (12, _lp_normalization),
+    "RMSNormalization": (23, _rms_normalization),
     "Swish": (24, _swish),
     "Softsign": (7, _softsign),
 }

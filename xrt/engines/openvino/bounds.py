@@ -29,6 +29,10 @@ _UNSIGNED = frozenset({DType.UINT32, DType.UINT64})
 _SIGNING = frozenset({"Cast", "CastLike", "Neg", "Sub"})
 """Operators that may give what is less than nothing."""
 
+_IN_FLOAT32 = frozenset({"Div", "Mod", "Pad", "ReduceMax", "ReverseSequence", "Trilu"})
+"""Operators whose integers go through float32."""
+EXACT_IN_FLOAT32 = 1 << 24
+
 _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(["Abs", "CenterCropPad", "Compress", "DepthToSpace", "Div", "Expand", "Flatten", "Gather"], lambda b: b[0]),
     **dict.fromkeys(["GatherElements", "GatherND", "Identity", "Neg", "Reshape", "ReverseSequence", "Slice"], lambda b: b[0]),
@@ -96,7 +100,9 @@ def _bound(node: Node, function: Function, known: Known) -> int | None:
     rule = _RULES.get(node.op_type)
     if rule is None:
         return None
-    return rule([LARGEST + 1 if bound is None else bound for bound in inputs])
+    magnitudes = [LARGEST + 1 if bound is None else bound for bound in inputs]
+    result = rule(magnitudes)
+    return None if node.op_type in _IN_FLOAT32 and max(*magnitudes, result) > EXACT_IN_FLOAT32 else result
 
 
 def _input_bound(name: str, function: Function, known: Known) -> int | None:

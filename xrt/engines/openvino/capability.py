@@ -15,26 +15,26 @@ from xrt.graph import Function, Node, TensorType, Value, since_version
 __all__ = ["why_not"]
 
 
-def why_not(node: Node, function: Function) -> str | None:
-    """Return why OpenVINO cannot take the node; None when it can."""
+def why_not(node: Node, function: Function, *, native: bool) -> str | None:
+    """Return why OpenVINO cannot take the node; None when it can. With ``native`` its own arithmetic will do."""
     reason = (
         _why_not_known(node, function)
         or _why_not_crossing(node, function)
-        or why_not_computed(node, function)
+        or why_not_computed(node, function, native=native)
         or known_defect(node, function)
     )
     if reason is None and node.bodies:
-        return _why_not_inside(node, function)
+        return _why_not_inside(node, function, native=native)
     return reason or why_refused(node, function)
 
 
-def _why_not_inside(node: Node, function: Function) -> str | None:
+def _why_not_inside(node: Node, function: Function, *, native: bool) -> str | None:
     """Return why not for the nodes of its bodies. There, nothing bounds what wide integers grow to."""
     for body in node.bodies:
         closed = _closed(body, function)
         for inner in closed.nodes:
-            reason = why_not(inner, closed)
-            if reason is None and any(is_wide(name, closed) for name in data_of(inner, closed)):
+            reason = why_not(inner, closed, native=native)
+            if reason is None and not native and any(is_wide(name, closed) for name in data_of(inner, closed)):
                 reason = f"{LIBRARY} computes wide integers in int32, and in a body nothing bounds them"
             if reason:
                 return f"in its body, node {inner.name!r} ({inner.op}): {reason}"

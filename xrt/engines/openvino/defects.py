@@ -62,6 +62,16 @@ def _has_window(node: Node, function: Function) -> bool:
     return (since_version(node, function) or 0) >= 25
 
 
+def _result(node: Node, function: Function) -> DType | None:
+    type_ = function.type_of(node.outputs[0])
+    return type_.dtype if isinstance(type_, TensorType) else None
+
+
+def _may_divide_by_nothing(node: Node, function: Function) -> bool:
+    dtype, divisor = _dtype(node, 0, function), _constant(node, 1, function)
+    return (dtype is None or not dtype.is_float) and (divisor is None or not divisor.array.all())
+
+
 def _flattens(node: Node, function: Function) -> bool:
     """Whether more than one axis is flattened, or may be."""
     shape = _shape(node, 0, function)
@@ -128,6 +138,18 @@ DEFECTS: tuple[Defect, ...] = (
         lambda node, function: _has(node, 7),
         "ignores the peepholes of LSTM",
         ("test_lstm_with_peepholes",),
+    ),
+    Defect(
+        ("Div", "Mod"),
+        _may_divide_by_nothing,
+        "ends the process where it divides integers by zero, which this divisor may be",
+        ("integers_by_nothing of the corpus",),
+    ),
+    Defect(
+        ("Cast", "CastLike"),
+        lambda node, function: DType.FLOAT64 in (_dtype(node, 0, function), _result(node, function)),
+        "makes the largest finite number of an infinity that it casts to or from float64",
+        ("test_cast_FLOAT_to_DOUBLE, with native arithmetic",),
     ),
     Defect(
         ("Softmax", "LogSoftmax", "Hardmax"),

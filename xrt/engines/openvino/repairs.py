@@ -43,7 +43,7 @@ def _element(node: Any) -> str:
 
 
 def _extreme(edge: float, is_beyond: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Return how to keep the extreme of nothing but infinities, for which the plugin gives the finite number that it begins with."""
+    """Return how to keep the extreme of nothing but infinities, where the plugin gives the number that it begins with."""
 
     def mended(node: Any) -> Any:
         if _element(node) not in ("f16", "bf16", "f32"):

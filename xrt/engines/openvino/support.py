@@ -49,7 +49,8 @@ SUPPORT: Mapping[str, Row] = dict(
         *_rows("Constant", ANY | WIDE),
         # moved about unchanged
         *_rows("CenterCropPad Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity Reshape", ANY),
-        *_rows("Scatter ScatterElements ScatterND Slice SpaceToDepth Split Squeeze Tile Transpose Trilu Unsqueeze", ANY),
+        *_rows("Scatter ScatterElements ScatterND Slice SpaceToDepth Split Squeeze Tile Transpose Unsqueeze", ANY),
+        *_rows("Trilu", ANY - INT32),
         *_rows("Where", ANY, main=1),
         *_rows("Col2Im Compress", ANY - {DType.BFLOAT16}),
         *_rows("Pad", FLOATS | BOOL | BYTES | SHORTS),
@@ -58,6 +59,7 @@ SUPPORT: Mapping[str, Row] = dict(
         *_rows("ConstantOfShape", INT64),
         *_rows("Range", frozenset({DType.FLOAT32, DType.INT16}) | INT32),
         *_rows("OneHot", INTEGERS),
+        *_rows("Unique", frozenset({DType.FLOAT32}) | SHORTS | INT32),
         # one element at a time
         *_rows("Add Mul Sub", FLOATS | SHORTS | INT32),
         *_rows("Max Min", FLOATS | INTEGERS),
@@ -102,9 +104,18 @@ SUPPORT: Mapping[str, Row] = dict(
 """What was tried and agreed, of OpenVINO 2026.4."""
 
 
-def why_not_computed(node: Node, function: Function) -> str | None:
-    """Return which element type OpenVINO does not compute the node in; None when it does so in all that it has."""
+NATIVE = frozenset({"QLinearConv", "QLinearMatMul"})
+"""Operators that the library computes by a rule of its own: it rounds ties up, and ONNX to even."""
+
+
+def why_not_computed(node: Node, function: Function, *, native: bool) -> str | None:
+    """Return which element type OpenVINO does not compute the node in; None when it does so in all that it has.
+
+    With ``native`` what it computes instead counts as well.
+    """
     row = SUPPORT.get(node.op_type)
+    if native and (row is not None or node.op_type in NATIVE):
+        return None
     if row is None:
         return f"{LIBRARY} computes {node.op} otherwise than ONNX says, or not at all"
     data = data_of(node, function)

@@ -122,7 +122,7 @@ class _Memory:
     """XLA's memory of a result, which says that it may be written to: nobody else has it, though JAX knows only constants."""
 
     def __init__(self, result: Any, view: Array) -> None:
-        self._owner = result
+        self._owner = result, view
         self.__array_interface__ = {**view.__array_interface__, "data": (view.__array_interface__["data"][0], False)}
 
 

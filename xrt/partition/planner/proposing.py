@@ -13,10 +13,10 @@ from xrt.partition.costs import CostTable
 from xrt.partition.dependencies import DependencyGraph
 from xrt.partition.placement import settled
 from xrt.partition.plan import Plan
-from xrt.partition.planner.board import Board, Effort, Layout
+from xrt.partition.planner.board import SMALL, Board, Effort, Layout
 from xrt.partition.planner.ground import Ground, bits, places_of
 from xrt.partition.planner.linear import best_stretches, cheapest_homes
-from xrt.partition.planner.moves import improved
+from xrt.partition.planner.moves import improved, improved_beyond
 from xrt.partition.planner.options import SearchOptions
 from xrt.partition.planner.parts import survey
 from xrt.partition.planner.prediction import prediction_on
@@ -108,7 +108,10 @@ def _searched(board: Board, options: SearchOptions) -> Iterator[Layout]:
     starts.update(dict.fromkeys([clustered(board, homes)] if homes else []))
     yield from starts
     best = sorted(starts, key=lambda layout: (board.total(layout), layout))[: options.starts]
-    yield from (improved(board, start) for start in best)
+    found = [improved(board, start) for start in best]
+    yield from found
+    if found and len(board) <= SMALL:
+        yield improved_beyond(board, min(found, key=lambda layout: (board.total(layout), layout)), options.width)
 
 
 def simple_layouts(board: Board) -> Iterator[Layout]:

@@ -152,7 +152,7 @@ class CudaDevice(Device):
             yield
 
     def stream_of(self, given: Any) -> Stream:
-        if isinstance(given, self._cupy.cuda.Stream | self._cupy.cuda.ExternalStream):
+        if isinstance(given, self._cupy.cuda.Stream):
             return given
         address = _address(given)
         if address is None:
@@ -161,7 +161,7 @@ class CudaDevice(Device):
                 f"got {type(given).__name__}"
             )
         with self._here():
-            return self._cupy.cuda.ExternalStream(address, self.index)
+            return self._cupy.cuda.Stream.from_external(_Foreign(address, given))
 
     def follow(self, later: Stream, earlier: Stream) -> None:
         if later.ptr != earlier.ptr:
@@ -220,6 +220,17 @@ class _Graph(Recording):
 
     def replay(self, stream: Stream) -> None:
         self._graph.launch(stream=stream)
+
+
+class _Foreign:
+    """A stream of another library, by the protocol that CuPy reads; it keeps its owner alive."""
+
+    def __init__(self, address: int, owner: object) -> None:
+        self._address = address
+        self._owner = owner
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._address
 
 
 def _address(given: Any) -> int | None:
