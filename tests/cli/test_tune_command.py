@@ -49,7 +49,7 @@ def test_lines_while_it_goes_on_and_a_table_in_the_end(command: Command, tmp_pat
     assert row.split("\t")[:3] == ["won", "toy", "1"]
     assert placed == "placed by measurement: toy (1 thread)"
     assert " of 30 s: 1 measurements of regions, " in spent
-    assert " of 30 s: computing what is right\n" in err
+    assert " of 30 s: asking the engines\n" in err
     assert "; best so far: toy, " in err
     with xrt.XRTModule(tmp_path / "model.onnx", engine=["toy", "auto"], cache=tmp_path / "cache", threads=1) as m:
         m(X)

@@ -196,6 +196,7 @@ class Automatic:
             options=options,
             implicit=implicit,
             progress=progress,
+            memory_limit=self.settings.memory_limit,
             anew=anew,
         )
 

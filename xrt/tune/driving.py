@@ -40,7 +40,8 @@ def tune(
     options: ClusteringOptions = ClusteringOptions(),
     implicit: str | None = None,
     progress: Told = unheard,
-    bounds: Bounds = BOUNDS,
+    bounds: Bounds | None = None,
+    memory_limit: int | None = None,
     anew: bool = False,
     clock: Clock = time.perf_counter,
 ) -> Tuned:
@@ -53,7 +54,8 @@ def tune(
 
     Pieces are compiled and measured in workers, where a hang or a crash costs `Bounds.limit` once. Plans race in this process,
     as they are deployed, once their engines have proved themselves there. The budget is overrun by one such limit at most, and by
-    the one run of the reference. An interrupt (Ctrl-C) ends the search, and gives the best found by then.
+    the one run of the reference. A worker may have ``memory_limit`` bytes of address space, unless the bounds say otherwise. An
+    interrupt (Ctrl-C) ends the search, and gives the best found by then.
 
     Raises OptionError for a budget that is none, PlanError where nothing takes a node.
     """
@@ -65,6 +67,7 @@ def tune(
     values, reason = _values(function, inputs)
     if values is None:
         return by_priority(function, engines, context, options, implicit, reason)
+    bounds = bounds or replace(BOUNDS, memory=memory_limit)
     search = Search(function, engines, context, values, reference, cache, options, implicit, budget, bounds, progress, clock)
     if store is not None:
         search.table = store.table(plain(engines), context)

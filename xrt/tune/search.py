@@ -58,7 +58,9 @@ class Bounds:
     """Share of the budget that one compile, or one measurement, may take; it is also by how much the budget may be overrun, at
     most: an engine that hangs in this process, where it did not in its worker, cannot be stopped."""
     slice: float = 0.025
-    """Share of the budget that the samples of one region may take."""
+    """Share of the budget that the samples of one region may take, and not more than `longest`."""
+    longest: float = 0.6
+    """Seconds of samples after which a region is known well enough to plan by, however busy the machine is."""
     calibration: float = 0.1
     """Share of the budget after which no further launch or boundary is measured that is not known yet."""
     far: float = 4.0
@@ -124,7 +126,8 @@ class Search:
         with self._ways() as ways:
             self._tell("computing what is right")
             values = captured(self.function, self.inputs, self.reference)
-            limit, slice_ = self.budget * self.bounds.limit, self.budget * self.bounds.slice
+            limit = self.budget * self.bounds.limit
+            slice_ = min(self.budget * self.bounds.slice, self.bounds.longest)
             self.survey = Survey(
                 ways, self.context, values, self.reference, self.table, limit=limit, slice_=slice_, clock=self.clock
             )
