@@ -18,7 +18,7 @@ from xrt.formats import onnx
 from xrt.formats.lock import Lock, read_lock
 from xrt.tune import Tuned
 
-BUDGET = ("--budget", "10s", "--gate", "1s")
+BUDGET = ("--budget", "40s", "--gate", "1s")
 
 
 @pytest.fixture(scope="module")
