@@ -38,7 +38,7 @@ class Way:
         return [",".join(self.engines), *["--alternate"] * self.alternate]
 
 
-ENGINES = ("toy", "ort", "tvm")
+ENGINES = ("toy", "ort", "tvm", "openvino")
 WAYS = (
     *(Way((engine,)) for engine in ENGINES),
     Way(("ort", "toy")),
@@ -46,8 +46,10 @@ WAYS = (
     Way(("ort", "tvm", "toy")),
     Way(("ort", "toy"), alternate=True),
     Way(("tvm", "toy"), alternate=True),
+    Way(("openvino", "toy")),
+    Way(("openvino", "toy"), alternate=True),
 )
-LIBRARIES = ("onnx", "numpy", "onnxruntime", "apache-tvm")
+LIBRARIES = ("onnx", "numpy", "onnxruntime", "apache-tvm", "openvino")
 
 
 @dataclass(frozen=True, slots=True)

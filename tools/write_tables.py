@@ -21,6 +21,7 @@ WHAT = {
     "toy": "the reference: every operator in plain NumPy, the truth that all others are compared with",
     "ort": "ONNX Runtime",
     "tvm": "Apache TVM (Relax), compiled for the processor at hand",
+    "openvino": "OpenVINO on the CPU, in float32 unless less is allowed",
 }
 """What an engine is, for a person who does not know it."""
 

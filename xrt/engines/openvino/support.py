@@ -52,7 +52,7 @@ SUPPORT: Mapping[str, Row] = dict(
         *_rows("Scatter ScatterElements ScatterND Slice SpaceToDepth Split Squeeze Tile Transpose Unsqueeze", ANY),
         *_rows("Trilu", ANY - INT32),
         *_rows("Where", ANY, main=1),
-        *_rows("Col2Im Compress", ANY - {DType.BFLOAT16}),
+        *_rows("Col2Im", ANY - {DType.BFLOAT16}),
         *_rows("Pad", FLOATS | BOOL | BYTES | SHORTS),
         *_rows("ReverseSequence", frozenset({DType.FLOAT16, DType.FLOAT32}) | BOOL | BYTES | SHORTS),
         *_rows("EyeLike NonZero Shape Size", ANY | WIDE),
