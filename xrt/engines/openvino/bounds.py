@@ -29,12 +29,12 @@ _UNSIGNED = frozenset({DType.UINT32, DType.UINT64})
 _SIGNING = frozenset({"Cast", "CastLike", "Neg", "Sub"})
 """Operators that may give what is less than nothing."""
 
-_IN_FLOAT32 = frozenset({"Div", "Mod", "Pad", "ReduceMax", "ReverseSequence", "Trilu"})
+_IN_FLOAT32 = frozenset({"Pad", "ReduceMax", "ReverseSequence", "Trilu"})
 """Operators whose integers go through float32."""
 EXACT_IN_FLOAT32 = 1 << 24
 
 _RULES: Mapping[str, Rule] = {
-    **dict.fromkeys(["Abs", "CenterCropPad", "Compress", "DepthToSpace", "Div", "Expand", "Flatten", "Gather"], lambda b: b[0]),
+    **dict.fromkeys(["Abs", "CenterCropPad", "Compress", "DepthToSpace", "Expand", "Flatten", "Gather"], lambda b: b[0]),
     **dict.fromkeys(["GatherElements", "GatherND", "Identity", "Neg", "Reshape", "ReverseSequence", "Slice"], lambda b: b[0]),
     **dict.fromkeys(["SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze"], lambda b: b[0]),
     **dict.fromkeys(["ReduceMax", "ReduceMin"], lambda b: b[0]),
@@ -44,7 +44,6 @@ _RULES: Mapping[str, Rule] = {
     "Sub": sum,
     "Range": lambda b: max(b[0], b[1]) + b[2],
     "Mul": math.prod,
-    "Mod": lambda b: b[1],
     "Sign": lambda b: 1,
 }
 """The largest magnitude of a result, from those of the inputs."""

@@ -71,9 +71,8 @@ def _why_not_crossing(node: Node, function: Function) -> str | None:
     return _why_empty(node, function)
 
 
-_WITH_NOTHING = frozenset({"Cast", "CastLike", "Concat", "Mul", "Slice", "Split", "Trilu"})
-_WITH_NOTHING |= {f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Min", "Prod", "Sum", "SumSquare")}
-"""Operators that were tried on tensors without elements, and agreed."""
+_WITH_NOTHING = {f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Min", "Prod", "Sum", "SumSquare")}
+"""Operators that were tried on tensors without elements, and agreed. A Slice or Compress that leaves none ends the process."""
 
 
 def _why_empty(node: Node, function: Function) -> str | None:

@@ -142,8 +142,8 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         ("Div", "Mod"),
         _may_divide_by_nothing,
-        "ends the process where it divides integers by zero, which this divisor may be",
-        ("integers_by_nothing of the corpus",),
+        "divides integers by zero to the lowest number, and this divisor may be zero",
+        ("compared with the reference: int32[4] by [0, 1, 0, 2]",),
     ),
     Defect(
         ("Cast", "CastLike"),
