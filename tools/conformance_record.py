@@ -38,18 +38,19 @@ class Way:
         return [",".join(self.engines), *["--alternate"] * self.alternate]
 
 
-ENGINES = ("toy", "ort", "tvm", "xla")
+ENGINES = ("toy", "ort", "tvm", "openvino", "xla", "iree")
 WAYS = (
     *(Way((engine,)) for engine in ENGINES),
     Way(("ort", "toy")),
     Way(("tvm", "toy")),
     Way(("ort", "tvm", "toy")),
-    Way(("xla", "toy")),
     Way(("ort", "toy"), alternate=True),
     Way(("tvm", "toy"), alternate=True),
+    Way(("openvino", "toy"), alternate=True),
     Way(("xla", "toy"), alternate=True),
+    Way(("iree", "toy"), alternate=True),
 )
-LIBRARIES = ("onnx", "numpy", "onnxruntime", "apache-tvm", "jax")
+LIBRARIES = ("onnx", "numpy", "onnxruntime", "apache-tvm", "openvino", "jax", "iree-base-compiler")
 
 
 @dataclass(frozen=True, slots=True)

@@ -423,7 +423,7 @@ def test_a_bound_call_reads_and_writes_where_the_arrays_lie() -> None:
 
 def test_a_failure_to_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunFailed, match=r"^IREE failed while it ran 'main': .*"):
-        negation()._call([])  # type: ignore[attr-defined]  # no way of the contract's reaches the library with too few arguments
+        negation()._invoke([])  # type: ignore[attr-defined]  # no way of the contract's reaches the library with too few arguments
 
 
 # ---------------------------------------------------------------------- weights, saving
@@ -446,7 +446,7 @@ def test_weights_are_handed_over_and_not_compiled_in(tmp_path: Path) -> None:
     loaded = IREE.load(memoryview(saved), other, CONTEXT)
     loaded.prepare()
     assert np.allclose(loaded.run([x])[0], x.sum(1, keepdims=True) * np.ones(32), rtol=1e-5)
-    assert [use.name for use in executable.memory() or ()] == ["packed weights", "workspace"]
+    assert [use.name for use in executable.memory() or ()] == ["workspace"]
 
 
 def test_weights_that_lie_badly_are_copied_and_told() -> None:

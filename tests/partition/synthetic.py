@@ -149,15 +149,15 @@ class Optimum:
 
     def _extended(self, ran, holders, cost, found, best, order) -> float:
         where = dict(zip(self._live(ran), holders, strict=True))
-        for engine, taken in self._steps(ran):
-            now = cost + self._region(engine, taken) + self._entering(engine, taken, where)
+        for home, taken in self._steps(ran):
+            now = cost + self._region(home, taken) + self._entering(home, taken, where)
             then = ran | taken
             if now + self._least(then) >= found:
                 continue
             if then == self._all:
                 found = now
                 continue
-            held = tuple(engine if taken >> n & 1 else where[n] for n in self._live(then))
+            held = tuple(home if taken >> n & 1 else where[n] for n in self._live(then))
             states = best.setdefault(then, {})
             if now < states.get(held, math.inf):
                 states[held] = now
@@ -206,10 +206,10 @@ class Optimum:
         floors = []
         for i in range(len(self.nodes)):
             ways = []
-            for engine, spec in enumerate(self._specs):
-                if self._takes[engine] >> i & 1:
-                    saved = sum(s for (_, b), s in self._saved[engine].items() if b == i)
-                    ways.append(max(self._costs[engine][i] * self.world.gains[spec] - saved, 0.0))
+            for home, spec in enumerate(self._specs):
+                if self._takes[home] >> i & 1:
+                    saved = sum(s for (_, b), s in self._saved[home].items() if b == i)
+                    ways.append(max(self._costs[home][i] * self.world.gains[spec] - saved, 0.0))
             floors.append(min(ways))
         return floors
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.partition.drawn import true_minimum
-from xrt.partition import sequence, shortest
+from xrt.partition import sequence
+from xrt.partition import shortest as exact
 from xrt.partition.dependencies import DependencyGraph
 from xrt.partition.pipeline import prompt_groups
 from xrt.partition.placement import Crossings, places, settled
@@ -116,7 +117,7 @@ def test_the_plain_algorithm_is_taken_where_it_is_better(monkeypatch: pytest.Mon
 
 def test_the_search_gives_up_beyond_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     units = seeded(300, 6, 0, window=100)
-    monkeypatch.setattr(shortest, "BUDGET", 400)
+    monkeypatch.setattr(exact, "BUDGET", 400)
     assert min(places(units, fewest(units))) >= 0
 
 

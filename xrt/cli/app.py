@@ -20,6 +20,8 @@ _COMMANDS = (
     "compile",
     "explain",
     "tune",
+    "lock",
+    "check",
     "verify",
     "bisect",
     "cache",

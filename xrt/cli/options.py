@@ -146,7 +146,7 @@ def input_options(command: Command) -> Command:
 
 def module_options(command: Command) -> Command:
     """Add the options that become keywords of XRTModule."""
-    for option in reversed(_SHARED):
+    for option in reversed((*_SHARED, _LOCK)):
         command = option(command)
     return command
 
@@ -160,6 +160,9 @@ _ENGINES = click.option(
     show_default="all that are ready",
     help="Engines to choose from: ort,xla",
 )
+
+
+_LOCK = click.option("--lock", type=click.Path(dir_okay=False), help="With -e auto: take the plan of this lock, do not measure")
 
 
 def tuning_options(command: Command) -> Command:
@@ -180,7 +183,7 @@ def seconds_of(context: click.Context, option: click.Parameter, text: str) -> fl
 def module_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return XRTModule's keywords from what `module_options` collected; what was not given is left out."""
     kept = {name: given[name] for name in ("minimum_nodes", "maximum_nodes", "precision", "threads")}
-    kept |= {name: given.get(name) for name in ("dump_subgraph_dir", "check")}
+    kept |= {name: given.get(name) for name in ("dump_subgraph_dir", "check", "lock")}
     chosen = {name: value for name, value in kept.items() if value is not None}
     if given["pins"]:
         chosen["pins"] = given["pins"]

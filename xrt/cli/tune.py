@@ -21,7 +21,7 @@ from xrt.models import sample_inputs
 from xrt.module import XRTModule
 from xrt.tune import Contender, Progress, Told, Tuned
 
-__all__ = ["command"]
+__all__ = ["INTERRUPTED", "command", "shown"]
 
 COLUMNS = ("verdict", "plan", "regions", "ms", "x baseline", "note")
 NUMBERS = ("regions", "ms", "x baseline")
@@ -47,7 +47,7 @@ def command(model: str, files: tuple[str, ...], seed: int, budget: float, as_jso
     if keywords["engine"] != ["auto"]:
         keywords["engine"] = [*keywords["engine"], "auto"]
     values = _values(function, files, seed)
-    with XRTModule(function, **keywords, budget=budget) as module, _shown(budget) as told:
+    with XRTModule(function, **keywords, budget=budget) as module, shown(budget) as told:
         tuned = module.tune(**values, progress=told)
     if as_json:
         out.print_json(json.dumps({"model": model, "threads": module.threads, **tuned.to_dict()}))
@@ -67,7 +67,7 @@ def _values(function: Function, files: tuple[str, ...], seed: int) -> dict[str, 
 
 
 @contextmanager
-def _shown(budget: float) -> Iterator[Told]:
+def shown(budget: float) -> Iterator[Told]:
     """Show how far it is: a bar on a terminal, and a line now and then elsewhere."""
     if not err.is_terminal:
         yield _Lines()

@@ -51,9 +51,13 @@ def check_engines_run(engines: Sequence[GraphCompiler], device: str, devices: Ma
         raise DeviceError(f"device {device!r} was asked for, but no engine of the list runs on it: {able}")
 
 
-def check_placed(isolate: Sequence[str], graph: bool, device: str, devices: Mapping[str, str]) -> None:
+def check_placed(isolate: Sequence[str], graph: bool, auto: bool, device: str, devices: Mapping[str, str]) -> None:
     """Raise OptionError for what only the cpu, or only another device, has."""
     used = sorted({device, *devices.values()} - {"cpu"})
+    if auto and used:
+        raise OptionError(
+            f"engine='auto' places by measurement on the cpu, and not yet on {', '.join(used)}; list engines by name"
+        )
     if isolate and used:
         raise OptionError(f"isolate= is for engines on the cpu: arrays on {', '.join(used)} do not cross to another process")
     if graph and device == "cpu":

@@ -12,6 +12,7 @@ from xrt.graph import Constant, Function, Value
 from xrt.module.settings import EngineList
 from xrt.partition import Launch, Pin, Plan, Reason
 from xrt.partition.assigned import PLACED
+from xrt.tune import Account
 
 __all__ = ["Explanation", "Region", "explain"]
 
@@ -52,6 +53,8 @@ class Explanation:
     """Pins of which no node is left: all were computed ahead of time, or no output needs them."""
     placement: tuple[str, ...] = ()
     """How the plan was chosen, where it was by measurement, and which engines were left out."""
+    account: Account | None = None
+    """What the chosen plan costs, part by part, and what would unlock the graph; None where it was not measured."""
     device: str = "cpu"
     """Where values come in and go out."""
     copies: tuple[str, ...] = ()
@@ -65,7 +68,7 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the explanation as dictionaries, lists and strings."""
-        return asdict(self)
+        return asdict(self) | {"account": self.account.to_dict() if self.account else None}
 
     def __str__(self) -> str:
         threads = f"{self.threads} thread{'s' * (self.threads != 1)} for all together"
@@ -87,6 +90,7 @@ class Explanation:
             f"pin {pin} holds nothing: its nodes were computed ahead of time, or no output needs them" for pin in self.idle_pins
         ]
         lines += self.placement
+        lines += str(self.account or "").splitlines()
         return "\n".join([*lines, *([self.checks] if self.checks else [])])
 
     def _engine(self, spec: str) -> str:
@@ -117,6 +121,7 @@ def explain(
     idle_pins: Sequence[Pin] = (),
     remarks: Sequence[Mapping[str, str]] = (),
     placement: Sequence[str] = (),
+    account: Account | None = None,
     checks: str = "",
     graph: str = "",
 ) -> Explanation:
@@ -135,6 +140,7 @@ def explain(
         plan.reasons,
         pins,
         tuple(placement),
+        account,
         plan.device,
         copies,
         copied,

@@ -71,7 +71,7 @@ class Locked:
         plan = placed(self.lock.plan, function, asked, engines.context, implicit)
         won = next((one for one in self.lock.race if one.verdict == "won"), Standing(title_of(plan), "won"))
         notes = tuple(_told(one) for one in self.lock.race if one is not won)
-        about = f"from {self.name}, made on {self.lock.date} by xrt {self.lock.writer}"
+        about = f"from the lock {self.name}, made on {self.lock.date} by xrt {self.lock.writer}"
         return Tuned(plan, race=Race((_contender(plan, won),), baseline=None), how="locked", notes=(about, *notes))
 
 
@@ -132,7 +132,8 @@ def check_module(
     Raises LockError where the model is another, or a plan cannot run here.
     """
     function, engines = module._build(values).function, module._engines
-    told = differences(lock, function, engines.engines, engines.context, module._settings.clustering)
+    clustering = lock.options.get("clustering", "")  # the plan is the lock's, whatever it was chosen under
+    told = differences(lock, function, engines.engines, engines.context, clustering, with_gate=True)
     if lock.model.get("fingerprint") != function.fingerprint:
         raise LockError(f"the lock is of another model: {'; '.join(told)}")
     plan = _plan(lock.plan, function, engines)

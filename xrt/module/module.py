@@ -30,7 +30,7 @@ from xrt.module.settings import engine_list, settings_of
 from xrt.module.source import check_declared, source_of
 from xrt.partition import Plan
 from xrt.runtime import Profile, Program, inputs
-from xrt.tune import Told, Tuned
+from xrt.tune import CostStore, Told, Tuned
 from xrt.verify import Culprit, Verification, bisect_plan, verify
 from xrt.verify.progress import Progress, unheard
 
@@ -47,8 +47,9 @@ class XRTModule:
     """A model on a list of engines, compiled on the first call of each signature and called like a function.
 
     ``model`` is an `xrt.Graph`, a Function, or ONNX as a path, bytes or ModelProto. ``engine`` is a name, a spec
-    (``"tvm{opt_level=2}"``), an instance, or a list of these, first choice first. Unless ``strict``, the reference
-    engine stands last without being named; what it takes in that way is one FallbackWarning and lines in `explain`.
+    (``"tvm{opt_level=2}"``), an instance, a list of these, first choice first, or ``"auto"``: placed by measurement, or by the
+    ``lock`` that `xrt lock` has written. Unless ``strict``, the reference engine stands last without being named; what it takes
+    in that way is one FallbackWarning and lines in `explain`.
 
     Keywords are the fields of `ClusteringOptions` (``pins``, ``minimum_nodes``, ...), of `ExecutionOptions` (``precision``,
     ``threads``, ...) and of `Settings`: ``check`` holds the ``"first"`` call, or a part of the calls, against the reference;
@@ -72,19 +73,19 @@ class XRTModule:
         **options: Any,
     ) -> None:
         self._settings = settings_of(options)
-        self._engines = engine_list(engine, device, self._settings)
         self._cache = cache_of(cache)
+        listed = partial(engine_list, engine, device, store=CostStore.beside(self._cache))
+        self._engines = listed(self._settings)
         self._source = source_of(model, self._cache)
         self._builds: OrderedDict[object, Build] = OrderedDict()
         self._ready: OrderedDict[object, tuple[Prepared, Build]] = OrderedDict()
         self._quick = NOTHING  # the prepared call of `_last`, if it has one
         self._last: Build | None = None
         self._lock = threading.RLock()
-        self._warned = False
+        self._warned = self._closed = False
         self._checks = Checks(self._settings.check, self.threads)
-        everything = partial(engine_list, engine, device, replace(self._settings, lock=None))
-        self._automatic = Automatic(self._engines, self._settings, self._cache, everything)
-        self._closed = False
+        unlocked = replace(self._settings, lock=None)
+        self._automatic = Automatic(self._engines, self._settings, self._cache, partial(listed, unlocked))
 
     # ------------------------------------------------------------------ what it is
 
@@ -132,19 +133,20 @@ class XRTModule:
         What is found holds for the module from now on, and is remembered for others. ``progress`` is told how far it is.
         """
         values = self._accept(args, named) if args or named else None
-        place = self._automatic.placing(values, budget=budget, progress=progress, anew=True)
-        return self._build(values, place=place).tuned  # type: ignore[return-value]  # it has just been placed
+        placing = self._automatic.placing(values, budget=budget, progress=progress, anew=True)
+        return self._build(values, place=placing).tuned  # type: ignore[return-value]  # it has just been placed
 
     def explain(self) -> Explanation:
         """Return the last signature's regions, their boundaries, and why each node is where it is. Prints as text."""
         build = self._current()
-        unchecked = self._checks.remarks({launch.name: launch.function for launch in build.plan.launches})
+        unchecked = self._checks.remarks({x.name: x.function for x in build.plan.launches})
         return explain(
             build.plan,
             build.engines,
             idle_pins=build.idle_pins,
             remarks=[build.remarks, unchecked],
             placement=[*str(build.tuned or "").splitlines(), *self._engines.left_out],
+            account=self._automatic.account(build.plan, build.tuned, build.function),
             checks=str(self._checks),
             graph=build.graph_remark,
         )
@@ -372,10 +374,7 @@ class XRTModule:
         return program
 
     def _warn_of_fallback(self, build: Build) -> None:
-        if self._warned or self._engines.implicit is None:
-            return
-        message = unnamed(build.plan, self._engines.implicit, build.refused)
-        if message:
+        if not self._warned and (message := unnamed(build.plan, self._engines.implicit, build.refused)):
             self._warned = True
             warn(message, FallbackWarning)
 

@@ -87,7 +87,7 @@ def triples(refused: Iterable[Refusal]) -> tuple[tuple[str, str, str], ...]:
     return tuple((node, one.launch.engine, f"{how}: {one.reason}") for one, how in told for node in one.nodes)
 
 
-def unnamed(plan: Plan, implicit: str, refused: Iterable[Refusal]) -> str:
+def unnamed(plan: Plan, implicit: str | None, refused: Iterable[Refusal]) -> str:
     """Return what to say of nodes that run on the engine which nobody has named, those apart of whose refusal was told."""
     told = {node for one in refused for node in one.nodes}
     taken = [n for x in plan.launches if x.engine == implicit for n in x.nodes if n not in told]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Mapping, Sequence
 
 from xrt.engines import GraphCompiler
 from xrt.errors import PlanError, did_you_mean
 from xrt.graph import Function
 from xrt.graph.collector import collector_paused
+from xrt.graph.places import one_name
 from xrt.partition.choices import Choices
 from xrt.partition.clustering import Cluster, cluster
 from xrt.partition.dependencies import DependencyGraph
@@ -47,7 +49,8 @@ def assigned(
         home = _numbered(function, choices, homes)
         clusters = _clustered(function, home) if groups is None else _grouped(function, home, groups)
         folded = fold(function, clusters, names)
-        return Plan(folded, choices.engines, tuple(_reasons(function, choices, home)), ClusteringOptions(), implicit)
+        reasons = tuple(_reasons(function, choices, home))
+        return Plan(folded, choices.engines, reasons, ClusteringOptions(), implicit, one_name(device))
 
 
 def homes_of(plan: Plan) -> dict[str, str]:
@@ -103,34 +106,48 @@ def _grouped(function: Function, home: Sequence[int], groups: Mapping[str, int])
         if node.name not in groups:
             raise PlanError(f"node {node.name!r} ({node.op}) is in no group; give each node a group, or leave groups out")
         members.setdefault(groups[node.name], []).append(place)
-    found = [_cluster(function, home, nodes) for nodes in members.values()]
+    found = [_cluster(function, home, members[number]) for number in sorted(members)]
     return tuple(found[number] for number in _runnable(function, found))
 
 
 def _cluster(function: Function, home: Sequence[int], nodes: Sequence[int]) -> Cluster:
     engines = {home[place] for place in nodes}
-    devices = {function.nodes[place].device for place in nodes} - {""}
+    devices = {one_name(function.nodes[place].device) for place in nodes} - {""}
     if len(engines) > 1 or len(devices) > 1:
         shown = ", ".join(repr(function.nodes[place].name) for place in nodes[:6])
         raise PlanError(f"nodes {shown} are one group, but not of one engine and one device; a region is")
     return Cluster(tuple(nodes), engines.pop(), max(devices, default=""))
 
 
-def _runnable(function: Function, clusters: Sequence[Cluster]) -> list[int]:
-    """Return the clusters in an order in which each runs after all that it waits for: the law that no plan may break."""
+def _runnable(function: Function, clusters: Sequence[Cluster]) -> Iterator[int]:
+    """Yield the clusters in an order in which each runs after all that it waits for, the first that can run first.
+
+    Raises PlanError where there is no such order: that is the law that no plan may break.
+    """
+    before = _waits(function, clusters)
+    after: list[list[int]] = [[] for _ in clusters]
+    for number, needed in enumerate(before):
+        for earlier in needed:
+            after[earlier].append(number)
+    waiting = [len(needed) for needed in before]
+    ready = [number for number, count in enumerate(waiting) if not count]
+    left = len(clusters)
+    while ready:
+        number = heapq.heappop(ready)
+        left -= 1
+        yield number
+        for later in after[number]:
+            waiting[later] -= 1
+            if not waiting[later]:
+                heapq.heappush(ready, later)
+    if left:
+        raise PlanError(f"{left} groups wait for each other in a cycle; cut one of them where another stands between")
+
+
+def _waits(function: Function, clusters: Sequence[Cluster]) -> list[set[int]]:
+    """Return for each cluster those that it waits for."""
     own = {place: number for number, one in enumerate(clusters) for place in one.nodes}
     before: list[set[int]] = [set() for _ in clusters]
     for place, needed in enumerate(DependencyGraph.of(function).predecessors):
         before[own[place]].update(own[earlier] for earlier in needed if own[earlier] != own[place])
-    order: list[int] = []
-    waiting = dict.fromkeys(range(len(clusters)))
-    done: set[int] = set()
-    while waiting:
-        ready = [number for number in waiting if before[number] <= done]
-        if not ready:
-            raise PlanError(f"{len(waiting)} groups wait for each other in a cycle; cut one of them where another stands between")
-        order += ready
-        done.update(ready)
-        for number in ready:
-            del waiting[number]
-    return order
+    return before

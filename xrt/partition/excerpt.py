@@ -19,33 +19,29 @@ def excerpt(function: Function, places: Sequence[int], name: str = "part") -> Fu
     made = {name for node in nodes for name in node.defines}
     read = dict.fromkeys(name for node in nodes for name in node.uses if name not in made)
     own = {node.name for node in nodes}
+    ends = {value.name for value in function.outputs}
     inputs = [name for name in read if name not in function.constants]
-    outputs = [name for node in nodes for name in node.defines if _is_read_outside(function, name, own)]
+    outputs = [name for node in nodes for name in node.defines if name in ends or _is_read_outside(function, name, own)]
     return Function(
         inputs=tuple(map(function.value, inputs)),
         outputs=tuple(map(function.value, outputs)),
         nodes=tuple(replace(n, control=tuple(c for c in n.control if c in own)) if n.control else n for n in nodes),
         constants=FrozenDict({name: function.constants[name] for name in read if name in function.constants}),
         opsets=function.opsets,
-        aliases=_aliases(function, set(inputs), set(outputs), own),
+        aliases=_aliases(function, set(inputs) - ends, set(outputs), own),
         types=FrozenDict({name: function.types[name] for name in made if name in function.types and name not in outputs}),
         name=name,
     )
 
 
 def _is_read_outside(function: Function, value: str, own: set[str]) -> bool:
-    return value in _ends(function) or any(use.node.name not in own for use in function.users(value))
-
-
-def _ends(function: Function) -> frozenset[str]:
-    return frozenset(value.name for value in function.outputs)
+    return any(use.node.name not in own for use in function.users(value))
 
 
 def _aliases(function: Function, inputs: set[str], outputs: set[str], own: set[str]) -> tuple[tuple[str, str], ...]:
     """Return the updates in place that the part can make itself, as `xrt.partition.fold` has them."""
-    found = []
-    for before, after in function.aliases:
-        alone = before in inputs and before not in _ends(function) and not _is_read_outside(function, before, own)
-        if alone and after in outputs:
-            found.append((before, after))
-    return tuple(found)
+    return tuple(
+        (before, after)
+        for before, after in function.aliases
+        if before in inputs and after in outputs and not _is_read_outside(function, before, own)
+    )

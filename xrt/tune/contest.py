@@ -176,14 +176,11 @@ def against(entrants: Sequence[Entrant]) -> Entrant:
 
 
 def _is_decided(active: Sequence[Entrant]) -> bool:
-    """Send away who has lost for certain, and say whether there is nothing left to find out."""
+    """Send away who has lost to the baseline for certain, and say whether it is known how the others stand to the leader."""
     if not active:
         return True
-    baseline = against(active)
-    settled = True
+    baseline, leader = against(active), min(active, key=lambda entrant: entrant.median)
     for entrant in active:
-        if entrant is not baseline:
-            ratio = paired(entrant.rounds, baseline.rounds)
-            entrant.is_out = ratio.is_loss
-            settled = settled and (ratio.is_loss or ratio.is_settled)
-    return settled
+        entrant.is_out = entrant is not baseline and paired(entrant.rounds, baseline.rounds).is_loss
+    ratios = [paired(entrant.rounds, leader.rounds) for entrant in active if entrant is not leader]
+    return all(ratio.is_loss or ratio.is_settled for ratio in ratios)

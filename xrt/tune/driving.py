@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from xrt.cache import CompileCache
@@ -18,7 +19,7 @@ from xrt.runtime.isolation import Isolated
 from xrt.runtime.timing import Clock
 from xrt.tune import decision
 from xrt.tune.search import BOUNDS, Bounds, Search, Told, unheard
-from xrt.tune.tuned import Tuned
+from xrt.tune.tuned import Progress, Tuned
 from xrt.tune.values import Reference
 
 __all__ = ["remembered", "tune"]
@@ -67,6 +68,8 @@ def tune(
     search = Search(function, engines, context, values, reference, cache, options, implicit, budget, bounds, progress, clock)
     if store is not None:
         search.table = store.table(plain(engines), context)
+    progress(Progress("asking the engines", "", None, 0.0, budget))
+    _ = search.priority  # raises where nothing takes a node
     tuned = _searched(search)
     if store is not None:
         _keep(tuned, function, engines, context, store, options, implicit)
@@ -94,7 +97,7 @@ def by_priority(
 
 
 def plain(engines: Sequence[GraphCompiler]) -> list[GraphCompiler]:
-    """Return the engines themselves, for those that stand in front of a worker: what they cost is not the worker's."""
+    """Return the engines for those that stand in front of a worker: what they cost is not the worker's."""
     return [engine.inner if isinstance(engine, Isolated) else engine for engine in engines]
 
 
@@ -113,7 +116,8 @@ def _searched(search: Search) -> Tuned:
     try:
         search.run()
     except KeyboardInterrupt:
-        return search.tuned("interrupted")
+        tuned = search.tuned("interrupted")
+        return tuned if tuned.how == "interrupted" else replace(tuned, notes=("it was interrupted before anything was measured",))
     except XRTError as error:
         _log.info("tuning ended early", exc_info=True)
         search.notes.append(f"the search ended early: {error}")
@@ -157,7 +161,7 @@ def _keep(
     store.keep(tuned.table, plain(engines), context)
     if tuned.how == "measured" and tuned.race.winner is not None:
         asked = decision.asked_of(function, plain(engines), context, options, implicit)
-        store.decide(asked, decision.to_text(tuned, function))
+        store.decide(asked, decision.to_text(tuned, function, engines, context))
 
 
 def _tell(tuned: Tuned, function: Function) -> None:

@@ -119,15 +119,22 @@ def _names(run: Run, function: Function) -> Iterator[str]:
 
 
 def differences(
-    lock: Lock, function: Function, engines: Sequence[GraphCompiler], context: CompileContext, options: ClusteringOptions
+    lock: Lock,
+    function: Function,
+    engines: Sequence[GraphCompiler],
+    context: CompileContext,
+    options: ClusteringOptions | str,
+    *,
+    with_gate: bool = False,
 ) -> tuple[str, ...]:
     """Return in which ways a lock was made for something else, each as a clause; empty where it holds.
 
-    Of the engines only those count that the plan uses.
+    Of the engines those count that the plan uses, and ``with_gate`` those of the gate's. ``options`` may be the text of some.
     """
     if told := tuple(_of_model(lock, function)):
         return told  # of another model nothing else is of interest
-    found = [*_of_engines(lock, engines, (run.engine for run in lock.plan))]
+    runs = [*lock.plan, *(lock.gate.runs if lock.gate and with_gate else ())]
+    found = [*_of_engines(lock, engines, (run.engine for run in runs))]
     found += _of_facts(lock.machine, _machine(context))
     return (*found, *_of_facts(lock.options, _options(context, options)))
 
@@ -161,8 +168,12 @@ def _of_engines(lock: Lock, engines: Sequence[GraphCompiler], used: Iterable[str
 
 def _of_facts(was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
     for name in {**was, **now}:
-        if was.get(name) != now.get(name):
-            yield f"{name} was {was.get(name, 'not told')} and is {now.get(name, 'not told')}"
+        if name not in now:
+            yield f"{name} was {was[name]} and is not there"
+        elif name not in was:
+            yield f"{name} is {now[name]} and was not there"
+        elif was[name] != now[name]:
+            yield f"{name} was {was[name]} and is {now[name]}"
 
 
 # ---------------------------------------------------------------------- facts
@@ -182,7 +193,7 @@ def _machine(context: CompileContext) -> dict[str, str]:
     return {"system": f"{system} {machine}", "processor": processor, "extensions": " ".join(extensions)}
 
 
-def _options(context: CompileContext, options: ClusteringOptions) -> dict[str, str]:
+def _options(context: CompileContext, options: ClusteringOptions | str) -> dict[str, str]:
     execution = {name: str(value) for name, value in context.options.unusual().items()}
     own = {"precision": context.options.precision, "device": context.device, "threads": str(context.threads)}
     return {**own, **execution, "clustering": str(options)}

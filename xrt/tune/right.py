@@ -39,7 +39,9 @@ def held(
     options: ExecutionOptions,
 ) -> Found:
     """Return what to think of results. Where the caller allows a lower precision its tolerance holds, and the loss is told."""
-    if options.precision in _LOWERED and len(results) == len(expected):
+    if len(results) != len(expected):
+        return Found(f"there are {len(results)} outputs; {len(expected)} were expected")
+    if options.precision in _LOWERED:
         return _lowered(function, results, expected, _LOWERED[options.precision])
     found = judge(function.replace(aliases=()), inputs, results, expected, reference)
     return Found(found.message if found.verdict is Verdict.DISAGREES else "")

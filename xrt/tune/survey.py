@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from xrt.engines import CompileContext
 from xrt.errors import CompileRefused, EngineError, InputError
-from xrt.graph import Function
+from xrt.graph import Function, shape_key
+from xrt.partition import Launch
 from xrt.partition.costs import CostTable, Measured, RegionCost
 from xrt.runtime.timing import Clock, median_interval
 from xrt.tune.right import held
 from xrt.tune.values import Reference, first_drawn, values_of
 from xrt.tune.walls import Trial, Way
 
-__all__ = ["Subject", "Survey"]
+__all__ = ["Region", "Subject", "Survey"]
 
 _log = logging.getLogger(__name__)
+
+MOST_HANGS = 2
+"""Times that an engine may use up its limit; after that, it is asked no more in this search."""
 
 LEAST = 0.05
 """Seconds of the budget with which nothing more is begun."""
@@ -37,6 +42,19 @@ class Subject(Protocol):
     @property
     def function(self) -> Function:
         """The piece; its values are named as in the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A region of a plan, to be measured."""
+
+    key: str
+    spec: str
+    function: Function
+
+    @classmethod
+    def of(cls, launch: Launch) -> Region:
+        return cls(shape_key(launch.function), launch.engine, launch.function)
 
 
 class Survey:
@@ -66,6 +84,8 @@ class Survey:
         self._slice = slice_
         self._clock = clock
         self._skipped: set[tuple[str, str]] = set()
+        self._hung: dict[str, list[int]] = {}
+        """By engine the sizes, in nodes, of what it did not end in time."""
 
     def is_known(self, subject: Subject) -> bool:
         """Whether there is nothing more to be learnt about a piece."""
@@ -92,6 +112,9 @@ class Survey:
         if given is None or expected is None:
             self._skip(subject, "its values were not captured")
             return
+        if self._is_hopeless(subject):
+            self._skip(subject, "the engine did not end with what is no larger")
+            return
         left = until - self._clock()
         limit = min(self._limit, left)
         try:
@@ -101,12 +124,18 @@ class Survey:
             return
         self._learn(subject, self._cost(function, given, trial, expected))
 
+    def _is_hopeless(self, subject: Subject) -> bool:
+        """Whether the engine has hung on what is no larger, or too often."""
+        sizes = self._hung.get(subject.spec, [])
+        return len(sizes) >= MOST_HANGS or any(size <= len(subject.function.nodes) for size in sizes)
+
     def _failed(self, subject: Subject, error: EngineError | InputError, *, by_budget: bool) -> None:
         """Remember why there is no cost; what only the end of the budget has cut off may be measured another time."""
         self.count += 1
         if by_budget and isinstance(error.__cause__, TimeoutError):
-            self._skip(subject, "the budget ended")
             return
+        if isinstance(error.__cause__, TimeoutError):
+            self._hung.setdefault(subject.spec, []).append(len(subject.function.nodes))
         what = "refused" if isinstance(error, CompileRefused) else "failed"
         self._learn(subject, f"{what}: {' '.join(str(error).split())}", counted=False)
 

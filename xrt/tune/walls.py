@@ -8,10 +8,12 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from xrt.engines import CompileContext, Executable, GraphCompiler
-from xrt.errors import OptionError
+from xrt.engines.deferred import loaded
+from xrt.errors import EngineError, OptionError, RunFailed
 from xrt.graph import Function
 from xrt.runtime.isolation import Isolated, Limits, RemoteExecutable
 from xrt.runtime.timing import sampled
+from xrt.verify.running import copied
 
 __all__ = ["Apart", "Here", "Trial", "Way", "way_of"]
 
@@ -95,14 +97,20 @@ class Here:
     def trial(
         self, function: Function, context: CompileContext, inputs: Sequence[Any], seconds: float, limit: float | None
     ) -> Trial:
-        executable = self.front.compile(function, context)
+        given = [copied(value) for value in inputs]
         try:
-            executable.prepare()
-            results = executable.run(list(inputs))
-            call = executable.direct()
-            return Trial(results, sampled(lambda: call(*inputs), seconds))
-        finally:
-            executable.close()
+            executable = self.front.compile(function, context)
+            try:
+                executable.prepare()
+                results = [copied(value) for value in executable.run(given)]
+                call = executable.direct()
+                return Trial(results, sampled(lambda: call(*given), seconds))
+            finally:
+                executable.close()
+        except EngineError:
+            raise
+        except Exception as error:
+            raise RunFailed(f"engine {self.front.spec!r} failed: {type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         """Nothing is held."""
@@ -110,7 +118,7 @@ class Here:
 
 def way_of(engine: GraphCompiler, limits: Limits) -> Way:
     """Return how an engine is tried: behind a wall, where there can be one."""
-    inner = engine.inner if isinstance(engine, Isolated) else engine
+    inner = loaded(engine.inner if isinstance(engine, Isolated) else engine)
     try:
         return Apart(inner, limits)
     except OptionError:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xrt.engines.iree.compiler import lowered
+from xrt.engines.iree.constants import INLINE, constant_of
 from xrt.engines.iree.elements import ELEMENTS
 from xrt.engines.iree.gaps import known_gap
-from xrt.engines.iree.lowering import constant_of, prepared
-from xrt.engines.iree.mlir import INLINE, question_of
+from xrt.engines.iree.lowering import prepared
+from xrt.engines.iree.mlir import question_of
 from xrt.graph import Attribute, Constant, Function, Node, TensorType, Type, Value, is_deterministic, since_version
 
 __all__ = ["refusal"]
@@ -30,7 +31,14 @@ def refusal(node: Node, function: Function) -> str | None:
 
 
 def _plain_refusal(node: Node, function: Function) -> str | None:
-    """Return why not by rules, which cost nothing."""
+    """Return why not by rules, which cost nothing; a node that lacks what its operator needs is declined as well."""
+    try:
+        return _refusal_by_rules(node, function)
+    except (IndexError, ValueError) as error:
+        return f"{node.op} lacks what its operator needs: {error}"
+
+
+def _refusal_by_rules(node: Node, function: Function) -> str | None:
     if node.domain:
         return f"IREE's compiler has rules for ONNX's own operators, not for those of {node.domain!r}"
     if node.bodies:
@@ -72,7 +80,7 @@ class _Question:
     """All of a node that decides whether IREE takes it, so that equal nodes are asked about once."""
 
     op_type: str
-    version: int
+    opset: int
     attributes: tuple[Attribute, ...]
     inputs: tuple[TensorType | Constant | None, ...]
     """Constants that are literals stand as they are, other inputs as their types."""
@@ -84,7 +92,7 @@ def _question(node: Node, function: Function) -> _Question:
     used = set(_used(node, function))
     inputs = tuple(_input(name, function) if name else None for name in node.inputs)
     outputs = tuple(function.type_of(name) if name in used else None for name in node.outputs)
-    return _Question(node.op_type, since_version(node, function) or 1, node.attributes, inputs, outputs)
+    return _Question(node.op_type, function.opsets.get("", 1), node.attributes, inputs, outputs)
 
 
 def _input(name: str, function: Function) -> TensorType | Constant | None:
@@ -104,7 +112,7 @@ def _alone(question: _Question) -> Function:
         outputs=tuple(Value(name, type_) for name, type_ in zip(outputs, question.outputs, strict=True) if name),
         nodes=(Node(question.op_type, tuple(names), tuple(outputs), question.attributes),),
         constants={name: given for name, given in pairs if isinstance(given, Constant)},
-        opsets={"": question.version},
+        opsets={"": question.opset},
     )
 
 

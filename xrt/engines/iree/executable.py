@@ -70,8 +70,8 @@ class IreeExecutable(Executable):
         self.function = function
         self._device = device
         self._import = device.allocator.import_host_allocation
-        self._inputs = [_Place.of(value.type) for value in function.inputs]
         self._outputs = [_Place.of(function.type_of(value.name)) for value in function.outputs]
+        self._places = [*(_Place.of(value.type) for value in function.inputs), *self._outputs]
         self._weights = [_lasting(constant.array) for constant in parameters_of(function).values()]
         self._lend = _copy if any(node.op_type in OVERWRITING for node in function.nodes) else _lent
         self._copied = sum(array.nbytes for array, is_copy in self._weights if is_copy)
@@ -101,19 +101,15 @@ class IreeExecutable(Executable):
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         given = options.out or [None] * len(self._outputs)
         made = [_own(buffer, place) for buffer, place in zip(given, self._outputs, strict=True)]
-        views = [self._view(self._lend(array), place) for array, place in zip(inputs, self._inputs, strict=True)]
-        views += [self._view(array, place) for array, place in zip(made, self._outputs, strict=True)]
-        self._call(views)
+        self._call([*map(self._lend, inputs), *made])
         return [array if buffer is None else _settled(buffer, array) for buffer, array in zip(given, made, strict=True)]
 
     def direct(self) -> Callable[..., Sequence[Any]]:
-        outputs, places, lend, view, call = self._outputs, self._inputs, self._lend, self._view, self._call
+        outputs, lend, call = self._outputs, self._lend, self._call
 
         def run(*inputs: Any) -> Sequence[Any]:
             made = [np.empty(place.shape, place.dtype) for place in outputs]
-            views = [view(lend(array), place) for array, place in zip(inputs, places, strict=True)]
-            views += [view(array, place) for array, place in zip(made, outputs, strict=True)]
-            call(views)
+            call([*map(lend, inputs), *made])
             return made
 
         return run
@@ -122,21 +118,19 @@ class IreeExecutable(Executable):
         """Return a call over views of exactly those arrays; where compiled code cannot use their memory, the plain way."""
         if self._lend is _copy or not all(map(_is_usable, (*inputs, *outputs))):
             return super().bind(inputs, outputs)
-        views = [self._view(self._lend(array), place) for array, place in zip(inputs, self._inputs, strict=True)]
-        views += [self._view(array, place) for array, place in zip(outputs, self._outputs, strict=True)]
-        call = self._call
-        return lambda: call(views)
+        arrays = (*inputs, *outputs)
+        views, invoke = self._views(arrays), self._invoke
+
+        def call(_: Sequence[Array] = arrays) -> None:  # the views alone do not keep the arrays alive
+            invoke(views)
+
+        return call
 
     def into(self, outputs: Sequence[Any]) -> Callable[..., None]:
         if not all(map(_is_usable, outputs)):
             return super().into(outputs)
-        written = [self._view(array, place) for array, place in zip(outputs, self._outputs, strict=True)]
-        places, lend, view, call = self._inputs, self._lend, self._view, self._call
-
-        def run(*inputs: Any) -> None:
-            call([*(view(lend(array), place) for array, place in zip(inputs, places, strict=True)), *written])
-
-        return run
+        lend, call, outputs = self._lend, self._call, list(outputs)
+        return lambda *inputs: call([*map(lend, inputs), *outputs])
 
     def binds(self) -> bool:
         return True
@@ -144,11 +138,18 @@ class IreeExecutable(Executable):
     def fills_from(self) -> Sequence[int | None]:
         return [0] * len(self._outputs)
 
-    def _view(self, array: Array, place: _Place) -> Any:
-        held = array if place.has_buffer else _bytes_of(array)
-        return HalBufferView(self._import(held, _MEMORY, _USAGE), place.shape, place.hal)
+    def _call(self, arrays: Sequence[Array]) -> None:
+        """Run on arrays that compiled code can use, the outputs last; views do not keep them alive, so the caller must."""
+        self._invoke(self._views(arrays))
 
-    def _call(self, views: Sequence[Any]) -> None:
+    def _views(self, arrays: Sequence[Array]) -> list[Any]:
+        import_ = self._import
+        return [
+            HalBufferView(import_(array if place.has_buffer else _bytes_of(array), _MEMORY, _USAGE), place.shape, place.hal)
+            for array, place in zip(arrays, self._places, strict=True)
+        ]
+
+    def _invoke(self, views: Sequence[Any]) -> None:
         arguments, results = VmVariantList(len(views)), VmVariantList(0)
         for view in views:
             arguments.push_ref(view)
@@ -165,10 +166,8 @@ class IreeExecutable(Executable):
     def memory(self) -> tuple[MemoryUse, ...]:
         aligned = f"weights at addresses that are no multiple of {ALIGNMENT}, or out of order, are copied"
         copies = (MemoryUse("copied weights", self._copied, aligned),) if self._copied else ()
-        packed = "weights that the compiler has chosen to pack or to compute with beforehand; the library does not tell"
-        held = (MemoryUse("packed weights", None, packed),) if self._weights else ()
         why = "inner values, one by one; the compiler fuses most of them away"
-        return *copies, *held, MemoryUse("workspace", peak_of_values(self.function), why, per_call=True)
+        return *copies, MemoryUse("workspace", peak_of_values(self.function), why, per_call=True)
 
     def close(self) -> None:
         self._idle.clear()

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NoReturn
 
-from xrt.graph import Constant, Function, TensorType
-from xrt.passes import fold_constants, infer_shapes, known_value
+from xrt.engines.iree.bodies import with_bodies
+from xrt.engines.iree.spelling import spelled
+from xrt.graph import Function, TensorType
+from xrt.passes import fold_constants, infer_shapes
 
-__all__ = ["constant_of", "prepared", "why_not_static"]
+__all__ = ["prepared", "why_not_static"]
 
 
 def prepared(function: Function) -> Function:
-    """Return the Function as it is written: Constant nodes and the Shape of a static value are constants, all types are known.
+    """Return the Function as it is written: Constant nodes and the Shape of a static value are constants, all types are known,
+    and what IREE gets wrong is spelled otherwise.
 
     Equal Functions, whatever their names, give equal ones; so a saved module fits the Function it is loaded for.
     """
-    return infer_shapes(fold_constants(function, _no_evaluation))
-
-
-def constant_of(name: str, function: Function) -> Constant | None:
-    """Return the constant that a value will be, None where it is known only at run time."""
-    producer = function.producer(name)
-    return function.constants.get(name) if producer is None else known_value(producer, function)
+    free = function.replace(
+        nodes=tuple(replace(node, control=()) for node in function.nodes)
+    )  # nothing here has effects to order
+    whole = with_bodies(infer_shapes(free))
+    return infer_shapes(spelled(infer_shapes(fold_constants(infer_shapes(whole), _no_evaluation))))
 
 
 def why_not_static(function: Function) -> str | None:

@@ -14,13 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from xrt.engines.iree.constants import INLINE
 from xrt.engines.iree.elements import builtin_type, literal_type, storage_type, value_type
 from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, since_version
 
-__all__ = ["INLINE", "SCOPE", "module_of", "parameters_of", "question_of"]
-
-INLINE = 64
-"""Constants of at most this many elements are literals: shapes, axes and scales, which decide what code is made."""
+__all__ = ["SCOPE", "module_of", "parameters_of", "question_of"]
 
 SCOPE = "weights"
 """Under which the parameters are found."""

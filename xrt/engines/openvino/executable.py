@@ -6,7 +6,7 @@ stands twice in the Function, is a copy made here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from xrt.engines.openvino.requests import COPY_TO, Compiled, Frame, bound_call
 from xrt.engines.openvino.values import Array
 from xrt.engines.options import RunOptions
 from xrt.errors import InputError, RunFailed
-from xrt.graph import Function, TensorType, Value
+from xrt.graph import FrozenDict, Function, TensorType, Value
 
 __all__ = ["OpenVinoExecutable", "computed_outputs", "model_function"]
 
@@ -42,8 +42,19 @@ class OpenVinoExecutable(Executable):
 
     outputs_are_fresh: ClassVar[bool] = True
 
-    def __init__(self, function: Function, compiled: Compiled | None, held: object = None, uses: Uses = tuple) -> None:
-        """`compiled` gives `computed_outputs`; None where there are none. `held` must live as long as it."""
+    def __init__(
+        self,
+        function: Function,
+        compiled: Compiled | None,
+        limits: Mapping[int, int] = FrozenDict(),
+        held: object = None,
+        uses: Uses = tuple,
+    ) -> None:
+        """`compiled` gives `computed_outputs`; None where there are none. `held` must live as long as it.
+
+        `limits` are the largest magnitudes that inputs may have, by their places.
+        """
+        self._limits = tuple(limits.items())
         self.function = function
         self.compiled = compiled
         self.saved: memoryview | None = None
@@ -70,12 +81,23 @@ class OpenVinoExecutable(Executable):
 
     def _computed(self, inputs: Sequence[Any], buffers: Sequence[Array | None]) -> list[Array]:
         try:
+            if self._limits:
+                self._check_magnitudes(inputs)
             frame = self._taken()
             results = frame.run(inputs, buffers)
         except Exception as error:
             raise self._failed(error) from error
         self._idle.append(frame)
         return results
+
+    def _check_magnitudes(self, inputs: Sequence[Any]) -> None:
+        """Raise OverflowError for an integer with which the library would compute something else."""
+        for place, limit in self._limits:
+            value = inputs[place]
+            if value.size and not -limit <= value.min() <= value.max() <= limit:
+                raise OverflowError(
+                    f"input {self.function.inputs[place].name!r} holds an integer beyond {limit}, and OpenVINO computes in int32"
+                )
 
     def _taken(self) -> Frame:
         """Return a frame that no other call has."""
@@ -102,6 +124,8 @@ class OpenVinoExecutable(Executable):
 
         def run() -> None:
             try:
+                if self._limits:
+                    self._check_magnitudes(inputs)
                 call()
             except Exception as error:
                 raise self._failed(error) from error

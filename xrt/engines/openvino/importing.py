@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xrt.engines.openvino.library import core, openvino
+from xrt.engines.openvino.repairs import repair
 from xrt.engines.openvino.values import Array, in_order, tensor_over
 from xrt.formats.onnx import lowest_model
 from xrt.graph import Constant, DType, Function, Value
@@ -52,8 +53,8 @@ def import_function(function: Function) -> Imported:
     for place, parameter in zip(places, model.get_parameters(), strict=True):
         if place >= count:
             _put(model, parameter, tensor_over(held[place - count], weights[place - count].dtype))
-    if heavy:
-        model.validate_nodes_and_infer_types()
+    repair(model)
+    model.validate_nodes_and_infer_types()
     copied = sum(array.nbytes for array, c in zip(held, weights, strict=True) if array is not c.array)
     return Imported(model, tuple(p for p in places if p < count), _passed(model), tuple(held), copied)
 

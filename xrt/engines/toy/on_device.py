@@ -20,7 +20,7 @@ from xrt.engines.options import RunOptions
 from xrt.engines.toy.choice import Choice
 from xrt.engines.toy.env import Env
 from xrt.engines.toy.fusion import chains_of
-from xrt.engines.toy.sizes import sizes_of
+from xrt.engines.toy.sizes import SHAPES, sizes_of
 from xrt.engines.toy.table import Run
 from xrt.engines.toy.tape import described
 from xrt.errors import CompileRefused, RunFailed, XRTError
@@ -76,8 +76,8 @@ class Step:
     """Where the results are to be."""
     node: Node | None
     """For the message of an error; None for a crossing."""
-    waits: str = ""
-    """Why the host waits for the device here; empty where it does not."""
+    not_recorded: str = ""
+    """Why the step is no part of a recording; empty where it puts work on the stream and nothing else."""
     frees: tuple[int, ...] = ()
 
 
@@ -136,7 +136,7 @@ class OnDevice(Executable):
                 return f"node {node.name!r} ({node.op}) runs its body as often as its data says"
             if any(not is_static(self.function.type_of(name)) for name in node.defines):
                 return f"node {node.name!r} ({node.op}) makes values whose size only its data tells"
-        return next((step.waits for step in layout.steps if step.waits), None)
+        return next((step.not_recorded for step in layout.steps if step.not_recorded), None)
 
     def memory(self) -> tuple[MemoryUse, ...]:
         weights = sum(array.nbytes for _, array, on_host in (self._layout.constants if self._layout else ()) if not on_host)
@@ -264,12 +264,13 @@ class _Builder:
         arguments, results = (self._slot((name, not on_host)),), (self._slot((name, on_host)),)
         if on_host:
             return Step(self.accelerator.download, arguments, results, True, None, f"value {name!r} is wanted on the host")
-        return Step(self.accelerator.upload, arguments, results, False, None)
+        return Step(self.accelerator.upload, arguments, results, False, None, f"value {name!r} is computed on the host")
 
     def _node(self, node: Node, on_host: bool) -> None:
         kernel, wanted_on_host = self._kernel(node, on_host)
         names = (*node.inputs, *node.captures)
-        arguments = tuple(self._place((name, on_host or i in wanted_on_host)) for i, name in enumerate(names))
+        reads_on_host = on_host and node.op_type not in SHAPES  # those read no data, wherever it is
+        arguments = tuple(self._place((name, reads_on_host or i in wanted_on_host)) for i, name in enumerate(names))
         listed = max((i for i, name in enumerate(node.outputs, 1) if name), default=0)
         results = tuple(self._make((name, on_host)) if name else 0 for name in node.outputs[:listed])
         self.steps.append(Step(kernel, arguments, results, on_host, node))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from xrt.graph import Constant, Function, Node
 
-__all__ = ["sizes_of"]
+__all__ = ["SHAPES", "sizes_of"]
 
 FEW = 64
 """The most elements of a constant that is taken for sizes."""
 
-SOURCES = frozenset({"Shape", "Size"})
+SHAPES = frozenset({"Shape", "Size"})
 """Operators that read a shape, and no data."""
 
 STEPS = frozenset(
@@ -25,7 +25,7 @@ STEPS = frozenset(
 
 
 def sizes_of(function: Function) -> frozenset[str]:
-    """Return the values that are computed of shapes and small constants, by at least one shape. Linear."""
+    """Return the values that are few numbers by themselves, or are computed of such, or of shapes. Linear."""
     found: set[str] = set()
     for node in function.nodes:
         if not node.domain and _makes_sizes(node, function, found):
@@ -34,12 +34,22 @@ def sizes_of(function: Function) -> frozenset[str]:
 
 
 def _makes_sizes(node: Node, function: Function, found: set[str]) -> bool:
-    if node.op_type in SOURCES:
+    if node.op_type in SHAPES:
         return True
+    if node.op_type == "Constant":
+        return all(_is_few(attribute.value) for attribute in node.attributes)
     reads = [name for name in node.inputs if name]
     if node.op_type not in STEPS or not any(name in found for name in reads):
         return False
     return all(name in found or _is_small(function.constants.get(name)) for name in reads)
+
+
+def _is_few(value: object) -> bool:
+    """Whether a Constant node's attribute is few numbers."""
+    if isinstance(value, Constant):
+        return _is_small(value)
+    few = value if isinstance(value, tuple) else (value,)
+    return len(few) <= FEW and all(isinstance(one, int | float) for one in few)
 
 
 def _is_small(constant: Constant | None) -> bool:

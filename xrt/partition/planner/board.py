@@ -13,10 +13,11 @@ from functools import cached_property
 from typing import TypeAlias
 
 from xrt.partition.costs import CostTable, Measured
+from xrt.partition.planner.grains import grains
 from xrt.partition.planner.ground import Ground, bits, places_of
 from xrt.partition.planner.shares import Shares
 
-__all__ = ["Board", "Effort", "Layout", "Region"]
+__all__ = ["SMALL", "Account", "Board", "Effort", "Layout", "Region"]
 
 Region: TypeAlias = tuple[int, int]
 """An engine, by its place in the list, and the set of its atoms."""
@@ -29,16 +30,24 @@ SMALL = 64
 are measured on purpose and the regions of plans that are proposed."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Effort:
-    """How many nodes may still be hashed."""
+    """How much may still be done; counted, so that it is the same on every machine."""
 
-    left: int
+    nodes: int
+    """Nodes that may be hashed."""
+    changes: int
+    """Changes of layouts that may be tried."""
 
     def spend(self, nodes: int) -> bool:
-        """Take so many off what is left, and return whether there was enough."""
-        self.left -= nodes
-        return self.left >= 0
+        """Take so many nodes off what is left, and return whether there was enough."""
+        self.nodes -= nodes
+        return self.nodes >= 0
+
+    def change(self) -> bool:
+        """Take off a change, and return whether there was one."""
+        self.changes -= 1
+        return self.changes >= 0
 
 
 @dataclass(frozen=True)
@@ -64,13 +73,21 @@ class Board:
         shares = Shares.fitted(ground, table, hope)
         return cls(ground, table, shares, tuple((place,) for place in range(len(ground))), effort)
 
-    def coarse(self, atoms: tuple[tuple[int, ...], ...]) -> Board:
-        """Return the board with those atoms, each of them a stretch of nodes."""
+    def coarse(self, most: int) -> Board:
+        """Return the board with about so many atoms, each a stretch of this one's; the same board where it has no more."""
+        if len(self) <= most:
+            return self
+        joined = grains(self.alone, self.takes, self.named, most)
+        atoms = tuple(tuple(node for atom in stretch for node in self.atoms[atom]) for stretch in joined)
         return Board(self.ground, self.table, self.shares, atoms, self.effort)
 
     def on_nodes(self, layout: Layout) -> Layout:
         """Return the layout in nodes instead of atoms."""
         return tuple((engine, self.nodes(mask)) for engine, mask in layout)
+
+    def of_nodes(self, layout: Layout) -> Layout:
+        """Return a layout in nodes in atoms, none of which it may cut."""
+        return tuple((engine, bits(sorted({self.home[node] for node in places_of(mask)}))) for engine, mask in layout)
 
     def __len__(self) -> int:
         return len(self.atoms)
@@ -220,19 +237,21 @@ class Board:
         """Return what a layout costs: its regions, and what crosses between them. Linear in regions times engines."""
         known = self._totals.get(layout)
         if known is None:
-            known = self._totals[layout] = self._summed(layout)
+            made = self.made(layout)
+            known = self._totals[layout] = sum(self.seconds(region) + self.inflow(region, made) for region in layout)
         return known
 
-    def _summed(self, layout: Layout) -> float:
+    def made(self, layout: Layout) -> list[int]:
+        """Return for each engine the values that its regions make."""
         made = [0] * len(self.takes)
         for engine, mask in layout:
             made[engine] |= self.crossing(mask)[1]
-        total = 0.0
-        for region in layout:
-            total += self.seconds(region)
-            if inputs := self.crossing(region[1])[0]:
-                total += self._entering(inputs, made, region[0])
-        return total
+        return made
+
+    def inflow(self, region: Region, made: Sequence[int]) -> float:
+        """Return what it costs that a region reads its inputs, each made on some engine."""
+        inputs = self.crossing(region[1])[0]
+        return self._entering(inputs, made, region[0]) if inputs else 0.0
 
     def _entering(self, inputs: int, made: Sequence[int], target: int) -> float:
         """Return what it costs that an engine reads those values, each of them made by some engine."""
@@ -262,6 +281,40 @@ class Board:
     def _pairs(self) -> tuple[tuple[tuple[float, float], ...], ...]:
         specs = self.ground.engines
         return tuple(tuple(self.table.boundary(a, b) for b in specs) for a in specs)
+
+
+class Account:
+    """What a layout costs, itemised, so that what a change costs is found without adding all up."""
+
+    def __init__(self, board: Board, layout: Layout) -> None:
+        self._board, self._layout = board, layout
+        self._made = board.made(layout)
+        self._own = {region: board.seconds(region) + board.inflow(region, self._made) for region in layout}
+        self.total = sum(self._own.values())
+
+    def after(self, other: Layout) -> float:
+        """Return the total of another layout of the same atoms; quick where it differs in few regions."""
+        board = self._board
+        kept = set(other)
+        gone = [region for region in self._layout if region not in kept]
+        come = [region for region in other if region not in self._own]
+        made = self._made_after(gone, come)
+        total = self.total - sum(self._own[region] for region in gone)
+        for region in come:
+            total += board.seconds(region) + board.inflow(region, made)
+        if moved := _union(a ^ b for a, b in zip(made, self._made, strict=True)):
+            for region in self._layout:
+                if board.crossing(region[1])[0] & moved and region in kept:
+                    total += board.seconds(region) + board.inflow(region, made) - self._own[region]
+        return total if math.isfinite(total) else board.total(other)
+
+    def _made_after(self, gone: Sequence[Region], come: Sequence[Region]) -> list[int]:
+        made = list(self._made)
+        for engine, mask in gone:
+            made[engine] &= ~self._board.crossing(mask)[1]
+        for engine, mask in come:
+            made[engine] |= self._board.crossing(mask)[1]
+        return made
 
 
 def _union(masks: Iterable[int]) -> int:

@@ -7,35 +7,38 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from xrt.partition.planner.board import Board
-from xrt.partition.planner.ground import bits
-
 __all__ = ["grains"]
 
 
-def grains(board: Board, most: int) -> tuple[tuple[int, ...], ...]:
-    """Return the nodes in at most so many stretches, merging neighbours where that loses least; more where it must not be.
+def grains(
+    costs: Sequence[Sequence[float]], takes: Sequence[int], devices: Sequence[str], most: int
+) -> tuple[tuple[int, ...], ...]:
+    """Return the atoms in at most so many stretches, merging neighbours where that loses least; more where it must not be.
 
-    A merge loses what it costs to have both on the engine that is best for them together, against each on its own best.
-    The board's atoms are nodes. Time grows as n log n.
+    ``costs`` and ``takes`` are by engine, ``devices`` by atom. A merge loses what it costs to have both on the engine that is
+    best for them together, against each on its own best. Time grows as n log n.
     """
-    cuts = _Cuts(board)
+    cuts = _Cuts(costs, takes, devices)
     while cuts.count > most and cuts.merge_cheapest():
         pass
     return cuts.stretches()
 
 
 class _Cuts:
-    """Stretches of nodes, known by their first node, with what each costs on every engine."""
+    """Stretches of atoms, known by their first, with what each costs on every engine."""
 
-    def __init__(self, board: Board) -> None:
-        self.count = len(board)
-        self._end = list(range(1, len(board) + 1))
-        self._previous = [start - 1 for start in range(len(board))]
-        self._costs = [_costs(board, atom) for atom in range(len(board))]
-        self._device = [node.device for node in board.ground.function.nodes]
-        self._alive = [True] * len(board)
-        self._queue = [self._entry(first, second) for first, second in pairwise(range(len(board)))]
+    def __init__(self, costs: Sequence[Sequence[float]], takes: Sequence[int], devices: Sequence[str]) -> None:
+        self.count = len(devices)
+        self._end = list(range(1, self.count + 1))
+        self._previous = [start - 1 for start in range(self.count)]
+        rows = [
+            [one if mask >> atom & 1 else math.inf for atom, one in enumerate(row)]
+            for row, mask in zip(costs, takes, strict=True)
+        ]
+        self._costs = [list(column) for column in zip(*rows, strict=True)]
+        self._device = list(devices)
+        self._alive = [True] * self.count
+        self._queue = [self._entry(first, second) for first, second in pairwise(range(self.count))]
         heapq.heapify(self._queue)
 
     def merge_cheapest(self) -> bool:
@@ -71,11 +74,6 @@ class _Cuts:
         apart = len({self._device[first], self._device[second]} - {""}) > 1
         loss = math.inf if apart or math.isinf(both) else max(both - min(a) - min(b), 0.0)
         return loss, both, first, second, self._end[first], self._end[second]
-
-
-def _costs(board: Board, atom: int) -> list[float]:
-    taken = bits([atom])
-    return [alone[atom] if takes & taken else math.inf for alone, takes in zip(board.alone, board.takes, strict=True)]
 
 
 def _added(a: Sequence[float], b: Sequence[float]) -> list[float]:

@@ -5,15 +5,17 @@ Every change gives a layout again, so the graph between regions never has a cycl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 
-from xrt.partition.planner.board import Board, Layout, Region
+from xrt.partition.planner.board import SMALL, Account, Board, Layout, Region
 from xrt.partition.planner.ground import bits, places_of
 
-__all__ = ["changes", "improved", "merged", "parted"]
+__all__ = ["changes", "improved", "improved_beyond", "merged", "parted"]
 
 FEW = 16
-"""The most atoms of a region of which every stretch is tried apart; of larger ones single atoms, ends and likely stretches."""
+"""The most atoms of a region of which every stretch is tried apart; of larger ones single atoms, ends and likely stretches. Also
+the most regions of a layout in which any two are tried together, on any engine; in longer ones those that a value connects."""
 
 SWEEPS = 12
 """The most times that all changes are gone through."""
@@ -22,53 +24,97 @@ ENOUGH = 1e-4
 """The part of the cost that a change must save at least."""
 
 
-def improved(board: Board, layout: Layout, sweeps: int = SWEEPS) -> Layout:
-    """Return the layout after as many changes as make it cheaper; each is made as soon as it is found."""
-    best = board.total(layout)
-    for _ in range(sweeps):
+def improved(board: Board, layout: Layout) -> Layout:
+    """Return the layout after as many changes as make it cheaper, region by region, within the board's effort."""
+    for _ in range(SWEEPS):
         before = layout
-        layout, best = _swept(board, layout, best)
+        layout = _swept(board, layout)
         if layout == before:
             break
     return layout
 
 
+def improved_beyond(board: Board, layout: Layout, width: int) -> Layout:
+    """Return the layout improved, and further where a change that does not pay by itself leads to ones that do.
+
+    The cheapest ``width`` layouts that are one change away are improved in their turn, as long as that leads anywhere.
+    """
+    best, seen = improved(board, layout), set[Layout]()
+    while board.effort.changes > 0:
+        costs = {other: board.total(other) for other in changes(board, best) if other not in seen and board.effort.change()}
+        near = sorted(costs, key=lambda other: (costs[other], other))[:width]
+        seen.update(near)
+        found = min((improved(board, other) for other in near), key=board.total, default=best)
+        if board.total(found) >= board.total(best) * (1 - ENOUGH):
+            break
+        best = found
+    return best
+
+
 def changes(board: Board, layout: Layout) -> Iterator[Layout]:
     """Yield every layout that is one change away."""
-    for change in (_recoloured, _joined, _taken_out):
-        yield from change(board, layout)
+    for at in range(len(layout)):
+        yield from _changes_of(board, layout, at)
 
 
-def _swept(board: Board, layout: Layout, best: float) -> tuple[Layout, float]:
-    """Go through all changes once, from the start again after none."""
-    for change in (_recoloured, _joined, _taken_out):
-        again = True
-        while again:
-            again = False
-            for other in change(board, layout):
-                cost = board.total(other)
-                if cost < best * (1 - ENOUGH) or (best == float("inf") and cost < best):
-                    layout, best, again = other, cost, True
-                    break
-    return layout, best
+def _swept(board: Board, layout: Layout) -> Layout:
+    """Go over the regions once, and change each as long as that makes the layout cheaper."""
+    at = 0
+    while at < len(layout):
+        better = _better(board, layout, at)
+        layout, at = (layout, at + 1) if better is None else (better, min(at, len(better) - 1))
+    return layout
+
+
+def _better(board: Board, layout: Layout, at: int) -> Layout | None:
+    """Return the best change of a region; the first that is found where there are many atoms; None where none pays."""
+    account = Account(board, layout)
+    most = account.total * (1 - ENOUGH) if math.isfinite(account.total) else math.inf
+    better = None
+    for other in _changes_of(board, layout, at):
+        if not board.effort.change():
+            break
+        if (cost := account.after(other)) < most:
+            most, better = cost, other
+            if len(board) > SMALL:
+                break
+    return better
+
+
+def _changes_of(board: Board, layout: Layout, at: int) -> Iterator[Layout]:
+    yield from _recoloured(board, layout, at)
+    yield from _joined(board, layout, at)
+    yield from _taken_out(board, layout, at)
+    if len(layout) <= FEW:
+        yield from _cleared(board, layout, at)
 
 
 # ------------------------------------------------------------------ recolour, merge
 
 
-def _recoloured(board: Board, layout: Layout) -> Iterator[Layout]:
-    for at, (engine, mask) in enumerate(layout):
-        for other in range(len(board.takes)):
-            if other != engine and board.allows((other, mask)):
-                yield (*layout[:at], (other, mask), *layout[at + 1 :])
+def _recoloured(board: Board, layout: Layout, at: int) -> Iterator[Layout]:
+    engine, mask = layout[at]
+    for other in range(len(board.takes)):
+        if other != engine and board.allows((other, mask)):
+            yield (*layout[:at], (other, mask), *layout[at + 1 :])
 
 
-def _joined(board: Board, layout: Layout) -> Iterator[Layout]:
-    for second in range(1, len(layout)):
-        for first in range(second):
-            for engine in range(len(board.takes)):
-                if (other := merged(board, layout, first, second, engine)) is not None:
-                    yield other
+def _joined(board: Board, layout: Layout, second: int) -> Iterator[Layout]:
+    for first in _partners(board, layout, second, range(second)):
+        few = len(layout) <= FEW
+        engines = range(len(board.takes)) if few else dict.fromkeys([layout[first][0], layout[second][0]])
+        for engine in engines:
+            if (other := merged(board, layout, first, second, engine)) is not None:
+                yield other
+
+
+def _partners(board: Board, layout: Layout, at: int, among: Iterable[int]) -> Iterator[int]:
+    """Yield the regions with which one may be worth merging: in a long layout those that it reads from or that read from it."""
+    mask = layout[at][1]
+    for other in among:
+        theirs = layout[other][1]
+        if other != at and (len(layout) <= FEW or board.needs(mask) & theirs or board.needs(theirs) & mask):
+            yield other
 
 
 def merged(board: Board, layout: Layout, first: int, second: int, engine: int) -> Layout | None:
@@ -96,23 +142,52 @@ def merged(board: Board, layout: Layout, first: int, second: int, engine: int) -
 # ------------------------------------------------------------------ take atoms out
 
 
-def _taken_out(board: Board, layout: Layout) -> Iterator[Layout]:
+def _taken_out(board: Board, layout: Layout, at: int) -> Iterator[Layout]:
     """Yield the layouts in which some atoms of a region are one of their own, or go to another."""
-    for at, region in enumerate(layout):
-        for some in _handfuls(board, region):
-            for parts, own in parted(board, layout, at, some):
-                yield from _placed(board, parts, own, region[0])
+    for some in _handfuls(board, layout[at]):
+        for parts, own in parted(board, layout, at, some):
+            yield from _placed(board, parts, own)
 
 
-def _placed(board: Board, layout: Layout, own: int, engine: int) -> Iterator[Layout]:
+def _placed(board: Board, layout: Layout, own: int) -> Iterator[Layout]:
     """Yield the layout with one region on every engine that takes it, alone or together with another."""
     mask = layout[own][1]
     for other in range(len(board.takes)):
         if board.allows((other, mask)):
             yield (*layout[:own], (other, mask), *layout[own + 1 :])
-    for at, (other, _) in enumerate(layout):
-        if at != own and (joined := merged(board, layout, min(at, own), max(at, own), other)) is not None:
+    for at in _partners(board, layout, own, range(len(layout))):
+        if (joined := merged(board, layout, min(at, own), max(at, own), layout[at][0])) is not None:
             yield joined
+
+
+def _cleared(board: Board, layout: Layout, at: int) -> Iterator[Layout]:
+    """Yield the layouts in which a region goes to an engine, and what that declines or is worse at goes elsewhere."""
+    for engine in range(len(board.takes)):
+        for some in _unfit(board, layout[at], engine):
+            for parts, own in parted(board, layout, at, some):
+                for placed in _placed(board, parts, own):
+                    yield from _moved_on(board, placed, layout[at][1] & ~some, engine)
+
+
+def _unfit(board: Board, region: Region, engine: int) -> Iterator[int]:
+    """Yield what an engine declines of a region, alone, with each atom that costs more on it than where it is, and with all."""
+    now, mask = region
+    declined = mask & ~board.takes[engine]
+    dearer = [atom for atom in places_of(mask & ~declined) if board.alone[engine][atom] > board.alone[now][atom]]
+    sets = [declined, *(declined | 1 << atom for atom in dearer), declined | bits(dearer)]
+    yield from (some for some in dict.fromkeys(sets) if some and some != mask and engine != now)
+
+
+def _moved_on(board: Board, layout: Layout, some: int, engine: int) -> Iterator[Layout]:
+    """Yield the layouts in which a region of nothing but some atoms goes to an engine, alone or with a region of that."""
+    for at, (_, mask) in enumerate(layout):
+        if not mask & ~some:
+            moved = (*layout[:at], (engine, mask), *layout[at + 1 :])
+            yield moved
+            for other in range(len(moved)):
+                if other != at and moved[other][0] == engine:
+                    joined = merged(board, moved, min(at, other), max(at, other), engine)
+                    yield from [joined] if joined is not None else []
 
 
 def parted(board: Board, layout: Layout, at: int, some: int) -> Iterator[tuple[Layout, int]]:

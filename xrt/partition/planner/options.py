@@ -26,6 +26,10 @@ class SearchOptions:
     """The most parts that a model is divided into; nodes beyond that are moved together."""
     starts: int = 4
     """How many different plans are improved by local moves."""
+    width: int = 8
+    """How many changes that do not pay by themselves are followed further from the best plan of a small model."""
+    changes: int = 20_000
+    """How many small changes may be tried for one set of proposals."""
     effort: int = 40_000
     """How many nodes may be hashed in order to look regions up in the table; beyond that they are estimated."""
 

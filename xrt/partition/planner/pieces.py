@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, zip_longest
+from typing import TypeAlias
 
 from xrt.engines import GraphCompiler
 from xrt.graph import Function
@@ -21,11 +23,21 @@ __all__ = ["Piece", "next_pieces", "pieces"]
 HOPE = 0.4
 """What an edge inside of a region might save, as a part of the cheaper of its ends, as long as nobody has measured it."""
 
-DOUBT = 0.2
+DOUBT = 0.4
 """How much more than the best a plan may cost, by the prediction, for its regions to be worth measuring."""
 
-NEAR = 16
+SURPRISE = 2.0
+"""How much quicker than it looks an engine may turn out to be on a part that was not measured."""
+
+LEAST = 0.02
+"""What is hoped of a part on an engine that looks hopeless, as a part of its cost."""
+
+NEAR = 24
 """The most regions that are asked for at once because a plan near the best has them."""
+
+
+_Wish: TypeAlias = tuple[Region, str]
+"""A region in nodes, and why its cost is worth knowing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +84,56 @@ def next_pieces(ground: Ground, table: CostTable, options: SearchOptions) -> Ite
             yield Piece(key, spec, ground.part(mask), names, why)
 
 
-def _wanted(ground: Ground, table: CostTable, options: SearchOptions) -> Iterator[tuple[Region, str]]:
+def _wanted(ground: Ground, table: CostTable, options: SearchOptions) -> Iterator[_Wish]:
     """Yield regions in nodes, the most useful first, those among them that are known."""
     ranking = Ranking.of(ground, table, options)
     engines = range(len(ground.engines))
     yield from (((engine, ground.whole), "the whole") for engine in engines if ranking.board.allows((engine, ground.whole)))
-    for layout in ranking.layouts[: options.plans]:
-        yield from ((region, "a region of a plan") for region in layout)
-    for part in standard_parts(ground):
-        yield from (((engine, part.mask), part.why) for engine in engines if ranking.board.allows((engine, part.mask)))
+    yield from _alternately(_of_plans(ranking, options.plans), _promising(ranking))
     for layout in Ranking.of(ground, table, options, HOPE).layouts[: options.plans]:
         yield from ((region, "a region of a plan that might save more") for region in layout)
     if ranking.layouts:
         yield from ((region, "a region of a plan that is near the best") for region in _near(ranking.board, ranking.layouts[0]))
+
+
+def _of_plans(ranking: Ranking, count: int) -> Iterator[_Wish]:
+    """Yield the regions of the first plans, those of each plan that cost most first."""
+    for layout in ranking.layouts[:count]:
+        for region in sorted(layout, key=lambda region: (-ranking.board.seconds(region), region)):
+            yield region, "a region of a plan"
+
+
+def _alternately(first: Iterator[_Wish], second: Iterator[_Wish]) -> Iterator[_Wish]:
+    for pair in zip_longest(first, second):
+        yield from (wish for wish in pair if wish is not None)
+
+
+def _promising(ranking: Ranking) -> Iterator[_Wish]:
+    """Yield the standard parts on the engines that take them, those first where most might be saved.
+
+    That is what the part costs now, as often as the model has it, less what it might cost if the engine were `SURPRISE`
+    times as quick as it looks.
+    """
+    board = ranking.board
+    parts = [part for part in standard_parts(board.ground) if part.mask != board.ground.whole]
+    often = Counter(board.ground.kinds)
+    often.update(board.ground.key(part.mask) for part in parts if part.mask.bit_count() > 1)
+    found = []
+    for part in parts:
+        now = _cost_now(ranking, part.mask) * often[board.ground.key(part.mask)]
+        for engine in range(len(board.takes)):
+            if board.allows((engine, part.mask)):
+                then = board.estimate((engine, part.mask)) * often[board.ground.key(part.mask)] / SURPRISE
+                found.append((max(now - then, LEAST * now), (engine, part.mask), part.why))
+    yield from ((region, why) for _, region, why in sorted(found, key=lambda one: (-one[0], one[1])))
+
+
+def _cost_now(ranking: Ranking, mask: int) -> float:
+    """Return what some nodes cost in the best plan, by their shares; the least that they might, where there is none."""
+    board = ranking.board
+    if not ranking.layouts:
+        return min(board.estimate((engine, mask)) for engine in range(len(board.takes)))
+    return sum(board.estimate((engine, mask & theirs)) for engine, theirs in ranking.layouts[0] if mask & theirs)
 
 
 def _near(board: Board, best: Layout) -> Iterator[Region]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from xrt.graph import FrozenDict, Function, TensorType
 from xrt.partition.costs import CostTable, Measured
 from xrt.partition.plan import Launch, Plan
-from xrt.partition.planner.ground import Ground, bits
+from xrt.partition.planner.ground import Ground, bits, places_of
 from xrt.partition.planner.parts import survey
 from xrt.partition.planner.shares import Shares
 
-__all__ = ["BoundaryCost", "Prediction", "RegionPrediction", "predicted", "unfolded"]
+__all__ = ["BoundaryCost", "Prediction", "RegionPrediction", "predicted", "prediction_on", "unfolded"]
 
 Source = Literal["measured", "estimated", "impossible"]
 
@@ -85,7 +86,12 @@ def predicted(plan: Plan, table: CostTable) -> Prediction:
     specs = tuple(dict.fromkeys(launch.engine for launch in plan.launches))
     whole = (1 << len(function.nodes)) - 1
     ground = Ground(function, specs, (whole,) * len(specs))
-    return _Predictor(ground, table).prediction(plan)
+    return prediction_on(ground, plan, table)
+
+
+def prediction_on(ground: Ground, plan: Plan, table: CostTable) -> Prediction:
+    """Return the prediction of a Plan for the ground's Function; what it is asked for the same ground again is quicker."""
+    return _Predictor(ground.unasked(), table).prediction(plan)
 
 
 def unfolded(plan: Plan) -> Function:
@@ -117,42 +123,45 @@ class _Predictor:
         masks = [bits([self._places[name] for name in launch.nodes]) for launch in plan.launches]
         for mask in masks:
             self._ground.key(mask)
-        survey(self._ground)
-        shares = Shares.fitted(self._ground, self._table)
-        regions = tuple(self._region(launch, mask, shares) for launch, mask in zip(plan.launches, masks, strict=True))
+        regions = tuple(self._region(launch, mask) for launch, mask in zip(plan.launches, masks, strict=True))
         boundaries = tuple(self._boundaries(plan))
         seconds = math.fsum([*(region.seconds for region in regions), *(boundary.seconds for boundary in boundaries)])
         return Prediction(seconds, regions, boundaries)
 
-    def _region(self, launch: Launch, mask: int, shares: Shares) -> RegionPrediction:
+    def _region(self, launch: Launch, mask: int) -> RegionPrediction:
         cost = self._table.region(self._ground.key(mask), launch.engine)
         count = len(launch.nodes)
         if isinstance(cost, Measured):
             return RegionPrediction(launch.name, launch.engine, count, cost.seconds, "measured")
         if cost is not None:
             return RegionPrediction(launch.name, launch.engine, count, math.inf, "impossible", cost)
-        engine = self._ground.engines.index(launch.engine)
-        before = [bits(earlier) for earlier in self._ground.graph.predecessors]
-        seconds = shares.seconds(engine, mask, before) + self._table.launch(launch.engine)
+        seconds = self._shares.seconds(self._ground.engines.index(launch.engine), mask, self._before)
+        seconds += self._table.launch(launch.engine)
         return RegionPrediction(launch.name, launch.engine, count, seconds, "estimated", self._note(launch.engine, mask))
+
+    @cached_property
+    def _shares(self) -> Shares:
+        survey(self._ground)
+        return Shares.fitted(self._ground, self._table)
+
+    @cached_property
+    def _before(self) -> list[int]:
+        return [bits(earlier) for earlier in self._ground.graph.predecessors]
 
     def _note(self, spec: str, mask: int) -> str:
         """Say from what a region was estimated."""
-        measured = [
-            part
-            for part, key in self._ground.known().items()
-            if isinstance(self._table.region(key, spec), Measured) and part & mask
-        ]
-        inside = [part for part in measured if not part & ~mask]
-        covered = 0
-        for part in inside:
-            covered |= part
-        if covered == mask:
-            return f"from {_counted(len(inside), 'measured part')}"
-        if inside:
-            left = _counted((mask & ~covered).bit_count(), "node")
-            return f"from {_counted(len(inside), 'measured part')} and shares for {left}"
+        measured = [part for part, key in self._ground.known().items() if part & mask and self._is_measured(key, spec)]
+        held = bits([place for place in places_of(mask) if self._is_measured(self._ground.kinds[place], spec)])
+        for part in measured:
+            held |= part if not part & ~mask else 0
+        if held == mask:
+            return "from parts that were measured"
+        if held:
+            return f"{held.bit_count()} of {mask.bit_count()} nodes from parts that were measured, the others by their shares"
         return "by its share of larger parts" if measured else "from its size; nothing of it was measured"
+
+    def _is_measured(self, key: str, spec: str) -> bool:
+        return isinstance(self._table.region(key, spec), Measured)
 
     def _boundaries(self, plan: Plan) -> Iterator[BoundaryCost]:
         makers = {name: launch for launch in plan.launches for name in launch.outputs}

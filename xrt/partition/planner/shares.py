@@ -2,8 +2,10 @@
 
 Each engine has a *share* for every kind of node, and a *saving* for every kind of edge: what it gains by having both ends in
 one region (a fusion). A region costs a launch and its shares, less the savings of the edges inside. Shares start out in
-proportion to the bytes and multiplications of a node and are then corrected, region by region, until the regions that
-were measured cost what they cost (Kaczmarz, 1937); single nodes come last and so are met exactly.
+proportion to the bytes and multiplications of a node, and are multiplied, region by region and the smallest last, until the
+regions that were measured cost what they cost: first by operator, then by kind (multiplicative algebraic reconstruction,
+Gordon, Bender and Herman, 1970, which stays as near to the start as it can). What is left is put down to savings (Kaczmarz,
+1937).
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeAlias
 
 import numpy as np
 
@@ -20,8 +23,14 @@ from xrt.partition.planner.ground import Ground, places_of
 
 __all__ = ["Shares"]
 
-SWEEPS = 40
+SWEEPS = 25
 """How often the corrections go over all that was measured."""
+
+STEP = 0.1
+"""By how much a share shrinks, or its inverse grows, at most at once."""
+
+TINY = 1e-30
+"""What keeps a quotient finite."""
 
 PER_UNIT = 2e-10
 """Seconds per byte or multiplication where no engine has been measured at all."""
@@ -84,6 +93,10 @@ def _measured(ground: Ground, table: CostTable, spec: str) -> list[tuple[int, fl
     return sorted(parts.values(), key=lambda part: (-part[0].bit_count(), part[0]))
 
 
+_Row: TypeAlias = tuple[np.ndarray, np.ndarray]
+"""Features of a part, and how often each is in it."""
+
+
 class _Features:
     """Kinds of nodes and of edges, numbered; and each part as counts of them."""
 
@@ -95,11 +108,15 @@ class _Features:
         for later, earliers in enumerate(self.before):
             for earlier in sorted(earliers):
                 self.edges.setdefault((self.kind[earlier], self.kind[later]), len(kinds) + len(self.edges))
+        operators = {op: number for number, op in enumerate(dict.fromkeys(node.op for node in ground.function.nodes))}
         self.work = np.ones(len(kinds))
+        self.operator = np.zeros(len(kinds), dtype=np.intp)
+        """For each kind of node its operator."""
         for place, kind in enumerate(self.kind):
             self.work[kind] = _work(ground, place)
+            self.operator[kind] = operators[ground.function.nodes[place].op]
 
-    def rows(self, mask: int) -> tuple[np.ndarray, np.ndarray]:
+    def rows(self, mask: int) -> _Row:
         """Return the features of a part, and how often each is in it; savings count negative."""
         counts: dict[int, float] = {}
         for place in places_of(mask):
@@ -110,12 +127,6 @@ class _Features:
                     edge = self.edges[self.kind[earlier], kind]
                     counts[edge] = counts.get(edge, 0.0) - 1.0
         return np.array(list(counts), dtype=np.intp), np.array(list(counts.values()))
-
-    def start(self, rate: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return the first guess at every feature, and how far each may be wrong, squared."""
-        shares = self.work * rate
-        trust = np.concatenate([shares, [0.5 * min(shares[a], shares[b]) for a, b in self.edges]]) ** 2
-        return np.concatenate([shares, np.zeros(len(self.edges))]), trust
 
     def by_node(self, fit: np.ndarray) -> tuple[float, ...]:
         """Return each node's share."""
@@ -171,27 +182,51 @@ def _rate(features: _Features, regions: Sequence[tuple[int, float]], launch: flo
 
 def _fit(features: _Features, regions: Sequence[tuple[int, float]], launch: float, rate: float, hope: float) -> np.ndarray:
     """Return shares and savings, in the order of the features, that agree with what was measured."""
-    fit, trust = features.start(rate)
-    shares = len(features.work)
-    steps = []
-    for mask, seconds in regions:
-        where, counts = features.rows(mask)
-        toward = trust[where] * counts
-        steps.append((where, counts, toward / max(float(counts @ toward), 1e-300), max(seconds - launch, 0.0)))
-    for _ in range(SWEEPS):
-        for where, counts, toward, seconds in steps:
-            now = fit[where] + (seconds - float(fit[where] @ counts)) * toward
-            fit[where] = np.where(where < shares, np.maximum(now, 0.0), now)
-    _bound(features, fit)
-    seen = {int(feature) for where, *_ in steps for feature in where}
+    rows = [features.rows(mask) for mask, _ in regions]
+    seconds = [max(cost - launch, 0.0) for _, cost in regions]
+    kinds = len(features.work)
+    nodes = [(where[where < kinds], counts[where < kinds]) for where, counts in rows]
+    shares = features.work * _rates(features, nodes, seconds, rate)
+    _scale(shares, nodes, seconds)
+    fit = np.concatenate([shares, np.zeros(len(features.edges))])
+    _save(fit, features, rows, seconds)
+    seen = {int(feature) for where, _ in rows for feature in where}
     for (a, b), edge in features.edges.items():
         if edge not in seen:
             fit[edge] = hope * min(fit[a], fit[b])
     return fit
 
 
-def _bound(features: _Features, fit: np.ndarray) -> None:
-    """Keep savings below what the cheaper end costs."""
-    for (a, b), edge in features.edges.items():
-        most = MOST_SAVED * min(fit[a], fit[b])
-        fit[edge] = min(max(fit[edge], -most), most)
+def _rates(features: _Features, nodes: Sequence[_Row], seconds: Sequence[float], rate: float) -> np.ndarray:
+    """Return for each kind the seconds per unit of work of its operator: what one softmax costs tells of the others."""
+    count = int(features.operator.max(initial=-1)) + 1
+    rows = []
+    for kinds, counts in nodes:
+        amounts = np.bincount(features.operator[kinds], features.work[kinds] * counts, count)
+        present = np.flatnonzero(amounts)
+        rows.append((present, amounts[present]))
+    rates = np.full(count, rate)
+    _scale(rates, rows, seconds)
+    return np.asarray(rates[features.operator])
+
+
+def _scale(fit: np.ndarray, rows: Sequence[_Row], seconds: Sequence[float]) -> None:
+    """Multiply features, row by row, until every row costs its seconds: of all ways the one nearest to where they started."""
+    for _ in range(SWEEPS):
+        for (where, counts), cost in zip(rows, seconds, strict=True):
+            fit[where] *= min(max(cost / max(float(fit[where] @ counts), TINY), STEP), 1 / STEP)
+
+
+def _save(fit: np.ndarray, features: _Features, rows: Sequence[_Row], seconds: Sequence[float]) -> None:
+    """Let edges save what regions cost less than their nodes, row by row, none more than `MOST_SAVED` of its cheaper end."""
+    kinds = len(features.work)
+    most = np.array([0.0] * kinds + [MOST_SAVED * min(fit[a], fit[b]) for a, b in features.edges])
+    for _ in range(SWEEPS):
+        for (where, counts), cost in zip(rows, seconds, strict=True):
+            edges = where >= kinds
+            if not edges.any():
+                continue
+            toward = most[where] ** 2 * counts * edges
+            excess = float(fit[where] @ counts) - cost
+            fit[where] -= excess * toward / max(float(counts @ toward), TINY)
+            fit[where[edges]] = np.clip(fit[where[edges]], -most[where[edges]], most[where[edges]])

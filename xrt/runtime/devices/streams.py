@@ -17,6 +17,10 @@ class Streams:
         self._made: dict[str, Stream] = {}
         self._lock = threading.Lock()
 
+    def made(self, name: str) -> Stream | None:
+        """Return the stream on a device, if there is one yet."""
+        return self._made.get(name)
+
     def on(self, name: str) -> Stream:
         """Return the stream on the device of that name."""
         stream = self._made.get(name)

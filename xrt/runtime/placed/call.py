@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,8 @@ class Call:
         self.held: dict[str, list[object]] = {name: [] for name in devices}
         """What must live until all that is on the device's stream by the end of the call is done."""
         self._counter = counter
-        self._coming: dict[int, tuple[Device, Event]] = {}
+        self._coming: dict[int, tuple[int, Device, Event]] = {}
+        self._numbers = itertools.count()
 
     # ------------------------------------------------------------------ copies
 
@@ -34,7 +36,7 @@ class Call:
         if target == HOST:
             self.places[place] = self._each(value, lambda array: self._out(array, source))
             device = self.devices[source]
-            self._coming[place] = device, device.event(self.streams[source])
+            self._coming[place] = next(self._numbers), device, device.event(self.streams[source])
         elif source == HOST:
             self.places[place] = self._each(value, lambda array: self.sent_in(array, target))
         else:
@@ -82,12 +84,12 @@ class Call:
     # ------------------------------------------------------------------ waiting
 
     def arrived(self, places: Sequence[int]) -> None:
-        """Wait until copies to the host in those places are there; for each at most once."""
-        for place in places:
-            coming = self._coming.pop(place, None)
-            if coming is not None and not coming[0].is_done(coming[1]):
+        """Wait until copies to the host in those places are there: at most once per device, for the last one."""
+        coming = sorted(filter(None, (self._coming.pop(place, None) for place in places)), key=lambda one: one[0])
+        for device, event in {device.name: (device, event) for _, device, event in coming}.values():
+            if not device.is_done(event):
                 self._counter.add(waits=1)
-                coming[0].wait_for(coming[1])
+                device.wait_for(event)
 
     def settle(self, names: Sequence[str]) -> None:
         """Wait for all that is on the streams of those devices."""

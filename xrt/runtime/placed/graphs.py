@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from xrt.engines import RunOptions
 from xrt.errors import XRTError
 from xrt.graph import TensorType, Type
 from xrt.runtime.devices.interface import Array, Recording, Stream
@@ -58,11 +59,13 @@ class Graphed:
         """Record a call; where that fails the reason stays, and calls are played."""
         program, call = self._program, self._program.call()
         device, stream = program.home(), call.streams[program.plan.device]
+        alone = device.new_stream()  # what other threads put on the module's stream meanwhile is no part of the recording
         try:
             program.begin(DEFAULT, call.streams)
             self._inputs = {i: device.allocate(x.shape, x.dtype, stream) for i, x in enumerate(inputs)}
             self._fill(inputs, call)
-            self._recording = device.record(stream, self._work)
+            device.follow(alone, stream)
+            self._recording = device.record(alone, lambda: self._work(alone))
         except Exception as error:  # noqa: BLE001  # a library may raise anything where it cannot be recorded
             said = str(error) if isinstance(error, XRTError) else f"{type(error).__name__}: {error}"
             self._reason = f"recording a call failed: {' '.join(said.split())}"
@@ -72,8 +75,8 @@ class Graphed:
             program.hold(call)
         return self._recording is not None
 
-    def _work(self) -> None:
-        call = self._program.call()
+    def _work(self, stream: Stream) -> None:
+        call = self._program.call(RunOptions(stream=stream))
         for entry in self._program.route.entries:
             for _, place in entry.places:
                 call.places[place] = self._inputs[entry.slot]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -53,6 +54,7 @@ class PlacedProgram(Program):
         self._counter = Counter()
         self._under_way: deque[tuple[Device, Event, list[object]]] = deque()
         self._graphed = Graphed(self) if graph else None
+        self._settle = weakref.finalize(self, _settled, self._under_way, streams, tuple(self._devices.values()))
 
     @property
     def direct(self) -> None:
@@ -269,7 +271,7 @@ class PlacedProgram(Program):
     def hold(self, call: Call) -> None:
         """Keep what copies read and write until they are done."""
         for name, held in call.held.items():
-            if held:
+            if held or call.streams[name] is not self._own.on(name):
                 where = self._devices[name]
                 self._under_way.append((where, where.event(call.streams[name]), held))
 
@@ -302,12 +304,20 @@ class PlacedProgram(Program):
 
     def close(self) -> None:
         """Wait for what is under way, and release the executables."""
-        while self._under_way:
-            where, event, _ = self._under_way.popleft()
-            where.wait_for(event)
+        self._settle()
         if self._graphed is not None:
             self._graphed.close()
         super().close()
+
+
+def _settled(under_way: deque[tuple[Device, Event, list[object]]], streams: Streams, devices: Sequence[Device]) -> None:
+    """Wait for what still uses memory that is about to be given back: of copies, and of executables."""
+    while under_way:
+        where, event, _ = under_way.popleft()
+        where.wait_for(event)
+    for where in devices:
+        if (stream := streams.made(where.name)) is not None:
+            where.wait([stream])
 
 
 def _root(error: BaseException) -> BaseException:

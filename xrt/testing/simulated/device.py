@@ -29,7 +29,7 @@ class World:
         self.devices: dict[int, SimulatedDevice] = {}
         self._thread = threading.local()
 
-    def open(self, index: int) -> SimulatedDevice:
+    def device(self, index: int) -> SimulatedDevice:
         """Return the device of that number; raises DeviceError where there are fewer."""
         if index >= self.count:
             raise DeviceError(f"device 'cuda:{index}' was asked for, and there are {self.count} simulated ones")
@@ -38,7 +38,7 @@ class World:
     def current(self) -> SimulatedDevice:
         """Return the thread's current device."""
         stack = self._stack()
-        return stack[-1][0] if stack else self.open(0)
+        return stack[-1][0] if stack else self.device(0)
 
     def stream(self, device: SimulatedDevice) -> SimulatedStream:
         """Return the thread's current stream of a device."""
@@ -89,6 +89,12 @@ class SimulatedDevice(Device):
             sent = self.copy_out(array, stream)
         self.wait([stream])
         return np.array(sent.array)
+
+    def address(self, value: Any) -> int:
+        raise TypeError("a simulated device has no addresses that a library could be handed")
+
+    def at(self, address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object) -> Any:
+        raise TypeError("a simulated device has no addresses that a library could be handed")
 
     def fused(self, function: Elementwise) -> Callable[..., Any]:
         def compute(*arrays: np.ndarray[Any, Any]) -> Any:
@@ -245,7 +251,7 @@ def simulated(devices: int = 2, order: Order = "late", seed: int = 0, limit: int
     ``limit`` is the memory of each device.
     """
     machine = Machine(order, seed, limit)
-    with plugged("cuda", World(machine, devices).open):
+    with plugged("cuda", World(machine, devices).device):
         yield machine
     if machine.races:
         raise AssertionError("\n".join(["work raced on a simulated device:", *dict.fromkeys(machine.races)]))

@@ -141,7 +141,10 @@ class Machine:
             if stream.recording is not None:
                 raise RuntimeError("a stream that is recorded cannot wait for one that is not")
             self._join(stream.clock, event.clock)
+            stream.issued += 1
+            stream.clock[stream.number] = stream.issued
             stream.queue.append((stream.issued, None, event))
+            self._advance()
 
     @staticmethod
     def _join(clock: Clock, other: Clock) -> None:
@@ -175,7 +178,7 @@ class Machine:
         number, work, _ = stream.queue.popleft()
         if work is not None:
             work()
-            stream.done = number
+        stream.done = number
         return True
 
     def wait(self, event: Event) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from functools import lru_cache
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xrt.testing.simulated.array import SimulatedArray, applied, written
+from xrt.testing.simulated.names import FUNCTIONS, VERSION
 
 if TYPE_CHECKING:
     from xrt.testing.simulated.device import SimulatedDevice
@@ -25,13 +23,6 @@ PLAIN = frozenset({"newaxis", "pi", "e", "inf", "nan", "finfo", "iinfo", "dtype"
 TYPES = ("bool_", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
 
 
-@lru_cache(maxsize=1)
-def _cupy() -> dict[str, Any]:
-    """Return what a release of CuPy was found to have: its functions with the names of their arguments, and methods."""
-    text = resources.files("xrt.testing.simulated").joinpath("names.json").read_text(encoding="utf-8")
-    return json.loads(text)  # type: ignore[no-any-return]
-
-
 class SimulatedModule:
     """What `Accelerator.xp` is on a simulated device. A name, or an argument, that CuPy does not have is not there either."""
 
@@ -44,14 +35,14 @@ class SimulatedModule:
     def __getattr__(self, name: str) -> Any:
         if name in PLAIN or name in TYPES:
             return getattr(np, name)
-        if name not in _cupy()["functions"]:
-            raise AttributeError(f"CuPy {_cupy()['version']} has no {name!r}, and so the simulated device has none")
+        if name not in FUNCTIONS:
+            raise AttributeError(f"CuPy {VERSION} has no {name!r}, and so the simulated device has none")
         function = self._made(name) if name in CREATING else self._lifted(name, getattr(np, name))
         setattr(self, name, function)
         return function
 
     def _lifted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        known = _cupy()["functions"].get(name)
+        known = FUNCTIONS.get(name)
 
         def lifted(*args: Any, **options: Any) -> Any:
             self._check(name, known, options)
@@ -69,7 +60,7 @@ class SimulatedModule:
 
     def _made(self, name: str) -> Callable[..., Any]:
         def made(*args: Any, **options: Any) -> Any:
-            self._check(name, _cupy()["functions"].get(name), options)
+            self._check(name, FUNCTIONS.get(name), options)
             values = [value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value for value in args]
             if _holds(tuple(values)):
                 return applied(name, getattr(np, name), tuple(values), options)
@@ -78,7 +69,7 @@ class SimulatedModule:
         return made
 
     @staticmethod
-    def _check(name: str, known: list[str] | None, options: dict[str, Any]) -> None:
+    def _check(name: str, known: tuple[str, ...] | None, options: dict[str, Any]) -> None:
         for option in options:
             if known is not None and option not in known:
                 raise TypeError(f"{name}() got an unexpected keyword argument {option!r}: CuPy's has none")
