@@ -493,6 +493,7 @@ def busy_threads() -> dict[str, int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the times of threads where Linux tells them")
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_budget_bounds_the_threads_that_work(threads: int) -> None:
     f = one("MatMul", tensor(512, 512), tensor(512, 512), output=tensor(512, 512))
@@ -501,8 +502,9 @@ def test_a_budget_bounds_the_threads_that_work(threads: int) -> None:
     before = busy_threads()
     for _ in range(60):
         executable.run([x, x])
-    worked = [name for name, ticks in busy_threads().items() if ticks - before.get(name, 0) > 2]
-    assert len(worked) == 1 if threads == 1 else 1 <= len(worked) <= 1 + 2 * threads  # of both pools of the client
+    ticks = [after - before.get(name, 0) for name, after in busy_threads().items()]
+    busy = sum(5 * each > sum(ticks) for each in ticks)
+    assert 1 <= busy <= (1 if threads == 1 else 2 * threads)  # of both pools of the client; the caller waits meanwhile
 
 
 QUIET = """

@@ -43,10 +43,10 @@ _POOL = "PJRT_NPROC"
 
 
 def device_of(threads: int) -> Any:
-    """Return the CPU as a device of a client whose computations use that many threads, the calling one included.
+    """Return the CPU as a device of a client whose pool has that many threads; the calling one waits while they work.
 
-    A client is made once per budget, and kept: its threads sleep when nothing runs. It begins on the calling thread, where
-    JAX's own client hands all but the smallest computations over to another thread.
+    A client is made once per budget, and kept: its threads sleep when nothing runs. It computes while the caller waits, where
+    JAX's own client returns at once and lets the result wait.
     """
     own = clients
     with own.lock:
