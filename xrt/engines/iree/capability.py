@@ -10,9 +10,22 @@ from xrt.engines.iree.compiler import lowered
 from xrt.engines.iree.constants import INLINE, constant_of
 from xrt.engines.iree.elements import ELEMENTS
 from xrt.engines.iree.gaps import known_gap
-from xrt.engines.iree.lowering import prepared
+from xrt.engines.iree.lowering import OPSET, prepared
 from xrt.engines.iree.mlir import question_of
-from xrt.graph import Attribute, Constant, Function, Node, TensorType, Type, Value, is_deterministic, since_version
+from xrt.formats.onnx import why_not_raised
+from xrt.graph import (
+    Attribute,
+    Constant,
+    DType,
+    Function,
+    Node,
+    TensorType,
+    Type,
+    Value,
+    is_deterministic,
+    is_training,
+    since_version,
+)
 
 __all__ = ["refusal"]
 
@@ -27,7 +40,33 @@ def refusal(node: Node, function: Function) -> str | None:
 
     The compiler is a process: 80 ms for a first question, and then all kinds of node in the Function are asked about.
     """
-    return _plain_refusal(node, function) or _memory.answer(_question(node, function), function)
+    reason = _plain_refusal(node, function)
+    return reason if reason or _is_plain(node, function) else _memory.answer(_question(node, function), function)
+
+
+_PLAIN = frozenset(
+    [
+        *("Abs", "Add", "Concat", "Div", "Exp", "Flatten", "Floor", "Identity", "LeakyRelu", "Log", "MatMul", "Mul", "Neg"),
+        *("Relu", "Sigmoid", "Sqrt", "Sub", "Tanh", "Transpose"),
+    ]
+)
+"""Operators that IREE lowers for any shapes of float32: asking it for each would cost a large model seconds."""
+
+
+def _is_plain(node: Node, function: Function) -> bool:
+    if node.op_type in ("Conv", "MaxPool", "BatchNormalization") and not _is_usual(node, function):
+        return False
+    is_known = node.op_type in _PLAIN or node.op_type in ("Conv", "MaxPool", "BatchNormalization")
+    types = (function.type_of(name) for name in (*node.uses, *_used(node, function)))
+    return is_known and all(isinstance(t, TensorType) and t.dtype is DType.FLOAT32 for t in types)
+
+
+def _is_usual(node: Node, function: Function) -> bool:
+    """Whether a window or a normalisation is of images, padded by numbers, with one result."""
+    type_ = function.type_of(node.inputs[0])
+    is_image = isinstance(type_, TensorType) and type_.rank == 4
+    auto = node.attr("auto_pad", "NOTSET") != "NOTSET" or node.attr("ceil_mode", 0) or is_training(node, function)
+    return is_image and not auto and len(_used(node, function)) == 1
 
 
 def _plain_refusal(node: Node, function: Function) -> str | None:
@@ -50,7 +89,7 @@ def _refusal_by_rules(node: Node, function: Function) -> str | None:
     for name in (*node.uses, *_used(node, function)):
         if reason := _type_refusal(name, function.type_of(name)):
             return reason
-    return known_gap(node, function)
+    return known_gap(node, function) or why_not_raised(node, function, OPSET)
 
 
 def _used(node: Node, function: Function) -> list[str]:

@@ -52,8 +52,8 @@ class Iree(GraphCompiler):
         return refusal(node, function)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
-        ready = prepared(function)
         try:
+            ready = prepared(function)
             text = module_of(ready)
         except ValueError as error:
             raise CompileRefused(f"IREE cannot take {function.name!r}: {error}") from error

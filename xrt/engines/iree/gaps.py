@@ -157,18 +157,6 @@ GAPS: tuple[Gap, ...] = (
         ("hyperbolic_near_the_end of the corpus",),
     ),
     Gap(
-        ("Gather", "GatherElements", "GatherND", "ScatterElements", "ScatterND", "LpNormalization", "Equal"),
-        lambda node, function: function.opsets.get("", 0) < 12 and (node.op_type != "Equal" or _is_float(node, function)),
-        "XRT keeps IREE's code from reading and writing elsewhere, and from numbers that are none, from opset 12 on",
-        ("test_gather_0",),
-    ),
-    Gap(
-        ("Max", "Min", "Clip", "Sign"),
-        lambda node, function: function.opsets.get("", 0) < 9 and _is_float(node, function),
-        "IREE's code drops a NaN, and XRT can write it otherwise from opset 9 on",
-        ("nan_goes_through of the corpus",),
-    ),
-    Gap(
         ("Pow",),
         lambda node, function: not is_spelled(node, function),
         "IREE's powers are exponentials of logarithms: NaN for negative numbers",

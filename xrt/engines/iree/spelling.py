@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from xrt.engines.iree.constants import constant_of
-from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, attributes_of
+from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, attributes_of, is_training
 from xrt.passes import drop_dead_nodes
 
 __all__ = ["SPELLED", "is_spelled", "spelled"]
@@ -247,6 +247,14 @@ def _rms_normalization(page: Page) -> str:
     return page.op("Mul", page.op("Cast", normal, to=kind.onnx) if narrow else normal, page.node.inputs[1])
 
 
+def _dropout(page: Page) -> str | None:
+    """Write what it is in inference: nothing."""
+    node, function = page.node, page.function
+    given = {value.name for value in function.outputs}
+    has_mask = any(name and (function.users(name) or name in given) for name in node.outputs[1:])
+    return None if has_mask or is_training(node, function) else page.op("Identity", page.x)
+
+
 def _softsign(page: Page) -> str:
     return page.op("Div", page.x, page.op("Add", page.op("Abs", page.x), page.number(1)))
 
@@ -266,6 +274,7 @@ SPELLED: Mapping[str, tuple[int, Callable[[Page], str | None]]] = {
     "Pow": (7, _pow),
     "Gelu": (20, _gelu),
     "LpNormalization": (12, _lp_normalization),
+    "Dropout": (7, _dropout),
     "RMSNormalization": (23, _rms_normalization),
     "Swish": (24, _swish),
     "Softsign": (7, _softsign),
