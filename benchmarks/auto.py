@@ -22,6 +22,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,9 @@ class Asked:
     budget: float = 20.0
     """Seconds of a search."""
     small_budget: float = 8.0
-    seconds: float = 8.0
+    seconds: float = 6.0
     """Of the turns of one model."""
-    limit: float = 20.0
+    limit: float = 15.0
     """Seconds that an engine may take to import, compile and be called twice, where the search found no time for it."""
     patience: float = 150.0
     """Seconds over the budget after which a step's process is ended."""
@@ -152,7 +153,7 @@ def judged_of(step: dict[str, Any], limit: float) -> dict[str, Any]:
 
 def figures(asked: Asked, *, anew: bool = False) -> dict[str, Any]:
     """Measure everything, and return what the page needs."""
-    began = time.perf_counter()
+    began, load = time.perf_counter(), os.getloadavg()[0]
     records = []
     for number, model in enumerate(asked.models, 1):
         told(f"[{number}/{len(asked.models)}] {model}", began)
@@ -171,7 +172,7 @@ def figures(asked: Asked, *, anew: bool = False) -> dict[str, Any]:
         "to_ort": mean_of(records, rows, "ort"),
         "small": small,
         "same_plans": same_plans(asked),
-        "minutes": (time.perf_counter() - began) / 60,
+        "run": {"date": datetime.now(UTC).date().isoformat(), "load": load, "seconds": time.perf_counter() - began},
     }
 
 
@@ -245,7 +246,7 @@ def main() -> None:
     parser.add_argument("--model", action="append", help="a model, again for another (default: all shipped ones)")
     parser.add_argument("--engines", help="which engines (default: all that are ready)")
     parser.add_argument("--budget", type=float, default=20.0, help="seconds of each search (default 20)")
-    parser.add_argument("--seconds", type=float, default=8.0, help="seconds of turns for each model (default 8)")
+    parser.add_argument("--seconds", type=float, default=6.0, help="seconds of turns for each model (default 6)")
     parser.add_argument("--threads", type=int, default=available_cores(), help="what all engines may use (default: all cores)")
     parser.add_argument("--store", help="a directory to keep what is found, and to go on from")
     parser.add_argument("--judge-anew", action="store_true", help="with --store: repeat the judged runs")

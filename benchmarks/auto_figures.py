@@ -46,17 +46,9 @@ def figures_of(record: Record) -> dict[str, Any]:
     plan = {name: judged[name] for name in ("plan", "engines", "regions", "planned", "how")}
     times = {name: 1e3 * Timing(tuple(taken)).median for name, taken in rounds.items()}
     to_ort = asdict(gain_of(rounds, "ort")) if "ort" in rounds else None
-    off = judged.get("off", {}).get("auto")
-    return {
-        **own,
-        "verdict": verdict_of(gain),
-        "best": best,
-        "gain": asdict(gain),
-        "to_ort": to_ort,
-        "ms": times,
-        **plan,
-        "off": off,
-    }
+    is_best = judged["engines"] == [best] and judged["regions"] == 1
+    own |= {"verdict": "same" if is_best else verdict_of(gain), "best": best, "gain": asdict(gain)}
+    return {**own, "to_ort": to_ort, "ms": times, **plan, "off": judged.get("off", {}).get("auto")}
 
 
 def gain_of(rounds: Mapping[str, Sequence[float]], other: str) -> Ratio:

@@ -35,8 +35,12 @@ Call: TypeAlias = Callable[[], Any]
 
 TURN = 0.04
 """Seconds of a turn; a slower call is made once in it."""
+BRIEF = 0.2
+"""Seconds of a call over which a few milliseconds of other threads' spinning do not show."""
 LEAST, MOST = 8, 60
-"""Rounds."""
+"""Rounds..."""
+FEWEST, SLOWEST = 4, 4
+"""... or these, once so many times the seconds that are asked for are over: an engine of seconds per call is among them."""
 FAR = 10.0
 """An engine that is this many times as slow as the quickest takes no turns."""
 ALWAYS = ("auto", "ort")
@@ -55,9 +59,9 @@ def auto_of(asked: Mapping[str, Any]) -> list[str]:
     return [*asked["engines"], "auto"]
 
 
-def loaded(asked: Mapping[str, Any]) -> tuple[Function, dict[str, Any]]:
-    """Return the model and inputs for it, with the engines' libraries imported."""
-    for engine in asked["engines"]:
+def loaded(asked: Mapping[str, Any], *, imports: bool = True) -> tuple[Function, dict[str, Any]]:
+    """Return the model and inputs for it; unless it is told not to, with the engines' libraries imported before."""
+    for engine in asked["engines"] if imports else ():
         registry.create(engine)
     function = SMALL[asked["model"]]() if asked["model"] in SMALL else Subject.parse(asked["model"]).load()
     return function, sample_inputs(function)
@@ -106,15 +110,18 @@ def probe(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def judge(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Have auto and the single engines take turns; auto does not search, it remembers."""
-    function, given = loaded(asked)
+    """Have auto and the single engines take turns; auto does not search, it remembers.
+
+    Its planning is that of a second process: nothing of any engine is imported when it begins.
+    """
+    function, given = loaded(asked, imports=False)
     began = time.perf_counter()
     auto = module(function, auto_of(asked), asked, budget=asked["budget"])
     plan = auto.plan_for(**given)
     planned = time.perf_counter() - began
     modules = {"auto": auto, **{spec: module(function, spec, asked) for spec in asked["singles"]}}
     calls, left = compiled(modules, given)
-    expected = outputs(xrt.XRTModule(function, "toy{native=off}", threads=asked["threads"])(**given))
+    expected = outputs(module(function, "toy{native=off}", asked)(**given))
     differ = {name: difference(outputs(call()), expected) for name, call in calls.items()}
     rounds, slow = in_turns({name: call for name, call in calls.items() if not differ[name][0]}, asked["seconds"])
     wrong = {name: f"wrong: {found[0]}" for name, found in differ.items() if found[0]}
@@ -155,7 +162,7 @@ def difference(actual: list[Any], expected: list[Any]) -> tuple[str, float]:
 def in_turns(calls: Mapping[str, Call], seconds: float) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Return seconds per call, round by round, and who was too slow to take part.
 
-    The first call of a turn does not count: the threads of the one before may not be asleep yet.
+    The first call of a turn does not count, unless it is long: the threads of the one before may not be asleep yet.
     """
     alone = {name: min(seconds_per_call(call), seconds_per_call(call)) for name, call in calls.items()}
     best = min(alone.values())
@@ -167,10 +174,12 @@ def in_turns(calls: Mapping[str, Call], seconds: float) -> tuple[dict[str, list[
     rounds: dict[str, list[float]] = {name: [] for name in taking}
     began = time.perf_counter()
     for turn in range(MOST):
-        if turn >= LEAST and time.perf_counter() - began > seconds:
+        took = time.perf_counter() - began
+        if (turn >= LEAST and took > seconds) or (turn >= FEWEST and took > SLOWEST * seconds):
             break
         for name in rotated(list(taking), turn):
-            taking[name]()
+            if alone[name] < BRIEF:
+                taking[name]()
             rounds[name].append(seconds_per_call(taking[name], repeats[name]))
     return rounds, slow
 

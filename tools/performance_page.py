@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from tools.conformance_page import table
+from tools.cuda_page import cuda_section, read_results
 from tools.performance_record import BENCHMARKS, TOP, Benchmark, Entry, Record
 from tools.performance_sections import Verdict
 from tools.performance_texts import SECTIONS
@@ -31,7 +32,7 @@ _QUICK = "**A quick run: it shows that the benchmark works, on small sizes. Its 
 def page(record: Record) -> str:
     """Return the page's text."""
     sections = (section_text(benchmark, record) for benchmark in BENCHMARKS)
-    return "\n".join([_HEAD, machine_text(record), summary(record), *sections])
+    return "\n".join([_HEAD, machine_text(record), summary(record), *sections, cuda_section(read_results())])
 
 
 def machine_text(record: Record) -> str:

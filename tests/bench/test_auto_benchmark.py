@@ -134,8 +134,8 @@ def test_the_slow_take_no_turns_and_each_of_the_others_as_many() -> None:
 
         return run
 
-    rounds, slow = steps.in_turns({"ort": call("ort", 0.001), "auto": call("auto", 0.001), "toy": call("toy", 0.1)}, 0.01)
-    assert len(rounds["ort"]) == len(rounds["auto"]) == steps.LEAST
+    rounds, slow = steps.in_turns({"ort": call("ort", 0.001), "auto": call("auto", 0.001), "toy": call("toy", 0.1)}, 0.5)
+    assert len(rounds["ort"]) == len(rounds["auto"]) >= steps.FEWEST
     assert set(slow) == {"toy"} and clock["toy"] == 2 and slow["toy"].startswith("slow: ")
 
 

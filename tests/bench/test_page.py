@@ -79,7 +79,7 @@ def test_it_tells_everything() -> None:
         "A processor with a name (TM)",
         "openvino libopenvino 1.2",
         "2: what a candidate may use in all",
-        "2026-11-21 10:00+00:00",
+        "2026-11-21 10:00 UTC",
         "Not all results agree",
         "openvino, ort, iree and xla each take the whole model as one region.",
     ):

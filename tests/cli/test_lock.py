@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from xrt.formats import onnx
 from xrt.formats.lock import Lock, read_lock
 from xrt.tune import Tuned
 
-BUDGET = ("--budget", "10s", "--gate", "1s")
+BUDGET = ("--budget", "40s", "--gate", "1s")
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +72,37 @@ def test_a_regression_is_exit_code_1(lock: Path, capsys: pytest.CaptureFixture[s
     code, out, _ = call(capsys, "check", path, "--budget", "2s")
     assert code == 1
     assert out.startswith("regressed: +") and "; the limit is +5.0%\n" in out
-    code, out, _ = call(capsys, "check", path, "--budget", "2s", "--json")
+    code, out, _ = call(capsys, "check", path, "--budget", "2s", "--once", "--json")
     found = json.loads(out)
     assert (code, found["state"], found["limit"], found["differs"]) == (1, "regressed", 0.05, [])
+
+
+@pytest.mark.parametrize(
+    ("second", "code", "begins"),
+    [
+        ('{"state": "held"}', 0, "not decided, the noise is too large: +"),
+        ('{"state": "undecided"}', 0, "not decided, the noise is too large: +"),
+        ('{"state": "cannot run"}', 1, "regressed: +"),
+        ("it crashed", 1, "regressed: +"),
+    ],
+)
+def test_a_regression_is_one_that_two_processes_have_seen(
+    second: str, code: int, begins: str, lock: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def run(command: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        return subprocess.CompletedProcess(command, 0, second, "")
+
+    path = altered(lock, lambda facts: facts["gate"].update(ratio=1e-6, low=9e-7, high=2e-6))
+    monkeypatch.setattr("xrt.cli.check.subprocess.run", run)
+    found, out, _ = call(capsys, "check", path, "--budget", "1s")
+    assert (found, out[: len(begins)]) == (code, begins)
+    (command,) = asked
+    assert command[1:] == ["-m", "xrt.cli", "check", path, "--max-regress", "0.05", "--budget", "1.000s", "--once", "--json"]
+    said = "one process saw a regression; a second one, asked to confirm it: "
+    assert (said in out) == (code == 0)
 
 
 def test_noise_is_told_and_passes(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -416,7 +416,7 @@ def test_the_thread_budget_is_the_librarys(threads: int) -> None:
     assert not model.get_property("ENABLE_CPU_PINNING")
 
 
-@pytest.mark.parametrize("spec", ["openvino", "openvino{streams=2}", "openvino{pinning=true}"])
+@pytest.mark.parametrize("spec", ["openvino", "openvino{streams=2}", "openvino{arithmetic=native, pinning=true}"])
 def test_a_spec_makes_the_engine_whose_spec_it_is(spec: str) -> None:
     engine = create(spec)
     assert engine.spec == spec
@@ -429,6 +429,7 @@ def test_a_spec_makes_the_engine_whose_spec_it_is(spec: str) -> None:
     [
         ({"streams": 0}, "streams of engine 'openvino' must be a positive integer; got 0"),
         ({"streams": True}, "streams of engine 'openvino' must be a positive integer; got True"),
+        ({"arithmetic": "fast"}, "arithmetic of engine 'openvino' must be exact or native; got 'fast'"),
         ({"pinning": "no"}, "pinning of engine 'openvino' must be true or false; got 'no'"),
     ],
 )

@@ -68,12 +68,13 @@ OF_THE_HOST = {
     "layout.py": {"array", "broadcast_shapes"},  # shapes
     "regions.py": {
         "argsort",
+        "array",
         "ceil",
         "floor",
         "maximum",
         "minimum",
         "prod",
-    },  # numbers; and NonMaxSuppression, which is the CPU's
+    },  # numbers; and NonMaxSuppression, the CPU's
     "resize.py": {"ceil", "floor"},
     "sequence.py": {"array", "cumsum"},
     "special.py": {"vectorize"},  # the coefficients of a polynomial, once

@@ -14,7 +14,7 @@ import pytest
 
 from xrt.engines import CompileContext, Executable, RunOptions, registry
 from xrt.engines.xla import Xla
-from xrt.engines.xla.executable import XlaExecutable
+from xrt.engines.xla.executable import XlaExecutable, _taken
 from xrt.engines.xla.program import lowered_text
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
@@ -23,6 +23,7 @@ Array = np.ndarray[Any, Any]
 XLA = Xla()
 CONTEXT = CompileContext(threads=2)
 FLOAT, INT = DType.FLOAT32, DType.INT64
+WHOLE = TensorType(INT, (8,))
 
 
 def tensor(*shape: int | str, dtype: DType = FLOAT) -> TensorType:
@@ -65,6 +66,14 @@ def run(f: Function, *inputs: Array, options: RunOptions = RunOptions()) -> list
     return list(compiled(f).run(inputs, options))
 
 
+def placed(size: int, dtype: str = "float32", offset: int = 0) -> Array:
+    """Return an array so many bytes behind a multiple of 64, the addresses that XLA takes without a copy."""
+    nbytes = size * np.dtype(dtype).itemsize
+    raw = np.zeros(nbytes + 128, np.uint8)
+    start = -raw.ctypes.data % 64 + offset
+    return raw[start : start + nbytes].view(dtype)
+
+
 def why(f: Function) -> str:
     return XLA.why_not(f.nodes[-1], f) or ""
 
@@ -83,7 +92,7 @@ def test_the_spec_makes_it_again_and_versions_are_told() -> None:
         (one("NonZero", tensor(3)), "engine 'xla' has no kernel for NonZero"),
         (one("NoSuch", tensor(2)), "NoSuch is not an operator of opset 18"),
         (one("Relu", tensor("N", 3)), "the shape of 'x0' is not known before the run"),
-        (one("Identity", tensor(2, dtype=DType.STRING)), "'x0' is string, which this engine does not compute in"),
+        (one("Identity", tensor(2, dtype=DType.STRING)), "'x0' is string, in which this engine does not compute Identity"),
         (
             one("Reshape", tensor(4), tensor(2, dtype=INT)),
             "XLA needs the 'shape' of Reshape while it compiles, and here it is known only at run time",
@@ -224,10 +233,8 @@ def test_large_constants_are_arguments_and_small_ones_are_code() -> None:
 
 
 def test_aligned_weights_are_held_once_and_others_are_told() -> None:
-    raw = np.zeros(64 * 64 * 4 + 128, np.uint8)
-    start = -raw.ctypes.data % 64
     for offset, copied in ((0, 0), (16, 64 * 64 * 4)):
-        w = raw[start + offset : start + offset + 64 * 64 * 4].view(np.float32).reshape(64, 64)
+        w = placed(64 * 64, offset=offset).reshape(64, 64)
         f = function(
             Node("Add", ("x", "w"), ("y",)), inputs={"x": tensor(64, 64)}, outputs={"y": tensor(64, 64)}, constants={"w": w}
         )
@@ -346,9 +353,7 @@ def test_results_are_memory_of_their_own(size: int) -> None:
         outputs={name: tensor(size) for name in ("x", "same", "y", "z", "c")},
         constants={"c": constant},
     )
-    raw = np.zeros(size * 4 + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    x = raw[start : start + size * 4].view(np.float32)
+    x = placed(size)
     x[:] = 1
     executable = compiled(f)
     first, second = (list(executable.run([x])) for _ in range(2))
@@ -375,9 +380,7 @@ def test_an_updated_input_may_be_computed_into_and_is_never_spoilt(size: int) ->
     f = function(Node("Add", ("x", "x"), ("y",)), inputs={"x": tensor(size)}, outputs={"y": tensor(size)}, aliases=(("x", "y"),))
     executable = compiled(f)
     for offset in (0, 4):
-        raw = np.zeros(size * 4 + 128, np.uint8)
-        start = -raw.ctypes.data % 64 + offset
-        x = raw[start : start + size * 4].view(np.float32)
+        x = placed(size, offset=offset)
         x[:] = 3
         (y,) = executable.run([x])
         assert (y == 6).all() and ((x == 3).all() or np.shares_memory(x, y))
@@ -399,6 +402,20 @@ def test_given_buffers() -> None:
     buffer = np.empty(2, np.float32)
     a, b = run(f, np.arange(4, dtype=np.float32), options=RunOptions(out=[None, buffer]))
     assert a.tolist() == [0, 1] and b is buffer and buffer.tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("offset", [0, 4])
+def test_a_bound_call_reads_what_is_there_when_it_is_made(offset: int) -> None:
+    f = function(Node("Add", ("x", "n"), ("y",)), inputs={"x": WHOLE, "n": WHOLE}, outputs={"y": WHOLE})
+    x, n, buffer = placed(8, "int64", offset), placed(8, "int64"), np.empty(8, np.int64)
+    n[:] = 2**40
+    assert (_taken([x, n], XLA.compile(f, CONTEXT).program) is None) == bool(offset)
+    for executable in (compiled(f), loaded(f)):
+        bound = executable.bind([x, n], [buffer])
+        for value in (3, 2**50):
+            x[:] = value
+            bound()
+            assert (buffer == value + 2**40).all()
 
 
 # ---------------------------------------------------------------------- saved and loaded
@@ -476,6 +493,7 @@ def busy_threads() -> dict[str, int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the times of threads where Linux tells them")
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_budget_bounds_the_threads_that_work(threads: int) -> None:
     f = one("MatMul", tensor(512, 512), tensor(512, 512), output=tensor(512, 512))
@@ -484,8 +502,9 @@ def test_a_budget_bounds_the_threads_that_work(threads: int) -> None:
     before = busy_threads()
     for _ in range(60):
         executable.run([x, x])
-    worked = [name for name, ticks in busy_threads().items() if ticks - before.get(name, 0) > 2]
-    assert len(worked) == 1 if threads == 1 else 1 <= len(worked) <= 1 + 2 * threads  # of both pools of the client
+    ticks = [after - before.get(name, 0) for name, after in busy_threads().items()]
+    busy = sum(5 * each > sum(ticks) for each in ticks)
+    assert 1 <= busy <= (1 if threads == 1 else 2 * threads)  # of both pools of the client; the caller waits meanwhile
 
 
 QUIET = """

@@ -14,6 +14,7 @@ import xrt
 from tests.module.test_faults import X, chain
 from tests.tune.uneven import Uneven
 from xrt.engines import registry
+from xrt.engines.registry import EngineStatus
 from xrt.errors import EngineUnavailable, FallbackWarning, InputError, OptionError, PlacementWarning, UnknownEngine
 from xrt.graph import DType, Function, TensorType, Value
 from xrt.partition.assigned import homes_of
@@ -72,7 +73,7 @@ def test_tune_measures_anew(tmp_path: Path) -> None:
         told = []
         found = m.tune(X, budget=40, progress=told.append)
         assert (found.how, found.budget, m.tuned) == ("measured", 40, found)
-        assert told[0].stage == "computing what is right"
+        assert [one.stage for one in told[:2]] == ["asking the engines", "computing what is right"]
         np.testing.assert_allclose(m(X), np.exp(X), rtol=1e-5)
 
 
@@ -165,7 +166,7 @@ def unavailable(monkeypatch: pytest.MonkeyPatch, name: str, state: str) -> str:
         return create(engine)
 
     monkeypatch.setattr(registry, "create", refused)
-    monkeypatch.setattr(registry, "probe", lambda one: registry.EngineStatus(one, state, "xrt") if one == name else probe(one))  # type: ignore[arg-type]
+    monkeypatch.setattr(registry, "probe", lambda one: EngineStatus(one, state, "xrt", cause=told) if one == name else probe(one))  # type: ignore[arg-type]
     monkeypatch.setattr(registry, "names", lambda: ("ort", "toy"))
     return told
 
@@ -196,10 +197,27 @@ def test_what_is_not_installed_is_no_surprise_but_what_is_broken_is(tmp_path: Pa
             assert m.engines == ("toy",)
             assert m._engines.left_out == (f"engine 'ort' is left out: {told}",)
     told = unavailable(monkeypatch, "ort", "broken")
-    with pytest.warns(PlacementWarning, match=told), xrt.XRTModule(PAIR, engine="auto", cache=tmp_path):
-        pass
+    other = tmp_path / "other"
+    for _ in range(2):
+        with pytest.warns(PlacementWarning, match=told), xrt.XRTModule(PAIR, engine="auto", cache=other):
+            pass
     with pytest.raises(EngineUnavailable, match=told):
-        xrt.XRTModule(PAIR, engine="auto", cache=tmp_path, strict=True)
+        xrt.XRTModule(PAIR, engine="auto", cache=other, strict=True)
+
+
+def test_a_library_is_not_imported_before_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "names", lambda: ("ort", "toy"))
+    with xrt.XRTModule(PAIR, engine="auto", cache=tmp_path, threads=1, pins=["*=toy"]) as m:
+        m(X)
+        plan = m.plan
+    created = []
+    create = registry.create
+    monkeypatch.setattr(registry, "create", lambda one: created.append(str(one)) or create(one))
+    with xrt.XRTModule(PAIR, engine="auto", cache=tmp_path, threads=1, pins=["*=toy"]) as m:
+        assert m.plan == plan
+        np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
+        assert m.engines == ("ort", "toy")
+    assert "ort" not in created
 
 
 def test_an_engine_that_does_not_honour_an_option_is_left_out_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +245,7 @@ import sys, time
 import xrt
 from tests.module.test_faults import chain
 began = time.perf_counter()
-with xrt.XRTModule(chain("Exp", "Cos"), engine="auto", cache=sys.argv[1], budget=5) as m:
+with xrt.XRTModule(chain("Exp", "Cos"), engine="auto", cache=sys.argv[1], budget=30) as m:
     plan = m.plan
     print(m.tuned.how, m.tuned.measurements, [x.engine for x in plan.launches])
 """

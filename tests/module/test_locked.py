@@ -25,7 +25,7 @@ ENGINES = ["ort", "toy", "auto"]
 def lock(tmp_path_factory: pytest.TempPathFactory) -> Lock:
     """A lock of the chain, measured for as long as it takes on a loaded machine."""
     folder = tmp_path_factory.mktemp("cache")
-    with xrt.XRTModule(chain(*OPS), ENGINES, budget=10, cache=folder) as module:
+    with xrt.XRTModule(chain(*OPS), ENGINES, budget=40, cache=folder) as module:
         return lock_module(module, [X], {"source": "chain"}, 1.0)
 
 

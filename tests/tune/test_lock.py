@@ -22,7 +22,7 @@ from xrt.partition import ClusteringOptions, Plan, partition
 from xrt.partition.assigned import homes_of
 from xrt.testing.faulty import Faulty, Slow
 from xrt.tune.contest import Ratio
-from xrt.tune.gate import Course, _change, _state, gate_of, judge_gate, opponent_of
+from xrt.tune.gate import Course, _change, _state, drifting, gate_of, judge_gate, opponent_of
 from xrt.tune.lock import differences, lock_of, placed, runs_of
 from xrt.tune.tuned import Contender, Race
 
@@ -253,6 +253,13 @@ def test_what_cannot_run_is_told(engine: GraphCompiler, told: str) -> None:
     mine, other = single(engine.spec, engines), single("ort", engines)
     with pytest.raises(LockError, match=told):
         judge_gate(course(engines, 5), mine, other, Gate("ort", 1.0, 0.9, 1.1, 12), 0.05)
+
+
+def test_a_machine_that_drifts_is_in_doubt() -> None:
+    """Half of the rounds say 1 and half say 2: the bootstrap alone may be sure of either, and the spells are not."""
+    steady, drifts = [1.0] * 20, [1.0] * 11 + [2.0] * 9
+    assert drifting(drifts, steady).high == 2.0
+    assert drifting(steady, steady) == Ratio(1.0, 1.0, 1.0)
 
 
 def test_doubts_of_both_sides_count() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -79,6 +80,29 @@ def test_the_quicker_engine_wins_where_none_mixes_well() -> None:
 
 
 @pytest.mark.usefixtures("here")
+def test_a_search_that_has_time_left_goes_on() -> None:
+    """By a clock that goes on when it is looked at: the first survey ends before all is known, and another race follows."""
+    told, ticks = [], itertools.count()
+    bounds = Bounds(survey=0.004, slice=1e-5, calibration=0.0)
+    found = tuned(
+        PAIR,
+        SLOW_EXP,
+        SLOW_COS,
+        budget=1000.0,
+        bounds=bounds,
+        clock=lambda: float(next(ticks)),
+        progress=lambda x: told.append(x.stage),
+    )
+    races = [number for number, stage in enumerate(told) if stage.endswith("round 1")]
+    assert len(races) >= 2
+    assert any(stage.startswith("measuring 1 node") for stage in told[races[0] : races[-1]])
+    titles = [one.title for one in found.race.contenders]
+    assert any(" + " in title for title in titles)
+    assert {SLOW_EXP.spec, SLOW_COS.spec} < set(titles)
+    assert len(titles) == len(set(titles))
+
+
+@pytest.mark.usefixtures("here")
 def test_pins_hold() -> None:
     pins = ClusteringOptions(pins=(Pin.parse(f"name:n0={SLOW_EXP.spec}"),))
     found = tuned(PAIR, SLOW_EXP, TOY, options=pins)
@@ -125,7 +149,10 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("how", list(FAULTS))
+HOWS = [how if how in ("kill", "value") else pytest.param(how, marks=pytest.mark.slow) for how in FAULTS]
+
+
+@pytest.mark.parametrize("how", HOWS)
 def test_what_hangs_crashes_or_is_wrong_is_not_in_the_race_and_is_remembered(how: str, tmp_path: Path) -> None:
     engine, verdict, text = FAULTS[how]
     store = CostStore(tmp_path)
@@ -137,6 +164,7 @@ def test_what_hangs_crashes_or_is_wrong_is_not_in_the_race_and_is_remembered(how
     assert (again.measurements, verdicts(again)) == (0, verdicts(found))
 
 
+@pytest.mark.slow
 def test_an_engine_that_hangs_is_not_asked_for_ever() -> None:
     found = tuned(
         chain("Exp", "Cos", "Exp", "Cos"), Faulty(how="hang"), TOY, budget=60.0, bounds=Bounds(limit=0.02, calibration=0.0)

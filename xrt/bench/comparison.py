@@ -66,7 +66,7 @@ def compare_engines(
     live at the same time: memory must hold the model once for each candidate.
     """
     groups: list[Group] = []
-    began = datetime.now(UTC).isoformat(" ", "minutes")
+    began = f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
     for subject, count in itertools.product(subjects, threads):
         groups.append(_compare(subject, candidates, count, settings, progress))
         finished(groups[-1])

@@ -52,7 +52,8 @@ def _show(account: Account) -> None:
     if account.parts:
         out.print(f"predicted {time_of(account.predicted)} for a call; it took {time_of(account.measured)}", markup=False)
         rows = [(x.name, x.engine, x.nodes, time_of(x.predicted), x.source, time_of(x.measured)) for x in account.parts]
-        show_table(("region", "engine", "nodes", "predicted", "known", "took"), rows, numbers=("nodes", "predicted", "took"))
+        columns = ("region", "engine", "nodes", "predicted", "known", "took")
+        show_table(columns, rows, numbers=("nodes", "predicted", "took"), whole=("region", "known"))
     if account.boundaries:
         crossing = [(x.value, x.source, x.target, human_bytes(x.bytes), time_of(x.seconds)) for x in account.boundaries]
         show_table(("value", "from", "to", "size", "costs"), crossing, numbers=("size", "costs"))

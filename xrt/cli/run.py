@@ -32,6 +32,7 @@ from xrt.graph import Function
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
 from xrt.module.settings import REFERENCE
+from xrt.runtime import to_host
 
 __all__ = ["command"]
 
@@ -85,7 +86,7 @@ def _timed(module: XRTModule, values: Mapping[str, Any]) -> float:
 
 
 def _as_tuple(results: Any) -> tuple[Any, ...]:
-    return results if isinstance(results, tuple) else (results,)
+    return tuple(to_host(result) for result in (results if isinstance(results, tuple) else (results,)))
 
 
 def _counted(count: int, noun: str) -> str:

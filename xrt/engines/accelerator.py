@@ -53,6 +53,14 @@ class Accelerator(abc.ABC):
         """Whether arrays and streams have addresses that a library can be handed (``__cuda_array_interface__``, ``ptr``)."""
 
     @abc.abstractmethod
+    def address(self, value: Any) -> int:
+        """Return where an array or a stream lies, for a library; only where the device `has_addresses`."""
+
+    @abc.abstractmethod
+    def at(self, address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object) -> Any:
+        """Return an array over memory of another owner, which it keeps alive; only where the device `has_addresses`."""
+
+    @abc.abstractmethod
     def upload(self, array: np.ndarray[Any, Any]) -> Any:
         """Return a copy on the device, made on the current stream; the host's array may change once this returns."""
 

@@ -8,6 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from xrt.engines import CompileContext, GraphCompiler, registry
+from xrt.engines.deferred import Deferred
+from xrt.engines.registry import EngineStatus
 from xrt.errors import EngineUnavailable, OptionError, PlacementWarning, PlanError, warn
 from xrt.graph import Function, TensorType
 from xrt.module.reference import evaluate
@@ -45,7 +47,7 @@ def asks_for_auto(asked: Any) -> bool:
 
 
 def engines_at_hand(
-    asked: Sequence[Any], context: CompileContext, *, strict: bool
+    asked: Sequence[Any], context: CompileContext, store: CostStore | None, *, strict: bool
 ) -> tuple[list[GraphCompiler], tuple[str, ...]]:
     """Return the engines that stand for a list with "auto" in it, and one line for each that is left out.
 
@@ -53,27 +55,57 @@ def engines_at_hand(
     PlacementWarning; with ``strict`` it is the EngineUnavailable that it is elsewhere. Raises it too where none is left.
     """
     named = [one for one in asked if one != AUTO]
-    found, left_out, last = [], [], None
-    for one in named or _registered():
-        try:
-            engine = registry.create(one)
-        except EngineUnavailable as error:
-            is_expected = not named and registry.probe(str(one)).state == "missing"
-            if strict and not is_expected:
-                raise
-            last = error
-            left_out.append(f"engine {str(one)!r} is left out: {error}")
-            if not is_expected:
-                warn(left_out[-1], PlacementWarning)
-            continue
-        reason = None if named else _unfit(engine, context)
-        if reason is None:
-            found.append(engine)
-        else:
-            left_out.append(f"engine {engine.spec!r} is left out: {reason}")
+    found, left_out = _those_of(named, strict=strict) if named else _all_of(context, store, strict=strict)
+    if not found and named:
+        registry.create(named[0])  # raises what it lacks
     if not found:
-        raise last or OptionError(f"no engine is left for engine='auto': {'; '.join(left_out) or 'none is registered'}")
+        raise OptionError(f"no engine is left for engine='auto': {'; '.join(left_out) or 'none is registered'}")
     return found, tuple(left_out)
+
+
+def _those_of(named: Sequence[Any], *, strict: bool) -> tuple[list[GraphCompiler], list[str]]:
+    found: list[GraphCompiler] = []
+    left_out = []
+    for one in named:
+        try:
+            found.append(registry.create(one))
+        except EngineUnavailable as error:
+            if strict:
+                raise
+            left_out.append(f"engine {str(one)!r} is left out: {error}")
+            warn(left_out[-1], PlacementWarning)
+    return found, left_out
+
+
+def _all_of(context: CompileContext, store: CostStore | None, *, strict: bool) -> tuple[list[GraphCompiler], list[str]]:
+    """Return all that are ready; of those that are not, what is not installed is nobody's mistake."""
+    found: list[GraphCompiler] = []
+    left_out = []
+    for status in _statuses(store):
+        reason: str | None = status.cause
+        if status.state == "ready":
+            engine = Deferred(status)
+            reason = _unfit(engine, context)
+            found += [] if reason else [engine]
+        elif status.state == "broken" and strict:
+            registry.create(status.name)
+        if reason:
+            left_out.append(f"engine {status.name!r} is left out: {reason}")
+        if status.state == "broken":
+            warn(left_out[-1], PlacementWarning)
+    return found, left_out
+
+
+def _statuses(store: CostStore | None) -> list[EngineStatus]:
+    """Return what is the case with all registered engines, as an earlier process found it if nothing was installed since."""
+    names = _registered()
+    known = store.statuses() if store is not None else {}
+    if set(names) <= set(known):
+        return [known[name] for name in names]
+    found = [registry.probe(name) for name in names]
+    if store is not None and all(status.state != "broken" for status in found):  # what is broken may be mended in any way
+        store.keep_statuses(found)
+    return found
 
 
 def _registered() -> list[str]:
@@ -164,6 +196,7 @@ class Automatic:
             options=options,
             implicit=implicit,
             progress=progress,
+            memory_limit=self.settings.memory_limit,
             anew=anew,
         )
 

@@ -13,6 +13,7 @@ from xrt import passes
 from xrt.cache import CompileCache
 from xrt.errors import CompileRefused, InputError, PlanError, RunFailed, did_you_mean
 from xrt.graph import Function
+from xrt.module.asking import Asking
 from xrt.module.automatic import next_best
 from xrt.module.memory import Memory, memory
 from xrt.module.recovery import Call, given_up, tell, triples
@@ -99,6 +100,7 @@ class Build:
         self._clustering = without_idle_pins(settings.clustering, function, original)
         self.idle_pins = tuple(pin for pin in settings.clustering.pins if pin not in self._clustering.pins)
         self._cache = cache
+        self._asking = Asking(saved.whole if saved else lambda: function, engines, cache)  # not a method of its own: no cycle
         self._lock = threading.Lock()
         self._program: Program | None = None
         self.refused: tuple[Refusal, ...] = ()
@@ -114,6 +116,7 @@ class Build:
             if self._program is not None:
                 return self._program
             told, program = len(self.refused), self._take(*self._compiled(self.plan, self.refused))
+            self._asking.keep()
         tell(self.refused[told:])
         return program
 
@@ -223,6 +226,7 @@ class Build:
             device=self.engines.context.device,
             devices=self.engines.devices,
             refused=triples(refused),
+            capability=self._asking.capability,
         )
         sizes = ", ".join(f"{launch.name} of {len(launch.nodes)}" for launch in plan.launches)
         _log.info(

@@ -30,7 +30,7 @@ from xrt.module.settings import engine_list, settings_of
 from xrt.module.source import check_declared, source_of
 from xrt.partition import Plan
 from xrt.runtime import Profile, Program, inputs
-from xrt.tune import Told, Tuned
+from xrt.tune import CostStore, Told, Tuned
 from xrt.verify import Culprit, Verification, bisect_plan, verify
 from xrt.verify.progress import Progress, unheard
 
@@ -73,19 +73,19 @@ class XRTModule:
         **options: Any,
     ) -> None:
         self._settings = settings_of(options)
-        self._engines = engine_list(engine, device, self._settings)
         self._cache = cache_of(cache)
+        listed = partial(engine_list, engine, device, store=CostStore.beside(self._cache))
+        self._engines = listed(self._settings)
         self._source = source_of(model, self._cache)
         self._builds: OrderedDict[object, Build] = OrderedDict()
         self._ready: OrderedDict[object, tuple[Prepared, Build]] = OrderedDict()
         self._quick = NOTHING  # the prepared call of `_last`, if it has one
         self._last: Build | None = None
         self._lock = threading.RLock()
-        self._warned = False
+        self._warned = self._closed = False
         self._checks = Checks(self._settings.check, self.threads)
-        everything = partial(engine_list, engine, device, replace(self._settings, lock=None))
-        self._automatic = Automatic(self._engines, self._settings, self._cache, everything)
-        self._closed = False
+        unlocked = replace(self._settings, lock=None)
+        self._automatic = Automatic(self._engines, self._settings, self._cache, partial(listed, unlocked))
 
     # ------------------------------------------------------------------ what it is
 
@@ -133,13 +133,13 @@ class XRTModule:
         What is found holds for the module from now on, and is remembered for others. ``progress`` is told how far it is.
         """
         values = self._accept(args, named) if args or named else None
-        place = self._automatic.placing(values, budget=budget, progress=progress, anew=True)
-        return self._build(values, place=place).tuned  # type: ignore[return-value]  # it has just been placed
+        placing = self._automatic.placing(values, budget=budget, progress=progress, anew=True)
+        return self._build(values, place=placing).tuned  # type: ignore[return-value]  # it has just been placed
 
     def explain(self) -> Explanation:
         """Return the last signature's regions, their boundaries, and why each node is where it is. Prints as text."""
         build = self._current()
-        unchecked = self._checks.remarks({launch.name: launch.function for launch in build.plan.launches})
+        unchecked = self._checks.remarks({x.name: x.function for x in build.plan.launches})
         return explain(
             build.plan,
             build.engines,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler, registry
+from xrt.engines.deferred import loaded
 from xrt.errors import BudgetWarning, OptionError, did_you_mean, warn
 from xrt.graph import FrozenDict
 from xrt.module.automatic import AUTO, asks_for_auto, engines_at_hand
@@ -19,6 +20,7 @@ from xrt.module.reference import REFERENCE
 from xrt.partition import ClusteringOptions
 from xrt.runtime import Streams, budget_of, check_device, kind_of
 from xrt.runtime.isolation import Isolated, Limits
+from xrt.tune import CostStore
 from xrt.tune.driving import check_budget
 
 __all__ = [
@@ -197,14 +199,16 @@ class EngineList:
         return not self.is_auto and all(engine.supports_dynamic_shapes for engine in self.engines)
 
 
-def engine_list(asked: Any, device: str, settings: Settings) -> EngineList:
+def engine_list(asked: Any, device: str, settings: Settings, store: CostStore | None = None) -> EngineList:
     """Return the engines for a name, spec, instance or list of them, the implicit reference engine included.
+
+    The ``store`` may know which engines are ready here.
 
     Raises UnknownEngine or EngineUnavailable, OptionError for an engine listed twice or an execution option that a
     listed engine does not honour, DeviceError when none of them runs on the device.
     """
     context = CompileContext(settings.execution, check_device(device), checked_budget(settings.execution), report=settings.report)
-    engines, left_out = _created(asked, context, settings)
+    engines, left_out = _created(asked, context, settings, store)
     _check_list(engines)
     devices = devices_of(engines, settings.devices)
     check_engines_run(engines, context.device, devices)
@@ -219,11 +223,13 @@ def engine_list(asked: Any, device: str, settings: Settings) -> EngineList:
     return EngineList(tuple(engines), implicit.spec if implicit else None, context, asks_for_auto(asked), left_out, devices)
 
 
-def _created(asked: Any, context: CompileContext, settings: Settings) -> tuple[list[GraphCompiler], tuple[str, ...]]:
+def _created(
+    asked: Any, context: CompileContext, settings: Settings, store: CostStore | None
+) -> tuple[list[GraphCompiler], tuple[str, ...]]:
     many = _as_list(asked)
     if asks_for_auto(asked):
         found = settings.lock.engines([one for one in many if one != AUTO]) if settings.lock else None
-        return (found, ()) if found else engines_at_hand(many, context, strict=settings.strict)
+        return (found, ()) if found else engines_at_hand(many, context, store, strict=settings.strict)
     if settings.lock is not None:
         raise OptionError("lock= holds a placement by measurement; pass engine='auto', or a list with 'auto' in it")
     return [registry.create(one) for one in many], ()
@@ -234,7 +240,7 @@ def _isolated(engines: Sequence[GraphCompiler], settings: Settings) -> list[Grap
     check_isolated(settings.isolate, [engine.spec for engine in engines])
     limits, asked = Limits(settings.time_limit, settings.memory_limit), {*settings.isolate}
     return [
-        Isolated(engine, limits, runs=settings.isolate_run) if asked & {engine.name, engine.spec, "all"} else engine
+        Isolated(loaded(engine), limits, runs=settings.isolate_run) if asked & {engine.name, engine.spec, "all"} else engine
         for engine in engines
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Mapping, Sequence
 
 from xrt.engines import GraphCompiler
@@ -105,7 +106,7 @@ def _grouped(function: Function, home: Sequence[int], groups: Mapping[str, int])
         if node.name not in groups:
             raise PlanError(f"node {node.name!r} ({node.op}) is in no group; give each node a group, or leave groups out")
         members.setdefault(groups[node.name], []).append(place)
-    found = [_cluster(function, home, nodes) for nodes in members.values()]
+    found = [_cluster(function, home, members[number]) for number in sorted(members)]
     return tuple(found[number] for number in _runnable(function, found))
 
 
@@ -118,21 +119,35 @@ def _cluster(function: Function, home: Sequence[int], nodes: Sequence[int]) -> C
     return Cluster(tuple(nodes), engines.pop(), max(devices, default=""))
 
 
-def _runnable(function: Function, clusters: Sequence[Cluster]) -> list[int]:
-    """Return the clusters in an order in which each runs after all that it waits for: the law that no plan may break."""
+def _runnable(function: Function, clusters: Sequence[Cluster]) -> Iterator[int]:
+    """Yield the clusters in an order in which each runs after all that it waits for, the first that can run first.
+
+    Raises PlanError where there is no such order: that is the law that no plan may break.
+    """
+    before = _waits(function, clusters)
+    after: list[list[int]] = [[] for _ in clusters]
+    for number, needed in enumerate(before):
+        for earlier in needed:
+            after[earlier].append(number)
+    waiting = [len(needed) for needed in before]
+    ready = [number for number, count in enumerate(waiting) if not count]
+    left = len(clusters)
+    while ready:
+        number = heapq.heappop(ready)
+        left -= 1
+        yield number
+        for later in after[number]:
+            waiting[later] -= 1
+            if not waiting[later]:
+                heapq.heappush(ready, later)
+    if left:
+        raise PlanError(f"{left} groups wait for each other in a cycle; cut one of them where another stands between")
+
+
+def _waits(function: Function, clusters: Sequence[Cluster]) -> list[set[int]]:
+    """Return for each cluster those that it waits for."""
     own = {place: number for number, one in enumerate(clusters) for place in one.nodes}
     before: list[set[int]] = [set() for _ in clusters]
     for place, needed in enumerate(DependencyGraph.of(function).predecessors):
         before[own[place]].update(own[earlier] for earlier in needed if own[earlier] != own[place])
-    order: list[int] = []
-    waiting = dict.fromkeys(range(len(clusters)))
-    done: set[int] = set()
-    while waiting:
-        ready = [number for number in waiting if before[number] <= done]
-        if not ready:
-            raise PlanError(f"{len(waiting)} groups wait for each other in a cycle; cut one of them where another stands between")
-        order += ready
-        done.update(ready)
-        for number in ready:
-            del waiting[number]
-    return order
+    return before

@@ -65,7 +65,12 @@ def parse(text: str | bytes) -> CostTable:
     """Return the table that `to_text` wrote; raises CacheError for anything else."""
     try:
         return _table(_opened(text))
-    except (ValueError, RecursionError, MemoryError) as error:  # JSON that is none, nested without end, numbers without end
+    except (
+        ValueError,
+        OverflowError,
+        RecursionError,
+        MemoryError,
+    ) as error:  # JSON that is none, nested without end, numbers without end
         raise CacheError(f"{_BROKEN}: {str(error)[:200]}; {_ADVICE}") from error
 
 

@@ -9,6 +9,7 @@ from xrt.errors import OptionError, did_you_mean
 from xrt.graph import FrozenDict, Function
 from xrt.graph.collector import collector_paused
 from xrt.graph.places import one_name
+from xrt.partition.capability import Capability
 from xrt.partition.choices import Choices, Refused, check_all_taken
 from xrt.partition.clustering import Clustering, cluster
 from xrt.partition.devices import Homes, Whereabouts
@@ -29,13 +30,14 @@ def partition(
     refused: Sequence[Refused] = (),
     device: str = "cpu",
     devices: Mapping[str, str] = FrozenDict(),
+    capability: Capability | None = None,
 ) -> Plan:
     """Return the Plan: each node on the first engine that takes it, unless a pin, a refusal or `minimum_nodes` forbids.
 
     ``engines`` stand by priority. ``implicit`` is the spec of the one among them that the user did not name, for the
     Plan to tell; ``strict`` says that there is none. ``refused`` holds (node, engine spec, reason) triples: what engines
     declined at compile after an earlier Plan. ``device`` is where nodes run that name no device, but for those of the engines
-    that ``devices`` names by spec. No device is touched.
+    that ``devices`` names by spec. No device is touched. ``capability`` has the engines' answers, for who knows them already.
 
     Raises OptionError for an engine listed twice, or one that a pin, ``implicit`` or ``refused`` names and the list does
     not have; PlanError when a pin cannot be kept, or no engine takes a node. Linear in nodes and edges.
@@ -45,7 +47,7 @@ def partition(
     options.check_pins(names)
     with collector_paused(len(function.nodes)):
         homes = Homes(device, devices)
-        choices = Choices.of(function, engines, options.pins, refused, [homes.of(spec) for _, spec in names])
+        choices = Choices.of(function, engines, options.pins, refused, [homes.of(spec) for _, spec in names], capability)
         candidates = choices.candidates()
         check_all_taken(function, choices, candidates, options.pins, strict)
         found = cluster(function, candidates, options, Whereabouts.of(function, engines, homes).devices)

@@ -5,7 +5,7 @@ straight line of launches over slots. Nothing here decides where a node goes or 
 """
 
 from xrt.runtime.compile import Refusal, RegionToCompile, compile_plan, regions_of
-from xrt.runtime.devices import check_device, device, kind_of
+from xrt.runtime.devices import check_device, device, kind_of, to_host
 from xrt.runtime.devices.streams import Streams
 from xrt.runtime.faults import Inspection, failure, misfit, updated_before
 from xrt.runtime.profile import LaunchTime, Profile
@@ -31,5 +31,6 @@ __all__ = [
     "misfit",
     "regions_of",
     "set_default_budget",
+    "to_host",
     "updated_before",
 ]

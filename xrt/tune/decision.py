@@ -10,10 +10,12 @@ from typing import Any, get_args
 from xrt.cache import Signature
 from xrt.cache.signature import conditions_of
 from xrt.engines import CompileContext, GraphCompiler
+from xrt.engines.deferred import Answered, Deferred
 from xrt.errors import CacheError, XRTError
 from xrt.graph import Function
 from xrt.partition import ClusteringOptions, Plan
 from xrt.partition.assigned import assigned, groups_of, homes_of
+from xrt.partition.capability import Capability
 from xrt.partition.costs import CostTable
 from xrt.tune.tuned import Contender, Race, Tuned, Verdict
 
@@ -34,21 +36,40 @@ def asked_of(
     implicit: str | None,
 ) -> Signature:
     """Return what a decision is an answer to: the model, the engines with their versions, the options, the machine."""
-    named = ", ".join(f"{engine.spec} {engine.version()}" for engine in engines)
+    named = ", ".join(f"{engine.spec} {_version(engine)}" for engine in engines)
     own = (("decision", str(FORMAT)), ("function", function.fingerprint), ("engines", named), ("implicit", str(implicit)))
     return Signature((*own, ("clustering", str(options)), *conditions_of(context)))
+
+
+def _version(engine: GraphCompiler) -> str:
+    """Return an engine's version, without importing the library of one that nobody has used yet."""
+    return engine.status.version if isinstance(engine, Deferred) else engine.version()
 
 
 # ------------------------------------------------------------------ written
 
 
-def to_text(tuned: Tuned, function: Function) -> str:
+def to_text(tuned: Tuned, function: Function, engines: Sequence[GraphCompiler], context: CompileContext) -> str:
     """Return what was decided as JSON; nodes are told by their places, so that names do not matter."""
-    specs = list(tuned.plan.engines)
+    specs = [engine.spec for engine in engines]
     plans = [_row(contender, function, specs) for contender in tuned.race.contenders]
     facts = {"format": FORMAT, "engines": specs, "budget": tuned.budget, "rounds": tuned.race.rounds}
     facts |= {"baseline": tuned.race.baseline, "measurements": tuned.measurements, "spent": tuned.spent}
-    return json.dumps({**facts, "notes": list(tuned.notes), "contenders": plans}, indent=1)
+    declined = _declined(function, engines, context)
+    return json.dumps({**facts, "notes": list(tuned.notes), "declined": declined, "contenders": plans}, indent=1)
+
+
+def _declined(function: Function, engines: Sequence[GraphCompiler], context: CompileContext) -> list[dict[str, list[int]]]:
+    """Return for each engine its reasons, with the places of the nodes: so that nobody needs to ask it again."""
+    capability = Capability.of(function, engines, context.device)
+    found: list[dict[str, list[int]]] = []
+    for number in range(len(engines)):
+        reasons: dict[str, list[int]] = {}
+        for place in range(len(function.nodes)):
+            if (reason := capability.reason(place, number)) is not None:
+                reasons.setdefault(reason, []).append(place)
+        found.append(reasons)
+    return found
 
 
 def _row(contender: Contender, function: Function, specs: Sequence[str]) -> dict[str, Any]:
@@ -77,16 +98,23 @@ def parse(
         if told["format"] != FORMAT:
             raise CacheError(f"it is of format {told['format']!r}; this version reads {FORMAT}")
         specs = [_text(spec) for spec in told["engines"]]
+        answered = [_answered(*pair, function) for pair in zip(engines, told["declined"], strict=True)]
         rows = told["contenders"][:MOST_PLANS]
-        contenders = tuple(_contender(row, function, engines, specs, context, implicit) for row in rows)
+        contenders = tuple(_contender(row, function, answered, specs, context, implicit) for row in rows)
         race = Race(contenders, _count(told["rounds"]), _place(told["baseline"], len(contenders)))
         facts = {name: _seconds(told[name]) for name in ("budget", "spent")}
         notes = tuple(_text(note) for note in told["notes"])
-    except (XRTError, KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
+    except (XRTError, KeyError, AttributeError, TypeError, ValueError, IndexError, RecursionError) as error:
         raise CacheError(f"it holds no decision that can be used: {type(error).__name__}: {error}") from error
     if race.winner is None:
         raise CacheError("it holds no decision that can be used: nobody won")
     return Tuned(race.winner.plan, CostTable(), race, "remembered", measurements=0, notes=notes, **facts)
+
+
+def _answered(engine: GraphCompiler, reasons: Mapping[str, Sequence[int]], function: Function) -> GraphCompiler:
+    """Return the engine by the answers that the text has of it."""
+    names = [node.name for node in function.nodes]
+    return Answered(engine, {names[_count(place)]: _text(reason) for reason, places in reasons.items() for place in places})
 
 
 def _contender(

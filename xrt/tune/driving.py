@@ -19,7 +19,7 @@ from xrt.runtime.isolation import Isolated
 from xrt.runtime.timing import Clock
 from xrt.tune import decision
 from xrt.tune.search import BOUNDS, Bounds, Search, Told, unheard
-from xrt.tune.tuned import Tuned
+from xrt.tune.tuned import Progress, Tuned
 from xrt.tune.values import Reference
 
 __all__ = ["remembered", "tune"]
@@ -40,7 +40,8 @@ def tune(
     options: ClusteringOptions = ClusteringOptions(),
     implicit: str | None = None,
     progress: Told = unheard,
-    bounds: Bounds = BOUNDS,
+    bounds: Bounds | None = None,
+    memory_limit: int | None = None,
     anew: bool = False,
     clock: Clock = time.perf_counter,
 ) -> Tuned:
@@ -53,7 +54,8 @@ def tune(
 
     Pieces are compiled and measured in workers, where a hang or a crash costs `Bounds.limit` once. Plans race in this process,
     as they are deployed, once their engines have proved themselves there. The budget is overrun by one such limit at most, and by
-    the one run of the reference. An interrupt (Ctrl-C) ends the search, and gives the best found by then.
+    the one run of the reference. A worker may have ``memory_limit`` bytes of address space, unless the bounds say otherwise. An
+    interrupt (Ctrl-C) ends the search, and gives the best found by then.
 
     Raises OptionError for a budget that is none, PlanError where nothing takes a node.
     """
@@ -65,9 +67,12 @@ def tune(
     values, reason = _values(function, inputs)
     if values is None:
         return by_priority(function, engines, context, options, implicit, reason)
+    bounds = bounds or replace(BOUNDS, memory=memory_limit)
     search = Search(function, engines, context, values, reference, cache, options, implicit, budget, bounds, progress, clock)
     if store is not None:
         search.table = store.table(plain(engines), context)
+    progress(Progress("asking the engines", "", None, 0.0, budget))
+    _ = search.priority  # raises where nothing takes a node
     tuned = _searched(search)
     if store is not None:
         _keep(tuned, function, engines, context, store, options, implicit)
@@ -95,7 +100,7 @@ def by_priority(
 
 
 def plain(engines: Sequence[GraphCompiler]) -> list[GraphCompiler]:
-    """Return the engines themselves, for those that stand in front of a worker: what they cost is not the worker's."""
+    """Return the engines for those that stand in front of a worker: what they cost is not the worker's."""
     return [engine.inner if isinstance(engine, Isolated) else engine for engine in engines]
 
 
@@ -159,7 +164,7 @@ def _keep(
     store.keep(tuned.table, plain(engines), context)
     if tuned.how == "measured" and tuned.race.winner is not None:
         asked = decision.asked_of(function, plain(engines), context, options, implicit)
-        store.decide(asked, decision.to_text(tuned, function))
+        store.decide(asked, decision.to_text(tuned, function, engines, context))
 
 
 def _tell(tuned: Tuned, function: Function) -> None:

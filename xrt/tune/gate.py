@@ -7,6 +7,7 @@ are compared, each with its interval, and what lies within the noise is not deci
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,10 @@ from xrt.tune.values import Reference
 __all__ = ["Course", "Outcome", "gate_of", "judge_gate", "opponent_of", "raced"]
 
 RULES = Rules(least=12, most=200)
+SPELLS = 4
+"""Parts of a measurement whose medians must lie in its interval."""
+SURE = 36
+"""Rounds before which nothing is called a regression, unless the time is up."""
 NARROW = 0.02
 """How narrow the interval of a lock's ratio has to be, part of the ratio, before its measurement ends."""
 
@@ -78,10 +83,11 @@ def _check(made: Ready) -> None:
 # ---------------------------------------------------------------------- two plans in turns
 
 
-def raced(course: Course, plan: Plan, other: Plan, is_enough: Callable[[Ratio], bool]) -> tuple[Ratio, int]:
+def raced(course: Course, plan: Plan, other: Plan, is_enough: Callable[[Ratio, int], bool]) -> tuple[Ratio, int]:
     """Return the time of a plan over that of another, and in how many rounds it was found.
 
-    They take turns until the interval is enough, or the course's seconds have passed. Raises LockError for a plan that fails.
+    They take turns until the ratio, after so many rounds, is enough, or the course's seconds have passed. Raises LockError
+    for a plan that fails.
     """
     with course.ready(plan, other) as made:
         entrants = [Entrant(one.call, is_simple=True) for one in made]
@@ -92,10 +98,25 @@ def raced(course: Course, plan: Plan, other: Plan, is_enough: Callable[[Ratio], 
         for number in range(RULES.most):
             for place in rotated(range(2), number):
                 _turn(entrants[place], made[place].plan, course.clock)
-            found = paired(entrants[0].rounds, entrants[1].rounds)
-            if number + 1 >= RULES.least and (is_enough(found) or course.clock() >= until):
-                return found, number + 1
-    return found, RULES.most
+            if number + 1 < RULES.least:
+                continue
+            found = drifting(entrants[0].rounds, entrants[1].rounds)
+            if is_enough(found, number + 1) or course.clock() >= until:
+                break
+    return found, number + 1
+
+
+def drifting(of: Sequence[float], to: Sequence[float]) -> Ratio:
+    """Return the ratio of paired rounds, at least as many as `SPELLS`, in doubt by chance and by drift.
+
+    The bootstrap takes rounds for independent. Where a machine's load changes for seconds at a time they are not, so the
+    interval also holds the medians of `SPELLS` equal parts of the rounds, one after the other.
+    """
+    found = paired(of, to)
+    ratios = [mine / theirs for mine, theirs in zip(of, to, strict=True)]
+    length = len(ratios) // SPELLS
+    spells = [statistics.median(ratios[at : at + length]) for at in range(0, length * SPELLS, length)]
+    return Ratio(found.median, min(found.low, *spells), max(found.high, *spells))
 
 
 def _turn(entrant: Entrant, plan: Plan, clock: Clock) -> None:
@@ -126,7 +147,7 @@ def gate_of(course: Course, plan: Plan, race: Race) -> Gate | None:
     opponent = opponent_of(plan, race)
     if opponent is None:
         return None
-    found, rounds = raced(course, plan, opponent.plan, lambda ratio: ratio.high - ratio.low <= NARROW * ratio.median)
+    found, rounds = raced(course, plan, opponent.plan, lambda ratio, _: ratio.high - ratio.low <= NARROW * ratio.median)
     return Gate(opponent.title, found.median, found.low, found.high, rounds, runs_of(opponent.plan, course.function))
 
 
@@ -145,6 +166,7 @@ class Outcome:
     rounds: int = 0
     change: Ratio | None = None
     """The ratio now over that of the lock; both intervals are in its own."""
+    note: str = ""
 
     def __bool__(self) -> bool:
         return self.state != "regressed"
@@ -159,7 +181,8 @@ class Outcome:
     def __str__(self) -> str:
         if self.locked is None or self.now is None or self.change is None:
             return "it runs and computes what the reference does; the lock has no other plan to hold its time against"
-        return f"{_TOLD[self.state]}: {self._change()}; the limit is {self.limit:+.1%}\n{self._ratios()}"
+        note = f"\n{self.note}" if self.note else ""
+        return f"{_TOLD[self.state]}: {self._change()}; the limit is {self.limit:+.1%}\n{self._ratios()}{note}"
 
     def _change(self) -> str:
         change = self.change
@@ -189,7 +212,12 @@ def judge_gate(course: Course, plan: Plan, other: Plan | None, gate: Gate | None
     if gate is None or other is None:
         with course.ready(plan):
             return Outcome("alone", limit)
-    now, rounds = raced(course, plan, other, lambda ratio: _state(_change(ratio, gate), limit) != "undecided")
+
+    def is_decided(ratio: Ratio, rounds: int) -> bool:
+        state = _state(_change(ratio, gate), limit)
+        return state == "held" or (state == "regressed" and rounds >= SURE)
+
+    now, rounds = raced(course, plan, other, is_decided)
     change = _change(now, gate)
     return Outcome(_state(change, limit), limit, gate, now, rounds, change)
 

@@ -21,11 +21,11 @@ from xrt.partition.planner import SearchOptions, pieces, propose
 from xrt.runtime.isolation import Isolated, Limits
 from xrt.runtime.timing import Clock
 from xrt.tune.calibration import crossing, launch_cost
-from xrt.tune.contest import Entrant, contested
+from xrt.tune.contest import Entrant, Rules, contested
 from xrt.tune.judging import Runner, judged
 from xrt.tune.programs import ready
 from xrt.tune.survey import Region, Subject, Survey
-from xrt.tune.tuned import Contender, How, Progress, Tuned, title_of
+from xrt.tune.tuned import Contender, How, Progress, Race, Tuned, title_of
 from xrt.tune.values import Reference, captured
 from xrt.tune.walls import Apart, Way, way_of
 
@@ -53,18 +53,22 @@ class Bounds:
     """What parts of the budget, and of the machine, tuning may take."""
 
     survey: float = 0.55
-    """Share of the budget after which nothing more is surveyed."""
+    """Share of the time left that goes to measuring pieces, before plans race."""
     limit: float = 0.25
     """Share of the budget that one compile, or one measurement, may take; it is also by how much the budget may be overrun, at
     most: an engine that hangs in this process, where it did not in its worker, cannot be stopped."""
     slice: float = 0.025
-    """Share of the budget that the samples of one region may take."""
+    """Share of the budget that the samples of one region may take, and not more than `longest`."""
+    longest: float = 0.6
+    """Seconds of samples after which a region is known well enough to plan by, however busy the machine is."""
     calibration: float = 0.1
     """Share of the budget after which no further launch or boundary is measured that is not known yet."""
     far: float = 4.0
     """An engine that takes so many times what the quickest takes on the whole is not calibrated."""
     ready: float = 0.85
-    """Share of the budget after which no further plan is made ready."""
+    """Share of the same time after which no further plan is made ready."""
+    last: float = 0.1
+    """Share of the budget with which no further survey is begun."""
     plans: int = 6
     """Mixtures in the contest, at most."""
     worse: float = 2.5
@@ -99,15 +103,21 @@ class Search:
     others: list[Contender] = field(default_factory=list)
     rounds: int = 0
     survey: Survey | None = None
+    settled: Race | None = None
+    """The last race but the one that is on."""
+    is_calibrated: bool = False
+    late: list[Plan] = field(default_factory=list)
+    """Plans for which there was no time left."""
 
     began: float = field(init=False)
-    priority: Plan = field(init=False)
-    """What the order of the list alone gives."""
 
     def __post_init__(self) -> None:
         self.began = self.clock()
-        device = self.context.device
-        self.priority = partition(self.function, self.engines, self.options, implicit=self.implicit, device=device)
+
+    @cached_property
+    def priority(self) -> Plan:
+        """What the order of the list alone gives; raises PlanError where nothing takes a node."""
+        return partition(self.function, self.engines, self.options, implicit=self.implicit, device=self.context.device)
 
     # ------------------------------------------------------------------ the way
 
@@ -116,16 +126,31 @@ class Search:
         with self._ways() as ways:
             self._tell("computing what is right")
             values = captured(self.function, self.inputs, self.reference)
-            limit, slice_ = self.budget * self.bounds.limit, self.budget * self.bounds.slice
+            limit = self.budget * self.bounds.limit
+            slice_ = min(self.budget * self.bounds.slice, self.bounds.longest)
             self.survey = Survey(
                 ways, self.context, values, self.reference, self.table, limit=limit, slice_=slice_, clock=self.clock
             )
-            self._survey(self.survey, ways)
-            if self._left() <= 0:
-                return
-            self.proposals = self._proposed()
-            self._make_ready(ways, [values[value.name] for value in self.function.outputs])
+            expected = [values[value.name] for value in self.function.outputs]
+            while self._passes(self.survey, ways, expected):
+                pass
+
+    def _passes(self, survey: Survey, ways: Mapping[str, Way], expected: Sequence[Any]) -> bool:
+        """Survey for a part of the time that is left, and let what is then proposed and new race; tell whether to go on."""
+        began, left, count = self.clock(), self._left(), survey.count
+        is_known = self._survey(survey, ways, began + left * self.bounds.survey)
+        if self._left() <= 0:
+            return False
+        met = {placing(plan) for plan in self.proposals if plan not in self.late}
+        fresh = [plan for plan in self._proposed() if placing(plan) not in met]
+        self.proposals = (*(plan for plan in self.proposals if plan not in self.late), *fresh)
+        self.late.clear()
+        if fresh:
+            self._settle()
+            self._make_ready(fresh, ways, expected, began + left * self.bounds.ready)
             self._race()
+        has_learnt = bool(fresh) or survey.count > count
+        return has_learnt and not is_known and self._left() > self.bounds.last * self.budget
 
     @contextmanager
     def _ways(self) -> Iterator[dict[str, Way]]:
@@ -139,18 +164,17 @@ class Search:
             for runner in self.runners:
                 runner.ready.close()
 
-    def _survey(self, survey: Survey, ways: Mapping[str, Way]) -> None:
-        """Measure pieces, the most useful first, until nobody knows of more or the time for it is up."""
-        until = self.began + self.budget * self.bounds.survey
-        going, calibrated = True, False
-        while going:
+    def _survey(self, survey: Survey, ways: Mapping[str, Way], until: float) -> bool:
+        """Measure pieces, the most useful first, for so long; return whether nobody knows of more."""
+        while True:
             asked = pieces(self.function, self.engines, survey.table, AT_ONCE, device=self.context.device)
             fresh = [piece for piece in asked if not survey.is_known(piece)]
-            going = bool(fresh) and survey.measure(fresh, until, self._told_of(survey))
-            self.table = survey.table
-            if not calibrated and len(self.function.nodes) > 1:
+            in_time = survey.measure(fresh, until, self._told_of(survey))
+            if not self.is_calibrated and len(self.function.nodes) > 1:
                 self._calibrate(survey, ways)
-                calibrated, self.table = True, survey.table
+            self.is_calibrated, self.table = True, survey.table
+            if not fresh or not in_time:
+                return not fresh
 
     def _calibrate(self, survey: Survey, ways: Mapping[str, Way]) -> None:
         """Measure launches and boundaries of the engines that may be worth mixing, the quickest first, as far as time allows."""
@@ -218,19 +242,38 @@ class Search:
 
     # ------------------------------------------------------------------ the contest
 
-    def _make_ready(self, ways: Mapping[str, Way], expected: Sequence[Any]) -> None:
-        """Compile the proposals here, those of one engine first, and hold each against the reference."""
-        until = self.began + self.budget * self.bounds.ready
-        for plan in sorted(self.proposals, key=lambda plan: placing(plan) not in self._simple):
+    def _settle(self) -> None:
+        """Keep what a race has found: who has lost leaves it, and who is left runs anew, against what is new."""
+        if not any(runner.has_run for runner in self.runners):
+            return
+        self.settled = judged(self.runners, self.others, self.rounds)
+        gone = {placing(runner.ready.plan): runner for runner in self.runners if runner.entrant.is_out}
+        self.others += [one for one in self.settled.contenders if placing(one.plan) in gone]
+        for runner in gone.values():
+            runner.ready.close()
+        self.runners = [runner for runner in self.runners if not runner.entrant.is_out]
+        for runner in self.runners:
+            runner.entrant.rounds.clear()
+
+    def _make_ready(self, plans: Sequence[Plan], ways: Mapping[str, Way], expected: Sequence[Any], until: float) -> None:
+        """Compile plans here, those of one engine first, and hold each against the reference; no more of them after ``until``."""
+        for plan in sorted(plans, key=lambda plan: placing(plan) not in self._simple):
             if (known := self._hopeless(plan)) is not None:
                 self.others.append(known)
             elif self.clock() >= until and self.runners:
-                self.notes.append(f"the budget ended before {title_of(plan)} was made ready")
+                self.late.append(plan)
             elif unproved := self._unproved(plan):
                 self.others.append(Contender(plan, "wrong" if unproved.startswith("wrong") else "failed", note=unproved))
             else:
                 self._tell(f"compiling {title_of(plan)}")
                 self._enter(plan, ways, expected)
+
+    def _too_late(self) -> Iterator[Contender]:
+        """Yield the plans of one engine for which there was no time left, with what they were measured to take alone."""
+        for plan in self.late:
+            if isinstance(cost := self._alone(plan), Measured):
+                note = "measured alone; the budget ended before it was made ready"
+                yield Contender(plan, "lost", cost.seconds, cost.low, cost.high, note=note)
 
     def _unproved(self, plan: Plan) -> str:
         """Return why a plan may not be compiled in this process: a region of it has not been right, and in time, in a worker."""
@@ -276,6 +319,7 @@ class Search:
         return Contender(plan, "lost", cost.seconds, cost.low, cost.high, note=note)
 
     def _race(self) -> None:
+        self.rounds = 0
         entrants = [runner.entrant for runner in self.runners]
         self.rounds = contested(entrants, until=self.began + self.budget, clock=self.clock, watch=self._watch)
         for runner in self.runners:
@@ -318,7 +362,7 @@ class Search:
 
     def tuned(self, how: How) -> Tuned:
         """Return the best by what is known now: who won, else the engine that was quickest alone, else the list's order."""
-        race, count = judged(self.runners, self.others, self.rounds), self.survey.count if self.survey else 0
+        race, count = self._judgement(), self.survey.count if self.survey else 0
         spent, alone = self.clock() - self.began, self._best_alone()
         if (winner := race.winner) is not None:
             plan = winner.plan
@@ -326,7 +370,14 @@ class Search:
             plan = alone[0]
         else:
             plan, how = self.priority, "priority"
-        return Tuned(plan, self.table, race, how, self.budget, spent, count, tuple(self.notes))
+        late = [f"the budget ended before {title_of(one)} was made ready" for one in self.late if self._alone(one) is None]
+        return Tuned(plan, self.table, race, how, self.budget, spent, count, (*self.notes, *late))
+
+    def _judgement(self) -> Race:
+        """Return the race as it stands; where one had been settled, and another has hardly begun, that one."""
+        race = judged(self.runners, [*self.others, *self._too_late()], self.rounds)
+        has_begun = race.winner is not None and self.rounds >= Rules().least
+        return self.settled if self.settled is not None and not has_begun else race
 
 
 def placing(plan: Plan) -> Placing:

@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from xrt.engines import CompileContext, Executable, GraphCompiler
+from xrt.engines.deferred import loaded
 from xrt.errors import EngineError, OptionError, RunFailed
 from xrt.graph import Function
 from xrt.runtime.isolation import Isolated, Limits, RemoteExecutable
@@ -117,7 +118,7 @@ class Here:
 
 def way_of(engine: GraphCompiler, limits: Limits) -> Way:
     """Return how an engine is tried: behind a wall, where there can be one."""
-    inner = engine.inner if isinstance(engine, Isolated) else engine
+    inner = loaded(engine.inner if isinstance(engine, Isolated) else engine)
     try:
         return Apart(inner, limits)
     except OptionError:

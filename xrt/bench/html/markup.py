@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
+from unicodedata import category
 
 __all__ = ["Child", "Markup", "joined", "tag"]
 
@@ -58,4 +59,4 @@ def _attributes(given: dict[str, str | float | bool | None]) -> Iterator[str]:
 
 def _printable(text: str) -> str:
     """Return the text with a mark for what no page may hold: control characters, halves of characters, reversals of writing."""
-    return "".join(char if char.isprintable() or char in "\n\t" else "�" for char in text)
+    return "".join(char if char.isprintable() or char in "\n\t" or category(char) == "Zs" else "�" for char in text)

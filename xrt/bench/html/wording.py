@@ -52,12 +52,12 @@ def times_within(ratio: Ratio | None) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share in per cent.
+    r"""Return a share in per cent; the sign stays with its number.
 
     >>> percent(0.0123), percent(0.52)
-    ('1.2 %', '52 %')
+    ('1.2\xa0%', '52\xa0%')
     """
-    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
+    return f"{100 * share:.2g}\u00a0%" if share < 0.1 else f"{100 * share:.0f}\u00a0%"
 
 
 def size(count: int) -> str:

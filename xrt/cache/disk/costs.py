@@ -2,6 +2,7 @@
 
     <directory>/xrt-cache-1/costs/....json        what regions cost on one engine, in one version, with one thread budget
     <directory>/xrt-cache-1/decisions/....json    a placement that was chosen
+    <directory>/xrt-cache-1/engines/....json      which engines are ready, as long as nothing is installed or removed
 
 Written whole or not at all, like all of the directory. What is damaged, or made by somebody else, is a warning, and is
 measured again.
@@ -9,17 +10,24 @@ measured again.
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
 import logging
 import stat
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
+from typing import Any, get_args
 
 from xrt.cache.disk.store import Store
 from xrt.cache.disk.tier import DiskTier
 from xrt.cache.memory import CompileCache
 from xrt.cache.signature import CODE_UNKNOWN, Signature, circumstances_of
 from xrt.engines import CompileContext, GraphCompiler
+from xrt.engines.registry import EngineStatus, State
 from xrt.errors import CacheError, CacheWarning, warn
 from xrt.partition.costs import CostTable
 
@@ -86,6 +94,24 @@ class CostStore:
     def _decision_path(self, asked: Signature) -> Path:
         return self._store.root / "decisions" / f"{asked.key}.json"
 
+    # ------------------------------------------------------------------ engines
+
+    def statuses(self) -> dict[str, EngineStatus]:
+        """Return what an earlier process has found of each engine; nothing where something was installed or removed since."""
+        data = self._read(self._statuses_path())
+        try:
+            return {} if data is None else {one["name"]: _status(one) for one in json.loads(data)}
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            self.trouble(f"{self._statuses_path()}: {type(error).__name__}: {error}")
+            return {}
+
+    def keep_statuses(self, statuses: Sequence[EngineStatus]) -> None:
+        """Keep what was found of the engines, for as long as nothing is installed or removed."""
+        self._write(self._statuses_path(), json.dumps([dataclasses.asdict(status) for status in statuses], indent=1))
+
+    def _statuses_path(self) -> Path:
+        return self._store.root / "engines" / f"{_installed()}.json"
+
     # ------------------------------------------------------------------ files
 
     def _read(self, path: Path) -> bytes | None:
@@ -117,6 +143,20 @@ class CostStore:
                 f"the store of costs could not serve: {what}. What it should have held is measured anew; this is said once",
                 CacheWarning,
             )
+
+
+def _status(told: Mapping[str, Any]) -> EngineStatus:
+    """Return the status that the text tells of; raises ValueError for what cannot be one."""
+    texts = [told[name] for name in ("name", "state", "distribution", "pip", "version", "cause", "lacks")]
+    if not all(isinstance(text, str) for text in (*texts, *told["devices"])) or told["state"] not in get_args(State):
+        raise ValueError(f"{told!r:.80} is no status of an engine")
+    return EngineStatus(**{**told, "devices": tuple(told["devices"])})
+
+
+def _installed() -> str:
+    """Return a hash of the distributions that this interpreter finds, with their versions."""
+    found = sorted(f"{one.name} {one.version}" for one in metadata.distributions())
+    return hashlib.sha256("\n".join([sys.version, *sys.path, *found]).encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _all_circumstances(engines: Sequence[GraphCompiler], context: CompileContext) -> Mapping[str, Signature]:

@@ -62,6 +62,16 @@ def _has_window(node: Node, function: Function) -> bool:
     return (since_version(node, function) or 0) >= 25
 
 
+def _result(node: Node, function: Function) -> DType | None:
+    type_ = function.type_of(node.outputs[0])
+    return type_.dtype if isinstance(type_, TensorType) else None
+
+
+def _may_divide_by_nothing(node: Node, function: Function) -> bool:
+    dtype, divisor = _dtype(node, 0, function), _constant(node, 1, function)
+    return (dtype is None or not dtype.is_float) and (divisor is None or not divisor.array.all())
+
+
 def _flattens(node: Node, function: Function) -> bool:
     """Whether more than one axis is flattened, or may be."""
     shape = _shape(node, 0, function)
@@ -70,13 +80,14 @@ def _flattens(node: Node, function: Function) -> bool:
     return shape is None or node.attr("axis", 1) not in (-1, len(shape) - 1)
 
 
-def _quantises_to_short(node: Node, function: Function) -> bool:
-    type_ = function.type_of(node.outputs[0])
-    return isinstance(type_, TensorType) and type_.dtype in (DType.INT16, DType.UINT16)
-
-
 def _is_causal_after_past(node: Node, function: Function) -> bool:
     return node.attr("is_causal", 0) == 1 and _has(node, 4)
+
+
+def _is_strided_point_with_padding(node: Node, function: Function) -> bool:
+    kernel = (_shape(node, 1, function) or (None, None, None))[2:]
+    pads = any(node.attr("pads", ())) or node.attr("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER")
+    return pads and any(stride > 1 for stride in node.attr("strides", ())) and all(extent in (1, None) for extent in kernel)
 
 
 def _scales_by_a_fraction(node: Node, function: Function) -> bool:
@@ -129,10 +140,16 @@ DEFECTS: tuple[Defect, ...] = (
         ("test_lstm_with_peepholes",),
     ),
     Defect(
-        ("QuantizeLinear",),
-        _quantises_to_short,
-        "rounds a number to 16 bits by way of float32, to the neighbour now and then",
-        ("test_quantizelinear_uint16",),
+        ("Div", "Mod"),
+        _may_divide_by_nothing,
+        "divides integers by zero to the lowest number, and this divisor may be zero",
+        ("compared with the reference: int32[4] by [0, 1, 0, 2]",),
+    ),
+    Defect(
+        ("Cast", "CastLike"),
+        lambda node, function: DType.FLOAT64 in (_dtype(node, 0, function), _result(node, function)),
+        "makes the largest finite number of an infinity that it casts to or from float64",
+        ("test_cast_FLOAT_to_DOUBLE, with native arithmetic",),
     ),
     Defect(
         ("Softmax", "LogSoftmax", "Hardmax"),
@@ -157,6 +174,12 @@ DEFECTS: tuple[Defect, ...] = (
         _rounds_up,
         "counts a window of a pooling with ceil_mode=1 that lies in the padding alone",
         ("test_maxpool_2d_ceil_output_size_reduce_by_one",),
+    ),
+    Defect(
+        ("Conv",),
+        _is_strided_point_with_padding,
+        "moves the strides of a Conv of size 1 before its padding where they belong behind it",
+        ("strided_point_with_padding of the corpus",),
     ),
     Defect(
         ("Resize",),

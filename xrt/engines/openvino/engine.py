@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from xrt.engines.contract import Executable, GraphCompiler
 from xrt.engines.growth import Growth
@@ -39,21 +39,28 @@ class OpenVino(GraphCompiler):
     pinning: bool = False
     """Whether its threads are bound to cores; threads of other engines are then in their way."""
 
+    arithmetic: Literal["exact", "native"] = "exact"
+    """``native`` takes what the library computes in place of what ONNX says: float64 in float32, wide integers in int32 without
+    a limit, bytes that stop at their ends, quantised numbers that round ties up. ``exact`` declines all that."""
+
     def __post_init__(self) -> None:
         if type(self.streams) is not int or self.streams < 1:
             raise OptionError(f"streams of engine 'openvino' must be a positive integer; got {self.streams!r}")
         if not isinstance(self.pinning, bool):
             raise OptionError(f"pinning of engine 'openvino' must be true or false; got {self.pinning!r}")
 
+        if self.arithmetic not in ("exact", "native"):
+            raise OptionError(f"arithmetic of engine 'openvino' must be exact or native; got {self.arithmetic!r}")
+
     def why_not(self, node: Node, function: Function) -> str | None:
-        return why_not(node, function)
+        return why_not(node, function, native=self.arithmetic == "native")
 
     def compile(self, function: Function, context: CompileContext) -> OpenVinoExecutable:
         """Return a compiled model; its large constants stay where they are. Raises CompileRefused for what OpenVINO declines."""
         if not computed_outputs(function):
             return OpenVinoExecutable(function, None)
         _check_border(function)
-        limits = _limits(function)
+        limits = self._limits(function)
         with Growth(sum(constant.nbytes for constant in function.constants.values())) as growth:
             try:
                 imported = import_function(model_function(function))
@@ -72,7 +79,7 @@ class OpenVino(GraphCompiler):
     def load(self, data: memoryview, function: Function, context: CompileContext) -> OpenVinoExecutable:
         with Growth(len(data)) as growth:
             compiled = imported(data, DEVICE, self._settings(context))
-        executable = OpenVinoExecutable(function, compiled, _limits(function), data, partial(uses_of, 0, growth))
+        executable = OpenVinoExecutable(function, compiled, self._limits(function), data, partial(uses_of, 0, growth))
         executable.saved = data
         return executable
 
@@ -89,8 +96,19 @@ class OpenVino(GraphCompiler):
         shown = ", ".join(f"{name}={value!r}" for name, value in refused.items())
         return f"engine 'openvino' computes in the model's own types or, where it sees fit, in bf16: it does not honour {shown}"
 
+    def remarks(self, function: Function) -> tuple[str, ...]:
+        return ("NaN is not carried through everywhere: Relu, Clip, Max, Min and comparisons may give a number for it",)
+
     def version(self) -> str:
         return f"openvino {openvino.__version__}"
+
+    def _limits(self, function: Function) -> Mapping[int, int]:
+        if self.arithmetic == "native":
+            return {}
+        limits = input_limits(model_function(function), lambda node: data_of(node, function))
+        if limits is None:
+            raise CompileRefused(f"{LIBRARY} computes wide integers in int32, and what is computed here is not known to fit")
+        return limits
 
     def _settings(self, context: CompileContext) -> dict[str, Any]:
         lowered = context.options.precision == "bf16"
@@ -106,13 +124,6 @@ class OpenVino(GraphCompiler):
 @lru_cache(maxsize=1)
 def _has_bf16() -> bool:
     return "BF16" in core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
-
-
-def _limits(function: Function) -> Mapping[int, int]:
-    limits = input_limits(model_function(function), lambda node: data_of(node, function))
-    if limits is None:
-        raise CompileRefused(f"{LIBRARY} computes int64 in int32, and what is computed here is not known to fit")
-    return limits
 
 
 def _check_border(function: Function) -> None:

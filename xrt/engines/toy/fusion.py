@@ -68,7 +68,10 @@ _EXPRESSIONS: dict[str, tuple[Write, Mapping[str, float]]] = {
     "Floor": _of("floor({a})"),
     "HardSigmoid": _of(
         "({line} < 0 ? {zero} : {line} > 1 ? {one} : {line})".replace("{line}", "({alpha} * {a} + {beta})"),
-        **{"alpha": 0.2, "beta": 0.5, "zero": 0.0, "one": 1.0},
+        alpha=0.2,
+        beta=0.5,
+        zero=0.0,
+        one=1.0,
     ),
     "Identity": _of("{a}"),
     "LeakyRelu": _of("({a} < 0 ? {alpha} * {a} : {a})", alpha=0.01),

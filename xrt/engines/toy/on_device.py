@@ -76,8 +76,8 @@ class Step:
     """Where the results are to be."""
     node: Node | None
     """For the message of an error; None for a crossing."""
-    waits: str = ""
-    """Why the host waits for the device here; empty where it does not."""
+    not_recorded: str = ""
+    """Why the step is no part of a recording; empty where it puts work on the stream and nothing else."""
     frees: tuple[int, ...] = ()
 
 
@@ -134,9 +134,12 @@ class OnDevice(Executable):
         for node in self.function.nodes:
             if node.bodies:
                 return f"node {node.name!r} ({node.op}) runs its body as often as its data says"
-            if any(not is_static(self.function.type_of(name)) for name in node.defines):
+            if any(not is_static(self.function.type_of(name)) for name in node.defines if self._is_read(name)):
                 return f"node {node.name!r} ({node.op}) makes values whose size only its data tells"
-        return next((step.waits for step in layout.steps if step.waits), None)
+        return next((step.not_recorded for step in layout.steps if step.not_recorded), None)
+
+    def _is_read(self, name: str) -> bool:
+        return bool(self.function.users(name)) or any(value.name == name for value in self.function.outputs)
 
     def memory(self) -> tuple[MemoryUse, ...]:
         weights = sum(array.nbytes for _, array, on_host in (self._layout.constants if self._layout else ()) if not on_host)
@@ -264,7 +267,7 @@ class _Builder:
         arguments, results = (self._slot((name, not on_host)),), (self._slot((name, on_host)),)
         if on_host:
             return Step(self.accelerator.download, arguments, results, True, None, f"value {name!r} is wanted on the host")
-        return Step(self.accelerator.upload, arguments, results, False, None)
+        return Step(self.accelerator.upload, arguments, results, False, None, f"value {name!r} is computed on the host")
 
     def _node(self, node: Node, on_host: bool) -> None:
         kernel, wanted_on_host = self._kernel(node, on_host)

@@ -23,6 +23,16 @@ _FLOATS = {DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64}
 _INTEGERS = {DType.INT8, DType.INT16, DType.INT32, DType.INT64, DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64}
 DTYPES = _FLOATS | _INTEGERS | {DType.BOOL}
 
+_SMALL_FLOATS = {DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ, DType.FLOAT4E2M1}
+SMALL = _SMALL_FLOATS | {DType.INT4, DType.UINT4, DType.INT2, DType.UINT2}
+"""Types that only the operators of `TAKING_SMALL` take."""
+TAKING_SMALL = frozenset(
+    {
+        *("Cast", "CastLike", "QuantizeLinear", "DequantizeLinear", "Constant", "Identity"),
+        *("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Concat", "Split", "Slice"),
+    }
+)
+
 
 def refusal(node: Node, function: Function) -> str | None:
     """Return why XLA cannot take the node as a Function of its own; None when it can."""
@@ -30,7 +40,7 @@ def refusal(node: Node, function: Function) -> str | None:
         return f"{node.op} is not an operator of opset {function.opsets.get(node.domain)}"
     used = [name for name in node.outputs if name and _is_used(name, function)]
     for name in (*node.uses, *used):
-        if reason := _type_refusal(name, function.type_of(name), produced=name in used):
+        if reason := _type_refusal(node, name, function.type_of(name), produced=name in used):
             return reason
     return _trial(_question(node, function, tuple(used)))
 
@@ -39,13 +49,13 @@ def _is_used(name: str, function: Function) -> bool:
     return bool(function.users(name)) or any(v.name == name for v in function.outputs)
 
 
-def _type_refusal(name: str, type_: Type | None, *, produced: bool) -> str | None:
+def _type_refusal(node: Node, name: str, type_: Type | None, *, produced: bool) -> str | None:
     if type_ is None:
         return None if produced else f"the type of {name!r} is not known before the run"
     if not isinstance(type_, TensorType):
         return f"{name!r} is {type_}, and XLA takes tensors only"
-    if type_.dtype not in DTYPES:
-        return f"{name!r} is {type_.dtype}, which this engine does not compute in"
+    if type_.dtype not in DTYPES and not (type_.dtype in SMALL and node.op in TAKING_SMALL):
+        return f"{name!r} is {type_.dtype}, in which this engine does not compute {node.op}"
     if not produced and not type_.is_static:
         return f"the shape of {name!r} is not known before the run"
     return None

@@ -6,29 +6,54 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache
 from typing import Any
 
 import jax
 from jaxlib import xla_client
 
-__all__ = ["device_of", "tracing"]
+__all__ = ["clients", "device_of", "tracing"]
 
-_creating = threading.Lock()
+
+class Clients:
+    """The clients of one process. A forked child has none of their threads, so it gets clients of its own."""
+
+    def __init__(self, can_compile: bool = True) -> None:
+        self.can_compile = can_compile
+        """Whether XLA's compiler has all its threads: it has not in a child of a process in which it has run, and would abort."""
+        self.has_compiled = False
+        self.lock = threading.Lock()
+        self.moving = threading.Lock()
+        """Held while an executable moves here from another process's clients."""
+        self.devices: dict[int, Any] = {}
+
+    @classmethod
+    def renew(cls) -> None:
+        """Begin anew, in a child; what the parent made is kept, since letting go of a client waits for its threads."""
+        _left_behind.append(clients)
+        globals()["clients"] = cls(can_compile=clients.can_compile and not clients.has_compiled)
+
+
+clients = Clients()
+_left_behind: list[Clients] = []
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=Clients.renew)
 
 _POOL = "PJRT_NPROC"
 """Where XLA reads how many threads a client's pool has; there is no other way to tell it."""
 
 
-@lru_cache(maxsize=8)
 def device_of(threads: int) -> Any:
-    """Return the CPU as a device of a client whose computations use that many threads, the calling one included.
+    """Return the CPU as a device of a client whose pool has that many threads; the calling one waits while they work.
 
-    A client is made once per budget, and kept: its threads sleep when nothing runs. It begins on the calling thread, where
-    JAX's own client hands all but the smallest computations over to another thread.
+    A client is made once per budget, and kept: its threads sleep when nothing runs. It computes while the caller waits, where
+    JAX's own client returns at once and lets the result wait.
     """
-    with _creating, _environment(_POOL, str(threads)):
-        return xla_client.make_cpu_client(asynchronous=False).local_devices()[0]
+    own = clients
+    with own.lock:
+        if threads not in own.devices:
+            with _environment(_POOL, str(threads)):
+                own.devices[threads] = xla_client.make_cpu_client(asynchronous=False).local_devices()[0]
+        return own.devices[threads]
 
 
 @contextmanager

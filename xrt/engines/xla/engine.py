@@ -37,7 +37,7 @@ class Xla(GraphCompiler):
             raise
         except Exception as cause:
             raise CompileRefused(f"XLA cannot compile {function.name!r}: {shortened(cause)}") from cause
-        return XlaExecutable(program, function)
+        return XlaExecutable(program, function, context.threads)
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         if not isinstance(executable, XlaExecutable):
@@ -46,7 +46,7 @@ class Xla(GraphCompiler):
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
         try:
-            executable = XlaExecutable(imported_program(data, function, context.threads), function)
+            executable = XlaExecutable(imported_program(data, function, context.threads), function, context.threads)
         except Exception as cause:
             raise CompileRefused(f"XLA cannot load {function.name!r}: {shortened(cause)}") from cause
         executable.saved = data

@@ -11,12 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from xrt.engines.xla import client
 from xrt.engines.xla.client import device_of, tracing
 from xrt.engines.xla.lowering import is_known, lower
 from xrt.engines.xla.table import Operand
+from xrt.errors import CompileRefused
 from xrt.graph import Function, TensorType, Value
 
-__all__ = ["Arguments", "Program", "compiled_program", "lowered_text"]
+__all__ = ["Arguments", "Call", "Program", "compiled_program", "lowered_text", "shares"]
 
 OPTIONS = {"xla_allow_excess_precision": False}
 """What XLA is told beside its defaults: each operator's result has the precision of its type, as it has where a graph is cut."""
@@ -43,12 +45,13 @@ class Arguments:
         own = [function.constants[name].array for name in names]
         with tracing(device):
             arrays = tuple(jax.device_put(array, device) for array in own)
-        copied = sum(a.nbytes for a, held in zip(own, arrays, strict=True) if _address(a) != held.unsafe_buffer_pointer())
+        copied = sum(array.nbytes for array, held in zip(own, arrays, strict=True) if not shares(array, held))
         return cls(names, arrays, copied)
 
 
-def _address(array: np.ndarray[Any, Any]) -> int:
-    return int(array.__array_interface__["data"][0])
+def shares(array: np.ndarray[Any, Any], held: Any) -> bool:
+    """Whether an array of JAX's lies in the memory of the array that it was made of."""
+    return bool(array.__array_interface__["data"][0] == held.unsafe_buffer_pointer())
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,8 @@ class Program:
     arguments: Arguments
     code: Any
     """XLA's loaded executable."""
+    donates: bool
+    """Whether a call uses up the memory of some of its inputs, where that is XLA's own."""
 
     @property
     def workspace(self) -> int:
@@ -69,12 +74,15 @@ class Program:
 
 def compiled_program(function: Function, threads: int) -> Program:
     """Return the Function compiled for a budget of threads; raises CompileRefused, and whatever JAX and XLA raise."""
+    if not client.clients.can_compile:
+        raise CompileRefused("XLA has compiled in the process that this one was forked from, and cannot do so in both")
+    client.clients.has_compiled = True
     device = device_of(threads)
     arguments = Arguments.of(function, device)
     with tracing(device):
         compiled = _lowered(function, arguments, device).compile(compiler_options=OPTIONS)
         call = _widely(compiled) if _has_wide(function) else compiled
-    return Program(call, device, arguments, compiled.runtime_executable())
+    return Program(call, device, arguments, compiled.runtime_executable(), bool(_donated(function)))
 
 
 def lowered_text(function: Function) -> str:

@@ -30,7 +30,7 @@ def imported_program(data: memoryview, function: Function, threads: int) -> Prog
     device = device_of(threads)
     devices = xla_client.DeviceList((device,))
     code = device.client.deserialize_executable(bytes(data), executable_devices=devices)
-    return Program(_call(code, function.inputs, device), device, Arguments.of(function, device), code)
+    return Program(_call(code, function.inputs, device), device, Arguments.of(function, device), code, bool(function.aliases))
 
 
 def _call(code: Any, inputs: Sequence[Value], device: Any) -> Call:
@@ -40,7 +40,7 @@ def _call(code: Any, inputs: Sequence[Value], device: Any) -> Call:
     put, execute = xla_client.batched_device_put, code.execute
 
     def call(*operands: Any) -> Sequence[Any]:
-        given = zip(types, operands[:count], strict=True)
-        return execute([*(put(t, here, [x], devices, enable_x64=True) for t, x in given), *operands[count:]])  # type: ignore[no-any-return]  # a list, as the library says
+        given = [put(type_, here, [x], devices, enable_x64=True) for type_, x in zip(types, operands[:count], strict=True)]
+        return execute([*given, *operands[count:]])  # type: ignore[no-any-return]  # a list, as the library says
 
     return call

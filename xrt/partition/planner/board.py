@@ -17,7 +17,7 @@ from xrt.partition.planner.grains import grains
 from xrt.partition.planner.ground import Ground, bits, places_of
 from xrt.partition.planner.shares import Shares
 
-__all__ = ["Account", "Board", "Effort", "Layout", "Region"]
+__all__ = ["SMALL", "Account", "Board", "Effort", "Layout", "Region"]
 
 Region: TypeAlias = tuple[int, int]
 """An engine, by its place in the list, and the set of its atoms."""

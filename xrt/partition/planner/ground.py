@@ -7,12 +7,17 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from xrt.engines import GraphCompiler
 from xrt.graph import Function, TensorType, Type, shape_key
 from xrt.partition.choices import Choices
 from xrt.partition.dependencies import DependencyGraph
 from xrt.partition.excerpt import excerpt
+
+if TYPE_CHECKING:
+    from xrt.partition.planner.parts import Part
 
 __all__ = ["Ground", "bits", "places_of"]
 
@@ -21,6 +26,10 @@ UNKNOWN_DIM = 32
 
 UNKNOWN_BYTES = 4096
 """The size of a value of which not even the rank is known, where nothing is known of any other either."""
+
+
+_KEYS: WeakKeyDictionary[Function, dict[int, str]] = WeakKeyDictionary()
+"""Keys of parts by Function, as long as it lives: whoever tunes asks the planner again and again about one."""
 
 
 def bits(places: Sequence[int]) -> int:
@@ -49,7 +58,9 @@ class Ground:
     takes: tuple[int, ...]
     """For each engine the set of nodes that it takes."""
     _keys: dict[int, str] = field(default_factory=dict, repr=False)
-    """Shape keys that have been computed; they do not change."""
+    """Shape keys that have been computed, for whatever ground of the Function; they do not change."""
+    parts: list[Part] = field(default_factory=list, repr=False)
+    """What `standard_parts` found."""
     _asked: dict[int, str] = field(default_factory=dict, repr=False)
     """Those of them that have been asked for since the ground was made or `unasked`."""
 
@@ -61,7 +72,7 @@ class Ground:
         for place, willing in enumerate(choices.candidates()):
             for engine in willing:
                 takes[engine] |= 1 << place
-        return cls(function, choices.engines, tuple(takes))
+        return cls(function, choices.engines, tuple(takes), _KEYS.setdefault(function, {}))
 
     def __len__(self) -> int:
         return len(self.function.nodes)
@@ -121,14 +132,19 @@ class Ground:
         """Return the shape key of those nodes, computed once. Linear in them, some 25 us for each."""
         key = self._asked.get(mask)
         if key is None:
-            key = self._keys.get(mask) or shape_key(self.part(mask))
-            self._keys[mask] = self._asked[mask] = key
+            key = self._asked[mask] = self._key(mask)
+        return key
+
+    def _key(self, mask: int) -> str:
+        key = self._keys.get(mask)
+        if key is None:
+            key = self._keys[mask] = shape_key(self.part(mask))
         return key
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
         """For each node the shape key of it alone: equal for nodes that cost the same."""
-        return tuple(shape_key(self.part(1 << place)) for place in range(len(self)))
+        return tuple(self._key(1 << place) for place in range(len(self)))
 
     def known(self) -> dict[int, str]:
         """Return the parts whose keys have been asked for, with the keys: what the shares are fitted to."""

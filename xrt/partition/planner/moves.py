@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from xrt.partition.planner.board import Account, Board, Layout, Region
+from xrt.partition.planner.board import SMALL, Account, Board, Layout, Region
 from xrt.partition.planner.ground import bits, places_of
 
-__all__ = ["changes", "improved", "merged", "parted"]
+__all__ = ["changes", "improved", "improved_beyond", "merged", "parted"]
 
 FEW = 16
 """The most atoms of a region of which every stretch is tried apart; of larger ones single atoms, ends and likely stretches. Also
@@ -25,13 +25,30 @@ ENOUGH = 1e-4
 
 
 def improved(board: Board, layout: Layout) -> Layout:
-    """Return the layout after as many changes as make it cheaper, each made as soon as it is found, within the board's effort."""
+    """Return the layout after as many changes as make it cheaper, region by region, within the board's effort."""
     for _ in range(SWEEPS):
         before = layout
         layout = _swept(board, layout)
         if layout == before:
             break
     return layout
+
+
+def improved_beyond(board: Board, layout: Layout, width: int) -> Layout:
+    """Return the layout improved, and further where a change that does not pay by itself leads to ones that do.
+
+    The cheapest ``width`` layouts that are one change away are improved in their turn, as long as that leads anywhere.
+    """
+    best, seen = improved(board, layout), set[Layout]()
+    while board.effort.changes > 0:
+        costs = {other: board.total(other) for other in changes(board, best) if other not in seen and board.effort.change()}
+        near = sorted(costs, key=lambda other: (costs[other], other))[:width]
+        seen.update(near)
+        found = min((improved(board, other) for other in near), key=board.total, default=best)
+        if board.total(found) >= board.total(best) * (1 - ENOUGH):
+            break
+        best = found
+    return best
 
 
 def changes(board: Board, layout: Layout) -> Iterator[Layout]:
@@ -50,20 +67,26 @@ def _swept(board: Board, layout: Layout) -> Layout:
 
 
 def _better(board: Board, layout: Layout, at: int) -> Layout | None:
+    """Return the best change of a region; the first that is found where there are many atoms; None where none pays."""
     account = Account(board, layout)
     most = account.total * (1 - ENOUGH) if math.isfinite(account.total) else math.inf
+    better = None
     for other in _changes_of(board, layout, at):
         if not board.effort.change():
-            return None
-        if account.after(other) < most:
-            return other
-    return None
+            break
+        if (cost := account.after(other)) < most:
+            most, better = cost, other
+            if len(board) > SMALL:
+                break
+    return better
 
 
 def _changes_of(board: Board, layout: Layout, at: int) -> Iterator[Layout]:
     yield from _recoloured(board, layout, at)
     yield from _joined(board, layout, at)
     yield from _taken_out(board, layout, at)
+    if len(layout) <= FEW:
+        yield from _cleared(board, layout, at)
 
 
 # ------------------------------------------------------------------ recolour, merge
@@ -135,6 +158,36 @@ def _placed(board: Board, layout: Layout, own: int) -> Iterator[Layout]:
     for at in _partners(board, layout, own, range(len(layout))):
         if (joined := merged(board, layout, min(at, own), max(at, own), layout[at][0])) is not None:
             yield joined
+
+
+def _cleared(board: Board, layout: Layout, at: int) -> Iterator[Layout]:
+    """Yield the layouts in which a region goes to an engine, and what that declines or is worse at goes elsewhere."""
+    for engine in range(len(board.takes)):
+        for some in _unfit(board, layout[at], engine):
+            for parts, own in parted(board, layout, at, some):
+                for placed in _placed(board, parts, own):
+                    yield from _moved_on(board, placed, layout[at][1] & ~some, engine)
+
+
+def _unfit(board: Board, region: Region, engine: int) -> Iterator[int]:
+    """Yield what an engine declines of a region, alone, with each atom that costs more on it than where it is, and with all."""
+    now, mask = region
+    declined = mask & ~board.takes[engine]
+    dearer = [atom for atom in places_of(mask & ~declined) if board.alone[engine][atom] > board.alone[now][atom]]
+    sets = [declined, *(declined | 1 << atom for atom in dearer), declined | bits(dearer)]
+    yield from (some for some in dict.fromkeys(sets) if some and some != mask and engine != now)
+
+
+def _moved_on(board: Board, layout: Layout, some: int, engine: int) -> Iterator[Layout]:
+    """Yield the layouts in which a region of nothing but some atoms goes to an engine, alone or with a region of that."""
+    for at, (_, mask) in enumerate(layout):
+        if not mask & ~some:
+            moved = (*layout[:at], (engine, mask), *layout[at + 1 :])
+            yield moved
+            for other in range(len(moved)):
+                if other != at and moved[other][0] == engine:
+                    joined = merged(board, moved, min(at, other), max(at, other), engine)
+                    yield from [joined] if joined is not None else []
 
 
 def parted(board: Board, layout: Layout, at: int, some: int) -> Iterator[tuple[Layout, int]]:

@@ -26,6 +26,8 @@ class SearchOptions:
     """The most parts that a model is divided into; nodes beyond that are moved together."""
     starts: int = 4
     """How many different plans are improved by local moves."""
+    width: int = 8
+    """How many changes that do not pay by themselves are followed further from the best plan of a small model."""
     changes: int = 20_000
     """How many small changes may be tried for one set of proposals."""
     effort: int = 40_000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -50,12 +50,18 @@ def standard_parts(ground: Ground) -> tuple[Part, ...]:
 
     Their number is bounded but for the single nodes. Linear, apart from the hashes that somebody may want of them.
     """
+    if not ground.parts:
+        ground.parts.extend(_found(ground))
+    return tuple(ground.parts)
+
+
+def _found(ground: Ground) -> Iterable[Part]:
     cuts = narrow_places(ground)
     found: dict[int, Part] = {}
     for parts in (_whole(ground), _taken(ground), _divisions(ground, cuts), _segments(cuts), _runs(ground), _singles(ground)):
         for part in parts:
             found.setdefault(part.mask, part)
-    return tuple(found.values())
+    return found.values()
 
 
 def survey(ground: Ground) -> None:

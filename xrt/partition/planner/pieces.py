@@ -23,7 +23,7 @@ __all__ = ["Piece", "next_pieces", "pieces"]
 HOPE = 0.4
 """What an edge inside of a region might save, as a part of the cheaper of its ends, as long as nobody has measured it."""
 
-DOUBT = 0.2
+DOUBT = 0.4
 """How much more than the best a plan may cost, by the prediction, for its regions to be worth measuring."""
 
 SURPRISE = 2.0
@@ -32,7 +32,7 @@ SURPRISE = 2.0
 LEAST = 0.02
 """What is hoped of a part on an engine that looks hopeless, as a part of its cost."""
 
-NEAR = 16
+NEAR = 24
 """The most regions that are asked for at once because a plan near the best has them."""
 
 

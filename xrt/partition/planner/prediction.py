@@ -11,7 +11,7 @@ from typing import Literal
 from xrt.graph import FrozenDict, Function, TensorType
 from xrt.partition.costs import CostTable, Measured
 from xrt.partition.plan import Launch, Plan
-from xrt.partition.planner.ground import Ground, bits
+from xrt.partition.planner.ground import Ground, bits, places_of
 from xrt.partition.planner.parts import survey
 from xrt.partition.planner.shares import Shares
 
@@ -150,21 +150,18 @@ class _Predictor:
 
     def _note(self, spec: str, mask: int) -> str:
         """Say from what a region was estimated."""
-        measured = [
-            part
-            for part, key in self._ground.known().items()
-            if isinstance(self._table.region(key, spec), Measured) and part & mask
-        ]
-        inside = [part for part in measured if not part & ~mask]
-        covered = 0
-        for part in inside:
-            covered |= part
-        if covered == mask:
-            return f"from {_counted(len(inside), 'measured part')}"
-        if inside:
-            left = _counted((mask & ~covered).bit_count(), "node")
-            return f"from {_counted(len(inside), 'measured part')} and shares for {left}"
+        measured = [part for part, key in self._ground.known().items() if part & mask and self._is_measured(key, spec)]
+        held = bits([place for place in places_of(mask) if self._is_measured(self._ground.kinds[place], spec)])
+        for part in measured:
+            held |= part if not part & ~mask else 0
+        if held == mask:
+            return "from parts that were measured"
+        if held:
+            return f"{held.bit_count()} of {mask.bit_count()} nodes from parts that were measured, the others by their shares"
         return "by its share of larger parts" if measured else "from its size; nothing of it was measured"
+
+    def _is_measured(self, key: str, spec: str) -> bool:
+        return isinstance(self._table.region(key, spec), Measured)
 
     def _boundaries(self, plan: Plan) -> Iterator[BoundaryCost]:
         makers = {name: launch for launch in plan.launches for name in launch.outputs}

@@ -13,17 +13,17 @@ from xrt.partition.costs import CostTable
 from xrt.partition.dependencies import DependencyGraph
 from xrt.partition.placement import settled
 from xrt.partition.plan import Plan
-from xrt.partition.planner.board import Board, Effort, Layout
+from xrt.partition.planner.board import SMALL, Board, Effort, Layout
 from xrt.partition.planner.ground import Ground, bits, places_of
 from xrt.partition.planner.linear import best_stretches, cheapest_homes
-from xrt.partition.planner.moves import improved
+from xrt.partition.planner.moves import improved, improved_beyond
 from xrt.partition.planner.options import SearchOptions
 from xrt.partition.planner.parts import survey
 from xrt.partition.planner.prediction import prediction_on
 from xrt.partition.sequence import fewest
 from xrt.partition.units import Units
 
-__all__ = ["Ranking", "propose"]
+__all__ = ["Ranking", "propose", "simple_layouts"]
 
 STRETCHES = 48
 """The most atoms of which every stretch is tried as a region."""
@@ -87,7 +87,7 @@ class Ranking:
         coarse = board.coarse(options.grain)
         found = dict.fromkeys(map(coarse.on_nodes, _searched(coarse, options)))
         if coarse is not board:
-            found.update(dict.fromkeys([*_singles(board), *_by_priority(board)]))
+            found.update(dict.fromkeys(simple_layouts(board)))
         possible = [layout for layout in found if math.isfinite(board.total(layout))]
         return cls(board, tuple(sorted(possible, key=lambda layout: (board.total(layout), layout))))
 
@@ -102,13 +102,22 @@ class Ranking:
 
 def _searched(board: Board, options: SearchOptions) -> Iterator[Layout]:
     """Yield the best stretches, each atom on its cheapest engine, each engine in turn first, and what moves make of the best."""
-    starts = dict.fromkeys([*_singles(board), *_by_priority(board)])
+    starts = dict.fromkeys(simple_layouts(board))
     homes, stretches = cheapest_homes(board), best_stretches(lines := board.coarse(STRETCHES))
     starts.update(dict.fromkeys([board.of_nodes(lines.on_nodes(stretches))] if stretches else []))
     starts.update(dict.fromkeys([clustered(board, homes)] if homes else []))
     yield from starts
     best = sorted(starts, key=lambda layout: (board.total(layout), layout))[: options.starts]
-    yield from (improved(board, start) for start in best)
+    found = [improved(board, start) for start in best]
+    yield from found
+    if found and len(board) <= SMALL:
+        yield improved_beyond(board, min(found, key=lambda layout: (board.total(layout), layout)), options.width)
+
+
+def simple_layouts(board: Board) -> Iterator[Layout]:
+    """Yield the layout of each engine that takes all, and those in which each engine in turn takes all that it can."""
+    yield from _singles(board)
+    yield from _by_priority(board)
 
 
 def _singles(board: Board) -> Iterator[Layout]:

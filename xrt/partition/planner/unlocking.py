@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from xrt.engines import GraphCompiler
 from xrt.graph import Function
 from xrt.partition.costs import CostTable
-from xrt.partition.planner.ground import Ground, bits
+from xrt.partition.planner.board import Board, Effort
+from xrt.partition.planner.ground import Ground, places_of
+from xrt.partition.planner.moves import improved
 from xrt.partition.planner.options import SearchOptions
-from xrt.partition.planner.proposing import Ranking
+from xrt.partition.planner.proposing import Ranking, simple_layouts
 
 __all__ = ["Unlock", "unlocks"]
+
+
+TRIED = 12
+"""The most pairs of operator and engine that are planned anew: those whose nodes cost most now."""
+
+CHANGES = 3_000
+"""How many small changes are tried for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +33,7 @@ class Unlock:
     nodes: int
     """How many nodes it declines of that operator."""
     seconds: float
-    """What would be saved, by the prediction."""
+    """What would be saved, by the prediction: nobody can have measured it."""
 
 
 def unlocks(
@@ -36,24 +44,40 @@ def unlocks(
     *,
     device: str = "cpu",
 ) -> tuple[Unlock, ...]:
-    """Return what would unlock the model, the largest saving first; what saves nothing is left out."""
-    ground = Ground.of(function, engines, device)
-    best = _best(ground, table, options)
+    """Return what would unlock the model, the largest saving first; what saves nothing is left out.
+
+    One capability is added, and the model planned again: from the best plan there is by small changes, and from the plans
+    of one engine or of an order of engines. Empty where no plan is possible now.
+    """
+    ranking = Ranking.of(Ground.of(function, engines, device), table, options)
+    if not ranking.layouts:
+        return ()
     found = []
-    for engine, takes in enumerate(ground.takes):
-        declined: dict[str, list[int]] = {}
-        for place, node in enumerate(function.nodes):
-            if not takes >> place & 1:
-                declined.setdefault(node.op, []).append(place)
-        for operator, places in declined.items():
-            more = list(ground.takes)
-            more[engine] |= bits(places)
-            saved = best - _best(replace(ground, takes=tuple(more)), table, options)
-            if saved > 0:
-                found.append(Unlock(operator, ground.engines[engine], len(places), saved))
+    for engine, operator, mask in _declined(ranking)[:TRIED]:
+        saved = ranking.board.total(ranking.layouts[0]) - _best_with(ranking, engine, mask)
+        if saved > 0:
+            found.append(Unlock(operator, ranking.board.ground.engines[engine], mask.bit_count(), saved))
     return tuple(sorted(found, key=lambda one: (-one.seconds, one.operator, one.engine)))
 
 
-def _best(ground: Ground, table: CostTable, options: SearchOptions) -> float:
-    ranking = Ranking.of(ground, table, options)
-    return min(map(ranking.board.total, ranking.layouts), default=math.inf)
+def _declined(ranking: Ranking) -> list[tuple[int, str, int]]:
+    """Return (engine, operator, the nodes of it that the engine declines), those first that cost most now."""
+    board = ranking.board
+    home = {place: engine for engine, mask in ranking.layouts[0] for place in places_of(mask)}
+    declined: dict[tuple[int, str], int] = {}
+    for place, node in enumerate(board.ground.function.nodes):
+        for engine, takes in enumerate(board.takes):
+            if not takes >> place & 1:
+                declined[engine, node.op] = declined.get((engine, node.op), 0) | 1 << place
+    costs = {pair: sum(board.alone[home[place]][place] for place in places_of(mask)) for pair, mask in declined.items()}
+    return [(*pair, declined[pair]) for pair in sorted(declined, key=lambda pair: (-costs[pair], pair))]
+
+
+def _best_with(ranking: Ranking, engine: int, mask: int) -> float:
+    """Return what the best plan costs if the engine takes those nodes too."""
+    old = ranking.board
+    takes = tuple(own | mask if at == engine else own for at, own in enumerate(old.ground.takes))
+    ground = replace(old.ground, takes=takes, parts=[])
+    board = Board(ground, old.table, old.shares, old.atoms, Effort(0, CHANGES))
+    layouts = [improved(board, ranking.layouts[0]), *simple_layouts(board)]
+    return min(map(board.total, layouts))

@@ -58,6 +58,14 @@ class CudaDevice(Device):
         with self._here():
             return self._cupy.asnumpy(array)  # type: ignore[no-any-return]  # CuPy has no types
 
+    def address(self, value: Any) -> int:
+        return int(value.data.ptr if isinstance(value, self._cupy.ndarray) else value.ptr)
+
+    def at(self, address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object) -> Array:
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        memory = self._cupy.cuda.UnownedMemory(address, nbytes, owner, self.index)
+        return self._cupy.ndarray(tuple(shape), dtype, self._cupy.cuda.MemoryPointer(memory, 0))
+
     def fused(self, function: Elementwise) -> Callable[..., Array]:
         given = ", ".join(f"{_c_type(dtype)} x{i}" for i, dtype in enumerate(function.inputs))
         made = f"{_c_type(function.output)} y"
@@ -144,7 +152,7 @@ class CudaDevice(Device):
             yield
 
     def stream_of(self, given: Any) -> Stream:
-        if isinstance(given, self._cupy.cuda.Stream | self._cupy.cuda.ExternalStream):
+        if isinstance(given, self._cupy.cuda.Stream):
             return given
         address = _address(given)
         if address is None:
@@ -153,7 +161,7 @@ class CudaDevice(Device):
                 f"got {type(given).__name__}"
             )
         with self._here():
-            return self._cupy.cuda.ExternalStream(address, self.index)
+            return self._cupy.cuda.Stream.from_external(_Foreign(address, given))
 
     def follow(self, later: Stream, earlier: Stream) -> None:
         if later.ptr != earlier.ptr:
@@ -212,6 +220,17 @@ class _Graph(Recording):
 
     def replay(self, stream: Stream) -> None:
         self._graph.launch(stream=stream)
+
+
+class _Foreign:
+    """A stream of another library, by the protocol that CuPy reads; it keeps its owner alive."""
+
+    def __init__(self, address: int, owner: object) -> None:
+        self._address = address
+        self._owner = owner
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._address
 
 
 def _address(given: Any) -> int | None:

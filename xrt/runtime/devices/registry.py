@@ -5,11 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
+
+from xrt.runtime.devices.dlpack import place_of
 from xrt.runtime.devices.interface import Device
 from xrt.runtime.devices.names import index_of, kind_of, one_name
 
-__all__ = ["Maker", "device", "plugged"]
+__all__ = ["Maker", "device", "plugged", "to_host"]
 
 Maker = Callable[[int], Device]
 """Opens the device of that number, of one kind; raises DeviceError where there is none."""
@@ -33,6 +37,17 @@ def device(name: str) -> Device:
         if name not in _opened:
             _opened[name] = _makers[kind_of(name)](index_of(name))
         return _opened[name]
+
+
+def to_host(value: Any) -> Any:
+    """Return a value with arrays of devices copied to the host, for which it waits; all else stays what it is."""
+    if isinstance(value, list):
+        return [to_host(item) for item in value]
+    if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack_device__"):
+        return value
+    there = device(place_of(value))
+    with there.using(there.current_stream()):
+        return there.download(value)
 
 
 @contextmanager

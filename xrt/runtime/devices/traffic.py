@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 
 __all__ = ["Counter", "Traffic"]
 
@@ -43,14 +43,16 @@ class Counter:
     """Adds up; safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._counts = Traffic()
+        self._counts = asdict(Traffic())
         self._lock = threading.Lock()
 
     def add(self, **more: int) -> None:
         """Add to the counts of those names."""
         with self._lock:
-            self._counts = replace(self._counts, **{name: getattr(self._counts, name) + n for name, n in more.items()})
+            for name, n in more.items():
+                self._counts[name] += n
 
     def read(self) -> Traffic:
         """Return the counts."""
-        return self._counts
+        with self._lock:
+            return Traffic(**self._counts)

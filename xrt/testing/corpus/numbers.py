@@ -184,6 +184,19 @@ ENTRIES: tuple[Entry, ...] = (
         (f32(2.031188e38, -2.031188e38), f32(2.031188e38, 2.031188e38)),
     ),
     Entry(
+        "rounded_by_a_large_sum",
+        "adding 2**23 and taking it away rounds to whole numbers: the two constants are not merged",
+        graph(
+            {"x": "float32[4]"},
+            {"y": "float32[4]"},
+            node("Add", "x large", "sum"),
+            node("Sub", "sum large", "y"),
+            constants={"large": f32(2**23)},
+        ),
+        (f32(1.4, 1.6, 2.5, 3.5),),
+        (f32(1, 2, 2, 4),),
+    ),
+    Entry(
         "sign_of_nan",
         "Sign of NaN is NaN",
         graph({"x": "float32[4]"}, {"y": "float32[4]"}, node("Sign", "x", "y")),

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from xrt.cache import CompileCache
-from xrt.cache.disk import Entry, Store, WeightsMemo
+from xrt.cache.disk import Entry, Store, WeightsMemo, answers
 from xrt.engines import CompileContext, registry, split_specs
 from xrt.engines.native import library
 from xrt.formats.arrays import read_npy, read_npz
@@ -100,6 +100,10 @@ def _library(path: Path) -> None:
     library.load(path)
 
 
+def _answers(path: Path) -> None:
+    answers.parsed(path.read_bytes(), nodes=3, engines=2)
+
+
 def _lock(path: Path) -> None:
     lock = read_lock(path)
     text_of_lock(lock)
@@ -122,6 +126,7 @@ _ALL: Sequence[Reader] = (
     Reader("bundle", _bundle, samples.bundles, _SEALED, _no_files("model.xrt")),
     Reader("lock", _lock, samples.locks, TEXTUAL, crafted.locks),
     Reader("cache entry", Entry.read, samples.cache_entries, _SEALED),
+    Reader("answers", _answers, samples.answers, TEXTUAL),
     Reader("weights memo", _memo, samples.memos, _SEALED),
     Reader("spec", _spec, samples.specs, TEXTUAL, crafted.specs),
     Reader("pin", _pin, samples.pins, TEXTUAL, crafted.pins),

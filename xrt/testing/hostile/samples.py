@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,6 +34,7 @@ from xrt.tune.lock import lock_of, runs_of
 from xrt.tune.tuned import Contender, Race
 
 __all__ = [
+    "answers",
     "arrays",
     "bundles",
     "cache_entries",
@@ -170,6 +172,12 @@ def cache_entries() -> tuple[Files, ...]:
             store.write(signature, content)
             found.append({store.path(signature.key).name: store.path(signature.key).read_bytes()})
     return tuple(found)
+
+
+def answers() -> tuple[Files, ...]:
+    """Return what the cache remembers of two engines' answers about three nodes."""
+    facts = {"format": 1, "questions": [0, 1, 0], "answers": [[None, "it declines"], ["no", None]]}
+    return ({"answers.json": json.dumps(facts).encode()},)
 
 
 def memos() -> tuple[Files, ...]:

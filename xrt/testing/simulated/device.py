@@ -90,6 +90,12 @@ class SimulatedDevice(Device):
         self.wait([stream])
         return np.array(sent.array)
 
+    def address(self, value: Any) -> int:
+        raise TypeError("a simulated device has no addresses that a library could be handed")
+
+    def at(self, address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object) -> Any:
+        raise TypeError("a simulated device has no addresses that a library could be handed")
+
     def fused(self, function: Elementwise) -> Callable[..., Any]:
         def compute(*arrays: np.ndarray[Any, Any]) -> Any:
             return np.asarray(function.meaning(np, *arrays)).astype(function.output)

@@ -115,7 +115,7 @@ class _Layer:
 
 def _halves(xp: Any, bias: Array | None) -> tuple[Array | None, Array | None]:
     """Return the biases of the input and of the recurrence, which come side by side."""
-    return (None, None) if bias is None else tuple(xp.split(bias, 2, axis=-1))  # type: ignore[return-value]  # two of them
+    return (None, None) if bias is None else tuple(xp.split(bias, 2, axis=-1))
 
 
 @ops("RNN")

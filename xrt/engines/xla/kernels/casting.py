@@ -27,6 +27,8 @@ def converted(xp: Any, x: Operand, to: DType, saturate: bool = True) -> Operand:
     if to in SATURABLE and saturate:
         most = float(jnp.finfo(to.numpy).max)
         x = xp.clip(x.astype(np.float32) if x.dtype.itemsize < 4 else x, -most, most)
+    if to.is_integer and to.bits < 8:
+        x = x.astype(np.int32)  # whole numbers keep their lowest bits, as ONNX says; XLA would saturate a float
     return x.astype(to.numpy)
 
 
