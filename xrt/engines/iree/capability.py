@@ -41,7 +41,9 @@ def refusal(node: Node, function: Function) -> str | None:
     The compiler is a process: 80 ms for a first question, and then all kinds of node in the Function are asked about.
     """
     reason = _plain_refusal(node, function)
-    return reason if reason or _is_plain(node, function) else _memory.answer(_question(node, function), function)
+    if reason or (node.inputs and _is_plain(node, function)):
+        return reason
+    return _memory.answer(_question(node, function), function)
 
 
 _PLAIN = frozenset(
