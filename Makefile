@@ -2,13 +2,15 @@
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
+# What make cuda-check runs with: an environment with cupy and onnxruntime-gpu in it.
+CUDA_PYTHON ?= $(PYTHON)
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fuzz soak conform tables format bench native sanitize proto stubs wheel clean
+.PHONY: help demo test check cuda-check fuzz soak conform tables format bench native sanitize proto stubs wheel clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/engines.stamp ## run three real models on each engine and on a mixture
 	$(BIN)/python examples/demo.py
@@ -41,6 +43,9 @@ format: $(VENV)/dev.stamp ## format the code and mend what the linter can mend
 
 bench: $(VENV)/engines.stamp ## measure what XRT costs, and write docs/performance.md and README's numbers
 	$(BIN)/python tools/write_performance.py
+
+cuda-check: ## run what needs a GPU with what is installed, and write docs/cuda-results.json; ends with 3 where there is none
+	$(CUDA_PYTHON) -m tools.cuda_check
 
 native: $(VENV)/dev.stamp ## build the native kernels anew, in their place
 	$(BIN)/cmake -S . -B build/native

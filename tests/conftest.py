@@ -5,10 +5,15 @@ No test touches the user's own cache: each process of the tests has a directory 
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 
+import pytest
 from hypothesis import settings
+
+from xrt.errors import DeviceError
+from xrt.runtime.devices import device
 
 settings.register_profile("here", deadline=None, print_blob=True)
 settings.register_profile("there", deadline=None, derandomize=True, database=None, print_blob=True)
@@ -18,3 +23,21 @@ _cache = tempfile.TemporaryDirectory(prefix="xrt-tests-")
 os.environ["XRT_CACHE_DIR"] = _cache.name
 os.environ.pop("XRT_CACHE", None)
 os.environ.pop("XRT_CACHE_SIZE", None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is marked `cuda` where there is no such device: collected everywhere, skipped with one reason."""
+    if reason := why_no_cuda():
+        for item in items:
+            if item.get_closest_marker("cuda"):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@functools.cache
+def why_no_cuda() -> str:
+    """Return why there is no CUDA device; empty where there is one."""
+    try:
+        device("cuda")
+    except DeviceError as error:
+        return f"no CUDA device: {error}"
+    return ""

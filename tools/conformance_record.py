@@ -38,7 +38,7 @@ class Way:
         return [",".join(self.engines), *["--alternate"] * self.alternate]
 
 
-ENGINES = ("toy", "ort", "tvm")
+ENGINES = ("toy", "ort", "tvm", "openvino", "xla", "iree")
 WAYS = (
     *(Way((engine,)) for engine in ENGINES),
     Way(("ort", "toy")),
@@ -46,8 +46,11 @@ WAYS = (
     Way(("ort", "tvm", "toy")),
     Way(("ort", "toy"), alternate=True),
     Way(("tvm", "toy"), alternate=True),
+    Way(("openvino", "toy"), alternate=True),
+    Way(("xla", "toy"), alternate=True),
+    Way(("iree", "toy"), alternate=True),
 )
-LIBRARIES = ("onnx", "numpy", "onnxruntime", "apache-tvm")
+LIBRARIES = ("onnx", "numpy", "onnxruntime", "apache-tvm", "openvino", "jax", "iree-base-compiler")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from tools.conformance_page import table
+from tools.cuda_page import cuda_section, read_results
 from tools.performance_record import BENCHMARKS, TOP, Benchmark, Entry, Record
 from tools.performance_sections import Verdict
 from tools.performance_texts import SECTIONS
@@ -31,7 +32,7 @@ _QUICK = "**A quick run: it shows that the benchmark works, on small sizes. Its 
 def page(record: Record) -> str:
     """Return the page's text."""
     sections = (section_text(benchmark, record) for benchmark in BENCHMARKS)
-    return "\n".join([_HEAD, machine_text(record), summary(record), *sections])
+    return "\n".join([_HEAD, machine_text(record), summary(record), *sections, cuda_section(read_results())])
 
 
 def machine_text(record: Record) -> str:
@@ -39,7 +40,8 @@ def machine_text(record: Record) -> str:
     facts = ", ".join(f"{name} {value}" for name, value in record.machine.items())
     dates = sorted({entry.date for entry in record.entries.values()})
     commits = dict.fromkeys(entry.commit for entry in record.entries.values())
-    load = max((entry.load for entry in record.entries.values()), default=0.0)
+    quick = [benchmark.name for benchmark in BENCHMARKS if record.is_quick(benchmark)]  # of which no figure is believed
+    load = max((entry.load for name, entry in record.entries.items() if name not in quick), default=0.0)
     minutes = sum(entry.seconds for entry in record.entries.values()) / 60
     busy = " **The machine was busy: take the figures as indications.**" * (load > BUSY)
     when = f"on {' and '.join(dates) or 'no day'} at commit {', '.join(commits) or 'none'} in {minutes:.0f} minutes"

@@ -48,6 +48,7 @@ BENCHMARKS = (
     Benchmark("memory", quick="--megabytes 20 --large 0 --engines ort --regions 1,8"),
     Benchmark("partition", quick="--rounds 3 --sizes 100,10000 --seeds 3"),
     Benchmark("scale", quick="--rounds 1 --sizes 100,200 --written 100"),
+    Benchmark("auto", quick="--quick"),
     Benchmark("native", quick="--rounds 3 --small"),
     Benchmark("warm_start", quick="--rounds 3 --engines ort --models squeezenet"),
     Benchmark("imports", quick="--rounds 3"),

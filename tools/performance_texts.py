@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tools import performance_auto as auto_told
 from tools import performance_sections as told
 from tools.performance_sections import Section
 
@@ -69,6 +70,18 @@ SECTIONS = {
         "A garbage collection goes over all objects that live, so that building a graph with the collector on costs a "
         "third to a half more per node at each tenfold size; it stands still from 5,000 nodes on. What is left of the "
         "growth is cache misses.",
+    ),
+    "auto": Section(
+        "Placement by measurement",
+        'Does `engine="auto"` find the quickest engine, or a mixture that is quicker than each?',
+        "On every shipped model auto searches within its budget, in a process of its own. In a fresh one it then takes "
+        "turns, from what it has kept, with every single engine that is ready here; the first call of each turn is not "
+        "counted. Gains are medians of the ratios within rounds, with 95 % intervals by bootstrap over the rounds in brackets. "
+        "A win or a loss is what excludes 1 and is beyond 1 %; all else is a tie, but *same* is where auto chose that very "
+        "engine. The best single engine is the one with the least median of this very run, which favours the engines.",
+        auto_told.auto_tables,
+        auto_told.auto_verdicts,
+        "Where auto chose the best single engine, both run the same executable, and the gain shows the noise of the machine.",
     ),
     "native": Section(
         "Native kernels",

@@ -2,7 +2,8 @@
 
 Each benchmark runs in a process of its own, one after the other: two at once would measure each other. The record is
 written after each, so that `--keep` goes on where a run was stopped: it measures what is missing or was measured with other
-arguments. With ``--only`` the named ones are measured anew and the others kept.
+arguments. With ``--only`` the named ones are measured anew and the others kept; ``--take NAME FILE`` takes what a benchmark's
+``--json`` printed into a file in a run of its own, from this very checkout.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ def main() -> int:
     """Return 1 where a benchmark failed; the pages are written in any case, from what there is."""
     asked = _arguments()
     record = Record.read()
-    if not asked.from_record:
+    if asked.take:
+        record = taken(begun(record, asked), *asked.take)
+    elif not asked.from_record:
         record = begun(record, asked)
         due = [benchmark for benchmark in BENCHMARKS if is_due(benchmark, record, asked)]
         for number, benchmark in enumerate(due, 1):
@@ -42,7 +45,7 @@ def main() -> int:
 def begun(record: Record, asked: argparse.Namespace) -> Record:
     """Return the record to add to; raises SystemExit where entries of another machine or other versions would stay in it."""
     here = machine()
-    if not (asked.keep or asked.only):
+    if not (asked.keep or asked.only or asked.take):
         return Record(here, {})
     other = [name for name in here if record.machine.get(name) != here[name]]
     if other and record.entries:
@@ -76,6 +79,20 @@ def measured(benchmark: Benchmark, *, quick: bool) -> Entry:
     return Entry(arguments, today, commit(), load, time.perf_counter() - began, json.loads(done.stdout))
 
 
+def taken(record: Record, name: str, path: str) -> Record:
+    """Return the record with what a full run has printed into a file; raises SystemExit for another name or another text."""
+    benchmark = next((one for one in BENCHMARKS if one.name == name), None)
+    if benchmark is None:
+        raise SystemExit(f"there is no benchmark {name!r}; there is: {', '.join(one.name for one in BENCHMARKS)}")
+    try:
+        figures = json.loads(Path(path).read_text(encoding="utf-8"))
+        run = figures.pop("run")
+        entry = Entry(benchmark.arguments, run["date"], commit(), run["load"], run["seconds"], figures)
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise SystemExit(f"{path} is not what benchmarks/{name}.py --json prints: {type(error).__name__}: {error}") from error
+    return record.plus(name, entry)
+
+
 def write(record: Record) -> None:
     """Write record and pages."""
     RECORD.write_text(str(record), encoding="utf-8")
@@ -89,6 +106,7 @@ def _arguments() -> argparse.Namespace:
     names = [benchmark.name for benchmark in BENCHMARKS]
     parser.add_argument("--keep", action="store_true", help="measure only what the record does not have")
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=f"measure these anew: {', '.join(names)}")
+    parser.add_argument("--take", nargs=2, metavar=("NAME", "FILE"), help="take a benchmark's figures from a file")
     parser.add_argument("--quick", action="store_true", help="small sizes: shows in seconds that everything works")
     parser.add_argument("--from-record", action="store_true", help="measure nothing: write the pages from docs/performance.json")
     return parser.parse_args()

@@ -21,15 +21,22 @@ WHAT = {
     "toy": "the reference: every operator in plain NumPy, the truth that all others are compared with",
     "ort": "ONNX Runtime",
     "tvm": "Apache TVM (Relax), compiled for the processor at hand",
+    "openvino": "OpenVINO, in float32 unless asked for less",
+    "xla": "XLA through JAX, lowered operator by operator",
+    "iree": "IREE: MLIR compiled for the processor at hand",
 }
 """What an engine is, for a person who does not know it."""
 
 
+ON_DEVICES = frozenset({"tensorrt"})
+"""Engines that no run on the CPU can prove: `make cuda-check` has them."""
+
+
 def engines() -> dict[str, str]:
-    """Return the engines that XRT registers, each with its extra; empty where it needs none."""
+    """Return the engines that XRT registers and that run on the CPU, each with its extra; empty where it needs none."""
     project = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines: Mapping[str, str] = project["entry-points"]["xrt.engines"]
-    return {name: re.sub(r"^[^\[]*\[?|\]$", "", line) for name, line in lines.items()}
+    return {name: re.sub(r"^[^\[]*\[?|\]$", "", line) for name, line in lines.items() if name not in ON_DEVICES}
 
 
 def engine_table(record: Record) -> str:

@@ -13,12 +13,15 @@
     ├── PlanError (ValueError)             no plan satisfies what was asked
     ├── CacheError
     ├── BundleError (ValueError)
+    ├── LockError (ValueError)             a lock cannot be read, or does not hold any more
     └── DeviceError (ValueError)           the device is unknown, or not at hand
+        └── OutOfDeviceMemory (MemoryError)
 
     XRTWarning (UserWarning)
     ├── BudgetWarning                      more threads were asked for than there are cores
     ├── CacheWarning                       the cache could not serve, and the run went on without it
     ├── FallbackWarning                    a node went to another engine than the first choice
+    ├── PlacementWarning                   a placement was not measured, or not as asked
     ├── NativeWarning                      XRT's native kernels were not built, NumPy's serve
     └── SignatureWarning                   a module has compiled suspiciously many signatures
 
@@ -45,9 +48,12 @@ __all__ = [
     "EngineUnavailable",
     "FallbackWarning",
     "InputError",
+    "LockError",
     "ModelError",
     "NativeWarning",
     "OptionError",
+    "OutOfDeviceMemory",
+    "PlacementWarning",
     "PlanError",
     "RunFailed",
     "SignatureWarning",
@@ -125,8 +131,16 @@ class BundleError(XRTError, ValueError):
     """A saved module cannot be read: damaged, too new, or lacking what it needs."""
 
 
+class LockError(XRTError, ValueError):
+    """A lock file cannot be read, or is not for this model, machine or version, and may not be made anew."""
+
+
 class DeviceError(XRTError, ValueError):
     """The device is unknown, or not at hand."""
+
+
+class OutOfDeviceMemory(DeviceError, MemoryError):
+    """A device has less memory free than was asked for; the message says how much, and by whom. Nothing else is broken."""
 
 
 class XRTWarning(UserWarning):
@@ -147,6 +161,10 @@ class FallbackWarning(XRTWarning):
 
 class NativeWarning(XRTWarning):
     """XRT was installed without its native kernels; Python kernels compute the same, and are slower."""
+
+
+class PlacementWarning(XRTWarning):
+    """A placement that was to be measured was not, or without an engine of the list; the order of the list decides then."""
 
 
 class SignatureWarning(XRTWarning):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
+import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +43,25 @@ def test_two_engines_a_mixture_and_what_fails() -> None:
         assert len(row.rounds) == QUICK.rounds
         assert row.to_best.low <= row.to_best.median <= row.to_best.high
         assert 0 < row.start.loaded_bytes <= row.start.peak_bytes
+        assert row.interval is not None and row.interval.low <= (row.median_seconds or 0) <= row.interval.high
+        assert row.timeline is not None and row.timeline.calls > 0
+        assert len(row.timeline.regions) == len(row.start.plan) == len(row.start.regions)
+        assert sum(row.timeline.regions) <= row.timeline.seconds
         assert min(row.start.compile_seconds, row.start.first_seconds, row.start.alone_seconds) > 0
     mixture = rows["ort,toy with Relu=toy"].start
     assert mixture is not None and mixture.regions == ("ort", "toy", "ort")
     assert [row.verdict for row in group.rows[-2:]] == ["failed"] * 2
     assert rows["nobody"].reason.startswith("no engine is named 'nobody'")
     assert "'bogus'" in rows["ort{bogus=1}"].reason
+
+
+def test_auto_is_a_candidate_and_says_how_it_chose() -> None:
+    report = compared("ort", "ort,toy,auto", settings=replace(QUICK, auto_seconds=3.0))
+    row = next(row for row in report.groups[0].rows if str(row.candidate) == "ort,toy,auto")
+    assert row.start is not None and row.start.plan and set(row.start.regions) <= {"ort", "toy"}
+    assert row.start.engines == ("ort", "toy") and len(row.start.versions) == 2
+    assert row.start.placement[0].startswith("placed by measurement: ")
+    assert set(report.versions) == {"ort", "toy"}
 
 
 def test_no_other_engine_stands_in(tmp_path: Path) -> None:
@@ -122,12 +138,16 @@ def test_memory_is_the_workers_own(tmp_path: Path) -> None:
 
 
 FIELDS: dict[str, set[str]] = {
-    "report": {"schema", "versions", "agrees", "machine", "settings", "groups"},
+    "report": {"schema", "versions", "agrees", "machine", "settings", "groups", "date", "command"},
     "group": {"model", "batch", "threads", "noise", "rows"},
-    "row": {"candidate", "verdict", "reason", "start", "agreement", "rounds", "median_seconds", "to_best"},
+    "row": {
+        *("candidate", "verdict", "reason", "start", "agreement", "rounds", "median_seconds", "interval", "to_best", "timeline"),
+    },
     "candidate": {"name", "engines", "pins"},
     "agreement": {"message", "absolute", "relative"},
+    "interval": {"low", "high"},
     "to_best": {"median", "low", "high"},
+    "timeline": {"calls", "seconds", "regions"},
 }
 
 
@@ -147,10 +167,26 @@ def test_json_has_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
     assert [(set(group), group["batch"]) for group in data["groups"]] == [(FIELDS["group"], 1), (FIELDS["group"], 2)]
     ran, failed = data["groups"][0]["rows"]
     assert set(ran) == set(failed) == FIELDS["row"]
-    assert all(set(ran[part]) == FIELDS[part] for part in ("candidate", "agreement", "to_best"))
+    assert all(set(ran[part]) == FIELDS[part] for part in ("candidate", "agreement", "interval", "to_best", "timeline"))
     assert failed["start"] is failed["to_best"] is failed["median_seconds"] is None
     assert {"processor", "cores", "python", "numpy"} <= set(data["machine"])
     assert "onnxruntime" in data["versions"]["ort"]
+
+
+def test_the_page_is_of_the_run_and_says_what_made_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "report & more.html"
+    command = ["bench", TINY, "-e", "ort", "-e", "ort with Relu!=ort", "--rounds", "2", "--html", str(path)]
+    code, out, err = xrt(capsys, *command)
+    text = path.read_text(encoding="utf-8")
+    assert (code, err) == (0, "") and out.startswith(f"{TINY}, ")
+    assert html.escape(shlex.join(["xrt", *command])) in text
+    assert text.startswith("<!DOCTYPE html>") and "What went wrong" in text
+
+
+def test_a_page_that_cannot_be_written_is_told_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = xrt(capsys, "bench", TINY, "-e", "ort", "--html", "no/such/folder/report.html")
+    assert (code, out) == (2, "")
+    assert err == "error: --html: there is no folder 'no/such/folder' to write report.html to\n"
 
 
 def test_off_a_terminal_it_is_plain_text(capsys: pytest.CaptureFixture[str]) -> None:

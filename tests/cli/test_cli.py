@@ -252,3 +252,8 @@ def test_debug_shows_the_traceback() -> None:
 def test_a_difference_is_exit_code_1(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_command, "compare", lambda *_, **__: Comparison("y differs"))
     assert app._run(["run", str(model), "--verify"], debug=False) == 1
+
+
+def test_a_plan_for_cuda_needs_no_gpu(model: Path, xrt: Command) -> None:
+    code, out, _ = xrt("explain", str(model), "--device", "cuda", "--engine", "toy")
+    assert code == 0 and "device cuda:0" in out

@@ -425,8 +425,9 @@ def test_reasons() -> None:
 
 
 def test_a_device_that_it_does_not_run_on_is_a_reason() -> None:
+    assert why(Node("Relu", ("x",), ("y",), device="cuda:1")) is None
     for op, reason in (
-        ("Relu", "the kernel runs on cpu, not on cuda:1"),
+        ("Bernoulli", "the kernel runs on cpu, not on cuda:1"),
         ("DFT", "the reference operators run on cpu, not on cuda:1"),
     ):
         found = why(Node(op, ("x",), ("y",), device="cuda:1"))
@@ -446,8 +447,8 @@ def test_a_body_that_it_cannot_take_is_a_reason() -> None:
         Toy().compile(f, CompileContext())
 
 
-def test_another_device_is_refused() -> None:
-    with pytest.raises(CompileRefused, match=r"^engine 'toy' runs on cpu, not on cuda$"):
+def test_a_device_that_nobody_has_opened_is_refused() -> None:
+    with pytest.raises(CompileRefused, match=r"^engine 'toy' is given no device for cuda; compile through XRTModule$"):
         Toy().compile(function("x", "x"), CompileContext(device="cuda"))
 
 

@@ -22,7 +22,8 @@ LINE = (
     ("partition",),
     ("cache",),
     ("runtime",),
-    ("tune", "verify"),
+    ("verify",),
+    ("tune",),
     ("frontends",),
     ("module",),
     ("bench", "testing"),
@@ -36,7 +37,7 @@ BESIDE = {"compare": ("errors",), "logs": ("errors",), "models": ("errors", "gra
 FREE = ("errors", "compare")
 """Rooms that everyone may import."""
 
-READERS = {"testing": ("cli",), "models": ("bench", "testing", "cli"), "cli": (), "bench": ("cli",)}
+READERS = {"testing": ("cli",), "models": ("tune", "bench", "testing", "cli"), "cli": (), "bench": ("cli",)}
 """Rooms that only these may import."""
 
 LEAF = ("errors", "compare", "graph", "ops", "formats", "passes", "engines")
@@ -44,11 +45,12 @@ LEAF = ("errors", "compare", "graph", "ops", "formats", "passes", "engines")
 
 LIBRARIES = {
     "click": ("cli", "bench"),
-    "cupy": ("engines.toy",),
+    "cupy": ("runtime",),
     "google": ("formats",),
     "hypothesis": ("testing",),
     "iree": ("engines.iree",),
     "jax": ("engines.xla",),
+    "jaxlib": ("engines.xla",),
     "networkx": ("formats",),
     "onnx": ("graph", "formats", "passes", "models", "engines.toy", "testing"),
     "onnxruntime": ("engines.ort",),
@@ -62,7 +64,7 @@ LIBRARIES = {
 }
 """Where a library may be imported; one that is not listed, anywhere."""
 
-LAZY = ("networkx", "rich", "click", "hypothesis", "pytest", "torch")
+LAZY = ("cupy", "networkx", "rich", "click", "hypothesis", "pytest", "torch")
 """Libraries that only `cli` and `bench` import before they are used."""
 
 MESSAGES = ("formats", "testing", "engines.toy")

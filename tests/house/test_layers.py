@@ -51,7 +51,7 @@ PLANTED = [
     ("engines.native.tape", "from xrt.runtime import Program", "engines may not import runtime"),
     ("engines.native.tape", "open('x')", "engines may not touch files (open)"),
     ("partition.plan", "from xrt.cache import signature", "partition may not import cache"),
-    ("tune.auto", "import xrt.verify.shadow", "tune may not import verify"),
+    ("verify.regions", "import xrt.tune.search", "verify may not import tune"),
     ("module.module", "from xrt.testing import corpus", "module may not import testing"),
     ("module.module", "from xrt.models import load_light", "module may not import models"),
     ("bench.run", "from xrt.testing import corpus", "bench may not import testing"),
@@ -112,7 +112,7 @@ def loaded_by(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
-HEAVY = {"onnxruntime", "tvm", "tvm_ffi", "torch", "networkx", "rich", "click", "hypothesis", "pytest"}
+HEAVY = {"onnxruntime", "openvino", "tvm", "tvm_ffi", "jax", "jaxlib", "iree", "torch", "networkx", "rich", "click", "hypothesis", "pytest"}
 
 
 @pytest.mark.parametrize(

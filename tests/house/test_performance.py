@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +20,13 @@ from tools.performance_texts import SECTIONS
 
 RECORD = Record.read()
 BY_NAME = {benchmark.name: benchmark for benchmark in BENCHMARKS}
-NO_FIGURES = {"compare_engines": "prints a page of its own", "memory_model": "a part of memory.py"}
+NO_FIGURES = {
+    "compare_engines": "prints a page of its own",
+    "cuda": "runs in make cuda-check, whose results are a section of their own",
+    "memory_model": "a part of memory.py",
+    "auto_figures": "a part of auto.py",
+    "auto_steps": "a part of auto.py",
+}
 """What lies in benchmarks/ and has no section, and why."""
 
 
@@ -140,7 +147,7 @@ def test_a_large_model_that_fails_is_told() -> None:
 
 
 def asked(**given: Any) -> argparse.Namespace:
-    return argparse.Namespace(**({"keep": False, "only": None, "quick": False, "from_record": False} | given))
+    return argparse.Namespace(**({"keep": False, "only": None, "take": None, "quick": False, "from_record": False} | given))
 
 
 def test_only_what_is_missing_is_measured_again_when_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,6 +170,30 @@ def test_figures_of_two_machines_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(write_performance, "machine", lambda: {**RECORD.machine, "numpy": "9.9"})
     with pytest.raises(SystemExit, match=r"another machine \(numpy differ\); measure everything: make bench"):
         write_performance.begun(RECORD, asked(only=["native"]))
+
+
+def test_figures_of_a_run_of_its_own_are_taken(tmp_path: Path) -> None:
+    path, figures = tmp_path / "auto.json", dict(RECORD.entries["auto"].figures)
+    run = {"date": "2026-12-01", "load": 0.25, "seconds": 1200.0}
+    path.write_text(json.dumps({**figures, "run": run}), encoding="utf-8")
+    entry = write_performance.taken(RECORD, "auto", str(path)).entries["auto"]
+    assert (entry.arguments, entry.date, entry.load, entry.seconds) == ("", "2026-12-01", 0.25, 1200.0)
+    assert "run" not in entry.figures and entry.figures["models"] == figures["models"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("autp", "{}", "there is no benchmark 'autp'; there is: dispatch, "),
+        ("auto", "{}", "is not what benchmarks/auto.py --json prints: KeyError: 'run'"),
+        ("auto", "nothing", "is not what benchmarks/auto.py --json prints: JSONDecodeError"),
+    ],
+)
+def test_another_file_is_not_taken(tmp_path: Path, name: str, text: str, told: str) -> None:
+    path = tmp_path / "auto.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(SystemExit, match=re.escape(told)):
+        write_performance.taken(RECORD, name, str(path))
 
 
 def test_a_benchmark_that_fails_is_told_and_leaves_no_old_figures(

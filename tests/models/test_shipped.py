@@ -17,6 +17,7 @@ from xrt.models import light_models, load, names, sample_inputs, sizes_of
 TINY: dict[str, dict[str, int]] = {
     "bert": {"layers": 2, "hidden": 16, "heads": 2, "tokens": 6, "vocabulary": 11, "batch": 2},
     "chain": {"length": 7, "batch": 3, "columns": 5},
+    "conv_chain": {"length": 5, "channels": 4, "image": 6, "batch": 2},
     "conv_tail": {"length": 5, "channels": 4, "image": 6, "batch": 2},
     "gather_softmax": {"length": 6, "entries": 9, "width": 8, "columns": 4, "batch": 3},
     "gpt": {"layers": 2, "hidden": 16, "heads": 4, "tokens": 5, "vocabulary": 11, "batch": 2},

@@ -17,7 +17,7 @@ import xrt
 from tests.laws.laws import bounded, living
 from xrt.cache import CompileCache
 from xrt.compare import BIT_EQUAL, compare_all
-from xrt.errors import BundleError, CacheWarning, FallbackWarning, InputError
+from xrt.errors import BundleError, CacheWarning, FallbackWarning, InputError, OptionError, RunFailed
 from xrt.formats.bundle import BundleFile, is_bundle
 from xrt.formats.container import ALIGNMENT, Container
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
@@ -85,6 +85,56 @@ def test_a_saved_bundle_runs_equal_to_the_module(
         assert [v.name for v in loaded.inputs] == [v.name for v in function.inputs]
     as_list = (lambda r: list(r)) if len(function.outputs) != 1 else (lambda r: [r])
     assert compare_all(as_list(found), as_list(expected), BIT_EQUAL)
+
+
+# ---------------------------------------------------------------------- what a bundle does not settle
+
+
+def test_a_loaded_module_is_checked_as_asked(path: Path, cold: CompileCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = saved(path)
+    with xrt.load(path, cache=cold, check="first") as loaded:
+        np.testing.assert_array_equal(loaded(X), expected)
+        told = "checked against toy{native=off}: the first call of each signature; 1 call so far"
+        assert loaded.explain().checks == told
+    monkeypatch.setattr("xrt.module.checking.evaluate", lambda function, inputs, threads: [expected + 1])
+    with xrt.load(path, cache=cold, check=1.0) as loaded, pytest.raises(RunFailed, match="computed xrt_ort_0 wrongly"):
+        loaded(X)
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_loaded_module_is_isolated_as_asked(path: Path, cold: CompileCache, runs: bool) -> None:
+    """Its compiled form is loaded where it runs, by the worker."""
+    expected = saved(path)
+    with xrt.load(path, strict=True, cache=cold, isolate="ort", isolate_run=runs, time_limit=60) as loaded:
+        np.testing.assert_array_equal(loaded(X), expected)
+        told = str(loaded.explain())
+        assert ("compiles and runs" if runs else "compiles") + " in a process of its own" in told
+        assert "its compiled form comes from the bundle" in told
+        assert loaded._cache.statistics.disk.hits == 1
+
+
+def test_a_worker_that_dies_is_followed_by_one_that_loads_again(path: Path, cold: CompileCache) -> None:
+    expected = saved(path)
+    with xrt.load(path, strict=True, cache=cold, isolate="ort", isolate_run=True) as loaded:
+        np.testing.assert_array_equal(loaded(X), expected)
+        loaded._engines.engines[0]._home._worker._process.kill()
+        with pytest.raises(RunFailed, match="failed to run xrt_ort_0: its process was ended by SIGKILL"):
+            loaded(X)
+        np.testing.assert_array_equal(loaded(X), expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"isolate": "orr"}, r"^isolate names 'orr', which is not in the list of engines. Did you mean 'ort'\?$"),
+        ({"time_limit": 3}, r"^time_limit bounds engines in a process of their own, and none is; name them in isolate=$"),
+        ({"check": "never"}, r"^check must be 'first', 'nan', a part of the calls \(above 0, at most 1\) or None; got 'never'$"),
+    ],
+)
+def test_an_option_that_cannot_be_is_the_callers_mistake(path: Path, options: dict[str, object], text: str) -> None:
+    saved(path)
+    with pytest.raises(OptionError, match=text):
+        xrt.load(path, **options)
 
 
 # ---------------------------------------------------------------------- what comes back

@@ -56,7 +56,10 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("behind", ["ort", "toy"])
+BEHIND = ["ort", "toy", pytest.param("tvm", marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("behind", BEHIND)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(("told", "check", "text"), FAULTS)
 def test_the_call_completes_and_one_line_tells(told: Any, check: Any, text: str, place: str, behind: str) -> None:

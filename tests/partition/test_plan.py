@@ -28,6 +28,9 @@ xrt_all_2 on all: 1 node
   in:     c: float32[4]
   out:    e: float32[4]
   after:  xrt_green_1
+copy x: float32[4] from cpu to cuda:1 for xrt_red_0
+copy b: float32[4] from cuda:1 to cpu for xrt_green_1
+copy c: float32[4] from cuda:1 to cpu for xrt_all_2
 reasons:
   'd' (Green) is not on red: no kernel for Green
   'e' (Blue) is not on red: kept from red by 'Blue!=red'

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xrt.errors import InputError
+from xrt.errors import DeviceError, InputError
 from xrt.graph import DType, OptionalType, SequenceType, TensorType, Value
 from xrt.runtime import inputs
 
@@ -128,3 +128,39 @@ def test_arrays_of_other_libraries_come_through_dlpack() -> None:
     given = zeros(2, 3)
     (array, _) = accepted((X, Y), Foreign(given), zeros(2))
     assert np.shares_memory(array, given)
+
+
+def test_types_that_numpy_has_no_word_for_come_through_dlpack() -> None:
+    """JAX's arrays of bfloat16 and float8, where they lie; they are read-only, and hold their owner's memory."""
+    jax = pytest.importorskip("jax", reason="jax is not installed")
+    for name, dtype in (("bfloat16", DType.BFLOAT16), ("float8_e4m3fn", DType.FLOAT8E4M3FN)):
+        given = jax.numpy.arange(6).astype(name).reshape(2, 3)
+        value = Value("x", TensorType(dtype, (2, 3)))
+        (array,) = accepted((value,), given)
+        assert array.dtype == dtype.numpy and array.astype("float32").tolist() == [[0, 1, 2], [3, 4, 5]]
+        assert array.ctypes.data == given.unsafe_buffer_pointer() and not array.flags.writeable
+        del given
+        assert array.astype("float32").tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_a_small_float_of_any_strides_comes_through_dlpack() -> None:
+    """What DLPack says of strides is believed, also where they run backwards."""
+    jax = pytest.importorskip("jax", reason="jax is not installed")
+    (array,) = accepted((Value("x", TensorType(DType.BFLOAT16, (0, 3))),), jax.numpy.zeros((0, 3), "bfloat16"))
+    assert array.shape == (0, 3)
+
+
+class Distant:
+    """An array on another device."""
+
+    def __dlpack__(self, **options: Any) -> Any:
+        raise BufferError("it lies elsewhere")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 1
+
+
+def test_an_array_on_another_device_is_named_with_its_place() -> None:
+    where = r"^input 'y' \(a .*Distant\) lies on cuda:1, and the module runs on cpu; copy it there$"
+    with pytest.raises(DeviceError, match=where):
+        accepted((X, Y), zeros(2, 3), Distant())

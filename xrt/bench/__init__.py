@@ -5,16 +5,19 @@ is the ratio within a round. Nothing here decides what a module does.
 """
 
 from xrt.bench.comparison import Settings, compare_engines
-from xrt.bench.figures import Ratio, Timing, bootstrap, ratio
+from xrt.bench.figures import Interval, Ratio, Timing, bootstrap, ratio
+from xrt.bench.html import page
 from xrt.bench.machine import machine
 from xrt.bench.report import Agreement, Group, Report, Row
-from xrt.bench.subjects import Candidate, Subject
+from xrt.bench.subjects import AUTO, Candidate, Subject
 from xrt.bench.turns import interleaved
 
 __all__ = [
+    "AUTO",
     "Agreement",
     "Candidate",
     "Group",
+    "Interval",
     "Ratio",
     "Report",
     "Row",
@@ -25,5 +28,6 @@ __all__ = [
     "compare_engines",
     "interleaved",
     "machine",
+    "page",
     "ratio",
 ]

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,7 +17,7 @@ from xrt.bench.figures import Timing, is_tie, noise_floor, paired
 from xrt.bench.machine import describe
 from xrt.bench.outputs import read_outputs
 from xrt.bench.process import Worker
-from xrt.bench.protocol import Failure, Job, Start
+from xrt.bench.protocol import Failure, Job, Start, Timeline
 from xrt.bench.report import Agreement, Group, Report, Row
 from xrt.bench.subjects import Candidate, Subject
 from xrt.bench.turns import rotated
@@ -46,6 +47,8 @@ class Settings:
     """The most that a candidate may take to import, compile and warm up, and again for all its turns."""
     seed: int = 0
     """Of weights and inputs."""
+    auto_seconds: float = 20.0
+    """How long ``auto`` may search for a plan; part of the budget."""
 
 
 def compare_engines(
@@ -62,11 +65,12 @@ def compare_engines(
     The results of each are compared with the reference engine's. All processes of one subject and thread count
     live at the same time: memory must hold the model once for each candidate.
     """
-    groups = []
+    groups: list[Group] = []
+    began = f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
     for subject, count in itertools.product(subjects, threads):
         groups.append(_compare(subject, candidates, count, settings, progress))
         finished(groups[-1])
-    return Report(FrozenDict(describe()), FrozenDict(asdict(settings)), tuple(groups))
+    return Report(FrozenDict(describe()), FrozenDict(asdict(settings)), tuple(groups), began)
 
 
 @dataclass(slots=True)
@@ -80,6 +84,7 @@ class _Runner:
     reason: str = ""
     agreement: Agreement = field(default_factory=Agreement)
     rounds: list[float] = field(default_factory=list)
+    timeline: Timeline | None = None
 
     @property
     def runs(self) -> bool:
@@ -92,7 +97,7 @@ class _Runner:
 
 def _compare(subject: Subject, candidates: Sequence[Candidate], threads: int, settings: Settings, progress: Progress) -> Group:
     group = Group(str(subject), subject.batch, threads, 0.0, ())
-    job = Job(subject, RIGHT, threads, settings.seed, "", settings.warm_seconds, settings.turn_seconds)
+    job = Job(subject, RIGHT, threads, settings.seed, "", settings.warm_seconds, settings.turn_seconds, settings.auto_seconds)
     with tempfile.TemporaryDirectory(prefix="xrt-bench-") as folder, ExitStack() as stack:
         expected = _reference(replace(job, outputs=str(Path(folder, "reference")), warm_seconds=0.0), settings, group, progress)
         runners = []
@@ -103,6 +108,7 @@ def _compare(subject: Subject, candidates: Sequence[Candidate], threads: int, se
             progress(f"{group.title}: {candidate} alone")
             _begin(runners[-1], expected, settings)
         _take_turns(runners, settings, lambda turn: progress(f"{group.title}: round {turn + 1} of {settings.rounds}"))
+        _profile(runners, settings, lambda candidate: progress(f"{group.title}: {candidate} region by region"))
     return _judged(group, runners)
 
 
@@ -165,6 +171,15 @@ def _turn(runner: _Runner, settings: Settings) -> float:
     return max(answer.seconds, settings.turn_seconds)
 
 
+def _profile(runners: Sequence[_Runner], settings: Settings, progress: Callable[[Candidate], None]) -> None:
+    """Ask each where its time goes, once nobody is judged any more; one that fails now has no timeline."""
+    for runner in runners:
+        if runner.runs:
+            progress(runner.candidate)
+            answer = runner.worker.profile(settings.budget_seconds)
+            runner.timeline = None if isinstance(answer, Failure) else answer
+
+
 # ---------------------------------------------------------------------- the verdict
 
 
@@ -182,9 +197,10 @@ def _judged(group: Group, runners: Sequence[_Runner]) -> Group:
 def _row(runner: _Runner, best: _Runner | None, noise: float) -> Row:
     if not runner.runs:
         return Row(runner.candidate, "failed", runner.reason, runner.start)
-    facts = (runner.start, runner.agreement, runner.timing.seconds, runner.timing.median)
+    timing = runner.timing
+    facts = (runner.start, runner.agreement, timing.seconds, timing.median, timing.interval)
     if best is None or runner.agreement.is_wrong:
-        return Row(runner.candidate, "wrong", runner.agreement.message, *facts)
-    to_best = paired(runner.timing, best.timing)
+        return Row(runner.candidate, "wrong", runner.agreement.message, *facts, timeline=runner.timeline)
+    to_best = paired(timing, best.timing)
     verdict: Any = "best" if runner is best else "tie" if is_tie(to_best, noise) else "slower"
-    return Row(runner.candidate, verdict, runner.agreement.message, *facts, to_best)
+    return Row(runner.candidate, verdict, runner.agreement.message, *facts, to_best, runner.timeline)

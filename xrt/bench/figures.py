@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["FLOOR", "Ratio", "Timing", "bootstrap", "is_tie", "noise_floor", "paired", "ratio"]
+__all__ = ["FLOOR", "Interval", "Ratio", "Timing", "bootstrap", "is_tie", "noise_floor", "paired", "ratio"]
 
 RESAMPLES = 2000
 FLOOR = 0.01
@@ -25,6 +25,20 @@ class Timing:
     def median(self) -> float:
         """The middle one."""
         return statistics.median(self.seconds)
+
+    @property
+    def interval(self) -> Interval:
+        """Where the median would lie in 95 of 100 such runs."""
+        found = bootstrap(self.seconds)
+        return Interval(found.low, found.high)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The bounds of a median, by the bootstrap over rounds."""
+
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from xrt.bench.protocol import Failure, Job, Start, Turn
+from xrt.bench.protocol import PROFILE, TURN, Failure, Job, Start, Timeline, Turn
 
 __all__ = ["Worker"]
 
@@ -49,8 +49,13 @@ class Worker:
 
     def turn(self, timeout: float) -> Turn | Failure:
         """Take one turn."""
-        answer = self._ask("\n", timeout)
+        answer = self._ask(TURN, timeout)
         return answer if isinstance(answer, Failure) else Turn.of(answer)
+
+    def profile(self, timeout: float) -> Timeline | Failure:
+        """Tell where the time of a call goes."""
+        answer = self._ask(PROFILE, timeout)
+        return answer if isinstance(answer, Failure) else Timeline.of(answer)
 
     def _ask(self, line: str, timeout: float) -> dict[str, Any] | Failure:
         assert self._process.stdin is not None and self._process.stdout is not None  # noqa: PT018  # both are pipes

@@ -7,13 +7,20 @@ import json
 from dataclasses import dataclass
 from typing import Any, Self
 
+from xrt.bench.regions import Region
 from xrt.bench.subjects import Candidate, Subject
+from xrt.runtime import Profile
 
-__all__ = ["Failure", "Job", "Start", "Turn"]
+__all__ = ["PROFILE", "TURN", "Failure", "Job", "Message", "Start", "Timeline", "Turn"]
+
+TURN, PROFILE = "turn\n", "profile\n"
+"""What the comparison asks of a worker that has started."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Message:
+class Message:
+    """One line from a worker."""
+
     def to_line(self) -> str:
         """Return the message as one line."""
         return json.dumps({"kind": type(self).__name__, **dataclasses.asdict(self)}) + "\n"
@@ -38,6 +45,8 @@ class Job:
     """The most that warming up may take; 0 where the results are all that is wanted."""
     turn_seconds: float
     """How long a turn repeats a quick call."""
+    auto_seconds: float = 20.0
+    """How long ``auto`` may search."""
 
     def to_line(self) -> str:
         """Return the job as one line."""
@@ -54,11 +63,11 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Start(_Message):
+class Start(Message):
     """How the way to the first steady call went, with the process to itself."""
 
     versions: tuple[str, ...]
-    """Of each engine, in the candidate's order."""
+    """Of each of the engines."""
     regions: tuple[str, ...]
     """The engine of each region, in the order in which they run."""
     import_seconds: float
@@ -73,17 +82,55 @@ class Start(_Message):
     """Peak resident memory of the process before it compiled: the interpreter, the libraries and the model."""
     peak_bytes: int
     """Peak resident memory at the end."""
+    plan: tuple[Region, ...] = ()
+    """The regions in full."""
+    engines: tuple[str, ...] = ()
+    """The specs of the engines: the candidate's, or those that ``auto`` stands for."""
+    placement: tuple[str, ...] = ()
+    """How ``auto`` chose the plan, line by line; empty for other candidates."""
+
+    @classmethod
+    def of(cls, data: dict[str, Any]) -> Self:
+        """Return the start that plain data holds."""
+        plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+        return cls(**{**plain, "plan": tuple(Region.of(region) for region in data.get("plan", ()))})
 
 
 @dataclass(frozen=True, slots=True)
-class Turn(_Message):
+class Turn(Message):
     """One turn's mean seconds of a call."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Failure(_Message):
+class Timeline(Message):
+    """Where the time of a call goes: means over calls that were made for this alone, after all the turns."""
+
+    calls: int
+    seconds: float
+    """A whole call, recording included."""
+    regions: tuple[float, ...]
+    """Each region, in the order in which they run, one after the other."""
+
+    @classmethod
+    def of_profile(cls, profile: Profile, calls: int, seconds: float) -> Self:
+        """Return the means of that many calls, which took those seconds together."""
+        return cls(calls, seconds / calls, tuple(launch.seconds / max(launch.calls, 1) for launch in profile.launches))
+
+    @property
+    def rest(self) -> float:
+        """What a call takes beside its regions: XRT's own work."""
+        return max(0.0, self.seconds - sum(self.regions))
+
+    @property
+    def starts(self) -> tuple[float, ...]:
+        """When each region begins, counted from the first: one ends where the next begins, and the rest is told apart."""
+        return tuple(sum(self.regions[:index]) for index in range(len(self.regions)))
+
+
+@dataclass(frozen=True, slots=True)
+class Failure(Message):
     """Why a candidate cannot go on."""
 
     reason: str

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from xrt.bench.figures import Ratio
-from xrt.bench.protocol import Start
+from xrt.bench.figures import Interval, Ratio
+from xrt.bench.protocol import Start, Timeline
 from xrt.bench.subjects import Candidate
 from xrt.graph import FrozenDict
 
@@ -50,8 +50,12 @@ class Row:
     rounds: tuple[float, ...] = ()
     """Seconds per call, one entry per round."""
     median_seconds: float | None = None
+    interval: Interval | None = None
+    """Of the median, in seconds; 95 per cent."""
     to_best: Ratio | None = None
     """Its time over the best one's, within rounds; 95 per cent interval."""
+    timeline: Timeline | None = None
+    """Where the time of a call goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,10 @@ class Report:
     machine: Mapping[str, str | int]
     settings: Mapping[str, float]
     groups: tuple[Group, ...]
+    date: str = ""
+    """When it began, in universal time."""
+    command: str = ""
+    """What the user typed, where it was a command."""
 
     @property
     def agrees(self) -> bool:
@@ -89,7 +97,7 @@ class Report:
     def versions(self) -> dict[str, str]:
         """The versions of the engines that ran, by spec."""
         started = [row for group in self.groups for row in group.rows if row.start]
-        return {e: v for row in started if row.start for e, v in zip(row.candidate.engines, row.start.versions, strict=True)}
+        return {e: v for row in started if row.start for e, v in zip(row.start.engines, row.start.versions, strict=True)}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data; seconds, bytes and ratios, None for what there is not."""

@@ -14,9 +14,10 @@ from xrt.engines.spec import parse_spec, split_specs
 from xrt.errors import ModelError, OptionError, did_you_mean
 from xrt.formats import onnx
 from xrt.graph import FrozenDict, Function, TensorType
+from xrt.module.automatic import AUTO
 from xrt.partition import Pin
 
-__all__ = ["Candidate", "Subject"]
+__all__ = ["AUTO", "Candidate", "Subject"]
 
 _SIZED = re.compile(r"(?P<source>[^{}]+?)\s*(?:\{(?P<sizes>[^{}]*)\})?\s*")
 _WITH = re.compile(r"\s+with\s+")
@@ -108,7 +109,10 @@ def _shapes(function: Function) -> list[tuple[int | str | None, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An engine, or several in the order of preference, with the pins that make them share."""
+    """An engine, or several in the order of preference, with the pins that make them share.
+
+    With `AUTO` among them they are placed by measurement; alone it stands for all that are ready.
+    """
 
     engines: tuple[str, ...]
     pins: tuple[str, ...] = ()
@@ -132,13 +136,18 @@ class Candidate:
     def _check_pins(self) -> None:
         known = {*self.engines, *self.names}
         for text in self.pins:
-            if (engine := Pin.parse(text).engine) not in known:
+            if (engine := Pin.parse(text).engine) not in known and self.engines != (AUTO,):
                 raise OptionError(f"pin {text!r} names engine {engine!r}, which is not in the list: {', '.join(self.engines)}")
 
     @property
     def names(self) -> tuple[str, ...]:
         """The engines' names, without their options."""
         return tuple(parse_spec(engine)[0] for engine in self.engines)
+
+    @property
+    def precision(self) -> str:
+        """The precisions that the engines' options allow, the model's own unless they say otherwise."""
+        return ", ".join(dict.fromkeys(str(parse_spec(engine)[1].get("precision", "fp32")) for engine in self.engines))
 
     def __str__(self) -> str:
         listed = ",".join(self.engines)

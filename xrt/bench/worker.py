@@ -1,6 +1,7 @@
 """A worker: the process in which one candidate compiles and runs, so that its memory, its threads and its crashes are its own.
 
-It reads a job from standard input, answers with a Start, then with a Turn for each further line, until the input ends.
+It reads a job from standard input, answers with a Start, then with a Turn or a Timeline for each further line, until
+the input ends.
 """
 
 from __future__ import annotations
@@ -9,18 +10,21 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from xrt.bench.machine import peak_bytes
 from xrt.bench.outputs import write_outputs
-from xrt.bench.protocol import Failure, Job, Start, Turn
+from xrt.bench.protocol import PROFILE, Failure, Job, Message, Start, Timeline, Turn
+from xrt.bench.regions import Region, regions_of
 from xrt.bench.turns import Call, repeats_for, seconds_per_call
 from xrt.bench.warming import Warmth, warm_up
 from xrt.cache import CompileCache
-from xrt.engines import registry
+from xrt.engines import RunOptions, registry
 from xrt.errors import XRTError
+from xrt.graph import Function
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
 
@@ -28,6 +32,8 @@ __all__ = ["serve"]
 
 ALONE = 5
 """Turns taken right after warming up."""
+FEWEST, MOST = 3, 100
+"""Recorded calls."""
 
 
 def serve() -> None:
@@ -43,37 +49,64 @@ def serve() -> None:
             out.write(Failure(f"{kind}{error}").to_line())
 
 
-def _messages() -> Any:
+def _messages() -> Iterator[Message]:
     job = Job.from_line(sys.stdin.readline())
-    call, repeats, start = _start(job)
+    ready, start = _start(job)
     yield start
-    for _ in sys.stdin:
-        yield Turn(seconds_per_call(call, repeats))
+    for asked in sys.stdin:
+        yield ready.profile() if asked == PROFILE else ready.turn()
 
 
-def _start(job: Job) -> tuple[Call, int, Start]:
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A candidate that is compiled and warm."""
+
+    module: XRTModule
+    values: Sequence[Any]
+    repeats: int = 1
+    """Calls in a turn."""
+
+    def call(self) -> Any:
+        return self.module(*self.values)
+
+    def turn(self) -> Turn:
+        return Turn(seconds_per_call(self.call, self.repeats))
+
+    def profile(self) -> Timeline:
+        """Make calls that are recorded: as many as in a turn, within bounds."""
+        calls, options = max(FEWEST, min(self.repeats, MOST)), RunOptions(profile=True)
+        _, seconds = _timed(lambda: [self.module(*self.values, options=options) for _ in range(calls)])
+        return Timeline.of_profile(self.module.profile(), calls, seconds)
+
+
+def _start(job: Job) -> tuple[_Ready, Start]:
     """Load, compile, call once, warm up."""
     function = job.subject.load(job.seed)
     given = sample_inputs(function, job.seed)
-    values = [given[value.name] for value in function.inputs]
-    versions, import_seconds = _timed(lambda: tuple(registry.create(spec).version() for spec in job.candidate.engines))
+    module, import_seconds = _timed(lambda: _module(function, job))
+    versions = tuple(registry.create(spec).version() for spec in module.engines)
     loaded = peak_bytes()
-    module, compile_seconds = _timed(lambda: _compiled(function, job, given))
-    results, first_seconds = _timed(lambda: module(*values))
+    _, compile_seconds = _timed(lambda: module.compile(**given))
+    ready = _Ready(module, [given[value.name] for value in function.inputs])
+    results, first_seconds = _timed(ready.call)
     write_outputs(Path(job.outputs), results if isinstance(results, tuple) else (results,))
-    repeats, warmth, alone = _warmed(lambda: module(*values), job)
-    regions = tuple(launch.engine for launch in module.plan.launches)
+    repeats, warmth, alone = _warmed(ready.call, job)
     spent = (import_seconds, compile_seconds, first_seconds)
-    start = Start(versions, regions, *spent, warmth.calls, warmth.steady, alone, loaded, peak_bytes())
-    return lambda: module(*values), repeats, start
+    regions = tuple(launch.engine for launch in module.plan.launches)
+    start = Start(versions, regions, *spent, warmth.calls, warmth.steady, alone, loaded, peak_bytes(), *_told(module))
+    return replace(ready, repeats=repeats), start
 
 
-def _compiled(function: Any, job: Job, given: dict[str, Any]) -> XRTModule:
-    """Compile with an empty cache, whatever the default one holds, and without the implicit reference engine."""
-    options: dict[str, Any] = {"strict": True, "threads": job.threads, "cache": CompileCache()}
-    module = XRTModule(function, list(job.candidate.engines), pins=job.candidate.pins, **options)
-    module.compile(**given)
-    return module
+def _module(function: Function, job: Job) -> XRTModule:
+    """Return the module with an empty cache, whatever the default one holds, and without the implicit reference engine."""
+    options: dict[str, Any] = {"strict": True, "threads": job.threads, "cache": CompileCache(), "budget": job.auto_seconds}
+    return XRTModule(function, list(job.candidate.engines), pins=job.candidate.pins, **options)
+
+
+def _told(module: XRTModule) -> tuple[tuple[Region, ...], tuple[str, ...], tuple[str, ...]]:
+    """Return the plan in full, the engines, and how they were chosen."""
+    placed = str(module.tuned).splitlines() if module.tuned else []
+    return regions_of(module.plan), module.engines, tuple(placed)
 
 
 def _warmed(call: Call, job: Job) -> tuple[int, Warmth, float]:

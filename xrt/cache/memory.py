@@ -50,6 +50,12 @@ class Tier(Protocol):
     def weights(self) -> WeightsMemo | None:
         """Where the hashes of files' weights are kept, if anywhere."""
 
+    def folder_of(self, engine: str) -> Path | None:
+        """Return the directory in which an engine of that name keeps what it learns; None where nothing is kept."""
+
+    def keep_weights(self) -> None:
+        """Write down the hashes that signatures have cost, for the next process."""
+
     def obtain(self, signature: Signature, recipe: Recipe, make: Callable[[], Executable], *, force: bool = False) -> Executable:
         """Return the signature's executable, prepared: loaded, or made."""
 
@@ -120,6 +126,10 @@ class CompileCache:
         except BaseException:
             self._drop(entry)
             raise
+
+    def folder_of(self, engine: str) -> Path | None:
+        """Return the directory in which an engine of that name keeps what it learns; None without a disk tier."""
+        return self.disk.folder_of(engine) if self.disk is not None else None
 
     def _through_disk(
         self, signature: Signature, make: Callable[[], Executable], force: bool, recipe: Recipe | None

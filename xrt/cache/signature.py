@@ -16,7 +16,7 @@ from xrt import __version__
 from xrt.engines import CompileContext, GraphCompiler
 from xrt.graph import Function
 
-__all__ = ["CODE_UNKNOWN", "FORMAT_VERSION", "Signature", "signature_of"]
+__all__ = ["CODE_UNKNOWN", "FORMAT_VERSION", "Signature", "circumstances_of", "conditions_of", "signature_of"]
 
 FORMAT_VERSION = 1
 """Raised whenever XRT itself changes what it hands to engines for the same Function."""
@@ -57,21 +57,33 @@ def signature_of(function: Function, engine: GraphCompiler, context: CompileCont
 
     ``version`` is the engine's, for who has asked it already. Linear in the constants' bytes, once.
     """
+    form, *others = circumstances_of(engine, context, version).ingredients
+    entry = ", ".join(str(value.type) for value in function.inputs)
+    return Signature((form, ("function", function.fingerprint), ("entry", entry), *others))
+
+
+def circumstances_of(engine: GraphCompiler, context: CompileContext, version: str | None = None) -> Signature:
+    """Return what of a signature is not the function's: all that decides, beside it, what a compile gives."""
     kind = engine.implementation
-    options = {f.name: getattr(context.options, f.name) for f in dataclasses.fields(context.options) if f.name != "threads"}
     return Signature(
         (
             ("format", f"{FORMAT_VERSION} of xrt {__version__}"),
-            ("function", function.fingerprint),
-            ("entry", ", ".join(str(value.type) for value in function.inputs)),
             ("engine", f"{kind.__module__}.{kind.__qualname__} {engine.spec}"),
             ("version", engine.version() if version is None else version),
-            ("options", repr(options)),
-            ("device", context.device),
-            ("threads", str(context.threads)),
-            ("machine", _machine()),
+            *conditions_of(context),
             ("code", _code(kind)),
         )
+    )
+
+
+def conditions_of(context: CompileContext) -> tuple[tuple[str, str], ...]:
+    """Return what of a signature is neither the function's nor the engine's."""
+    options = {f.name: getattr(context.options, f.name) for f in dataclasses.fields(context.options) if f.name != "threads"}
+    return (
+        ("options", repr(options)),
+        ("device", context.device if context.accelerator is None else f"{context.device}: {context.accelerator.hardware}"),
+        ("threads", str(context.threads)),
+        ("machine", _machine()),
     )
 
 

@@ -19,6 +19,9 @@ _COMMANDS = (
     "run",
     "compile",
     "explain",
+    "tune",
+    "lock",
+    "check",
     "verify",
     "bisect",
     "cache",
@@ -61,7 +64,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _run(arguments: list[str], *, debug: bool) -> int:
     try:
         with warnings_as_lines():
-            result: Any = cli(args=arguments, prog_name="xrt", standalone_mode=False)
+            result: Any = cli(args=arguments, prog_name="xrt", standalone_mode=False, obj=tuple(arguments))
         return int(result or 0)
     except click.exceptions.Abort:
         complain("interrupted", "stopped before the end")

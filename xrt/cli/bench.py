@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import click
 
-from xrt.bench import Candidate, Group, Report, Row, Settings, Subject, compare_engines
+from xrt.bench import AUTO, Candidate, Group, Report, Row, Settings, Subject, compare_engines, page
 from xrt.cli.screen import err, human_bytes, out, show_table
 from xrt.engines import ExecutionOptions, registry
 from xrt.engines.probing import probe_all
@@ -31,7 +34,7 @@ WIDE = 130
     "-e",
     "candidates",
     multiple=True,
-    help="A candidate: ort, or 'tvm,ort with Conv|MatMul=ort' [default: each ready one]",
+    help="A candidate: ort, auto, 'ort,tvm,auto', or 'tvm,ort with Conv|MatMul=ort' [default: each ready engine]",
 )
 @click.option("--threads", default=str(default_budget()), show_default="the cores at hand", help="Thread counts: 1,2")
 @click.option("--batch", default="", help="Batch sizes: 1,8 [default: the model's own]")
@@ -39,23 +42,30 @@ WIDE = 130
 @click.option(
     "--budget", default=120.0, show_default=True, type=click.FloatRange(1), help="Seconds a candidate may take to start"
 )
+@click.option("--search", default=20.0, show_default=True, type=click.FloatRange(0.1), help="Seconds that auto may search")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of weights and inputs")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False, writable=True), help="Write a page to this file too")
+@click.pass_obj
 def command(
+    typed: tuple[str, ...],
     models: tuple[str, ...],
     candidates: tuple[str, ...],
     threads: str,
     batch: str,
     rounds: int,
     budget: float,
+    search: float,
     seed: int,
     as_json: bool,
+    html: Path | None,
 ) -> int:
     """Compare engines on MODELs: a shipped one (squeezenet, 'bert{layers=2}') or the path of an ONNX file.
 
     Each candidate has a process of its own and the model to itself: no other engine stands in for it. Exit code 1 when
     the results of one differ from the reference engine's, 2 when none ran at all.
     """
+    _check_writable(html)
     batches: list[int | None] = [*_counts(batch, "--batch")] or [None]
     subjects = [Subject.parse(model, size) for model in models for size in batches]
     for subject in subjects:
@@ -64,9 +74,11 @@ def command(
         subjects,
         _candidates(candidates),
         _budgets(_counts(threads, "--threads") or [default_budget()]),
-        Settings(rounds=rounds, budget_seconds=budget, seed=seed),
+        Settings(rounds=rounds, budget_seconds=budget, seed=seed, auto_seconds=search),
         silent=as_json,
     )
+    if html is not None:
+        html.write_text(page(replace(report, command=shlex.join(["xrt", *typed]))), encoding="utf-8")
     if as_json:
         out.print_json(json.dumps(report.to_dict()))
     else:
@@ -78,6 +90,12 @@ def _exit_code(report: Report) -> int:
     if not any(row.median_seconds for group in report.groups for row in group.rows):
         return 2
     return 0 if report.agrees else 1
+
+
+def _check_writable(path: Path | None) -> None:
+    """Raise OptionError now for a page that could not be written after minutes of measuring."""
+    if path is not None and not path.parent.is_dir():
+        raise OptionError(f"--html: there is no folder {str(path.parent)!r} to write {path.name} to")
 
 
 def _counts(text: str, option: str) -> list[int]:
@@ -95,7 +113,7 @@ def _budgets(asked: list[int]) -> list[int]:
 def _candidates(given: tuple[str, ...]) -> list[Candidate]:
     if given:
         chosen = list(dict.fromkeys(Candidate.parse(text) for text in given))
-        for name in dict.fromkeys(name for candidate in chosen for name in candidate.names):
+        for name in dict.fromkeys(name for candidate in chosen for name in candidate.names if name != AUTO):
             registry.check_registered(name)
         return chosen
     with err.status("asking which engines are ready"):
@@ -139,7 +157,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (
         str(row.candidate),
         row.verdict,
-        _milliseconds(row.median_seconds),
+        f"{_milliseconds(row.median_seconds)}{_bounds(row)}",
         f"{best.median:.2f} ({best.low:.2f}-{best.high:.2f})" if (best := row.to_best) else "",
         _milliseconds(start.alone_seconds),
         _milliseconds(start.first_seconds),
@@ -150,9 +168,16 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
+def _bounds(row: Row) -> str:
+    """Return the interval of a time, in its unit."""
+    return f" ({_milliseconds(row.interval.low)}-{_milliseconds(row.interval.high)})" if row.interval else ""
+
+
 def _notes(row: Row) -> Iterator[str]:
     if row.reason:
         yield _brief(row.reason)
+    if row.start is not None and row.start.placement:
+        yield row.start.placement[0]
     if row.start is not None and not row.start.steady:
         yield f"not steady after {row.start.warm_calls} calls"
 
@@ -171,6 +196,6 @@ def _milliseconds(seconds: float) -> str:
 def _footer(report: Report) -> Iterator[str]:
     groups: tuple[Group, ...] = report.groups
     rounds = max((len(row.rounds) for group in groups for row in group.rows), default=0)
-    yield f"medians of {rounds} rounds in turn; x best: median ratio within a round, 95 % interval by bootstrap"
+    yield f"medians of {rounds} rounds in turn; x best: median ratio within a round; 95 % intervals by bootstrap over rounds"
     yield "; ".join(f"{engine}: {version}" for engine, version in report.versions.items())
     yield ", ".join(f"{name} {value}" for name, value in report.machine.items())

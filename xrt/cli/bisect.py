@@ -9,7 +9,7 @@ import click
 
 from xrt.cli.explain import with_dims
 from xrt.cli.inputs import from_files
-from xrt.cli.options import check_writable, dims_of, input_options, loaded, module_keywords, module_options
+from xrt.cli.options import check_writable, dims_of, input_options, isolation_options, loaded, module_keywords, module_options
 from xrt.cli.screen import err, out
 from xrt.formats.onnx import save_case
 from xrt.models import sample_inputs
@@ -21,6 +21,7 @@ __all__ = ["command"]
 @click.command("bisect")
 @click.argument("model")
 @module_options
+@isolation_options
 @input_options
 @click.option(
     "--save",

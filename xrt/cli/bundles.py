@@ -8,6 +8,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from xrt.cli.options import isolation_keywords
 from xrt.cli.screen import human_bytes, out, show_table
 from xrt.errors import OptionError
 from xrt.formats.bundle import BundleFile
@@ -16,12 +17,15 @@ from xrt.module import XRTModule, load
 
 __all__ = ["facts_of_bundle", "opened", "show_bundle"]
 
-_FREE = ("model", "strict", "files", "seed", "target", "repeat", "verified")
+_FREE = (
+    *("model", "strict", "files", "seed", "target", "repeat", "verified"),
+    *("check", "isolate", "isolate_run", "time_limit", "memory_limit"),
+)
 """Options of `xrt run` that a bundle does not settle."""
 
 
 def opened(path: str, context: click.Context) -> tuple[Function, XRTModule]:
-    """Return a bundle's model, or the first trace of its graph, and the module; --strict is that of `xrt.load`.
+    """Return a bundle's model, or the first trace of its graph, and the module, loaded as the options ask.
 
     Raises OptionError for an option on the command line that the bundle has settled.
     """
@@ -29,7 +33,8 @@ def opened(path: str, context: click.Context) -> tuple[Function, XRTModule]:
     if settled:
         raise OptionError(f"{path} is a bundle, which settles {', '.join(settled)}; leave that out, or compile the model anew")
     file = BundleFile(path)
-    return _function(file), load(path, strict=context.params["strict"])
+    asked = context.params
+    return _function(file), load(path, strict=asked["strict"], check=asked["check"], **isolation_keywords(asked))
 
 
 def _is_given(name: str, context: click.Context) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from xrt.cli.explain import with_dims
-from xrt.cli.options import check_writable, dims_of, loaded, module_keywords, module_options
+from xrt.cli.options import check_writable, dims_of, isolation_options, loaded, module_keywords, module_options
 from xrt.cli.screen import err, human_bytes, out
 from xrt.errors import InputError
 from xrt.models import sample_inputs
@@ -21,6 +21,7 @@ __all__ = ["command"]
 @click.command("compile")
 @click.argument("model")
 @module_options
+@isolation_options
 @click.option("--output", "-o", "target", type=click.Path(dir_okay=False), help="The bundle [default: MODEL.xrt here]")
 def command(model: str, target: str | None, **given: Any) -> None:
     """Compile MODEL, an ONNX file or a shipped model, and save it as a bundle: weights and the engines' compiled forms.
@@ -31,7 +32,8 @@ def command(model: str, target: str | None, **given: Any) -> None:
     check_writable(path)
     function = with_dims(loaded(model), dims_of(given["dims"]))
     began = perf_counter()
-    with XRTModule(function, **module_keywords(given)) as module, err.status("compiling"):
+    status = err.status("compiling")
+    with XRTModule(function, **module_keywords(given), report=status.update) as module, status:
         try:
             module.compile()
         except InputError:

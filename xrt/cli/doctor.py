@@ -22,7 +22,18 @@ from xrt.runtime import available_cores, default_budget
 
 __all__ = ["command", "environment_of", "facts"]
 
-_DISTRIBUTIONS = ("xrt", "numpy", "onnx", "ml_dtypes", "protobuf", "onnxruntime", "apache-tvm", "apache-tvm-ffi", "torch")
+_DISTRIBUTIONS = (
+    "xrt",
+    "numpy",
+    "onnx",
+    "ml_dtypes",
+    "protobuf",
+    "onnxruntime",
+    "apache-tvm",
+    "apache-tvm-ffi",
+    "iree-base-compiler",
+    "torch",
+)
 _PREFIXES = ("XRT_", "OMP_", "MKL_", "OPENBLAS_", "TVM_", "ORT_", "CUDA_")
 _VARIABLES = ("PYTHONHASHSEED", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONWARNINGS", "NUMEXPR_NUM_THREADS")
 

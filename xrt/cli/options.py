@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,19 +11,42 @@ from typing import Any
 import click
 
 from xrt.bench import Subject
+from xrt.cache import default_cache
+from xrt.cache.disk.places import bytes_of
 from xrt.engines import split_specs
 from xrt.errors import InputError, OptionError
-from xrt.formats import onnx
 from xrt.graph import Function
+from xrt.module.source import source_of
 
-__all__ = ["check_of", "check_writable", "dims_of", "input_options", "loaded", "module_keywords", "module_options"]
+__all__ = [
+    "check_of",
+    "check_writable",
+    "dims_of",
+    "input_options",
+    "isolation_keywords",
+    "isolation_options",
+    "loaded",
+    "module_keywords",
+    "module_options",
+    "seconds_of",
+    "tuning_options",
+]
 
 Command = Callable[..., Any]
 
 
 def loaded(text: str) -> Function:
-    """Return the model of that path, or the shipped one of that name, with its sizes in braces."""
-    return onnx.load(text) if os.path.lexists(text) else Subject.parse(text).load()
+    """Return the model of that path, or the shipped one of that name, with its sizes in braces.
+
+    The cache may know the hashes of a file's weights, or writes them down when the model is compiled; until then the
+    Function that was read must be there, and the command keeps it.
+    """
+    if not os.path.lexists(text):
+        return Subject.parse(text).load()
+    function = source_of(Path(text), default_cache()).declared()
+    if (context := click.get_current_context(silent=True)) is not None:
+        context.meta["xrt.model"] = function
+    return function
 
 
 def check_writable(target: Path) -> None:
@@ -81,6 +105,38 @@ _INPUTS = (
 )
 
 
+def memory_of(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
+    """Return the bytes that a text such as ``4GB`` spells; raises OptionError where it spells none."""
+    found = None if text is None else bytes_of(text)
+    if text is not None and found is None:
+        raise OptionError(f"--memory-limit takes a size such as 500MB or 4GB; got {text!r}")
+    return found
+
+
+_ISOLATION = (
+    click.option(
+        "--isolate", help="Engines that compile in a process of their own, where a crash is one more fault: tvm,ort, or all"
+    ),
+    click.option("--isolate-run", is_flag=True, help="Those also run there"),
+    click.option("--time-limit", type=float, help="Seconds for each compile, and each run, in such a process"),
+    click.option("--memory-limit", callback=memory_of, help="Address space that such a process may have: 4GB"),
+)
+
+
+def isolation_options(command: Command) -> Command:
+    """Add the options that put engines in processes of their own: ``isolate``, ``isolate_run`` and the limits."""
+    for option in reversed(_ISOLATION):
+        command = option(command)
+    return command
+
+
+def isolation_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of XRTModule and `xrt.load` from what `isolation_options` collected; empty without the options."""
+    kept: dict[str, Any] = {"isolate_run": True} if given.get("isolate_run") else {}
+    kept |= {name: given[name] for name in ("time_limit", "memory_limit") if given.get(name) is not None}
+    return {"isolate": split_specs(given["isolate"]), **kept} if given.get("isolate") is not None else kept
+
+
 def input_options(command: Command) -> Command:
     """Add the options that say what a model is run on: ``files`` and ``seed``."""
     for option in reversed(_INPUTS):
@@ -90,16 +146,46 @@ def input_options(command: Command) -> Command:
 
 def module_options(command: Command) -> Command:
     """Add the options that become keywords of XRTModule."""
-    for option in reversed(_SHARED):
+    for option in reversed((*_SHARED, _LOCK)):
         command = option(command)
     return command
+
+
+_ENGINES = click.option(
+    "--engines",
+    "--engine",
+    "-e",
+    "engine",
+    default="auto",
+    show_default="all that are ready",
+    help="Engines to choose from: ort,xla",
+)
+
+
+_LOCK = click.option("--lock", type=click.Path(dir_okay=False), help="With -e auto: take the plan of this lock, do not measure")
+
+
+def tuning_options(command: Command) -> Command:
+    """Add the options of a module whose nodes are placed by measurement."""
+    for option in reversed((_ENGINES, *_SHARED[1:])):
+        command = option(command)
+    return command
+
+
+def seconds_of(context: click.Context, option: click.Parameter, text: str) -> float:
+    """Return seconds from a text such as ``60s``, ``2m`` or ``90``; raises OptionError for another form."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|)", text.strip())
+    if match is None or not float(match[1]):
+        raise OptionError(f"{option.opts[0]} takes a time such as 60s or 2m; got {text!r}")
+    return float(match[1]) * (60 if match[2] == "m" else 1)
 
 
 def module_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return XRTModule's keywords from what `module_options` collected; what was not given is left out."""
     kept = {name: given[name] for name in ("minimum_nodes", "maximum_nodes", "precision", "threads")}
-    kept |= {name: given.get(name) for name in ("dump_subgraph_dir", "check")}
+    kept |= {name: given.get(name) for name in ("dump_subgraph_dir", "check", "lock")}
     chosen = {name: value for name, value in kept.items() if value is not None}
     if given["pins"]:
         chosen["pins"] = given["pins"]
+    chosen |= isolation_keywords(given)
     return {**chosen, "engine": split_specs(given["engine"]), "device": given["device"], "strict": given["strict"]}

@@ -14,7 +14,16 @@ from rich.status import Status
 from xrt.cli.bundles import opened
 from xrt.cli.explain import with_dims
 from xrt.cli.inputs import from_files
-from xrt.cli.options import check_of, check_writable, dims_of, input_options, loaded, module_keywords, module_options
+from xrt.cli.options import (
+    check_of,
+    check_writable,
+    dims_of,
+    input_options,
+    isolation_options,
+    loaded,
+    module_keywords,
+    module_options,
+)
 from xrt.cli.screen import err, out, show_table
 from xrt.compare import compare, tolerance_for
 from xrt.errors import EngineError, InputError, PlanError
@@ -23,6 +32,7 @@ from xrt.graph import Function
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
 from xrt.module.settings import REFERENCE
+from xrt.runtime import to_host
 
 __all__ = ["command"]
 
@@ -30,6 +40,7 @@ __all__ = ["command"]
 @click.command("run")
 @click.argument("model")
 @module_options
+@isolation_options
 @input_options
 @click.option("--save", "-o", "target", type=click.Path(dir_okay=False), help="Save the outputs as .npz")
 @click.option("--repeat", default=1, show_default=True, type=click.IntRange(1), help="Runs, of which the median time is shown")
@@ -65,7 +76,7 @@ def _opened(model: str, given: Mapping[str, Any], status: Status) -> tuple[Funct
         return opened(model, click.get_current_context())
     function = with_dims(loaded(model), dims_of(given["dims"]))
     progress = lambda done, count: status.update(f"compiling {done}/{count}")  # noqa: E731  # told once per region
-    return function, XRTModule(function, **module_keywords(given), progress=progress)
+    return function, XRTModule(function, **module_keywords(given), progress=progress, report=status.update)
 
 
 def _timed(module: XRTModule, values: Mapping[str, Any]) -> float:
@@ -75,7 +86,7 @@ def _timed(module: XRTModule, values: Mapping[str, Any]) -> float:
 
 
 def _as_tuple(results: Any) -> tuple[Any, ...]:
-    return results if isinstance(results, tuple) else (results,)
+    return tuple(to_host(result) for result in (results if isinstance(results, tuple) else (results,)))
 
 
 def _counted(count: int, noun: str) -> str:

@@ -9,7 +9,7 @@ import click
 
 from xrt.cli.explain import with_dims
 from xrt.cli.inputs import from_files
-from xrt.cli.options import dims_of, input_options, loaded, module_keywords, module_options
+from xrt.cli.options import dims_of, input_options, isolation_options, loaded, module_keywords, module_options
 from xrt.cli.screen import err, out
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
@@ -20,6 +20,7 @@ __all__ = ["command"]
 @click.command("verify")
 @click.argument("model")
 @module_options
+@isolation_options
 @input_options
 @click.option("--outputs-only", is_flag=True, help="Do not look at the values inside of regions")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")

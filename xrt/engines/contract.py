@@ -39,6 +39,9 @@ class Executable(abc.ABC):
         except that an engine may write an output into the input that an alias of the Function pairs with it, and return
         that input in its place; where it does not, XRT copies. With ``options.out`` the given buffers hold the outputs
         afterwards, and are what is returned in their places.
+
+        On another device tensors are arrays of that device, inputs and outputs alike; the work is put on ``options.stream``,
+        which is current, and the run returns without waiting for it.
         """
 
     def direct(self) -> Callable[..., Sequence[Any]]:
@@ -87,6 +90,13 @@ class Executable(abc.ABC):
         afterwards. The default proposes nothing.
         """
         return ()
+
+    def why_not_recorded(self) -> str | None:
+        """Return why a run on a device cannot be recorded once and replayed (a CUDA graph); None when it can.
+
+        It can where a run does nothing but put work on the stream, the same each time, and waits for nothing. No is conservative.
+        """
+        return "its engine does not promise that a run waits for nothing"
 
     def memory(self) -> Sequence[MemoryUse] | None:
         """Return what the executable holds and takes beside the Function's constants, each use with the reason for it.

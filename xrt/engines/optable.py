@@ -37,6 +37,8 @@ class Kernel(Generic[K]):
     """Inputs (by position) whose buffers the kernel may write its result to."""
     model_update: bool
     """Whether the kernel may serve an operator that updates the model's own state (an optimiser step)."""
+    host: tuple[int, ...] = ()
+    """Inputs (by position) that the kernel reads as NumPy arrays wherever it runs: extents, axes, counts."""
 
     def refusal(self, node: Node, function: Function, device: str) -> str | None:
         """Return why this kernel cannot serve the node on that kind of device; None when it can."""
@@ -63,8 +65,10 @@ class OpTable(Generic[K]):
     ... def relu(node): ...
     """
 
-    def __init__(self, engine: str) -> None:
+    def __init__(self, engine: str, devices: tuple[str, ...] = ("cpu",)) -> None:
+        """Take the devices on which kernels run that do not say otherwise."""
         self.engine = engine
+        self.devices = devices
         self._kernels: dict[tuple[str, str], list[Kernel[K]]] = {}
 
     def extended(self, engine: str) -> OpTable[K]:
@@ -76,7 +80,7 @@ class OpTable(Generic[K]):
         >>> ("", "Relu") in mine, ("", "Relu") in base
         (True, False)
         """
-        table: OpTable[K] = OpTable(engine)
+        table: OpTable[K] = OpTable(engine, self.devices)
         table._kernels = {op: list(kernels) for op, kernels in self._kernels.items()}
         return table
 
@@ -86,22 +90,24 @@ class OpTable(Generic[K]):
         domain: str = "",
         since: int = 1,
         until: int | None = None,
-        devices: tuple[str, ...] = ("cpu",),
+        devices: tuple[str, ...] | None = None,
         why_not: Predicate | None = None,
         priority: int = 0,
         train: bool = False,
         mutable: tuple[int, ...] = (),
         model_update: bool = False,
+        host: tuple[int, ...] = (),
     ) -> Callable[[K], K]:
-        """Return a decorator that registers a kernel for those operators.
+        """Return a decorator that registers a kernel for those operators; without ``devices``, for the table's.
 
         Raises EngineError, naming both, when another kernel of equal priority serves the same operator, versions and
         devices without a predicate to choose by.
         """
+        on = self.devices if devices is None else devices
 
         def register(code: K) -> K:
             for op_type in op_types:
-                self._add(Kernel(op_type, domain, code, since, until, devices, why_not, priority, train, mutable, model_update))
+                self._add(Kernel(op_type, domain, code, since, until, on, why_not, priority, train, mutable, model_update, host))
             return code
 
         return register

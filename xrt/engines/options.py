@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
+from xrt.engines.accelerator import Accelerator
 from xrt.errors import OptionError, did_you_mean
 
 __all__ = ["CompileContext", "ExecutionOptions", "Precision", "RunOptions"]
@@ -56,9 +57,9 @@ class RunOptions:
     out: Sequence[Any] | None = None
     """One caller-owned buffer per output, C-contiguous and of its exact type and shape, or None in a place for a fresh one."""
     stream: Any = None
-    """The CUDA stream to run on; on CPU it must be None."""
-    block: bool = True
-    """Whether the call waits for its results; on CPU it always does."""
+    """The CUDA stream to run on, CuPy's, PyTorch's or an address; None is the module's own. On CPU it must be None."""
+    block: bool = False
+    """Whether a call on a device waits for its results; on CPU it always does."""
     profile: bool = False
     """Whether to record the time of each launch."""
 
@@ -73,3 +74,9 @@ class CompileContext:
     """The thread budget: what this engine's executable may use while it runs."""
     workdir: Path | None = None
     """The one directory the engine may write to while it compiles; None when it may write nowhere."""
+    keep: Path | None = None
+    """A directory of the engine's own that stays, for what it learns of this machine; None when nothing is to be kept."""
+    report: Callable[[str], object] | None = field(default=None, compare=False)
+    """Told, in a few words, how a long compile goes; None when nobody listens."""
+    accelerator: Accelerator | None = None
+    """The device, where that is not the CPU."""

@@ -75,6 +75,11 @@ class Constant:
             self._digest = _remembered(self)
         return self._digest
 
+    @property
+    def is_hashed(self) -> bool:
+        """Whether the digest costs nothing."""
+        return self._digest is not None
+
     def know_digest(self, digest: bytes) -> None:
         """Take the digest from someone who computed it of the same type, shape and content, instead of computing it."""
         self._digest = digest

@@ -6,7 +6,6 @@ Operators of domains that ``onnx`` does not describe are opaque: nothing is aske
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -16,6 +15,7 @@ from xrt.graph.builder.types import bind, may_equal
 from xrt.graph.function import Function
 from xrt.graph.node import Node
 from xrt.graph.operators import Operator, domain_title, latest_version, operator_of, why_deprecated, why_unknown
+from xrt.graph.places import is_device
 from xrt.graph.types import TensorType
 
 __all__ = ["FUNCTION_RULES", "NODE_RULES", "Rule", "verify"]
@@ -264,11 +264,9 @@ _BODY_COUNTS: dict[str, Callable[[Node, Operator], tuple[int, int]]] = {
 }
 """How many inputs a body is given, and how many outputs it must give."""
 
-_DEVICE = re.compile(r"(cpu|cuda)(:[0-9]+)?")
-
 
 def _device_is_one(case: _Case) -> Iterator[str]:
-    if case.node.device and not _DEVICE.fullmatch(case.node.device):
+    if case.node.device and not is_device(case.node.device):
         yield f"device {case.node.device!r} is none; it is 'cpu', 'cuda' or one of them with a number, as 'cuda:1'"
 
 

@@ -16,6 +16,7 @@ __all__ = ["check_sizes", "load", "names", "sizes_of"]
 _BY_CODE: dict[str, Callable[..., Function]] = {
     "bert": transformers.bert,
     "chain": small.chain,
+    "conv_chain": small.conv_chain,
     "conv_tail": small.conv_tail,
     "gather_softmax": small.gather_softmax,
     "gpt": transformers.gpt,

@@ -11,7 +11,7 @@ from xrt.graph.builder import Tensor
 from xrt.graph.builder.apply import emit
 from xrt.models.network import Network, shape_of
 
-__all__ = ["chain", "conv_tail", "gather_softmax", "mlp", "mobilenet", "reductions", "softmax_chain"]
+__all__ = ["chain", "conv_chain", "conv_tail", "gather_softmax", "mlp", "mobilenet", "reductions", "softmax_chain"]
 
 _HE = math.sqrt(2)
 """The gain that makes up for what a rectifier cuts off (He et al. 2015)."""
@@ -82,6 +82,13 @@ def conv_tail(seed: int = 0, *, length: int = 10, channels: int = 64, image: int
     with Network("conv_tail", seed) as net:
         x = net.convolution(net.input("x", batch, channels, image, image), channels, 3)
         return net.finish(y=_elementwise(x, length))
+
+
+def conv_chain(seed: int = 0, *, length: int = 50, channels: int = 64, image: int = 112, batch: int = 1) -> Function:
+    """Return elementwise operators between two convolutions."""
+    with Network("conv_chain", seed) as net:
+        x = net.convolution(net.input("x", batch, channels, image, image), channels, 3)
+        return net.finish(y=net.convolution(_elementwise(x, length), channels, 3))
 
 
 def gather_softmax(

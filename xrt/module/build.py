@@ -13,12 +13,15 @@ from xrt import passes
 from xrt.cache import CompileCache
 from xrt.errors import CompileRefused, InputError, PlanError, RunFailed, did_you_mean
 from xrt.graph import Function
+from xrt.module.asking import Asking
+from xrt.module.automatic import next_best
 from xrt.module.memory import Memory, memory
 from xrt.module.recovery import Call, given_up, tell, triples
 from xrt.module.reference import evaluate
 from xrt.module.settings import EngineList, Settings
 from xrt.partition import ClusteringOptions, Plan, partition
 from xrt.runtime import Program, Refusal, RegionToCompile, compile_plan, regions_of
+from xrt.tune import Tuned
 
 __all__ = ["Build", "SavedBuild", "names_of", "simplified", "with_fetched"]
 
@@ -86,21 +89,25 @@ class Build:
         *,
         original: Function,
         saved: SavedBuild | None = None,
+        place: Callable[[Function], Tuned] | None = None,
     ) -> None:
         self.function = function
         self.remarks: Mapping[str, str] = saved.remarks if saved else {}
         self._saved = saved
         self._original = original
-        self._engines = engines
+        self.engines = engines
         self._settings = settings
         self._clustering = without_idle_pins(settings.clustering, function, original)
         self.idle_pins = tuple(pin for pin in settings.clustering.pins if pin not in self._clustering.pins)
         self._cache = cache
+        self._asking = Asking(saved.whole if saved else lambda: function, engines, cache)  # not a method of its own: no cycle
         self._lock = threading.Lock()
         self._program: Program | None = None
         self.refused: tuple[Refusal, ...] = ()
         self.checked = False
         """Whether a call has been checked, and nothing was found."""
+        self.tuned = place(function) if place else None
+        """How the plan was chosen, where it was by measurement."""
         self.plan = saved.plan if saved and saved.plan else self._partitioned(())
 
     def program(self) -> Program:
@@ -109,6 +116,7 @@ class Build:
             if self._program is not None:
                 return self._program
             told, program = len(self.refused), self._take(*self._compiled(self.plan, self.refused))
+            self._asking.keep()
         tell(self.refused[told:])
         return program
 
@@ -132,7 +140,17 @@ class Build:
     def _attempt(self, plan: Plan) -> Program | tuple[Refusal, ...]:
         force = self._settings.force_compile
         progress = self._settings.progress
-        return compile_plan(plan, self._engines.by_spec, self._engines.context, self._cache, force=force, progress=progress)
+        engines, graph = self.engines, self._settings.cuda_graph
+        return compile_plan(
+            plan,
+            engines.by_spec,
+            engines.context,
+            self._cache,
+            force=force,
+            progress=progress,
+            streams=engines.streams,
+            graph=graph,
+        )
 
     def _replanned(self, refused: tuple[Refusal, ...], new: tuple[Refusal, ...]) -> Plan:
         """Place what was refused elsewhere; where nobody is left to take it, the refusal itself is the cause of the error."""
@@ -194,14 +212,21 @@ class Build:
             return results
 
     def _partitioned(self, refused: tuple[Refusal, ...]) -> Plan:
+        """Return the plan without what was refused: the best that was measured, else that by priority."""
+        if self.tuned is not None:
+            plan = next_best(self.tuned, triples(refused)) if refused else self.tuned.plan
+            if plan is not None:
+                return plan
         plan = partition(
             self.whole(),
-            self._engines.engines,
+            self.engines.engines,
             self._clustering,
             strict=self._settings.strict,
-            implicit=self._engines.implicit,
-            device=self._engines.context.device,
+            implicit=self.engines.implicit,
+            device=self.engines.context.device,
+            devices=self.engines.devices,
             refused=triples(refused),
+            capability=self._asking.capability,
         )
         sizes = ", ".join(f"{launch.name} of {len(launch.nodes)}" for launch in plan.launches)
         _log.info(
@@ -221,6 +246,11 @@ class Build:
         return self._saved.whole() if self._saved else self.function
 
     @property
+    def graph_remark(self) -> str:
+        """What became of the wish for a graph of the device; empty where there was none, or nothing is compiled."""
+        return self._program.graph_remark if self._program is not None else ""
+
+    @property
     def is_compiled(self) -> bool:
         return self._program is not None
 
@@ -230,7 +260,7 @@ class Build:
 
     def regions(self) -> list[RegionToCompile]:
         """Return what is, or was, compiled for the plan, in its order."""
-        return regions_of(self.plan, self._engines.by_spec, self._engines.context)
+        return regions_of(self.plan, self.engines.by_spec, self.engines.context)
 
     def memory(self) -> Memory:
         """Return what the plan takes of memory, and the engines too once it is compiled."""

@@ -8,9 +8,10 @@ planned anew for the others, which is said too.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from xrt.cache import CompileCache, DiskStatistics, Recipe, Signature, Tier, cache_of, signature_of
@@ -22,11 +23,12 @@ from xrt.formats.bundle import BundleFile, working_folder
 from xrt.graph import Function
 from xrt.module.build import Build, SavedBuild
 from xrt.module.module import XRTModule
-from xrt.module.settings import REFERENCE
+from xrt.module.settings import REFERENCE, Check, check_isolated, settings_of
 from xrt.module.source import Fixed, Saved, Traces
 from xrt.partition import ClusteringOptions, Plan
 from xrt.partition.serial import options_of, plan_of
 from xrt.runtime import RegionToCompile
+from xrt.runtime.isolation import Isolated
 
 __all__ = ["load"]
 
@@ -36,32 +38,46 @@ _NOTHING = Function((), ())
 
 
 def load(
-    path: str | os.PathLike[str], *, strict: bool = False, cache: CompileCache | str | os.PathLike[str] | None = None
+    path: str | os.PathLike[str],
+    *,
+    strict: bool = False,
+    cache: CompileCache | str | os.PathLike[str] | None = None,
+    check: Check = None,
+    isolate: str | Sequence[str] = (),
+    isolate_run: bool = False,
+    time_limit: float | None = None,
+    memory_limit: int | None = None,
 ) -> XRTModule:
     """Return the module that `XRTModule.save` wrote.
 
     With ``strict``, what would have to be compiled anew because this machine differs is a BundleError instead. Such
-    compiles go through ``cache``, as a module's do. Raises BundleError for a file that is missing, damaged, or of an
-    unknown version.
+    compiles go through ``cache``, as a module's do. ``check``, ``isolate`` and what belongs to it are what they are for
+    XRTModule; they are no part of a bundle. With ``isolate_run`` a compiled form is loaded in the worker, not here.
+    Raises BundleError for a file that is missing, damaged, or of an unknown version, OptionError for an impossible option.
 
     Load only what you would run: an engine's compiled form is code.
     """
+    asked = {"check": check, "isolate": isolate, "isolate_run": isolate_run}
+    asked |= {"time_limit": time_limit, "memory_limit": memory_limit}
+    settings = settings_of(asked)
     file = BundleFile(path)
+    check_isolated(settings.isolate, _specs(file.manifest))
     try:
-        return _loaded(file, strict, cache_of(cache))
+        return _loaded(file, strict, cache_of(cache), asked)
     except BundleError:
         raise
     except XRTError as error:
         raise BundleError(f"cannot load {os.fspath(path)!r}: {error}") from error
 
 
-def _loaded(file: BundleFile, strict: bool, cache: CompileCache) -> XRTModule:
+def _loaded(file: BundleFile, strict: bool, cache: CompileCache, asked: Mapping[str, Any]) -> XRTModule:
     manifest = file.manifest
     plans = [plan_of(program["plan"] or {"format": None}) for program in manifest["programs"]]
     missing = _missing(manifest)
     if missing and strict:
         raise BundleError(f"cannot load {os.fspath(file.path)!r} strictly: {'; '.join(missing.values())}")
     tier = _BundleTier(file, cache.disk, strict)
+    asked = _at_hand(asked, missing)
     module = XRTModule(
         _source(file, plans),
         [spec for spec in _specs(manifest) if spec not in missing] or REFERENCE,
@@ -72,6 +88,7 @@ def _loaded(file: BundleFile, strict: bool, cache: CompileCache) -> XRTModule:
         strict=manifest["strict"],
         fold_constants=manifest["fold_constants"],
         max_signatures=max(16, len(plans)),
+        **asked,
     )
     for reason in missing.values():
         warn(f"{os.fspath(file.path)!r}: {reason}; its regions are planned anew for {', '.join(module.engines)}", FallbackWarning)
@@ -95,6 +112,13 @@ def _missing(manifest: Mapping[str, Any]) -> dict[str, str]:
         except (EngineUnavailable, UnknownEngine) as error:
             found[spec] = f"engine {spec!r} is not at hand: {error}"
     return found
+
+
+def _at_hand(asked: Mapping[str, Any], missing: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return what was asked without isolating engines that are not there; nothing of it where none is left."""
+    gone = {*missing, *(spec.partition("{")[0] for spec in missing)}
+    left = [name for name in settings_of(asked).isolate if name not in gone]
+    return {**asked, "isolate": left} if left or not asked["isolate"] else {"check": asked["check"]}
 
 
 def _without(options: ClusteringOptions, missing: Mapping[str, str]) -> ClusteringOptions:
@@ -164,14 +188,16 @@ def _offered(
             anew[region.launch.name] = differences
             yield region.launch.name, f"compiled anew, not loaded from the bundle: {differences}"
         elif entry["section"]:
-            tier.offer(saved, entry["section"])
+            tier.offer(tuple({**dict(saved), "version": region.version}.items()), entry["section"])
             yield region.launch.name, "its compiled form comes from the bundle"
         else:
             yield region.launch.name, f"the bundle has no compiled form: {entry['reason'] or 'none was saved'}"
 
 
 def _differences(region: RegionToCompile, saved: Mapping[str, str]) -> str:
-    now = dict(signature_of(_NOTHING, region.engine, region.context, region.version).ingredients)
+    engine = region.engine
+    version = engine.library_version() if isinstance(engine, Isolated) else region.version
+    now = dict(signature_of(_NOTHING, engine, region.context, version).ingredients)
     found = [f"{n} was {saved.get(n, 'not told')!r} and is {now[n]!r}" for n in _IN_EVERY_REGION if saved.get(n) != now[n]]
     return "; ".join(found)
 
@@ -219,12 +245,22 @@ class _BundleTier:
         self._watched.append(function)
         self.weights.recall(function, self.file.path.absolute(), stamp_of(self.file.path))
 
+    def keep_weights(self) -> None:
+        """Write down the hashes of the bundle's weights, for the next process that loads it."""
+        if self.behind is not None:
+            self.behind.keep_weights()
+
     def offer(self, ingredients: tuple[tuple[str, str], ...], section: str) -> None:
         """Serve a signature of these ingredients from that section."""
         self._sections[_portable(ingredients)] = section
 
+    def folder_of(self, engine: str) -> Path | None:
+        """Return where the tier behind keeps what an engine learns."""
+        return self.behind.folder_of(engine) if self.behind is not None else None
+
     def obtain(self, signature: Signature, recipe: Recipe, make: Callable[[], Executable], *, force: bool = False) -> Executable:
         """Return the signature's executable, prepared: from the bundle, from the tier behind it, or made."""
+        self.keep_weights()
         section = self._sections.get(_portable(signature.ingredients))
         if section is not None and not force:
             try:

@@ -11,6 +11,8 @@ from xrt.engines import GraphCompiler
 from xrt.graph import Constant, Function, Value
 from xrt.module.settings import EngineList
 from xrt.partition import Launch, Pin, Plan, Reason
+from xrt.partition.assigned import PLACED
+from xrt.tune import Account
 
 __all__ = ["Explanation", "Region", "explain"]
 
@@ -31,6 +33,8 @@ class Region:
     """Bytes of the region's constants."""
     remarks: tuple[str, ...]
     """What the engine says of its own work on the region, and what a bundle says of its compiled form."""
+    device: str = ""
+    """Where it runs; empty for where values come in and go out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,36 +51,63 @@ class Explanation:
     """Why each node that is not where the first engine would have had it is elsewhere."""
     idle_pins: tuple[str, ...] = ()
     """Pins of which no node is left: all were computed ahead of time, or no output needs them."""
+    placement: tuple[str, ...] = ()
+    """How the plan was chosen, where it was by measurement, and which engines were left out."""
+    account: Account | None = None
+    """What the chosen plan costs, part by part, and what would unlock the graph; None where it was not measured."""
+    device: str = "cpu"
+    """Where values come in and go out."""
+    copies: tuple[str, ...] = ()
+    """Values that cross from one device to another, each once per direction."""
+    bytes_copied: int = 0
+    """What these are together, as far as sizes are known."""
+    graph: str = ""
+    """What became of the wish for a graph of the device; empty where there was none, or before the compile."""
     checks: str = ""
     """What is held against the reference, and how often it has been; empty where nothing is."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the explanation as dictionaries, lists and strings."""
-        return asdict(self)
+        return asdict(self) | {"account": self.account.to_dict() if self.account else None}
 
     def __str__(self) -> str:
         threads = f"{self.threads} thread{'s' * (self.threads != 1)} for all together"
-        lines = [f"engines: {', '.join(self._engine(e) for e in self.engines)}; {threads}"]
+        where = f"; device {self.device}" if self.device != "cpu" else ""
+        lines = [f"engines: {', '.join(self._engine(e) for e in self.engines)}; {threads}{where}"]
         for region in self.regions:
             lines += _region_lines(region)
         if not self.regions:
             lines.append("no regions: the outputs are inputs or constants")
+        if self.copies:
+            lines.append(f"copies between devices: {len(self.copies)} ({self.bytes_copied:,} bytes)")
+            lines += [f"  {copy}" for copy in self.copies]
+        lines += [self.graph] if self.graph else []
         if self.reasons:
             lines.append(f"not on the first engine that could be asked ({len(self.reasons)}):")
-            lines += [f"  {r.node} ({r.op}) not on {r.engine}: {r.text}" for r in self.reasons]
+            lines += [f"  {r.node} ({r.op}) not on {r.engine}: {r.text}" for r in self.reasons if r.text != PLACED]
+            lines += _placed(self.reasons)
         lines += [
             f"pin {pin} holds nothing: its nodes were computed ahead of time, or no output needs them" for pin in self.idle_pins
         ]
+        lines += self.placement
+        lines += str(self.account or "").splitlines()
         return "\n".join([*lines, *([self.checks] if self.checks else [])])
 
     def _engine(self, spec: str) -> str:
         return f"{spec} (not named; takes what no other does)" if spec == self.implicit else spec
 
 
+def _placed(reasons: Sequence[Reason]) -> list[str]:
+    """Return a line for each engine that was measured to be the slower one for nodes that it would have taken."""
+    counts = Counter(reason.engine for reason in reasons if reason.text == PLACED)
+    return [f"  {count} node{'s' * (count != 1)} not on {engine}: {PLACED}" for engine, count in counts.items()]
+
+
 def _region_lines(region: Region) -> list[str]:
+    where = f" ({region.device})" if region.device else ""
     operators = ", ".join(f"{count} {op}" if count > 1 else op for op, count in region.operators)
     lines = [
-        f"{region.name}  on {region.engine}: {region.nodes} node{'s' * (region.nodes != 1)} ({operators})",
+        f"{region.name}  on {region.engine}{where}: {region.nodes} node{'s' * (region.nodes != 1)} ({operators})",
         f"  in:  {', '.join(region.inputs) or 'nothing'}",
         f"  out: {', '.join(region.outputs)}",
     ]
@@ -89,14 +120,33 @@ def explain(
     *,
     idle_pins: Sequence[Pin] = (),
     remarks: Sequence[Mapping[str, str]] = (),
+    placement: Sequence[str] = (),
+    account: Account | None = None,
     checks: str = "",
+    graph: str = "",
 ) -> Explanation:
     """Return the explanation of a plan; ``engines`` are asked for their remarks, ``remarks`` have more by region."""
     more = [[by_name[x.name] for by_name in remarks if x.name in by_name] for x in plan.launches]
     by_spec = engines.by_spec
     regions = tuple(_region(x, by_spec[x.engine], told) for x, told in zip(plan.launches, more, strict=True))
     pins, threads = tuple(map(str, idle_pins)), engines.context.threads
-    return Explanation(plan.engines, engines.implicit, regions, threads, plan.reasons, pins, checks)
+    copied = sum(copy.nbytes or 0 for copy in plan.copies)
+    copies = tuple(map(str, plan.copies))
+    return Explanation(
+        plan.engines,
+        engines.implicit,
+        regions,
+        threads,
+        plan.reasons,
+        pins,
+        tuple(placement),
+        account,
+        plan.device,
+        copies,
+        copied,
+        graph,
+        checks,
+    )
 
 
 def _region(launch: Launch, engine: GraphCompiler, more: Sequence[str]) -> Region:
@@ -110,6 +160,7 @@ def _region(launch: Launch, engine: GraphCompiler, more: Sequence[str]) -> Regio
         outputs=_shown(function.outputs),
         weights=_weights([function]),
         remarks=(*engine.remarks(function), *more),
+        device=launch.device,
     )
 
 

@@ -12,25 +12,25 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
 from xrt.cache import CompileCache, Signature, cache_of
 from xrt.engines import GraphCompiler, RunOptions
 from xrt.errors import FallbackWarning, InputError, SignatureWarning, warn
-from xrt.graph import Value
+from xrt.graph import Function, Value
+from xrt.module.automatic import Automatic, Place
 from xrt.module.bound import Bound, bound, check_fixed
 from xrt.module.build import Build, names_of, simplified, with_fetched
 from xrt.module.checking import Checks
 from xrt.module.explain import Explanation, explain
 from xrt.module.memory import Memory
 from xrt.module.prepared import MISS, Prepared, key_of, prepared, rescued, shaping
-from xrt.module.recovery import Call
+from xrt.module.recovery import Call, unnamed
 from xrt.module.reference import evaluate
 from xrt.module.saving import save_module
 from xrt.module.settings import engine_list, settings_of
-from xrt.module.source import source_of
+from xrt.module.source import check_declared, source_of
 from xrt.partition import Plan
 from xrt.runtime import Profile, Program, inputs
+from xrt.tune import CostStore, Told, Tuned
 from xrt.verify import Culprit, Verification, bisect_plan, verify
 from xrt.verify.progress import Progress, unheard
 
@@ -47,12 +47,14 @@ class XRTModule:
     """A model on a list of engines, compiled on the first call of each signature and called like a function.
 
     ``model`` is an `xrt.Graph`, a Function, or ONNX as a path, bytes or ModelProto. ``engine`` is a name, a spec
-    (``"tvm{opt_level=2}"``), an instance, or a list of these, first choice first. Unless ``strict``, the reference
-    engine stands last without being named; what it takes in that way is one FallbackWarning and lines in `explain`.
+    (``"tvm{opt_level=2}"``), an instance, a list of these, first choice first, or ``"auto"``: placed by measurement, or by the
+    ``lock`` that `xrt lock` has written. Unless ``strict``, the reference engine stands last without being named; what it takes
+    in that way is one FallbackWarning and lines in `explain`.
 
-    Keywords are the fields of `ClusteringOptions` (``pins``, ``minimum_nodes``, ...), of `ExecutionOptions`
-    (``precision``, ``threads``, ...) and of `Settings` (``strict``, ``check``, ``isolate``, ...). ``cache`` is a cache of one's
-    own, or the directory of one.
+    Keywords are the fields of `ClusteringOptions` (``pins``, ``minimum_nodes``, ...), of `ExecutionOptions` (``precision``,
+    ``threads``, ...) and of `Settings`: ``check`` holds the ``"first"`` call, or a part of the calls, against the reference;
+    ``isolate`` lets the engines that it names, or ``"all"``, compile in a process of their own, and with ``isolate_run`` run
+    there, within ``time_limit`` seconds and ``memory_limit`` bytes. ``cache`` is a cache of one's own, or its directory.
 
     One output comes back as an array, several as a tuple. A returned array shares memory with nothing else, unless an
     alias of the model names an input for it. Threads may call at once.
@@ -71,17 +73,19 @@ class XRTModule:
         **options: Any,
     ) -> None:
         self._settings = settings_of(options)
-        self._engines = engine_list(engine, device, self._settings)
         self._cache = cache_of(cache)
+        listed = partial(engine_list, engine, device, store=CostStore.beside(self._cache))
+        self._engines = listed(self._settings)
         self._source = source_of(model, self._cache)
         self._builds: OrderedDict[object, Build] = OrderedDict()
         self._ready: OrderedDict[object, tuple[Prepared, Build]] = OrderedDict()
         self._quick = NOTHING  # the prepared call of `_last`, if it has one
         self._last: Build | None = None
         self._lock = threading.RLock()
-        self._warned = False
+        self._warned = self._closed = False
         self._checks = Checks(self._settings.check, self.threads)
-        self._closed = False
+        unlocked = replace(self._settings, lock=None)
+        self._automatic = Automatic(self._engines, self._settings, self._cache, partial(listed, unlocked))
 
     # ------------------------------------------------------------------ what it is
 
@@ -118,16 +122,33 @@ class XRTModule:
         """Return the Plan for such inputs, without compiling."""
         return self._build(self._accept(args, named)).plan
 
+    @property
+    def tuned(self) -> Tuned | None:
+        """How the last signature was placed by measurement: who ran against whom; None where it was not. Prints as text."""
+        return self._current().tuned
+
+    def tune(self, *args: Any, budget: float | None = None, progress: Told | None = None, **named: Any) -> Tuned:
+        """Measure now, in that many seconds, where nodes go for such inputs, or for random ones.
+
+        What is found holds for the module from now on, and is remembered for others. ``progress`` is told how far it is.
+        """
+        values = self._accept(args, named) if args or named else None
+        placing = self._automatic.placing(values, budget=budget, progress=progress, anew=True)
+        return self._build(values, place=placing).tuned  # type: ignore[return-value]  # it has just been placed
+
     def explain(self) -> Explanation:
         """Return the last signature's regions, their boundaries, and why each node is where it is. Prints as text."""
         build = self._current()
-        unchecked = self._checks.remarks({launch.name: launch.function for launch in build.plan.launches})
+        unchecked = self._checks.remarks({x.name: x.function for x in build.plan.launches})
         return explain(
             build.plan,
-            self._engines,
+            build.engines,
             idle_pins=build.idle_pins,
             remarks=[build.remarks, unchecked],
+            placement=[*str(build.tuned or "").splitlines(), *self._engines.left_out],
+            account=self._automatic.account(build.plan, build.tuned, build.function),
             checks=str(self._checks),
+            graph=build.graph_remark,
         )
 
     def profile(self) -> Profile:
@@ -157,7 +178,7 @@ class XRTModule:
         build = self._build(values)
         context = self._engines.context
         return verify(
-            build.function, build.plan, self._engines.by_spec, values, evaluate, context, inner=inner, progress=progress
+            build.function, build.plan, build.engines.by_spec, values, evaluate, context, inner=inner, progress=progress
         )
 
     def bisect(self, *args: Any, progress: Progress = unheard, **named: Any) -> Culprit | None:
@@ -167,8 +188,8 @@ class XRTModule:
         `xrt.formats.onnx` writes what is returned.
         """
         values = self._accept(args, named)
-        plan = self._build(values).plan
-        return bisect_plan(plan, self._engines.by_spec, values, evaluate, self._engines.context, progress=progress)
+        build = self._build(values)
+        return bisect_plan(build.plan, build.engines.by_spec, values, evaluate, self._engines.context, progress=progress)
 
     def _current(self) -> Build:
         return self._last or self._build(None)
@@ -181,21 +202,11 @@ class XRTModule:
         Raises InputError where the declared types do not tell enough: an `xrt.Graph`, or symbolic extents with an
         engine that needs them fixed.
         """
-        build = self._build(self._accept(examples, named) if examples or named else self._declared_values())
+        if not examples and not named:
+            check_declared(self._source, self._engines)
+        build = self._build(self._accept(examples, named) if examples or named else None)
         self._program(build)
         return build.plan
-
-    def _declared_values(self) -> list[Any] | None:
-        open_ended = self._source.key([None] * len(self._source.inputs), self._engines.are_dynamic) is not None
-        if open_ended and self._source.inputs:
-            rigid = [e.spec for e in self._engines.engines if not e.supports_dynamic_shapes]
-            why = (
-                f"engine {rigid[0]!r} needs every extent fixed"
-                if rigid and not self._traced
-                else "the graph is traced for its inputs"
-            )
-            raise InputError(f"compile() needs example inputs: {why}; pass m.compile(x, ...)")
-        return None
 
     def save(self, path: str | os.PathLike[str], *examples: Any, **named: Any) -> None:
         """Write a bundle for `xrt.load`: model, weights, and every program compiled so far, in the engines' compiled forms.
@@ -298,13 +309,14 @@ class XRTModule:
         self._check_open()
         declared = self._source.inputs
         bound = inputs.bind(declared, args, named)
-        values = [inputs.normalise(value, given) for value, given in zip(declared, bound, strict=True)]
+        device = self._engines.context.device
+        values = [inputs.normalise(value, given, device) for value, given in zip(declared, bound, strict=True)]
         inputs.check(declared, values)
         return values
 
     def _remember(self, values: Sequence[Any], build: Build) -> None:
         """Keep a prepared call for further values of these types and shapes; lists and dicts go the long way each time."""
-        if any(type(value) is not np.ndarray or value.dtype.hasobject for value in values):  # texts are looked at in each call
+        if any(not hasattr(value, "dtype") or value.dtype.hasobject for value in values):  # texts are looked at in each call
             return
         program = build.program()
         call = prepared(build, program, values, partial(rescued, weakref.ref(self), build, program))
@@ -317,23 +329,26 @@ class XRTModule:
 
     # ------------------------------------------------------------------ from values to a Program
 
-    def _build(self, values: Sequence[Any] | None, fetch: tuple[str, ...] = ()) -> Build:
-        """Return the build for such values (None: for the model as declared), planned but not yet compiled."""
+    def _build(self, values: Sequence[Any] | None, fetch: tuple[str, ...] = (), place: Place | None = None) -> Build:
+        """Return the build for such values (None: for the model as declared), not yet compiled; a new one with ``place``."""
         dynamic = self._engines.are_dynamic or values is None
         with self._lock:
             key = (None if values is None and not self._traced else self._source.key(values or [], dynamic), fetch)
             build = self._builds.get(key)
-            if build is None:
+            if build is None or place is not None:
+                base = self._build(values) if fetch and self._engines.is_auto else None
                 function = self._source.declared() if values is None else self._source.function(values, dynamic)
-                build = self._builds[key] = self._planned(with_fetched(function, fetch))
+                build = self._builds[key] = self._planned(with_fetched(function, fetch), values, base, place)
+                self._forget_calls()  # they may lead to a build that this one replaces
                 self._bound()
             if not fetch and build is not self._last:
                 self._last, self._quick = build, NOTHING
             return build
 
-    def _planned(self, function: Any) -> Build:
+    def _planned(self, function: Function, values: Sequence[Any] | None, base: Build | None, place: Place | None) -> Build:
         simple = simplified(function, fold=self._settings.fold_constants, threads=self.threads)
-        return Build(simple, self._engines, self._settings, self._cache, original=function)
+        self._engines, place = self._automatic.chosen(simple, values, base.tuned if base else None, place)
+        return Build(simple, self._engines, self._settings, self._cache, original=function, place=place)
 
     def _bound(self) -> None:
         """Forget the oldest build beyond the limit, and every prepared call, since one of them may lead to it."""
@@ -359,19 +374,9 @@ class XRTModule:
         return program
 
     def _warn_of_fallback(self, build: Build) -> None:
-        if self._warned or self._engines.implicit is None:
-            return
-        plan, told = build.plan, {node for one in build.refused for node in one.nodes}
-        taken = [n for x in plan.launches if x.engine == self._engines.implicit for n in x.nodes if n not in told]
-        if not taken:
-            return
-        self._warned = True
-        why = next((f": {r.text}" for r in plan.reasons if r.node == taken[0]), "")
-        message = (
-            f"{len(taken)} node(s) run on {self._engines.implicit!r}, which was not named: first {taken[0]!r}{why}. m.explain() "
-            f"lists them; name {self._engines.implicit!r} in the list to accept it, or pass strict=True to refuse it"
-        )
-        warn(message, FallbackWarning)
+        if not self._warned and (message := unnamed(build.plan, self._engines.implicit, build.refused)):
+            self._warned = True
+            warn(message, FallbackWarning)
 
     # ------------------------------------------------------------------ the end
 

@@ -54,34 +54,34 @@ class Prepared:
 
 def prepared(build: Build, program: Program, values: Sequence[Any], rescue: Rescue) -> Prepared:
     """Return the build's call for inputs like these arrays; ``rescue`` is called where the program raises."""
-    expected = tuple((value.dtype, value.shape) for value in values)
+    expected = tuple((type(value), value.dtype, value.shape) for value in values)
     fits = _fitting(expected)
     positional = _from_one(program, *expected[0], rescue) if len(expected) == 1 else _from_many(program, fits, rescue)
     return Prepared(positional, _by_name([value.name for value in build.function.inputs], positional), fits, build, program)
 
 
-def _fitting(expected: tuple[tuple[Any, Any], ...]) -> Callable[[tuple[Any, ...]], bool]:
-    count, array = len(expected), np.ndarray
+def _fitting(expected: tuple[tuple[Any, Any, Any], ...]) -> Callable[[tuple[Any, ...]], bool]:
+    count = len(expected)
 
     def fits(args: tuple[Any, ...]) -> bool:
         if len(args) != count:
             return False
-        for value, (dtype, shape) in zip(args, expected, strict=True):
-            if type(value) is not array or value.dtype is not dtype or value.shape != shape:
+        for value, (kind, dtype, shape) in zip(args, expected, strict=True):
+            if type(value) is not kind or value.dtype is not dtype or value.shape != shape:
                 return False
         return True
 
     return fits
 
 
-def _from_one(program: Program, dtype: Any, shape: Any, rescue: Rescue) -> Taking:
+def _from_one(program: Program, kind: Any, dtype: Any, shape: Any, rescue: Rescue) -> Taking:
     """Spelt out, for one input is the common case, and what stands here is what a call costs."""
-    run, finish, array = _run_of(program), shaping(program.plan.function), np.ndarray
+    run, finish = _run_of(program), shaping(program.plan.function)
 
     def call(args: tuple[Any, ...]) -> Any:
         if len(args) == 1:
             (value,) = args
-            if type(value) is array and value.dtype is dtype and value.shape == shape:
+            if type(value) is kind and value.dtype is dtype and value.shape == shape:
                 try:
                     return finish(run(value))
                 except Exception as error:  # noqa: BLE001  # the rescue says what to make of it
@@ -133,7 +133,9 @@ def _by_name(names: Sequence[str], positional: Taking) -> Callable[[Mapping[str,
 def key_of(values: Sequence[Any]) -> object:
     """Return what tells signatures apart; None where there is a value that is no array."""
     if any(type(value) is not np.ndarray for value in values):
-        return None
+        if any(not hasattr(value, "dtype") or not hasattr(value, "shape") for value in values):
+            return None
+        return tuple([(type(value), value.dtype, value.shape) for value in values])
     return tuple([(value.dtype, value.shape) for value in values])
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
-
-import numpy as np
 
 from xrt.engines import RunOptions
 from xrt.errors import DeviceError, FallbackWarning, InputError, RunFailed, warn
@@ -14,9 +13,10 @@ from xrt.graph import Function
 from xrt.partition import Plan
 from xrt.runtime import Inspection, Program, Refusal, updated_before
 from xrt.runtime.outputs import check_buffers
+from xrt.runtime.placed.buffers import check_placed_buffers
 from xrt.runtime.program import DEFAULT
 
-__all__ = ["Call", "given_up", "tell", "triples"]
+__all__ = ["Call", "given_up", "tell", "triples", "unnamed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,15 @@ class Call:
     def of(cls, inputs: Sequence[Any], options: RunOptions | None, out: Any, function: Function, device: str) -> Call:
         """Return the call with what the caller asks for; raises DeviceError for a stream, InputError for a buffer."""
         options = options or DEFAULT
-        if options.stream is not None:
+        on_host = device == "cpu"
+        if options.stream is not None and on_host:
             raise DeviceError(f"a stream was given, but the module runs on {device}, which has none; pass stream=None")
         if out is not None and options.out is not None:
             raise InputError("out= is given twice, as an argument and in options; give the buffers in one of the two")
         given = out if out is not None else options.out
         if given is not None:
-            buffers = check_buffers(given, function.outputs, function.inputs, inputs)
+            check = check_buffers if on_host else partial(check_placed_buffers, device)
+            buffers = check(given, function.outputs, function.inputs, inputs)
             options = RunOptions(buffers, options.stream, options.block, options.profile)
         return cls(inputs, options)
 
@@ -60,7 +62,7 @@ class Call:
         """
         if self.before:
             for given, held in self.before:
-                np.copyto(given, held)
+                given[...] = held
         elif touched := updated_before(plan, error.region):
             names = ", ".join(map(repr, touched))
             raise RunFailed(
@@ -83,6 +85,19 @@ def triples(refused: Iterable[Refusal]) -> tuple[tuple[str, str, str], ...]:
     """Return what the partitioner is told: node, engine and reason."""
     told = ((one, "failed at run" if isinstance(one.error, RunFailed) else "refused at compile") for one in refused)
     return tuple((node, one.launch.engine, f"{how}: {one.reason}") for one, how in told for node in one.nodes)
+
+
+def unnamed(plan: Plan, implicit: str | None, refused: Iterable[Refusal]) -> str:
+    """Return what to say of nodes that run on the engine which nobody has named, those apart of whose refusal was told."""
+    told = {node for one in refused for node in one.nodes}
+    taken = [n for x in plan.launches if x.engine == implicit for n in x.nodes if n not in told]
+    if not taken:
+        return ""
+    why = next((f": {r.text}" for r in plan.reasons if r.node == taken[0]), "")
+    return (
+        f"{len(taken)} node(s) run on {implicit!r}, which was not named: first {taken[0]!r}{why}. m.explain() "
+        f"lists them; name {implicit!r} in the list to accept it, or pass strict=True to refuse it"
+    )
 
 
 def tell(refused: Iterable[Refusal]) -> None:

@@ -5,18 +5,35 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler, registry
-from xrt.errors import BudgetWarning, DeviceError, OptionError, did_you_mean, warn
+from xrt.engines.deferred import loaded
+from xrt.errors import BudgetWarning, OptionError, did_you_mean, warn
+from xrt.graph import FrozenDict
+from xrt.module.automatic import AUTO, asks_for_auto, engines_at_hand
+from xrt.module.devices import check_engines_run, check_placed, checked_devices, devices_of
+from xrt.module.locked import Locked, locked
 from xrt.module.reference import REFERENCE
 from xrt.partition import ClusteringOptions
-from xrt.runtime import budget_of, check_device, kind_of
+from xrt.runtime import Streams, budget_of, check_device, kind_of
 from xrt.runtime.isolation import Isolated, Limits
+from xrt.tune import CostStore
+from xrt.tune.driving import check_budget
 
-__all__ = ["IMPLICIT", "REFERENCE", "Check", "EngineList", "Settings", "checked_budget", "engine_list", "settings_of"]
+__all__ = [
+    "IMPLICIT",
+    "REFERENCE",
+    "Check",
+    "EngineList",
+    "Settings",
+    "check_isolated",
+    "checked_budget",
+    "engine_list",
+    "settings_of",
+]
 
 Check: TypeAlias = Literal["first", "nan"] | float | None
 IMPLICIT = "toy"
@@ -46,10 +63,20 @@ class Settings:
     """Whether nodes that depend on constants alone are computed once, by the reference engine, before planning."""
     force_compile: bool = False
     """Whether to compile anew what the cache already holds."""
+    budget: float = 20.0
+    """Seconds that placement by measurement, ``engine="auto"``, may take for a signature."""
+    lock: Locked | None = None
+    """A lock file, whose plan is taken without measuring where it was made for the same model, machine and versions."""
     max_signatures: int = 16
     """Programs that a module keeps; beyond it the oldest is forgotten, with a warning."""
     dump_subgraph_dir: Path | None = None
     """Where to write the graph as text, ONNX and DOT before and after each stage; None writes nothing."""
+    report: Callable[[str], object] | None = None
+    """Told in a few words how a compile goes that takes an engine long, such as the trials of ``tvm{tune=64}``."""
+    devices: Mapping[str, str] = FrozenDict()
+    """Engines, by name or spec, that run elsewhere than the module: ``{"ort": "cuda", "tvm": "cpu"}``."""
+    cuda_graph: bool = False
+    """Whether a call on a device is recorded once per signature and replayed; where it cannot be, `explain` says why."""
     progress: Callable[[int, int], object] | None = None
     """Told how many regions are compiled, of how many; called from the compiling threads, one at a time."""
 
@@ -70,11 +97,15 @@ def settings_of(options: Mapping[str, Any]) -> Settings:
     own["execution"] = _merged(own.get("execution", ExecutionOptions()), _without_aliases(options), _EXECUTION)
     if own.get("dump_subgraph_dir") is not None:
         own["dump_subgraph_dir"] = Path(os.fspath(own["dump_subgraph_dir"]))
+    own["lock"] = locked(own.get("lock"))
     own["check"] = _checked_check(own.get("check"))
     own["isolate"] = _names(own.get("isolate", ()))
+    own["devices"] = checked_devices(own.get("devices"))
     _check_signatures(own.get("max_signatures", 1))
+    check_budget(own.get("budget", 1.0))
     _check_limits(own)
-    _check_progress(own.get("progress"))
+    _check_callable("progress", own.get("progress"), "two numbers")
+    _check_callable("report", own.get("report"), "a text")
     return Settings(**own)
 
 
@@ -126,9 +157,9 @@ def _check_signatures(value: Any) -> None:
         raise OptionError(f"max_signatures must be a positive integer; got {value!r}")
 
 
-def _check_progress(value: Any) -> None:
+def _check_callable(name: str, value: Any, of: str) -> None:
     if value is not None and not callable(value):
-        raise OptionError(f"progress must be a function of two numbers, or None; got {value!r}")
+        raise OptionError(f"{name} must be a function of {of}, or None; got {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +170,14 @@ class EngineList:
     implicit: str | None
     """The spec of the engine that was appended without being named."""
     context: CompileContext
+    is_auto: bool = False
+    """Whether nodes are placed by measurement."""
+    left_out: tuple[str, ...] = ()
+    """A line for each engine that could not be among them."""
+    devices: Mapping[str, str] = FrozenDict()
+    """Spec of each engine that runs elsewhere than the module, with its device."""
+    streams: Streams = field(default_factory=Streams, compare=False)
+    """The module's streams."""
 
     @property
     def specs(self) -> tuple[str, ...]:
@@ -156,20 +195,24 @@ class EngineList:
 
     @property
     def are_dynamic(self) -> bool:
-        """Whether one executable of any of them serves every size of a symbolic dimension."""
-        return all(engine.supports_dynamic_shapes for engine in self.engines)
+        """Whether one executable of any of them serves every size of a symbolic dimension; what is measured is of one size."""
+        return not self.is_auto and all(engine.supports_dynamic_shapes for engine in self.engines)
 
 
-def engine_list(asked: Any, device: str, settings: Settings) -> EngineList:
+def engine_list(asked: Any, device: str, settings: Settings, store: CostStore | None = None) -> EngineList:
     """Return the engines for a name, spec, instance or list of them, the implicit reference engine included.
+
+    The ``store`` may know which engines are ready here.
 
     Raises UnknownEngine or EngineUnavailable, OptionError for an engine listed twice or an execution option that a
     listed engine does not honour, DeviceError when none of them runs on the device.
     """
-    context = CompileContext(settings.execution, check_device(device), checked_budget(settings.execution))
-    engines = [registry.create(one) for one in _as_list(asked)]
+    context = CompileContext(settings.execution, check_device(device), checked_budget(settings.execution), report=settings.report)
+    engines, left_out = _created(asked, context, settings, store)
     _check_list(engines)
-    _check_device(engines, device)
+    devices = devices_of(engines, settings.devices)
+    check_engines_run(engines, context.device, devices)
+    check_placed(settings.isolate, settings.cuda_graph, asks_for_auto(asked), context.device, devices)
     for engine in engines:
         if reason := engine.unsupported_options(context):
             raise OptionError(reason)
@@ -177,20 +220,37 @@ def engine_list(asked: Any, device: str, settings: Settings) -> EngineList:
     implicit = None if settings.strict else _reference(engines, context)
     if implicit is not None:
         engines.append(implicit)
-    return EngineList(tuple(engines), implicit.spec if implicit else None, context)
+    return EngineList(tuple(engines), implicit.spec if implicit else None, context, asks_for_auto(asked), left_out, devices)
+
+
+def _created(
+    asked: Any, context: CompileContext, settings: Settings, store: CostStore | None
+) -> tuple[list[GraphCompiler], tuple[str, ...]]:
+    many = _as_list(asked)
+    if asks_for_auto(asked):
+        found = settings.lock.engines([one for one in many if one != AUTO]) if settings.lock else None
+        return (found, ()) if found else engines_at_hand(many, context, store, strict=settings.strict)
+    if settings.lock is not None:
+        raise OptionError("lock= holds a placement by measurement; pass engine='auto', or a list with 'auto' in it")
+    return [registry.create(one) for one in many], ()
 
 
 def _isolated(engines: Sequence[GraphCompiler], settings: Settings) -> list[GraphCompiler]:
     """Return the engines, those in front of a worker that are to have one."""
-    known = [name for engine in engines for name in (engine.name, engine.spec)]
-    for name in settings.isolate:
-        if name not in (*known, "all"):
-            raise OptionError(f"isolate names {name!r}, which is not in the list of engines.{did_you_mean(name, known)}")
+    check_isolated(settings.isolate, [engine.spec for engine in engines])
     limits, asked = Limits(settings.time_limit, settings.memory_limit), {*settings.isolate}
     return [
-        Isolated(engine, limits, runs=settings.isolate_run) if asked & {engine.name, engine.spec, "all"} else engine
+        Isolated(loaded(engine), limits, runs=settings.isolate_run) if asked & {engine.name, engine.spec, "all"} else engine
         for engine in engines
     ]
+
+
+def check_isolated(asked: Sequence[str], specs: Sequence[str]) -> None:
+    """Raise OptionError for an engine to isolate, by name or spec, that is none of those."""
+    known = [name for spec in specs for name in (spec.partition("{")[0], spec)]
+    for name in asked:
+        if name not in (*known, "all"):
+            raise OptionError(f"isolate names {name!r}, which is not in the list of engines.{did_you_mean(name, known)}")
 
 
 def checked_budget(options: ExecutionOptions) -> int:
@@ -218,13 +278,6 @@ def _check_list(engines: Sequence[GraphCompiler]) -> None:
     twice = next((spec for spec in specs if specs.count(spec) > 1), None)
     if twice is not None:
         raise OptionError(f"engine {twice!r} stands twice in the list {specs}; list each once")
-
-
-def _check_device(engines: Sequence[GraphCompiler], device: str) -> None:
-    kind = kind_of(device)
-    if not any(kind in engine.devices for engine in engines):
-        able = "; ".join(f"{engine.spec} runs on {', '.join(engine.devices)}" for engine in engines)
-        raise DeviceError(f"device {device!r} was asked for, but no engine of the list runs on it: {able}")
 
 
 def _reference(engines: Sequence[GraphCompiler], context: CompileContext) -> GraphCompiler | None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from xrt import passes
 from xrt.cache import CompileCache
@@ -18,7 +18,10 @@ from xrt.graph.builder import Graph
 from xrt.graph.verify import verify
 from xrt.runtime import inputs
 
-__all__ = ["Fixed", "Saved", "Source", "Traces", "source_of"]
+if TYPE_CHECKING:
+    from xrt.module.settings import EngineList
+
+__all__ = ["Fixed", "Saved", "Source", "Traces", "check_declared", "source_of"]
 
 
 class Source(Protocol):
@@ -73,6 +76,21 @@ def _from_file(path: Path, cache: CompileCache | None) -> Fixed:
     if cache is not None and cache.disk is not None and cache.disk.weights is not None:
         cache.disk.weights.recall(source.declared(), path.absolute(), stamp)
     return source
+
+
+def check_declared(source: Source, engines: EngineList) -> None:
+    """Raise InputError where the declared types do not tell enough to compile by."""
+    open_ended = source.key([None] * len(source.inputs), engines.are_dynamic) is not None
+    if not open_ended or not source.inputs:
+        return
+    rigid = [one.spec for one in engines.engines if not one.supports_dynamic_shapes]
+    if source.is_traced:
+        why = "the graph is traced for its inputs"
+    elif rigid:
+        why = f"engine {rigid[0]!r} needs every extent fixed"
+    else:
+        why = "what is measured is of one size"
+    raise InputError(f"compile() needs example inputs: {why}; pass m.compile(x, ...)")
 
 
 class Fixed:

@@ -8,6 +8,7 @@ the devices and the answers.
 
 from xrt.partition.assigned import assigned, groups_of, homes_of
 from xrt.partition.capability import Capability
+from xrt.partition.copies import Copy
 from xrt.partition.costs import CostTable, Measured, RegionCost
 from xrt.partition.dependencies import DependencyGraph
 from xrt.partition.options import ClusteringOptions, Pin
@@ -32,6 +33,7 @@ __all__ = [
     "BoundaryCost",
     "Capability",
     "ClusteringOptions",
+    "Copy",
     "CostTable",
     "DependencyGraph",
     "Found",

@@ -9,6 +9,7 @@ from xrt.engines import GraphCompiler
 from xrt.errors import PlanError, did_you_mean
 from xrt.graph import Function
 from xrt.graph.collector import collector_paused
+from xrt.graph.places import one_name
 from xrt.partition.choices import Choices
 from xrt.partition.clustering import Cluster, cluster
 from xrt.partition.dependencies import DependencyGraph
@@ -48,7 +49,8 @@ def assigned(
         home = _numbered(function, choices, homes)
         clusters = _clustered(function, home) if groups is None else _grouped(function, home, groups)
         folded = fold(function, clusters, names)
-        return Plan(folded, choices.engines, tuple(_reasons(function, choices, home)), ClusteringOptions(), implicit)
+        reasons = tuple(_reasons(function, choices, home))
+        return Plan(folded, choices.engines, reasons, ClusteringOptions(), implicit, one_name(device))
 
 
 def homes_of(plan: Plan) -> dict[str, str]:
@@ -110,7 +112,7 @@ def _grouped(function: Function, home: Sequence[int], groups: Mapping[str, int])
 
 def _cluster(function: Function, home: Sequence[int], nodes: Sequence[int]) -> Cluster:
     engines = {home[place] for place in nodes}
-    devices = {function.nodes[place].device for place in nodes} - {""}
+    devices = {one_name(function.nodes[place].device) for place in nodes} - {""}
     if len(engines) > 1 or len(devices) > 1:
         shown = ", ".join(repr(function.nodes[place].name) for place in nodes[:6])
         raise PlanError(f"nodes {shown} are one group, but not of one engine and one device; a region is")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -28,20 +28,21 @@ class Capability:
     """For each question the engines' answers, in the order of the engines."""
 
     @classmethod
-    def of(cls, function: Function, engines: Sequence[GraphCompiler], device: str) -> Capability:
-        """Ask every engine about every distinct node; ``device`` is where nodes run that name none.
+    def of(cls, function: Function, engines: Sequence[GraphCompiler], device: str | Sequence[str]) -> Capability:
+        """Ask every engine about every distinct node; ``device`` is where nodes run that name none, of all engines or of each.
 
         An engine that raises, or answers with something else than text, is taken to decline, and that is the reason.
         Linear in the nodes; one call of `why_not` per engine and distinct node.
         """
         alike = _Questions(function)
+        homes = (device,) * len(engines) if isinstance(device, str) else device
         questions = array("l")
         answers: list[tuple[str | None, ...]] = []
         for node in function.nodes:
             question = alike.number(node)
             questions.append(question)
             if question == len(answers):
-                answers.append(tuple(_answer(engine, node, function, node.device or device) for engine in engines))
+                answers.append(tuple(_answer(*one, node, function) for one in zip(engines, homes, strict=True)))
         return cls(questions, tuple(answers))
 
     def reason(self, node: int, engine: int) -> str | None:
@@ -54,11 +55,13 @@ class Capability:
         return [by_question[question] for question in self.questions]
 
 
-def _answer(engine: GraphCompiler, node: Node, function: Function, device: str) -> str | None:
+def _answer(engine: GraphCompiler, home: str, node: Node, function: Function) -> str | None:
+    device = node.device or home
     if device.partition(":")[0] not in engine.devices:
         return f"the node runs on {device}; engine {engine.name!r} runs on {', '.join(engine.devices)}"
+    placed = node if device in (node.device, "cpu") else replace(node, device=device)
     try:
-        answer: object = engine.why_not(node, function)
+        answer: object = engine.why_not(placed, function)
     except Exception as error:  # noqa: BLE001  # a broken engine must not break the plan
         return f"engine {engine.name!r} failed when asked: {type(error).__name__}: {error}"
     if answer is None or (isinstance(answer, str) and answer):

@@ -36,9 +36,15 @@ class Choices:
 
     @classmethod
     def of(
-        cls, function: Function, engines: Sequence[GraphCompiler], pins: Sequence[Pin], refused: Sequence[Refused], device: str
+        cls,
+        function: Function,
+        engines: Sequence[GraphCompiler],
+        pins: Sequence[Pin],
+        refused: Sequence[Refused],
+        device: str | Sequence[str],
+        capability: Capability | None = None,
     ) -> Choices:
-        """Return what capability, refusals and pins leave; ``device`` is where nodes run that name none.
+        """Return what capability, refusals and pins leave; ``device`` is as `Capability.of` has it, which is asked without one.
 
         Raises OptionError for a refusal of an engine or a node that is not there, PlanError for a pin by name that
         matches no node.
@@ -46,7 +52,7 @@ class Choices:
         specs = tuple(engine.spec for engine in engines)
         bars = _pin_bars(function, [(engine.name, engine.spec) for engine in engines], pins)
         bars.update(_refusal_bars(function, specs, refused))
-        return cls(specs, Capability.of(function, engines, device), bars)
+        return cls(specs, capability or Capability.of(function, engines, device), bars)
 
     def candidates(self) -> list[tuple[int, ...]]:
         """Return for each node the engines that may take it, by priority."""

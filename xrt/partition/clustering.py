@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from xrt.graph import Function
+from xrt.graph.places import one_name
 from xrt.partition.dependencies import DependencyGraph
 from xrt.partition.options import ClusteringOptions
 from xrt.partition.pipeline import prompt_groups
@@ -37,8 +39,16 @@ class Clustering:
     """(node, engine) to the size of the cluster in which the node left the engine."""
 
 
-def cluster(function: Function, candidates: Sequence[tuple[int, ...]], options: ClusteringOptions) -> Clustering:
+Devices: TypeAlias = Callable[[Sequence[int]], Sequence[str]]
+"""Takes the engine of each node, and returns each node's device; an empty one is any."""
+
+
+def cluster(
+    function: Function, candidates: Sequence[tuple[int, ...]], options: ClusteringOptions, devices: Devices | None = None
+) -> Clustering:
     """Return the clusters: each node on the first of its candidates, by priority, whose cluster is large enough.
+
+    ``devices`` says where the nodes run; without it, where they say themselves. Nodes of two devices are never together.
 
     A cluster that is too small dissolves, and its nodes go on to their next candidate, those of the first engine that
     has such clusters first; a node without a next one stays, and so may a small cluster. Linear in nodes and edges, for
@@ -47,9 +57,10 @@ def cluster(function: Function, candidates: Sequence[tuple[int, ...]], options: 
     graph = DependencyGraph.of(function)
     turn = [0] * len(candidates)
     dissolved: dict[tuple[int, int], int] = {}
+    own = [one_name(node.device) for node in function.nodes]
     while True:
         engines = [engines[at] for engines, at in zip(candidates, turn, strict=True)]
-        found = _grouped(function, graph, engines, options)
+        found = _grouped(function, graph, engines, devices(engines) if devices else own, options)
         leaving = _leaving(found, candidates, turn, options.minimum_nodes)
         if not leaving:
             return Clustering(tuple(found), dissolved)
@@ -68,8 +79,9 @@ def _leaving(found: Sequence[Cluster], candidates: Sequence[tuple[int, ...]], tu
     return next((by_engine[engine] for engine in sorted(by_engine) if by_engine[engine]), {})
 
 
-def _grouped(function: Function, graph: DependencyGraph, engines: Sequence[int], options: ClusteringOptions) -> list[Cluster]:
-    devices = [node.device for node in function.nodes]
+def _grouped(
+    function: Function, graph: DependencyGraph, engines: Sequence[int], devices: Sequence[str], options: ClusteringOptions
+) -> list[Cluster]:
     groups = _groups(Units.of(graph, engines, devices), function, options)
     members: list[list[int]] = [[] for _ in range(max(groups, default=-1) + 1)]
     for node, group in enumerate(groups):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from xrt.engines import GraphCompiler
 from xrt.errors import OptionError, did_you_mean
-from xrt.graph import Function
+from xrt.graph import FrozenDict, Function
 from xrt.graph.collector import collector_paused
+from xrt.graph.places import one_name
+from xrt.partition.capability import Capability
 from xrt.partition.choices import Choices, Refused, check_all_taken
 from xrt.partition.clustering import Clustering, cluster
+from xrt.partition.devices import Homes, Whereabouts
 from xrt.partition.fold import fold
 from xrt.partition.options import ClusteringOptions
 from xrt.partition.plan import Plan, Reason
@@ -26,12 +29,15 @@ def partition(
     implicit: str | None = None,
     refused: Sequence[Refused] = (),
     device: str = "cpu",
+    devices: Mapping[str, str] = FrozenDict(),
+    capability: Capability | None = None,
 ) -> Plan:
     """Return the Plan: each node on the first engine that takes it, unless a pin, a refusal or `minimum_nodes` forbids.
 
     ``engines`` stand by priority. ``implicit`` is the spec of the one among them that the user did not name, for the
     Plan to tell; ``strict`` says that there is none. ``refused`` holds (node, engine spec, reason) triples: what engines
-    declined at compile after an earlier Plan. ``device`` is where nodes run that name no device.
+    declined at compile after an earlier Plan. ``device`` is where nodes run that name no device, but for those of the engines
+    that ``devices`` names by spec. No device is touched. ``capability`` has the engines' answers, for who knows them already.
 
     Raises OptionError for an engine listed twice, or one that a pin, ``implicit`` or ``refused`` names and the list does
     not have; PlanError when a pin cannot be kept, or no engine takes a node. Linear in nodes and edges.
@@ -40,13 +46,14 @@ def partition(
     check_engines([spec for _, spec in names], implicit)
     options.check_pins(names)
     with collector_paused(len(function.nodes)):
-        choices = Choices.of(function, engines, options.pins, refused, device)
+        homes = Homes(device, devices)
+        choices = Choices.of(function, engines, options.pins, refused, [homes.of(spec) for _, spec in names], capability)
         candidates = choices.candidates()
         check_all_taken(function, choices, candidates, options.pins, strict)
-        found = cluster(function, candidates, options)
+        found = cluster(function, candidates, options, Whereabouts.of(function, engines, homes).devices)
         folded = fold(function, found.clusters, names)
         reasons = tuple(_reasons(function, choices, found, options))
-        return Plan(folded, choices.engines, reasons, options, implicit)
+        return Plan(folded, choices.engines, reasons, options, implicit, one_name(device))
 
 
 def check_engines(specs: Sequence[str], implicit: str | None) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from xrt.graph import Attribute, AttrKind, Function, Node
+from xrt.partition.copies import Copy, copies_of
 from xrt.partition.options import ClusteringOptions
 
 __all__ = ["LAUNCH", "Launch", "Plan", "Reason", "launch_node"]
@@ -43,7 +44,7 @@ class Launch:
     nodes: tuple[str, ...]
     """Names of the model's nodes that it holds, in the model's order."""
     device: str
-    """Where it must run; empty where it does not matter."""
+    """Where it runs; empty for the plan's own device."""
     control: tuple[str, ...] = ()
     """Launches that must have run before, without a value passing."""
 
@@ -91,11 +92,22 @@ class Plan:
     options: ClusteringOptions = ClusteringOptions()
     implicit: str | None = None
     """The spec of the engine that stands in the list without having been named."""
+    device: str = "cpu"
+    """Where values come in and go out, and where launches run that name no device."""
 
     @cached_property
     def launches(self) -> tuple[Launch, ...]:
         """The regions, in an order in which they can run."""
         return tuple(Launch.of(node) for node in self.function.nodes)
+
+    @cached_property
+    def copies(self) -> tuple[Copy, ...]:
+        """The boundaries between devices: each value that crosses, once per direction. Empty where all is on one device."""
+        return tuple(copies_of(self.function, self.launches, self.device))
+
+    def device_of(self, launch: Launch) -> str:
+        """Return where a launch runs."""
+        return launch.device or self.device
 
     def to_bytes(self) -> bytes:
         """Return the Plan as `from_bytes` reads it, constants in full; raises BundleError for more than 2 GB."""
@@ -117,11 +129,14 @@ class Plan:
 def _lines(plan: Plan) -> Iterator[str]:
     nodes = sum(len(launch.nodes) for launch in plan.launches)
     engines = ", ".join(f"{e} (not named)" if e == plan.implicit else e for e in plan.engines)
-    yield f"plan: {_counted(nodes, 'node')} in {_counted(len(plan.launches), 'region')} on {engines}"
+    where = f"; device {plan.device}" if plan.device != "cpu" else ""
+    yield f"plan: {_counted(nodes, 'node')} in {_counted(len(plan.launches), 'region')} on {engines}{where}"
     if str(plan.options):
         yield f"options: {plan.options}"
     for launch in plan.launches:
         yield from _launch_lines(launch)
+    for copy in plan.copies:
+        yield f"copy {copy}"
     if plan.reasons:
         yield "reasons:"
     for reason in plan.reasons:

@@ -36,6 +36,7 @@ def values_of(plan: Plan) -> dict[str, Any]:
         "reasons": [asdict(reason) for reason in plan.reasons],
         "options": asdict(plan.options),
         "implicit": plan.implicit,
+        "device": "" if plan.device == "cpu" else plan.device,
     }
 
 
@@ -72,6 +73,7 @@ def _plan(values: dict[str, Any]) -> Plan:
         reasons=tuple(Reason(**reason) for reason in values["reasons"]),
         options=options_of(options),
         implicit=values["implicit"],
+        device=values["device"] or "cpu",
     )
 
 

@@ -5,7 +5,8 @@ straight line of launches over slots. Nothing here decides where a node goes or 
 """
 
 from xrt.runtime.compile import Refusal, RegionToCompile, compile_plan, regions_of
-from xrt.runtime.devices import check_device, kind_of
+from xrt.runtime.devices import check_device, device, kind_of, to_host
+from xrt.runtime.devices.streams import Streams
 from xrt.runtime.faults import Inspection, failure, misfit, updated_before
 from xrt.runtime.profile import LaunchTime, Profile
 from xrt.runtime.program import Program
@@ -18,15 +19,18 @@ __all__ = [
     "Program",
     "Refusal",
     "RegionToCompile",
+    "Streams",
     "available_cores",
     "budget_of",
     "check_device",
     "compile_plan",
     "default_budget",
+    "device",
     "failure",
     "kind_of",
     "misfit",
     "regions_of",
     "set_default_budget",
+    "to_host",
     "updated_before",
 ]

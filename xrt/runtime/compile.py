@@ -20,6 +20,9 @@ from xrt.errors import CompileFailed, CompileRefused, EngineError
 from xrt.graph import Function
 from xrt.graph.mapping import release
 from xrt.partition import Launch, Plan
+from xrt.runtime.devices.registry import device
+from xrt.runtime.devices.streams import Streams
+from xrt.runtime.placed import PlacedProgram
 from xrt.runtime.program import Program
 
 __all__ = ["Progress", "Refusal", "RegionToCompile", "compile_plan", "regions_of"]
@@ -55,21 +58,29 @@ def compile_plan(
     *,
     force: bool = False,
     progress: Progress | None = None,
+    streams: Streams | None = None,
+    graph: bool = False,
 ) -> Program | tuple[Refusal, ...]:
     """Return the plan's Program, or every refusal, in the plan's order, when there was one.
 
     ``engines`` maps each engine spec that the plan names to the engine. As many launches compile at once as
     ``context.threads``, those of an engine that does not compile in parallel one after the other. Each signature is
     compiled and prepared at most once while it stays cached, unless ``force``: then once for all launches of it.
-    ``progress`` is called from the compiling threads, one at a time.
+    ``progress`` is called from the compiling threads, one at a time. ``streams`` are those of the module, for a plan on
+    devices, and ``graph`` is whether its calls are to be recorded. Raises DeviceError where a device is not at hand.
     """
     outcomes = _Compilation(plan, engines, context, cache, force, progress).outcomes()
     leases = [outcome for outcome in outcomes if isinstance(outcome, Lease)]
     if len(leases) == len(outcomes):
-        return Program(plan, leases)
+        return _program(plan, leases, streams or Streams(), graph)
     for lease in leases:
         lease.release()
     return tuple(outcome for outcome in outcomes if isinstance(outcome, Refusal))
+
+
+def _program(plan: Plan, leases: Sequence[Lease], streams: Streams, graph: bool) -> Program:
+    on_host = plan.device == "cpu" and all(plan.device_of(launch) == "cpu" for launch in plan.launches)
+    return Program(plan, leases) if on_host else PlacedProgram(plan, leases, streams, graph)
 
 
 @dataclass(frozen=True)
@@ -96,12 +107,15 @@ class RegionToCompile:
 
 
 def regions_of(plan: Plan, engines: Mapping[str, GraphCompiler], context: CompileContext) -> list[RegionToCompile]:
-    """Return what is to be compiled for a plan, in its order."""
+    """Return what is to be compiled for a plan, in its order; raises DeviceError where a device is not at hand."""
     versions = {spec: engines[spec].version() for spec in dict.fromkeys(launch.engine for launch in plan.launches)}
-    return [
-        RegionToCompile(x, engines[x.engine], versions[x.engine], replace(context, device=x.device or context.device))
-        for x in plan.launches
-    ]
+    contexts = {name: _on(name, context) for name in dict.fromkeys(map(plan.device_of, plan.launches))}
+    return [RegionToCompile(x, engines[x.engine], versions[x.engine], contexts[plan.device_of(x)]) for x in plan.launches]
+
+
+def _on(name: str, context: CompileContext) -> CompileContext:
+    """Return the context of a compile for a device, which is opened."""
+    return replace(context, device=name, accelerator=None if name == "cpu" else device(name))
 
 
 class _Compilation:
@@ -188,7 +202,7 @@ def _lease(region: RegionToCompile, cache: CompileCache, force: bool) -> Lease:
     def make() -> Executable:
         nonlocal met
         met = "miss"
-        return _made(region)
+        return _made(region, replace(region.context, keep=cache.folder_of(region.engine.name)))
 
     lease = cache.lease(region.signature, make, force=force, recipe=region.recipe)
     _let_go(region.launch.function)
@@ -196,14 +210,14 @@ def _lease(region: RegionToCompile, cache: CompileCache, force: bool) -> Lease:
     return lease
 
 
-def _made(region: RegionToCompile) -> Executable:
+def _made(region: RegionToCompile, context: CompileContext) -> Executable:
     """Compile and prepare; whatever else an engine raises becomes CompileFailed, with its cause."""
     launch = region.launch
     _log.info("%s: %s compiles %d nodes", launch.name, launch.engine, len(launch.nodes))
     began = perf_counter()
     try:
         with _turn(region.engine):
-            executable = region.engine.compile(launch.function, region.context)
+            executable = region.engine.compile(launch.function, context)
         executable.prepare()
     except (CompileRefused, CompileFailed):
         raise

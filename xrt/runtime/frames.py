@@ -143,12 +143,10 @@ def _filled_outputs(step: Step) -> list[tuple[int, int]]:
 
 
 def _asks_for_more(options: RunOptions, filled: Sequence[tuple[int, int]]) -> bool:
-    """Whether a launch has to know the options: it has a stream, or better computes into one of the caller's buffers.
+    """Whether a launch has to know the options: its engine better computes into one of the caller's buffers.
 
     What is left of the buffers, XRT copies to when the call ends.
     """
-    if options.stream is not None or not options.block:
-        return True
     out = options.out
     return out is not None and any(out[place] is not None and out[place].nbytes >= least for place, least in filled)
 

@@ -9,6 +9,9 @@ import numpy as np
 
 from xrt.errors import DeviceError, InputError, ModelError, did_you_mean
 from xrt.graph import DType, MapType, OptionalType, SequenceType, TensorType, Type, Value
+from xrt.graph.places import one_name
+from xrt.runtime.devices.dlpack import from_dlpack, on_host, place_of
+from xrt.runtime.devices.registry import device
 
 __all__ = ["bind", "check", "check_updated", "normalise", "type_of"]
 
@@ -35,34 +38,37 @@ def bind(inputs: Sequence[Value], args: Sequence[Any], named: Mapping[str, Any])
     return [given.get(name) for name in names]
 
 
-def normalise(value: Value, given: Any) -> Any:
+def normalise(value: Value, given: Any, home: str = "cpu") -> Any:
     """Return the given value as engines expect it: a plain NumPy array of native byte order, a list, a dict or None.
 
-    Arrays of other libraries come in through DLPack without a copy where they lie in host memory. A Python scalar is
-    taken for a 0-d input only. Raises InputError for anything else.
+    Arrays of other libraries come in through DLPack without a copy where they lie in host memory, or on ``home``, where the
+    module runs: there as arrays of that device. A Python scalar is taken for a 0-d input only. Raises InputError for anything
+    else, DeviceError for what lies on a third device.
     """
     type_ = value.type
     if isinstance(type_, OptionalType):
-        return None if given is None else normalise(Value(value.name, type_.element), given)
+        return None if given is None else normalise(Value(value.name, type_.element), given, home)
     if isinstance(type_, SequenceType):
-        return _sequence(value.name, type_, given)
+        return _sequence(value.name, type_, given, home)
     if isinstance(type_, MapType):
         return given
-    return _array(value.name, type_, given)
+    return _array(value.name, type_, given, home)
 
 
-def _sequence(name: str, type_: SequenceType, given: Any) -> list[Any]:
+def _sequence(name: str, type_: SequenceType, given: Any, home: str) -> list[Any]:
     if not isinstance(given, list | tuple):
         raise InputError(f"input {name!r} is a sequence ({type_}); pass a list of arrays, not {_described(given)}")
-    return [normalise(Value(f"{name}[{i}]", type_.element), item) for i, item in enumerate(given)]
+    return [normalise(Value(f"{name}[{i}]", type_.element), item, home) for i, item in enumerate(given)]
 
 
-def _array(name: str, type_: TensorType | None, given: Any) -> np.ndarray[Any, Any]:
+def _array(name: str, type_: TensorType | None, given: Any, home: str) -> Any:
     if type(given) is np.ndarray or isinstance(given, np.ndarray | np.generic):
         array = np.asarray(given)
     elif isinstance(given, bool | int | float | complex | str):
         array = _scalar(name, type_, given)
     elif hasattr(given, "__dlpack__"):
+        if not on_host(given):
+            return _from_device(name, given, home)
         array = _from_dlpack(name, given)
     else:
         raise InputError(
@@ -98,13 +104,17 @@ def _scalar(name: str, type_: TensorType | None, given: Any) -> np.ndarray[Any, 
 
 def _from_dlpack(name: str, given: Any) -> np.ndarray[Any, Any]:
     try:
-        return np.from_dlpack(given)
-    except BufferError as error:
-        raise DeviceError(
-            f"input {name!r} ({_described(given)}) is not in host memory, and the module runs on cpu: {error}"
-        ) from error
-    except (RuntimeError, TypeError, ValueError) as error:
+        return from_dlpack(given)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise InputError(f"input {name!r} ({_described(given)}) cannot be read through DLPack: {error}") from error
+
+
+def _from_device(name: str, given: Any, home: str) -> Any:
+    where = place_of(given)
+    if one_name(home) != where:
+        raise DeviceError(f"input {name!r} ({_described(given)}) lies on {where}, and the module runs on {home}; copy it there")
+    there = device(home)
+    return given if there.owns(given) else there.adopt(given)
 
 
 def _described(given: Any) -> str:
@@ -185,6 +195,8 @@ def type_of(given: Any) -> Type | None:
     """Return the type of a normalised value; None for one that ONNX has no word for (a dict, an absent optional)."""
     if isinstance(given, np.ndarray):
         return TensorType(DType.of(given), given.shape)
+    if hasattr(given, "dtype") and hasattr(given, "shape"):  # of another device
+        return TensorType(DType.of(given), tuple(given.shape))
     if isinstance(given, list):
         kinds = {type_of(item) for item in given}
         return SequenceType(kind) if len(kinds) == 1 and (kind := kinds.pop()) is not None else None

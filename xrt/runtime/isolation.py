@@ -27,7 +27,7 @@ from xrt.formats.bundle import working_folder
 from xrt.graph import Function, Node
 from xrt.runtime.shared import Message, Room, receive, send, values_in
 
-__all__ = ["Isolated", "Limits"]
+__all__ = ["Isolated", "Limits", "RemoteExecutable"]
 
 START = 120.0
 """Seconds in which a worker must have started."""
@@ -51,7 +51,6 @@ class Worker:
     """One process, and the way to talk to it; one request at a time."""
 
     def __init__(self, limits: Limits) -> None:
-        self._limits = limits
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         hears, self._lifeline = os.pipe()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -69,14 +68,14 @@ class Worker:
         mine.settimeout(START)
         self._hear(START)
 
-    def ask(self, message: Mapping[str, Any], room: Room | None = None) -> tuple[Message, memoryview]:
+    def ask(self, message: Mapping[str, Any], room: Room | None, seconds: float | None) -> tuple[Message, memoryview]:
         """Return the answer and its memory; raises Lost, and the process is no more."""
-        self._channel.settimeout(self._limits.seconds)
+        self._channel.settimeout(seconds)
         try:
             send(self._channel, message, room)
         except OSError as error:
             raise Lost(self._how_it_ended()) from error
-        return self._hear(self._limits.seconds)
+        return self._hear(seconds)
 
     def _hear(self, seconds: float | None) -> tuple[Message, memoryview]:
         try:
@@ -112,6 +111,8 @@ class Home:
     def __init__(self, engine: GraphCompiler, limits: Limits) -> None:
         self.engine = engine
         self._limits = limits
+        self.seconds = limits.seconds
+        """What the next requests may take each."""
         self.lock = threading.RLock()
         self._worker: Worker | None = None
         self._closed = False
@@ -123,7 +124,7 @@ class Home:
         with self.lock:
             worker = self._at_work()
             try:
-                answer, memory = worker.ask(message, room)
+                answer, memory = worker.ask(message, room, self.seconds)
             except Lost:
                 self._worker = None
                 self.generation += 1
@@ -203,8 +204,12 @@ class Isolated(GraphCompiler):
 
     def version(self) -> str:
         """Return the engine's; executables that live in a worker are nobody else's."""
-        told = self.inner.version()
+        told = self.library_version()
         return f"{told} in worker {self._number} of process {os.getpid()}" if self.runs else told
+
+    def library_version(self) -> str:
+        """Return the version of the engine, wherever it runs: what it has saved is told by this."""
+        return self.inner.version()
 
     def unsupported_options(self, context: CompileContext) -> str | None:
         return self.inner.unsupported_options(context)
@@ -233,30 +238,33 @@ class Isolated(GraphCompiler):
         return self.inner.save(executable, context)
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
-        return self.inner.load(data, function, context)
+        return RemoteExecutable(self._home, function, context, data) if self.runs else self.inner.load(data, function, context)
 
 
 class RemoteExecutable(Executable):
-    """An executable in a worker. Where the worker has died of another region, it is compiled anew in the next one."""
+    """An executable in a worker. Where the worker has died of another region, it is made anew in the next one."""
 
-    def __init__(self, home: Home, function: Function, context: CompileContext) -> None:
+    def __init__(self, home: Home, function: Function, context: CompileContext, saved: memoryview | None = None) -> None:
+        """Compile there, or load what is ``saved``."""
         self._home = home
         self._function = function
         self._context = context
-        self._count = len(function.outputs)
+        self._saved = saved
         self._made, self._generation = self._compiled()
 
     def _compiled(self) -> tuple[int, int]:
         home, context, room = self._home, self._context, Room()
         cls = type(home.engine)
         message = {
-            "do": "compile",
+            "do": "compile" if self._saved is None else "load",
+            "saved": None if self._saved is None else room.put(self._saved.cast("B")),
             "class": f"{cls.__module__}:{cls.__qualname__}",
             "spec": home.engine.spec,
             "function": room.put_function(self._function),
             "options": asdict(context.options),
             "device": context.device,
             "threads": context.threads,
+            "keep": str(context.keep or ""),
         }
         with home.lock:
             try:
@@ -279,6 +287,21 @@ class RemoteExecutable(Executable):
                 raise RunFailed(str(error)) from error.__cause__  # which region it is, the program knows
         return _filled(values_in(memory, answer["outputs"]), options)
 
+    def measured(self, inputs: Sequence[Any], seconds: float) -> tuple[list[Any], list[float]]:
+        """Return what it computes, and the seconds of a call, sample by sample, measured where it lives; raises RunFailed."""
+        room = Room()
+        given = [room.put_value(value) for value in inputs]
+        try:
+            answer, memory = self._home.ask({"do": "measure", "made": self._made, "inputs": given, "seconds": seconds}, room)
+        except (Lost, _InWorker) as error:
+            raise RunFailed(str(error)) from error.__cause__
+        return values_in(memory, answer["outputs"]), answer["samples"]
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the worker that compiled it is still there."""
+        return self._generation == self._home.generation and self._home.is_at_work
+
     def saved(self) -> memoryview:
         """Return what the engine saves of it; raises CompileRefused, or CompileFailed."""
         try:
@@ -292,7 +315,7 @@ class RemoteExecutable(Executable):
     def close(self) -> None:
         """Let go of it where it lives; a worker that is gone, or whose module is closed, has let go of it already."""
         with self._home.lock:
-            if self._generation == self._home.generation and self._home.is_at_work:
+            if self.is_held:
                 try:
                     self._home.ask({"do": "close", "made": self._made})
                 except (Lost, EngineError):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from xrt.runtime.devices.traffic import Traffic
+
 __all__ = ["LaunchTime", "Profile", "Recorder"]
 
 
@@ -26,6 +28,8 @@ class Profile:
     launches: tuple[LaunchTime, ...]
     threads: int | None = None
     """The thread budget that the times are of; None where nobody said."""
+    traffic: Traffic | None = None
+    """What crossed between devices over all calls, the others included; None on the CPU alone."""
 
     @property
     def seconds(self) -> float:
@@ -34,7 +38,8 @@ class Profile:
 
     def __str__(self) -> str:
         if not any(launch.calls for launch in self.launches):
-            return "nothing profiled yet; call the module with options=RunOptions(profile=True)"
+            rest = f"\n{self.traffic}" if self.traffic else ""
+            return "nothing profiled yet; call the module with options=RunOptions(profile=True)" + rest
         total = self.seconds or 1.0
         rows = [f"{'launch':24} {'engine':24} {'calls':>6} {'ms/call':>10} {'share':>6}"]
         for t in self.launches:
@@ -42,7 +47,7 @@ class Profile:
             rows.append(f"{t.launch:24} {t.engine:24} {t.calls:6d} {per_call:10.3f} {t.seconds / total:6.1%}")
         if self.threads is not None:
             rows.append(f"on {self.threads} thread{'s' * (self.threads != 1)}")
-        return "\n".join(rows)
+        return "\n".join([*rows, *([str(self.traffic)] if self.traffic else [])])
 
 
 class Recorder:

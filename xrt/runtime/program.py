@@ -18,7 +18,7 @@ from xrt.runtime.arena import Arena, Placed
 from xrt.runtime.faults import Inspection, failure, kept
 from xrt.runtime.frames import Action, Frame, frame_of
 from xrt.runtime.inputs import check_updated
-from xrt.runtime.layout import Slots, laid_out
+from xrt.runtime.layout import Layout, Slots, laid_out
 from xrt.runtime.profile import Profile, Recorder
 
 __all__ = ["Program"]
@@ -29,11 +29,11 @@ DEFAULT = RunOptions()
 class Program:
     """A Plan whose launches have been compiled. Runs from several threads at once: each call has a frame of its own."""
 
-    def __init__(self, plan: Plan, leases: Sequence[Lease]) -> None:
+    def __init__(self, plan: Plan, leases: Sequence[Lease], layout: Layout | None = None) -> None:
         self.plan = plan
         self._leases = tuple(leases)
         self._slots = Slots(plan, [lease.executable for lease in leases])
-        self._layout = laid_out(self._slots)
+        self._layout = laid_out(self._slots) if layout is None else layout
         self._suspects = self._slots.suspects()
         self._placed = tuple(i for i, slot in enumerate(self._slots.outputs) if slot in self._layout.places)
         self._idle: list[Frame] = []  # as many as calls have run at once; making one costs more than a small call
@@ -204,6 +204,11 @@ class Program:
     def profile(self) -> Profile:
         """Return the times of the launches over the calls that asked to be profiled."""
         return self._recorder.read()
+
+    @property
+    def graph_remark(self) -> str:
+        """What became of the wish for a graph of a device: nobody has one of the CPU."""
+        return ""
 
     def close(self) -> None:
         """Release the executables; the program cannot run afterwards."""

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, parse_spec
 from xrt.engines.spec import build
@@ -21,6 +22,7 @@ from xrt.errors import CompileRefused, InputError
 from xrt.formats.bundle import working_folder
 from xrt.graph import Function
 from xrt.runtime.shared import Message, Room, function_in, receive, send, values_in
+from xrt.runtime.timing import sampled
 
 __all__ = ["Served", "main"]
 
@@ -37,8 +39,10 @@ class Served:
         """Do what a message asks; what is raised is told, and not raised."""
         ways: dict[str, Callable[[Message, memoryview, Room], Message]] = {
             "compile": self.compile,
+            "load": self.load,
             "save": self.save,
             "run": self.run,
+            "measure": self.measure,
             "close": self.close,
         }
         try:
@@ -48,10 +52,24 @@ class Served:
 
     def compile(self, message: Message, memory: memoryview, room: Room) -> Message:
         """Compile and prepare a Function; the number of the executable is the answer."""
-        function = function_in(memory, message["function"])
-        context = CompileContext(ExecutionOptions(**message["options"]), message["device"], message["threads"])
-        engine = self._engine(message["class"], message["spec"])
-        executable = engine.compile(function, context)
+        engine, function, context = self._asked(message, memory)
+        return self._kept(engine.compile(function, context), engine, function, context)
+
+    def load(self, message: Message, memory: memoryview, room: Room) -> Message:
+        """Load and prepare what an engine has saved of a Function; the same answer."""
+        engine, function, context = self._asked(message, memory)
+        offset, length = message["saved"]
+        with working_folder() as folder:
+            data = memory[offset : offset + length].toreadonly()
+            executable = engine.load(data, function, replace(context, workdir=folder))
+        return self._kept(executable, engine, function, context)
+
+    def _asked(self, message: Message, memory: memoryview) -> tuple[GraphCompiler, Function, CompileContext]:
+        keep = Path(message["keep"]) if message["keep"] else None
+        context = CompileContext(ExecutionOptions(**message["options"]), message["device"], message["threads"], keep=keep)
+        return self._engine(message["class"], message["spec"]), function_in(memory, message["function"]), context
+
+    def _kept(self, executable: Executable, engine: GraphCompiler, function: Function, context: CompileContext) -> Message:
         executable.prepare()
         number = next(self._numbers)
         self._made[number] = executable, engine, function, context
@@ -77,6 +95,15 @@ class Served:
         executable = self._made[message["made"]][0]
         results = executable.run(values_in(memory, message["inputs"]))
         return {"outputs": [room.put_value(result) for result in results]}
+
+    def measure(self, message: Message, memory: memoryview, room: Room) -> Message:
+        """Run an executable once for what it computes, and then over and over for how long that takes."""
+        executable = self._made[message["made"]][0]
+        inputs = values_in(memory, message["inputs"])
+        results = executable.run(inputs)
+        call = executable.direct()
+        samples = sampled(lambda: call(*inputs), message["seconds"])
+        return {"outputs": [room.put_value(result) for result in results], "samples": samples}
 
     def close(self, message: Message, memory: memoryview, room: Room) -> Message:
         """Let go of an executable."""

@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from xrt.engines import CompileContext, GraphCompiler
-from xrt.errors import EngineError
+from xrt.errors import EngineError, RunFailed
 from xrt.graph import Function, Value
 from xrt.partition import Launch, Plan
+from xrt.runtime.faults import failure
 from xrt.verify.judge import Judgement, Verdict, judge
 from xrt.verify.progress import Progress, unheard
 from xrt.verify.running import Run, copied, fitted
@@ -138,7 +139,10 @@ def _region(
     function = launch.function.replace(aliases=())
     given = [right[value.name] for value in function.inputs]
     expected = list(reference(function, _copies(given)))
-    own, passed_on = _runs(engine, function, context, [given, [actual[value.name] for value in function.inputs]])
+    try:
+        own, passed_on = _runs(engine, function, context, [given, [actual[value.name] for value in function.inputs]])
+    except RunFailed as error:
+        raise failure(launch, error) from error.__cause__
     check = RegionCheck(launch.name, launch.engine, len(launch.nodes), judge(function, given, own, expected, reference))
     if inner and len(function.nodes) > 1:
         check = _with_inner(check, function, engine, context, given, reference)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from xrt import passes
 from xrt.engines import CompileContext, Executable, GraphCompiler
-from xrt.errors import CompileRefused
+from xrt.errors import CompileRefused, DeviceError
 from xrt.graph import Function, Node, TensorType, Value
 from xrt.runtime import available_cores
 
@@ -25,6 +25,9 @@ def compiled(
 
     Without a context it may use all cores. Raises CompileRefused when `why_not` answers for a node, or the engine refuses.
     """
+    if context is not None and context.device != "cpu":
+        told = f"verify and bisect hold values against the reference on the cpu, and the module runs on {context.device}"
+        raise DeviceError(f"{told}; pass check='first' to the module, which looks at calls where they run")
     ready = fitted(function, inputs, engine)
     for node in ready.nodes:
         if (reason := engine.why_not(node, ready)) is not None:

@@ -3,6 +3,7 @@
     <directory>/xrt-cache-1/entries/ab/abcd....xrt    an entry, named by its signature's hash
     <directory>/xrt-cache-1/locks/abc                 held while an entry whose name begins so is made
     <directory>/xrt-cache-1/weights/....xrt           the hashes of a model file's weights
+    <directory>/xrt-cache-1/kept/tvm                  what an engine learns of this machine
     <directory>/xrt-cache-1/work/PID-....             where a process writes before it moves the result to its place
 
 A file comes to its place by a rename, so a reader sees all of it or nothing, and what a killed process leaves is in
@@ -62,6 +63,8 @@ class Store:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.root = directory / LAYOUT
+        self.kept = self.root / "kept"
+        """What engines learn of the machine, a folder for each; neither evicted nor counted, and cleared with the rest."""
 
     # ------------------------------------------------------------------ one entry
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
+from xrt.cache.disk.answers import AnswersMemo
 from xrt.cache.disk.entry import Entry, Failure
 from xrt.cache.disk.store import Store
 from xrt.cache.disk.weights import WeightsMemo
@@ -62,6 +63,7 @@ class DiskTier:
         self.store = Store(directory)
         self.limit = limit
         self.weights = WeightsMemo(self.store)
+        self.answers = AnswersMemo(self.store)
         self._lock = threading.Lock()
         self._statistics = DiskStatistics()
         self._room = -1  # not known before the first look
@@ -71,6 +73,10 @@ class DiskTier:
     def statistics(self) -> DiskStatistics:
         return self._statistics
 
+    def folder_of(self, engine: str) -> Path:
+        """Return the directory in which an engine of that name keeps what it learns; it need not exist yet."""
+        return self.store.kept / engine
+
     def obtain(self, signature: Signature, recipe: Recipe, make: Make, *, force: bool = False) -> Executable:
         """Return the signature's executable, prepared: loaded from its entry, else made, and then kept.
 
@@ -78,7 +84,7 @@ class DiskTier:
         entry replaced. Raises what ``make`` raises; where that is an engine's refusal or failure it is remembered, and
         raised again, without a compile, next time.
         """
-        self._keep_weights()
+        self.keep_weights()
         if dict(signature.ingredients).get("code") == CODE_UNKNOWN:
             return make()  # of code that cannot be told from another there is nothing to be remembered
         if not force and (found := self._found(signature, recipe)) is not None:
@@ -106,7 +112,7 @@ class DiskTier:
         try:
             return self.store.read(signature.key)
         except (OSError, CacheError) as error:
-            self._trouble(f"{error}")
+            self.trouble(f"{error}")
             return None
 
     def _loaded(self, entry: Entry, recipe: Recipe) -> Executable | None:
@@ -118,7 +124,7 @@ class DiskTier:
                 executable = recipe.engine.load(entry.data, recipe.function, context)
                 executable.prepare()
         except Exception as error:  # noqa: BLE001  # whatever the engine's library raises: it can still compile
-            self._trouble(f"engine {recipe.engine.spec!r} cannot load what it saved: {type(error).__name__}: {error}")
+            self.trouble(f"engine {recipe.engine.spec!r} cannot load what it saved: {type(error).__name__}: {error}")
             return None
         self._count("hits")
         return executable
@@ -145,7 +151,7 @@ class DiskTier:
         except CompileRefused as error:
             _log.info("not kept on disk: %s", error)
         except OSError as error:
-            self._trouble(str(error))
+            self.trouble(str(error))
         except Exception:  # noqa: BLE001  # whatever the engine's library raises: the executable is there, and runs
             _log.warning("engine %r failed to save an executable", recipe.engine.spec, exc_info=True)
 
@@ -158,7 +164,7 @@ class DiskTier:
             self._count("writes")
             self._make_room(written)
         except (OSError, ValueError) as error:  # a ValueError for what protobuf cannot say: a path that is not UTF-8
-            self._trouble(str(error))
+            self.trouble(str(error))
 
     def _make_room(self, written: int) -> None:
         """Evict what is beyond the limit. The directory is looked through when an eighth of its free room has been used."""
@@ -172,12 +178,12 @@ class DiskTier:
         with self._lock:
             self._room = free // 8  # other processes write too
 
-    def _keep_weights(self) -> None:
+    def keep_weights(self) -> None:
         """Write down the hashes that the signature has cost, for the next process."""
         try:
             self.weights.keep()
         except (OSError, ValueError) as error:
-            self._trouble(str(error))
+            self.trouble(str(error))
 
     # ------------------------------------------------------------------ what is told
 
@@ -185,7 +191,7 @@ class DiskTier:
         with self._lock:
             self._statistics = replace(self._statistics, **{what: getattr(self._statistics, what) + 1})
 
-    def _trouble(self, what: str) -> None:
+    def trouble(self, what: str) -> None:
         """Log it, and warn the first time."""
         self._count("troubles")
         _log.info("the disk cache in %s: %s", self.store.directory, what)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -15,6 +15,16 @@ from xrt.engines.options import CompileContext
 from xrt.engines.ort import fields, pool
 from xrt.engines.ort.calls import why_not_given
 from xrt.engines.ort.capability import why_not
+from xrt.engines.ort.cuda import (
+    CUDA,
+    RECORDED,
+    OrtOnDevice,
+    Place,
+    check_assigned,
+    provider_options,
+    why_not_on_device,
+    why_not_present,
+)
 from xrt.engines.ort.executable import OrtExecutable, computed_outputs, session_function
 from xrt.engines.ort.handing import hand_over
 from xrt.engines.ort.memory import Growth, uses_of
@@ -33,6 +43,7 @@ _LEVELS = {
     "layout": GraphOptimizationLevel.ORT_ENABLE_LAYOUT,
     "all": GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
+_CPU = ("CPUExecutionProvider",)
 _MODES = {"sequential": ExecutionMode.ORT_SEQUENTIAL, "parallel": ExecutionMode.ORT_PARALLEL}
 
 
@@ -45,6 +56,9 @@ class Ort(GraphCompiler):
     """
 
     name: ClassVar[str] = "ort"
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    on_device: ClassVar[str] = CUDA
+    """The provider that computes on a device."""
     supports_dynamic_shapes: ClassVar[bool] = True
 
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
@@ -82,22 +96,49 @@ class Ort(GraphCompiler):
         object.__setattr__(self, field, value)  # the dataclass is frozen; this is its constructor
 
     def why_not(self, node: Node, function: Function) -> str | None:
-        return why_not(node, function, self.providers)
+        if node.device.partition(":")[0] in ("", "cpu"):
+            return why_not(node, function, self.providers)
+        reason = why_not_on_device(node, function, self.on_device)
+        return reason or why_not(replace(node, device=""), function, _CPU)
 
-    def compile(self, function: Function, context: CompileContext) -> OrtExecutable:
+    def compile(self, function: Function, context: CompileContext) -> Executable:
         """Return a session over the Function; its large constants stay where they are and are not copied.
+
+        On a device the session is bound to its arrays, and to a stream of its own.
 
         Raises CompileRefused for what the library declines; its other errors pass as they are.
         """
         computed = computed_outputs(function)
-        if not computed:
+        if not computed and context.device == "cpu":
             return OrtExecutable(function, None)
         _check_border(function)
         try:
             handed = hand_over(session_function(function))
         except ValueError as error:  # a ModelError, or a name that is not text
             raise CompileRefused(f"the function cannot be written for ONNX Runtime: {error}") from error
-        return self._opened(function, handed, self._session_options(context.threads))
+        options = self._session_options(context.threads)
+        if context.device != "cpu":
+            return self._on_device(function, handed, options, context)
+        return self._opened(function, handed, options)
+
+    def _on_device(self, function: Function, handed: Handed, options: SessionOptions, context: CompileContext) -> OrtOnDevice:
+        """Return a session on the device; raises CompileRefused, naming them, for nodes that it would leave to the CPU."""
+        accelerator = context.accelerator
+        if accelerator is None or not accelerator.has_addresses:
+            raise CompileRefused(f"ONNX Runtime needs memory of {context.device} at addresses, and is given none")
+        if reason := why_not_present(self.on_device):
+            raise CompileRefused(reason)
+        stream = accelerator.new_stream()
+        options.add_session_config_entry(RECORDED, "1")
+        with accelerator.using(stream):
+            session = open_session(handed, options, self._device_providers(provider_options(accelerator, stream), context))
+        check_assigned(session, function)
+        index = int(accelerator.name.partition(":")[2] or 0)
+        return OrtOnDevice(function, session, accelerator, stream, Place("cuda", index), handed.files)
+
+    def _device_providers(self, own: dict[str, str], context: CompileContext) -> list[Provider]:
+        """Return the providers of a session on a device; ``own`` names the device and the stream."""
+        return [(CUDA, {**self._options_of(CUDA), **own}), *_CPU]
 
     def _opened(self, function: Function, handed: Handed, options: SessionOptions) -> OrtExecutable:
         """Return an executable for the function over a session of what is handed over."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from onnxruntime import get_available_providers
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from xrt.engines.ort.session import Handed, why_not_opened
@@ -58,8 +59,18 @@ class Schema:
     attributes: frozenset[str]
 
 
+_LISTED = frozenset({"CPUExecutionProvider", "AzureExecutionProvider"})
+"""Providers of builds whose kernels can be listed."""
+
+
 @lru_cache(maxsize=1)
 def _all_kernels() -> Mapping[tuple[str, str], tuple[Kernel, ...]]:
+    """Return all kernels; none in a build with providers in libraries of their own, where sessions are tried instead.
+
+    There the library ends the process when it is asked and one of those does not load (onnxruntime-gpu 1.31 without cuBLAS).
+    """
+    if set(get_available_providers()) - _LISTED:
+        return {}
     found: dict[tuple[str, str], list[Kernel]] = {}
     for definition in native.get_all_opkernel_def():
         since, until = definition.version_range

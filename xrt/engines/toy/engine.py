@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from xrt.engines.contract import GraphCompiler
+from xrt.engines.contract import Executable, GraphCompiler
 from xrt.engines.native import NativeLibrary, needed, opened, warn_once_of_absence, why_not_shipped
 from xrt.engines.optable import OpTable
 from xrt.engines.options import CompileContext
@@ -14,6 +14,7 @@ from xrt.engines.toy.choice import Choice, choice_of
 from xrt.engines.toy.env import closed
 from xrt.engines.toy.executable import ToyExecutable
 from xrt.engines.toy.kernels import ops
+from xrt.engines.toy.on_device import OnDevice, placed, why_not_on_device
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import Function, Node
 
@@ -26,11 +27,13 @@ class Toy(GraphCompiler):
 
     The Python kernels are complete and obvious rather than quick, and deterministic to the bit wherever the operator is:
     ``toy{native=off}`` is the reference. Where native kernels serve, and the shapes of a node are known, they compute in its
-    place, to rounding, on as many threads as the budget allows. Python kernels run on the calling thread, matrix products
-    on the threads of NumPy's BLAS, which are held to the budget.
+    place, to rounding, on as many threads as the budget allows. Python kernels run on the
+    calling thread, matrix products on the threads of NumPy's BLAS, which are held to the budget. On a device the Python kernels
+    compute with its array module, and chains of elementwise operators are one kernel each.
     """
 
     name: ClassVar[str] = "toy"
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     supports_dynamic_shapes: ClassVar[bool] = True
     kernels: ClassVar[OpTable[Any]] = ops
     """Its own kernels. An engine that derives from this one puts ``Toy.kernels.extended(name)`` here and adds to that."""
@@ -60,24 +63,34 @@ class Toy(GraphCompiler):
         return "" if self.native == "off" else why_not_shipped() or ""
 
     def why_not(self, node: Node, function: Function) -> str | None:
-        if reason := self._choice().why_not(node, function):
+        if reason := self._choice().why_not(node, function) or why_not_on_device(node, function):
             return reason
         for body in node.bodies:
-            within = closed(body, function)
+            within = placed(closed(body, function), node.device)
             for inner in within.nodes:
                 if reason := self.why_not(inner, within):
                     return f"its body {body.name!r} holds node {inner.name!r} ({inner.op}): {reason}"
         return None
 
-    def compile(self, function: Function, context: CompileContext) -> ToyExecutable:
-        if context.device.partition(":")[0] != "cpu":
-            raise CompileRefused(f"engine {self.name!r} runs on cpu, not on {context.device}")
-        for node in function.nodes:
-            if reason := self.why_not(node, function):
-                raise CompileRefused(f"engine {self.name!r} cannot take node {node.name!r} ({node.op}): {reason}")
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        if context.device != "cpu":
+            return self._on_device(placed(function, context.device), context)
+        self._check(function)
         if self.native == "auto":
             warn_once_of_absence()
         return ToyExecutable(self.name, function, Assembly(self._choice(), context.threads).executable)
+
+    def _on_device(self, function: Function, context: CompileContext) -> Executable:
+        """Return an executable over the device's array module; native kernels are the CPU's."""
+        if context.accelerator is None:
+            raise CompileRefused(f"engine {self.name!r} is given no device for {context.device}; compile through XRTModule")
+        self._check(function)
+        return OnDevice(function, choice_of(self.name, self.kernels, ()), context.accelerator)
+
+    def _check(self, function: Function) -> None:
+        for node in function.nodes:
+            if reason := self.why_not(node, function):
+                raise CompileRefused(f"engine {self.name!r} cannot take node {node.name!r} ({node.op}): {reason}")
 
     def _libraries(self) -> tuple[NativeLibrary, ...]:
         """Return the libraries of native kernels that serve, the user's own first."""

@@ -31,7 +31,7 @@ class Env:
     """The surroundings of one node, for the factory of its kernel."""
 
     xp: Any
-    """The array module, ``numpy``; kernels take from it all that the drop-in modules have too."""
+    """The array module: NumPy, or that of the device, CuPy; kernels take from it what both have."""
     node: Node
     function: Function
     """The Function that holds the node."""

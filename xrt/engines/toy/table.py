@@ -16,13 +16,19 @@ from xrt.graph import Node
 if TYPE_CHECKING:
     from xrt.engines.toy.env import Env
 
-__all__ = ["Array", "Factory", "Run", "ops"]
+__all__ = ["CPU", "Array", "Factory", "Run", "ops"]
 
 Array: TypeAlias = Any
-"""An array of the module that `Env.xp` names: a NumPy array here."""
+"""An array of the module that `Env.xp` names: NumPy's, or the device's."""
 Run: TypeAlias = Callable[..., Any]
 """What a factory returns."""
 Factory: TypeAlias = "Callable[[Node, Env], Run]"
 
-ops: OpTable[Factory] = OpTable("toy")
-"""Filled by the modules of `xrt.engines.toy.kernels`, one per family of operators."""
+ops: OpTable[Factory] = OpTable("toy", devices=("cpu", "cuda"))
+"""Filled by the modules of `xrt.engines.toy.kernels`, one per family of operators.
+
+Kernels compute with the functions of ``Env.xp`` alone, and so on any device that has such a module; one that does not says
+``devices=CPU``. What a kernel reads on the host it names in ``host``.
+"""
+
+CPU = ("cpu",)

@@ -18,6 +18,7 @@ from xrt.engines.tvm.importer import compiler_lock, import_function
 from xrt.engines.tvm.pipeline import build
 from xrt.engines.tvm.reasons import shortened
 from xrt.engines.tvm.saving import exported, imported_program
+from xrt.engines.tvm.tuning import Tuning, check_tunable
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import Function, Node
 
@@ -26,19 +27,26 @@ __all__ = ["Tvm"]
 
 @dataclass(frozen=True)
 class Tvm(GraphCompiler):
-    """Apache TVM on the CPU: quick to compile, best at chains of elementwise operators, untuned elsewhere."""
+    """Apache TVM on the CPU: quick to compile, best at chains of elementwise operators, elsewhere untuned unless asked."""
 
     name: ClassVar[str] = "tvm"
     compiles_in_parallel: ClassVar[bool] = False  # the importer and the pass contexts keep state of the process
 
     opt_level: int = 3
     """0 to 3: how much TVM fuses (nothing at 0) and LLVM optimises."""
+    tune: int = 0
+    """Schedules that MetaSchedule may try for each region, in a process of its own; 0 follows fixed rules. A trial takes a second
+    or two; what is found is kept, and used for the same loops ever after."""
     mcpu: str | None = None
     """The processor to compile for, as LLVM names it (``"x86-64-v3"``); None is this one."""
 
     def __post_init__(self) -> None:
         if type(self.opt_level) is not int or not 0 <= self.opt_level <= 3:
             raise OptionError(f"tvm: opt_level must be 0, 1, 2 or 3; got {self.opt_level!r}")
+        if type(self.tune) is not int or self.tune < 0:
+            raise OptionError(f"tvm: tune must be a number of trials, 0 for none; got {self.tune!r}")
+        if self.tune:
+            check_tunable()
         if self.mcpu is not None:
             check_mcpu(self.mcpu)
 
@@ -47,10 +55,13 @@ class Tvm(GraphCompiler):
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         target = target_of(self.mcpu, self.opt_level)
+        tuning = Tuning(self.tune, context.threads, context.keep, context.report) if self.tune else None
         try:
             with compiler_lock:
                 imported = import_function(function)
-                program = build(imported.module, imported.weights, target, context.threads, self.opt_level)
+                program = build(imported.module, imported.weights, target, context.threads, self.opt_level, tuning)
+        except CompileRefused:
+            raise
         except Exception as cause:
             raise CompileRefused(f"TVM cannot compile {function.name!r}: {shortened(cause)}") from cause
         return RelaxExecutable(program, context.threads, function)
@@ -70,6 +81,8 @@ class Tvm(GraphCompiler):
         return executable
 
     def remarks(self, function: Function) -> tuple[str, ...]:
+        if self.tune:
+            return (f"tuned: up to {self.tune} trials per region decide about its loops, and what they find is kept",)
         return ("untuned: loops follow fixed rules, not measurements on this processor",)
 
     def version(self) -> str:

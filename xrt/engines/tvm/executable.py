@@ -14,7 +14,7 @@ from tvm.runtime import Tensor
 from xrt.engines.contract import Executable, fill
 from xrt.engines.memory import MemoryUse
 from xrt.engines.options import RunOptions
-from xrt.engines.tvm.host import use_threads
+from xrt.engines.tvm.host import called
 from xrt.engines.tvm.pipeline import Program
 from xrt.engines.tvm.reasons import shortened
 from xrt.errors import RunFailed
@@ -49,9 +49,8 @@ class RelaxExecutable(Executable):
             main = self._idle.pop()
         except IndexError:
             main = self._machine()
-        use_threads(self._threads)
         try:
-            returned = main(*[to_tensor(array) for array in inputs], *self._constants)
+            returned = called(main, [*map(to_tensor, inputs), *self._constants], self._threads)
         except Exception as cause:
             raise self._failed(cause) from cause
         self._idle.append(main)
@@ -68,9 +67,8 @@ class RelaxExecutable(Executable):
                 main = idle.pop()
             except IndexError:
                 main = machine()
-            use_threads(threads)
             try:
-                returned = main(*[to_tensor(array) for array in inputs], *constants)
+                returned = called(main, [*map(to_tensor, inputs), *constants], threads)
             except Exception as cause:
                 raise failed(cause) from cause
             idle.append(main)
@@ -85,9 +83,8 @@ class RelaxExecutable(Executable):
         tensors, main = [*map(to_tensor, inputs), *self._constants], self._machine()
 
         def run() -> None:
-            use_threads(self._threads)
             try:
-                returned = main(*tensors)
+                returned = called(main, tensors, self._threads)
             except Exception as cause:
                 raise self._failed(cause) from cause
             for result, buffer in zip(self._views(returned), outputs, strict=True):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
@@ -12,7 +15,7 @@ from tvm.target import Target, codegen
 
 from xrt.errors import OptionError, did_you_mean
 
-__all__ = ["check_mcpu", "target_of", "use_threads"]
+__all__ = ["called", "check_mcpu", "target_of"]
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -39,9 +42,31 @@ may hide from its guest what the processor's name promises."""
 _EXTENSIONS = ("avx", "amx", "fma", "f16c", "bmi", "sse", "vaes", "vpclmul", "gfni", "neon", "sve", "sme")
 
 
-def use_threads(count: int) -> None:
-    """Let parallel loops that the calling thread starts use that many threads, at most `TVM_NUM_THREADS`."""
-    _configure(_ANY_CORE, count)
+def called(main: Callable[..., Any], arguments: Sequence[Any], threads: int) -> Any:
+    """Return what compiled code gives; its parallel loops run on so many threads, at most `TVM_NUM_THREADS`."""
+    if threading.get_ident() == _orphan:
+        return _stand_in.submit(_called, main, arguments, threads).result()
+    return _called(main, arguments, threads)
+
+
+def _called(main: Callable[..., Any], arguments: Sequence[Any], threads: int) -> Any:
+    _configure(_ANY_CORE, threads)  # a setting of the calling thread
+    return main(*arguments)
+
+
+# A forked child has the thread that forked and none of TVM's workers, which that thread would wait for without end. A new
+# thread gets new workers, so one stands in for it.
+_orphan = 0
+_stand_in: ThreadPoolExecutor
+
+
+def _after_fork() -> None:
+    global _orphan, _stand_in
+    _orphan, _stand_in = threading.get_ident(), ThreadPoolExecutor(1, "xrt-tvm")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 @lru_cache(maxsize=8)

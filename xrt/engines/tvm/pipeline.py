@@ -17,6 +17,7 @@ from tvm_ffi.serialization import from_json_graph_str, to_json_graph_str
 from xrt.engines.tvm.apart import set_apart, wrapping_functions
 from xrt.engines.tvm.lifting import lifted
 from xrt.engines.tvm.schedules import CpuSchedule
+from xrt.engines.tvm.tuning import Tuning
 from xrt.graph import Constant
 
 __all__ = ["Program", "build", "legalise"]
@@ -48,13 +49,18 @@ def legalise(module: IRModule, target: Target) -> IRModule:
         return tvm.transform.Sequential(passes)(module)
 
 
-def build(module: IRModule, weights: Sequence[Constant], target: Target, threads: int, opt_level: int) -> Program:
+def build(
+    module: IRModule, weights: Sequence[Constant], target: Target, threads: int, opt_level: int, tuning: Tuning | None = None
+) -> Program:
     """Compile the module's ``main``, whose last parameters are the weights; its loops are shared between that many threads."""
     with target, tvm.transform.PassContext(opt_level=opt_level):
         fused = tvm.transform.Sequential(_FUSION)(legalise(module, target))
         fresh = _fresh(fused["main"])
         wrapping = wrapping_functions(fused)
-        scheduled = dlight.ApplyDefaultSchedule(CpuSchedule(threads))(_any_alignment(fused))
+        loops = _any_alignment(fused)
+        if tuning is not None:
+            loops = tuning.applied(loops, target, wrapping)
+        scheduled = dlight.ApplyDefaultSchedule(CpuSchedule(threads))(loops)
         free, constants = lifted(set_apart(scheduled, wrapping, target))
         planned = tvm.transform.Sequential(_PLANNING)(free)
         code = relax.build(tvm.transform.Sequential(_LOWERING)(planned), target, relax_pipeline=None)

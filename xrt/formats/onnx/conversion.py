@@ -19,7 +19,7 @@ from xrt.graph import Constant, Function, Node, TensorType, Type, Value, since_v
 from xrt.graph.builder.types import onnx_spelling
 from xrt.graph.operators import operator_of
 
-__all__ = ["Scope", "check_convertible", "converted"]
+__all__ = ["Scope", "alone", "check_convertible", "convert", "converted", "spliced"]
 
 SMALL = 64
 """Integer constants of at most this many elements are axes and shapes, which a conversion may have to look at."""
@@ -68,9 +68,9 @@ def _converted(function: Function, scope: Scope, max_opset: int, fresh: FreshNam
         if older is None:
             nodes.append(node.map_bodies(lambda body: _converted(body, scope.inside(body), max_opset, fresh)))
         else:
-            spliced = _spliced(older, node, fresh)
-            nodes += spliced.nodes
-            constants.update(spliced.constants)
+            own = spliced(older, node, fresh)
+            nodes += own.nodes
+            constants.update(own.constants)
     opsets = {**function.opsets, "": min(max_opset, function.opset())}
     return function.replace(nodes=tuple(nodes), constants=constants, opsets=opsets)
 
@@ -88,7 +88,7 @@ def _convert_node(node: Node, scope: Scope, max_opset: int) -> Function | None:
         reason = _why_not_older_control(node, scope, max_opset)
         result = None
     else:
-        result, reason = _convert(_alone(node, scope), max_opset)
+        result, reason = convert(alone(node, scope), max_opset)
     if reason:
         raise ModelError(
             f"node {node.name!r} ({node.op}) took its meaning at opset {since}; the limit is {max_opset}, "
@@ -119,7 +119,7 @@ def _why_not_older_control(node: Node, scope: Scope, max_opset: int) -> str:
     return ""
 
 
-def _alone(node: Node, scope: Scope) -> Function:
+def alone(node: Node, scope: Scope) -> Function:
     """Return the node as a Function with names that do not depend on where it stands, so that equal nodes are equal."""
     names = {name: f"i{k}" for k, name in enumerate(dict.fromkeys(n for n in node.inputs if n))}
     constants = {new: constant for old, new in names.items() if (constant := scope.constant(old)) is not None}
@@ -143,7 +143,7 @@ def _alone(node: Node, scope: Scope) -> Function:
 
 
 @lru_cache(maxsize=1024)
-def _convert(function: Function, max_opset: int) -> tuple[Function | None, str]:
+def convert(function: Function, max_opset: int) -> tuple[Function | None, str]:
     """Return a one-node Function converted, or the reason why it cannot be."""
     if any(value.type is None for value in function.inputs):
         return None, "the types of its inputs are not known; infer shapes first"
@@ -174,9 +174,10 @@ def _is_per_axis(function: Function) -> bool:
     return rank is None or node.attr("axis", -1) not in (-1, rank - 1)
 
 
-def _spliced(older: Function, node: Node, fresh: FreshNames) -> Function:
+def spliced(older: Function, node: Node, fresh: FreshNames) -> Function:
     """Return the converted Function under the names of the place where the node stands."""
-    names = {f"i{k}": name for k, name in enumerate(dict.fromkeys(n for n in node.inputs if n))}
+    given = {f"i{k}": name for k, name in enumerate(dict.fromkeys(n for n in node.inputs if n))}
+    names = dict(given)
     names.update((f"o{k}", name) for k, name in enumerate(node.outputs) if name)
     for own in older.value_names():
         if own not in names:
@@ -195,6 +196,6 @@ def _spliced(older: Function, node: Node, fresh: FreshNames) -> Function:
             )
             for part in older.nodes
         ),
-        constants={names[own]: constant for own, constant in older.constants.items() if not own.startswith("i")},
+        constants={names[own]: constant for own, constant in older.constants.items() if own not in given},
         opsets=older.opsets,
     )

@@ -20,7 +20,7 @@ from xrt.testing.hostile.case import Crafted
 from xrt.testing.hostile.laid import Files, Folder, Laid, Link, Pipe
 from xrt.testing.hostile.messages import field, nested
 
-__all__ = ["external", "models", "no_files", "pins", "specs", "texts"]
+__all__ = ["external", "locks", "models", "no_files", "pins", "specs", "texts"]
 
 _MODEL, _GRAPH, _NODE, _ATTRIBUTE, _TENSOR = (
     message.DESCRIPTOR.fields_by_name for message in (ModelProto, GraphProto, NodeProto, AttributeProto, TensorProto)
@@ -286,6 +286,27 @@ def specs() -> Mapping[str, Crafted]:
         "many empty places": "," * 100_000,
     }
     return {name: Crafted({"spec.txt": text.encode()}, refused=False) for name, text in made.items()}
+
+
+def locks() -> Mapping[str, Crafted]:
+    """Return locks that nest, repeat and announce."""
+    row = '{"at": 0, "engine": "toy", "nodes": 1, "region": 0}'
+    head = '"kind": "xrt lock", "format": 1, "writer": "1", "date": "2026", "race": [], "gate": null'
+    maps = ", ".join(f'"{name}": {{}}' for name in ("model", "inputs", "engines", "machine", "options"))
+    made = {
+        "objects nested 100000 deep": '{"kind": ' * 100_000,
+        "lists nested 100000 deep": '{"plan": ' + "[" * 100_000,
+        "a format from the future": '{"kind": "xrt lock", "format": 99, "writer": "7.0"}',
+        "a format of 5000 digits": '{"kind": "xrt lock", "format": ' + "9" * 5000 + "}",
+        "a million nodes of nothing": f'{{{head}, {maps}, "plan": [{row.replace(": 1,", ": 9999999,")}]}}',
+        "one node a hundred thousand times": f'{{{head}, {maps}, "plan": [{", ".join([row] * 100_000)}]}}',
+        "one name a hundred thousand times": "{" + ", ".join(['"kind": 1'] * 100_000) + "}",
+        "lists in lists without end": f'{{{head}, {maps}, "plan": [{"[]," * 200_000}[]]}}',
+        "a number that is none": '{"kind": "xrt lock", "format": Infinity}',
+        "another kind of file": '{"kind": "a recipe"}',
+    }
+    cases = {name: Crafted({"model.lock": text.encode()}) for name, text in made.items()}
+    return {**no_files("model.lock"), **cases}
 
 
 def pins() -> Mapping[str, Crafted]:

@@ -7,16 +7,18 @@ from functools import partial
 from pathlib import Path
 
 from xrt.cache import CompileCache
-from xrt.cache.disk import Entry, Store, WeightsMemo
-from xrt.engines import registry, split_specs
+from xrt.cache.disk import Entry, Store, WeightsMemo, answers
+from xrt.engines import CompileContext, registry, split_specs
 from xrt.engines.native import library
 from xrt.formats.arrays import read_npy, read_npz
+from xrt.formats.lock import read_lock
+from xrt.formats.lock import to_text as text_of_lock
 from xrt.formats.onnx import load
 from xrt.formats.text import parse, to_text
 from xrt.graph import Function
 from xrt.graph.verify import verify
 from xrt.module import bundle
-from xrt.partition import Pin
+from xrt.partition import ClusteringOptions, Pin
 from xrt.partition.serial import from_bytes
 from xrt.passes import infer_shapes
 from xrt.testing import corpus
@@ -26,6 +28,7 @@ from xrt.testing.hostile.case import Crafted, Reader
 from xrt.testing.hostile.damage import BLIND, TEXTUAL, Damage
 from xrt.testing.hostile.messages import alter_field
 from xrt.testing.hostile.sealed import alter_section, alter_table
+from xrt.tune.lock import differences, placed
 
 __all__ = ["READERS"]
 
@@ -97,6 +100,19 @@ def _library(path: Path) -> None:
     library.load(path)
 
 
+def _answers(path: Path) -> None:
+    answers.parsed(path.read_bytes(), nodes=3, engines=2)
+
+
+def _lock(path: Path) -> None:
+    lock = read_lock(path)
+    text_of_lock(lock)
+    function, engines = samples.small_function(), [registry.create("toy")]
+    differences(lock, function, engines, CompileContext(), ClusteringOptions())
+    for runs in (lock.plan, *([lock.gate.runs] if lock.gate else [])):
+        placed(runs, function, engines, CompileContext())
+
+
 def _no_files(name: str) -> Callable[[], Mapping[str, Crafted]]:
     return partial(crafted.no_files, name)
 
@@ -108,7 +124,9 @@ _ALL: Sequence[Reader] = (
     Reader("corpus entry", _entry, samples.corpus_entries, TEXTUAL),
     Reader("plan", _plan, samples.plans, _FIELDS),
     Reader("bundle", _bundle, samples.bundles, _SEALED, _no_files("model.xrt")),
+    Reader("lock", _lock, samples.locks, TEXTUAL, crafted.locks),
     Reader("cache entry", Entry.read, samples.cache_entries, _SEALED),
+    Reader("answers", _answers, samples.answers, TEXTUAL),
     Reader("weights memo", _memo, samples.memos, _SEALED),
     Reader("spec", _spec, samples.specs, TEXTUAL, crafted.specs),
     Reader("pin", _pin, samples.pins, TEXTUAL, crafted.pins),

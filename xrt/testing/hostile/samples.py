@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,7 +15,9 @@ from onnx import ModelProto, TensorProto, helper
 from xrt.cache import CompileCache
 from xrt.cache.disk import Failure, Store
 from xrt.cache.signature import Signature
-from xrt.engines import registry
+from xrt.engines import CompileContext, registry
+from xrt.formats.lock import Gate
+from xrt.formats.lock import to_text as to_lock_text
 from xrt.formats.onnx import save, to_model
 from xrt.formats.proto import write
 from xrt.formats.text import to_text
@@ -27,17 +30,22 @@ from xrt.testing.corpus.entry import f32, graph, i64, node
 from xrt.testing.files import write_entry
 from xrt.testing.hostile.laid import Files
 from xrt.testing.hostile.sealed import sealed
+from xrt.tune.lock import lock_of, runs_of
+from xrt.tune.tuned import Contender, Race
 
 __all__ = [
+    "answers",
     "arrays",
     "bundles",
     "cache_entries",
     "corpus_entries",
     "external",
+    "locks",
     "memos",
     "models",
     "pins",
     "plans",
+    "small_function",
     "specs",
     "texts",
 ]
@@ -133,6 +141,24 @@ def bundles() -> tuple[Files, ...]:
     return tuple(found)
 
 
+def small_function() -> Function:
+    """Return what the sample of a lock is of."""
+    x = "float32[4]"
+    nodes = [node("Abs", "x", "a"), node("Exp", "a", "b"), node("Neg", "b", "y")]
+    return graph({"x": x}, {"y": x}, *nodes)
+
+
+def locks() -> tuple[Files, ...]:
+    """Return locks: of a plan with another to hold it against, and of one without."""
+    function, toy = small_function(), registry.create("toy")
+    context, options = CompileContext(), ClusteringOptions(maximum_nodes=1)
+    plan, whole = (partition(function, [toy], one) for one in (options, ClusteringOptions()))
+    won, lost = Contender(plan, "won", 1e-3, 9e-4, 2e-3, 0.9, 0.8, 0.95), Contender(whole, "lost", note="slow")
+    gate = Gate("toy", 0.9, 0.8, 0.95, 12, runs_of(whole, function))
+    made = [lock_of(plan, Race((won, lost), 12, 1), function, [toy], context, options, gate=one) for one in (gate, None)]
+    return tuple({"model.lock": to_lock_text(lock).encode()} for lock in made)
+
+
 def _signature() -> Signature:
     return Signature((("format", "1"), ("engine", "toy.Toy"), ("version", "1"), ("function", "ab" * 32), ("entry", "float32[2]")))
 
@@ -146,6 +172,12 @@ def cache_entries() -> tuple[Files, ...]:
             store.write(signature, content)
             found.append({store.path(signature.key).name: store.path(signature.key).read_bytes()})
     return tuple(found)
+
+
+def answers() -> tuple[Files, ...]:
+    """Return what the cache remembers of two engines' answers about three nodes."""
+    facts = {"format": 1, "questions": [0, 1, 0], "answers": [[None, "it declines"], ["no", None]]}
+    return ({"answers.json": json.dumps(facts).encode()},)
 
 
 def memos() -> tuple[Files, ...]:

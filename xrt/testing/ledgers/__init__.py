@@ -42,7 +42,7 @@ class Gap:
 
 MIXTURES = "mixtures"
 """The name of the ledger of what no engine fails, but several together."""
-_SHIPPED = ("ort", "toy", "tvm", MIXTURES)
+_SHIPPED = ("iree", "openvino", "ort", "toy", "tvm", "xla", MIXTURES)
 
 
 def gaps_of(engine: str) -> tuple[Gap, ...]:

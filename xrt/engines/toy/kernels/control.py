@@ -15,7 +15,7 @@ from xrt.graph import Node, TensorType
 __all__: list[str] = []
 
 
-@ops("If")
+@ops("If", host=(0,))
 def if_(node: Node, env: Env) -> Run:
     then, otherwise = env.body("then_branch"), env.body("else_branch")
 
@@ -25,7 +25,7 @@ def if_(node: Node, env: Env) -> Run:
     return run
 
 
-@ops("Loop")
+@ops("Loop", host=(0, 1))
 def loop(node: Node, env: Env) -> Run:
     """Run the body while its condition holds, at most M times; what is carried comes back last, what is scanned stacked."""
     body, given = env.body("body"), len(node.inputs)
@@ -97,7 +97,7 @@ def scan(node: Node, env: Env) -> Run:
     return run
 
 
-@ops("Scan", until=8)
+@ops("Scan", until=8, host=(0,))
 def scan_batched(node: Node, env: Env) -> Run:
     """Version 8 has a batch axis in front, of sequences of given lengths, padded with zeros."""
     xp, body, m = env.xp, env.body("body"), node.attr("num_scan_inputs")

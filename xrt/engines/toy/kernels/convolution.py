@@ -128,7 +128,7 @@ def _cropped(xp: Any, whole: Array, node: Node, window: Window, inputs: Sequence
     return padded(xp, whole, pads, "constant", 0, range(2, whole.ndim))
 
 
-@ops("Col2Im")
+@ops("Col2Im", host=(1, 2))
 def col2im(node: Node, env: Env) -> Run:
     """Columns of windows back to images: what overlaps is summed."""
     xp = env.xp

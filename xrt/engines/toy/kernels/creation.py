@@ -9,7 +9,7 @@ import numpy as np
 
 from xrt.engines.toy.env import Env
 from xrt.engines.toy.kernels.precision import NARROW
-from xrt.engines.toy.table import Array, Run, ops
+from xrt.engines.toy.table import CPU, Array, Run, ops
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Node
 
@@ -42,7 +42,7 @@ _CONSTANT_TYPES = {
 }
 
 
-@ops("ConstantOfShape")
+@ops("ConstantOfShape", host=(0,))
 def constant_of_shape(node: Node, env: Env) -> Run:
     given = node.attr("value")
     value = np.zeros(1, dtype=np.float32) if given is None else given.array
@@ -56,7 +56,7 @@ def eye_like(node: Node, env: Env) -> Run:
     return lambda x: xp.eye(*x.shape, k=k, dtype=dtype or x.dtype)
 
 
-@ops("Range")
+@ops("Range", host=(0, 1, 2))
 def range_(node: Node, env: Env) -> Run:
     """Element i is ``start + i * delta``, in float32 for narrower floats."""
     xp = env.xp
@@ -90,9 +90,9 @@ def _cosines(*terms: float) -> Callable[[Node, Env], Run]:
     return factory
 
 
-ops("HannWindow")(_cosines(0.5, -0.5))
-ops("HammingWindow")(_cosines(25 / 46, -21 / 46))
-ops("BlackmanWindow")(_cosines(0.42, -0.5, 0.08))
+ops("HannWindow", host=(0,))(_cosines(0.5, -0.5))
+ops("HammingWindow", host=(0,))(_cosines(25 / 46, -21 / 46))
+ops("BlackmanWindow", host=(0,))(_cosines(0.42, -0.5, 0.08))
 
 
 # ---------------------------------------------------------------------- random numbers
@@ -130,14 +130,14 @@ def random_like(node: Node, env: Env) -> Run:
     return lambda x: _drawn(node, x.shape, dtype or x.dtype, generator())
 
 
-@ops("Bernoulli")
+@ops("Bernoulli", devices=CPU)
 def bernoulli(node: Node, env: Env) -> Run:
     generator, to = _generator(node), node.attr("dtype")
     dtype = None if to is None else DType.from_onnx(to).numpy
     return lambda x: np.asarray(generator().random(x.shape) < x).astype(dtype or x.dtype)
 
 
-@ops("Multinomial")
+@ops("Multinomial", devices=CPU)
 def multinomial(node: Node, env: Env) -> Run:
     """Draw classes from each row of unnormalised log-probabilities: where a uniform number falls in their running sum."""
     generator, count = _generator(node), node.attr("sample_size", 1)
@@ -168,7 +168,7 @@ def dropout_by_attributes(node: Node, env: Env) -> Run:
     return run
 
 
-@ops("Dropout", since=12, train=True)
+@ops("Dropout", since=12, train=True, host=(1, 2))
 def dropout(node: Node, env: Env) -> Run:
     generator = _generator(node)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from xrt.engines.toy.env import Env
 from xrt.engines.toy.table import Array, Run, ops
-from xrt.graph import Node
+from xrt.graph import Function, Node
 
 __all__: list[str] = []
 
@@ -38,7 +38,7 @@ def slice_by_attributes(node: Node, env: Env) -> Run:
     return lambda x: _sliced(x, starts, ends, axes or None, None)
 
 
-@ops("Slice", since=10)
+@ops("Slice", since=10, host=(1, 2, 3, 4))
 def slice_(node: Node, env: Env) -> Run:
     def run(x: Array, starts: Array, ends: Array, axes: Array | None = None, steps: Array | None = None) -> Array:
         lists = (None if given is None else given.reshape(-1).tolist() for given in (axes, steps))
@@ -68,9 +68,14 @@ def gather_elements(node: Node, env: Env) -> Run:
 
 def _element_places(xp: Any, x: Array, indices: Array, axis: int) -> tuple[Array, ...]:
     """Return full coordinates: each index's own, but the index itself along the axis."""
-    places = list(xp.indices(indices.shape, sparse=True))
+    places = _own_places(xp, indices.shape)
     places[axis] = indices
     return tuple(places)
+
+
+def _own_places(xp: Any, shape: tuple[int, ...]) -> list[Array]:
+    """Return for each axis the coordinates along it, to spread over the others."""
+    return [_along(xp.arange(extent), axis, len(shape)) for axis, extent in enumerate(shape)]
 
 
 @ops("GatherND")
@@ -79,7 +84,7 @@ def gather_nd(node: Node, env: Env) -> Run:
     xp, batch = env.xp, node.attr("batch_dims", 0)
 
     def run(x: Array, indices: Array) -> Array:
-        own = xp.indices(indices.shape[:batch], sparse=True)
+        own = _own_places(xp, indices.shape[:batch])
         own = [axis.reshape(axis.shape + (1,) * (indices.ndim - 1 - batch)) for axis in own]
         return x[(*own, *xp.moveaxis(indices, -1, 0))]
 
@@ -143,7 +148,13 @@ def _writer(xp: Any, reduction: str) -> Write:
     return combine.at  # type: ignore[no-any-return]  # a method of a function of the array module
 
 
-@ops("Scatter", "ScatterElements")
+def _why_not_multiplied(node: Node, function: Function) -> str | None:
+    """CuPy adds at places, and takes the least and the greatest, and has no other `at`."""
+    on_device = node.device.partition(":")[0] not in ("", "cpu")
+    return "CuPy cannot multiply at places" if on_device and node.attr("reduction", "none") == "mul" else None
+
+
+@ops("Scatter", "ScatterElements", why_not=_why_not_multiplied)
 def scatter_elements(node: Node, env: Env) -> Run:
     xp, axis, write = env.xp, node.attr("axis", 0), _writer(env.xp, node.attr("reduction", "none"))
 
@@ -155,7 +166,7 @@ def scatter_elements(node: Node, env: Env) -> Run:
     return run
 
 
-@ops("ScatterND")
+@ops("ScatterND", why_not=_why_not_multiplied)
 def scatter_nd(node: Node, env: Env) -> Run:
     xp, write = env.xp, _writer(env.xp, node.attr("reduction", "none"))
 
@@ -185,7 +196,7 @@ def tensor_scatter(node: Node, env: Env) -> Run:
     return run
 
 
-@ops("OneHot")
+@ops("OneHot", host=(1,))
 def one_hot(node: Node, env: Env) -> Run:
     xp, axis = env.xp, node.attr("axis", -1)
 

@@ -43,7 +43,7 @@ def reshape_by_attribute(node: Node, env: Env) -> Run:
     return lambda x: _reshaped(x, target, False)
 
 
-@ops("Reshape", since=5)
+@ops("Reshape", since=5, host=(1,))
 def reshape(node: Node, env: Env) -> Run:
     allow_zero = bool(node.attr("allowzero", 0))
     return lambda x, target: _reshaped(x, target.tolist(), allow_zero)
@@ -66,7 +66,7 @@ def squeeze_by_attribute(node: Node, env: Env) -> Run:
     return lambda x: env.xp.squeeze(x, axis=axes)
 
 
-@ops("Squeeze", since=13)
+@ops("Squeeze", since=13, host=(1,))
 def squeeze(node: Node, env: Env) -> Run:
     return lambda x, axes=None: env.xp.squeeze(x, axis=None if axes is None else tuple(axes.tolist()))
 
@@ -77,18 +77,18 @@ def unsqueeze_by_attribute(node: Node, env: Env) -> Run:
     return lambda x: env.xp.expand_dims(x, axes)
 
 
-@ops("Unsqueeze", since=13)
+@ops("Unsqueeze", since=13, host=(1,))
 def unsqueeze(node: Node, env: Env) -> Run:
     return lambda x, axes: env.xp.expand_dims(x, tuple(axes.reshape(-1).tolist()))
 
 
-@ops("Expand")
+@ops("Expand", host=(1,))
 def expand(node: Node, env: Env) -> Run:
     xp = env.xp
     return lambda x, target: xp.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(target.tolist())))
 
 
-@ops("Tile", until=5)
+@ops("Tile", until=5, host=(1, 2))
 def tile_one_axis(node: Node, env: Env) -> Run:
     """Version 1 repeats along one axis, both given as scalars."""
 
@@ -100,7 +100,7 @@ def tile_one_axis(node: Node, env: Env) -> Run:
     return run
 
 
-@ops("Tile", since=6)
+@ops("Tile", since=6, host=(1,))
 def tile(node: Node, env: Env) -> Run:
     return lambda x, repeats: env.xp.tile(x, repeats.tolist())
 
@@ -156,7 +156,7 @@ def reverse_sequence(node: Node, env: Env) -> Run:
     return run
 
 
-@ops("Trilu")
+@ops("Trilu", host=(1,))
 def trilu(node: Node, env: Env) -> Run:
     keep = env.xp.triu if node.attr("upper", 1) else env.xp.tril
     return lambda x, k=None: keep(x, 0 if k is None else int(k.reshape(())))
@@ -183,7 +183,7 @@ def _even(extent: int, count: int) -> list[int]:
     return [max(0, min(each, extent - i * each)) for i in range(count)]
 
 
-@ops("Split", until=12)
+@ops("Split", until=12, host=(1,))
 def split_by_attribute(node: Node, env: Env) -> Run:
     """Version 1 may also take the sizes as an input."""
     axis, sizes, count = node.attr("axis", 0), node.attr("split"), env.n_outputs
@@ -195,7 +195,7 @@ def split_by_attribute(node: Node, env: Env) -> Run:
     return run
 
 
-@ops("Split", since=13)
+@ops("Split", since=13, host=(1,))
 def split(node: Node, env: Env) -> Run:
     axis, count = node.attr("axis", 0), node.attr("num_outputs", env.n_outputs)
     return lambda x, sizes=None: _parts(x, _even(x.shape[axis], count) if sizes is None else sizes.tolist(), axis)
@@ -225,7 +225,7 @@ def pad_by_attributes(node: Node, env: Env) -> Run:
     return lambda x: padded(env.xp, x, pads, mode, value)
 
 
-@ops("Pad", since=11)
+@ops("Pad", since=11, host=(1, 2, 3))
 def pad(node: Node, env: Env) -> Run:
     xp, mode = env.xp, node.attr("mode", "constant")
 
@@ -236,7 +236,7 @@ def pad(node: Node, env: Env) -> Run:
     return run
 
 
-@ops("CenterCropPad")
+@ops("CenterCropPad", host=(1,))
 def center_crop_pad(node: Node, env: Env) -> Run:
     """An odd number of elements more, or fewer, is one more at the end."""
     xp, axes = env.xp, node.attr("axes")

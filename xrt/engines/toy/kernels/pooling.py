@@ -108,7 +108,7 @@ def global_lp_pool(node: Node, env: Env) -> Run:
     return rounded_once(lambda x: (xp.abs(x) ** p).sum(axis=tuple(range(2, x.ndim)), keepdims=True) ** (1 / p))
 
 
-@ops("MaxUnpool")
+@ops("MaxUnpool", host=(2,))
 def max_unpool(node: Node, env: Env) -> Run:
     """Each element goes back to the place it came from; the rest is zero."""
     xp, window = env.xp, window_of(node, node.attr("kernel_shape"))

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from xrt.engines.toy.env import Env
 from xrt.engines.toy.kernels import elementwise as e
 from xrt.engines.toy.kernels.precision import widened
@@ -115,9 +113,9 @@ class _Layer:
         return (given[:, d] if self.batch_first else given[d]).astype(dtype, copy=False)
 
 
-def _halves(bias: Array | None) -> tuple[Array | None, Array | None]:
+def _halves(xp: Any, bias: Array | None) -> tuple[Array | None, Array | None]:
     """Return the biases of the input and of the recurrence, which come side by side."""
-    return (None, None) if bias is None else tuple(np.split(bias, 2, axis=-1))  # type: ignore[return-value]  # two of them
+    return (None, None) if bias is None else tuple(xp.split(bias, 2, axis=-1))
 
 
 @ops("RNN")
@@ -128,7 +126,7 @@ def rnn(node: Node, env: Env) -> Run:
     def run(
         x: Array, w: Array, r: Array, bias: Array | None = None, lengths: Array | None = None, h0: Array | None = None
     ) -> tuple[Array, ...]:
-        both = None if bias is None else sum(_halves(widened(bias)))  # type: ignore[arg-type]  # two arrays
+        both = None if bias is None else sum(_halves(xp, widened(bias)))  # type: ignore[arg-type]  # two arrays
 
         def advance_of(d: int) -> Advance:
             (f,), recurrence = layer.functions[d], widened(r[d]).T
@@ -149,7 +147,7 @@ def gru(node: Node, env: Env) -> Run:
         x: Array, w: Array, r: Array, bias: Array | None = None, lengths: Array | None = None, h0: Array | None = None
     ) -> tuple[Array, ...]:
         hidden = r.shape[-1]
-        of_input, of_state = _halves(None if bias is None else widened(bias))
+        of_input, of_state = _halves(xp, None if bias is None else widened(bias))
 
         def advance_of(d: int) -> Advance:
             f, g = layer.functions[d]
@@ -198,12 +196,12 @@ def lstm(node: Node, env: Env) -> Run:
         c0: Array | None = None,
         peepholes: Array | None = None,
     ) -> tuple[Array, ...]:
-        both = None if bias is None else sum(_halves(widened(bias)))  # type: ignore[arg-type]  # two arrays
+        both = None if bias is None else sum(_halves(xp, widened(bias)))  # type: ignore[arg-type]  # two arrays
 
         def advance_of(d: int) -> Advance:
             f, g, h_ = layer.functions[d]
             weights = widened(r[d]).T
-            pi, po, pf = (0, 0, 0) if peepholes is None else np.split(widened(peepholes[d]), 3)
+            pi, po, pf = (0, 0, 0) if peepholes is None else xp.split(widened(peepholes[d]), 3)
 
             def advance(gates: Array, states: States) -> States:
                 h, c = states

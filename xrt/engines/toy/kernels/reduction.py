@@ -12,7 +12,7 @@ from xrt.engines.toy.kernels.precision import NARROW, widened
 from xrt.engines.toy.table import Array, Factory, Run, ops
 from xrt.graph import Node
 
-__all__ = ["extreme"]
+__all__ = ["extreme", "greatest"]
 
 Axes = tuple[int, ...] | None
 Reduce = Callable[[Any, Array, Axes, bool], Array]
@@ -24,7 +24,7 @@ def reduction(op_type: str, axes_are_input_since: int = 18) -> Callable[[Reduce]
 
     def register(compute: Reduce) -> Reduce:
         ops(op_type, until=axes_are_input_since - 1)(_by_attribute(compute))
-        ops(op_type, since=axes_are_input_since)(_by_input(compute))
+        ops(op_type, since=axes_are_input_since, host=(1,))(_by_input(compute))
         return compute
 
     return register
@@ -75,12 +75,28 @@ def reduce_prod(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
 
 @reduction("ReduceMax")
 def reduce_max(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
-    return xp.max(x, axis=axis, keepdims=keep, initial=extreme(x.dtype, lowest=True))
+    return greatest(xp, x, axis, keep)
 
 
 @reduction("ReduceMin")
 def reduce_min(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
-    return xp.min(x, axis=axis, keepdims=keep, initial=extreme(x.dtype, lowest=False))
+    if x.size:
+        return xp.min(x, axis=axis, keepdims=keep)
+    return xp.full(_reduced(x.shape, axis, keep), extreme(x.dtype, lowest=False), dtype=x.dtype)
+
+
+def greatest(xp: Any, x: Array, axis: Axes | int, keep: bool) -> Array:
+    """Return the greatest elements over axes; of no elements, what every other one beats. CuPy knows no ``initial``."""
+    if x.size:
+        return xp.max(x, axis=axis, keepdims=keep)
+    return xp.full(_reduced(x.shape, axis, keep), extreme(x.dtype, lowest=True), dtype=x.dtype)
+
+
+def _reduced(shape: tuple[int, ...], axis: Axes | int, keep: bool) -> tuple[int, ...]:
+    """Return the shape of a reduction."""
+    over = range(len(shape)) if axis is None else (axis,) if isinstance(axis, int) else axis
+    gone = {i % len(shape) for i in over}
+    return tuple(1 if i in gone else n for i, n in enumerate(shape) if keep or i not in gone)
 
 
 def extreme(dtype: Any, *, lowest: bool) -> Any:
@@ -117,7 +133,7 @@ def reduce_log_sum(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
 def reduce_log_sum_exp(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
     """The largest element is taken out first, so that no exponential overflows."""
     x = x if x.dtype.kind == "f" else x.astype(np.float64)
-    top = xp.max(x, axis=axis, keepdims=True, initial=-np.inf)
+    top = greatest(xp, x, axis, True)
     top = xp.where(xp.isfinite(top), top, x.dtype.type(0))
     total = xp.log(xp.sum(xp.exp(x - top), axis=axis, keepdims=True)) + top
     return total if keep else xp.squeeze(total, axis=tuple(range(x.ndim)) if axis is None else axis)
@@ -137,7 +153,7 @@ def arg_extreme(node: Node, env: Env) -> Run:
     return run
 
 
-@ops("CumSum", "CumProd")
+@ops("CumSum", "CumProd", host=(1,))
 def cumulative(node: Node, env: Env) -> Run:
     xp = env.xp
     accumulate, neutral = (xp.cumsum, 0) if node.op_type == "CumSum" else (xp.cumprod, 1)
@@ -174,7 +190,7 @@ def top_k_by_attribute(node: Node, env: Env) -> Run:
     return lambda x: _top(xp, x, k, axis, largest=True)
 
 
-@ops("TopK", since=10)
+@ops("TopK", since=10, host=(1,))
 def top_k(node: Node, env: Env) -> Run:
     xp, axis, largest = env.xp, node.attr("axis", -1), bool(node.attr("largest", 1))
     return lambda x, k: _top(xp, x, int(k.reshape(())), axis, largest)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from xrt.engines.toy.env import Env
-from xrt.engines.toy.table import Array, Run, ops
+from xrt.engines.toy.table import CPU, Array, Run, ops
 from xrt.graph import Node
 
 __all__: list[str] = []
@@ -50,7 +50,7 @@ def _aligned(xp: Any, image: Array, box: Array, node: Node, shift: float) -> Arr
     return xp.stack(corners).max(axis=0).reshape(shape).max(axis=(2, 4))
 
 
-@ops("RoiAlign")
+@ops("RoiAlign", host=(1, 2))
 def roi_align(node: Node, env: Env) -> Run:
     """Version 10 had no shift by half an element, and no attribute to ask for it."""
     default = "half_pixel" if env.version >= 16 else "output_half_pixel"
@@ -64,7 +64,7 @@ def roi_align(node: Node, env: Env) -> Run:
     return run
 
 
-@ops("MaxRoiPool")
+@ops("MaxRoiPool", host=(1,))
 def max_roi_pool(node: Node, env: Env) -> Run:
     """Corners are rounded to elements and belong to the region; an empty bin gives zero."""
     xp, (height, width), scale = env.xp, node.attr("pooled_shape"), node.attr("spatial_scale", 1.0)
@@ -121,7 +121,7 @@ def _chosen(low: Array, high: Array, scores: Array, most: int, overlap: float, l
     return taken
 
 
-@ops("NonMaxSuppression")
+@ops("NonMaxSuppression", devices=CPU)
 def non_max_suppression(node: Node, env: Env) -> Run:
     """Return (image, class, box) of each box that is kept, best first within its image and class."""
     centred = bool(node.attr("center_point_box", 0))

@@ -155,7 +155,7 @@ def _sized(
     return [Axis(i, x.shape[i], size, scale, s, e) for i, size, scale, (s, e) in quadruples]
 
 
-@ops("Resize", since=11)
+@ops("Resize", since=11, host=(1, 2, 3))
 def resize(node: Node, env: Env) -> Run:
     xp, policy, listed = env.xp, node.attr("keep_aspect_ratio_policy", "stretch"), node.attr("axes")
     sampling = Sampling(
@@ -195,8 +195,8 @@ def _by_scales(xp: Any, x: Array, scales: Sequence[float], sampling: Sampling) -
     return _resize(xp, x, _scaled(x, scales, range(x.ndim), [(0.0, 1.0)] * x.ndim), sampling)
 
 
-@ops("Upsample", since=9)
-@ops("Resize", until=10)
+@ops("Upsample", since=9, host=(1,))
+@ops("Resize", until=10, host=(1,))
 def upsample(node: Node, env: Env) -> Run:
     sampling = _floored(node)
     return lambda x, scales: _by_scales(env.xp, x, scales.tolist(), sampling)

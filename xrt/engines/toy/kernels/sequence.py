@@ -23,12 +23,12 @@ def sequence_empty(node: Node, env: Env) -> Run:
     return list
 
 
-@ops("SequenceAt")
+@ops("SequenceAt", host=(1,))
 def sequence_at(node: Node, env: Env) -> Run:
     return lambda sequence, position: sequence[_place(position, len(sequence))]
 
 
-@ops("SequenceErase")
+@ops("SequenceErase", host=(1,))
 def sequence_erase(node: Node, env: Env) -> Run:
     def run(sequence: list[Any], position: Array | None = None) -> list[Any]:
         place = _place(position, len(sequence))
@@ -37,7 +37,7 @@ def sequence_erase(node: Node, env: Env) -> Run:
     return run
 
 
-@ops("SequenceInsert")
+@ops("SequenceInsert", host=(2,))
 def sequence_insert(node: Node, env: Env) -> Run:
     def run(sequence: list[Any], value: Any, position: Array | None = None) -> list[Any]:
         place = len(sequence) if position is None else _place(position, len(sequence), insert=True)
@@ -67,7 +67,7 @@ def concat_from_sequence(node: Node, env: Env) -> Run:
     return lambda sequence: join(sequence, axis=axis)
 
 
-@ops("SplitToSequence")
+@ops("SplitToSequence", host=(1,))
 def split_to_sequence(node: Node, env: Env) -> Run:
     """Parts of one size (the last may be smaller), of given sizes, or single elements whose axis may be dropped."""
     xp, axis, keep = env.xp, node.attr("axis", 0), node.attr("keepdims", 1)

@@ -10,6 +10,7 @@ import numpy as np
 
 from xrt.engines.toy.env import Env
 from xrt.engines.toy.kernels.precision import rounded_once, widened
+from xrt.engines.toy.kernels.reduction import greatest
 from xrt.engines.toy.table import Array, Factory, Run, ops
 from xrt.graph import Node
 
@@ -24,7 +25,7 @@ def softmax(xp: Any, x: Array, axis: int) -> Array:
 
     Each step is rounded to the tensor's type, as in the function body that defines the operator.
     """
-    powers = xp.exp(x - xp.max(x, axis=axis, keepdims=True, initial=-np.inf))
+    powers = xp.exp(x - greatest(xp, x, axis, True))
     powers /= xp.sum(widened(powers), axis=axis, keepdims=True).astype(x.dtype, copy=False)
     return powers
 
@@ -32,7 +33,7 @@ def softmax(xp: Any, x: Array, axis: int) -> Array:
 def log_softmax(xp: Any, x: Array, axis: int) -> Array:
     """Return the logarithm of `softmax`, computed without the quotient; narrow floats are rounded once."""
     wide = widened(x)
-    shifted = wide - xp.max(wide, axis=axis, keepdims=True, initial=-np.inf)
+    shifted = wide - greatest(xp, wide, axis, True)
     return (shifted - xp.log(xp.sum(xp.exp(shifted), axis=axis, keepdims=True))).astype(x.dtype, copy=False)
 
 

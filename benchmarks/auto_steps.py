@@ -1,0 +1,283 @@
+"""What one process of `auto.py` does: a step on one model, which comes as JSON and is answered as JSON.
+
+``tune`` lets auto search, and keeps what it decides in a directory. ``probe`` compiles an engine and calls it, where the
+search could not. ``judge`` has auto, from what was kept, and single engines take turns. ``exhaust`` measures every way to place
+the nodes of a small graph. ``plans`` proposes plans from the table that was kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import xrt
+from xrt.bench import Subject
+from xrt.bench.turns import repeats_for, rotated, seconds_per_call
+from xrt.cache import cache_of
+from xrt.compare import compare_all, tolerance_for
+from xrt.engines import CompileContext, registry
+from xrt.errors import XRTError
+from xrt.graph import DType, Function
+from xrt.graph.builder.apply import emit
+from xrt.models import sample_inputs
+from xrt.models.network import Network
+from xrt.partition import Pin
+from xrt.partition.planner import propose
+from xrt.tune import CostStore
+from xrt.tune.tuned import Contender, title_of
+
+Call: TypeAlias = Callable[[], Any]
+
+TURN = 0.04
+"""Seconds of a turn; a slower call is made once in it."""
+BRIEF = 0.2
+"""Seconds of a call over which a few milliseconds of other threads' spinning do not show."""
+LEAST, MOST = 8, 60
+"""Rounds..."""
+FEWEST, SLOWEST = 4, 4
+"""... or these, once so many times the seconds that are asked for are over: an engine of seconds per call is among them."""
+FAR = 10.0
+"""An engine that is this many times as slow as the quickest takes no turns."""
+ALWAYS = ("auto", "ort")
+"""Who takes turns in any case: everything is told in relation to these."""
+PLANS = 256
+"""Placements of a small graph that are measured, at most; engines are left out, the slowest first, until there are no more."""
+FINAL = 6
+"""Placements that take turns at the end."""
+
+
+def module(function: Function, engine: Any, asked: Mapping[str, Any], **more: Any) -> xrt.XRTModule:
+    return xrt.XRTModule(function, engine, strict=True, cache=asked["store"], threads=asked["threads"], **more)
+
+
+def auto_of(asked: Mapping[str, Any]) -> list[str]:
+    return [*asked["engines"], "auto"]
+
+
+def loaded(asked: Mapping[str, Any], *, imports: bool = True) -> tuple[Function, dict[str, Any]]:
+    """Return the model and inputs for it; unless it is told not to, with the engines' libraries imported before."""
+    for engine in asked["engines"] if imports else ():
+        registry.create(engine)
+    function = SMALL[asked["model"]]() if asked["model"] in SMALL else Subject.parse(asked["model"]).load()
+    return function, sample_inputs(function)
+
+
+# ---------------------------------------------------------------------- tune
+
+
+def tune(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Let auto search within its budget."""
+    function, given = loaded(asked)
+    began = time.perf_counter()
+    auto = module(function, auto_of(asked), asked, budget=asked["budget"])
+    auto.compile(**given)
+    wall, tuned = time.perf_counter() - began, auto.tuned
+    assert tuned is not None
+    facts = {"chosen": title_of(tuned.plan), "how": tuned.how, "budget": tuned.budget, "spent": tuned.spent, "wall": wall}
+    more = {"measurements": tuned.measurements, "rounds": tuned.race.rounds, "notes": list(tuned.notes)}
+    versions = {engine: registry.create(engine).version() for engine in asked["engines"]}
+    return {**facts, **more, "contenders": [contender(one) for one in tuned.race.contenders], "versions": versions}
+
+
+def contender(one: Contender) -> dict[str, Any]:
+    names = ("title", "verdict", "seconds", "ratio", "ratio_low", "ratio_high", "note")
+    own = {name: getattr(one, name) for name in names}
+    regions, engines = list(one.regions), sorted({launch.engine for launch in one.plan.launches})
+    return {**own, "engines": engines, "count": len(one.plan.launches), "regions": sum(regions) if regions else None}
+
+
+# ---------------------------------------------------------------------- probe
+
+
+def probe(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Compile and call the one engine that is asked for."""
+    function, given = loaded(asked)
+    single = module(function, asked["engines"][0], asked)
+    began = time.perf_counter()
+    single.compile(**given)
+    compile_seconds = time.perf_counter() - began
+    first = seconds_per_call(lambda: single(**given))
+    calls = max(1, min(5, int(1 / first)))
+    return {"compile": compile_seconds, "seconds": min(seconds_per_call(lambda: single(**given)) for _ in range(calls))}
+
+
+# ---------------------------------------------------------------------- judge
+
+
+def judge(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Have auto and the single engines take turns; auto does not search, it remembers.
+
+    Its planning is that of a second process: nothing of any engine is imported when it begins.
+    """
+    function, given = loaded(asked, imports=False)
+    began = time.perf_counter()
+    auto = module(function, auto_of(asked), asked, budget=asked["budget"])
+    plan = auto.plan_for(**given)
+    planned = time.perf_counter() - began
+    modules = {"auto": auto, **{spec: module(function, spec, asked) for spec in asked["singles"]}}
+    calls, left = compiled(modules, given)
+    expected = outputs(module(function, "toy{native=off}", asked)(**given))
+    differ = {name: difference(outputs(call()), expected) for name, call in calls.items()}
+    rounds, slow = in_turns({name: call for name, call in calls.items() if not differ[name][0]}, asked["seconds"])
+    wrong = {name: f"wrong: {found[0]}" for name, found in differ.items() if found[0]}
+    how = auto.tuned.how if auto.tuned else "priority"
+    chosen = {"plan": title_of(plan), "engines": sorted({x.engine for x in plan.launches}), "regions": len(plan.launches)}
+    off = {name: found[1] for name, found in differ.items()}
+    return {"planned": planned, "how": how, **chosen, "rounds": rounds, "left": {**left, **slow, **wrong}, "off": off}
+
+
+def compiled(
+    modules: Mapping[str, xrt.XRTModule], given: Mapping[str, Any]
+) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:
+    """Return the calls of those that compile and run, and why the others do not."""
+    calls: dict[str, Callable[[], Any]] = {}
+    failed: dict[str, str] = {}
+    for name, one in modules.items():
+        values = [given[value.name] for value in one.inputs]
+        try:
+            one(*values)
+            calls[name] = lambda one=one, values=values: one(*values)
+        except XRTError as error:
+            failed[name] = f"failed: {' '.join(str(error).split())[:300]}"
+    return calls, failed
+
+
+def outputs(results: Any) -> list[Any]:
+    return list(results) if isinstance(results, tuple) else [results]
+
+
+def difference(actual: list[Any], expected: list[Any]) -> tuple[str, float]:
+    """Return what differs beyond the tolerance, and the largest difference."""
+    found = [
+        compare_all([mine], [right], tolerance_for(right.dtype, "network")) for mine, right in zip(actual, expected, strict=True)
+    ]
+    return next((one.message for one in found if not one), ""), max((one.absolute for one in found), default=0.0)
+
+
+def in_turns(calls: Mapping[str, Call], seconds: float) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Return seconds per call, round by round, and who was too slow to take part.
+
+    The first call of a turn does not count, unless it is long: the threads of the one before may not be asleep yet.
+    """
+    alone = {name: min(seconds_per_call(call), seconds_per_call(call)) for name, call in calls.items()}
+    best = min(alone.values())
+    slow = {
+        name: f"slow: {took / best:.0f} x the quickest" for name, took in alone.items() if took > FAR * best and name != "auto"
+    }
+    taking = {name: call for name, call in calls.items() if name not in slow}
+    repeats = {name: repeats_for(call, TURN) for name, call in taking.items()}
+    rounds: dict[str, list[float]] = {name: [] for name in taking}
+    began = time.perf_counter()
+    for turn in range(MOST):
+        took = time.perf_counter() - began
+        if (turn >= LEAST and took > seconds) or (turn >= FEWEST and took > SLOWEST * seconds):
+            break
+        for name in rotated(list(taking), turn):
+            if alone[name] < BRIEF:
+                taking[name]()
+            rounds[name].append(seconds_per_call(taking[name], repeats[name]))
+    return rounds, slow
+
+
+# ---------------------------------------------------------------------- small graphs, exhaustively
+
+
+def softmax_small() -> Function:
+    with Network("softmax_small", 0) as net:
+        x = emit("Softmax", net.input("x", 2048, 1024), axis=-1)
+        return net.finish(y=emit("Softmax", emit("Abs", (x * 1.5) - 0.2), axis=-1))
+
+
+def lrn_small() -> Function:
+    with Network("lrn_small", 0) as net:
+        x = emit("Relu", net.convolution(net.input("x", 1, 64, 56, 56), 64, 3))
+        return net.finish(y=net.convolution(emit("LRN", x, size=5), 64, 3))
+
+
+def gather_small() -> Function:
+    with Network("gather_small", 0) as net:
+        rows = net.embed(net.input("ids", 1024, dtype=DType.INT64), 4096, 512)
+        return net.finish(y=emit("MatMul", emit("Softmax", rows * 0.9, axis=-1), net.normal(512, 256)))
+
+
+def layers_small() -> Function:
+    with Network("layers_small", 0) as net:
+        x = net.normalise(net.input("x", 512, 512))
+        return net.finish(y=emit("Softmax", emit("Tanh", net.linear(x, 512)), axis=-1))
+
+
+def tiny_small() -> Function:
+    with Network("tiny_small", 0) as net:
+        return net.finish(y=emit("Softmax", emit("Relu", net.input("x", 16, 16)), axis=-1))
+
+
+SMALL = {make.__name__: make for make in (softmax_small, lrn_small, gather_small, layers_small, tiny_small)}
+
+
+def exhaust(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Measure every placement of a graph's nodes, and auto beside the best of them."""
+    function, given = loaded(asked)
+    usable = quickest_first(function, asked, given)
+    while len(usable) ** len(function.nodes) > PLANS:
+        usable.pop()
+    plans = {}
+    for one in placements(function, usable, asked):
+        plans.setdefault(tuple((x.engine, x.nodes) for x in one.plan.launches), one)
+    calls, failed = compiled({f"{n}: {title_of(one.plan)}": one for n, one in enumerate(plans.values())}, given)
+    alone = {name: min(seconds_per_call(call) for _ in range(4)) for name, call in calls.items()}
+    final = sorted(alone, key=lambda name: alone[name])[:FINAL]
+    auto = module(function, [*usable, "auto"], asked, budget=asked["budget"])
+    auto.compile(**given)
+    own = compiled({"auto": auto}, given)[0]
+    rounds, _ = in_turns({**{name: calls[name] for name in final}, **own}, asked["seconds"])
+    found = {"engines": usable, "nodes": len(function.nodes), "plans": len(calls), "unusable": len(failed), "rounds": rounds}
+    return {**found, "chosen": title_of(auto.plan)}
+
+
+def quickest_first(function: Function, asked: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """Return the engines that take the whole graph and are not hopeless, the quickest first."""
+    calls, _ = compiled({spec: module(function, spec, asked) for spec in asked["engines"]}, given)
+    alone = {name: min(seconds_per_call(call) for _ in range(4)) for name, call in calls.items()}
+    return [name for name in sorted(alone, key=lambda name: alone[name]) if alone[name] <= FAR * min(alone.values())]
+
+
+def placements(function: Function, engines: list[str], asked: Mapping[str, Any]) -> Iterator[xrt.XRTModule]:
+    """Yield a module for each way to give the nodes to engines that take them."""
+    names = [node.name for node in function.nodes]
+    for homes in itertools.product(engines, repeat=len(names)):
+        pins = [Pin((name,), home, "name") for name, home in zip(names, homes, strict=True)]
+        one = module(function, engines, asked, pins=pins)
+        try:
+            _ = one.plan
+        except XRTError:
+            continue
+        yield one
+
+
+# ---------------------------------------------------------------------- the same table, the same plans
+
+
+def plans(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Propose plans from the table that was kept, and tell them by a hash."""
+    function, _ = loaded(asked)
+    engines = [registry.create(engine) for engine in asked["engines"]]
+    cache = cache_of(asked["store"])
+    store = CostStore.beside(cache)
+    assert store is not None
+    table = store.table(engines, CompileContext(threads=asked["threads"]))
+    found = propose(function, engines, table, limit=8)
+    digest = hashlib.sha256(b"".join(plan.to_bytes() for plan in found)).hexdigest()
+    return {"regions": len(table.regions), "plans": len(found), "digest": digest}
+
+
+STEPS = {step.__name__: step for step in (tune, probe, judge, exhaust, plans)}
+
+
+if __name__ == "__main__":
+    answer = STEPS[sys.argv[1]](json.loads(sys.argv[2]))
+    print("\n" + json.dumps(answer))

@@ -1,0 +1,79 @@
+"""`make cuda-check`: what it measures runs on a simulated device; without a device it says so and writes nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import cuda
+from tests.conftest import why_no_cuda
+from tools import cuda_check, cuda_page
+from xrt.runtime.devices import device
+from xrt.testing import node_cases
+from xrt.testing.simulated import simulated
+
+TOP = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module", name="results")
+def measured() -> dict[str, Any]:
+    with simulated():
+        there = device("cuda")
+        engines = cuda.status(there)
+        latency = list(cuda.latencies({"chain": cuda.chain(8)}, there, ["toy"], 2))
+        found = {
+            "engines": engines,
+            "latency": latency,
+            "chain": cuda.bandwidth(there, 16, 2),
+            "copies": cuda.copies(cuda.chain(8), there),
+            "mixture": cuda.mixture(cuda.chain(8), there, ["toy"], "Relu"),
+        }
+    more = {"device": "simulated", "date": "2026-01-01", "versions": "none", "tests": {"all": {"passed": 3}}}
+    return json.loads(json.dumps(found | more))  # as it is written and read
+
+
+def test_every_question_is_answered(results: dict[str, Any]) -> None:
+    assert results["engines"]["toy"] == "ready"
+    assert "has no CUDAExecutionProvider" in results["engines"]["ort"] and results["engines"]["tensorrt"] != "ready"
+    assert results["latency"][0]["seconds"].keys() == {"call", "graph"}
+    assert (results["copies"]["host"]["copies_in"], results["copies"]["device"]["copies_in"]) == (1, 0)
+    assert results["mixture"] is None, "one engine is no mixture"
+
+
+def test_they_are_a_section(results: dict[str, Any]) -> None:
+    text = cuda_page.cuda_section(results)
+    assert "| `toy` | ready |" in text and "| all | 3 | 0 | 0 | 0 |" in text
+    assert "A call with arrays of the host: 1 arrays to the device, 0 to the host, 0 waits in 1 call(s)." in text
+    assert "No mixture was at hand." in text
+
+
+def test_what_was_not_measured_is_said() -> None:
+    assert "no machine with a GPU has run" in cuda_page.cuda_section(None)
+
+
+def test_node_tests_are_judged_on_a_device() -> None:
+    with simulated():
+        words = [cuda_check.judged(case, "toy{native=off}") for case in node_cases("test_relu*")]
+    assert words and set(words) == {"passed"}
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [("x\n2 failed, 30 passed in 1s", {"failed": 2, "passed": 30}), ("1 error in 2s", {"failed": 1}), ("", {"failed": 1})],
+)
+def test_counts_are_read(text: str, counts: dict[str, int]) -> None:
+    assert cuda_check.counted(text) == counts
+
+
+@pytest.mark.skipif(not why_no_cuda(), reason="there is a CUDA device here")
+@pytest.mark.parametrize("command", [["-m", "tools.cuda_check"], ["benchmarks/cuda.py"]])
+def test_without_a_device_nothing_is_written_and_the_code_says_so(command: list[str]) -> None:
+    before = cuda_page.RESULTS.exists(), (TOP / "docs" / "performance.md").read_bytes()
+    done = subprocess.run([sys.executable, *command], cwd=TOP, capture_output=True, text=True, check=False)
+    assert done.returncode == cuda_check.NO_DEVICE and "device 'cuda:0' was asked for" in done.stderr
+    assert before == (cuda_page.RESULTS.exists(), (TOP / "docs" / "performance.md").read_bytes())

@@ -1,0 +1,244 @@
+"""The page of a comparison, read without a browser: what is on it, that nothing a user named breaks it, that it calls nobody."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.bench.reports import HOSTILE, branched, chain, group, report, rounds, row, started
+from xrt.bench import Candidate, Group, Row, Timing, page
+from xrt.bench.html.drawing import MOST, drawing
+from xrt.bench.html.layers import HALF_BEND, HALF_BOX, layout
+from xrt.bench.html.markup import joined, tag
+from xrt.bench.html.sections import answer
+from xrt.bench.protocol import Start, Timeline
+from xrt.bench.regions import INPUTS, regions_of
+from xrt.engines.toy import Toy
+from xrt.models import load
+from xrt.partition import ClusteringOptions, partition
+
+VOID = {"meta", "link", "br"}
+
+
+class Reader(HTMLParser):
+    """Reads a page strictly: what is opened is closed, in the reverse order; an attribute stands once."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_startendtag(tag, attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len(dict(attrs)) == len(attrs)
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+PAGE = page(report())
+READ = Reader(PAGE)
+
+
+def test_it_tells_everything() -> None:
+    for told in (
+        "ort,xla,openvino takes 2.72 ms (2.69 to 2.74) a call, the least of all; openvino is a tie with it",
+        "$ xrt bench squeezenet -e ort --html report.html",
+        "The noise floor is 2.1 %",
+        "differs in 2 of 1000 elements, by 0.31",
+        "strict: 2 nodes are on no engine LRN_1 (LRN): the library computes it wrongly <b>TopK_2</b> (TopK): refused",
+        "the process ended (SIGSEGV): it said nothing",
+        "2.4e-06",
+        "not steady",
+        "311.0 MB",
+        "fp32",
+        "A processor with a name (TM)",
+        "openvino libopenvino 1.2",
+        "2: what a candidate may use in all",
+        "2026-11-21 10:00 UTC",
+        "Not all results agree",
+        "openvino, ort, iree and xla each take the whole model as one region.",
+    ):
+        assert told in READ.text, told
+
+
+def test_how_auto_chose_is_told() -> None:
+    chosen = row("auto", 0.002, chain("ort", "xla"), verdict="best")
+    assert chosen.start is not None
+    start = replace(chosen.start, placement=("placed by measurement: ort + xla", "  lost: ort, 2.1 ms <b>"))
+    read = Reader(page(report(Group("m", None, 1, 0.01, (replace(chosen, start=start),)))))
+    assert "How auto chose its plan: placed by measurement: ort + xla lost: ort, 2.1 ms <b>" in read.text
+
+
+def test_it_needs_nothing_else_and_runs_nothing() -> None:
+    names = {name for name, _ in READ.elements}
+    assert not names & {"script", "iframe", "object", "img", "video", "form", "base"}
+    loads = [
+        value for _, found in READ.elements for name, value in found.items() if name in ("src", "href", "xlink:href", "action")
+    ]
+    assert loads == ["data:,"]
+    assert not [name for _, found in READ.elements for name in found if name.startswith("on")]
+    assert "url(" not in PAGE and "@import" not in PAGE
+    (policy,) = [found["content"] for _, found in READ.elements if found.get("http-equiv") == "Content-Security-Policy"]
+    assert policy is not None and policy.startswith("default-src 'none'")
+
+
+def test_the_same_report_gives_the_same_page() -> None:
+    assert page(report()) == PAGE
+
+
+def test_what_a_user_named_is_text_and_nothing_else() -> None:
+    hostile = Candidate((HOSTILE,))
+    fine = row("ort", 0.002, chain("ort", "toy"), verdict="best")
+    regions = tuple(replace(region, name=HOSTILE, engine="ort", operators=((HOSTILE, 2),)) for region in chain("ort", "ort"))
+    rows = (replace(fine, start=started(regions)), Row(hostile, "failed", HOSTILE))
+    made = report(Group(HOSTILE, None, 1, 0.01, rows), command=f"xrt bench {HOSTILE}")
+    read = Reader(page(replace(made, machine={HOSTILE: HOSTILE})))
+    assert not {name for name, _ in read.elements} & {"script", "img"}
+    assert read.text.count("<script>fetch('https://example.org/')</script>") > 6
+    assert "\u202e" not in read.text and "\x00" not in read.text, "a name may not turn around what follows it"
+
+
+@given(st.text())
+def test_markup_holds_any_text(text: str) -> None:
+    reader = Reader(str(joined([tag("p", text, title=text), tag("title", text)])))
+    assert [name for name, _ in reader.elements] == ["p", "title"]
+
+
+def test_tables_say_what_their_cells_are() -> None:
+    heads = [found.get("scope") for name, found in READ.elements if name == "th"]
+    assert set(heads) == {"col", "row"}
+    assert PAGE.count("<table>") == PAGE.count("<caption>") > 1
+    drawings = [found for name, found in READ.elements if name == "svg" and found.get("role") == "img"]
+    assert len(drawings) == 2 and all((found["aria-label"] or "").startswith("The plan of ") for found in drawings)
+    assert all(found.get("aria-label") for _, found in READ.elements if found.get("role") == "region")
+
+
+def test_several_groups_are_told_first_and_lead_to_their_sections() -> None:
+    read = Reader(page(report(group("one"), group("other"))))
+    links = [found["href"] for name, found in read.elements if name == "a"]
+    assert links == ["#group-1", "#group-2"]
+    assert {f"#{found['id']}" for name, found in read.elements if name == "h2" and "id" in found} == set(links)
+
+
+# ---------------------------------------------------------------------- the answer
+
+
+def sound(*seconds: float, verdicts: tuple[str, ...]) -> Group:
+    best = Timing(rounds(seconds[0]))
+    names = ("ort", "openvino", "xla")
+    rows = [row(name, s, chain(name), best, verdict=v) for name, s, v in zip(names, seconds, verdicts, strict=False)]
+    return Group("m", None, 1, 0.01, tuple(rows))
+
+
+def test_a_tie_is_called_a_tie() -> None:
+    assert re.fullmatch(
+        r"ort takes 995 µs \(.*\) a call, the least of all; openvino and xla are ties with it: the difference lies within .*",
+        answer(sound(0.001, 0.001, 0.001, verdicts=("best", "tie", "tie"))),
+    )
+
+
+def test_the_next_one_is_told_with_its_interval() -> None:
+    told = answer(sound(0.001, 0.002, 0.003, verdicts=("best", "slower", "slower")))
+    assert re.search(r"the quickest\. openvino, the next, takes \d\.\d\d \(.* to .*\) times as long\.$", told)
+
+
+def test_one_alone_and_none_at_all() -> None:
+    assert answer(sound(0.001, verdicts=("best",))).endswith("; nothing else ran and agreed with the reference.")
+    nothing = Group("m", None, 1, 0.01, (Row(Candidate(("ort",)), "failed", "no"),))
+    assert answer(nothing) == "No candidate ran and agreed with the reference."
+    assert "What went wrong" in Reader(page(report(nothing))).text
+
+
+# ---------------------------------------------------------------------- regions and drawings
+
+
+def test_a_plan_is_told_as_plain_facts_and_comes_back_from_a_line() -> None:
+    plan = partition(load("mlp", layers=2, features=3, hidden=4, classes=2), [Toy()], ClusteringOptions(maximum_nodes=2))
+    regions = regions_of(plan)
+    assert len(regions) == len(plan.launches) > 1
+    assert [reading.source for region in regions for reading in region.reads] == [INPUTS, *range(len(regions) - 1)]
+    assert [reading.size for reading in regions[0].reads] == [12]
+    assert [region.is_output for region in regions] == [False] * (len(regions) - 1) + [True]
+    line = started(regions).to_line()
+    data = json.loads(line)
+    assert data.pop("kind") == "Start" and Start.of(data) == started(regions)
+
+
+def test_regions_begin_where_the_one_before_ends() -> None:
+    timeline = Timeline(3, 1.0, (0.2, 0.3, 0.4))
+    assert timeline.starts == pytest.approx((0.0, 0.2, 0.5))
+    assert timeline.rest == pytest.approx(0.1)
+
+
+GRAPHS = st.integers(1, 12).flatmap(
+    lambda n: (
+        st.tuples(st.just(n), st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)).filter(lambda e: e[0] < e[1])))
+        if n > 1
+        else st.tuples(st.just(n), st.just([]))
+    )
+)
+
+
+@given(GRAPHS)
+def test_boxes_stand_below_what_they_read_and_never_on_each_other(graph: tuple[int, list[tuple[int, int]]]) -> None:
+    boxes, edges = graph
+    laid = layout(boxes, edges)
+    assert all(laid.rows[source] < laid.rows[target] for source, target in edges)
+    assert all(len(laid.bends[edge]) == laid.rows[edge[1]] - laid.rows[edge[0]] - 1 for edge in edges)
+    for line in range(laid.height):
+        places = [(laid.places[box], HALF_BOX) for box in range(boxes) if laid.rows[box] == line]
+        places += [
+            (bend[line - laid.rows[s] - 1], HALF_BEND)
+            for (s, t), bend in laid.bends.items()
+            if laid.rows[s] < line < laid.rows[t]
+        ]
+        places.sort()
+        for (left, one), (right, other) in pairwise(places):
+            assert right - left >= one + other - 1e-5
+    assert layout(boxes, edges[::-1]) == laid
+
+
+def test_a_chain_with_ways_around_it_is_drawn_straight() -> None:
+    assert set(layout(5, [(0, 1), (1, 2), (0, 3), (2, 3), (1, 3), (3, 4)]).places) == {0.0}
+
+
+def test_a_small_plan_has_a_box_for_each_region_and_an_edge_for_each_flow() -> None:
+    plan = branched()
+    read = Reader(str(drawing("m", plan, None, {"ort": "e1", "xla": "e3", "openvino": "e2"})))
+    assert sum(found.get("class") == "box" for _, found in read.elements) == len(plan) + 2
+    pairs = {(reading.source, index) for index, region in enumerate(plan) for reading in region.reads}
+    assert sum(found.get("class") == "edge" for _, found in read.elements) == len(pairs) + 1
+
+
+@pytest.mark.parametrize("count", [MOST, MOST + 1, 500])
+def test_a_large_plan_is_summed_up_without_leaving_a_region_out(count: int) -> None:
+    read = Reader(str(drawing("m", chain(*["ort", "tvm"] * count)[:count], None, {"ort": "e1", "tvm": "e4"})))
+    assert sum(found.get("class") == "box" for _, found in read.elements) == MOST + 2
+    titles = [word for word in read.words if word.startswith("xrt_")]
+    assert len(titles) == MOST
+    assert sum(int(found[1]) if (found := re.search(r"; (\d+) regions;", title)) else 1 for title in titles) == count

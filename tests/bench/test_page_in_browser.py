@@ -1,0 +1,236 @@
+"""The page of a comparison in a real browser without a screen: Debian's Chromium, driven by Selenium.
+
+Nothing lies beyond the edge of a telephone or of a desk's screen, nothing is requested, bars are as long as their figures say.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+from tests.bench.reports import HOSTILE, LONG, chain, group, report, row
+from xrt.bench import Candidate, Group, Report, Row, page
+
+pytestmark = pytest.mark.slow
+
+MISSING = "is not installed, and these tests look at pages in a browser; on Debian: apt-get install chromium chromium-driver"
+ARGUMENTS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--disable-extensions",
+)
+WIDTHS = (360, 1400)
+
+
+def installed(*names: str) -> str:
+    path = next(filter(None, map(shutil.which, names)), None)
+    assert path, f"{names[0]} {MISSING}"
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = installed("chromium", "chromium-browser", "google-chrome")
+    for argument in ARGUMENTS:
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(installed("chromedriver")))
+    yield driver
+    driver.quit()
+
+
+def hostile() -> Report:
+    """Return a comparison whose every name is as bad as a name can be: markup, or without any place to break."""
+    engines = tuple(f"{HOSTILE}{index}" for index in range(3))
+    plan = tuple(region.__class__(LONG, "ort", 3, ((LONG, 2),), region.reads, region.is_output) for region in chain("ort", "ort"))
+    first = row("ort", 0.002, plan, verdict="best", candidate=Candidate(("ort{" + LONG + "=1}",)))
+    rows = (first, Row(Candidate(engines), "failed", f"{HOSTILE}\n{LONG}"), Row(Candidate((LONG,)), "failed", LONG))
+    return report(Group(HOSTILE, None, 1, 0.01, rows), Group(LONG, 8, 2, 0.01, rows), command=f"xrt bench {LONG} {HOSTILE}")
+
+
+REPORTS = {"plain": report(), "several": report(group("one"), group("other")), "hostile": hostile()}
+
+
+@pytest.fixture(params=REPORTS)
+def shown(request: pytest.FixtureRequest, browser: webdriver.Chrome, tmp_path: Path) -> Page:
+    return Page(browser, tmp_path, REPORTS[request.param])
+
+
+class Page:
+    """A report in the browser."""
+
+    def __init__(self, browser: webdriver.Chrome, folder: Path, shown: Report) -> None:
+        self.browser, self.path = browser, folder / "report.html"
+        self.path.write_text(page(shown), encoding="utf-8")
+
+    def open(self, width: int = 1400, *, scheme: str = "light", media: str = "") -> None:
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self._command("Emulation.setEmulatedMedia", media=media, features=features)
+        self._command("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 700)
+        for log in ("browser", "performance"):
+            self.browser.get_log(log)
+        self.browser.get(self.path.as_uri())
+
+    def _command(self, name: str, **arguments: Any) -> None:
+        self.browser.execute_cdp_cmd(name, arguments)
+
+    def ask(self, script: str) -> Any:
+        return self.browser.execute_script(script)
+
+    @property
+    def requests(self) -> list[str]:
+        events = [json.loads(entry["message"])["message"] for entry in self.browser.get_log("performance")]
+        return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+
+
+BEYOND = """
+const found = [];
+for (const one of document.querySelectorAll("body *")) {
+  if (one.closest(".scroll > *") || one.parentElement.closest("svg")) continue;
+  const box = one.getBoundingClientRect();
+  if (box.width && (box.right > innerWidth + 0.5 || box.left < -0.5)) found.push(one.outerHTML.slice(0, 200));
+}
+return found
+"""
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_lies_beyond_the_edge(shown: Page, width: int) -> None:
+    shown.open(width)
+    shown.ask("for (const one of document.querySelectorAll('details')) one.open = true")
+    assert shown.ask("return document.documentElement.scrollWidth") <= width
+    assert shown.ask(BEYOND) == []
+
+
+def test_nothing_is_requested_and_nothing_complained_of(shown: Page) -> None:
+    shown.open()
+    assert [url for url in shown.requests if not url.startswith("data:")] == [shown.path.as_uri()]
+    assert shown.browser.get_log("browser") == []
+    assert shown.ask("return document.scripts.length + document.images.length") == 0
+
+
+BARS = """
+return [...document.querySelectorAll("ul.bars svg")].map(svg => {
+  const box = one => one ? one.getBoundingClientRect() : null;
+  const bar = svg.querySelector(".bar"), line = svg.querySelector(".interval");
+  return {seconds: +bar.dataset.seconds, left: box(bar).left, width: box(bar).width, room: box(svg).width,
+          low: line ? box(line).left : null, high: line ? box(line).right : null, cut: !!svg.querySelector(".gap")};
+})
+"""
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_bars_and_intervals_are_as_long_as_the_figures_say(browser: webdriver.Chrome, tmp_path: Path, width: int) -> None:
+    made = group()
+    opened = Page(browser, tmp_path, report(made))
+    opened.open(width)
+    bars = opened.ask(BARS)
+    rows = [one for one in made.rows if one.verdict in ("best", "tie", "slower")]
+    assert [bar["seconds"] for bar in bars] == [one.median_seconds for one in rows]
+    assert len({bar["left"] for bar in bars}) == 1
+    whole = [(bar, one.interval) for bar, one in zip(bars, rows, strict=True) if not bar["cut"]]
+    scale = whole[0][0]["width"] / whole[0][0]["seconds"]
+    for bar, interval in whole:
+        assert bar["width"] == pytest.approx(scale * bar["seconds"], abs=0.1)
+        ends = (bar["low"] - bar["left"], bar["high"] - bar["left"])
+        assert interval is not None
+        assert ends == pytest.approx((scale * interval.low, scale * interval.high), abs=0.2)
+        assert bar["width"] <= bar["room"]
+    (cut,) = [bar for bar in bars if bar["cut"]]
+    assert cut["width"] == pytest.approx(cut["room"]) and cut["width"] < scale * cut["seconds"]
+
+
+def test_strips_are_as_long_as_the_regions_take(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    made = group()
+    opened = Page(browser, tmp_path, report(made))
+    opened.open()
+    script = """return [...document.querySelectorAll("ul.strips > li > svg")].map(svg =>
+        [...svg.querySelectorAll(".segment")].map(one => one.getBoundingClientRect()).map(box => [box.left, box.width]))"""
+    first, *_ = opened.ask(script)
+    timeline = made.rows[0].timeline
+    assert timeline is not None and len(first) == len(timeline.regions)
+    scale = first[-1][1] / timeline.regions[-1]
+    assert [width for _, width in first] == pytest.approx([scale * taken for taken in timeline.regions], rel=0.02)
+    assert [left - first[0][0] for left, _ in first] == pytest.approx([scale * start for start in timeline.starts], abs=0.5)
+
+
+CONTRAST = """
+const channel = c => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+const parts = colour => colour.match(/[\\d.]+/g).map(Number);
+const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+const ground = one => { for (; one; one = one.parentElement) { const c = parts(getComputedStyle(one).backgroundColor);
+  if (c.length < 4 || c[3] > 0) return c; } return [255, 255, 255]; };
+const found = [];
+for (const one of document.querySelectorAll("body *")) {
+  if (![...one.childNodes].some(n => n.nodeType == 3 && n.data.trim()) || one.closest("title")) continue;
+  const style = getComputedStyle(one), fill = one.closest("svg") ? style.fill : style.color;
+  const [a, b] = [light(parts(fill)), light(ground(one))].sort((x, y) => y - x);
+  if ((a + 0.05) / (b + 0.05) < 4.5) found.push([one.outerHTML.slice(0, 120), fill, (a + 0.05) / (b + 0.05)]);
+}
+return found
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_words_stand_out_from_their_ground(shown: Page, scheme: str) -> None:
+    shown.open(scheme=scheme)
+    grounds = {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 23, 26)"}
+    assert shown.ask("return getComputedStyle(document.body).backgroundColor") == grounds[scheme]
+    assert shown.ask(CONTRAST) == []
+
+
+NEIGHBOURS = """
+const colours = new Set([...document.querySelectorAll("ul.legend .key")].map(one => getComputedStyle(one).backgroundColor));
+const ground = getComputedStyle(document.body).backgroundColor;
+return [colours.size, document.querySelectorAll("ul.legend .key").length, colours.has(ground)]
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_each_engine_has_a_colour_of_its_own(browser: webdriver.Chrome, tmp_path: Path, scheme: str) -> None:
+    opened = Page(browser, tmp_path, report())
+    opened.open(scheme=scheme)
+    colours, engines, is_ground = opened.ask(NEIGHBOURS)
+    assert colours == engines == 5 and not is_ground
+
+
+def test_paper_holds_it_all(shown: Page) -> None:
+    shown.open(718, media="print")  # A4 without its margins
+    assert shown.ask("return document.documentElement.scrollWidth") <= 718
+    assert (
+        shown.ask("return [...document.querySelectorAll('table')].filter(t => t.getBoundingClientRect().right > 718).length") == 0
+    )
+
+
+def test_what_scrolls_is_reached_by_keyboard_and_has_a_name(shown: Page) -> None:
+    shown.open(360)
+    scrolling, reached = shown.ask(SCROLLING)
+    assert scrolling == reached > 0
+
+
+SCROLLING = """
+const found = [...document.querySelectorAll("*")].filter(one => one.clientWidth && one.scrollWidth > one.clientWidth + 1
+  && getComputedStyle(one).overflowX == "auto");
+return [found.length, found.filter(one => one.tabIndex == 0 && one.ariaLabel).length]
+"""
+
+
+def test_the_roles_are_those_of_tables_and_drawings(browser: webdriver.Chrome, tmp_path: Path) -> None:
+    opened = Page(browser, tmp_path, report())
+    opened.open(360)
+    nodes = browser.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
+    roles = [node["role"]["value"] for node in nodes if not node.get("ignored")]
+    assert {"main", "heading", "table", "columnheader", "rowheader", "cell", "list", "region"} <= set(roles)
+    names = [node["name"]["value"] for node in nodes if node.get("role", {}).get("value") in ("image", "img")]
+    assert any(name.startswith("The plan of ort,xla,openvino: 6 regions") for name in names)

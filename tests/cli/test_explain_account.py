@@ -1,0 +1,50 @@
+"""What `xrt explain` shows of a plan that was chosen by measurement: on a narrow terminal, and in a pipe."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from tests.tune.test_account import account, table
+from xrt.cli import screen
+from xrt.partition.planner import Unlock
+from xrt.tune import Account
+
+explain = importlib.import_module("xrt.cli.explain")
+
+
+@pytest.fixture
+def told() -> Account:
+    found = account(table())
+    return Account(found.predicted, found.measured, found.parts, found.boundaries, unlocks=(Unlock("Cos", "ort", 2, 1.5e-3),))
+
+
+def test_no_line_is_wider_than_a_narrow_terminal(told: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=StringIO(), force_terminal=True, no_color=True, width=60, highlight=False, soft_wrap=True)
+    for module in (explain, screen):
+        monkeypatch.setattr(module, "out", console)
+    explain._show(told)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue()).splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= 60
+    text = "\n".join(lines)
+    for word in ("predicted 6.324 ms for a call; it took 6.5 ms", "measured", "24 B", "124 us", "1.5 ms"):
+        assert word in text
+
+
+def test_a_pipe_gets_a_row_per_line(told: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explain, "out", Console(file=StringIO()))
+    explain._show(told)
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert rows[0] == ["region", "engine", "nodes", "predicted", "known", "took"]
+    assert rows[1] == ["xrt_ort_0", "ort", "2", "1 ms", "measured", "1.1 ms"]
+    assert ["v4", "xrt_toy_1", "xrt_ort_2", "24 B", "200 us"] in rows
+    assert rows[-1] == ["Cos", "ort", "2", "1.5 ms"]
+
+
+def test_of_nothing_known_nothing_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    explain._show(Account(None, 1.0))
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,116 @@
+"""Engines in processes of their own, from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cli.test_cache_and_bundles import call
+from tests.module.test_faults import RIGHT, X, chain
+from xrt.cache import default_cache
+from xrt.cli import bench
+from xrt.engines import split_specs
+from xrt.formats import onnx
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, constants
+from xrt.testing.faulty import Faulty
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XRT_CACHE_DIR", str(tmp_path / "cache"))
+    default_cache.cache_clear()
+    yield tmp_path / "cache"
+    default_cache.cache_clear()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    onnx.save(chain("Abs", "Neg", "Exp", "Cos", "Sqrt"), tmp_path / "model.onnx")
+    np.save(tmp_path / "x.npy", X)
+    return str(tmp_path / "model.onnx")
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, engine: Faulty) -> None:
+    """Let the command's list of engines be that engine and ort; what is isolated is spelt as it is."""
+    monkeypatch.setattr("xrt.cli.options.split_specs", lambda text: [engine, "ort"] if text == "planted" else split_specs(text))
+
+
+def test_a_crash_costs_a_line(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planted(monkeypatch, Faulty(how="kill", takes="Exp"))
+    target = tmp_path / "y.npz"
+    arguments = ("--isolate", "faulty", "--isolate-run", "--time-limit", "60", "--memory-limit", "64GB")
+    code, _, err = call(capsys, "run", model, "-e", "planted", "-i", str(tmp_path / "x.npy"), "-o", str(target), *arguments)
+    assert code == 0
+    (line,) = err.splitlines()
+    assert line.startswith(
+        "warning: engine 'faulty{how=kill, takes=Exp}' failed to run xrt_faulty_1: its process was ended by SIGKILL"
+    )
+    np.testing.assert_allclose(np.load(target)["y"], RIGHT, rtol=1e-5)
+
+
+def test_a_crash_while_verifying_is_an_error_and_bisecting_it_a_finding(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planted(monkeypatch, Faulty(how="kill", takes="Exp|Neg"))
+    ended = "its process was ended by SIGKILL: a crash, or the system had no memory left"
+    arguments = (model, "-e", "planted", "--isolate", "all", "--isolate-run")
+    code, _, err = call(capsys, "verify", *arguments)
+    assert code == 2 and err.endswith(f" failed to run xrt_faulty_1: {ended}\n")
+    code, out, _ = call(capsys, "bisect", *arguments)
+    assert code == 1 and "1 node" in out and ended in out
+
+
+def test_a_bundle_is_isolated_and_checked_as_asked(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = str(tmp_path / "model.xrt")
+    assert call(capsys, "compile", model, "-e", "ort", "-o", target, "--isolate", "ort", "--time-limit", "60")[0] == 0
+    arguments = ("--isolate", "ort", "--isolate-run", "--check", "first", "--verify", "--strict")
+    code, out, err = call(capsys, "run", target, *arguments)
+    assert (code, err) == (0, "")
+    assert "y agrees with the reference" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--isolate", "orr"), "isolate names 'orr', which is not in the list of engines. Did you mean 'ort'?"),
+        (("--isolate", ""), "the engine list '' has an empty place; write it like 'tvm,ort'"),
+        (("--isolate-run",), "isolate_run=True needs engines that are isolated; name them in isolate="),
+        (("--time-limit", "0", "--isolate", "ort"), "time_limit must be a positive number or None; got 0.0"),
+        (("--time-limit", "3"), "time_limit bounds engines in a process of their own, and none is; name them in isolate="),
+        (("--memory-limit", "much"), "--memory-limit takes a size such as 500MB or 4GB; got 'much'"),
+    ],
+)
+def test_what_cannot_be_is_refused(model: str, arguments: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, "run", model, "-e", "ort", *arguments)[::2] == (2, f"error: {text}\n")
+
+
+def test_bench_needs_none_of_these() -> None:
+    """Each of its candidates has a process of its own and a budget, whatever is asked."""
+    assert {"isolate", "time_limit"}.isdisjoint(option.name for option in bench.command.params)
+
+
+# ---------------------------------------------------------------------- hashes of weights
+
+
+@pytest.mark.parametrize("dims", [(), ("--dim", "n=3")])
+def test_a_files_weights_are_hashed_once(
+    dims: tuple[str, ...], tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("xrt.cache.disk.weights.SETTLED", 0)
+    weights = Constant(np.random.default_rng(0).standard_normal((600, 600)).astype(np.float32))
+    ends = [Value(name, TensorType(DType.FLOAT32, ("n", 600))) for name in "xy"]
+    path = tmp_path / "large.onnx"
+    onnx.save(Function((ends[0],), (ends[1],), (Node("MatMul", ("x", "w"), ("y",)),), {"w": weights}, {"": 18}), path)
+    hashed: list[int] = []
+    whole = constants._hashed
+    monkeypatch.setattr("xrt.graph.constants._hashed", lambda constant: hashed.append(constant.nbytes) or whole(constant))
+    for expected in (1, 0):
+        default_cache.cache_clear()
+        assert call(capsys, "run", str(path), "-e", "ort", *dims)[0] == 0
+        assert hashed.count(weights.nbytes) == expected
+        hashed.clear()
+    assert len(list(directory.rglob("weights/*.xrt"))) == 1

@@ -1,0 +1,176 @@
+"""``xrt lock`` and ``xrt check`` as a person, or a CI job, meets them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.test_cache_and_bundles import call
+from tests.module.test_faults import chain
+from xrt.cache import default_cache
+from xrt.cli.tune import INTERRUPTED
+from xrt.formats import onnx
+from xrt.formats.lock import Lock, read_lock
+from xrt.tune import Tuned
+
+BUDGET = ("--budget", "40s", "--gate", "1s")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, and its lock in another folder."""
+    folder = tmp_path_factory.mktemp("locked")
+    onnx.save(chain("Abs", "Neg", "Exp", "Cos", "Sqrt"), folder / "model.onnx")
+    (folder / "locks").mkdir()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def directory(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XRT_CACHE_DIR", str(place / "cache"))
+    default_cache.cache_clear()
+    yield
+    default_cache.cache_clear()
+
+
+@pytest.fixture
+def lock(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Path:
+    target = place / "locks" / "model.lock"
+    if not target.exists():
+        code, out, _ = call(capsys, "lock", str(place / "model.onnx"), "-e", "ort,toy", "-o", str(target), *BUDGET)
+        assert code == 0
+        assert out.startswith("placed by measurement: ")
+        assert out.splitlines()[-1].startswith(f"{target}: locked at 0.")
+    copy = tmp_path / "locks"
+    copy.mkdir()
+    shutil.copy(place / "model.onnx", tmp_path)
+    return Path(shutil.copy(target, copy))
+
+
+def test_a_lock_names_its_model_from_where_it_lies(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made: Lock = read_lock(lock)
+    assert made.model["source"] == "../model.onnx"
+    code, out, err = call(capsys, "check", str(lock), "--budget", "2s", "--max-regress", "900%")
+    assert (code, err) == (0, "")
+    assert out.startswith("held: ") and f"time over that of {made.gate.plan}: " in out  # type: ignore[union-attr]
+
+
+def altered(lock: Path, change: Any) -> str:
+    facts = json.loads(lock.read_text())
+    change(facts)
+    lock.write_text(json.dumps(facts))
+    return str(lock)
+
+
+def test_a_regression_is_exit_code_1(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = altered(lock, lambda facts: facts["gate"].update(ratio=1e-6, low=9e-7, high=2e-6))
+    code, out, _ = call(capsys, "check", path, "--budget", "2s")
+    assert code == 1
+    assert out.startswith("regressed: +") and "; the limit is +5.0%\n" in out
+    code, out, _ = call(capsys, "check", path, "--budget", "2s", "--once", "--json")
+    found = json.loads(out)
+    assert (code, found["state"], found["limit"], found["differs"]) == (1, "regressed", 0.05, [])
+
+
+@pytest.mark.parametrize(
+    ("second", "code", "begins"),
+    [
+        ('{"state": "held"}', 0, "not decided, the noise is too large: +"),
+        ('{"state": "undecided"}', 0, "not decided, the noise is too large: +"),
+        ('{"state": "cannot run"}', 1, "regressed: +"),
+        ("it crashed", 1, "regressed: +"),
+    ],
+)
+def test_a_regression_is_one_that_two_processes_have_seen(
+    second: str, code: int, begins: str, lock: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def run(command: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        return subprocess.CompletedProcess(command, 0, second, "")
+
+    path = altered(lock, lambda facts: facts["gate"].update(ratio=1e-6, low=9e-7, high=2e-6))
+    monkeypatch.setattr("xrt.cli.check.subprocess.run", run)
+    found, out, _ = call(capsys, "check", path, "--budget", "1s")
+    assert (found, out[: len(begins)]) == (code, begins)
+    (command,) = asked
+    assert command[1:] == ["-m", "xrt.cli", "check", path, "--max-regress", "0.05", "--budget", "1.000s", "--once", "--json"]
+    said = "one process saw a regression; a second one, asked to confirm it: "
+    assert (said in out) == (code == 0)
+
+
+def test_noise_is_told_and_passes(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = altered(lock, lambda facts: facts["gate"].update(low=1e-6, high=1e6))
+    code, out, _ = call(capsys, "check", path, "--budget", "1s")
+    assert code == 0
+    assert out.startswith("not decided, the noise is too large: ")
+
+
+def test_another_version_is_told_and_checked(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = altered(lock, lambda facts: facts["engines"].update(ort="onnxruntime 1.0"))
+    code, out, _ = call(capsys, "check", path, "--budget", "2s", "--max-regress", "900%")
+    assert code == 0
+    assert out.startswith("not where it was locked: engine 'ort' was onnxruntime 1.0 and is onnxruntime 1.")
+
+
+@pytest.mark.parametrize(
+    ("change", "more", "told"),
+    [
+        (lambda facts: None, ("--model", "softmax_chain"), "the lock is of another model: "),
+        (lambda facts: facts["model"].update(source=""), (), "the lock does not say where its model is; pass --model"),
+        (lambda facts: facts.update(plan=[], gate=None), (), "the lock has no plan"),
+        (lambda facts: facts["plan"][0].update(engine="orr"), (), "no engine is named 'orr'. Did you mean 'ort'?"),
+        (lambda facts: facts["plan"][0].update(nodes=3), (), "the lock places 3 of 5 nodes, and not 'n3'"),
+        (lambda facts: facts["model"].update(seed="x"), (), "the lock's seed must be a number; it is 'x'"),
+        (lambda facts: facts["options"].update(threads="9" * 20), (), "the lock's threads must be a number; it is '999"),
+    ],
+)
+def test_what_cannot_run_is_exit_code_1(
+    change: Any, more: tuple[str, ...], told: str, lock: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = altered(lock, change)
+    code, out, _ = call(capsys, "check", path, *more)
+    assert code == 1
+    assert out.startswith(f"cannot run: {told}")
+    code, out, _ = call(capsys, "check", path, *more, "--json")
+    assert code == 1
+    assert json.loads(out)["state"] == "cannot run"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("check", "nowhere.lock"), "there is no lock 'nowhere.lock'; `xrt lock MODEL -o nowhere.lock` writes one"),
+        (("check", "x.lock", "--max-regress", "much"), "--max-regress takes a part such as 5% or 0.05; got 'much'"),
+        (("check", "x.lock", "--max-regress=-1%"), "--max-regress takes a part such as 5% or 0.05; got '-1%'"),
+        (("lock", "squeezenet", "-o", "no/x.lock"), "cannot write no/x.lock: there is no folder no"),
+        (("lock", "squeezenet", "--gate", "soon"), "--gate takes a time such as 60s or 2m; got 'soon'"),
+    ],
+)
+def test_a_mistake_is_exit_code_2(arguments: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, *arguments)[::2] == (2, f"error: {told}\n")
+
+
+def test_what_is_interrupted_is_not_locked(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(module: Any, values: Any, budget: float, *, anew: bool) -> Tuned:
+        return Tuned(module.plan, how="interrupted")
+
+    monkeypatch.setattr("xrt.cli.lock._tuned", stopped)
+    target = tmp_path / "x.lock"
+    code, _, err = call(capsys, "lock", str(place / "model.onnx"), "-e", "ort,toy", "-o", str(target), *BUDGET)
+    assert (code, target.exists()) == (INTERRUPTED, False)
+    assert err.endswith(f"interrupted: nothing is locked; {target} is as it was\n")
+
+
+def test_a_lock_that_holds_places_the_model_of_the_command_line(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "explain", str(lock.parent.parent / "model.onnx"), "-e", "auto", "--lock", str(lock))
+    assert code == 0
+    assert "placed by a lock: " in out

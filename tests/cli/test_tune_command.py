@@ -1,0 +1,105 @@
+"""``xrt tune`` as a person meets it: lines while it goes on, a table in the end."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import xrt
+from tests.module.test_faults import X, chain
+from xrt.cli import main, tune
+from xrt.formats import onnx
+from xrt.tune import Bounds
+from xrt.tune.walls import Here
+
+pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Run ``xrt tune`` on a model of one node, with a cache of its own, measuring in this process."""
+    onnx.save(chain("Exp"), tmp_path / "model.onnx")
+    monkeypatch.setenv("XRT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("xrt.cache.memory.default_cache", lambda: xrt.cache.cache_of(tmp_path / "cache"))
+    monkeypatch.setattr("xrt.tune.search.way_of", lambda engine, limits: Here(engine))
+    monkeypatch.setattr("xrt.tune.driving.BOUNDS", Bounds(calibration=0.0))
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            main(["tune", str(tmp_path / "model.onnx"), *arguments])
+        told = capsys.readouterr()
+        return int(left.value.code or 0), told.out, told.err
+
+    return run
+
+
+def test_lines_while_it_goes_on_and_a_table_in_the_end(command: Command, tmp_path: Path) -> None:
+    code, out, err = command("--engines", "toy", "--budget", "30s", "--threads", "1")
+    assert code == 0
+    head, row, placed, spent = out.splitlines()
+    assert head.split("\t") == list(tune.COLUMNS)
+    assert row.split("\t")[:3] == ["won", "toy", "1"]
+    assert placed == "placed by measurement: toy (1 thread)"
+    assert " of 30 s: 1 measurements of regions, " in spent
+    assert " of 30 s: asking the engines\n" in err
+    assert "; best so far: toy, " in err
+    with xrt.XRTModule(tmp_path / "model.onnx", engine=["toy", "auto"], cache=tmp_path / "cache", threads=1) as m:
+        m(X)
+        assert m.tuned is not None
+        assert m.tuned.how == "remembered"
+
+
+def test_json(command: Command) -> None:
+    code, out, _ = command("--engines", "toy,toy{native=off}", "--budget", "0.5m", "--json")
+    told = json.loads(out)
+    assert (code, told["how"], told["budget"], told["threads"] >= 1) == (0, "measured", 30.0, True)
+    assert {one["title"] for one in told["contenders"]} == {"toy", "toy{native=off}"}
+    assert told["contenders"][0]["verdict"] == "won"
+
+
+def test_an_interrupt_shows_the_best_by_then(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupts(self: Any, progress: Any) -> None:
+        if progress.stage.startswith("racing"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("xrt.cli.tune._Lines.__call__", interrupts)
+    code, out, _ = command("--engines", "toy", "--budget", "30")
+    assert code == 130
+    assert "placed by measurement, which was interrupted: toy" in out
+
+
+def test_a_bar_on_a_terminal(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr("xrt.cli.tune.err", Console(force_terminal=True, width=160, file=shown))
+    code, out, err = command("--engines", "toy", "--budget", "30")
+    assert (code, "won" in out, err) == (0, True, "")
+    assert "of 30 s: racing 1 plans" in shown.getvalue()
+
+
+def test_a_budget_too_small_is_exit_code_1(command: Command) -> None:
+    code, out, err = command("--engines", "toy", "--budget", "0.000001s")
+    assert code == 1
+    assert "placed by the order of the list, without a measurement: toy" in out
+    assert "is too small for one measurement" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--budget", "0"], "error: --budget takes a time such as 60s or 2m; got '0'\n"),
+        (["--budget", "soon"], "error: --budget takes a time such as 60s or 2m; got 'soon'\n"),
+        (["--engines", "orr"], "error: no engine is named 'orr'. Did you mean 'ort'?"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: list[str], text: str, command: Command) -> None:
+    code, _, err = command(*arguments)
+    assert code == 2
+    assert err.startswith(text)

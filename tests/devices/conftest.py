@@ -1,0 +1,13 @@
+"""A world for each test of this room."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.devices.worlds import WORLDS, World, world
+
+
+@pytest.fixture(params=WORLDS, name="world")
+def each_world(request: pytest.FixtureRequest) -> Iterator[World]:
+    with world(request.param) as found:
+        yield found

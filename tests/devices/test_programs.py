@@ -1,0 +1,306 @@
+"""Plans on devices: results, copies, order, waits, errors; on simulated devices everywhere, and on CUDA where there is one."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import xrt
+from tests.devices.models import Counter, Forked, Net, Two, numbers
+from tests.devices.worlds import TOY, World, same, traffic, world
+from xrt import RunOptions
+from xrt.engines import CompileContext, Executable
+from xrt.engines.toy import Toy
+from xrt.errors import DeviceError, FallbackWarning, InputError, OutOfDeviceMemory
+from xrt.graph import Function
+
+X, W = numbers(3, 4), numbers(4, 5, seed=1)
+CPU = xrt.XRTModule(Net(), TOY)
+SPLIT = {"devices": {"ort": "cpu"}, "pins": ["Exp|Sqrt=ort"], "strict": True}
+
+
+class TestResults:
+    def test_they_are_the_cpus(self, world: World) -> None:
+        m = world.module(Net())
+        for _ in range(3):
+            results = m(X, W)
+            assert all(world.device().owns(result) for result in results)
+            same(world, results, CPU(X, W))
+
+    def test_they_are_fresh(self, world: World) -> None:
+        m = world.module(Net())
+        first = world.down(m(X, W))
+        kept = m(X, W)
+        m(X + 1, W)
+        same(world, kept, first)
+
+    def test_of_several_signatures(self, world: World) -> None:
+        m = world.module(Net())
+        for rows in (2, 3, 2, 5, 3):
+            same(world, m(numbers(rows, 4), W), CPU(numbers(rows, 4), W))
+
+    def test_of_threads_that_call_at_once(self, world: World) -> None:
+        m, wrong = world.module(Net()), []
+
+        def call(seed: int) -> None:
+            x = numbers(3, 4, seed=seed)
+            for _ in range(5):
+                try:
+                    same(world, m(x, W), CPU(x, W))
+                except Exception as error:  # noqa: BLE001
+                    wrong.append(error)
+
+        threads = [threading.Thread(target=call, args=(seed,)) for seed in range(4)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        assert wrong == []
+
+    def test_of_a_constant_an_input_and_a_value_that_is_returned_twice(self, world: World) -> None:
+        class Plain(xrt.Graph):
+            def build(self, x: Any) -> Any:
+                y = xrt.ops.Neg(x)
+                return {"x": x, "y": y, "again": y, "c": xrt.ops.Constant(value_floats=[1.0, 2.0])}
+
+        given = world.up(X)
+        results = world.module(Plain())(given)
+        same(world, results, [X, -X, -X, np.array([1, 2], "float32")])
+        assert results[0] is not given and results[1] is not results[2]
+
+
+class TestCopies:
+    def test_inputs_of_the_host_are_copied_once_each_call(self, world: World) -> None:
+        m = world.module(Net())
+        m(X, W)
+        m(X, W)
+        found = traffic(m)
+        assert (found.calls, found.copies_in, found.bytes_in, found.copies_out) == (2, 4, 2 * (X.nbytes + W.nbytes), 0)
+
+    def test_arrays_of_the_device_are_not_copied(self, world: World) -> None:
+        m, x, w = world.module(Net()), world.up(X), world.up(W)
+        for _ in range(3):
+            same(world, m(x, w), CPU(X, W))
+        assert (traffic(m).copies_in, traffic(m).copies_out, traffic(m).waits) == (0, 0, 0)
+
+    def test_a_boundary_is_copied_once_however_many_read_it(self, world: World) -> None:
+        m = world.module(Forked(), [TOY, "ort"], **SPLIT)
+        same_as = xrt.XRTModule(Forked(), [TOY, "ort"], pins=SPLIT["pins"], strict=True)
+        results = m(X)
+        np.testing.assert_allclose(world.down(results), same_as(X), rtol=1e-6)
+        out = [copy for copy in m.plan.copies if copy.target == "cpu"]
+        back = [copy for copy in m.plan.copies if copy.source == "cpu"]
+        assert len({copy.value for copy in out}) == len(out) and len({copy.value for copy in back}) == len(back)
+        assert (traffic(m).copies_out, traffic(m).copies_in) == (len(out), len(back) + 1), "x comes from the host"
+
+    def test_they_are_told(self, world: World) -> None:
+        m = world.module(Forked(), [TOY, "ort"], **SPLIT)
+        m(X)
+        copies = m.plan.copies
+        text = str(m.explain())
+        assert f"copies between devices: {len(copies)} ({sum(copy.nbytes or 0 for copy in copies):,} bytes)" in text
+        assert all(f"copy {copy}" in str(m.plan) and f"  {copy}" in text for copy in copies)
+        assert "from cuda:0 to cpu for xrt_ort_" in text and "; device cuda:0" in text
+        assert "1 call" in str(m.profile())
+
+    def test_a_module_on_the_cpu_gives_arrays_of_the_host(self, world: World) -> None:
+        m = world.module(Forked(), [TOY, "ort"], "cpu", devices={"ort": "cpu", "toy": "cuda"}, pins=SPLIT["pins"], strict=True)
+        result = m(X)
+        assert isinstance(result, np.ndarray)
+        np.testing.assert_allclose(result, xrt.XRTModule(Forked(), TOY)(X), rtol=1e-6)
+
+    def test_two_devices_of_a_kind_are_two(self) -> None:
+        for order in ("eager", "late", "random"):
+            with world(order) as found:
+                m = found.module(Two())
+                same(found, m(X), xrt.XRTModule(Plainly(), TOY)(X))
+                assert [launch.device for launch in m.plan.launches] == ["cuda:0", "cuda:1"]
+                assert (traffic(m).copies_in, traffic(m).copies_across, traffic(m).copies_out) == (1, 2, 0)
+                assert found.machine is not None and found.machine.copies.count("across") == 2
+
+
+class Plainly(xrt.Graph):
+    def build(self, x: Any) -> Any:
+        a = xrt.ops.Add(xrt.ops.Relu(x), x)
+        return xrt.ops.Mul(xrt.ops.Tanh(a), a)
+
+
+class TestOrder:
+    def test_a_call_returns_before_its_work_is_done(self) -> None:
+        with world("late") as found:
+            machine = found.machine
+            assert machine is not None
+            m = found.module(Net())
+            m.compile(X, W)
+            waits, result = machine.waits, m(X, W)
+            assert machine.waits == waits, "a call waits for nothing"
+            assert any(stream.queue for stream in machine._streams), "and leaves its work on the streams"
+            same(found, result, CPU(X, W))
+
+    def test_it_waits_when_it_is_told_to(self) -> None:
+        with world("late") as found:
+            m = found.module(Net())
+            m(X, W)
+            before = found.machine.waits
+            done, _ = m(X, W, options=RunOptions(block=True))
+            assert (found.machine.waits - before, traffic(m).waits) == (1, 1)
+            np.testing.assert_array_equal(done._view, CPU(X, W)[0])
+            assert np.isnan(m(X, W)[0]._view).all(), "without being told to it does not"
+
+    def test_a_region_of_the_host_is_waited_for_once(self, world: World) -> None:
+        m = world.module(Forked(), [TOY, "ort"], **SPLIT)
+        m(X)
+        regions = sum(launch.device == "cpu" for launch in m.plan.launches)
+        assert traffic(m).waits <= regions, "once for each region of the host, if its copies are not there yet"
+
+    def test_the_callers_stream(self, world: World) -> None:
+        m, there = world.module(Net()), world.device()
+        stream = there.new_stream()
+        with there.using(stream):
+            x, w = there.upload(X), there.upload(W)
+            results = m(x, w, options=RunOptions(stream=stream))
+            same(world, [there.download(result) for result in results], CPU(X, W))
+
+    def test_what_the_caller_computes_before_and_after_is_in_order(self, world: World) -> None:
+        m, there = world.module(Net()), world.device()
+        stream = there.new_stream()
+        with there.using(stream):
+            x, w = there.upload(X) * 2, there.upload(W)
+            for _ in range(3):
+                p, _ = m(x, w)
+                x = x + there.xp.sum(p)  # reads a result, and makes the next input, on the caller's stream
+            expected = X * np.float32(2)
+            for _ in range(3):
+                expected = expected + CPU(expected, W)[0].sum()
+            same(world, there.download(x), expected)
+
+    def test_an_update_is_not_lost(self, world: World) -> None:
+        m, state, x = world.module(Counter()), world.up(X), world.up(np.ones_like(X))
+        for step in (1, 2, 3):
+            same(world, m(state, x)[0], _stepped(X, step) * _stepped(X, step))
+        same(world, state, _stepped(X, 3))
+
+    def test_an_update_of_an_array_of_the_host(self, world: World) -> None:
+        m, state = world.module(Counter()), X.copy()
+        m(state, np.ones_like(X))
+        np.testing.assert_array_equal(state, X + np.float32(1))
+
+    def test_buffers_of_the_caller(self, world: World) -> None:
+        m, there = world.module(Net()), world.device()
+        p = world.up(np.zeros((3, 5), "float32"))
+        results = m(X, W, out=[p, None])
+        assert results[0] is p
+        same(world, results, CPU(X, W))
+        assert there.owns(results[1])
+
+
+def _stepped(x: np.ndarray[Any, Any], steps: int) -> np.ndarray[Any, Any]:
+    for _ in range(steps):
+        x = x + np.float32(1)
+    return x
+
+
+class TestErrors:
+    def test_an_array_of_the_host_is_no_array_of_the_device(self, world: World) -> None:
+        result = world.module(Net())(X, W)[0]
+        with pytest.raises(TypeError, match="Implicit conversion to a NumPy array is not allowed"):
+            np.asarray(result)
+
+    def test_an_array_of_a_device_given_to_a_module_on_the_cpu(self, world: World) -> None:
+        with pytest.raises(DeviceError, match=r"^input 'x' \(a .*\) lies on cuda:0, and the module runs on cpu; copy it there$"):
+            CPU(world.up(X), W)
+
+    def test_an_array_of_another_device(self) -> None:
+        with world("late") as found:
+            m, x = found.module(Net(), where="cuda:1"), found.up(X)
+            for _ in range(2):  # the long way, and beside a prepared call
+                with pytest.raises(
+                    DeviceError, match=r"^input 'x' .* lies on cuda:0, and the module runs on cuda:1; copy it there$"
+                ):
+                    m(x, W)
+                m(X, W)
+
+    def test_a_buffer_of_the_host(self, world: World) -> None:
+        with pytest.raises(DeviceError, match=r"^out\[0\] for output 'p' does not lie on cuda:0, where the module runs"):
+            world.module(Net())(X, W, out=[np.zeros((3, 5), "float32"), None])
+
+    def test_a_buffer_that_does_not_fit(self, world: World) -> None:
+        with pytest.raises(InputError, match=r"^out\[0\] for output 'p' must be float32\[3,5\]; got float32\[3, 4\]$"):
+            world.module(Net())(X, W, out=[world.up(X), None])
+
+    def test_what_is_no_stream(self, world: World) -> None:
+        with pytest.raises(DeviceError, match=r"^stream= must be a"):
+            world.module(Net())(X, W, options=RunOptions(stream="fast"))
+
+    def test_a_device_that_is_not_there(self) -> None:
+        with world("late") as found:
+            m = found.module(Net(), where="cuda:7")
+            assert str(m.plan_for(X, W)).startswith("plan: ")  # a plan touches no device
+            with pytest.raises(DeviceError, match=r"^device 'cuda:7' was asked for, and there are 2 simulated ones$"):
+                m(X, W)
+
+    def test_bound_calls_are_the_cpus(self, world: World) -> None:
+        with pytest.raises(
+            DeviceError, match=r"^bind\(\) fixes arrays of the cpu, and the module uses cuda:0; .*cuda_graph=True"
+        ):
+            world.module(Net()).bind(X, W)
+
+    def test_memory_that_runs_out_is_told_and_the_module_goes_on(self) -> None:
+        with world("late", limit=100_000) as found:
+            m = found.module(Net())
+            big = numbers(5000, 4)
+            with pytest.raises(OutOfDeviceMemory) as caught:
+                m(big, W)
+            assert "asked cuda:0 for 100,000 bytes" in str(caught.value) or "asked cuda:0 for" in str(caught.value)
+            assert "of 0.1 MB are free" in str(caught.value) and isinstance(caught.value, MemoryError)
+            same(found, m(X, W), CPU(X, W))
+            assert m.plan.launches[0].engine == TOY, "a lack of memory is no fault of the engine"
+
+    def test_memory_that_runs_out_in_a_region_names_it(self) -> None:
+        with world("late", limit=100_000) as found:
+            m = found.module(Net())
+            with pytest.raises(OutOfDeviceMemory, match=r"^engine 'toy\{native=off\}' in xrt_toy_0 asked cuda:0 for 0.1 MB; "):
+                m(numbers(5200, 4), W)
+
+    def test_memory_is_given_back(self) -> None:
+        with world("late") as found:
+            m = found.module(Net())
+            m(X, W, options=RunOptions(block=True))
+            held = found.machine.used["cuda:0"]
+            for _ in range(10):
+                m(X, W)
+            world_waits(found)
+            m(X, W, options=RunOptions(block=True))
+            assert found.machine.used["cuda:0"] <= held + 4 * (X.nbytes + W.nbytes) * 2
+
+
+def world_waits(found: World) -> None:
+    there = found.device()
+    there.wait([there.current_stream()])
+
+
+@dataclass(frozen=True)
+class Failing(Toy):
+    """Toy, whose executables raise on a device."""
+
+    name: ClassVar[str] = "failing"
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        made = super().compile(function, context)
+        made.run = lambda *_: (_ for _ in ()).throw(ValueError("broken"))  # type: ignore[method-assign]
+        return made
+
+
+class TestFaults:
+    def test_a_region_that_fails_goes_to_the_next_engine(self, world: World) -> None:
+        m = world.module(Net(), [Failing(), TOY])
+        with pytest.warns(FallbackWarning, match="broken"):
+            same(world, m(X, W), CPU(X, W))
+        same(world, m(X, W), CPU(X, W))
+
+    def test_calls_are_held_against_the_reference(self, world: World) -> None:
+        m = world.module(Net(), "toy", check=1.0)
+        same(world, m(X, W), CPU(X, W))
+        assert "1 call so far" in str(m.explain())

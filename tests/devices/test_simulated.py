@@ -1,0 +1,153 @@
+"""The simulated devices themselves: what is wrong on them is seen. A test kit that sees nothing proves nothing."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+from tests.devices.models import Net, numbers
+from tests.devices.worlds import World, world
+from xrt.errors import DeviceError
+from xrt.runtime.devices import device
+from xrt.runtime.placed.call import Call
+from xrt.runtime.placed.program import PlacedProgram
+from xrt.testing.simulated import simulated
+from xrt.testing.simulated.machine import Order
+
+X, W = numbers(3, 4), numbers(4, 5, seed=1)
+
+
+def test_nothing_is_done_before_somebody_waits() -> None:
+    with simulated(order="late"):
+        there = device("cuda")
+        array = there.upload(X) + 1
+        assert np.isnan(array._view).all()
+        np.testing.assert_array_equal(array.get(), X + 1)
+
+
+def read(ordered: bool, order: Order = "late", free: bool = False) -> None:
+    """Write on one stream and read on another; with ``free``, give the memory back before that is done."""
+    with simulated(order=order):
+        there = device("cuda")
+        one, two = there.new_stream(), there.new_stream()
+        with there.using(one):
+            array = there.upload(X)
+        if ordered:
+            there.follow(two, one)
+        with there.using(two):
+            result = array + 1
+            if free:
+                del array
+                gc.collect()
+            np.testing.assert_array_equal(there.download(result), X + 1)
+
+
+@pytest.mark.parametrize("order", ["eager", "random"])
+def test_a_read_that_nothing_orders_after_the_write_is_a_race(order: Order) -> None:
+    read(ordered=True, order=order)
+    with pytest.raises(AssertionError, match=r"add reads what is written on stream \d+, and nothing orders stream"):
+        read(ordered=False, order="eager")
+
+
+def test_a_read_before_the_write_finds_nothing() -> None:
+    with pytest.raises(AssertionError, match="Arrays are not equal"):
+        read(ordered=False, order="late")
+
+
+def test_memory_that_is_freed_while_another_stream_reads_it_is_a_race() -> None:
+    with pytest.raises(AssertionError, match="the next owner writes what is read"):
+        read(ordered=True, free=True)
+
+
+def test_pinned_memory_that_is_given_back_before_its_copy_is_spoilt() -> None:
+    with simulated():
+        there = device("cuda")
+        stream = there.new_stream()
+        sent = there.copy_in(X, stream)
+        array = sent.array
+        del sent
+        gc.collect()
+        with there.using(stream):
+            assert np.isnan(array.get()).all()
+
+
+def test_a_copy_to_the_host_that_is_not_waited_for_is_not_there() -> None:
+    with simulated():
+        there = device("cuda")
+        stream = there.new_stream()
+        with there.using(stream):
+            sent = there.copy_out(there.upload(X), stream)
+        assert np.isnan(sent.array).all()
+        there.wait_for(there.event(stream))
+        np.testing.assert_array_equal(sent.array, X)
+
+
+def test_arrays_of_two_devices_do_not_meet() -> None:
+    with simulated():
+        one, two = device("cuda:0").upload(X), device("cuda:1")
+        with (
+            two.using(two.current_stream()),
+            pytest.raises(ValueError, match="an array of cuda:0 is used while cuda:1 is current"),
+        ):
+            one + 1
+
+
+def test_numpys_arrays_and_what_cupy_has_not_are_refused() -> None:
+    with simulated():
+        there = device("cuda")
+        array = there.upload(X)
+        with pytest.raises(TypeError, match=r"Unsupported type <class 'numpy\.ndarray'>"):
+            array + X
+        with pytest.raises(TypeError, match=r"Unsupported type <class 'numpy\.ndarray'>"):
+            X + array
+        with pytest.raises(TypeError, match=r"max\(\) got an unexpected keyword argument 'initial'"):
+            there.xp.max(array, initial=0)
+        with pytest.raises(AttributeError, match="has no 'put_mask'"):
+            there.xp.put_mask(array)
+        with pytest.raises(TypeError, match="Unsupported dtype object"):
+            there.upload(np.array(["text"], object))
+        with pytest.raises(DeviceError, match="there are 2 simulated ones"):
+            device("cuda:2")
+
+
+def test_there_is_no_device_when_the_simulation_ends() -> None:
+    with simulated():
+        device("cuda")
+    from tests.conftest import why_no_cuda
+
+    if why_no_cuda():
+        with pytest.raises(DeviceError):
+            device("cuda")
+
+
+# ---------------------------------------------------------------------- faults planted in the runtime are caught
+
+
+def broken(found: World) -> None:
+    m = found.module(Net())
+    results = m(found.up(X), W)
+    results[0] + 1
+    found.down(m(X, W))
+
+
+PLANTED = {
+    "our work does not come after the caller's": (PlacedProgram, "begin"),
+    "the caller's does not come after ours": (PlacedProgram, "_end"),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_missing_order_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, name = PLANTED[fault]
+    monkeypatch.setattr(owner, name, lambda *_: None)
+    with pytest.raises(AssertionError, match="work raced on a simulated device"), world("late") as found:
+        broken(found)
+
+
+def test_a_copy_that_is_not_waited_for_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Call, "arrived", lambda *_: None)
+    with world("late") as found:
+        m = found.module(Net(), where="cpu", devices={"toy": "cuda"})
+        assert np.isnan(m(X, W)[0]).all()

@@ -1,0 +1,13 @@
+"""The suite for iree."""
+
+from __future__ import annotations
+
+import pytest
+
+from xrt.testing.suite import EngineSuite
+
+
+@pytest.mark.slow
+class TestIree(EngineSuite):
+    engine = "iree"
+    test_conformance = None  # run in tests/conformance

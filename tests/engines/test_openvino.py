@@ -1,0 +1,469 @@
+"""The openvino engine: what it compiles, and what an executable does with values, buffers, threads and errors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from xrt.engines import CompileContext, ExecutionOptions, RunOptions, create
+from xrt.engines.openvino import OpenVino
+from xrt.engines.openvino.executable import OpenVinoExecutable
+from xrt.engines.openvino.importing import HEAVY
+from xrt.engines.openvino.library import LIBRARY
+from xrt.engines.openvino.requests import COPY_TO
+from xrt.errors import CompileRefused, InputError, OptionError, RunFailed
+from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, attributes_of
+
+F32 = DType.FLOAT32
+CONTEXT = CompileContext(threads=2)
+SQUARE = np.arange(6, dtype=np.float32).reshape(2, 3) - 2
+LARGE = COPY_TO  # columns of float32, so that two rows are well over what is copied
+
+
+def function(
+    inputs: dict[str, Type | None],
+    outputs: dict[str, Type | None],
+    nodes: Sequence[Node],
+    constants: dict[str, np.ndarray[Any, Any]] | None = None,
+    opset: int = 21,
+) -> Function:
+    return Function(
+        tuple(Value(name, type_) for name, type_ in inputs.items()),
+        tuple(Value(name, type_) for name, type_ in outputs.items()),
+        tuple(nodes),
+        {name: Constant(array) for name, array in (constants or {}).items()},
+        {"": opset},
+    )
+
+
+def node(op: str, inputs: str, outputs: str, **attributes: Any) -> Node:
+    return Node(op, tuple(inputs.split()), tuple(outputs.split()), attributes_of(attributes))
+
+
+def tensor(*shape: int | str | None, dtype: DType = F32) -> TensorType:
+    return TensorType(dtype, shape)
+
+
+def relu(columns: int = 3) -> Function:
+    return function({"x": tensor(2, columns)}, {"y": tensor(2, columns)}, [node("Relu", "x", "y")])
+
+
+def compiled(f: Function, engine: OpenVino = OpenVino()) -> OpenVinoExecutable:
+    assert [engine.why_not(n, f) for n in f.nodes] == [None] * len(f.nodes)
+    executable = engine.compile(f, CONTEXT)
+    executable.prepare()
+    return executable
+
+
+def run(f: Function, *inputs: Any) -> Sequence[Any]:
+    return compiled(f).run(inputs)
+
+
+# ---------------------------------------------------------------------- values in and out
+
+
+CARRIED = [DType.BOOL, DType.FLOAT16, F32, DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT32, DType.UINT32]
+
+
+@pytest.mark.parametrize("dtype", CARRIED, ids=str)
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3)], ids=str)
+def test_numpys_own_types_cross_unchanged(dtype: DType, shape: tuple[int, ...]) -> None:
+    x = np.ones(shape, dtype.numpy)
+    (y,) = run(function({"x": tensor(*shape, dtype=dtype)}, {"y": tensor(*shape, dtype=dtype)}, [node("Identity", "x", "y")]), x)
+    assert type(y) is np.ndarray
+    assert (y.dtype, y.shape) == (x.dtype, x.shape)
+    assert np.array_equal(y, x)
+
+
+@pytest.mark.parametrize("columns", [3, LARGE], ids=["copied", "set"])
+def test_bfloat16_goes_in_and_comes_out(columns: int) -> None:
+    type_ = tensor(2, columns, dtype=DType.BFLOAT16)
+    x = np.resize(np.array([-1.5, 256.0, 0, 1e30, 3]), (2, columns)).astype(ml_dtypes.bfloat16)
+    (y,) = run(function({"x": type_}, {"y": type_}, [node("Neg", "x", "y")]), x)
+    assert y.dtype == x.dtype
+    assert np.array_equal(y, -x)
+
+
+@pytest.mark.parametrize("columns", [6, LARGE], ids=["copied", "set"])
+def test_arrays_may_lie_in_any_order_and_be_read_only(columns: int) -> None:
+    wide = np.random.default_rng(0).standard_normal((2 * columns, 4)).astype(np.float32)
+    x = wide[::-2, ::2].T
+    x.flags.writeable = False
+    frozen = np.ascontiguousarray(x)
+    frozen.flags.writeable = False
+    executable = compiled(relu(columns))
+    for given in (x, frozen):
+        assert np.array_equal(executable.run([given])[0], np.maximum(x, 0))
+
+
+@pytest.mark.parametrize("columns", [3, LARGE], ids=["copied", "set"])
+def test_an_array_of_another_type_is_refused_and_not_read_as_if(columns: int) -> None:
+    executable = compiled(relu(columns))
+    given = np.zeros((2, columns), np.complex64)
+    with np.errstate(all="raise"), pytest.raises(RunFailed, match="failed while it ran"):
+        executable.run([given])
+
+
+def test_an_array_of_another_shape_is_refused() -> None:
+    executable = compiled(relu(LARGE))
+    with pytest.raises(RunFailed, match=f"{LIBRARY} failed while it ran 'main'"):
+        executable.run([np.zeros((3, LARGE), np.float32)])
+    x = np.full((2, LARGE), -1, np.float32)
+    assert not executable.run([x])[0].any()
+
+
+# ---------------------------------------------------------------------- shapes of regions
+
+
+def test_a_region_without_inputs() -> None:
+    f = function({}, {"y": tensor(2, 3)}, [node("Relu", "c", "y")], {"c": SQUARE})
+    assert np.array_equal(run(f)[0], np.maximum(SQUARE, 0))
+
+
+def test_a_region_without_nodes() -> None:
+    f = function({"x": tensor(2)}, {"x": tensor(2), "c": None}, [], {"c": SQUARE})
+    x = np.array([1, -2], np.float32)
+    first, constant = run(f, x)
+    assert np.array_equal(first, x)
+    assert np.array_equal(constant, SQUARE)
+    assert not np.shares_memory(first, x)
+    with pytest.raises(CompileRefused, match="no compiled model to save"):
+        OpenVino().save(compiled(f), CONTEXT)
+
+
+def test_outputs_are_fresh_whatever_they_are() -> None:
+    weights = np.arange(3000, dtype=np.float32).reshape(1000, 3)
+    names = ["a", "b", "c", "d", "e", "x", "w", "a", "s"]
+    f = Function(
+        (Value("x", tensor(2, 3)),),
+        tuple(Value(name) for name in names),
+        (
+            node("Relu", "x", "a"),
+            node("Reshape", "a shape", "b"),
+            node("Identity", "w", "c"),
+            node("Identity", "x", "d"),
+            node("Reshape", "x shape", "e"),
+            node("Identity", "c", "s"),
+        ),
+        {"w": Constant(weights), "shape": Constant(np.array([3, 2]))},
+        {"": 21},
+    )
+    executable = OpenVino().compile(f, CONTEXT)
+    results = [*executable.run([SQUARE]), *executable.run([SQUARE])]
+    held = [SQUARE, weights, *results]
+    assert not [(i, j) for i in range(len(held)) for j in range(i) if np.shares_memory(held[i], held[j])]
+    for result in results:
+        result[...] = 7
+    assert [r.ravel()[:3].tolist() for r in executable.run([SQUARE])[5:7]] == [[-2, -1, 0], [0, 1, 2]]
+
+
+@pytest.mark.parametrize("columns", [3, LARGE], ids=["copied", "set"])
+def test_an_output_that_the_library_passes_on_is_the_inputs_value(columns: int) -> None:
+    type_ = tensor(2, columns)
+    f = function({"x": type_, "z": type_}, {"y": type_, "n": type_}, [node("Sum", "x", "y"), node("Neg", "z", "n")])
+    executable = compiled(f)
+    for seed in (0, 1):
+        x, z = np.random.default_rng(seed).standard_normal((2, 2, columns)).astype(np.float32)
+        y, n = executable.run([x, z])
+        assert np.array_equal(y, x)
+        assert np.array_equal(n, -z)
+        assert not np.shares_memory(y, x)
+
+
+def test_inputs_that_do_not_matter_are_dropped_by_the_library_and_not_by_the_engine() -> None:
+    f = function(
+        {"like": tensor(1, dtype=DType.FLOAT16), "x": tensor(2, 3)},
+        {"y": tensor(2, 3, dtype=DType.FLOAT16)},
+        [node("CastLike", "x like", "y")],
+    )
+    (y,) = run(f, np.ones(1, np.float16), SQUARE)
+    assert np.array_equal(y, SQUARE.astype(np.float16))
+
+
+def test_sizes_may_depend_on_the_data() -> None:
+    f = function({"x": tensor(2, 3)}, {"y": TensorType(DType.INT64, (2, None))}, [node("NonZero", "x", "y")])
+    executable = compiled(f)
+    for x in (SQUARE, np.zeros_like(SQUARE), np.ones_like(SQUARE)):
+        assert np.array_equal(executable.run([x])[0], np.stack(np.nonzero(x)))
+
+
+def test_odd_names() -> None:
+    f = function({'a b/ü"\n': tensor(2)}, {"\x01": tensor(2)}, [Node("Relu", ('a b/ü"\n',), ("\x01",), name="\n")])
+    assert run(f, np.array([1, -1], np.float32))[0].tolist() == [1, 0]
+
+
+# ---------------------------------------------------------------------- buffers of the caller's
+
+
+def two_outputs(columns: int) -> Function:
+    type_ = tensor(2, columns)
+    return function({"x": type_}, {"y": type_, "z": type_}, [node("Relu", "x", "y"), node("Neg", "x", "z")])
+
+
+@pytest.mark.parametrize("columns", [3, LARGE], ids=["copied", "set"])
+def test_a_buffer_holds_the_output_and_is_returned(columns: int) -> None:
+    x = np.random.default_rng(0).standard_normal((2, columns)).astype(np.float32)
+    out = np.empty_like(x)
+    executable = compiled(two_outputs(columns))
+    y, z = executable.run([x], RunOptions(out=[None, out]))
+    assert z is out
+    assert np.array_equal(out, -x)
+    assert np.array_equal(y, np.maximum(x, 0))
+    executable.run([x + 1])
+    assert np.array_equal(out, -x)
+    assert np.array_equal(y, np.maximum(x, 0))
+
+
+def test_a_buffer_may_be_an_inputs_own() -> None:
+    x = np.random.default_rng(0).standard_normal((2, LARGE)).astype(np.float32)
+    buffer = x.copy()
+    y, z = compiled(two_outputs(LARGE)).run([buffer], RunOptions(out=[None, buffer]))
+    assert z is buffer
+    assert np.array_equal(z, -x)
+    assert np.array_equal(y, np.maximum(x, 0))
+
+
+@pytest.mark.parametrize("buffer", [np.empty((2, 3)), np.empty((1, 3), np.float32), np.empty(6, np.float32)])
+def test_a_buffer_of_another_type_or_shape_is_refused(buffer: np.ndarray[Any, Any]) -> None:
+    with pytest.raises(InputError) as error:
+        compiled(relu()).run([SQUARE], RunOptions(out=[buffer]))
+    assert str(error.value) == (
+        f"a buffer given in out= is {buffer.dtype}{list(buffer.shape)}, and the output is float32[2, 3]; "
+        "give one just like it, or None"
+    )
+
+
+def test_a_bound_call_reads_and_writes_where_it_was_bound() -> None:
+    executable = compiled(two_outputs(LARGE))
+    x, y, z = (np.zeros((2, LARGE), np.float32) for _ in range(3))
+    call = executable.bind([x], [y, z])
+    for seed in (0, 1):
+        x[...] = np.random.default_rng(seed).standard_normal(x.shape)
+        call()
+        assert np.array_equal(y, np.maximum(x, 0))
+        assert np.array_equal(z, -x)
+    assert executable.binds()
+    assert list(executable.fills_from()) == [COPY_TO, COPY_TO]
+
+
+# ---------------------------------------------------------------------- weights
+
+
+def resident() -> int:
+    """Bytes that the process holds in memory, by Linux's own account."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_large_constants_are_not_copied() -> None:
+    compiled(relu())
+    weights = np.random.default_rng(0).standard_normal((1024, 16384), np.float32)
+    f = function({"i": tensor(1, dtype=DType.INT64)}, {"y": tensor(1, 16384)}, [node("Gather", "w i", "y")], {"w": weights})
+    before = resident()
+    executable = compiled(f)
+    (y,) = executable.run([np.array([3])])
+    assert np.array_equal(y[0], weights[3])
+    assert resident() - before < weights.nbytes / 4
+    assert weights.nbytes > 4 * HEAVY
+
+
+def test_a_large_constant_may_be_mapped_or_lie_in_any_order(tmp_path: Path) -> None:
+    np.save(tmp_path / "w.npy", np.arange(60000, dtype=np.float32).reshape(20000, 3))
+    mapped = np.load(tmp_path / "w.npy", mmap_mode="r")
+    turned = np.arange(60000, dtype=np.float32).reshape(3, 20000).T
+    small = np.ones(50000, ml_dtypes.bfloat16)
+    f = function(
+        {"x": tensor(2, 3)},
+        {"a": tensor(2, 20000), "b": tensor(3, 20000), "c": tensor(50000)},
+        [
+            node("Gemm", "x m", "a", transB=1),
+            node("Transpose", "t", "b"),
+            node("Cast", "s", "c", to=F32.onnx),
+        ],
+        {"m": mapped, "t": turned, "s": small},
+    )
+    executable = compiled(f)
+    a, b, c = executable.run([SQUARE])
+    assert np.allclose(a, SQUARE @ mapped.T, rtol=1e-5)
+    assert np.array_equal(b, turned.T)
+    assert np.array_equal(c, np.ones(50000, np.float32))
+    assert {use.name: use.nbytes for use in executable.memory()}["copied weights"] == turned.nbytes
+    assert [use.name for use in executable.memory()] == ["copied weights", "model", "workspace"]
+
+
+# ---------------------------------------------------------------------- saving
+
+
+def test_a_saved_model_runs_the_same(tmp_path: Path) -> None:
+    weights = np.random.default_rng(0).standard_normal((300, 100)).astype(np.float32)
+    f = function(
+        {"like": tensor(1), "x": tensor(2, 300)},
+        {"y": tensor(2, 100), "x": tensor(2, 300)},
+        [node("MatMul", "x w", "p"), node("CastLike", "p like", "q"), node("Relu", "q", "y")],
+        {"w": weights},
+    )
+    engine = OpenVino()
+    executable = engine.compile(f, CONTEXT)
+    x = np.random.default_rng(1).standard_normal((2, 300)).astype(np.float32)
+    inputs = [np.ones(1, np.float32), x]
+    expected = executable.run(inputs)
+    data = bytes(engine.save(executable, CONTEXT))
+    executable.close()
+    loaded = engine.load(memoryview(data), f, CONTEXT)
+    for got, want in zip(loaded.run(inputs), expected, strict=True):
+        assert np.array_equal(got, want)
+    assert bytes(engine.save(loaded, CONTEXT)) == data
+
+
+# ---------------------------------------------------------------------- threads, errors, noise, options
+
+
+@pytest.mark.parametrize("engine", [OpenVino(), OpenVino(streams=2)], ids=str)
+@pytest.mark.parametrize("columns", [64, LARGE], ids=["copied", "set"])
+def test_threads_share_an_executable(engine: OpenVino, columns: int) -> None:
+    executable = compiled(two_outputs(columns), engine)
+    inputs = [np.random.default_rng(i).standard_normal((2, columns)).astype(np.float32) for i in range(16)]
+
+    def right(x: np.ndarray[Any, Any]) -> bool:
+        return all(np.array_equal(executable.run([x])[1], -x) for _ in range(20))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(right, inputs))
+
+
+def test_a_closed_executable_says_so() -> None:
+    executable = compiled(relu())
+    (y,) = executable.run([SQUARE])
+    executable.close()
+    assert np.array_equal(y, np.maximum(SQUARE, 0))
+    with pytest.raises(RunFailed, match="the executable is closed"):
+        executable.run([SQUARE])
+
+
+def test_what_cannot_cross_is_refused_at_compile() -> None:
+    f = function({"x": None}, {"y": None}, [node("Relu", "x", "y")])
+    with pytest.raises(CompileRefused, match="the type of input 'x' is not known"):
+        OpenVino().compile(f, CONTEXT)
+    strings = tensor(2, dtype=DType.STRING)
+    f = function({"x": strings}, {"y": strings}, [node("Identity", "x", "y")])
+    with pytest.raises(CompileRefused, match=r"'x' is string\[2\]"):
+        OpenVino().compile(f, CONTEXT)
+
+
+def test_what_the_library_declines_is_refused_in_few_words() -> None:
+    f = function({"x": tensor(2, 2)}, {"y": tensor()}, [node("Det", "x", "y")])
+    with pytest.raises(CompileRefused) as error:
+        OpenVino().compile(f, CONTEXT)
+    assert str(error.value) == f"{LIBRARY} declines: No conversion rule found for operations: Det-11"
+
+
+def product(columns: int) -> tuple[Function, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((64, columns), np.float32), rng.standard_normal((columns, 64), np.float32)
+    f = function({"x": tensor(64, columns)}, {"y": tensor(64, 64)}, [node("MatMul", "x w", "y")], {"w": w})
+    return f, x, w
+
+
+def test_it_computes_in_fp32_unless_a_lower_precision_is_allowed() -> None:
+    f, x, w = product(512)
+    exact = x.astype(np.float64) @ w
+
+    def error(precision: Any) -> float:
+        context = CompileContext(ExecutionOptions(precision=precision), threads=2)
+        if OpenVino().unsupported_options(context):
+            pytest.skip("this processor has no bfloat16")
+        (y,) = OpenVino().compile(f, context).run([x])
+        return float(np.abs(y - exact).max())
+
+    assert error("fp32") < 1e-3
+    assert 1e-3 < error("bf16") < 5
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (ExecutionOptions(precision="fp16"), "precision='fp16'"),
+        (ExecutionOptions(precision="int8"), "precision='int8'"),
+        (ExecutionOptions(precision="bf16", strict_types=True), "precision='bf16', strict_types=True"),
+        (ExecutionOptions(max_workspace_size=1 << 20), "max_workspace_size=1048576"),
+    ],
+    ids=lambda value: "",
+)
+def test_options_that_it_does_not_honour_are_refused(options: ExecutionOptions, text: str) -> None:
+    answer = OpenVino().unsupported_options(CompileContext(options))
+    assert answer == (
+        "engine 'openvino' computes in the model's own types or, where it sees fit, in bf16: it does not honour " + text
+    )
+    honoured = ExecutionOptions(max_batch_size=4, strict_types=True)
+    assert OpenVino().unsupported_options(CompileContext(honoured)) is None
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_thread_budget_is_the_librarys(threads: int) -> None:
+    executable = OpenVino(streams=4).compile(relu(), CompileContext(threads=threads))
+    assert executable.compiled is not None
+    model = executable.compiled.model
+    assert model.get_property("INFERENCE_NUM_THREADS") == threads
+    assert model.get_property("NUM_STREAMS") == threads
+    assert not model.get_property("ENABLE_CPU_PINNING")
+
+
+@pytest.mark.parametrize("spec", ["openvino", "openvino{streams=2}", "openvino{arithmetic=native, pinning=true}"])
+def test_a_spec_makes_the_engine_whose_spec_it_is(spec: str) -> None:
+    engine = create(spec)
+    assert engine.spec == spec
+    (y,) = engine.compile(relu(), CONTEXT).run([SQUARE])
+    assert np.array_equal(y, np.maximum(SQUARE, 0))
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"streams": 0}, "streams of engine 'openvino' must be a positive integer; got 0"),
+        ({"streams": True}, "streams of engine 'openvino' must be a positive integer; got True"),
+        ({"arithmetic": "fast"}, "arithmetic of engine 'openvino' must be exact or native; got 'fast'"),
+        ({"pinning": "no"}, "pinning of engine 'openvino' must be true or false; got 'no'"),
+    ],
+)
+def test_fields_are_checked(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(OptionError) as error:
+        OpenVino(**fields)
+    assert str(error.value) == text
+
+
+PROCESS = """
+import socket, sys, threading
+told = []
+sys.addaudithook(lambda event, details: told.append((event, details)) if event.startswith("socket.") else None)
+import numpy as np
+from xrt.engines import CompileContext
+from xrt.engines.openvino import OpenVino
+from xrt.graph import DType, Function, Node, TensorType, Value
+t = TensorType(DType.FLOAT32, (2, 3))
+f = Function((Value("x", t),), (Value("y", t),), (Node("Relu", ("x",), ("y",)),), opsets={"": 18})
+assert OpenVino().why_not(f.nodes[0], f) is None
+executable = OpenVino().compile(f, CompileContext(threads=2))
+assert not executable.run([np.full((2, 3), -1, np.float32)])[0].any()
+import openvino
+assert callable(openvino.convert_model)
+assert "openvino_telemetry" not in sys.modules
+assert not told, told
+assert [thread.name for thread in threading.enumerate()] == ["MainThread"]
+"""
+
+
+def test_nothing_is_sent_written_or_printed(tmp_path: Path) -> None:
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    environment.pop("CI", None)  # in which the library would keep quiet by itself
+    command = [sys.executable, "-c", PROCESS]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,197 @@
+"""ort on devices: what is declined, and the bound calls, which run here over memory of the host."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import xrt
+from tests.devices.models import Net, numbers
+from tests.devices.worlds import World, traffic
+from xrt.cache import CompileCache
+from xrt.engines import CompileContext
+from xrt.engines.accelerator import Accelerator
+from xrt.engines.ort import Ort
+from xrt.engines.ort.cuda import OrtOnDevice, Place, check_assigned
+from xrt.engines.ort.executable import session_function
+from xrt.engines.ort.handing import hand_over
+from xrt.engines.ort.session import open_session, quiet_options
+from xrt.errors import CompileRefused, EngineUnavailable, PlanError, RunFailed
+from xrt.graph import Function
+from xrt.passes import infer_shapes
+from xrt.testing.simulated import simulated
+
+X, W = numbers(3, 4), numbers(4, 5, seed=1)
+
+
+class Host(Accelerator):
+    """The host behind the interface of a device: what is bound, and in which order streams follow, can be tried anywhere."""
+
+    name, hardware, has_addresses, xp = "cpu", "the host", True, np
+
+    def __init__(self) -> None:
+        self.followed: list[tuple[str, str]] = []
+
+    def address(self, value: Any) -> int:
+        return int(value.ctypes.data)
+
+    def at(self, address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object) -> Any:
+        memory = (ctypes.c_uint8 * (int(np.prod(shape)) * dtype.itemsize)).from_address(address)
+        return np.frombuffer(memory, dtype).reshape(tuple(shape))
+
+    def upload(self, array: np.ndarray[Any, Any]) -> Any:
+        return array.copy()
+
+    def download(self, array: Any) -> Any:
+        return array
+
+    def fused(self, function: Any) -> Any:
+        raise NotImplementedError
+
+    def new_stream(self) -> str:
+        return "own"
+
+    def using(self, stream: Any) -> Any:
+        return nullcontext()
+
+    def follow(self, later: Any, earlier: Any) -> None:
+        self.followed.append((later, earlier))
+
+    def wait(self, streams: Sequence[Any]) -> None:
+        return
+
+
+def bound(function: Function, host: Host) -> OrtOnDevice:
+    handed = hand_over(session_function(function))
+    session = open_session(handed, quiet_options(), ["CPUExecutionProvider"])
+    made = OrtOnDevice(function, session, host, "own", Place("cpu"), handed.files)
+    made.prepare()
+    return made
+
+
+def traced(model: xrt.Graph, *inputs: Any) -> Function:
+    return infer_shapes(model.trace(*inputs))
+
+
+def test_a_session_is_bound_to_arrays_and_streams_follow() -> None:
+    host = Host()
+    executable = bound(traced(Net(), X, W), host)
+    for seed in (1, 2):
+        x = numbers(3, 4, seed=seed)
+        results = executable.run([x, W], xrt.RunOptions(stream="callers"))
+        for got, want in zip(results, xrt.XRTModule(Net(), "ort")(x, W), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-6)
+    assert host.followed == [("own", "callers"), ("callers", "own")] * 2
+    assert executable.why_not_recorded() is None
+
+
+def test_inputs_that_do_not_lie_in_order_are_laid_so() -> None:
+    results = bound(traced(Net(), X, W), Host()).run([np.asfortranarray(X), W])
+    np.testing.assert_allclose(results[0], xrt.XRTModule(Net(), "ort")(X, W)[0], rtol=1e-6)
+
+
+class Odd(xrt.Graph):
+    """An output whose size only the run tells, one that is an input, one that stands twice, and a constant."""
+
+    def build(self, x: Any) -> Any:
+        y = xrt.ops.Neg(x)
+        return {"places": xrt.ops.NonZero(x), "x": x, "y": y, "again": y, "c": xrt.ops.Constant(value_floats=[1.0, 2.0])}
+
+
+def test_outputs_of_every_kind() -> None:
+    x = np.array([[1.0, 0.0], [0.0, 2.0]], "float32")
+    executable = bound(traced(Odd(), x), Host())
+    results = executable.run([x])
+    for got, want in zip(results, [np.nonzero(x), x, -x, -x, [1, 2]], strict=True):
+        np.testing.assert_array_equal(got, want)
+    assert all(not np.shares_memory(a, b) for i, a in enumerate(results) for b in [x, *results[:i]])
+    assert "is known only after a run" in str(executable.why_not_recorded())
+
+
+def test_arrays_without_elements() -> None:
+    class Empty(xrt.Graph):
+        def build(self, x: Any) -> Any:
+            return xrt.ops.Relu(x)
+
+    x = np.empty((0, 3), "float32")
+    assert bound(traced(Empty(), x), Host()).run([x])[0].shape == (0, 3)
+
+
+def test_a_failure_is_told_and_a_closed_executable_refuses() -> None:
+    executable = bound(traced(Net(), X, W), Host())
+    with pytest.raises(RunFailed, match=r"^ONNX Runtime [\d.]+ failed while it ran 'Net': "):
+        executable.run([X, numbers(7, 7)])
+    executable.close()
+    with pytest.raises(RunFailed, match="is closed"):
+        executable.run([X, W])
+
+
+def test_nodes_that_the_library_leaves_to_the_cpu_are_refused_by_name() -> None:
+    function = traced(Net(), X, W)
+    options = quiet_options()
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    session = open_session(hand_over(function), options, ["CPUExecutionProvider"])
+    with pytest.raises(CompileRefused, match=r"^ONNX Runtime [\d.]+ has no kernel of the device for ") as caught:
+        check_assigned(session, function)
+    assert "matmul_1" in caught.value.nodes
+
+
+def test_a_build_without_cuda_says_so_in_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    m = xrt.XRTModule(Net(), "ort", "cuda", cache=CompileCache())
+    plan = m.plan_for(X, W)
+    assert all(launch.engine == "toy" for launch in plan.launches)
+    assert "has no CUDAExecutionProvider: pip install 'xrt[cuda]'" in plan.reasons[0].text
+    with pytest.raises(PlanError, match="has no CUDAExecutionProvider"):
+        xrt.XRTModule(Net(), "ort", "cuda", strict=True, cache=CompileCache()).plan_for(X, W)
+    with pytest.raises(EngineUnavailable, match=r"^engine 'tensorrt' cannot serve: this build of .* has no Tensorrt"):
+        xrt.engines.registry.create("tensorrt")
+
+
+def test_a_device_without_addresses_is_refused() -> None:
+    with simulated():
+        context = CompileContext(device="cuda:0", accelerator=xrt.runtime.device("cuda"))
+        with pytest.raises(CompileRefused, match=r"^ONNX Runtime needs memory of cuda:0 at addresses, and is given none$"):
+            Ort().compile(traced(Net(), X, W), context)
+
+
+def test_texts_are_declined_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ort, "on_device", "CPUExecutionProvider")  # one that every build has
+    function = traced(Net(), X, W)
+    assert [Ort().why_not(replace(node, device="cuda"), function) for node in function.nodes] == [None] * len(function.nodes)
+    texts = traced(Texts(), np.array(["a"], object))
+    reason = Ort().why_not(replace(texts.nodes[0], device="cuda"), texts)
+    assert reason is not None and "is string[1], which cannot be bound to memory of a device" in reason
+
+
+class Texts(xrt.Graph):
+    def build(self, x: Any) -> Any:
+        return xrt.ops.Equal(x, x)
+
+
+@pytest.mark.cuda
+class TestOnCuda:
+    def test_results_and_no_copies_to_the_host(self) -> None:
+        world = World(None)
+        m = world.module(Net(), "ort", strict=True)
+        x, w = world.up(X), world.up(W)
+        for _ in range(3):
+            results = m(x, w)
+        for got, want in zip(world.down(results), xrt.XRTModule(Net(), "ort")(X, W), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+        assert (traffic(m).copies_in, traffic(m).copies_out, traffic(m).waits) == (0, 0, 0)
+
+    def test_a_mixture_on_one_device_copies_nothing_to_the_host(self) -> None:
+        world = World(None)
+        m = world.module(Net(), ["ort", "toy"], pins=["Tanh=toy"], strict=True)
+        results = m(world.up(X), world.up(W))
+        for got, want in zip(world.down(results), xrt.XRTModule(Net(), "toy")(X, W), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+        assert len(m.plan.launches) > 1 and (traffic(m).copies_in, traffic(m).copies_out) == (0, 0)

@@ -1,0 +1,278 @@
+"""Toy on devices: kernels over the array module and nothing else, chains as one kernel, sizes on the host."""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import shutil
+import subprocess
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xrt
+import xrt.engines.toy.kernels as kernels
+from tests.devices.models import Net, numbers
+from tests.devices.worlds import TOY, same, traffic, world
+from xrt.cache import CompileCache
+from xrt.engines.toy.choice import choice_of
+from xrt.engines.toy.fusion import Chain, chains_of
+from xrt.engines.toy.kernels import ops
+from xrt.engines.toy.sizes import sizes_of
+from xrt.errors import PlanError
+from xrt.graph import DType, Function, Node, TensorType, Value, attributes_of
+from xrt.passes import infer_shapes
+from xrt.runtime.devices import device
+from xrt.testing import node_cases
+from xrt.testing.running import module_of
+from xrt.testing.simulated import simulated
+
+KERNELS = sorted(Path(kernels.__file__).parent.glob("*.py"))
+
+# ---------------------------------------------------------------------- written against the array module
+
+OF_TYPES = {
+    "bool_",
+    "dtype",
+    "finfo",
+    "float16",
+    "float32",
+    "float64",
+    "iinfo",
+    "inf",
+    "int32",
+    "int64",
+    "object_",
+    "pi",
+    "uint8",
+    "uint32",
+}
+"""What kernels take from NumPy itself: words for types, and numbers."""
+OF_THE_HOST = {
+    "casting.py": {"array", "str_"},  # texts, of which no device has arrays
+    "control.py": {"array"},  # the counter of a loop, which the host counts
+    "creation.py": {
+        "array",
+        "asarray",
+        "ceil",
+        "cumsum",
+        "exp",
+        "random",
+        "zeros",
+        "ndarray",
+    },  # constants and draws, made on the host
+    "layout.py": {"array", "broadcast_shapes"},  # shapes
+    "regions.py": {
+        "argsort",
+        "array",
+        "ceil",
+        "floor",
+        "maximum",
+        "minimum",
+        "prod",
+    },  # numbers; and NonMaxSuppression, the CPU's
+    "resize.py": {"ceil", "floor"},
+    "sequence.py": {"array", "cumsum"},
+    "special.py": {"vectorize"},  # the coefficients of a polynomial, once
+}
+"""By file, what is of numbers of the host alone, or stands in kernels that say ``devices=CPU``."""
+
+
+def taken_from_numpy(tree: ast.AST) -> set[str]:
+    found = (n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == "np")
+    return {node.attr for node in found}
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=lambda path: path.name)
+def test_kernels_compute_with_the_array_module(path: Path) -> None:
+    assert taken_from_numpy(ast.parse(path.read_text(encoding="utf-8"))) <= OF_TYPES | OF_THE_HOST.get(path.name, set())
+
+
+def test_a_kernel_that_computes_with_numpy_is_seen() -> None:
+    assert taken_from_numpy(ast.parse("def f(x):\n    return np.exp(x.astype(np.float32))")) - OF_TYPES == {"exp"}
+
+
+def test_a_kernel_that_takes_numpy_by_another_way_fails_on_the_device() -> None:
+    """What the source does not show, arrays of the device do: NumPy's functions refuse them."""
+    with simulated(), pytest.raises(TypeError):
+        np.exp(device("cuda").upload(numbers(3)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["late", "random"])
+def test_every_node_test_passes_on_a_device_or_is_declined(order: Any) -> None:
+    words: Counter[str] = Counter()
+    wrong = []
+    for case in node_cases():
+        with simulated(order=order), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                with module_of(case.function, [TOY], device="cuda") as m:
+                    results = m(*case.inputs)
+                    host = [down(r) for r in ([results] if len(case.function.outputs) == 1 else results)]
+            except PlanError as error:
+                words["declined" if TOY in str(error) else "declined without a reason"] += 1
+                continue
+            found = case.judge(host)
+            words["passed" if found else "failed"] += 1
+            wrong += [] if found else [(case.name, str(found))]
+    assert wrong == []
+    assert words["passed"] >= 1500 and words["declined"] <= 400 and not words["declined without a reason"]
+
+
+def down(value: Any) -> Any:
+    return [down(item) for item in value] if isinstance(value, list) else value.get() if hasattr(value, "get") else value
+
+
+# ---------------------------------------------------------------------- chains
+
+
+def chain_of(*ops_: tuple[str, tuple[str, ...], dict[str, Any]], dtype: DType = DType.FLOAT32) -> tuple[Function, Chain]:
+    """Return a function of elementwise nodes over x and y, and its one chain."""
+    type_ = TensorType(dtype, (4, 33))
+    nodes = tuple(
+        Node(op, reads, (f"v{i}",), attributes_of(attributes), name=f"n{i}") for i, (op, reads, attributes) in enumerate(ops_)
+    )
+    inputs = (Value("x", type_), Value("y", type_))
+    function = infer_shapes(Function(inputs, (Value(f"v{len(nodes) - 1}", type_),), nodes, opsets={"": 20}))
+    chains = chains_of(function, choice_of("toy", ops, ()), frozenset())
+    (one,) = {id(chain): chain for chain in chains.values()}.values()
+    return function, one
+
+
+EVERY = [
+    ("Abs", 1), ("Ceil", 1), ("Cos", 1), ("Elu", 1), ("Erf", 1), ("Exp", 1), ("Floor", 1), ("HardSigmoid", 1), ("Identity", 1),
+    ("LeakyRelu", 1), ("Neg", 1), ("Reciprocal", 1), ("Relu", 1), ("Round", 1), ("Sigmoid", 1), ("Sin", 1), ("Softplus", 1),
+    ("Softsign", 1), ("Tanh", 1), ("Add", 2), ("Div", 2), ("Max", 2), ("Min", 2), ("Mul", 2), ("Sub", 2), ("Sum", 2),
+]  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler is at hand")
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT64])
+def test_the_source_of_a_chain_computes_what_its_nodes_do(dtype: DType, tmp_path: Path) -> None:
+    """The source is compiled as C++, whose functions CUDA's are named after, and run beside the kernels."""
+    x, y = (numbers(4, 33, seed=seed).astype(dtype.numpy) for seed in (1, 2))
+    x[0, :3], y[0, :3] = [np.nan, np.inf, -0.0], [1, -np.inf, 0.0]
+    chains = {}
+    for op, arity in [*EVERY, ("Log", 0), ("Sqrt", 0), ("Pow", -1)]:
+        given = ("a",) if arity == 1 else ("a", "y") if arity == 2 else ("v0",) if arity == 0 else ("v0", "y")
+        first = ("Neg", ("x",), {}) if arity > 0 else ("Abs", ("x",), {})
+        chains[op] = chain_of(first, (op, tuple("v0" if name == "a" else name for name in given), {}), dtype=dtype)[1]
+    run = compiled(chains, dtype, tmp_path)
+    for op, chain in chains.items():
+        arrays = [{"x": x, "y": y}[name] for name in chain.reads]
+        with np.errstate(all="ignore"):
+            wanted = chain.meaning(np, *arrays)
+        np.testing.assert_allclose(run(op, arrays), wanted, rtol=2e-6 if dtype is DType.FLOAT32 else 1e-12, err_msg=op)
+
+
+def compiled(chains: dict[str, Chain], dtype: DType, folder: Path) -> Any:
+    word = {DType.FLOAT32: "float", DType.FLOAT64: "double"}[dtype]
+    lines = ["#include <cmath>", "using namespace std;", 'extern "C" {']
+    for op, chain in chains.items():
+        given = "".join(f"const {word}* p{i}, " for i in range(len(chain.reads)))
+        reads = "".join(f"const {word} x{i} = p{i}[i]; " for i in range(len(chain.reads)))
+        loop = f"for (long i = 0; i < n; ++i) {{ {reads}{word} y; {chain.source()} q[i] = y; }}"
+        lines.append(f"void {op}({given}{word}* q, long n) {{ {loop} }}")
+    (folder / "chains.cc").write_text("\n".join([*lines, "}"]))
+    subprocess.run(
+        ["g++", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-o", folder / "chains.so", folder / "chains.cc"], check=True
+    )
+    library = ctypes.CDLL(str(folder / "chains.so"))
+
+    def run(op: str, arrays: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+        out = np.empty(arrays[0].shape, dtype.numpy)
+        library[op](*(ctypes.c_void_p(a.ctypes.data) for a in (*arrays, out)), ctypes.c_long(out.size))
+        return out
+
+    return run
+
+
+def test_fifty_operators_are_one_kernel() -> None:
+    class Long(xrt.Graph):
+        def build(self, x: Any, y: Any) -> Any:
+            for _ in range(25):
+                x = xrt.ops.Relu(xrt.ops.Add(x, y))
+            return x
+
+    x, y = numbers(4, 8), numbers(8, seed=1)
+    with world("late") as found:
+        m = found.module(Long())
+        same(found, m(x, y), xrt.XRTModule(Long(), TOY)(x, y))
+        assert len(found.machine.kernels) == 1 and found.machine.kernels[0].startswith("xrt_chain_")
+
+
+def test_a_value_that_others_read_too_ends_a_chain() -> None:
+    class Net_(xrt.Graph):
+        def build(self, x: Any) -> Any:
+            a = xrt.ops.Exp(xrt.ops.Neg(x))
+            return xrt.ops.Add(xrt.ops.Tanh(a), xrt.ops.Sqrt(a)), a
+
+    x = numbers(4, 8)
+    with world("late") as found:
+        m = found.module(Net_())
+        same(found, m(x), xrt.XRTModule(Net_(), TOY)(x))
+        assert len(found.machine.kernels) == 2
+
+
+def test_other_element_types_are_no_chain() -> None:
+    function, _ = chain_of(("Neg", ("x",), {}), ("Abs", ("v0",), {}))
+    types = {name: TensorType(DType.FLOAT16, (4, 33)) for name in ("v0", "v1")}
+    half = function.replace(inputs=tuple(Value(n, TensorType(DType.FLOAT16, (4, 33))) for n in "xy"), types=types)
+    assert chains_of(half, choice_of("toy", ops, ()), frozenset()) == {}
+
+
+def test_the_text_of_a_chain() -> None:
+    _, chain = chain_of(("Add", ("x", "y"), {}), ("LeakyRelu", ("v0",), {"alpha": 0.5}), ("Mul", ("v1", "x"), {}))
+    assert chain.source() == (
+        "const float v0 = (x0 + x1);\n"
+        "const float v1 = (v0 < 0 ? 0.5f * v0 : v0);\n"
+        "const float v2 = (v1 * x0);\n"
+        "y = v2;"
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- sizes
+
+
+class Sized(xrt.Graph):
+    """Reshapes to what is computed of a shape, as exported models do."""
+
+    def build(self, x: Any) -> Any:
+        rows = xrt.ops.Gather(xrt.ops.Shape(x), np.array([0], "int64"))
+        target = xrt.ops.Concat(rows, np.array([-1], "int64"), axis=0)
+        return xrt.ops.Reshape(xrt.ops.Exp(x), target)
+
+
+def test_what_is_computed_of_shapes_stays_on_the_host() -> None:
+    x = numbers(3, 2, 4)
+    with world("late") as found:
+        m = found.module(Sized(), fold_constants=False)
+        same(found, m(x), xrt.XRTModule(Sized(), TOY)(x))
+        assert traffic(m).waits == 0 and found.machine.copies == ["in", "out"], "x, and the result for this test"
+
+
+def test_sizes_are_told_from_data() -> None:
+    function = Sized().trace(numbers(3, 2, 4))
+    found = sizes_of(function)
+    assert {node.op_type for node in function.nodes if set(node.outputs) <= found} >= {"Shape", "Gather", "Concat"}
+    assert not any(set(node.outputs) & found for node in function.nodes if node.op_type in ("Exp", "Reshape"))
+
+
+def test_a_type_that_no_device_holds_is_a_reason() -> None:
+    class Texts(xrt.Graph):
+        def build(self, x: Any) -> Any:
+            return xrt.ops.Equal(x, x)
+
+    m = xrt.XRTModule(Texts(), TOY, "cuda", strict=True, cache=CompileCache())
+    with pytest.raises(PlanError, match=r"is of string, of which CuPy has no arrays"):
+        m.plan_for(np.array(["a"], object))
+
+
+def test_planning_touches_no_device() -> None:
+    m = xrt.XRTModule(Net(), "toy", "cuda", cache=CompileCache())
+    assert "; device cuda:0" in str(m.plan_for(numbers(3, 4), numbers(4, 5)))

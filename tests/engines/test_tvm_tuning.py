@@ -1,0 +1,191 @@
+"""Tuning of TVM's loops: what is kept of it, what becomes of a search that crashes, and that numbers stay right."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm_ffi
+from tvm import te
+from tvm.ir import IRModule
+
+from xrt.engines import CompileContext
+from xrt.engines.tvm import Tvm, records, tuner, tuning
+from xrt.engines.tvm.host import target_of
+from xrt.engines.tvm.records import Record
+from xrt.errors import CompileRefused, OptionError
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+
+PIN = "apache-tvm-ffi=="
+
+
+def product(size: int = 64) -> Function:
+    """Return a product with weights, and a Relu."""
+    kind = TensorType(DType.FLOAT32, (size, size))
+    weights = np.random.default_rng(3).standard_normal((size, size)).astype("float32")
+    nodes = (Node("MatMul", ("x", "w"), ("a",), name="product"), Node("Relu", ("a",), ("y",), name="relu"))
+    return Function((Value("x", kind),), (Value("y", kind),), nodes, {"w": Constant(weights)}, opsets={"": 17})
+
+
+@pytest.fixture
+def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Iterator[Any]:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(tuning, "_tuner", refuse)
+
+
+# ---------------------------------------------------------------------- the whole
+
+
+@pytest.mark.slow
+def test_a_tuned_region_is_right_and_what_was_found_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    function, x = product(), np.random.default_rng(4).standard_normal((64, 64)).astype("float32")
+    context = CompileContext(threads=1, keep=tmp_path / "kept", report=told.append)
+    engine = Tvm(tune=2)
+    (y,) = engine.compile(function, context).run([x])
+    assert np.allclose(y, np.maximum(x @ function.constants["w"].array, 0), atol=1e-4)
+    assert told[0] == "tvm tunes: 2 trials of 1 loop nest"
+    assert any("trial 2 of 2" in text for text in told)
+    (file,) = (tmp_path / "kept").iterdir()
+    record = Record.parse(file.read_text())
+    assert record.trials == 2
+    assert (record.trace is not None) == (record.seconds < record.default_seconds * tuner.GAIN) or record.seconds == math.inf
+
+    monkeypatch.setattr(tuning, "_tuner", None)  # who starts it now fails
+    (again,) = engine.compile(function, context).run([x])
+    assert np.allclose(again, y, atol=1e-5)
+
+
+# ---------------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "64", True])
+def test_a_number_of_trials_is_a_number(value: Any) -> None:
+    with pytest.raises(OptionError, match="tune must be a number of trials, 0 for none"):
+        Tvm(tune=value)
+
+
+def test_the_release_with_which_tuning_crashes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tvm_ffi, "__version__", "0.1.15.post2")
+    assert Tvm().spec == "tvm"  # which needs no tuning
+    with pytest.raises(OptionError, match=r"tune works with apache-tvm-ffi 0\.1\.14\.post0, and 0\.1\.15\.post2 is installed"):
+        Tvm(tune=1)
+
+
+def test_the_dependency_excludes_it() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    (pinned,) = [one for one in project["optional-dependencies"]["tvm"] if one.startswith(PIN)]
+    assert pinned == PIN + tuning.SOUND_FFI == PIN + tvm_ffi.__version__
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "find_spec", lambda name: None if name == "psutil" else object())
+    with pytest.raises(OptionError, match=r"tune needs psutil; pip install 'xrt\[tvm-tune\]'"):
+        Tvm(tune=1)
+
+
+def test_a_person_is_told_whether_it_is_tuned() -> None:
+    assert "untuned" in Tvm().remarks(product())[0]
+    assert "up to 3 trials" in Tvm(tune=3).remarks(product())[0]
+
+
+# ---------------------------------------------------------------------- a search that fails
+
+
+@pytest.mark.parametrize(
+    ("code", "how"),
+    [
+        ("import os; os.kill(os.getpid(), 11)", "ended by SIGSEGV"),
+        ("raise SystemExit(3)", "ended by status 3"),
+        ("""print('{"failed": "ValueError: no such target"}')""", "failed: ValueError: no such target"),
+    ],
+)
+def test_a_search_that_fails_is_a_refusal(code: str, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = subprocess.Popen
+
+    def crash(_: Any, **keywords: Any) -> Any:
+        return start([sys.executable, "-c", code], **keywords)
+
+    monkeypatch.setattr(tuning.subprocess, "Popen", crash)
+    with pytest.raises(CompileRefused, match=f"{how}.*leave out tune= to compile untuned"):
+        Tvm(tune=4).compile(product(), CompileContext(threads=1))
+
+
+# ---------------------------------------------------------------------- judging
+
+
+def loops() -> Any:
+    x = te.placeholder((32, 32), "float32", "x")
+    y = te.compute((32, 32), lambda i, j: x[i, j] * 2.0, "y")
+    return te.create_prim_func([x, y])
+
+
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_NUM_THREADS", "1")
+
+
+def test_a_schedule_must_be_quicker_beside_the_default(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.99, 1.0] * tuner.ROUNDS)
+    monkeypatch.setattr(tuner, "_seconds", lambda *_: next(times))
+    assert tuner.judged(loops(), "[[], []]", target_of(None, 3), 8) == Record(8, 0.99, 1.0, None)
+    times = iter([0.5, 1.0] * tuner.ROUNDS)
+    assert tuner.judged(loops(), "[[], []]", target_of(None, 3), 8) == Record(8, 0.5, 1.0, "[[], []]")
+
+
+def test_a_schedule_that_computes_something_else_is_not_taken(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = te.placeholder((32, 32), "float32", "x")
+    wrong = te.create_prim_func([x, te.compute((32, 32), lambda i, j: x[i, j] * 3.0, "y")])
+    monkeypatch.setattr(tuner, "scheduled", lambda *_: wrong)
+    record = tuner.judged(loops(), "[[], []]", target_of(None, 3), 8)
+    assert record.trace is None
+    assert record.seconds == math.inf
+
+
+# ---------------------------------------------------------------------- records
+
+
+def test_a_record_reads_as_it_was_written(tmp_path: Path) -> None:
+    for record in (Record(64, 0.5, 1.0, "[[], []]"), Record(1, math.inf, 1.0, None)):
+        records.keep(tmp_path / "a" / "b", "key", record)
+        assert records.kept(tmp_path / "a" / "b", "key") == record
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"format": 9}', '{"format": 1, "trials": "x", "seconds": 1.0, "default_seconds": 1.0, "trace": null}'],
+)
+def test_a_damaged_record_is_none(text: str, tmp_path: Path) -> None:
+    (tmp_path / "key.json").write_text(text)
+    assert records.kept(tmp_path, "key") is None
+
+
+def test_where_nothing_can_be_kept_nothing_is(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    records.keep(tmp_path / "file" / "folder", "key", Record(1, 1.0, 1.0, None))
+    assert records.kept(tmp_path / "file" / "folder", "key") is None
+    assert records.kept(None, "key") is None
+
+
+def test_a_trace_of_other_loops_leaves_the_default(no_process: None, tmp_path: Path) -> None:
+    module, target = IRModule({"main": loops()}), target_of(None, 3)
+    key = records.key_of(module["main"], target, 1)
+    records.keep(tmp_path, key, Record(4, 0.5, 1.0, '[[["GetSBlock", [], ["nowhere", "main"], ["b0"]]], []]'))
+    applied = tuning.Tuning(4, 1, tmp_path, None).applied(module, target, frozenset())
+    assert tvm_ffi.structural_equal(applied["main"], module["main"])
+
+
+def test_the_key_tells_loops_processors_and_threads_apart() -> None:
+    target, main = target_of(None, 3), loops()
+    keys = [records.key_of(main, target, 1), records.key_of(main, target, 2), records.key_of(main, target_of(None, 2), 1)]
+    assert len({*keys}) == 3
+    assert records.key_of(loops().with_attr("global_symbol", "another"), target, 1) == keys[0]

@@ -1,0 +1,40 @@
+"""A forked child has none of XLA's threads, and runs all the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.engines.test_tvm_forked import status_of
+from xrt.engines import CompileContext, registry
+from xrt.errors import CompileRefused
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+
+T = TensorType(DType.FLOAT32, (256, 256))
+X = np.linspace(-1, 1, 256 * 256, dtype=np.float32).reshape(256, 256)
+PRODUCT = Function(
+    (Value("x", T),), (Value("y", T),), (Node("MatMul", ("x", "w"), ("y",)),), {"w": Constant(X.T.copy())}, opsets={"": 18}
+)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Python 3.12 warns of threads where there is a fork
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("way", ["run", "direct"])
+def test_a_forked_child_has_clients_of_its_own(way: str, threads: int) -> None:
+    xla, context = registry.create("xla"), CompileContext(threads=threads)
+    executable = xla.compile(PRODUCT, context)
+    direct = executable.direct()
+    ways = {"run": lambda: executable.run([X])[0], "direct": lambda: direct(X)[0]}
+    expected = ways[way]()
+
+    def work() -> None:
+        for _ in range(3):
+            np.testing.assert_array_equal(ways[way](), expected)
+        with pytest.raises(CompileRefused, match=r"^XLA has compiled in the process that this one was forked from"):
+            xla.compile(PRODUCT, context)
+        again = xla.load(memoryview(xla.save(executable, context)), PRODUCT, context)
+        np.testing.assert_array_equal(again.run([X])[0], expected)
+        assert status_of(lambda: np.testing.assert_array_equal(ways[way](), expected)) == 0, "a child of the child"
+
+    assert status_of(work) == 0
+    np.testing.assert_array_equal(ways[way](), expected)

@@ -1,0 +1,13 @@
+"""The suite for xla."""
+
+from __future__ import annotations
+
+import pytest
+
+from xrt.testing.suite import EngineSuite
+
+
+@pytest.mark.slow
+class TestXla(EngineSuite):
+    engine = "xla"
+    test_conformance = None  # run in tests/conformance

@@ -1,0 +1,260 @@
+"""``engine="auto"`` in a module: who takes part, when it measures, what it tells, and what happens afterwards."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xrt
+from tests.module.test_faults import X, chain
+from tests.tune.uneven import Uneven
+from xrt.engines import registry
+from xrt.engines.registry import EngineStatus
+from xrt.errors import EngineUnavailable, FallbackWarning, InputError, OptionError, PlacementWarning, UnknownEngine
+from xrt.graph import DType, Function, TensorType, Value
+from xrt.partition.assigned import homes_of
+from xrt.testing.faulty import Faulty
+from xrt.tune import Bounds
+from xrt.tune.walls import Here
+
+pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.usefixtures("here")]
+
+SLOW_EXP, SLOW_COS = Uneven(slow="Exp"), Uneven(slow="Cos")
+PAIR = chain("Exp", "Cos")
+RIGHT = np.cos(np.exp(X))
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure in this process, and calibrate nothing: both are tested elsewhere."""
+    monkeypatch.setattr("xrt.tune.search.way_of", lambda engine, limits: Here(engine))
+    monkeypatch.setattr("xrt.tune.driving.BOUNDS", Bounds(calibration=0.0))
+
+
+def automatic(cache: Path, *engines: Any, function: Function = PAIR, **options: Any) -> xrt.XRTModule:
+    return xrt.XRTModule(function, engine=[*engines, "auto"], cache=cache, **{"budget": 30, "threads": 1, **options})
+
+
+# ---------------------------------------------------------------------- when it measures, and what it tells
+
+
+def test_the_first_call_measures_and_a_later_module_does_not(tmp_path: Path) -> None:
+    with automatic(tmp_path, SLOW_EXP, SLOW_COS) as m:
+        np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
+        assert m.tuned is not None
+        assert m.tuned.how == "measured"
+        assert homes_of(m.plan) == {"n0": SLOW_COS.spec, "n1": SLOW_EXP.spec}
+        told = str(m.explain()).splitlines()
+        assert f"placed by measurement: {SLOW_COS.spec} + {SLOW_EXP.spec}" in told
+        assert any(line.startswith("  won: ") for line in told)
+        assert f"  1 node not on {SLOW_EXP.spec}: placed by measurement" in told
+        first = m.plan
+    with automatic(tmp_path, SLOW_EXP, SLOW_COS) as m:
+        assert (m.plan, m.tuned and m.tuned.how, m.tuned and m.tuned.measurements) == (first, "remembered", 0)
+        np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
+        assert "placed by an earlier measurement" in str(m.explain())
+
+
+def test_compile_and_plan_measure_on_random_values(tmp_path: Path) -> None:
+    with automatic(tmp_path, "toy") as m:
+        m.compile()
+        assert m.tuned is not None
+        assert m.tuned.how == "measured"
+
+
+def test_tune_measures_anew(tmp_path: Path) -> None:
+    with automatic(tmp_path, "toy", "toy{native=off}", function=chain("Exp")) as m:
+        m(X)
+        told = []
+        found = m.tune(X, budget=40, progress=told.append)
+        assert (found.how, found.budget, m.tuned) == ("measured", 40, found)
+        assert [one.stage for one in told[:2]] == ["asking the engines", "computing what is right"]
+        np.testing.assert_allclose(m(X), np.exp(X), rtol=1e-5)
+
+
+def test_tune_places_a_module_of_a_fixed_list(tmp_path: Path) -> None:
+    with xrt.XRTModule(PAIR, engine=[SLOW_EXP, SLOW_COS], cache=tmp_path, threads=1) as m:
+        assert m(X) is not None
+        assert (len(m.plan.launches), m.tuned) == (1, None)
+        m.tune(X, budget=30)
+        assert len(m.plan.launches) == 2
+        np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
+
+
+def test_each_size_of_an_open_extent_is_a_signature_of_its_own(tmp_path: Path) -> None:
+    open_ended = TensorType(DType.FLOAT32, ("n", 3))
+    function = PAIR.replace(inputs=(Value("x", open_ended),), outputs=(Value("y", open_ended),))
+    with automatic(tmp_path, "toy", function=function) as m:
+        assert m.tuned is not None
+        assert (m.tuned.how, m.tuned.notes) == (
+            "priority",
+            ("input 'x' has extents that only a call tells; a call of the module measures",),
+        )
+        with pytest.raises(InputError, match=r"^compile\(\) needs example inputs: .*; pass m.compile\(x, ...\)$"):
+            m.compile()
+        for rows in (2, 4):
+            x = np.zeros((rows, 3), np.float32)
+            np.testing.assert_allclose(m(x), np.cos(np.exp(x)), rtol=1e-5)
+            assert m.tuned.how == "measured"
+            assert m.plan.function.inputs[0].type == TensorType(DType.FLOAT32, (rows, 3))
+
+
+def test_what_is_fetched_is_computed_where_it_is_without(tmp_path: Path) -> None:
+    with automatic(tmp_path, SLOW_EXP, SLOW_COS) as m:
+        np.testing.assert_allclose(m(X, fetch=["v1"])["v1"], np.exp(X), rtol=1e-5)
+        assert m.tuned is not None
+        assert m.tuned.how == "measured"
+        assert homes_of(m._builds[None, ("v1",)].plan) == homes_of(m.plan)
+
+
+# ---------------------------------------------------------------------- afterwards
+
+
+def test_a_region_that_fails_goes_to_the_best_plan_without_it(tmp_path: Path) -> None:
+    """The faulty engine is the quickest until it has run for longer than a search does."""
+    late = Faulty(nth=10**9)
+    slow = Uneven(slow="Exp|Cos")
+    with automatic(tmp_path, slow, late, "toy{native=off}") as m:
+        m(X)
+        tuned = m.tuned
+        assert tuned is not None
+        (region,) = m.plan.launches
+        program = m._last.program() if m._last else None
+        assert program is not None
+        error = xrt.errors.RunFailed("it has just failed", region.name)
+        call = xrt.module.recovery.Call([X])
+        with pytest.warns(FallbackWarning, match="it has just failed"):
+            results = m._last.rescue(program, error, call) if m._last else None
+        np.testing.assert_allclose(results[0] if results else None, RIGHT, rtol=1e-5)
+        following = next(one for one in tuned.race.contenders if one.plan.launches[0].engine != region.engine)
+        assert m.plan == following.plan
+
+
+def test_isolation_and_checks_combine_with_it(tmp_path: Path) -> None:
+    with automatic(tmp_path, "toy", function=chain("Exp"), isolate="all", isolate_run=True, check="first") as m:
+        np.testing.assert_allclose(m(X), np.exp(X), rtol=1e-5)
+        told = str(m.explain())
+    assert "compiles and runs in a process of its own" in told
+    assert "1 call so far" in told
+
+
+def test_a_bundle_of_it_runs_the_plan_that_was_chosen(tmp_path: Path) -> None:
+    with automatic(tmp_path, "toy", "toy{native=off}", "ort") as m:
+        m.save(tmp_path / "m.xrt", X)
+        plan = m.plan
+    with xrt.load(tmp_path / "m.xrt") as loaded:
+        np.testing.assert_allclose(loaded(X), RIGHT, rtol=1e-5)
+        assert [launch.engine for launch in loaded.plan.launches] == [launch.engine for launch in plan.launches]
+
+
+# ---------------------------------------------------------------------- who takes part
+
+
+def unavailable(monkeypatch: pytest.MonkeyPatch, name: str, state: str) -> str:
+    """Let an engine be missing or broken, and return what is said of it."""
+    told = f"engine {name!r} needs what is not there" if state == "missing" else f"engine {name!r} is broken: so it is"
+    create, probe = registry.create, registry.probe
+
+    def refused(engine: Any) -> Any:
+        if engine == name:
+            raise EngineUnavailable(told)
+        return create(engine)
+
+    monkeypatch.setattr(registry, "create", refused)
+    monkeypatch.setattr(registry, "probe", lambda one: EngineStatus(one, state, "xrt", cause=told) if one == name else probe(one))  # type: ignore[arg-type]
+    monkeypatch.setattr(registry, "names", lambda: ("ort", "toy"))
+    return told
+
+
+@pytest.mark.parametrize("state", ["missing", "broken"])
+def test_an_engine_of_the_list_that_is_not_there_is_left_out(state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = unavailable(monkeypatch, "ort", state)
+    with pytest.warns(PlacementWarning) as caught, automatic(tmp_path, "ort", "toy") as m:
+        assert m.engines == ("toy",)
+        assert f"engine 'ort' is left out: {told}" in str(m.explain()).splitlines()
+    assert [str(one.message) for one in caught] == [f"engine 'ort' is left out: {told}"]
+    with pytest.raises(EngineUnavailable, match=f"^{told}$"):
+        automatic(tmp_path, "ort", "toy", strict=True)
+    with pytest.raises(EngineUnavailable, match=f"^{told}$"), pytest.warns(PlacementWarning):
+        automatic(tmp_path, "ort")
+
+
+def test_auto_is_all_that_are_ready_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "names", lambda: ("toy", "ort"))
+    with xrt.XRTModule(PAIR, engine="auto", cache=tmp_path, strict=True) as m:
+        assert m.engines == ("ort", "toy")
+
+
+def test_what_is_not_installed_is_no_surprise_but_what_is_broken_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        told = unavailable(patch, "ort", "missing")
+        with xrt.XRTModule(PAIR, engine="auto", cache=tmp_path, strict=True) as m:
+            assert m.engines == ("toy",)
+            assert m._engines.left_out == (f"engine 'ort' is left out: {told}",)
+    told = unavailable(monkeypatch, "ort", "broken")
+    other = tmp_path / "other"
+    for _ in range(2):
+        with pytest.warns(PlacementWarning, match=told), xrt.XRTModule(PAIR, engine="auto", cache=other):
+            pass
+    with pytest.raises(EngineUnavailable, match=told):
+        xrt.XRTModule(PAIR, engine="auto", cache=other, strict=True)
+
+
+def test_a_library_is_not_imported_before_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "names", lambda: ("ort", "toy"))
+    with xrt.XRTModule(PAIR, engine="auto", cache=tmp_path, threads=1, pins=["*=toy"]) as m:
+        m(X)
+        plan = m.plan
+    created = []
+    create = registry.create
+    monkeypatch.setattr(registry, "create", lambda one: created.append(str(one)) or create(one))
+    with xrt.XRTModule(PAIR, engine="auto", cache=tmp_path, threads=1, pins=["*=toy"]) as m:
+        assert m.plan == plan
+        np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
+        assert m.engines == ("ort", "toy")
+    assert "ort" not in created
+
+
+def test_an_engine_that_does_not_honour_an_option_is_left_out_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "names", lambda: ("toy",))
+    with pytest.raises(OptionError, match=r"^no engine is left for engine='auto': engine 'toy' is left out: "):
+        xrt.XRTModule(PAIR, engine="auto", cache=tmp_path, precision="fp16")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"engine": ["orr", "auto"]}, UnknownEngine, r"^no engine is named 'orr'. Did you mean 'ort'\?"),
+        ({"engine": ["toy", 3, "auto"]}, OptionError, r"^an engine is a name, a spec or a GraphCompiler instance; got int 3$"),
+        ({"engine": "auto", "budget": 0}, OptionError, r"^budget must be a positive number of seconds; got 0$"),
+        ({"engine": ["toy", "toy", "auto"]}, OptionError, r"^engine 'toy' stands twice in the list"),
+    ],
+)
+def test_mistakes_are_told(options: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        xrt.XRTModule(PAIR, **options)
+
+
+SECOND = """
+import sys, time
+import xrt
+from tests.module.test_faults import chain
+began = time.perf_counter()
+with xrt.XRTModule(chain("Exp", "Cos"), engine="auto", cache=sys.argv[1], budget=30) as m:
+    plan = m.plan
+    print(m.tuned.how, m.tuned.measurements, [x.engine for x in plan.launches])
+"""
+
+
+@pytest.mark.slow
+def test_a_second_process_plans_without_measuring(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", SECOND, str(tmp_path)]
+    first, second = (subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2))
+    assert first.startswith("measured ")
+    assert second.split()[:2] == ["remembered", "0"]
+    assert second.split()[2:] == first.split()[2:]

@@ -1,0 +1,160 @@
+"""A module with a lock: the same lock gives the same plan without measuring, and one of something else says what differs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xrt
+from tests.module.test_faults import RIGHT, X, chain
+from xrt.cache import CompileCache
+from xrt.errors import LockError, OptionError, PlacementWarning
+from xrt.formats.lock import Lock, Standing, read_lock, write_lock
+from xrt.module.locked import check_module, lock_module
+
+OPS = ("Abs", "Neg", "Exp", "Cos", "Sqrt")
+ENGINES = ["ort", "toy", "auto"]
+
+
+@pytest.fixture(scope="module")
+def lock(tmp_path_factory: pytest.TempPathFactory) -> Lock:
+    """A lock of the chain, measured for as long as it takes on a loaded machine."""
+    folder = tmp_path_factory.mktemp("cache")
+    with xrt.XRTModule(chain(*OPS), ENGINES, budget=40, cache=folder) as module:
+        return lock_module(module, [X], {"source": "chain"}, 1.0)
+
+
+@pytest.fixture
+def path(lock: Lock, tmp_path: Path) -> Path:
+    write_lock(lock, tmp_path / "chain.lock")
+    return tmp_path / "chain.lock"
+
+
+def never(*args: Any, **more: Any) -> Any:
+    raise AssertionError("it was measured")
+
+
+def mixture(lock: Lock) -> Lock:
+    """The same lock with a mixture for a plan."""
+    first, *_ = lock.plan
+    parts = (replace(first, engine="ort", nodes=2, last=""), replace(first, engine="toy", region=1, at=2, nodes=3, last=""))
+    return replace(lock, plan=parts, engines=ENGINES_OF)
+
+
+ENGINES_OF = {name: xrt.engines.create(name).version() for name in ("ort", "toy")}
+
+
+@pytest.mark.parametrize("engine", ["auto", ENGINES, ["tvm", "ort", "toy", "auto"]])
+def test_the_same_lock_gives_the_same_plan_without_measuring(
+    lock: Lock, path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_lock(mixture(lock), path)
+    monkeypatch.setattr("xrt.module.automatic.tune", never)
+    began = time.perf_counter()
+    with xrt.XRTModule(chain(*OPS), engine, lock=path, cache=CompileCache()) as module:
+        assert [(x.engine, len(x.nodes)) for x in module.plan.launches] == [("ort", 2), ("toy", 3)]
+        assert time.perf_counter() - began < 1, "a plan from a lock takes less than a second"
+        np.testing.assert_allclose(module(X), RIGHT, rtol=1e-5)
+        assert module.tuned is not None and module.tuned.how == "locked"
+        assert module.engines[:2] == ("ort", "toy"), "no other engine is loaded"
+        told = str(module.explain()).splitlines()
+        assert told[-1].startswith("  ") and any(line == "placed by a lock: ort + toy" for line in told)
+        assert any(line.startswith(f"  from the lock '{path}', made on {lock.date} by xrt {lock.writer}") for line in told)
+        inner = module(X, fetch=["v2"])["v2"]
+        np.testing.assert_allclose(inner, -np.abs(X))
+
+
+def test_a_lock_may_be_a_value(lock: Lock) -> None:
+    with xrt.XRTModule(chain(*OPS), "auto", lock=lock, cache=CompileCache()) as module:
+        assert [launch.engine for launch in module.plan.launches] == list(dict.fromkeys(run.engine for run in lock.plan))
+        assert f"  from the lock that was given, made on {lock.date} by xrt " in str(module.tuned)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"engines": {"ort": "onnxruntime 0.1", "toy": "xrt 0"}}, r"engine '(ort|toy)' was (onnxruntime 0.1|xrt 0) and is .*\d"),
+        ({"machine": {"processor": "a Pentium"}}, r"processor was a Pentium and is "),
+        (
+            {"model": {"name": "other", "fingerprint": "0" * 64, "nodes": "5"}},
+            r"the model 'other' had fingerprint 000000000000, and ",
+        ),
+    ],
+)
+def test_a_lock_of_something_else_says_what_differs_and_measures(
+    lock: Lock, path: Path, changed: dict[str, Any], told: str
+) -> None:
+    write_lock(replace(lock, **changed), path)
+    begins = rf"^the lock '{path}' does not hold: .*{told}"
+    with xrt.XRTModule(chain(*OPS), ENGINES, lock=path, budget=5, cache=CompileCache()) as module:
+        with pytest.warns(PlacementWarning, match=begins) as caught:
+            np.testing.assert_allclose(module(X), RIGHT, rtol=1e-5)
+        assert "The placement is measured anew" in str(caught[0].message)
+        assert module.tuned is not None and module.tuned.how != "locked"
+        assert module.engines[:2] == ("ort", "toy"), "all that were asked for took part"
+    ends = "Make it anew with `xrt lock`, or leave strict=True out to measure"
+    with (
+        xrt.XRTModule(chain(*OPS), ENGINES, lock=path, strict=True, cache=CompileCache()) as module,
+        pytest.raises(LockError, match=rf"{begins}.* {ends}"),
+    ):
+        module(X)
+
+
+def test_an_engine_that_is_not_named_is_a_difference(lock: Lock, path: Path) -> None:
+    write_lock(mixture(lock), path)
+    text = r"does not hold: engine 'toy', which has a part of the plan, is not in the list of engines or not ready\. Make it anew"
+    with xrt.XRTModule(chain(*OPS), ["ort", "auto"], lock=path, strict=True) as module, pytest.raises(LockError, match=text):
+        _ = module.plan
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "told"),
+    [
+        (
+            {"engine": "ort"},
+            OptionError,
+            r"^lock= holds a placement by measurement; pass engine='auto', or a list with 'auto' in it$",
+        ),
+        ({"lock": 3}, OptionError, r"^lock must be the path of a lock file, an xrt.formats.lock.Lock or None; got 3$"),
+        ({"lock": "nowhere.lock"}, LockError, r"^there is no lock 'nowhere.lock'; `xrt lock MODEL -o nowhere.lock` writes one$"),
+    ],
+)
+def test_what_cannot_be_is_refused(path: Path, options: dict[str, Any], error: type[Exception], told: str) -> None:
+    with pytest.raises(error, match=told):
+        xrt.XRTModule(chain(*OPS), **{"engine": "auto", "lock": path, **options})
+
+
+# ---------------------------------------------------------------------- a module's lock and its gate
+
+
+def test_a_lock_tells_the_whole_race(lock: Lock) -> None:
+    assert {one.plan for one in lock.race} >= {"ort", "toy"}
+    assert lock.race[0].verdict == "won"
+    assert lock.gate is not None and {lock.gate.plan, lock.race[0].plan} == {"ort", "toy"}
+    assert lock.engines == ENGINES_OF
+    assert lock.inputs == {"x": "float32[2,3]"} and lock.model["source"] == "chain"
+
+
+def test_only_what_was_measured_is_locked() -> None:
+    with (
+        xrt.XRTModule(chain(*OPS), "ort") as module,
+        pytest.raises(LockError, match=r"^there is nothing to lock: the module does"),
+    ):
+        lock_module(module, [X], {}, 1.0)
+
+
+def test_a_check_of_another_model_cannot_be(lock: Lock) -> None:
+    told = r"^the lock is of another model: the number of nodes was 5 and is 4; the model"
+    with xrt.XRTModule(chain(*OPS[:4]), ["ort", "toy"]) as module, pytest.raises(LockError, match=told):
+        check_module(module, lock, [X], 0.05, 1.0)
+
+
+def test_a_race_without_figures_is_told_too(lock: Lock, path: Path) -> None:
+    write_lock(replace(lock, race=(Standing("tvm", "failed", note="it hung"),)), path)
+    with xrt.XRTModule(chain(*OPS), ENGINES, lock=read_lock(path)) as module:
+        assert str(module.tuned).splitlines()[-1] == "  failed: tvm, it hung"

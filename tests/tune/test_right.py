@@ -1,0 +1,53 @@
+"""Right first: precision is as the caller allows, and what is lost by it is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.module.test_faults import X, chain
+from xrt.engines import ExecutionOptions
+from xrt.module.reference import evaluate
+from xrt.passes import infer_shapes
+from xrt.tune.right import Found, held
+from xrt.tune.values import captured, first_drawn
+
+PAIR = infer_shapes(chain("Exp", "Cos"))
+RIGHT = evaluate(PAIR, [X])
+
+
+def found(results: Any, precision: Any = "fp32") -> Found:
+    return held(PAIR, [X], results, RIGHT, evaluate, ExecutionOptions(precision=precision))
+
+
+def test_what_agrees_needs_no_word() -> None:
+    assert found(RIGHT) == Found()
+
+
+def test_a_lower_precision_is_wrong_unless_it_is_allowed() -> None:
+    coarse = [RIGHT[0] + np.float32(0.01)]
+    assert "differ" in found(coarse).wrong
+    assert found(coarse, "bf16") == Found(note=found(coarse, "bf16").note)
+    assert found(coarse, "bf16").note.startswith("off by 0.01 at most (")
+    assert found([RIGHT[0] + np.float32(0.5)], "bf16").wrong
+    assert not found([RIGHT[0] + np.float32(0.5)], "bf16").note
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_too_few_results_are_wrong(precision: str) -> None:
+    assert found([], precision) == Found("there are 0 outputs; 1 were expected")
+
+
+def test_captured_values_are_those_of_the_reference_as_far_as_memory_goes() -> None:
+    values = captured(PAIR, [X], evaluate)
+    assert set(values) == {"x", "v1", "y"}
+    np.testing.assert_array_equal(values["v1"], np.exp(X))
+    assert set(captured(PAIR, [X], evaluate, most=23)) == {"x", "y"}
+    assert set(captured(PAIR, [X], evaluate, most=24)) == {"x", "v1", "y"}
+
+
+def test_what_is_drawn_cannot_be_held_against_anything() -> None:
+    assert first_drawn(PAIR) == ""
+    assert first_drawn(chain("Bernoulli")) == "node 'n0' (Bernoulli) does not give the same twice"

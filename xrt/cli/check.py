@@ -1,0 +1,122 @@
+"""``xrt check``: a gate for CI: whether a locked plan runs, is right, and is as quick beside another plan as it was."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from xrt.cli.explain import with_dims
+from xrt.cli.options import dims_of, loaded, seconds_of
+from xrt.cli.screen import err, out
+from xrt.errors import EngineError, LockError, OptionError, PlanError, XRTError
+from xrt.formats.lock import Lock, read_lock
+from xrt.graph import Function
+from xrt.models import sample_inputs
+from xrt.module import XRTModule
+from xrt.module.locked import check_module
+from xrt.tune.gate import Outcome
+
+__all__ = ["command"]
+
+
+def part_of(context: click.Context, option: click.Parameter, text: str) -> float:
+    """Return a part from a text such as ``5%`` or ``0.05``; raises OptionError for another form."""
+    number, percent, rest = text.strip().partition("%")
+    try:
+        found = float(number) / (100 if percent else 1)
+    except ValueError:
+        found = -1.0
+    if rest or not 0 <= found < 100:
+        raise OptionError(f"{option.opts[0]} takes a part such as 5% or 0.05; got {text!r}")
+    return found
+
+
+@click.command("check")
+@click.argument("lock", type=click.Path(dir_okay=False))
+@click.option("--max-regress", "limit", default="5%", show_default=True, callback=part_of, help="By how much the ratio may grow")
+@click.option("--budget", default="30s", show_default=True, callback=seconds_of, help="How long plans take turns at most")
+@click.option("--model", "model", help="The model [default: where the lock says it is]")
+@click.option("--once", is_flag=True, help="Do not ask a second process before calling it a regression")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON")
+def command(lock: str, limit: float, budget: float, model: str | None, once: bool, as_json: bool) -> int:
+    """Hold the plan of LOCK against the plan that it was locked beside: both take turns here, and the ratio is compared.
+
+    Exit code 1 when it has become slower by more than --max-regress for certain, or cannot run, or computes wrongly; 0 when it
+    has not, and when the noise is too large to tell, which is said. A regression is one that two processes have seen.
+    """
+    held = read_lock(lock)
+    try:
+        outcome, elsewhere = _checked(held, Path(lock), model, limit, budget)
+    except (LockError, EngineError, PlanError) as error:
+        return _failed(error, as_json=as_json)
+    if outcome.state == "regressed" and not once:
+        outcome = _confirmed(outcome, lock, model, limit, budget)
+    if as_json:
+        out.print_json(json.dumps({**outcome.to_dict(), "differs": list(elsewhere)}))
+        return 0 if outcome else 1
+    for told in elsewhere:
+        out.print(f"not where it was locked: {told}", markup=False)
+    out.print(str(outcome), markup=False)
+    return 0 if outcome else 1
+
+
+def _confirmed(outcome: Outcome, lock: str, model: str | None, limit: float, budget: float) -> Outcome:
+    """Return the outcome, undecided where another process does not see the regression.
+
+    Where memory and threads come to lie differs from one process to the next, and with it sometimes the ratio, which is
+    steady within each.
+    """
+    asked = ["check", lock, "--max-regress", repr(limit), "--budget", f"{budget:.3f}s", "--once", "--json"]
+    command = [sys.executable, "-m", "xrt.cli", *asked, *(["--model", model] if model else [])]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    try:
+        second = json.loads(done.stdout)["state"]
+    except (ValueError, KeyError):
+        second = "regressed"  # it says nothing that could speak against it
+    if second in ("regressed", "cannot run"):
+        return outcome
+    return replace(outcome, state="undecided", note=f"one process saw a regression; a second one, asked to confirm it: {second}")
+
+
+def _failed(error: XRTError, *, as_json: bool) -> int:
+    told = " ".join(str(error).split())
+    if as_json:
+        out.print_json(json.dumps({"state": "cannot run", "reason": told}))
+    else:
+        out.print(f"cannot run: {told}", markup=False)
+    return 1
+
+
+def _checked(lock: Lock, path: Path, model: str | None, limit: float, budget: float) -> Any:
+    function = _model(lock, path, model)
+    engines = list(dict.fromkeys(run.engine for run in (*lock.plan, *(lock.gate.runs if lock.gate else ()))))
+    if not engines:
+        raise LockError("the lock has no plan")
+    values = sample_inputs(function, _number(lock.model.get("seed", "0"), "seed"))
+    options: dict[str, Any] = {"precision": lock.options.get("precision", "fp32"), "device": lock.options.get("device", "cpu")}
+    threads = _number(lock.options.get("threads", "1"), "threads")
+    with err.status("running the plan"), XRTModule(function, engines, strict=True, threads=threads, **options) as module:
+        return check_module(module, lock, [values[value.name] for value in function.inputs], limit, budget)
+
+
+def _model(lock: Lock, path: Path, model: str | None) -> Function:
+    """Return the model that was given, or the one that the lock names: a file beside the lock, or a shipped one."""
+    source = lock.model.get("source", "")
+    beside = path.absolute().parent / source
+    if not model and not source:
+        raise LockError("the lock does not say where its model is; pass --model")
+    text = model or (str(beside) if beside.is_file() else source)
+    dims = tuple(filter(None, lock.model.get("dims", "").split(",")))
+    return with_dims(loaded(text), dims_of(dims))
+
+
+def _number(text: str, what: str) -> int:
+    if not text.isdecimal() or len(text) > 9:
+        raise LockError(f"the lock's {what} must be a number; it is {text[:40]!r}")
+    return int(text)

@@ -1,0 +1,84 @@
+"""The engine itself: its options, what it takes, and how it compiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import ClassVar, Literal, get_args
+
+from xrt.engines.contract import Executable, GraphCompiler
+from xrt.engines.iree.capability import refusal
+from xrt.engines.iree.compiler import VERSION, Settings, compile_module
+from xrt.engines.iree.devices import Device, device_of, is_small
+from xrt.engines.iree.dumps import dumping
+from xrt.engines.iree.executable import IreeExecutable
+from xrt.engines.iree.lowering import prepared, why_not_static
+from xrt.engines.iree.mlir import module_of
+from xrt.engines.options import CompileContext
+from xrt.errors import CompileRefused, OptionError, did_you_mean
+from xrt.graph import Function, Node
+
+__all__ = ["Iree"]
+
+Place = Literal["auto", "local-sync", "local-task"]
+
+
+@dataclass(frozen=True)
+class Iree(GraphCompiler):
+    """IREE on the CPU: MLIR to LLVM code, best at chains of elementwise operators, half a second for the smallest compile."""
+
+    name: ClassVar[str] = "iree"
+
+    opt_level: int = 2
+    """0 to 3: IREE's optimisation level."""
+    device: Place = "auto"
+    """Which of IREE's devices runs it: the calling thread (``local-sync``), or a pool (``local-task``) as large as the budget."""
+    compile_seconds: float = 120.0
+    """After which a compile is given up."""
+    dump_dir: str | None = None
+    """Where the MLIR of every phase of a compile is written, each Function in a folder of its own."""
+
+    def __post_init__(self) -> None:
+        if type(self.opt_level) is not int or not 0 <= self.opt_level <= 3:
+            raise OptionError(f"iree: opt_level must be 0, 1, 2 or 3; got {self.opt_level!r}")
+        if self.device not in get_args(Place):
+            hint = did_you_mean(str(self.device), get_args(Place))
+            raise OptionError(f"iree: device must be one of {', '.join(get_args(Place))}; got {self.device!r}.{hint}")
+        if type(self.compile_seconds) not in (int, float) or not self.compile_seconds > 0:
+            raise OptionError(f"iree: compile_seconds must be more than 0; got {self.compile_seconds!r}")
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        return refusal(node, function)
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        try:
+            ready = prepared(function)
+            text = module_of(ready)
+        except ValueError as error:
+            raise CompileRefused(f"IREE cannot take {function.name!r}: {error}") from error
+        if reason := why_not_static(ready):
+            raise CompileRefused(f"IREE cannot take {function.name!r}: {reason}")
+        with dumping(ready, text, self.dump_dir) as dump:
+            code = compile_module(text, self._settings(context, dump), context.workdir)
+        return IreeExecutable(code, ready, self._device(ready, context))
+
+    def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
+        """Return the compiled module; weights are not in it."""
+        if not isinstance(executable, IreeExecutable):
+            raise CompileRefused("it is no executable of IREE's")
+        return executable.code
+
+    def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
+        ready = prepared(function)
+        return IreeExecutable(data, ready, self._device(ready, context))
+
+    def version(self) -> str:
+        return f"iree-base-compiler {VERSION}, iree-base-runtime {version('iree-base-runtime')}"
+
+    def _settings(self, context: CompileContext, dump: Path | None) -> Settings:
+        return Settings(self.opt_level, self.compile_seconds, context.threads, dump)
+
+    def _device(self, function: Function, context: CompileContext) -> Device:
+        alone = self.device == "local-sync" or (self.device == "auto" and is_small(function))
+        return device_of(1 if alone else context.threads)

@@ -1,0 +1,232 @@
+"""Running a compiled module on NumPy arrays, whose memory it reads and writes itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from iree.runtime import (
+    BufferUsage,
+    HalBufferView,
+    MemoryType,
+    ParameterIndex,
+    VmContext,
+    VmModule,
+    VmVariantList,
+    create_io_parameters_module,
+)
+
+from xrt.engines.contract import Executable, fill
+from xrt.engines.iree.compiler import ALIGNMENT
+from xrt.engines.iree.devices import Device
+from xrt.engines.iree.elements import ELEMENTS
+from xrt.engines.iree.mlir import SCOPE, parameters_of
+from xrt.engines.iree.reasons import LIBRARY
+from xrt.engines.memory import MemoryUse, peak_of_values
+from xrt.engines.options import RunOptions
+from xrt.errors import CompileRefused, RunFailed
+from xrt.graph import Function, TensorType, Type
+
+__all__ = ["OVERWRITING", "IreeExecutable"]
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Invoke: TypeAlias = Callable[[Any, Any], None]
+"""Calls ``main`` with a list of arguments and a list for what it returns, which stays empty."""
+
+OVERWRITING = frozenset({"Scatter", "ScatterElements", "ScatterND", "TopK"})
+"""Operators whose code writes its result over what it reads, an input of the Function included (as of IREE 3.13)."""
+
+_MEMORY = int(MemoryType.DEVICE_LOCAL)
+_USAGE = int(BufferUsage.DEFAULT | BufferUsage.MAPPING)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What an input or output is."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    hal: int
+    has_buffer: bool
+    """Whether arrays of the type show their memory; those of ml_dtypes do not."""
+
+    @classmethod
+    def of(cls, type_: Type | None) -> _Place:
+        if not isinstance(type_, TensorType) or type_.shape is None:
+            raise CompileRefused(f"a value of type {type_} cannot be handed to {LIBRARY}")
+        shape = tuple(extent for extent in type_.shape if isinstance(extent, int))
+        return cls(shape, type_.dtype.numpy, ELEMENTS[type_.dtype].hal, type_.dtype.numpy.isbuiltin == 1)
+
+
+class IreeExecutable(Executable):
+    """A compiled module, with one context of the virtual machine per concurrent call."""
+
+    outputs_are_fresh = True
+
+    def __init__(self, code: bytes | memoryview, function: Function, device: Device) -> None:
+        self.code = code
+        self.function = function
+        self._device = device
+        self._import = device.allocator.import_host_allocation
+        self._outputs = [_Place.of(function.type_of(value.name)) for value in function.outputs]
+        self._places = [*(_Place.of(value.type) for value in function.inputs), *self._outputs]
+        self._weights = [_lasting(constant.array) for constant in parameters_of(function).values()]
+        self._lend = _copy if any(node.op_type in OVERWRITING for node in function.nodes) else _lent
+        self._copied = sum(array.nbytes for array, is_copy in self._weights if is_copy)
+        self._modules: list[Any] = []
+        self._main: Any = None
+        self._idle: list[Invoke] = []
+
+    def prepare(self) -> None:
+        module = VmModule.copy_buffer(self._device.instance, self.code)
+        self._modules = [self._device.module, *self._parameters(), module]
+        self._main = module.lookup_function("main")
+        self._idle.append(self._context())
+
+    def _parameters(self) -> list[Any]:
+        if not self._weights:
+            return []
+        index = ParameterIndex()
+        for place, (array, _) in enumerate(self._weights):
+            index.add_buffer(str(place), _bytes_of(array), True, False)
+        return [create_io_parameters_module(self._device.instance, index.create_provider(SCOPE))]
+
+    def _context(self) -> Invoke:
+        context, main = VmContext(self._device.instance, self._modules), self._main
+        invoke = context.invoke
+        return lambda arguments, results: invoke(main, arguments, results)
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        given = options.out or [None] * len(self._outputs)
+        made = [_own(buffer, place) for buffer, place in zip(given, self._outputs, strict=True)]
+        self._call([*map(self._lend, inputs), *made])
+        return [array if buffer is None else _settled(buffer, array) for buffer, array in zip(given, made, strict=True)]
+
+    def direct(self) -> Callable[..., Sequence[Any]]:
+        outputs, lend, call = self._outputs, self._lend, self._call
+
+        def run(*inputs: Any) -> Sequence[Any]:
+            made = [np.empty(place.shape, place.dtype) for place in outputs]
+            call([*map(lend, inputs), *made])
+            return made
+
+        return run
+
+    def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
+        """Return a call over views of exactly those arrays; where compiled code cannot use their memory, the plain way."""
+        if self._lend is _copy or not all(map(_is_usable, (*inputs, *outputs))):
+            return super().bind(inputs, outputs)
+        arrays = (*inputs, *outputs)
+        views, invoke = self._views(arrays), self._invoke
+
+        def call(_: Sequence[Array] = arrays) -> None:  # the views alone do not keep the arrays alive
+            invoke(views)
+
+        return call
+
+    def into(self, outputs: Sequence[Any]) -> Callable[..., None]:
+        if not all(map(_is_usable, outputs)):
+            return super().into(outputs)
+        lend, call, outputs = self._lend, self._call, list(outputs)
+        return lambda *inputs: call([*map(lend, inputs), *outputs])
+
+    def binds(self) -> bool:
+        return True
+
+    def fills_from(self) -> Sequence[int | None]:
+        return [0] * len(self._outputs)
+
+    def _call(self, arrays: Sequence[Array]) -> None:
+        """Run on arrays that compiled code can use, the outputs last; views do not keep them alive, so the caller must."""
+        self._invoke(self._views(arrays))
+
+    def _views(self, arrays: Sequence[Array]) -> list[Any]:
+        import_ = self._import
+        return [
+            HalBufferView(import_(array if place.has_buffer else _bytes_of(array), _MEMORY, _USAGE), place.shape, place.hal)
+            for array, place in zip(arrays, self._places, strict=True)
+        ]
+
+    def _invoke(self, views: Sequence[Any]) -> None:
+        arguments, results = VmVariantList(len(views)), VmVariantList(0)
+        for view in views:
+            arguments.push_ref(view)
+        try:
+            invoke = self._idle.pop()
+        except IndexError:
+            invoke = self._context()
+        try:
+            invoke(arguments, results)
+        except Exception as cause:
+            raise RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {_first_line(cause)}") from cause
+        self._idle.append(invoke)
+
+    def memory(self) -> tuple[MemoryUse, ...]:
+        aligned = f"weights at addresses that are no multiple of {ALIGNMENT}, or out of order, are copied"
+        copies = (MemoryUse("copied weights", self._copied, aligned),) if self._copied else ()
+        why = "inner values, one by one; the compiler fuses most of them away"
+        return *copies, MemoryUse("workspace", peak_of_values(self.function), why, per_call=True)
+
+    def close(self) -> None:
+        self._idle.clear()
+        self._modules.clear()
+        self._main = None
+
+
+def _first_line(cause: BaseException) -> str:
+    return next(iter(str(cause).strip().splitlines()), type(cause).__name__)
+
+
+def _is_usable(array: Any) -> bool:
+    """Whether compiled code can read and write the array's own memory: in order, and as aligned as NumPy's own always is."""
+    flags = array.flags
+    return bool(flags.carray) and (flags.owndata or array.ctypes.data % ALIGNMENT == 0)
+
+
+def _lasting(array: Array) -> tuple[Array, bool]:
+    """Return a constant as compiled code can read it, and whether that is a copy."""
+    return (array, False) if _is_readable(array) else (_copy(array), True)
+
+
+def _is_readable(array: Array) -> bool:
+    return bool(array.flags.c_contiguous and array.flags.aligned and array.ctypes.data % ALIGNMENT == 0)
+
+
+def _lent(array: Array) -> Array:
+    """Return an input as compiled code can read it: itself where it lies right, else a copy."""
+    if _is_usable(array):
+        return array
+    return _copy(array) if array.flags.writeable or not _is_readable(array) else np.asarray(_Memory(array))
+
+
+def _own(buffer: Any, place: _Place) -> Array:
+    """Return the memory to write an output to: the caller's where compiled code can use it."""
+    return buffer if buffer is not None and _is_usable(buffer) else np.empty(place.shape, place.dtype)
+
+
+def _settled(buffer: Array, array: Array) -> Array:
+    if array is not buffer:
+        fill(buffer, array)
+    return buffer
+
+
+def _copy(array: Array) -> Array:
+    copy = np.empty(array.shape, array.dtype)
+    copy[...] = array
+    return copy
+
+
+def _bytes_of(array: Array) -> Array:
+    """Return an array's memory as bytes: not every type of elements has a buffer."""
+    return array.reshape(-1).view(np.uint8)
+
+
+class _Memory:
+    """Memory that says it may be written to. IREE takes nothing else; it only reads its inputs."""
+
+    def __init__(self, array: Array) -> None:
+        self._owner = array
+        content = _bytes_of(array)
+        self.__array_interface__ = {**content.__array_interface__, "data": (array.ctypes.data, False)}

@@ -1,0 +1,183 @@
+"""What IREE's compiler lowers and then computes wrongly, or refuses late: declined, each row with its evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from xrt.engines.iree.constants import constant_of
+from xrt.engines.iree.spelling import is_spelled
+from xrt.graph import DType, Function, Node, TensorType
+
+__all__ = ["GAPS", "Gap", "known_gap"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """One describable set of nodes on which IREE is wrong."""
+
+    ops: tuple[str, ...]
+    applies: Callable[[Node, Function], bool]
+    reason: str
+    evidence: tuple[str, ...]
+    """Node tests of ``onnx`` that fail without the row, or entries of XRT's corpus."""
+
+
+def known_gap(node: Node, function: Function) -> str | None:
+    """Return the reason of the first gap that the node falls under; None when it falls under none."""
+    return next((g.reason for g in GAPS if node.op_type in g.ops and g.applies(node, function)), None)
+
+
+def _always(node: Node, function: Function) -> bool:
+    return True
+
+
+def _has_input(place: int) -> Callable[[Node, Function], bool]:
+    return lambda node, function: len(node.inputs) > place and bool(node.inputs[place])
+
+
+def _is_of(dtype: DType) -> Callable[[Node, Function], bool]:
+    return lambda node, function: _dtype(node.inputs[0], function) is dtype
+
+
+def _is_float(node: Node, function: Function) -> bool:
+    return (_dtype(node.inputs[0], function) or DType.INT64).is_float
+
+
+def _is_unsigned(node: Node, function: Function) -> bool:
+    return str(_dtype(node.inputs[0], function)).startswith("uint")
+
+
+def _may_cut(node: Node, function: Function) -> bool:
+    """Whether a pad may be negative; before opset 11 they are attributes."""
+    if len(node.inputs) < 2 or not node.inputs[1]:
+        return any(pad < 0 for pad in node.attr("pads", ()))
+    pads = constant_of(node.inputs[1], function)
+    return pads is None or bool((pads.array < 0).any())
+
+
+def _resizes_by_scales(node: Node) -> bool:
+    return len(node.inputs) < 4 or not node.inputs[3]
+
+
+def _rank(name: str, function: Function) -> int | None:
+    type_ = function.type_of(name)
+    return type_.rank if isinstance(type_, TensorType) else None
+
+
+def _dtype(name: str, function: Function) -> DType | None:
+    type_ = function.type_of(name)
+    return type_.dtype if isinstance(type_, TensorType) else None
+
+
+def _may_step_back(node: Node, function: Function) -> bool:
+    if len(node.inputs) < 5 or not node.inputs[4]:
+        return False
+    steps = constant_of(node.inputs[4], function)
+    return steps is None or bool((steps.array < 0).any())
+
+
+GAPS: tuple[Gap, ...] = (
+    Gap(
+        ("Slice",),
+        _may_step_back,
+        "IREE's Slice takes a step back for none",
+        ("slice_backwards of the corpus",),
+    ),
+    Gap(
+        ("AveragePool",),
+        lambda node, function: bool(node.attr("ceil_mode", 0) and node.attr("count_include_pad", 0)),
+        "IREE counts what a window has beyond the padding as padding, where ONNX does not",
+        ("test_averagepool_3d_dilations_large_count_include_pad_is_1_ceil_mode_is_True",),
+    ),
+    Gap(
+        ("AveragePool",),
+        lambda node, function: any(dilation != 1 for dilation in node.attr("dilations", ())),
+        "IREE does not divide the sums of a dilated AveragePool",
+        ("test_averagepool_2d_dilations", "test_averagepool_3d_dilations_small"),
+    ),
+    Gap(
+        ("GridSample",),
+        _always,
+        "IREE's GridSample rounds other ways to the nearest, and reads outside of its input",
+        ("test_gridsample_nearest", "test_gridsample_zeros_padding"),
+    ),
+    Gap(
+        ("Det",),
+        _always,
+        "IREE's Det divides by pivots that are zero or small",
+        ("test_det_2d",),
+    ),
+    Gap(
+        ("LSTM",),
+        _has_input(7),
+        "IREE ignores the peepholes of LSTM",
+        ("test_lstm_with_peepholes",),
+    ),
+    Gap(
+        ("Erf",),
+        _is_of(DType.FLOAT64),
+        "IREE has no error function of float64",
+        ("error_function_of_float64 of the corpus",),
+    ),
+    Gap(
+        ("QLinearMatMul",),
+        lambda node, function: _rank(node.inputs[0], function) != 2,
+        "IREE's QLinearMatMul of stacks of matrices reads the wrong ones",
+        ("test_qlinearmatmul_3D_int8_float32",),
+    ),
+    Gap(
+        ("Resize", "Upsample"),
+        lambda node, function: node.attr("coordinate_transformation_mode") == "align_corners" and _resizes_by_scales(node),
+        "IREE aligns corners by the ratio of the rounded sizes, where ONNX aligns them by the scales",
+        ("test_resize_downsample_scales_linear_align_corners", "test_resize_downsample_scales_cubic_align_corners"),
+    ),
+    Gap(
+        ("SpaceToDepth",),
+        lambda node, function: node.attr("mode", "DCR") != "DCR",
+        "IREE ignores the mode of SpaceToDepth",
+        ("test_spacetodepth_crd_mode_example",),
+    ),
+    Gap(
+        ("Sin", "Cos", "Tan"),
+        _always,
+        "IREE's sine loses a digit with each factor of ten in its argument, and is infinite in the end",
+        ("sine_of_large_numbers of the corpus",),
+    ),
+    Gap(
+        ("Asinh", "Acosh"),
+        _always,
+        "IREE's inverse hyperbolic functions are infinite for large numbers",
+        ("inverse_hyperbolic_of_large_numbers of the corpus",),
+    ),
+    Gap(
+        ("Sinh", "Cosh"),
+        _always,
+        "IREE's hyperbolic functions are infinite from 88.7 on, before float32 ends",
+        ("hyperbolic_near_the_end of the corpus",),
+    ),
+    Gap(
+        ("Pow",),
+        lambda node, function: not is_spelled(node, function),
+        "IREE's powers are exponentials of logarithms: NaN for negative numbers",
+        ("test_pow", "test_pow_bcast_array"),
+    ),
+    Gap(
+        ("Scatter", "RoiAlign", "MaxRoiPool", "MaxUnpool"),
+        _always,
+        "IREE's code reads or writes where an index says, inside of its memory or not",
+        ("test_scatter_with_axis", "test_roialign_aligned_false"),
+    ),
+    Gap(
+        ("Pad",),
+        _may_cut,
+        "IREE's Pad takes a negative pad for an extent",
+        ("negative_pad of the corpus",),
+    ),
+    Gap(
+        ("Div", "Mod", "Clip", "Abs", "MaxPool", "TopK", "ReduceMean", "AveragePool", "Neg"),
+        _is_unsigned,
+        "IREE takes large unsigned numbers for negative ones here",
+        ("large_unsigned_numbers of the corpus",),
+    ),
+)

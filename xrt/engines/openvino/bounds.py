@@ -1,0 +1,136 @@
+"""How large int64, uint64 and uint32 values may be so that all that is made of them fits in int32, which OpenVINO computes in.
+
+The library wraps what is larger without a word. So what a region is given is compared with a limit at each call, and the
+limit is such that nothing inside can grow beyond int32; where it cannot be known how large a value gets, the node is declined.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from xrt.engines.openvino.library import LIBRARY
+from xrt.graph import Constant, DType, Function, Node, TensorType
+
+__all__ = ["LARGEST", "input_limits", "is_wide", "why_unbounded"]
+
+LARGEST = (1 << 31) - 1
+LIMITS = (LARGEST, 1 << 24, 1 << 15, 1 << 7)
+"""What is tried as the limit of a region's inputs, the largest first."""
+
+Rule = Callable[[Sequence[int]], int]
+Known = Callable[[str], int | None]
+
+_COUNTS = frozenset({"ArgMax", "ArgMin", "EyeLike", "NonZero", "Shape", "Size"})
+"""Operators whose wide results count elements, or number them."""
+
+_WIDE = frozenset({DType.INT64, DType.UINT32, DType.UINT64})
+_UNSIGNED = frozenset({DType.UINT32, DType.UINT64})
+_SIGNING = frozenset({"Cast", "CastLike", "Neg", "Sub"})
+"""Operators that may give what is less than nothing."""
+
+_IN_FLOAT32 = frozenset({"Pad", "ReduceMax", "ReverseSequence", "Trilu"})
+"""Operators whose integers go through float32."""
+EXACT_IN_FLOAT32 = 1 << 24
+
+_RULES: Mapping[str, Rule] = {
+    **dict.fromkeys(["Abs", "CenterCropPad", "Compress", "DepthToSpace", "Expand", "Flatten", "Gather"], lambda b: b[0]),
+    **dict.fromkeys(["GatherElements", "GatherND", "Identity", "Neg", "Reshape", "ReverseSequence", "Slice"], lambda b: b[0]),
+    **dict.fromkeys(["SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze"], lambda b: b[0]),
+    **dict.fromkeys(["ReduceMax", "ReduceMin"], lambda b: b[0]),
+    **dict.fromkeys(["Clip", "Concat", "Max", "Min", "Pad", "ScatterElements", "ScatterND"], max),
+    "Where": lambda b: max(b[1:]),
+    "Add": sum,
+    "Sub": sum,
+    "Range": lambda b: max(b[0], b[1]) + b[2],
+    "Mul": math.prod,
+    "Sign": lambda b: 1,
+}
+"""The largest magnitude of a result, from those of the inputs."""
+
+
+def why_unbounded(node: Node, function: Function) -> str | None:
+    """Return that the wide values of a node may not fit, however small those are that it is given; None where they do."""
+    bound = _bound(node, function, lambda name: _constant_bound(function.constants.get(name)) or LIMITS[-1])
+    if bound is not None and bound <= LARGEST:
+        return None
+    return f"{LIBRARY} computes int64, uint64 and uint32 in int32, and what this {node.op_type} gives is not known to fit"
+
+
+def input_limits(function: Function, data: Callable[[Node], frozenset[str]]) -> Mapping[int, int] | None:
+    """Return, by place, the limits of those wide inputs whose values are computed with; None where no limit is small enough.
+
+    ``data`` says which values a node computes with; the others are places and sizes.
+    """
+    used = frozenset().union(*map(data, function.nodes))
+    places = [place for place, value in enumerate(function.inputs) if value.name in used and is_wide(value.name, function)]
+    for limit in LIMITS:
+        if _all_fit(function, limit):
+            return dict.fromkeys(places, limit)
+    return None
+
+
+def _all_fit(function: Function, limit: int) -> bool:
+    bounds: dict[str, int] = {value.name: limit for value in function.inputs}
+
+    def known(name: str) -> int | None:
+        return bounds.get(name, _constant_bound(function.constants.get(name)))
+
+    for node in function.nodes:
+        wide = [name for name in node.defines if is_wide(name, function)]
+        bound = _bound(node, function, known) if wide else 0
+        if bound is None or bound > LARGEST:
+            return False
+        bounds.update(dict.fromkeys(wide, bound))
+    return True
+
+
+def _bound(node: Node, function: Function, known: Known) -> int | None:
+    """Return the largest magnitude of the node's wide results, given those of its wide inputs; None where nothing says."""
+    if not any(is_wide(name, function) for name in node.defines):
+        return max((known(name) or 0 for name in node.uses if is_wide(name, function)), default=0)
+    if node.op_type in _COUNTS:
+        return LARGEST
+    if node.op_type in _SIGNING and _dtype(node.outputs[0], function) in _UNSIGNED:
+        return None
+    inputs = [_input_bound(name, function, known) for name in node.inputs if name]
+    if node.op_type in ("Cast", "CastLike"):
+        return inputs[0]
+    rule = _RULES.get(node.op_type)
+    if rule is None:
+        return None
+    magnitudes = [LARGEST + 1 if bound is None else bound for bound in inputs]
+    result = rule(magnitudes)
+    return None if node.op_type in _IN_FLOAT32 and max(*magnitudes, result) > EXACT_IN_FLOAT32 else result
+
+
+def _input_bound(name: str, function: Function, known: Known) -> int | None:
+    dtype = _dtype(name, function)
+    return known(name) if dtype in _WIDE else _BY_TYPE.get(dtype)
+
+
+_BY_TYPE: Mapping[DType | None, int] = {
+    DType.BOOL: 1,
+    DType.INT8: 1 << 7,
+    DType.UINT8: (1 << 8) - 1,
+    DType.INT16: 1 << 15,
+    DType.UINT16: (1 << 16) - 1,
+    DType.INT32: LARGEST,
+}
+
+
+def _constant_bound(constant: Constant | None) -> int | None:
+    if constant is None:
+        return None
+    array = constant.array
+    return max(abs(int(array.min())), abs(int(array.max()))) if array.size and array.dtype.kind in "iu" else 0
+
+
+def is_wide(name: str, function: Function) -> bool:
+    """Whether the value is of an integer type that OpenVINO narrows to int32."""
+    return _dtype(name, function) in _WIDE
+
+
+def _dtype(name: str, function: Function) -> DType | None:
+    type_ = function.type_of(name)
+    return type_.dtype if isinstance(type_, TensorType) else None

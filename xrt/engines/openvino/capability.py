@@ -1,0 +1,85 @@
+"""Why OpenVINO cannot take a node: what it computes (`support`), where it goes wrong (`defects`), and a trial (`trial`)."""
+
+from __future__ import annotations
+
+from xrt.engines.openvino.bounds import is_wide
+from xrt.engines.openvino.defects import known_defect
+from xrt.engines.openvino.importing import NEWEST_OPSET
+from xrt.engines.openvino.library import LIBRARY
+from xrt.engines.openvino.support import data_of, why_not_computed
+from xrt.engines.openvino.trial import why_refused
+from xrt.engines.openvino.values import why_not_carried
+from xrt.formats.onnx import why_not_lowered
+from xrt.graph import Function, Node, TensorType, Value, since_version
+
+__all__ = ["why_not"]
+
+
+def why_not(node: Node, function: Function, *, native: bool) -> str | None:
+    """Return why OpenVINO cannot take the node; None when it can. With ``native`` its own arithmetic will do."""
+    reason = (
+        _why_not_known(node, function)
+        or _why_not_crossing(node, function)
+        or why_not_computed(node, function, native=native)
+        or known_defect(node, function)
+    )
+    if reason is None and node.bodies:
+        return _why_not_inside(node, function, native=native)
+    return reason or why_refused(node, function)
+
+
+def _why_not_inside(node: Node, function: Function, *, native: bool) -> str | None:
+    """Return why not for the nodes of its bodies. There, nothing bounds what wide integers grow to."""
+    for body in node.bodies:
+        closed = _closed(body, function)
+        for inner in closed.nodes:
+            reason = why_not(inner, closed, native=native)
+            if reason is None and not native and any(is_wide(name, closed) for name in data_of(inner, closed)):
+                reason = f"{LIBRARY} computes wide integers in int32, and in a body nothing bounds them"
+            if reason:
+                return f"in its body, node {inner.name!r} ({inner.op}): {reason}"
+    return None
+
+
+def _closed(body: Function, outer: Function) -> Function:
+    """Return the body with what it captures as inputs and constants of its own."""
+    captured = [name for name in body.captures if name not in outer.constants]
+    return body.replace(
+        inputs=(*body.inputs, *(Value(name, outer.type_of(name)) for name in captured)),
+        constants={**body.constants, **{name: outer.constants[name] for name in body.captures if name in outer.constants}},
+    )
+
+
+def _why_not_known(node: Node, function: Function) -> str | None:
+    if node.domain:
+        return f"XRT hands {LIBRARY} operators of ai.onnx only, and this one is of {node.domain!r}"
+    if since_version(node, function) is None:
+        return f"{node.op} is not an operator of opset {function.opsets.get('')}"
+    if reason := why_not_lowered(node, function, NEWEST_OPSET):
+        return f"{LIBRARY} knows operators up to opset {NEWEST_OPSET}: {reason}"
+    return None
+
+
+def _why_not_crossing(node: Node, function: Function) -> str | None:
+    """Return why a value of the node cannot enter or leave, as it must where the node is a region of its own."""
+    for name in (*node.uses, *node.defines):
+        type_ = function.type_of(name)
+        if reason := why_not_carried(name, type_):
+            return reason
+        if not isinstance(type_, TensorType):
+            return f"the type of {name!r} is not known before the run"
+    return _why_empty(node, function)
+
+
+_WITH_NOTHING = {f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Min", "Prod", "Sum", "SumSquare")}
+"""Operators that were tried on tensors without elements, and agreed. A Slice or Compress that leaves none ends the process."""
+
+
+def _why_empty(node: Node, function: Function) -> str | None:
+    if node.op_type in _WITH_NOTHING:
+        return None
+    for name in data_of(node, function):
+        type_ = function.type_of(name)
+        if isinstance(type_, TensorType) and type_.shape and 0 in type_.shape:
+            return f"{name!r} is {type_}, which has no elements, and {LIBRARY} computes such in part of its operators only"
+    return None

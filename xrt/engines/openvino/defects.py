@@ -1,0 +1,232 @@
+"""Where OpenVINO 2026.4 converts an operator and computes something else, or fails late: declined, each row with its evidence.
+
+Where a size decides and is not known, the row applies: a node declined in vain runs elsewhere, one accepted in vain gives
+wrong numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from xrt.engines.openvino.library import LIBRARY
+from xrt.graph import Constant, DType, Function, Node, Shape, TensorType, is_training, since_version
+
+__all__ = ["DEFECTS", "Defect", "known_defect"]
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """A describable set of nodes on which OpenVINO is wrong: those of the operators for which the predicate holds."""
+
+    ops: tuple[str, ...]
+    applies: Callable[[Node, Function], bool]
+    reason: str
+    """What the library does or fails to do, for a person; it follows on the library's name."""
+    evidence: tuple[str, ...]
+    """Node tests of ``onnx`` that fail without the row, entries of XRT's corpus, or what was compared."""
+
+
+def _has(node: Node, index: int) -> bool:
+    """Whether the node is given that input."""
+    return index < len(node.inputs) and bool(node.inputs[index])
+
+
+def _shape(node: Node, index: int, function: Function) -> Shape | None:
+    type_ = function.type_of(node.inputs[index]) if _has(node, index) else None
+    return type_.shape if isinstance(type_, TensorType) else None
+
+
+def _dtype(node: Node, index: int, function: Function) -> DType | None:
+    type_ = function.type_of(node.inputs[index]) if _has(node, index) else None
+    return type_.dtype if isinstance(type_, TensorType) else None
+
+
+def _constant(node: Node, index: int, function: Function) -> Constant | None:
+    return function.constants.get(node.inputs[index]) if _has(node, index) else None
+
+
+def _always(node: Node, function: Function) -> bool:
+    return True
+
+
+def _is(name: str, value: object, default: object = None) -> Callable[[Node, Function], bool]:
+    return lambda node, function: node.attr(name, default) == value
+
+
+def _varies(index: int) -> Callable[[Node, Function], bool]:
+    return lambda node, function: _has(node, index) and _constant(node, index, function) is None
+
+
+def _has_window(node: Node, function: Function) -> bool:
+    return (since_version(node, function) or 0) >= 25
+
+
+def _result(node: Node, function: Function) -> DType | None:
+    type_ = function.type_of(node.outputs[0])
+    return type_.dtype if isinstance(type_, TensorType) else None
+
+
+def _may_divide_by_nothing(node: Node, function: Function) -> bool:
+    dtype, divisor = _dtype(node, 0, function), _constant(node, 1, function)
+    return (dtype is None or not dtype.is_float) and (divisor is None or not divisor.array.all())
+
+
+def _flattens(node: Node, function: Function) -> bool:
+    """Whether more than one axis is flattened, or may be."""
+    shape = _shape(node, 0, function)
+    if (since_version(node, function) or 0) >= 13:
+        return False
+    return shape is None or node.attr("axis", 1) not in (-1, len(shape) - 1)
+
+
+def _is_causal_after_past(node: Node, function: Function) -> bool:
+    return node.attr("is_causal", 0) == 1 and _has(node, 4)
+
+
+def _is_strided_point_with_padding(node: Node, function: Function) -> bool:
+    kernel = (_shape(node, 1, function) or (None, None, None))[2:]
+    pads = any(node.attr("pads", ())) or node.attr("auto_pad", "NOTSET") in ("SAME_UPPER", "SAME_LOWER")
+    return pads and any(stride > 1 for stride in node.attr("strides", ())) and all(extent in (1, None) for extent in kernel)
+
+
+def _scales_by_a_fraction(node: Node, function: Function) -> bool:
+    """Whether corners are aligned in a size that is given by scales and is not whole, or may not be."""
+    if node.attr("coordinate_transformation_mode") not in ("align_corners", "pytorch_half_pixel"):
+        return False
+    scales, shape = _constant(node, 2, function), _shape(node, 0, function)
+    if not _has(node, 2) or _has(node, 3):
+        return False
+    if scales is None or shape is None or not all(isinstance(extent, int) for extent in shape):
+        return True
+    axes = node.attr("axes") or range(len(shape))
+    products = [float(shape[axis] or 0) * float(scale) for axis, scale in zip(axes, scales.array, strict=False)]
+    return any(product != round(product) for product in products)
+
+
+def _rounds_up(node: Node, function: Function) -> bool:
+    return bool(node.attr("ceil_mode", 0))
+
+
+DEFECTS: tuple[Defect, ...] = (
+    Defect(
+        ("Tile",),
+        _varies(1),
+        "leaves the memory as it was where the repeats of Tile are known only at run time",
+        ("test_tile",),
+    ),
+    Defect(
+        ("TopK",),
+        _always,
+        "orders equal elements of TopK otherwise than by their places",
+        ("test_top_k_same_values", "test_top_k_same_values_2d", "test_top_k_same_values_largest"),
+    ),
+    Defect(
+        ("Dropout", "BatchNormalization"),
+        is_training,
+        "has no training mode",
+        ("refused by the frontend",),
+    ),
+    Defect(
+        ("GRU", "LSTM", "RNN"),
+        _is("layout", 1, 0),
+        "ignores the layout of recurrent operators",
+        ("test_gru_batchwise", "test_lstm_batchwise", "test_simple_rnn_batchwise"),
+    ),
+    Defect(
+        ("LSTM",),
+        lambda node, function: _has(node, 7),
+        "ignores the peepholes of LSTM",
+        ("test_lstm_with_peepholes",),
+    ),
+    Defect(
+        ("Div", "Mod"),
+        _may_divide_by_nothing,
+        "divides integers by zero to the lowest number, and this divisor may be zero",
+        ("compared with the reference: int32[4] by [0, 1, 0, 2]",),
+    ),
+    Defect(
+        ("Cast", "CastLike"),
+        lambda node, function: DType.FLOAT64 in (_dtype(node, 0, function), _result(node, function)),
+        "makes the largest finite number of an infinity that it casts to or from float64",
+        ("test_cast_FLOAT_to_DOUBLE, with native arithmetic",),
+    ),
+    Defect(
+        ("Softmax", "LogSoftmax", "Hardmax"),
+        _flattens,
+        "takes Softmax before opset 13 for one along a single axis, where it is one along all axes from there",
+        ("softmax_before_opset_13 of the corpus",),
+    ),
+    Defect(
+        ("Attention",),
+        _has_window,
+        "knows Attention up to opset 24, which has no windows",
+        ("test_attention_local_window", "test_attention_bidirectional_window"),
+    ),
+    Defect(
+        ("Attention",),
+        _is_causal_after_past,
+        "lets the queries of a causal Attention with past keys see other keys than ONNX does",
+        ("test_attention_4d_with_past_and_present_qk_matmul_bias_3d_mask_causal",),
+    ),
+    Defect(
+        ("MaxPool", "AveragePool", "LpPool"),
+        _rounds_up,
+        "counts a window of a pooling with ceil_mode=1 that lies in the padding alone",
+        ("test_maxpool_2d_ceil_output_size_reduce_by_one",),
+    ),
+    Defect(
+        ("Conv",),
+        _is_strided_point_with_padding,
+        "moves the strides of a Conv of size 1 before its padding where they belong behind it",
+        ("strided_point_with_padding of the corpus",),
+    ),
+    Defect(
+        ("Resize",),
+        _scales_by_a_fraction,
+        "places pixels by the rounded size, ONNX by the exact one, and these scales may give a size that is not whole",
+        ("test_resize_downsample_scales_linear_align_corners", "test_resize_downsample_scales_cubic_align_corners"),
+    ),
+    Defect(
+        ("Resize",),
+        _is("antialias", 1, 0),
+        "ignores the antialias of Resize",
+        ("test_resize_downsample_scales_cubic_antialias", "test_resize_downsample_sizes_linear_antialias"),
+    ),
+    Defect(
+        ("Resize",),
+        _is("exclude_outside", 1, 0),
+        "ignores the exclude_outside of Resize",
+        ("test_resize_upsample_scales_cubic_A_n0p5_exclude_outside",),
+    ),
+    Defect(
+        ("Resize",),
+        lambda node, function: node.attr("keep_aspect_ratio_policy", "stretch") != "stretch",
+        "ignores the keep_aspect_ratio_policy of Resize",
+        ("test_resize_upsample_sizes_nearest_not_larger", "test_resize_upsample_sizes_nearest_not_smaller"),
+    ),
+    Defect(
+        ("RoiAlign",),
+        _is("mode", "max", "avg"),
+        "takes the largest sample of a RoiAlign of mode max where ONNX takes the largest weighted corner",
+        ("test_roialign_mode_max",),
+    ),
+)
+"""Every known defect, of OpenVINO 2026.4."""
+
+_BY_OP: Mapping[str, tuple[Defect, ...]] = {
+    op: tuple(defect for defect in DEFECTS if op in defect.ops) for defect in DEFECTS for op in defect.ops
+}
+
+
+def known_defect(node: Node, function: Function) -> str | None:
+    """Return the reason of the first defect that the node falls under; None when it falls under none."""
+    return next((f"{LIBRARY} {d.reason}" for d in _BY_OP.get(node.op_type, ()) if _applies(d, node, function)), None)
+
+
+def _applies(defect: Defect, node: Node, function: Function) -> bool:
+    """Whether the node falls under the defect. One that breaks its operator's own rules falls under none: it is refused."""
+    try:
+        return defect.applies(node, function)
+    except (LookupError, TypeError, ValueError):
+        return False

@@ -1,0 +1,135 @@
+"""`OpenVino`: OpenVINO as an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, ClassVar, Literal
+
+from xrt.engines.contract import Executable, GraphCompiler
+from xrt.engines.growth import Growth
+from xrt.engines.openvino.bounds import input_limits
+from xrt.engines.openvino.capability import why_not
+from xrt.engines.openvino.executable import OpenVinoExecutable, computed_outputs, model_function
+from xrt.engines.openvino.importing import import_function
+from xrt.engines.openvino.library import LIBRARY, core, openvino, sense
+from xrt.engines.openvino.memory import uses_of
+from xrt.engines.openvino.requests import Compiled
+from xrt.engines.openvino.saving import exported, imported
+from xrt.engines.openvino.support import data_of
+from xrt.engines.openvino.values import why_not_carried
+from xrt.engines.options import CompileContext
+from xrt.errors import CompileRefused, OptionError
+from xrt.graph import Function, Node
+
+__all__ = ["OpenVino"]
+
+DEVICE = "CPU"
+
+
+@dataclass(frozen=True)
+class OpenVino(GraphCompiler):
+    """Compiles a Function into a model of OpenVINO's CPU plugin."""
+
+    name: ClassVar[str] = "openvino"
+
+    streams: int = 1
+    """How many calls of one executable compute at once, each with its share of the threads; others wait."""
+    pinning: bool = False
+    """Whether its threads are bound to cores; threads of other engines are then in their way."""
+
+    arithmetic: Literal["exact", "native"] = "exact"
+    """``native`` takes what the library computes in place of what ONNX says: float64 in float32, wide integers in int32 without
+    a limit, bytes that stop at their ends, quantised numbers that round ties up. ``exact`` declines all that."""
+
+    def __post_init__(self) -> None:
+        if type(self.streams) is not int or self.streams < 1:
+            raise OptionError(f"streams of engine 'openvino' must be a positive integer; got {self.streams!r}")
+        if not isinstance(self.pinning, bool):
+            raise OptionError(f"pinning of engine 'openvino' must be true or false; got {self.pinning!r}")
+
+        if self.arithmetic not in ("exact", "native"):
+            raise OptionError(f"arithmetic of engine 'openvino' must be exact or native; got {self.arithmetic!r}")
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        return why_not(node, function, native=self.arithmetic == "native")
+
+    def compile(self, function: Function, context: CompileContext) -> OpenVinoExecutable:
+        """Return a compiled model; its large constants stay where they are. Raises CompileRefused for what OpenVINO declines."""
+        if not computed_outputs(function):
+            return OpenVinoExecutable(function, None)
+        _check_border(function)
+        limits = self._limits(function)
+        with Growth(sum(constant.nbytes for constant in function.constants.values())) as growth:
+            try:
+                imported = import_function(model_function(function))
+                model = core().compile_model(imported.model, DEVICE, self._settings(context))
+                compiled = Compiled.of(model, imported.used, imported.passed)
+            except (RuntimeError, ValueError, TypeError) as error:
+                raise CompileRefused(f"{LIBRARY} declines: {sense(error)}") from error
+        return OpenVinoExecutable(function, compiled, limits, imported.held, partial(uses_of, imported.copied, growth))
+
+    def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
+        """Return what OpenVINO exports of the compiled model, constants included."""
+        if not isinstance(executable, OpenVinoExecutable) or executable.compiled is None:
+            raise CompileRefused("there is no compiled model to save")
+        return executable.saved if executable.saved is not None else exported(executable.compiled)
+
+    def load(self, data: memoryview, function: Function, context: CompileContext) -> OpenVinoExecutable:
+        with Growth(len(data)) as growth:
+            compiled = imported(data, DEVICE, self._settings(context))
+        executable = OpenVinoExecutable(function, compiled, self._limits(function), data, partial(uses_of, 0, growth))
+        executable.saved = data
+        return executable
+
+    def unsupported_options(self, context: CompileContext) -> str | None:
+        """Return which option is not honoured. Any batch size is, and so are strict types where precision is not lowered."""
+        asked = context.options.unusual()
+        if asked.get("precision") == "bf16" and _has_bf16() and "strict_types" not in asked:
+            del asked["precision"]
+        refused = {name: value for name, value in asked.items() if name != "max_batch_size"}
+        if "precision" not in asked:
+            refused.pop("strict_types", None)
+        if not refused:
+            return None
+        shown = ", ".join(f"{name}={value!r}" for name, value in refused.items())
+        return f"engine 'openvino' computes in the model's own types or, where it sees fit, in bf16: it does not honour {shown}"
+
+    def remarks(self, function: Function) -> tuple[str, ...]:
+        return ("NaN is not carried through everywhere: Relu, Clip, Max, Min and comparisons may give a number for it",)
+
+    def version(self) -> str:
+        return f"openvino {openvino.__version__}"
+
+    def _limits(self, function: Function) -> Mapping[int, int]:
+        if self.arithmetic == "native":
+            return {}
+        limits = input_limits(model_function(function), lambda node: data_of(node, function))
+        if limits is None:
+            raise CompileRefused(f"{LIBRARY} computes wide integers in int32, and what is computed here is not known to fit")
+        return limits
+
+    def _settings(self, context: CompileContext) -> dict[str, Any]:
+        lowered = context.options.precision == "bf16"
+        return {
+            "EXECUTION_MODE_HINT": "PERFORMANCE" if lowered else "ACCURACY",
+            "INFERENCE_PRECISION_HINT": "bf16" if lowered else "f32",
+            "INFERENCE_NUM_THREADS": context.threads,
+            "NUM_STREAMS": min(self.streams, context.threads),
+            "ENABLE_CPU_PINNING": self.pinning,
+        }
+
+
+@lru_cache(maxsize=1)
+def _has_bf16() -> bool:
+    return "BF16" in core().get_property(DEVICE, "OPTIMIZATION_CAPABILITIES")
+
+
+def _check_border(function: Function) -> None:
+    for value in function.inputs:
+        if value.type is None:
+            raise CompileRefused(f"the type of input {value.name!r} is not known, and OpenVINO needs it; infer the types first")
+    for value in (*function.inputs, *computed_outputs(function)):
+        if reason := why_not_carried(value.name, value.type):
+            raise CompileRefused(reason)

@@ -1,0 +1,198 @@
+"""A compiled model as an Executable.
+
+The model computes the outputs that nodes produce, each once. An output that is itself an input or a constant, or that
+stands twice in the Function, is a copy made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from xrt.engines.contract import Executable
+from xrt.engines.memory import MemoryUse
+from xrt.engines.openvino.library import LIBRARY, sense
+from xrt.engines.openvino.requests import COPY_TO, Compiled, Frame, bound_call
+from xrt.engines.openvino.values import Array
+from xrt.engines.options import RunOptions
+from xrt.errors import InputError, RunFailed
+from xrt.graph import FrozenDict, Function, TensorType, Value
+
+__all__ = ["OpenVinoExecutable", "computed_outputs", "model_function"]
+
+Uses = Callable[[], Sequence[MemoryUse]]
+
+
+def computed_outputs(function: Function) -> tuple[Value, ...]:
+    """Return the outputs that a node produces, each once: what a model is asked for."""
+    produced = (value for value in function.outputs if function.position(value.name) is not None)
+    return tuple({value.name: value for value in produced}.values())
+
+
+def model_function(function: Function) -> Function:
+    """Return the Function with just the outputs that its model computes."""
+    computed = computed_outputs(function)
+    return function if computed == function.outputs else function.replace(outputs=computed, aliases=())
+
+
+class OpenVinoExecutable(Executable):
+    """Runs one compiled model, with an infer request for each concurrent call."""
+
+    outputs_are_fresh: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        function: Function,
+        compiled: Compiled | None,
+        limits: Mapping[int, int] = FrozenDict(),
+        held: object = None,
+        uses: Uses = tuple,
+    ) -> None:
+        """`compiled` gives `computed_outputs`; None where there are none. `held` must live as long as it.
+
+        `limits` are the largest magnitudes that inputs may have, by their places.
+        """
+        self._limits = tuple(limits.items())
+        self.function = function
+        self.compiled = compiled
+        self.saved: memoryview | None = None
+        """What it was loaded from, where it was not compiled."""
+        self._held, self._uses = held, uses
+        names = [value.name for value in computed_outputs(function)]
+        self._places = [names.index(value.name) if value.name in names else None for value in function.outputs]
+        """Per output, which of the model's it is."""
+        self._gives_all = compiled is not None and self._places == list(range(len(names)))
+        self._none: list[Array | None] = [None] * len(names)
+        self._idle: list[Frame] = []
+
+    def prepare(self) -> None:
+        if self.compiled is not None:
+            self._idle.append(Frame(self.compiled))
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        if self._gives_all and options.out is None:
+            return self._computed(inputs, self._none)
+        buffers = options.out or [None] * len(self.function.outputs)
+        _check(buffers, self.function.outputs)
+        computed = self._computed(inputs, self._to_fill(inputs, buffers)) if self._none else []
+        return self._in_order(inputs, computed, buffers)
+
+    def _computed(self, inputs: Sequence[Any], buffers: Sequence[Array | None]) -> list[Array]:
+        try:
+            if self._limits:
+                self._check_magnitudes(inputs)
+            frame = self._taken()
+            results = frame.run(inputs, buffers)
+        except Exception as error:
+            raise self._failed(error) from error
+        self._idle.append(frame)
+        return results
+
+    def _check_magnitudes(self, inputs: Sequence[Any]) -> None:
+        """Raise OverflowError for an integer with which the library would compute something else."""
+        for place, limit in self._limits:
+            value = inputs[place]
+            if value.size and not -limit <= value.min() <= value.max() <= limit:
+                raise OverflowError(
+                    f"input {self.function.inputs[place].name!r} holds an integer beyond {limit}, and OpenVINO computes in int32"
+                )
+
+    def _taken(self) -> Frame:
+        """Return a frame that no other call has."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            if self.compiled is None:
+                raise RuntimeError("the executable is closed") from None
+            return Frame(self.compiled)
+
+    def direct(self) -> Callable[..., Sequence[Any]]:
+        if not self._gives_all:
+            return super().direct()
+        computed, none = self._computed, self._none
+        return lambda *inputs: computed(inputs, none)
+
+    def binds(self) -> bool:
+        return self._gives_all and self.compiled is not None and self.compiled.is_fixed
+
+    def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
+        if self.compiled is None or not self.binds():
+            return super().bind(inputs, outputs)
+        call = bound_call(self.compiled, inputs, outputs)
+
+        def run() -> None:
+            try:
+                if self._limits:
+                    self._check_magnitudes(inputs)
+                call()
+            except Exception as error:
+                raise self._failed(error) from error
+
+        return run
+
+    def fills_from(self) -> Sequence[int | None]:
+        if self.compiled is None:
+            return ()
+        can = [p is not None and self.compiled.fixed[p] and p not in self._places[:at] for at, p in enumerate(self._places)]
+        return [COPY_TO if fills else None for fills in can]
+
+    def memory(self) -> Sequence[MemoryUse]:
+        return self._uses()
+
+    def close(self) -> None:
+        self._idle.clear()
+        self.compiled = self._held = None
+
+    def _failed(self, error: Exception) -> RunFailed:
+        return RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {sense(error)}")
+
+    # ------------------------------------------------------------------ copies, buffers of the caller's
+
+    def _to_fill(self, inputs: Sequence[Any], buffers: Sequence[Array | None]) -> list[Array | None]:
+        """Return, per computed output, the buffer that the model itself shall write: none that may overlap an input."""
+        chosen = list(self._none)
+        for place, buffer in zip(self._places, buffers, strict=True):
+            if place is not None and chosen[place] is None and buffer is not None and not _overlaps(buffer, inputs):
+                chosen[place] = buffer
+        return chosen
+
+    def _in_order(self, inputs: Sequence[Any], computed: list[Array], buffers: Sequence[Array | None]) -> list[Array]:
+        """Return one array per output of the Function, each its own."""
+        given = dict(zip((value.name for value in self.function.inputs), inputs, strict=True))
+        results: list[Array] = []
+        for value, place, buffer in zip(self.function.outputs, self._places, buffers, strict=True):
+            if place is not None:
+                source, is_own = computed[place], not any(computed[place] is result for result in results)
+            else:
+                source, is_own = given[value.name] if value.name in given else self.function.constants[value.name].array, False
+            results.append(_own(source, buffer, is_own=is_own))
+        return results
+
+
+def _own(source: Array, buffer: Array | None, *, is_own: bool) -> Array:
+    """Return the buffer, or an array that nobody else has, holding the value."""
+    if buffer is source or (buffer is None and is_own):
+        return source
+    if buffer is None:
+        return np.array(source, order="C")
+    buffer[...] = source
+    return buffer
+
+
+def _check(buffers: Sequence[Array | None], outputs: Sequence[Value]) -> None:
+    """Raise InputError for a buffer that is not of its output's type."""
+    for buffer, value in zip(buffers, outputs, strict=True):
+        if buffer is None or not isinstance(value.type, TensorType) or not value.type.is_static:
+            continue
+        due = np.dtype(value.type.dtype.numpy)
+        if buffer.dtype != due or buffer.shape != value.type.shape:
+            raise InputError(
+                f"a buffer given in out= is {buffer.dtype}{list(buffer.shape)}, and the output is "
+                f"{due}{list(value.type.shape or ())}; give one just like it, or None"
+            )
+
+
+def _overlaps(buffer: Array, values: Sequence[Any]) -> bool:
+    return not buffer.flags.c_contiguous or any(np.may_share_memory(buffer, array) for array in values)

@@ -1,0 +1,77 @@
+"""What is put right in a model of OpenVINO's before it is compiled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from xrt.engines.openvino.library import openvino
+
+__all__ = ["repair"]
+
+_ops = openvino.opset13
+
+
+def repair(model: Any) -> None:
+    """Replace what the plugin computes otherwise than ONNX says, node by node; each function says what that is."""
+    varying: set[str] = set()
+    for node in model.get_ordered_ops():
+        if node.get_type_name() == "Parameter" or any(_maker(value) in varying for value in node.input_values()):
+            varying.add(node.get_name())
+        mended = _REPAIRS.get(node.get_type_name())
+        if mended is not None and (node.get_type_name() != "Abs" or node.get_name() not in varying):
+            _replace(node, mended)
+
+
+def _maker(value: Any) -> str:
+    return str(value.get_node().get_name())
+
+
+def _replace(node: Any, mended: Callable[[Any], Any]) -> None:
+    """Let those that read the node's result read another in its place."""
+    readers = list(node.output(0).get_target_inputs())
+    right = mended(node)
+    for reader in readers:
+        reader.replace_source_output(right.output(0))
+
+
+def _element(node: Any) -> str:
+    return str(node.get_element_type().get_type_name())
+
+
+def _extreme(edge: float, is_beyond: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Return how to keep the extreme of nothing but infinities, where the plugin gives the number that it begins with."""
+
+    def mended(node: Any) -> Any:
+        if _element(node) not in ("f16", "bf16", "f32"):
+            return node
+        value, axes = node.input_value(0), node.input_value(1)
+        limit = _ops.convert(_ops.constant(np.array(edge, np.float32)), _element(node))
+        beyond = _ops.convert(is_beyond(value, limit), "f32")  # any of it; a logical reduction wants its axes as a constant
+        most = _ops.reduce_max(beyond, axes, node.get_attributes()["keep_dims"])
+        return _ops.select(_ops.greater(most, _ops.constant(np.float32(0.5))), node.output(0), limit)
+
+    return mended
+
+
+def _of_nan(node: Any) -> Any:
+    """Keep NaN, whose exponential the plugin makes infinity."""
+    return _ops.select(_ops.is_nan(node.input_value(0)), node.input_value(0), node.output(0))
+
+
+def _of_constants(node: Any) -> Any:
+    """Take the sign from what is computed of constants alone, which the library leaves where it folds them."""
+    value = node.input_value(0)
+    zero = _ops.convert(_ops.constant(np.array(0, np.int8)), _element(node))
+    return _ops.select(_ops.less(value, zero), _ops.negative(value), value)
+
+
+_REPAIRS: Mapping[str, Callable[[Any], Any]] = {
+    "ReduceMax": _extreme(-math.inf, _ops.greater),
+    "ReduceMin": _extreme(math.inf, _ops.less),
+    "Exp": _of_nan,
+    "Abs": _of_constants,
+}

@@ -1,0 +1,215 @@
+"""ONNX Runtime on a device: sessions bound to arrays of the device, on the stream of the caller.
+
+A session has one stream for life; it waits for what the caller's has been given, and the caller's then for it, so that a call on
+any stream is in order, and nobody else waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import onnxruntime
+from onnxruntime import InferenceSession
+
+from xrt.engines.accelerator import Accelerator
+from xrt.engines.contract import Executable
+from xrt.engines.options import RunOptions
+from xrt.engines.ort.executable import computed_outputs
+from xrt.engines.ort.names import LIBRARY, sense
+from xrt.engines.ort.values import Way, way_of
+from xrt.errors import CompileRefused, RunFailed
+from xrt.graph import DType, Function, Node, TensorType, Type, Value, is_static
+
+__all__ = [
+    "CUDA",
+    "RECORDED",
+    "OrtOnDevice",
+    "Place",
+    "check_assigned",
+    "provider_options",
+    "why_not_on_device",
+    "why_not_present",
+]
+
+CUDA = "CUDAExecutionProvider"
+RECORDED = "session.record_ep_graph_assignment_info"
+"""The entry of a session's configuration by which it tells which provider has which node."""
+UNSYNCHRONISED = "disable_synchronize_execution_providers"
+"""The entry of a run's by which it does not wait for the device."""
+
+
+def why_not_present(provider: str) -> str | None:
+    """Return why the installed library has no such provider; None where it has."""
+    if provider in onnxruntime.get_available_providers():
+        return None
+    return (
+        f"this build of {LIBRARY} has no {provider}: pip install 'xrt[cuda]' in an environment without onnxruntime, for "
+        f"onnxruntime-gpu is the same package with more in it, and the two overwrite each other"
+    )
+
+
+def why_not_on_device(node: Node, function: Function, provider: str) -> str | None:
+    """Return why no session on a device takes the node, beside what keeps it from one on the CPU. Touches no device."""
+    if reason := why_not_present(provider):
+        return reason
+    if node.bodies:
+        return "its bodies are chosen on the host, and each choice would wait for the device"
+    for name in (*node.uses, *node.defines):
+        type_ = function.type_of(name)
+        if type_ is not None and not _is_bindable(type_):
+            return f"value {name!r} is {type_}, which cannot be bound to memory of a device"
+    return None
+
+
+def _is_bindable(type_: Type) -> bool:
+    if not isinstance(type_, TensorType) or type_.dtype is DType.STRING:
+        return False
+    return way_of(type_) is Way.DIRECT or type_.dtype is DType.BFLOAT16
+
+
+def provider_options(accelerator: Accelerator, stream: Any) -> dict[str, str]:
+    """Return the options of the CUDA provider, and of those built upon it: which device, and which stream."""
+    return {"device_id": accelerator.name.partition(":")[2] or "0", "user_compute_stream": str(accelerator.address(stream))}
+
+
+def check_assigned(session: InferenceSession, function: Function) -> None:
+    """Raise CompileRefused, naming them, where nodes that compute numbers went to the CPU: their values would cross unseen.
+
+    What is computed of shapes belongs there, and stays.
+    """
+    on_cpu = {
+        node.name
+        for part in session.get_provider_graph_assignment_info()
+        if part.ep_name == "CPUExecutionProvider"
+        for node in part.get_nodes()
+    }
+    left = [node for node in function.nodes if node.name in on_cpu and any(_is_float(function, name) for name in node.defines)]
+    if left:
+        shown = ", ".join(f"{node.name!r} ({node.op})" for node in left[:5])
+        raise CompileRefused(f"{LIBRARY} has no kernel of the device for {shown}", [node.name for node in left])
+
+
+def _is_float(function: Function, name: str) -> bool:
+    type_ = function.type_of(name)
+    return isinstance(type_, TensorType) and type_.dtype.is_float
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the library is told that arrays lie."""
+
+    kind: str = "cuda"
+    index: int = 0
+
+
+class OrtOnDevice(Executable):
+    """Runs one session over arrays of a device. Runs of several threads take turns: their work is on one stream anyway."""
+
+    outputs_are_fresh: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        function: Function,
+        session: InferenceSession,
+        accelerator: Accelerator,
+        stream: Any,
+        place: Place,
+        held: object = None,
+    ) -> None:
+        """`session` computes `computed_outputs` on the stream. `held` must live as long as it."""
+        self.function = function
+        self._session: InferenceSession | None = session
+        self._accelerator = accelerator
+        self._stream = stream
+        self._place = place
+        self._held = held
+        self._outputs = computed_outputs(function)
+        self._constants: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self._options = onnxruntime.RunOptions()
+        if place.kind != "cpu":
+            self._options.add_run_config_entry(UNSYNCHRONISED, "1")
+
+    def prepare(self) -> None:
+        """Bring constants that are outputs to the device."""
+        accelerator = self._accelerator
+        with accelerator.using(self._stream):
+            for value in self.function.outputs:
+                if value.name in self.function.constants:
+                    self._constants[value.name] = accelerator.upload(self.function.constants[value.name].array)
+        accelerator.wait([self._stream])
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        session = self._session
+        if session is None:
+            raise RunFailed(f"the executable of {self.function.name!r} is closed")
+        accelerator, own = self._accelerator, self._stream
+        callers = own if options.stream is None else options.stream
+        given = dict(zip((value.name for value in self.function.inputs), map(self._flat, inputs), strict=True))
+        made = {value.name: self._empty(value) for value in self._outputs}
+        try:
+            with self._lock:
+                accelerator.follow(own, callers)
+                computed = self._computed(session, given, made)
+                accelerator.follow(callers, own)
+        except Exception as error:
+            raise RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {sense(error)}") from error
+        return self._in_order(given, computed)
+
+    def _computed(self, session: InferenceSession, given: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
+        """Put the session's work on its stream, and return what it computes."""
+        binding, place = session.io_binding(), self._place
+        for name, array in given.items():
+            binding.bind_input(name, place.kind, place.index, _element(array.dtype), list(array.shape), self._address(array))
+        for name, array in made.items():
+            if array is None:
+                binding.bind_output(name, place.kind, place.index)
+            else:
+                shape = list(array.shape)
+                binding.bind_output(name, place.kind, place.index, _element(array.dtype), shape, self._address(array))
+        session.run_with_iobinding(binding, self._options)
+        if all(array is not None for array in made.values()):
+            return made
+        results = dict(zip(made, binding.get_outputs(), strict=True))
+        return {name: self._taken(results[name]) if array is None else array for name, array in made.items()}
+
+    def _flat(self, array: Any) -> Any:
+        return array if array.flags.c_contiguous else self._accelerator.xp.ascontiguousarray(array)
+
+    def _empty(self, value: Value) -> Any:
+        """Return an array for an output of known size; None where only the run tells."""
+        if not isinstance(value.type, TensorType) or not is_static(value.type):
+            return None
+        return self._accelerator.xp.empty(value.type.shape, value.type.dtype.numpy)
+
+    def _address(self, array: Any) -> int:
+        """Return where an array lies; one of no elements has no address, and any will do."""
+        return self._accelerator.address(array) or 1
+
+    def _taken(self, result: Any) -> Any:
+        """Return a copy of an array that the library has allocated, made on its stream, where its work is."""
+        type_ = DType.from_onnx(result.element_type())
+        with self._accelerator.using(self._stream) if self._place.kind != "cpu" else nullcontext():
+            return self._accelerator.at(result.data_ptr(), result.shape(), type_.numpy, result).copy()
+
+    def _in_order(self, given: dict[str, Any], computed: dict[str, Any]) -> list[Any]:
+        """Return one value per output; what is not the session's own, or was given already, is a copy."""
+        fresh, sources = dict(computed), {**self._constants, **given, **computed}
+        return [fresh.pop(v.name) if v.name in fresh else sources[v.name].copy() for v in self.function.outputs]
+
+    def why_not_recorded(self) -> str | None:
+        dynamic = next((value for value in self._outputs if not is_static(value.type)), None)
+        return None if dynamic is None else f"the size of {dynamic.name!r} is known only after a run"
+
+    def close(self) -> None:
+        self._session = self._held = None
+
+
+def _element(dtype: np.dtype[Any]) -> Any:
+    """Return an element type as the library's bindings take it: by NumPy's, or by ONNX's number where that has no word."""
+    return DType.BFLOAT16.onnx if dtype == DType.BFLOAT16.numpy else dtype.type

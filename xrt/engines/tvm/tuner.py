@@ -1,0 +1,212 @@
+"""The other side of `tuning`: a process that runs MetaSchedule over loop nests, and judges what it finds.
+
+A request comes in as one line of JSON on standard input; lines of JSON go out on standard output: what is going on, and in
+the end a record per loop nest. What libraries print goes to standard error. The process ends when its input does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Any, TextIO
+
+import numpy as np
+import tvm
+from tvm import tirx
+from tvm.ir import IRModule
+from tvm.ir.utils import derived_object
+from tvm.s_tir import dlight
+from tvm.s_tir import meta_schedule as ms
+from tvm.target import Target
+from tvm_ffi.serialization import from_json_graph_str
+
+from xrt.compare import compare, tolerance_for
+from xrt.engines.tvm.records import Record, scheduled
+from xrt.engines.tvm.schedules import CpuSchedule
+
+__all__ = ["judged", "main", "tune"]
+
+Tell = Callable[[Mapping[str, Any]], object]
+
+SEED = 20
+"""Of the search and of the numbers that candidates are run on: the same request tries the same schedules."""
+BUILD_SECONDS, RUN_SECONDS = 90.0, 30.0
+"""What a trial may take; the first build of a worker process counts its start, the import of TVM among it."""
+AT_ONCE = 16
+"""The most trials between two looks at what the last ones have shown."""
+ROUNDS = 7
+"""Turns that the quickest schedule and the default take beside each other."""
+GAIN = 0.97
+"""Times of the default below which a schedule counts as quicker, in the median turn."""
+
+
+def tune(functions: Mapping[str, tirx.PrimFunc], target: Target, trials: int, threads: int, tell: Tell) -> dict[str, Record]:
+    """Return a record for each loop nest, after so many trials in all; whoever promises most gets the next ones."""
+    tell({"told": f"{trials} trials of {len(functions)} loop nest{'s' * (len(functions) != 1)}"})
+    tasks = [_task(name, function, target, threads, SEED + n) for n, (name, function) in enumerate(functions.items())]
+    database = ms.database.MemoryDatabase()
+    ms.tune_tasks(
+        tasks=tasks,
+        task_weights=[1.0] * len(tasks),
+        work_dir="",
+        max_trials_global=trials,
+        num_trials_per_iter=max(1, min(AT_ONCE, math.ceil(trials / len(tasks)))),
+        builder=ms.builder.LocalBuilder(max_workers=threads, timeout_sec=BUILD_SECONDS),
+        runner=ms.runner.LocalRunner(timeout_sec=RUN_SECONDS),
+        database=database,
+        cost_model="random",
+        measure_callbacks=[*ms.MeasureCallback.create("default"), Told([*functions], trials, tell)],
+    )
+    found: dict[str, Record] = {}
+    for task, (name, function) in zip(tasks, functions.items(), strict=True):
+        tell({"told": f"judging {name}"})
+        found[name] = judged(function, _trace(database.query_tuning_record(task.mod, target, name)), target, trials)
+    return found
+
+
+def _task(name: str, function: tirx.PrimFunc, target: Target, threads: int, seed: int) -> Any:
+    quiet = logging.getLogger("xrt.engines.tvm.tuner")
+    return ms.TuneContext(
+        mod=function,
+        target=target,
+        space_generator="post-order-apply",
+        search_strategy="evolutionary",
+        task_name=name,
+        rand_state=seed,
+        num_threads=threads,
+        logger=quiet,
+    ).clone()
+
+
+@derived_object
+class Told(ms.measure_callback.PyMeasureCallback):  # type: ignore[misc]  # TVM has no types
+    """Tells of each batch of trials."""
+
+    def __init__(self, names: Sequence[str], trials: int, tell: Tell) -> None:
+        super().__init__()
+        self.names = names
+        self.trials = trials
+        self.tell = tell
+        self.done = 0
+        self.best: dict[str, float] = {}
+
+    def apply(
+        self, task_scheduler: Any, task_id: int, measure_candidates: Any, builder_results: Any, runner_results: Any
+    ) -> None:
+        """Count the trials, and tell the best time of the nest that they were of."""
+        name = self.names[task_id]
+        self.done += len(runner_results)
+        times = [median(map(float, result.run_secs)) for result in runner_results if result.run_secs]
+        self.best[name] = min([*times, self.best.get(name, math.inf)])
+        self.tell({"told": f"trial {self.done} of {self.trials}, {name} at {1e3 * self.best[name]:.3g} ms"})
+
+
+def _trace(record: Any) -> str | None:
+    """Return what `records.scheduled` reads of a record; None where it cannot be said in JSON."""
+    try:
+        return json.dumps(_plain(record.trace.as_json())) if record is not None else None
+    except TypeError:
+        return None
+
+
+def _plain(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _plain(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [_plain(value) for value in data]
+    if isinstance(data, tirx.IntImm):
+        return int(data)
+    return float(data) if isinstance(data, tirx.FloatImm) else data
+
+
+# ---------------------------------------------------------------------- judging
+
+
+def judged(function: tirx.PrimFunc, trace: str | None, target: Target, trials: int) -> Record:
+    """Return the record: the trace is in it if it computes what the default does, and is quicker beside it."""
+    threads = int(os.environ["TVM_NUM_THREADS"])
+    with target:
+        default = dlight.ApplyDefaultSchedule(CpuSchedule(threads))(IRModule({"main": function}))["main"]
+    base = _built(default, target)
+    given = _numbers(function)
+    if trace is None:
+        return Record(trials, math.inf, _seconds(base, given), None)
+    rival = _built(scheduled(function, trace), target)
+    if not _agree(base, rival, given):
+        return Record(trials, math.inf, _seconds(base, given), None)
+    turns = [(_seconds(rival, given), _seconds(base, given)) for _ in range(ROUNDS)]
+    quicker = median(mine / theirs for mine, theirs in turns) < GAIN
+    mine, theirs = (median(column) for column in zip(*turns, strict=True))
+    return Record(trials, mine, theirs, trace if quicker else None)
+
+
+def _built(function: tirx.PrimFunc, target: Target) -> Any:
+    return tvm.tirx.build(IRModule({"main": function.with_attr("global_symbol", "main")}), target=target)
+
+
+def _numbers(function: tirx.PrimFunc) -> list[Any]:
+    """Return an array for each argument, results included."""
+    random = np.random.default_rng(SEED)
+    return [random.uniform(0.1, 1.0, tuple(map(int, b.shape))).astype(str(b.dtype)) for b in function.params]
+
+
+def _agree(base: Any, rival: Any, given: Sequence[Any]) -> bool:
+    mine, theirs = ([tvm.runtime.tensor(array) for array in given] for _ in range(2))
+    rival["main"](*mine)
+    base["main"](*theirs)
+    pairs = [(a.numpy(), b.numpy()) for a, b in zip(mine, theirs, strict=True)]
+    return all(compare(a, b, tolerance_for(b.dtype, "network")) for a, b in pairs)
+
+
+def _seconds(built: Any, given: Sequence[Any]) -> float:
+    timer = built.time_evaluator("main", tvm.cpu(), number=1, repeat=3, min_repeat_ms=20)
+    return float(timer(*[tvm.runtime.tensor(array) for array in given]).median)
+
+
+# ---------------------------------------------------------------------- the process
+
+
+def main() -> int:
+    """Serve one request."""
+    lines = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print is no line of ours
+    request = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    try:
+        found = tune(
+            _functions(request["loops"]),
+            from_json_graph_str(request["target"]),
+            request["trials"],
+            request["threads"],
+            _teller(lines),
+        )
+    except Exception as error:  # noqa: BLE001  # it belongs to who asked
+        lines.write(json.dumps({"failed": f"{type(error).__name__}: {error}"}) + "\n")
+        return 1
+    for name, record in found.items():
+        lines.write(json.dumps({"name": name, "record": str(record)}) + "\n")
+    return 0
+
+
+def _functions(text: str) -> dict[str, tirx.PrimFunc]:
+    return {gvar.name_hint: function for gvar, function in from_json_graph_str(text).functions_items()}
+
+
+def _teller(lines: TextIO) -> Tell:
+    return lambda message: lines.write(json.dumps(message) + "\n")
+
+
+def _end_with_input() -> None:
+    """End the process, and those that it has started, once nobody is there to hear of the outcome."""
+    sys.stdin.read()
+    os.killpg(0, 9)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

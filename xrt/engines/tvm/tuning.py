@@ -1,0 +1,165 @@
+"""Loops scheduled by measurement: records where there are some, and else MetaSchedule in a process of its own.
+
+MetaSchedule runs code that nobody has run before, so a crash or a hang of it must not be one of ours. What it costs is seconds
+per trial; what it finds is kept in the folder that the cache gives to the engine, and used by whoever tunes the same loops later.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Any, cast
+
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import IRModule
+from tvm.target import Target
+from tvm_ffi.serialization import to_json_graph_str
+
+from xrt.engines.tvm.records import Record, keep, kept, key_of, scheduled
+from xrt.errors import CompileRefused, OptionError
+
+__all__ = ["SOUND_FFI", "Tuning", "check_tunable"]
+
+log = logging.getLogger("xrt.engines.tvm")
+
+SOUND_FFI = "0.1.14.post0"
+"""The release of TVM's ffi library with which MetaSchedule is known to work; with the next one it ends its process."""
+_NEEDED = ("cloudpickle", "psutil", "tornado")
+
+Report = Callable[[str], object]
+
+
+def check_tunable() -> None:
+    """Raise OptionError where MetaSchedule cannot work: a library that it needs is missing, or another release crashes it."""
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise OptionError(f"tvm: tune needs {', '.join(missing)}; pip install 'xrt[tvm-tune]'")
+    if tvm_ffi.__version__ != SOUND_FFI:
+        raise OptionError(
+            f"tvm: tune works with apache-tvm-ffi {SOUND_FFI}, and {tvm_ffi.__version__} is installed, with which TVM's "
+            f"MetaSchedule is not known to work (0.1.15.post2 ends its process); pip install 'xrt[tvm-tune]'"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """How the loops of one region are tuned."""
+
+    trials: int
+    """Schedules to try, of all loop nests together."""
+    threads: int
+    folder: Path | None
+    """Where records are kept; None keeps none."""
+    report: Report | None
+    """Told how it goes."""
+
+    def applied(self, module: IRModule, target: Target, without: frozenset[str]) -> IRModule:
+        """Return the module with those loops scheduled for which measuring has found a better way than the default.
+
+        Loops of unknown extents, those that read by indices or stand in ``without`` keep the default. Raises CompileRefused
+        where tuning fails as a whole.
+        """
+        functions = {g.name_hint: f for g, f in module.functions_items() if g.name_hint not in without and _is_tunable(f)}
+        keys = {name: key_of(function, target, self.threads) for name, function in functions.items()}
+        records = {key: record for key in keys.values() if (record := kept(self.folder, key)) and record.trials >= self.trials}
+        first = {key: name for name, key in reversed(keys.items())}
+        wanted = {name: functions[name] for key, name in first.items() if key not in records}
+        for name, record in self._measured(wanted, target):
+            records[keys[name]] = record
+            keep(self.folder, keys[name], record)
+        return _replaced(module, {name: (functions[name], records[key]) for name, key in keys.items() if key in records})
+
+    def _measured(self, functions: Mapping[str, tirx.PrimFunc], target: Target) -> Iterator[tuple[str, Record]]:
+        if not functions:
+            return
+        request = {
+            "loops": to_json_graph_str(IRModule(dict(functions))),
+            "target": to_json_graph_str(target),
+            "trials": self.trials,
+            "threads": self.threads,
+        }
+        with _tuner(self.threads) as process:
+            for answer in _answers(process, request):
+                if "told" in answer:
+                    self._tell(answer["told"])
+                else:
+                    yield answer["name"], Record.parse(answer["record"])
+
+    def _tell(self, text: str) -> None:
+        log.info("tuning: %s", text)
+        if self.report is not None:
+            self.report(f"tvm tunes: {text}")
+
+
+def _is_tunable(function: Any) -> bool:
+    """Whether it can be run on random numbers: loops over floats, of known extents."""
+    return isinstance(function, tirx.PrimFunc) and all(map(_is_fixed, function.params))
+
+
+def _is_fixed(parameter: Any) -> bool:
+    extents = getattr(parameter, "shape", (None,))  # a number has none
+    return str(parameter.dtype) in ("float32", "float64") and all(isinstance(extent, tirx.IntImm) for extent in extents)
+
+
+def _replaced(module: IRModule, measured: Mapping[str, tuple[tirx.PrimFunc, Record]]) -> IRModule:
+    functions = dict(module.functions_items())
+    for name, (function, record) in measured.items():
+        if record.trace is not None:
+            with suppress(Exception):  # a trace that another TVM wrote, or nobody: the default rules serve
+                functions[module.get_global_var(name)] = scheduled(function, record.trace)
+    return IRModule(functions, attrs=module.attrs)
+
+
+# ---------------------------------------------------------------------- the process
+
+
+@contextmanager
+def _tuner(threads: int) -> Iterator[subprocess.Popen[str]]:
+    """Run the process; it ends, with all that it has started, when the block does."""
+    search = os.pathsep.join(filter(None, sys.path))
+    environment = {**os.environ, "PYTHONPATH": search, "TVM_NUM_THREADS": str(threads)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "xrt.engines.tvm.tuner"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            with suppress(OSError):
+                cast(IO[str], pipe).close()
+
+
+def _answers(process: subprocess.Popen[str], request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what the process says; raises CompileRefused where it fails, or ends before it should."""
+    into, out = cast(IO[str], process.stdin), cast(IO[str], process.stdout)
+    with suppress(BrokenPipeError):
+        into.write(json.dumps(request) + "\n")
+        into.flush()
+    for line in out:
+        answer = json.loads(line)
+        if "failed" in answer:
+            raise CompileRefused(f"TVM's MetaSchedule failed: {answer['failed']}; leave out tune= to compile untuned")
+        yield answer
+    if code := process.wait():
+        how = signal.Signals(-code).name if code < 0 else f"status {code}"
+        told = f"the process in which TVM's MetaSchedule tuned ended by {how}"
+        raise CompileRefused(f"{told}; leave out tune= to compile untuned") from ChildProcessError(told)

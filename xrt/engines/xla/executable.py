@@ -1,0 +1,143 @@
+"""Running compiled code on NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from xrt.engines.contract import Executable, fill
+from xrt.engines.memory import MemoryUse
+from xrt.engines.options import RunOptions
+from xrt.engines.xla import client
+from xrt.engines.xla.client import tracing
+from xrt.engines.xla.program import Program, shares
+from xrt.engines.xla.reasons import shortened
+from xrt.engines.xla.saving import exported, imported_program
+from xrt.errors import RunFailed
+from xrt.graph import Function
+
+__all__ = ["XlaExecutable"]
+
+Array = np.ndarray[Any, Any]
+
+COPIED = 32 * 1024
+"""Bytes up to which a result is copied out of XLA's memory; a larger one keeps it, which is quicker than the copy."""
+
+
+class XlaExecutable(Executable):
+    """Compiled code. It keeps nothing of a call, so threads may share it."""
+
+    outputs_are_fresh = True
+
+    def __init__(self, program: Program, function: Function, threads: int) -> None:
+        self.program = program
+        self.function = function
+        self._threads = threads
+        self._clients = client.clients
+        self._name = function.name
+        self.saved: memoryview | None = None
+        """What it was loaded from, where it was not compiled."""
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        program = self.program if self._clients is client.clients else self._moved()
+        try:
+            results = program.call(*inputs, *program.arguments.arrays)
+        except Exception as cause:  # noqa: BLE001  # as below
+            results = self._again(inputs, cause)
+        if options.out is None:
+            return [_owned(result) for result in results]
+        return [_placed(result, buffer) for result, buffer in zip(results, options.out, strict=True)]
+
+    def direct(self) -> Callable[..., Sequence[Any]]:
+        call, constants, again, run_anywhere = self.program.call, self.program.arguments.arrays, self._again, self.run
+        clients = self._clients
+
+        def run(*inputs: Any) -> Sequence[Any]:
+            if clients is not client.clients:
+                return run_anywhere(inputs)
+            try:
+                results = call(*inputs, *constants)
+            except Exception as cause:  # noqa: BLE001  # raised anew, unless it was the user's settings
+                results = again(inputs, cause)
+            return [_owned(result) for result in results]
+
+        return run
+
+    def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
+        """Return a call over arrays that XLA has taken once; each result is copied to its buffer."""
+        program, taken = self.program, _taken(inputs, self.program)
+        if taken is None:
+            return super().bind(inputs, outputs)
+        call, operands, elsewhere = program.call, (*taken, *program.arguments.arrays), super().bind(inputs, outputs)
+
+        def run() -> None:
+            if self.program is not program or self._clients is not client.clients:
+                return elsewhere()
+            try:
+                results = call(*operands)
+            except Exception:  # noqa: BLE001  # raised anew, unless it was the user's settings
+                return elsewhere()
+            for result, buffer in zip(results, outputs, strict=True):
+                fill(buffer, np.asarray(result))
+            return None
+
+        return run
+
+    def _again(self, inputs: Sequence[Any], cause: Exception) -> Sequence[Any]:
+        """Call once more without what a user may have set (NaN is an error, no compiled code); raises RunFailed if that fails."""
+        try:
+            with tracing(self.program.device):
+                return self.program.call(*inputs, *self.program.arguments.arrays)
+        except Exception:  # noqa: BLE001  # the first one tells more
+            raise RunFailed(f"XLA failed while it ran {self._name!r}: {shortened(cause)}") from cause
+
+    def _moved(self) -> Program:
+        """Return the program on a client of this process, which was forked from the one that made it."""
+        with client.clients.moving:
+            if self._clients is not client.clients:
+                data = memoryview(exported(self.program))
+                self.program, self._clients = imported_program(data, self.function, self._threads), client.clients
+        return self.program
+
+    def memory(self) -> tuple[MemoryUse, ...]:
+        program = self.program
+        why = "weights that do not lie at a multiple of 64 bytes are copied, as XLA wants them there"
+        copies = (MemoryUse("copied weights", program.arguments.copied, why),) if program.arguments.copied else ()
+        return *copies, MemoryUse("workspace", program.workspace, "inner values, as planned by the compiler", per_call=True)
+
+
+def _taken(inputs: Sequence[Array], program: Program) -> list[Any] | None:
+    """Return arrays of JAX's over the inputs' own memory, which show what is written there; None where one would be a copy."""
+    if program.donates:
+        return None  # one call would use them up
+    with tracing(program.device):
+        arrays = [jax.device_put(x, program.device) for x in inputs]
+    return arrays if all(shares(x, array) for x, array in zip(inputs, arrays, strict=True)) else None
+
+
+class _Memory:
+    """XLA's memory of a result, which says that it may be written to: nobody else has it, though JAX knows only constants."""
+
+    def __init__(self, result: Any, view: Array) -> None:
+        self._owner = result, view
+        self.__array_interface__ = {**view.__array_interface__, "data": (view.__array_interface__["data"][0], False)}
+
+
+def _owned(result: Any) -> Array:
+    """Return a result as an array of the caller's: a copy of a small one, the memory itself of a large one."""
+    view = np.asarray(result)
+    if view.nbytes <= COPIED:
+        return view.copy()
+    if view.dtype.isbuiltin == 1:
+        return np.asarray(_Memory(result, view))
+    return np.asarray(_Memory(result, view.view(np.uint8))).view(view.dtype)
+
+
+def _placed(result: Any, buffer: Array | None) -> Array:
+    if buffer is None:
+        return _owned(result)
+    fill(buffer, np.asarray(result))
+    return buffer

@@ -1,0 +1,128 @@
+"""Control flow: bodies are traced into conditionals and loops of XLA's, or in their place where what they depend on is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xrt.engines.xla.site import Site
+from xrt.engines.xla.table import Operand, ops
+
+__all__: list[str] = []
+
+UNROLLED = 8
+"""Iterations up to which a loop is written out, so that shapes may change from one to the next."""
+
+
+@ops("If")
+def if_(at: Site, condition: Operand) -> tuple[Operand, ...]:
+    then, otherwise = at.body("then_branch"), at.body("else_branch")
+    if isinstance(condition, np.ndarray):
+        return tuple((then if condition.reshape(()) else otherwise)([]))
+    branches = (lambda: tuple(map(jnp.asarray, then([]))), lambda: tuple(map(jnp.asarray, otherwise([]))))
+    return tuple(jax.lax.cond(condition.reshape(()), *branches))
+
+
+# ---------------------------------------------------------------------- Loop
+
+
+class _UndecidedError(Exception):
+    """Only the run shows whether a loop goes on."""
+
+
+@ops("Loop")
+def loop(at: Site, trips: Operand = None, condition: Operand = None, *carried: Operand) -> tuple[Operand, ...]:
+    """Run the body while its condition holds, at most M times; what is carried comes back first, what is scanned stacked."""
+    iterate = _Iteration(at, len(carried))
+    if isinstance(condition, np.ndarray) and not condition.reshape(()):
+        trips, condition = np.array(0), None
+    if isinstance(trips, np.ndarray) and (condition is None or isinstance(condition, np.ndarray)):
+        try:
+            return iterate.counted(int(trips.reshape(())), carried)
+        except _UndecidedError:
+            pass
+    return iterate.conditional(trips, condition, carried)
+
+
+class _Iteration:
+    """The body of a loop, ready to be traced in one of three ways."""
+
+    def __init__(self, at: Site, n_carried: int) -> None:
+        self._at = at
+        self._body: Callable[[Sequence[Operand]], list[Operand]] = at.body("body")
+        self._n = n_carried
+
+    def counted(self, trips: int, carried: Sequence[Operand]) -> tuple[Operand, ...]:
+        """Trace a loop of so many iterations; raises _UndecidedError where it may end earlier."""
+        if 0 < trips <= UNROLLED:
+            return self._unrolled(trips, list(carried))
+        last, stacks = jax.lax.scan(self._step, tuple(map(jnp.asarray, carried)), jnp.arange(trips), length=max(trips, 0))
+        return *last, *stacks
+
+    def _step(self, carried: tuple[Operand, ...], trip: Operand) -> tuple[tuple[Operand, ...], tuple[Operand, ...]]:
+        flag, *results = self._body([trip, np.array(True), *carried])
+        if not isinstance(flag, np.ndarray) or not flag.reshape(()):
+            raise _UndecidedError
+        arrays = tuple(map(jnp.asarray, results))
+        return arrays[: self._n], arrays[self._n :]
+
+    def _unrolled(self, trips: int, carried: list[Operand]) -> tuple[Operand, ...]:
+        rows: list[list[Operand]] = []
+        for trip in range(trips):
+            flag, *results = self._body([np.array(trip, np.int64), np.array(True), *carried])
+            carried = results[: self._n]
+            rows.append(results[self._n :])
+            if not isinstance(flag, np.ndarray):
+                raise _UndecidedError
+            if not flag.reshape(()):
+                break
+        return *carried, *(jnp.stack(column) for column in zip(*rows, strict=True))
+
+    def conditional(self, trips: Operand, condition: Operand, carried: Sequence[Operand]) -> tuple[Operand, ...]:
+        """Trace a loop whose length the run shows; nothing can be scanned by it."""
+        n_scanned = len(self._at.attr("body").outputs) - 1 - self._n
+        if n_scanned:
+            raise self._at.refuse("scans as many results as only the run shows, and XLA has no such shape")
+        bound = np.iinfo(np.int64).max if trips is None else jnp.asarray(trips).reshape(()).astype(jnp.int64)
+        begins = jnp.asarray(True if condition is None else condition).reshape(())
+
+        def proceeds(state: tuple[Any, ...]) -> Operand:
+            return (state[0] < bound) & state[1]
+
+        def advance(state: tuple[Any, ...]) -> tuple[Any, ...]:
+            trip, flag, *values = state
+            going, *results = self._body([trip, flag, *values])
+            return trip + 1, jnp.asarray(going).reshape(()), *map(jnp.asarray, results)
+
+        first = (jnp.zeros((), jnp.int64), begins, *map(jnp.asarray, carried))
+        return tuple(jax.lax.while_loop(proceeds, advance, first)[2:])
+
+
+# ---------------------------------------------------------------------- Scan
+
+
+@ops("Scan", since=9)
+def scan(at: Site, *values: Operand) -> tuple[Operand, ...]:
+    body, m = at.body("body"), at.attr("num_scan_inputs")
+    n = len(values) - m
+    k = len(at.attr("body").outputs) - n
+    in_axes, out_axes = at.attr("scan_input_axes") or (0,) * m, at.attr("scan_output_axes") or (0,) * k
+    in_back, out_back = at.attr("scan_input_directions") or (0,) * m, at.attr("scan_output_directions") or (0,) * k
+    rows = tuple(_front(x, axis, back) for x, axis, back in zip(values[n:], in_axes, in_back, strict=True))
+
+    def step(states: tuple[Operand, ...], row: tuple[Operand, ...]) -> tuple[tuple[Operand, ...], tuple[Operand, ...]]:
+        results = tuple(map(jnp.asarray, body([*states, *row])))
+        return results[:n], results[n:]
+
+    last, stacks = jax.lax.scan(step, tuple(map(jnp.asarray, values[:n])), rows)
+    outputs = (jnp.moveaxis(s[::-1] if back else s, 0, axis) for s, axis, back in zip(stacks, out_axes, out_back, strict=True))
+    return *last, *outputs
+
+
+def _front(x: Operand, axis: int, backwards: int) -> Operand:
+    moved = jnp.moveaxis(jnp.asarray(x), axis, 0)
+    return moved[::-1] if backwards else moved

@@ -1,0 +1,93 @@
+"""Pools: what a sliding window sees, reduced to its greatest element, its mean or its norm."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from xrt.engines.xla.kernels.precision import rounded_once
+from xrt.engines.xla.kernels.reduction import extreme
+from xrt.engines.xla.kernels.windows import Placement, window_of
+from xrt.engines.xla.site import Site
+from xrt.engines.xla.table import Operand, ops
+
+__all__: list[str] = []
+
+
+@ops("MaxPool")
+def max_pool(at: Site, x: Operand) -> Operand | tuple[Operand, Operand]:
+    place = window_of(at, at.attr("kernel_shape")).over(x.shape[2:])
+    if at.wants(1):
+        return _max_and_places(x, place, bool(at.attr("storage_order", 0)))
+    return place.combined(x, jax.lax.max, extreme(x.dtype, lowest=True))
+
+
+def _max_and_places(x: Operand, place: Placement, column_major: bool) -> tuple[Operand, Operand]:
+    """Return each window's greatest element and its place in the flattened tensor (planes flattened by columns if asked)."""
+    own = np.arange(prod(place.extents), dtype=np.int64).reshape(place.extents, order="F" if column_major else "C")
+    around, places = place.around(x, extreme(x.dtype, lowest=True)), np.pad(own, place.pads, constant_values=-1)
+    shape = (*x.shape[:2], *place.positions)
+    top: Any = jnp.full(shape, extreme(x.dtype, lowest=True), x.dtype)
+    where: Any = jnp.full(shape, -1, jnp.int64)
+    for _, picked in place.offsets():
+        seen, index = around[picked], places[picked]
+        better = (index >= 0) & ((where < 0) | (seen > top))
+        top, where = jnp.where(better, seen, top), jnp.where(better, index, where)
+    planes = np.arange(prod(x.shape[:2]), dtype=np.int64) * own.size
+    return top, where + planes.reshape(*x.shape[:2], *(1,) * len(place.extents))
+
+
+@ops("AveragePool")
+def average_pool(at: Site, x: Operand) -> Operand:
+    place = window_of(at, at.attr("kernel_shape")).over(x.shape[2:])
+    counts = place.counts(bool(at.attr("count_include_pad", 0)))
+    return rounded_once(lambda x: place.combined(x, jax.lax.add, 0) / counts.astype(x.dtype))(x)
+
+
+def _power(x: Operand, p: int) -> Operand:
+    return jnp.abs(x) if p == 1 else x * x if p == 2 else jnp.abs(x) ** p
+
+
+def _root(x: Operand, p: int) -> Operand:
+    return x if p == 1 else jnp.sqrt(x) if p == 2 else x ** (1 / p)
+
+
+@ops("LpPool", since=2)
+def lp_pool(at: Site, x: Operand) -> Operand:
+    place, p = window_of(at, at.attr("kernel_shape")).over(x.shape[2:]), at.attr("p", 2)
+    return rounded_once(lambda x: _root(place.combined(_power(x, p), jax.lax.add, 0), p))(x)
+
+
+@ops("GlobalAveragePool")
+def global_average_pool(at: Site, x: Operand) -> Operand:
+    return rounded_once(lambda x: jnp.mean(x, axis=tuple(range(2, x.ndim)), keepdims=True))(x)
+
+
+@ops("GlobalMaxPool")
+def global_max_pool(at: Site, x: Operand) -> Operand:
+    return jnp.max(x, axis=tuple(range(2, x.ndim)), keepdims=True)
+
+
+@ops("GlobalLpPool", since=2)
+def global_lp_pool(at: Site, x: Operand) -> Operand:
+    p = at.attr("p", 2)
+    return rounded_once(lambda x: _root(jnp.sum(_power(x, p), axis=tuple(range(2, x.ndim)), keepdims=True), p))(x)
+
+
+@ops("MaxUnpool")
+def max_unpool(at: Site, x: Operand, places: Operand, asked: Operand = None) -> Operand:
+    """Each element goes back to the place it came from; the rest is zero."""
+    window = window_of(at, at.attr("kernel_shape"))
+    pads = zip(window.begins, window.ends, strict=True)
+    steps = zip(x.shape[2:], window.strides, window.kernel, pads, strict=True)
+    natural = (*x.shape[:2], *((n - 1) * s - sum(both) + k for n, s, k, both in steps))
+    flat: Any = jnp.zeros(prod(natural), x.dtype)
+    whole = flat.at[places.reshape(-1)].set(x.reshape(-1)).reshape(natural)
+    if asked is None:
+        return whole
+    out: Any = jnp.zeros(at.ints(asked, 2), x.dtype)
+    return out.at[tuple(slice(n) for n in natural)].set(whole)

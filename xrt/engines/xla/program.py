@@ -1,0 +1,135 @@
+"""A Function compiled ahead of time: traced once, compiled once, with its large constants as arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from xrt.engines.xla import client
+from xrt.engines.xla.client import device_of, tracing
+from xrt.engines.xla.lowering import is_known, lower
+from xrt.engines.xla.table import Operand
+from xrt.errors import CompileRefused
+from xrt.graph import Function, TensorType, Value
+
+__all__ = ["Arguments", "Call", "Program", "compiled_program", "lowered_text", "shares"]
+
+OPTIONS = {"xla_allow_excess_precision": False}
+"""What XLA is told beside its defaults: each operator's result has the precision of its type, as it has where a graph is cut."""
+
+Call = Callable[..., Sequence[Any]]
+"""Takes the inputs and then the held constants, and returns the outputs, as JAX's arrays; inputs may be NumPy's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The constants that are arguments of the compiled code, in its order, and where they lie."""
+
+    names: tuple[str, ...]
+    arrays: tuple[Any, ...]
+    """On the device: the constants' own memory where it is aligned, copies otherwise."""
+    copied: int
+    """Bytes of those that are copies."""
+
+    @classmethod
+    def of(cls, function: Function, device: Any) -> Arguments:
+        """Put the large constants that the Function reads onto the device."""
+        read = dict.fromkeys(name for node in function.nodes for name in node.uses if name in function.constants)
+        names = tuple(name for name in read if not is_known(function.constants[name]))
+        own = [function.constants[name].array for name in names]
+        with tracing(device):
+            arrays = tuple(jax.device_put(array, device) for array in own)
+        copied = sum(array.nbytes for array, held in zip(own, arrays, strict=True) if not shares(array, held))
+        return cls(names, arrays, copied)
+
+
+def shares(array: np.ndarray[Any, Any], held: Any) -> bool:
+    """Whether an array of JAX's lies in the memory of the array that it was made of."""
+    return bool(array.__array_interface__["data"][0] == held.unsafe_buffer_pointer())
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Compiled code, and what it is called with beside the inputs."""
+
+    call: Call
+    device: Any
+    arguments: Arguments
+    code: Any
+    """XLA's loaded executable."""
+    donates: bool
+    """Whether a call uses up the memory of some of its inputs, where that is XLA's own."""
+
+    @property
+    def workspace(self) -> int:
+        """Bytes that inner values take in each call."""
+        return int(self.code.get_compiled_memory_stats().temp_size_in_bytes)
+
+
+def compiled_program(function: Function, threads: int) -> Program:
+    """Return the Function compiled for a budget of threads; raises CompileRefused, and whatever JAX and XLA raise."""
+    if not client.clients.can_compile:
+        raise CompileRefused("XLA has compiled in the process that this one was forked from, and cannot do so in both")
+    client.clients.has_compiled = True
+    device = device_of(threads)
+    arguments = Arguments.of(function, device)
+    with tracing(device):
+        compiled = _lowered(function, arguments, device).compile(compiler_options=OPTIONS)
+        call = _widely(compiled) if _has_wide(function) else compiled
+    return Program(call, device, arguments, compiled.runtime_executable(), bool(_donated(function)))
+
+
+def lowered_text(function: Function) -> str:
+    """Return the Function as StableHLO, the form in which XLA gets it."""
+    device = device_of(1)
+    with tracing(device):
+        return str(_lowered(function, Arguments.of(function, device), device).as_text())
+
+
+def _lowered(function: Function, arguments: Arguments, device: Any) -> Any:
+    names = (*(value.name for value in function.inputs), *arguments.names)
+    here = SingleDeviceSharding(device)
+
+    def main(*operands: Operand) -> tuple[Operand, ...]:
+        given = dict(zip(names, operands, strict=True))
+        inputs = [given[value.name] for value in function.inputs]
+        return tuple(map(jnp.asarray, lower(function, inputs, {name: given[name] for name in arguments.names})))
+
+    jitted = jax.jit(main, keep_unused=True, in_shardings=here, out_shardings=here, donate_argnums=_donated(function))
+    return jitted.lower(*map(_shape, function.inputs), *arguments.arrays)
+
+
+def _shape(value: Value) -> Any:
+    assert isinstance(value.type, TensorType)  # the capability has declined everything else
+    return jax.ShapeDtypeStruct(value.type.shape or (), value.type.dtype.numpy)
+
+
+def _donated(function: Function) -> tuple[int, ...]:
+    """Return which inputs' buffers XLA may compute into: those that hold an output after the call."""
+    places = {value.name: place for place, value in enumerate(function.inputs)}
+    outputs = {value.name for value in function.outputs}
+    return tuple(sorted(places[source] for source, output in function.aliases if output in outputs - places.keys()))
+
+
+WIDE = frozenset({"int64", "uint64", "float64"})
+
+
+def _has_wide(function: Function) -> bool:
+    """Whether JAX would narrow an input at a call, unless it is told not to."""
+    return any(isinstance(value.type, TensorType) and str(value.type.dtype) in WIDE for value in function.inputs)
+
+
+def _widely(compiled: Call) -> Call:
+    enable = jax.enable_x64
+
+    def call(*operands: Any) -> Sequence[Any]:
+        with enable(True):
+            return compiled(*operands)
+
+    return call

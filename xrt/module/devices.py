@@ -1,0 +1,64 @@
+"""Where a module and its engines run: what may be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from xrt.engines import GraphCompiler
+from xrt.errors import DeviceError, OptionError, did_you_mean
+from xrt.graph import FrozenDict
+from xrt.runtime import check_device, kind_of
+
+__all__ = ["check_engines_run", "check_placed", "checked_devices", "devices_of"]
+
+
+def checked_devices(value: Any) -> Mapping[str, str]:
+    """Return devices by engine; raises OptionError for another form, DeviceError for an unknown device."""
+    if value is None:
+        return FrozenDict()
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise OptionError(f"devices maps engines to devices, such as {{'ort': 'cuda', 'tvm': 'cpu'}}; got {value!r}")
+    return FrozenDict({name: check_device(device) for name, device in value.items()})
+
+
+def devices_of(engines: Sequence[GraphCompiler], asked: Mapping[str, str]) -> Mapping[str, str]:
+    """Return by spec what was asked for each engine by name or spec, the spec's word before the name's.
+
+    Raises OptionError for an engine that is not in the list, DeviceError for one that does not run there.
+    """
+    known = sorted({word for engine in engines for word in (engine.name, engine.spec)})
+    for name in asked:
+        if name not in known:
+            raise OptionError(
+                f"devices names {name!r}, which is not in the list of engines: {', '.join(known)}.{did_you_mean(name, known)}"
+            )
+    found = {}
+    for engine in engines:
+        device = asked.get(engine.spec, asked.get(engine.name))
+        if device is None:
+            continue
+        if kind_of(device) not in engine.devices:
+            raise DeviceError(f"devices asks for {engine.spec} on {device!r}, and it runs on {', '.join(engine.devices)}")
+        found[engine.spec] = device
+    return FrozenDict(found)
+
+
+def check_engines_run(engines: Sequence[GraphCompiler], device: str, devices: Mapping[str, str]) -> None:
+    """Raise DeviceError unless some engine of the list runs on the module's device, or has one of its own."""
+    if not any(kind_of(device) in engine.devices or engine.spec in devices for engine in engines):
+        able = "; ".join(f"{engine.spec} runs on {', '.join(engine.devices)}" for engine in engines)
+        raise DeviceError(f"device {device!r} was asked for, but no engine of the list runs on it: {able}")
+
+
+def check_placed(isolate: Sequence[str], graph: bool, auto: bool, device: str, devices: Mapping[str, str]) -> None:
+    """Raise OptionError for what only the cpu, or only another device, has."""
+    used = sorted({device, *devices.values()} - {"cpu"})
+    if auto and used:
+        raise OptionError(
+            f"engine='auto' places by measurement on the cpu, and not yet on {', '.join(used)}; list engines by name"
+        )
+    if isolate and used:
+        raise OptionError(f"isolate= is for engines on the cpu: arrays on {', '.join(used)} do not cross to another process")
+    if graph and device == "cpu":
+        raise OptionError("cuda_graph=True records the work of a device, and the module runs on cpu; pass device='cuda'")

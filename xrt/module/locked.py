@@ -1,0 +1,152 @@
+"""A module and its lock: the plan that a lock gives it, the lock that it gives, and the gate between the two."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from xrt.engines import GraphCompiler, registry
+from xrt.errors import EngineError, LockError, OptionError, PlacementWarning, warn
+from xrt.formats.lock import Lock, Run, Standing, read_lock
+from xrt.graph import Function
+from xrt.module.reference import evaluate
+from xrt.tune import Tuned
+from xrt.tune.gate import Course, Outcome, gate_of, judge_gate
+from xrt.tune.lock import differences, lock_of, placed
+from xrt.tune.tuned import Contender, Race, title_of
+
+if TYPE_CHECKING:
+    from xrt.module.module import XRTModule
+    from xrt.module.settings import EngineList, Settings
+
+__all__ = ["Locked", "check_module", "lock_module", "locked"]
+
+
+@dataclass(frozen=True, slots=True)
+class Locked:
+    """A lock, and what to call it."""
+
+    lock: Lock
+    name: str
+    """Its file, quoted; for one that came as a value, a word."""
+
+    @property
+    def specs(self) -> tuple[str, ...]:
+        """The engines that have a part of the plan."""
+        return tuple(dict.fromkeys(run.engine for run in self.lock.plan))
+
+    def engines(self, named: Sequence[Any]) -> list[GraphCompiler] | None:
+        """Return the engines of the plan, so that no other need be loaded; None where one is not at hand, or not named."""
+        known = {one.spec if isinstance(one, GraphCompiler) else str(one): one for one in named}
+        if known and not known.keys() >= set(self.specs):
+            return None
+        try:
+            return [registry.create(known.get(spec, spec)) for spec in self.specs]
+        except (EngineError, OptionError):
+            return None
+
+    def tuned(self, function: Function, engines: EngineList, settings: Settings) -> Tuned | None:
+        """Return the placement that the lock has for a Function; None, with a warning, where it was made for something else.
+
+        With a strict module that is a LockError.
+        """
+        told = differences(self.lock, function, engines.engines, engines.context, settings.clustering)
+        if not told:
+            try:
+                return self._placed(function, engines)
+            except LockError as error:
+                told = (str(error),)
+        said = f"the lock {self.name} does not hold: {'; '.join(told)}"
+        if settings.strict:
+            raise LockError(f"{said}. Make it anew with `xrt lock`, or leave strict=True out to measure instead")
+        warn(f"{said}. The placement is measured anew; `xrt lock` makes another lock, strict=True refuses", PlacementWarning)
+        return None
+
+    def _placed(self, function: Function, engines: EngineList) -> Tuned:
+        implicit = engines.implicit if engines.implicit in self.specs else None
+        asked = [one for one in engines.engines if one.spec != engines.implicit or one.spec == implicit]
+        plan = placed(self.lock.plan, function, asked, engines.context, implicit)
+        won = next((one for one in self.lock.race if one.verdict == "won"), Standing(title_of(plan), "won"))
+        notes = tuple(_told(one) for one in self.lock.race if one is not won)
+        about = f"from the lock {self.name}, made on {self.lock.date} by xrt {self.lock.writer}"
+        return Tuned(plan, race=Race((_contender(plan, won),), baseline=None), how="locked", notes=(about, *notes))
+
+
+def _contender(plan: Any, standing: Standing) -> Contender:
+    figures = {name: getattr(standing, name) for name in _FIGURES}
+    return Contender(plan, "won", note=standing.note, **figures)
+
+
+_FIGURES = ("seconds", "low", "high", "ratio", "ratio_low", "ratio_high")
+
+
+def _told(standing: Standing) -> str:
+    """Return how a contender came off, as a Contender says it."""
+    parts = [f"{standing.verdict}: {standing.plan}{' (the baseline)' if standing.baseline else ''}"]
+    if standing.seconds is not None:
+        parts.append(f"{1e3 * standing.seconds:.4g} ms")
+    if standing.ratio is not None:
+        parts.append(f"{standing.ratio:.3f} ({standing.ratio_low or 0:.3f} to {standing.ratio_high or 0:.3f}) of the baseline")
+    return ", ".join([*parts, *([standing.note] if standing.note else [])])
+
+
+def locked(asked: Any) -> Locked | None:
+    """Return the lock for what a module was given: the path of one, a Lock, or None. Raises LockError, OptionError."""
+    if asked is None or isinstance(asked, Locked):
+        return asked
+    if isinstance(asked, Lock):
+        return Locked(asked, "that was given")
+    if isinstance(asked, str | os.PathLike):
+        return Locked(read_lock(asked), repr(os.fspath(asked)))
+    raise OptionError(f"lock must be the path of a lock file, an xrt.formats.lock.Lock or None; got {asked!r}")
+
+
+# ---------------------------------------------------------------------- locks and gates of a module
+
+
+def lock_module(module: XRTModule, values: Sequence[Any], source: Mapping[str, str], seconds: float) -> Lock:
+    """Return the lock of a module that places by measurement, for such inputs.
+
+    The plan then takes turns with the best other one for up to so many seconds, so that `xrt check` has something to hold
+    a later run against. Raises LockError where the plan was not measured, or does not run.
+    """
+    build = module._build(values)
+    tuned = build.tuned
+    if tuned is None or tuned.how == "priority":
+        why = "; ".join(tuned.notes) if tuned else "the module does not place by measurement; pass engine='auto'"
+        raise LockError(f"there is nothing to lock: {why or 'the budget was too small for one measurement'}")
+    engines, options = module._engines, module._settings.clustering
+    gate = gate_of(_course(module, build.function, values, seconds), build.plan, tuned.race)
+    asked = [one for one in engines.engines if one.spec in build.plan.engines]
+    return lock_of(build.plan, tuned.race, build.function, asked, engines.context, options, gate=gate, source=source)
+
+
+def check_module(
+    module: XRTModule, lock: Lock, values: Sequence[Any], limit: float, seconds: float
+) -> tuple[Outcome, tuple[str, ...]]:
+    """Return what comes of holding a lock's plan against its gate here, and in which ways here is another place.
+
+    Raises LockError where the model is another, or a plan cannot run here.
+    """
+    function, engines = module._build(values).function, module._engines
+    clustering = lock.options.get("clustering", "")  # the plan is the lock's, whatever it was chosen under
+    told = differences(lock, function, engines.engines, engines.context, clustering, with_gate=True)
+    if lock.model.get("fingerprint") != function.fingerprint:
+        raise LockError(f"the lock is of another model: {'; '.join(told)}")
+    plan = _plan(lock.plan, function, engines)
+    other = _plan(lock.gate.runs, function, engines) if lock.gate else None
+    course = _course(module, function, values, seconds)
+    return judge_gate(course, plan, other, lock.gate, limit), told
+
+
+def _plan(runs: Sequence[Run], function: Function, engines: EngineList) -> Any:
+    return placed(runs, function, engines.engines, engines.context)
+
+
+def _course(module: XRTModule, function: Function, values: Sequence[Any], seconds: float) -> Course:
+    context = module._engines.context
+    reference = partial(evaluate, threads=context.threads)
+    return Course(function, module._engines.by_spec, context, module._cache, values, reference, seconds)

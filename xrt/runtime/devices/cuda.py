@@ -1,0 +1,275 @@
+"""CUDA devices, through CuPy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from xrt.engines.accelerator import Elementwise
+from xrt.errors import DeviceError, InputError
+from xrt.runtime.devices.interface import Array, Device, Event, MemoryInfo, Recording, Sent, Stream
+
+__all__ = ["CudaDevice"]
+
+PIP = "pip install 'xrt[cuda]'"
+_ALLOCATING = re.compile(r"allocating ([\d,]+) bytes")
+
+
+class CudaDevice(Device):
+    """One GPU. Memory comes from CuPy's pool, pinned memory from its pool of that."""
+
+    has_addresses = True
+
+    def __init__(self, index: int) -> None:
+        """Open it; raises DeviceError where CuPy, the driver or the device is missing."""
+        self.name = f"cuda:{index}"
+        self.index = index
+        self._cupy = _loaded(self.name)
+        count = _count(self._cupy, self.name)
+        if index >= count:
+            raise DeviceError(f"device {self.name!r} was asked for, and there are {count} CUDA devices; give a number below that")
+
+    @cached_property
+    def hardware(self) -> str:
+        runtime = self._cupy.cuda.runtime
+        known = runtime.getDeviceProperties(self.index)
+        model = f"{known['name'].decode()} {known['major']}.{known['minor']}"
+        return f"{model}, driver {runtime.driverGetVersion()}, cuda {runtime.runtimeGetVersion()}, cupy {self._cupy.__version__}"
+
+    @property
+    def xp(self) -> Any:
+        return self._cupy
+
+    def _here(self) -> AbstractContextManager[object]:
+        return self._cupy.cuda.Device(self.index)  # type: ignore[no-any-return]  # CuPy has no types
+
+    # ------------------------------------------------------------------ arrays
+
+    def upload(self, array: np.ndarray[Any, Any]) -> Array:
+        with self._here():
+            return self._cupy.asarray(array, order="C")
+
+    def download(self, array: Array) -> np.ndarray[Any, Any]:
+        with self._here():
+            return self._cupy.asnumpy(array)  # type: ignore[no-any-return]  # CuPy has no types
+
+    def address(self, value: Any) -> int:
+        return int(value.data.ptr if isinstance(value, self._cupy.ndarray) else value.ptr)
+
+    def at(self, address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object) -> Array:
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        memory = self._cupy.cuda.UnownedMemory(address, nbytes, owner, self.index)
+        return self._cupy.ndarray(tuple(shape), dtype, self._cupy.cuda.MemoryPointer(memory, 0))
+
+    def fused(self, function: Elementwise) -> Callable[..., Array]:
+        given = ", ".join(f"{_c_type(dtype)} x{i}" for i, dtype in enumerate(function.inputs))
+        made = f"{_c_type(function.output)} y"
+        # Products and sums are rounded one by one, as by the operators' own kernels.
+        return self._cupy.ElementwiseKernel(given, made, function.source, function.name, options=("--fmad=false",))  # type: ignore[no-any-return]  # CuPy has no types
+
+    def owns(self, value: object) -> bool:
+        return isinstance(value, self._cupy.ndarray) and value.device.id == self.index
+
+    def adopt(self, given: Any) -> Array:
+        try:
+            with self._here():
+                array = self._cupy.from_dlpack(given)
+        except (BufferError, RuntimeError, TypeError, ValueError) as error:
+            raise InputError(f"an array of type {type(given).__name__} cannot be read through DLPack: {error}") from error
+        if not self.owns(array):
+            raise DeviceError(f"an array lies on cuda:{array.device.id}, and is wanted on {self.name}; copy it there")
+        return array
+
+    # ------------------------------------------------------------------ memory
+
+    def memory(self) -> MemoryInfo:
+        with self._here():
+            free, total = self._cupy.cuda.runtime.memGetInfo()
+            return MemoryInfo(free + self._cupy.get_default_memory_pool().free_bytes(), total)
+
+    def allocate(self, shape: Sequence[int], dtype: np.dtype[Any], stream: Stream) -> Array:
+        with self.using(stream):
+            return self._cupy.empty(tuple(shape), dtype)
+
+    def shortage(self, error: BaseException) -> int | None:
+        if isinstance(error, self._cupy.cuda.memory.OutOfMemoryError):
+            told = _ALLOCATING.search(str(error))
+            return int(told[1].replace(",", "")) if told else 0
+        return 0 if "cudaErrorMemoryAllocation" in str(error) or "out of memory" in str(error).lower() else None
+
+    def _pinned(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        """Return an array over pinned memory, which goes back to the pool with it."""
+        count = int(np.prod(shape, dtype=np.int64))
+        memory = self._cupy.cuda.alloc_pinned_memory(max(count * dtype.itemsize, 1))
+        return np.frombuffer(memory, np.uint8, count * dtype.itemsize).view(dtype).reshape(tuple(shape))
+
+    # ------------------------------------------------------------------ copies
+
+    def copy_in(self, host: np.ndarray[Any, Any], stream: Stream) -> Sent:
+        with self.using(stream):
+            pinned = self._pinned(host.shape, host.dtype)
+            np.copyto(pinned, host)
+            array = self._cupy.empty(host.shape, host.dtype)
+            array.set(pinned, stream=stream)
+        return Sent(array, pinned)
+
+    def copy_out(self, array: Array, stream: Stream) -> Sent:
+        with self.using(stream):
+            source = self._cupy.ascontiguousarray(array)
+            pinned = self._pinned(source.shape, source.dtype)
+            source.get(stream=stream, out=pinned, blocking=False)
+        return Sent(pinned, source)
+
+    def copy_across(self, array: Array, source: Device, stream: Stream) -> Sent:
+        with self.using(stream):
+            target = self._cupy.empty(array.shape, array.dtype)
+            given = self._cupy.ascontiguousarray(array) if not array.flags.c_contiguous else array
+            target.data.copy_from_device_async(given.data, given.nbytes, stream)
+        return Sent(target, given)
+
+    def copy_within(self, target: Array, source: Array, stream: Stream) -> None:
+        with self.using(stream):
+            target[...] = source
+
+    # ------------------------------------------------------------------ streams
+
+    def new_stream(self) -> Stream:
+        with self._here():
+            return self._cupy.cuda.Stream(non_blocking=True)
+
+    def current_stream(self) -> Stream:
+        with self._here():
+            return self._cupy.cuda.get_current_stream()
+
+    @contextmanager
+    def using(self, stream: Stream) -> Iterator[None]:
+        with self._here(), stream:
+            yield
+
+    def stream_of(self, given: Any) -> Stream:
+        if isinstance(given, self._cupy.cuda.Stream):
+            return given
+        address = _address(given)
+        if address is None:
+            raise DeviceError(
+                f"stream= must be a CUDA stream: CuPy's, PyTorch's, one with __cuda_stream__, or its address as an int; "
+                f"got {type(given).__name__}"
+            )
+        with self._here():
+            return self._cupy.cuda.Stream.from_external(_Foreign(address, given))
+
+    def follow(self, later: Stream, earlier: Stream) -> None:
+        if later.ptr != earlier.ptr:
+            self.after(later, self.event(earlier))
+
+    def wait(self, streams: Sequence[Stream]) -> None:
+        for stream in streams:
+            stream.synchronize()
+
+    def event(self, stream: Stream) -> Event:
+        with self._here():
+            event = self._cupy.cuda.Event(disable_timing=True)
+            event.record(stream)
+        return event
+
+    def is_done(self, event: Event) -> bool:
+        return bool(event.done)
+
+    def wait_for(self, event: Event) -> None:
+        event.synchronize()
+
+    def after(self, stream: Stream, event: Event) -> None:
+        with self._here():
+            stream.wait_event(event)
+
+    # ------------------------------------------------------------------ graphs
+
+    def record(self, stream: Stream, work: Callable[[], None]) -> Recording:
+        """As the interface has it. The work has to have run once before, on this pool: then nothing new is allocated."""
+        pool = self._cupy.cuda.MemoryPool()
+        with self.using(stream), self._cupy.cuda.using_allocator(pool.malloc):
+            work()  # fills the pool, and compiles what is compiled on first use
+            stream.synchronize()
+            stream.begin_capture()
+            try:
+                work()
+            except BaseException:
+                self._abandon(stream)
+                raise
+            return _Graph(stream.end_capture(), pool)
+
+    def _abandon(self, stream: Stream) -> None:
+        """End a recording that has failed; the driver may say so once more."""
+        try:
+            stream.end_capture()
+        except self._cupy.cuda.runtime.CUDARuntimeError:
+            return
+
+
+class _Graph(Recording):
+    """A CUDA graph, with the pool whose memory it works in."""
+
+    def __init__(self, graph: Any, pool: Any) -> None:
+        self._graph = graph
+        self._pool = pool
+
+    def replay(self, stream: Stream) -> None:
+        self._graph.launch(stream=stream)
+
+
+class _Foreign:
+    """A stream of another library, by the protocol that CuPy reads; it keeps its owner alive."""
+
+    def __init__(self, address: int, owner: object) -> None:
+        self._address = address
+        self._owner = owner
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._address
+
+
+def _address(given: Any) -> int | None:
+    """Return the address of a stream of another library; None for what is none."""
+    if isinstance(given, int) and not isinstance(given, bool):
+        return given
+    if hasattr(given, "__cuda_stream__"):
+        protocol = given.__cuda_stream__
+        return int((protocol() if callable(protocol) else protocol)[1])
+    for name in ("cuda_stream", "ptr"):  # PyTorch's, and older CuPy's
+        if isinstance(address := getattr(given, name, None), int):
+            return address
+    return None
+
+
+def _c_type(dtype: np.dtype[Any]) -> str:
+    """Return the name by which CuPy's kernels know an element type."""
+    return str(dtype.name)
+
+
+@lru_cache(maxsize=1)
+def _module() -> Any:
+    import cupy
+
+    return cupy
+
+
+def _loaded(name: str) -> Any:
+    try:
+        return _module()
+    except ImportError as error:
+        raise DeviceError(
+            f"device {name!r} was asked for, and CuPy, by which XRT uses CUDA, is not to be had: {error}; {PIP}"
+        ) from error
+
+
+def _count(cupy: Any, name: str) -> int:
+    try:
+        return int(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        said = " ".join(str(error).split())
+        raise DeviceError(f"device {name!r} was asked for, and no CUDA device is at hand: {said}; see nvidia-smi") from error

@@ -1,0 +1,115 @@
+"""Arrays of other libraries in host memory, read where they lie: DLPack, in the element types that NumPy has no word for too.
+
+NumPy reads DLPack, but not bfloat16 and the float8 types, of which ``ml_dtypes`` makes NumPy types. Those are read here, from the
+structure that DLPack defines.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+__all__ = ["from_dlpack", "on_host", "place_of"]
+
+HOST_KINDS = (1, 3, 11)
+"""DLPack's numbers of the CPU, of pinned memory of CUDA and of ROCm: all of them the host reads."""
+_KINDS = {2: "cuda", 4: "opencl", 7: "vulkan", 8: "metal", 10: "rocm", 13: "cuda", 14: "oneapi"}
+
+_SMALL_FLOATS = {
+    (4, 16): ml_dtypes.bfloat16,
+    (7, 8): ml_dtypes.float8_e3m4,
+    (8, 8): ml_dtypes.float8_e4m3,
+    (9, 8): ml_dtypes.float8_e4m3b11fnuz,
+    (10, 8): ml_dtypes.float8_e4m3fn,
+    (11, 8): ml_dtypes.float8_e4m3fnuz,
+    (12, 8): ml_dtypes.float8_e5m2,
+    (13, 8): ml_dtypes.float8_e5m2fnuz,
+    (14, 8): ml_dtypes.float8_e8m0fnu,
+}
+"""(type code, bits) of DLPack to the type."""
+
+
+def on_host(given: Any) -> bool:
+    """Whether another library's array lies in memory that the host reads; so it is taken to be where it does not tell."""
+    told = getattr(given, "__dlpack_device__", None)
+    return told is None or int(told()[0]) in HOST_KINDS
+
+
+def place_of(given: Any) -> str:
+    """Return the device of another library's array, as XRT names devices."""
+    kind, index = given.__dlpack_device__()
+    return f"{_KINDS.get(int(kind), f'device type {int(kind)} of DLPack')}:{int(index)}"
+
+
+def from_dlpack(given: Any) -> np.ndarray[Any, Any]:
+    """Return the array, without a copy; raises BufferError, TypeError, ValueError or RuntimeError where it cannot be read."""
+    try:
+        return np.from_dlpack(given)
+    except (BufferError, RuntimeError, TypeError) as error:
+        array = _read(given)
+        if array is None:
+            raise error
+        return array
+
+
+class _DataType(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
+
+
+class _Device(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_int32), ("index", ctypes.c_int32)]
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DataType),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_is_valid.restype, _is_valid.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
+
+
+def _read(given: Any) -> np.ndarray[Any, Any] | None:
+    """Return an array of a small float type over the other library's memory; None for anything else.
+
+    The capsule stays unconsumed and is held by the array: its own destructor lets go of the memory, when the array does.
+    """
+    capsule = given.__dlpack__()
+    if not _is_valid(capsule, b"dltensor"):
+        return None
+    tensor = _Tensor.from_address(_pointer(capsule, b"dltensor"))
+    dtype = _SMALL_FLOATS.get((tensor.dtype.code, tensor.dtype.bits))
+    if dtype is None or tensor.dtype.lanes != 1 or tensor.device.kind not in HOST_KINDS:
+        return None
+    return _array(capsule, tensor, np.dtype(dtype))
+
+
+def _array(capsule: object, tensor: _Tensor, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return a read-only array, for nobody says whether its memory may be written."""
+    shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    if tensor.strides:
+        strides = tuple(tensor.strides[i] * dtype.itemsize for i in range(tensor.ndim))
+    else:
+        strides = tuple(math.prod(shape[i + 1 :]) * dtype.itemsize for i in range(len(shape)))
+    back = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s < 0)
+    ahead = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s > 0)
+    memory = (ctypes.c_uint8 * (ahead - back + dtype.itemsize)).from_address(tensor.data + tensor.byte_offset + back)
+    memory.capsule = capsule  # any attribute: the memory lives as long as the array
+    array = np.ndarray(shape, dtype, memory, -back, strides)
+    array.flags.writeable = False
+    return array

@@ -1,0 +1,134 @@
+"""A device: where arrays lie, how they get there, and in which order work is done."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from xrt.engines.accelerator import Accelerator
+
+__all__ = ["Array", "Device", "Event", "MemoryInfo", "Recording", "Sent", "Stream"]
+
+Array: TypeAlias = Any
+"""An array of the device: CuPy's on CUDA."""
+Stream: TypeAlias = Any
+"""A queue of work, of the device's own kind."""
+Event: TypeAlias = Any
+"""A place in a stream, of the device's own kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryInfo:
+    """The memory of a device, in bytes."""
+
+    free: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A copy under way."""
+
+    array: Array
+    """What it is copied to; on the host a NumPy array over pinned memory."""
+    held: object = None
+    """What must live until the copy is done: the pinned memory on the host side, or the array it is read from."""
+
+
+class Recording(abc.ABC):
+    """Work that was recorded on a stream instead of being done, to be done as a whole and as often as wished."""
+
+    @abc.abstractmethod
+    def replay(self, stream: Stream) -> None:
+        """Put the whole on a stream."""
+
+
+class Device(Accelerator):
+    """An accelerator as the runtime sees it. Nothing here waits unless it says so.
+
+    Copies are put on a stream of this device. Who calls keeps what is `Sent` alive until the copy is done.
+    """
+
+    # ------------------------------------------------------------------ memory
+
+    @abc.abstractmethod
+    def memory(self) -> MemoryInfo:
+        """Return what there is and what is free."""
+
+    @abc.abstractmethod
+    def allocate(self, shape: Sequence[int], dtype: np.dtype[Any], stream: Stream) -> Array:
+        """Return an array of any content, for work on the stream; what it raises for lack of memory, `shortage` knows."""
+
+    @abc.abstractmethod
+    def shortage(self, error: BaseException) -> int | None:
+        """Return how many bytes were asked for, if the error says that memory ran out; 0 where it does not tell; else None."""
+
+    @abc.abstractmethod
+    def owns(self, value: object) -> bool:
+        """Whether the value is an array of this very device, as `xp` has them."""
+
+    @abc.abstractmethod
+    def adopt(self, given: Any) -> Array:
+        """Return another library's array in this device's memory as an array of `xp`, without a copy (DLPack).
+
+        Work on the calling thread's current stream waits for what the other library has still to do. Raises DeviceError
+        for an array that lies elsewhere, InputError for one that cannot be read.
+        """
+
+    # ------------------------------------------------------------------ copies
+
+    @abc.abstractmethod
+    def copy_in(self, host: np.ndarray[Any, Any], stream: Stream) -> Sent:
+        """Copy an array of the host here; the host's may change once this returns."""
+
+    @abc.abstractmethod
+    def copy_out(self, array: Array, stream: Stream) -> Sent:
+        """Copy an array to the host; it may be read once an event behind the copy has come."""
+
+    @abc.abstractmethod
+    def copy_across(self, array: Array, source: Device, stream: Stream) -> Sent:
+        """Copy an array of another device of this kind here."""
+
+    @abc.abstractmethod
+    def copy_within(self, target: Array, source: Array, stream: Stream) -> None:
+        """Copy an array of this device into another of the same type and shape."""
+
+    # ------------------------------------------------------------------ order
+
+    @abc.abstractmethod
+    def current_stream(self) -> Stream:
+        """Return the calling thread's current stream: the caller's work is there."""
+
+    @abc.abstractmethod
+    def stream_of(self, given: Any) -> Stream:
+        """Return the stream that a caller means: of this device's library, another library's, or a number.
+
+        Raises DeviceError for what is no stream of this device.
+        """
+
+    @abc.abstractmethod
+    def event(self, stream: Stream) -> Event:
+        """Return the place that the stream has come to."""
+
+    @abc.abstractmethod
+    def is_done(self, event: Event) -> bool:
+        """Whether all before it is done."""
+
+    @abc.abstractmethod
+    def wait_for(self, event: Event) -> None:
+        """Let the calling thread wait for an event."""
+
+    @abc.abstractmethod
+    def after(self, stream: Stream, event: Event) -> None:
+        """Let what comes on the stream wait for an event, of this device or another of its kind."""
+
+    @abc.abstractmethod
+    def record(self, stream: Stream, work: Callable[[], None]) -> Recording:
+        """Return what the work puts on the stream, without doing it; memory that it takes stays taken for the recording.
+
+        Raises whatever the work raises, and the device's own error where the work cannot be recorded.
+        """

@@ -1,0 +1,16 @@
+"""Devices by name."""
+
+from __future__ import annotations
+
+from xrt.errors import DeviceError, did_you_mean
+from xrt.graph.places import KINDS, index_of, is_device, kind_of, one_name
+
+__all__ = ["check_device", "index_of", "kind_of", "one_name"]
+
+
+def check_device(device: object) -> str:
+    """Return the device's name as given; raises DeviceError unless it is ``cpu``, ``cuda`` or ``cuda:N``."""
+    if not isinstance(device, str) or not is_device(device) or device.startswith("cpu:"):
+        near = did_you_mean(str(device).partition(":")[0], KINDS)
+        raise DeviceError(f"unknown device {device!r}; a device is 'cpu', 'cuda' or 'cuda:N'.{near}")
+    return device

@@ -1,0 +1,66 @@
+"""From a device's name to the device: opened when it is first needed, once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from xrt.runtime.devices.dlpack import place_of
+from xrt.runtime.devices.interface import Device
+from xrt.runtime.devices.names import index_of, kind_of, one_name
+
+__all__ = ["Maker", "device", "plugged", "to_host"]
+
+Maker = Callable[[int], Device]
+"""Opens the device of that number, of one kind; raises DeviceError where there is none."""
+
+
+def _cuda(index: int) -> Device:
+    from xrt.runtime.devices.cuda import CudaDevice  # loads CuPy
+
+    return CudaDevice(index)
+
+
+_makers: dict[str, Maker] = {"cuda": _cuda}
+_opened: dict[str, Device] = {}
+_lock = threading.Lock()
+
+
+def device(name: str) -> Device:
+    """Return the device of that name, any but the CPU; raises DeviceError, with the reason, where it is not at hand."""
+    name = one_name(name)
+    with _lock:
+        if name not in _opened:
+            _opened[name] = _makers[kind_of(name)](index_of(name))
+        return _opened[name]
+
+
+def to_host(value: Any) -> Any:
+    """Return a value with arrays of devices copied to the host, for which it waits; all else stays what it is."""
+    if isinstance(value, list):
+        return [to_host(item) for item in value]
+    if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack_device__"):
+        return value
+    there = device(place_of(value))
+    with there.using(there.current_stream()):
+        return there.download(value)
+
+
+@contextmanager
+def plugged(kind: str, maker: Maker) -> Iterator[None]:
+    """Let devices of a kind be those of another maker, as long as the context lasts: a simulated one in place of CUDA."""
+    with _lock:
+        before, opened = _makers[kind], {name: _opened.pop(name) for name in list(_opened) if kind_of(name) == kind}
+        _makers[kind] = maker
+    try:
+        yield
+    finally:
+        with _lock:
+            _makers[kind] = before
+            for name in [name for name in _opened if kind_of(name) == kind]:
+                del _opened[name]
+            _opened.update(opened)

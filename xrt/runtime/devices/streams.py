@@ -1,0 +1,30 @@
+"""The streams of a module: one on each device that it uses."""
+
+from __future__ import annotations
+
+import threading
+
+from xrt.runtime.devices.interface import Stream
+from xrt.runtime.devices.registry import device
+
+__all__ = ["Streams"]
+
+
+class Streams:
+    """One stream per device, made when it is first needed; all programs of a module share them."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Stream] = {}
+        self._lock = threading.Lock()
+
+    def made(self, name: str) -> Stream | None:
+        """Return the stream on a device, if there is one yet."""
+        return self._made.get(name)
+
+    def on(self, name: str) -> Stream:
+        """Return the stream on the device of that name."""
+        stream = self._made.get(name)
+        if stream is None:
+            with self._lock:
+                stream = self._made.setdefault(name, device(name).new_stream())
+        return stream

@@ -1,0 +1,133 @@
+"""A whole call as one recorded piece of work: CUDA graphs.
+
+A call of a plan that puts all its work on one stream, and waits for nothing, is recorded once and replayed: what the host does
+between launches is left out. Inputs are copied to where the recording reads them, and outputs from where it writes them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from xrt.engines import RunOptions
+from xrt.errors import XRTError
+from xrt.graph import TensorType, Type
+from xrt.runtime.devices.interface import Array, Recording, Stream
+from xrt.runtime.placed.call import Call
+from xrt.runtime.placed.route import HOST, Launching
+from xrt.runtime.program import DEFAULT
+
+if TYPE_CHECKING:
+    from xrt.runtime.placed.program import PlacedProgram
+
+__all__ = ["Graphed"]
+
+_log = logging.getLogger(__name__)
+
+
+class Graphed:
+    """A program's recording, or the reason why it has none. Calls go on one stream, one after the other."""
+
+    def __init__(self, program: PlacedProgram) -> None:
+        self._program = program
+        self._reason = why_not_graphed(program)
+        self._recording: Recording | None = None
+        self._inputs: dict[int, Array] = {}
+        self._outputs: list[Array] = []
+        self._lock = threading.Lock()
+
+    def run(self, inputs: Sequence[Any]) -> list[Any] | None:
+        """Return the outputs of a replayed call; None where it must be played. The first call records."""
+        if self._reason:
+            return None
+        program = self._program
+        with self._lock:
+            if self._recording is None and not self._recorded(inputs):
+                return None
+            call = program.call()
+            stream = call.streams[program.plan.device]
+            program.begin(DEFAULT, call.streams)
+            self._fill(inputs, call)
+            self._recording.replay(stream)  # type: ignore[union-attr]  # `_recorded` said so
+            results = [self._fresh(output, stream) for output in self._outputs]
+            program.hold(call)
+        return results
+
+    def _recorded(self, inputs: Sequence[Any]) -> bool:
+        """Record a call; where that fails the reason stays, and calls are played."""
+        program, call = self._program, self._program.call()
+        device, stream = program.home(), call.streams[program.plan.device]
+        alone = device.new_stream()  # what other threads put on the module's stream meanwhile is no part of the recording
+        try:
+            program.begin(DEFAULT, call.streams)
+            self._inputs = {i: device.allocate(x.shape, x.dtype, stream) for i, x in enumerate(inputs)}
+            self._fill(inputs, call)
+            device.follow(alone, stream)
+            self._recording = device.record(alone, lambda: self._work(alone))
+        except Exception as error:  # noqa: BLE001  # a library may raise anything where it cannot be recorded
+            said = str(error) if isinstance(error, XRTError) else f"{type(error).__name__}: {error}"
+            self._reason = f"recording a call failed: {' '.join(said.split())}"
+            _log.info("no graph of %s: %s", program.plan.function.name, self._reason)
+            self.close()
+        finally:
+            program.hold(call)
+        return self._recording is not None
+
+    def _work(self, stream: Stream) -> None:
+        call = self._program.call(RunOptions(stream=stream))
+        for entry in self._program.route.entries:
+            for _, place in entry.places:
+                call.places[place] = self._inputs[entry.slot]
+        self._program.play(call)
+        self._outputs = [call.places[place] for place in self._program.route.outputs]
+
+    def _fill(self, inputs: Sequence[Any], call: Call) -> None:
+        """Copy the inputs of a call to where the recording reads them."""
+        device, home = self._program.home(), self._program.plan.device
+        for slot, target in self._inputs.items():
+            value = inputs[slot]
+            if not self._program.is_at_home(value):
+                value = call.sent_in(value, home)
+            call.held[home].append(value)
+            device.copy_within(target, value, call.streams[home])
+
+    def _fresh(self, output: Array, stream: Stream) -> Array:
+        device = self._program.home()
+        result = device.allocate(output.shape, output.dtype, stream)
+        device.copy_within(result, output, stream)
+        return result
+
+    def close(self) -> None:
+        """Let go of the recording and of its memory."""
+        self._recording, self._inputs, self._outputs = None, {}, []
+
+    def __str__(self) -> str:
+        if self._reason:
+            return f"no graph: {self._reason}"
+        return "a graph of the device" if self._recording is not None else "a graph of the device, from the first call on"
+
+
+def why_not_graphed(program: PlacedProgram) -> str:
+    """Return why no call of the program can be recorded; empty where one may be."""
+    plan, route = program.plan, program.route
+    if plan.device == HOST:
+        return "values come in and go out on the cpu"
+    if plan.function.aliases or route.constants:
+        return "it updates inputs in place, or returns constants"
+    for value in (*plan.function.inputs, *plan.function.outputs):
+        if not _is_fixed(value.type):
+            return f"{value.name!r} is {value.type}, whose size may change"
+    launches = [action for action in route.actions if isinstance(action, Launching)]
+    for one in launches:
+        launch = one.step.launch
+        if one.device != plan.device:
+            return f"{launch.name} runs on {one.device}"
+        if reason := one.step.executable.why_not_recorded():
+            return f"{launch.name} on {launch.engine}: {reason}"
+    return "" if launches else "nothing is launched"
+
+
+def _is_fixed(type_: Type | None) -> bool:
+    return isinstance(type_, TensorType) and type_.is_static

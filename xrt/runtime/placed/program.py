@@ -1,0 +1,338 @@
+"""A Program on devices."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from xrt.cache import Lease
+from xrt.engines import RunOptions
+from xrt.errors import DeviceError, RunFailed
+from xrt.graph import Type
+from xrt.partition import Plan
+from xrt.runtime.arena import Arena
+from xrt.runtime.devices.interface import Device, Event, Stream
+from xrt.runtime.devices.registry import device
+from xrt.runtime.devices.streams import Streams
+from xrt.runtime.devices.traffic import Counter, Traffic
+from xrt.runtime.faults import Inspection, failure, kept
+from xrt.runtime.inputs import check_updated
+from xrt.runtime.layout import Layout
+from xrt.runtime.placed.call import Call, short_of
+from xrt.runtime.placed.graphs import Graphed
+from xrt.runtime.placed.looking import host_of, shown
+from xrt.runtime.placed.route import HOST, Crossing, Launching, route_of
+from xrt.runtime.profile import Profile
+from xrt.runtime.program import DEFAULT, Program
+
+__all__ = ["PlacedProgram"]
+
+NOWHERE = Layout(Arena(), {}, frozenset(), frozenset(), ())
+"""No value has a fixed place in a block of the host: each device has its own pool."""
+
+
+class PlacedProgram(Program):
+    """A Plan whose launches have been compiled for devices. Runs from several threads at once.
+
+    Inputs are arrays of the host or of the plan's device, outputs arrays of the plan's device. Where that is not the host, a
+    call returns when its work is on the streams, unless it is told to block, and what the caller puts on its current stream
+    comes after it.
+    """
+
+    def __init__(self, plan: Plan, leases: Sequence[Lease], streams: Streams, graph: bool = False) -> None:
+        super().__init__(plan, leases, NOWHERE)
+        self.route = route_of(plan, self._slots)
+        self._devices: Mapping[str, Device] = {name: device(name) for name in self.route.devices}
+        self._own = streams
+        self._counter = Counter()
+        self._under_way: deque[tuple[Device, Event, list[object]]] = deque()
+        self._graphed = Graphed(self) if graph else None
+        self._settle = weakref.finalize(self, _settled, self._under_way, streams, tuple(self._devices.values()))
+
+    @property
+    def direct(self) -> None:
+        """None: a call has values to bring and streams to order."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """What has crossed between devices, and how often a call has waited."""
+        return self._counter.read()
+
+    @property
+    def graph_remark(self) -> str:
+        """What became of the wish for a graph; empty where there was none."""
+        return str(self._graphed or "")
+
+    # ------------------------------------------------------------------ calls
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = DEFAULT, inspection: Inspection | None = None) -> list[Any]:
+        """Return the outputs, in the plan's order, as arrays of the plan's device.
+
+        Raises RunFailed as a `Program` does, and OutOfDeviceMemory where memory runs out; the next call is as good as the first.
+        """
+        for _, target in self._slots.aliases:
+            if isinstance(inputs[target], np.ndarray):
+                check_updated(self._slots.names[target], inputs[target])
+        self._let_go()
+        self._counter.add(calls=1)
+        plain = options.out is None and not options.profile and inspection is None and options.stream is None
+        if self._graphed is not None and plain:
+            results = self._graphed.run(inputs)
+            if results is not None:
+                self._end(options, self._streams(options))
+                return results
+        return self._played(inputs, options, inspection)
+
+    def _played(self, inputs: Sequence[Any], options: RunOptions, inspection: Inspection | None) -> list[Any]:
+        call = self.call(options)
+        self.begin(options, call.streams)
+        try:
+            self.enter(call, inputs)
+            self.play(call, options, inspection)
+            results = self._outputs(call, inputs, options)
+        finally:
+            self.hold(call)
+        self._end(options, call.streams)
+        return results
+
+    def call(self, options: RunOptions = DEFAULT) -> Call:
+        """Return a call with nothing in it yet."""
+        return Call(self.route.count, self._devices, self._streams(options), self._counter)
+
+    def _streams(self, options: RunOptions) -> dict[str, Stream]:
+        streams = {name: self._own.on(name) for name in self._devices}
+        if options.stream is not None:
+            streams[self.plan.device] = self.home().stream_of(options.stream)
+        return streams
+
+    def home(self) -> Device:
+        """Return the plan's device, where that is not the host."""
+        return self._devices[self.plan.device]
+
+    def _is_on_host(self) -> bool:
+        return self.plan.device == HOST
+
+    def enter(self, call: Call, inputs: Sequence[Any]) -> None:
+        """Bring the inputs, each once to each device that wants it, and constants that are outputs."""
+        home = self.plan.device
+        for entry in self.route.entries:
+            value = inputs[entry.slot]
+            there = home if self.is_at_home(value) else HOST
+            if there == HOST and not isinstance(value, np.ndarray | list | None):
+                raise DeviceError(
+                    f"input {entry.name!r} lies neither on the host nor on {home}, where the module runs; copy it there"
+                )
+            for wanted, place in entry.places:
+                if wanted == there or value is None:
+                    call.places[place] = value
+                else:
+                    call.bring(value, there, wanted, place)
+            if there != HOST:
+                call.held[there].append(value)
+        for place, slot in self.route.constants:
+            array = self._slots.constants[slot]
+            if self._is_on_host():
+                call.places[place] = array
+            else:
+                call.bring(array, HOST, home, place)
+
+    def is_at_home(self, value: Any) -> bool:
+        """Whether a value lies on the plan's device, and that is not the host."""
+        if isinstance(value, list):
+            return bool(value) and self.is_at_home(value[0])
+        return not self._is_on_host() and self.home().owns(value)
+
+    def play(self, call: Call, options: RunOptions = DEFAULT, inspection: Inspection | None = None) -> None:
+        """Put all launches and crossings on the streams, in order."""
+        for action in self.route.actions:
+            if isinstance(action, Crossing):
+                call.cross(action)
+            else:
+                self._launch(action, call, options, inspection)
+
+    def _launch(self, one: Launching, call: Call, options: RunOptions, inspection: Inspection | None) -> None:
+        on_host = one.device == HOST
+        if on_host:
+            call.arrived(one.reads)
+        given = [call.places[place] for place in one.reads]
+        before = kept(one.step, given) if inspection is not None and inspection.needs_inputs and on_host else given
+        began = perf_counter()
+        try:
+            results = self._computed(one, call, given)
+        except Exception as error:  # noqa: BLE001  # whatever it is, `_error` says what to make of it
+            raise self._error(one, error)  # noqa: B904  # it has its cause
+        if options.profile:
+            call.settle([] if on_host else [one.device])
+            self._recorder.add(one.number, perf_counter() - began)
+        if inspection is not None:
+            self._look(one, call, inspection, before, results)
+        for place, result in zip(one.writes, results, strict=True):
+            call.places[place] = result
+        for place in one.frees:
+            call.places[place] = None
+
+    def _computed(self, one: Launching, call: Call, given: Sequence[Any]) -> Sequence[Any]:
+        executable = one.step.executable
+        if one.device == HOST:
+            results = executable.run(given)
+        else:
+            stream = call.streams[one.device]
+            with self._devices[one.device].using(stream):
+                results = executable.run(given, RunOptions(stream=stream))
+        if len(results) != len(one.writes):
+            launch = one.step.launch
+            raise RunFailed(
+                f"engine {launch.engine!r} returned {len(results)} outputs from {launch.name}, which has {len(one.writes)}"
+            )
+        return results
+
+    def _error(self, one: Launching, error: Exception) -> Exception:
+        launch = one.step.launch
+        where = self._devices.get(one.device)
+        short = short_of(where, _root(error), f"engine {launch.engine!r} in {launch.name}") if where else None
+        return short or failure(launch, error)
+
+    def _look(self, one: Launching, call: Call, inspection: Inspection, given: Sequence[Any], results: Sequence[Any]) -> None:
+        """Hold the results of a launch against what is expected; only what asks for the numbers themselves waits for them."""
+        launch, where = one.step.launch, self._devices.get(one.device)
+        if where is None:
+            wrong = inspection.find(launch, given, results)
+        else:
+            wrong = None if inspection.needs_inputs else inspection.find(launch, shown(given), shown(results))
+            if inspection.needs_inputs or wrong is not None:
+                with where.using(call.streams[one.device]):
+                    wrong = inspection.find(launch, host_of(given, where), host_of(results, where))
+        if wrong is not None:
+            raise RunFailed(wrong, launch.name)
+
+    # ------------------------------------------------------------------ results
+
+    def _outputs(self, call: Call, inputs: Sequence[Any], options: RunOptions) -> list[Any]:
+        call.arrived(self.route.outputs)
+        results = [call.places[place] for place in self.route.outputs]
+        with nullcontext() if self._is_on_host() else self.home().using(call.streams[self.plan.device]):
+            self._unshare_placed(results, inputs)
+            for source, target in self._slots.aliases:
+                results[source] = self._updated(call, inputs[target], results[source])
+            if options.out is not None:
+                _filled(results, options.out)
+        return results
+
+    def _unshare_placed(self, results: list[Any], inputs: Sequence[Any]) -> None:
+        """Copy each suspect output that is not this output alone; a view of another array is told by its base."""
+        taken = {id(value) for value in inputs} | {id(value) for value in self._slots.constants.values()}
+        updates = dict(self._slots.aliases)
+        for index in sorted(self._suspects):
+            result = results[index]
+            if index in updates and result is inputs[updates[index]]:
+                continue
+            if id(result) in taken or getattr(result, "base", None) is not None:
+                results[index] = _copied(result)
+            taken.add(id(results[index]))
+
+    def _updated(self, call: Call, given: Any, result: Any) -> Any:
+        """Leave an output in the input that it updates, on the host or on the plan's device, and return that."""
+        if result is given:
+            return given
+        if self._is_on_host() or self.is_at_home(given):
+            given[...] = result
+            return given
+        home = self.plan.device
+        sent = self.home().copy_out(result, call.streams[home])
+        call.settle([home])
+        np.copyto(given, sent.array)
+        self._counter.add(copies_out=1, bytes_out=sent.array.nbytes)
+        return given
+
+    # ------------------------------------------------------------------ order between the caller's work and ours
+
+    def begin(self, options: RunOptions, streams: Mapping[str, Stream]) -> None:
+        """Let our work come after what the caller has put on its current stream."""
+        if not self._is_on_host() and options.stream is None:
+            self.home().follow(streams[self.plan.device], self.home().current_stream())
+
+    def _end(self, options: RunOptions, streams: Mapping[str, Stream]) -> None:
+        """Let what the caller puts on its current stream come after our work; wait if we are told to."""
+        if self._is_on_host():
+            return
+        if options.stream is None:
+            self.home().follow(self.home().current_stream(), streams[self.plan.device])
+        if options.block:
+            self._counter.add(waits=1)
+            self.home().wait([streams[self.plan.device]])
+
+    def hold(self, call: Call) -> None:
+        """Keep what copies read and write until they are done."""
+        for name, held in call.held.items():
+            if held or call.streams[name] is not self._own.on(name):
+                where = self._devices[name]
+                self._under_way.append((where, where.event(call.streams[name]), held))
+
+    def _let_go(self) -> None:
+        """Let go of what copies of earlier calls have done with."""
+        under_way = self._under_way
+        while under_way:
+            try:
+                first = under_way.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            if not first[0].is_done(first[1]):
+                under_way.appendleft(first)
+                return
+
+    # ------------------------------------------------------------------ the rest
+
+    def bind(
+        self, inputs: Sequence[Any], buffers: Sequence[Any], types: Mapping[str, Type | None] | None = None
+    ) -> Callable[[], None]:
+        """Raise DeviceError: fixed arrays are the CPU's way of saving time; a graph is the device's."""
+        raise DeviceError(
+            f"bind() fixes arrays of the cpu, and the module uses {', '.join(self._devices)}; call the module, with "
+            f"cuda_graph=True where its calls are short"
+        )
+
+    def profile(self) -> Profile:
+        """Return the times of the launches over the calls that asked for them, which wait for each, and what crossed."""
+        return replace(super().profile(), traffic=self.traffic)
+
+    def close(self) -> None:
+        """Wait for what is under way, and release the executables."""
+        self._settle()
+        if self._graphed is not None:
+            self._graphed.close()
+        super().close()
+
+
+def _settled(under_way: deque[tuple[Device, Event, list[object]]], streams: Streams, devices: Sequence[Device]) -> None:
+    """Wait for what still uses memory that is about to be given back: of copies, and of executables."""
+    while under_way:
+        where, event, _ = under_way.popleft()
+        where.wait_for(event)
+    for where in devices:
+        if (stream := streams.made(where.name)) is not None:
+            where.wait([stream])
+
+
+def _root(error: BaseException) -> BaseException:
+    """Return what an error was raised from, first of all."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _copied(value: Any) -> Any:
+    return [_copied(item) for item in value] if isinstance(value, list) else None if value is None else value.copy()
+
+
+def _filled(results: list[Any], buffers: Sequence[Any]) -> None:
+    for index, buffer in enumerate(buffers):
+        if buffer is not None and buffer is not results[index]:
+            buffer[...] = results[index]
+            results[index] = buffer

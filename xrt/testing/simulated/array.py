@@ -1,0 +1,270 @@
+"""Arrays in a simulated device's memory: the host cannot read them, and what is computed with them waits on a stream."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+from xrt.testing.simulated.machine import POISON, Piece, State
+
+if TYPE_CHECKING:
+    from xrt.testing.simulated.device import SimulatedDevice
+
+__all__ = ["Block", "SimulatedArray", "applied", "is_held"]
+
+HELD = frozenset("?bhilqBHILQefdFD")
+"""Type codes of the elements that CuPy's arrays have, bfloat16 apart."""
+
+
+def is_held(dtype: np.dtype[Any]) -> bool:
+    """Whether a CUDA device has arrays of such elements."""
+    return dtype.char in HELD or dtype == ml_dtypes.bfloat16
+
+
+class Block:
+    """Memory of a device, for as long as an array needs it."""
+
+    def __init__(self, device: SimulatedDevice, nbytes: int) -> None:
+        device.machine.take(device.name, nbytes)
+        self.device = device
+        self.state = State(np.full(nbytes, POISON, np.uint8), device.name, device.current_stream())
+        weakref.finalize(self, device.machine.free, self.state).atexit = False
+
+
+class SimulatedArray:
+    """An array like CuPy's. Whoever wants its content on the host has to copy it there."""
+
+    __array_ufunc__ = None  # NumPy's arrays leave arithmetic with it to it
+    __slots__ = ("__weakref__", "_view", "base", "block")
+
+    def __init__(self, block: Block, view: np.ndarray[Any, Any], base: SimulatedArray | None = None) -> None:
+        self.block = block
+        self._view = view
+        self.base = base
+
+    @classmethod
+    def empty(cls, device: SimulatedDevice, shape: Sequence[int], dtype: np.dtype[Any]) -> SimulatedArray:
+        """Return an array of any content; raises TypeError for elements that no device has."""
+        if not is_held(dtype):
+            raise TypeError(f"Unsupported dtype {dtype}")
+        block = Block(device, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+        return cls(block, block.state.data.view(dtype).reshape(tuple(shape)))
+
+    # ------------------------------------------------------------------ what is known of it without its content
+
+    dtype = property(lambda self: self._view.dtype)
+    shape = property(lambda self: self._view.shape)
+    ndim = property(lambda self: self._view.ndim)
+    size = property(lambda self: self._view.size)
+    itemsize = property(lambda self: self._view.itemsize)
+    nbytes = property(lambda self: self._view.nbytes)
+    strides = property(lambda self: self._view.strides)
+    flags = property(lambda self: self._view.flags)
+
+    @property
+    def device(self) -> SimulatedDevice:
+        """Where it lies."""
+        return self.block.device
+
+    T = property(lambda self: self.transpose())
+    real = property(lambda self: applied("real", np.real, (self,)))
+    imag = property(lambda self: applied("imag", np.imag, (self,)))
+
+    def __len__(self) -> int:
+        return len(self._view)
+
+    def __iter__(self) -> Iterator[SimulatedArray]:
+        return (self[i] for i in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"<array {self.dtype}{list(self.shape)} on {self.device.name}>"
+
+    # ------------------------------------------------------------------ ways to the host: each waits, or is refused
+
+    def __array__(self, *_: object, **__: object) -> Any:
+        raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct one explicitly.")
+
+    def get(self) -> np.ndarray[Any, Any]:
+        """Return the content, for which the host waits."""
+        return self.device.download(self)
+
+    def tolist(self) -> Any:
+        """Return the content as Python's numbers, for which the host waits."""
+        return self.get().tolist()
+
+    def item(self) -> Any:
+        """Return the one element, for which the host waits."""
+        return self.get().item()
+
+    def __bool__(self) -> bool:
+        return bool(self.get())
+
+    def __int__(self) -> int:
+        return int(self.get())
+
+    def __float__(self) -> float:
+        return float(self.get())
+
+    def __index__(self) -> int:
+        return operator.index(self.get().item())
+
+    # ------------------------------------------------------------------ DLPack
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self.device.index
+
+    def __dlpack__(self, **_: object) -> SimulatedArray:
+        return self
+
+    # ------------------------------------------------------------------ content
+
+    def __getitem__(self, key: Any) -> SimulatedArray:
+        return applied("getitem", lambda array, *places: array[_with(key, places)], (self, *_arrays(key)), waits=_has_mask(key))  # type: ignore[no-any-return]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        def put(target: np.ndarray[Any, Any], *given: Any) -> None:
+            count = len(given) - 1
+            target[_with(key, given[:count])] = given[count]
+
+        written("setitem", put, self, (*_arrays(key), value))
+
+    def reshape(self, *shape: Any, **options: Any) -> SimulatedArray:
+        """Return the array in another shape."""
+        return applied("reshape", lambda array: array.reshape(*shape, **options), (self,))  # type: ignore[no-any-return]
+
+
+def _arrays(key: Any) -> list[Any]:
+    parts = key if isinstance(key, tuple) else (key,)
+    if any(isinstance(part, np.ndarray) for part in parts):
+        raise TypeError("Unsupported type <class 'numpy.ndarray'>")
+    return [part for part in parts if isinstance(part, SimulatedArray)]
+
+
+def _with(key: Any, given: Sequence[Any]) -> Any:
+    """Return an index with the arrays' contents in their places."""
+    contents = iter(given)
+    parts = tuple(next(contents) if isinstance(p, SimulatedArray) else p for p in (key if isinstance(key, tuple) else (key,)))
+    return parts if isinstance(key, tuple) else parts[0]
+
+
+def _has_mask(key: Any) -> bool:
+    return any(array.dtype == np.bool_ for array in _arrays(key))
+
+
+# ---------------------------------------------------------------------- putting work on streams
+
+
+def _device_of(arrays: Sequence[SimulatedArray]) -> SimulatedDevice:
+    device = arrays[0].device
+    current = device.world.current()
+    for array in arrays:
+        if array.device is not current:
+            raise ValueError(f"an array of {array.device.name} is used while {current.name} is current")
+    return current
+
+
+def _contents(value: Any, as_view: Callable[[SimulatedArray], Any]) -> Any:
+    """Return arguments with what `as_view` makes of arrays in their places; NumPy's own arrays are refused, as CuPy does."""
+    if isinstance(value, SimulatedArray):
+        return as_view(value)
+    if isinstance(value, np.ndarray):
+        raise TypeError("Unsupported type <class 'numpy.ndarray'>")
+    if isinstance(value, list | tuple):
+        return type(value)(_contents(item, as_view) for item in value)
+    return value
+
+
+def _held(value: Any) -> list[SimulatedArray]:
+    if isinstance(value, SimulatedArray):
+        return [value]
+    return [array for item in value for array in _held(item)] if isinstance(value, list | tuple) else []
+
+
+def applied(
+    what: str, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any] | None = None, waits: bool = False
+) -> Any:
+    """Put a function of NumPy's on the current stream, and return the arrays that will hold its results.
+
+    ``waits`` says that the size of a result is known only from the content of an argument: the host waits for that first.
+    """
+    options = options or {}
+    arrays = [*_held(args), *_held(tuple(options.values()))]
+    device = _device_of(arrays)
+    if waits:
+        device.wait([device.current_stream()])
+    stand_ins = {id(a): a._view if waits else _zeros(a._view) for a in arrays}
+    shown = _quiet(function, _contents(args, lambda a: stand_ins[id(a)]), _contents_of(options, lambda a: stand_ins[id(a)]))
+    outputs = list(shown) if isinstance(shown, list | tuple) else [shown]
+    sources = [_viewed(output, arrays, stand_ins) for output in outputs]
+    if shown is next((stand_ins[id(a)] for a in arrays if stand_ins[id(a)] is shown), arrays):
+        return next(a for a in arrays if stand_ins[id(a)] is shown)  # the function gives back what it is given
+    if all(source is not None for source in sources):
+        views = _quiet(function, _contents(args, _view_of), _contents_of(options, _view_of))
+        views = list(views) if isinstance(views, list | tuple) else [views]
+        made = [SimulatedArray(s.block, v, s) for s, v in zip(sources, views, strict=True) if s is not None]
+    else:
+        made = [SimulatedArray.empty(device, np.shape(output), np.asarray(output).dtype) for output in outputs]
+        _put(device, what, function, (args, options), made)
+    return type(shown)(made) if isinstance(shown, list | tuple) else made[0]
+
+
+def _view_of(array: SimulatedArray) -> np.ndarray[Any, Any]:
+    return array._view
+
+
+def _contents_of(options: dict[str, Any], as_view: Callable[[SimulatedArray], Any]) -> dict[str, Any]:
+    return {name: _contents(value, as_view) for name, value in options.items()}
+
+
+def _zeros(view: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return zeros that lie as the view does: what they give has the types, shapes and views of the real thing."""
+    base = np.zeros(view.shape, view.dtype)
+    order = np.argsort([-abs(stride) for stride in view.strides], kind="stable")
+    return np.zeros([view.shape[i] for i in order], view.dtype).transpose(np.argsort(order)) if view.ndim > 1 else base
+
+
+def _viewed(output: Any, arrays: Sequence[SimulatedArray], stand_ins: dict[int, Any]) -> SimulatedArray | None:
+    """Return the array that an output is a view of."""
+    if not isinstance(output, np.ndarray) or not output.size:
+        return None
+    return next((a for a in arrays if np.may_share_memory(output, stand_ins[id(a)])), None)
+
+
+def _quiet(function: Callable[..., Any], args: Any, options: dict[str, Any]) -> Any:
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return function(*args, **options)
+
+
+def _put(device: SimulatedDevice, what: str, function: Callable[..., Any], given: Any, made: Sequence[SimulatedArray]) -> None:
+    args, options = _contents(given[0], _view_of), _contents_of(given[1], _view_of)
+    targets = [array._view for array in made]
+
+    def work() -> None:
+        results = _quiet(function, args, options)
+        for target, result in zip(targets, results if isinstance(results, list | tuple) else [results], strict=True):
+            target[...] = result
+
+    reads = tuple({a.block.state: None for a in (*_held(given[0]), *_held(tuple(given[1].values())))})
+    device.machine.kernels.append(what)
+    device.machine.put(device.current_stream(), Piece(what, work, reads, tuple(a.block.state for a in made)))
+
+
+def written(what: str, function: Callable[..., None], target: SimulatedArray, args: tuple[Any, ...]) -> None:
+    """Put on the current stream what writes into an array; it takes the array's content, and those of the arguments."""
+    arrays = [target, *_held(args)]
+    device = _device_of(arrays)
+    view, given = target._view, _contents(args, _view_of)
+    if given and isinstance(given[-1], np.ndarray):
+        np.broadcast_shapes(given[-1].shape)
+    reads = tuple({a.block.state: None for a in arrays})
+    device.machine.kernels.append(what)
+    device.machine.put(
+        device.current_stream(), Piece(what, lambda: _quiet(function, (view, *given), {}), reads, (target.block.state,))
+    )

@@ -1,0 +1,121 @@
+"""What it costs here to launch nothing, and to hand a value from one engine to another: measured once, and kept."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from xrt.cache import CompileCache
+from xrt.engines import CompileContext, GraphCompiler
+from xrt.errors import EngineError, PlanError
+from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.partition.assigned import assigned
+from xrt.runtime import Program, compile_plan
+from xrt.runtime.timing import Clock, median_interval, repeats_for, seconds_per_call
+from xrt.tune.contest import rotated
+from xrt.tune.walls import Way
+
+__all__ = ["crossing", "launch_cost", "light_operator"]
+
+OPERATORS = ("Neg", "Abs", "Relu", "Sqrt", "Exp", "Identity")
+"""What stands for a region with next to nothing in it: the first that an engine takes."""
+SIZES = (16, 1 << 20)
+"""Elements of float32: a value that costs its launch alone, and one that leaves the nearer caches."""
+ROUNDS = 9
+TURN = 0.003
+OPSET = 20
+
+
+def light_operator(engine: GraphCompiler) -> str | None:
+    """Return an operator that costs next to nothing and that the engine takes; None where it takes none of these."""
+    return next((op for op in OPERATORS if engine.why_not(_chain([op], 16).nodes[0], _chain([op], 16)) is None), None)
+
+
+def launch_cost(engine: GraphCompiler, way: Way, context: CompileContext, seconds: float, limit: float | None) -> float | None:
+    """Return the seconds of one launch with next to nothing in it; None where the engine takes nothing so light.
+
+    Raises EngineError.
+    """
+    op = light_operator(engine)
+    if op is None:
+        return None
+    return median_interval(way.trial(_chain([op], SIZES[0]), context, [_values(SIZES[0])], seconds, limit).samples)[0]
+
+
+def crossing(source: GraphCompiler, target: GraphCompiler, context: CompileContext, clock: Clock) -> tuple[float, float] | None:
+    """Return the seconds, and the seconds per byte, by which two regions in a row cost more than each alone.
+
+    The three take turns, and what counts is the difference within a round. None where an engine takes nothing so light, or fails.
+    """
+    ops = [light_operator(source), light_operator(target)]
+    try:
+        small, large = (_excess(source, target, [op for op in ops if op is not None], size, context, clock) for size in SIZES)
+    except (EngineError, PlanError, ValueError):
+        return None
+    return small, max(0.0, large - small) / (4 * (SIZES[1] - SIZES[0]))
+
+
+def _excess(
+    source: GraphCompiler, target: GraphCompiler, ops: Sequence[str], size: int, context: CompileContext, clock: Clock
+) -> float:
+    first, second = ops
+    engines = {engine.spec: engine for engine in (source, target)}
+    cache = CompileCache()
+    made = [
+        _program(_chain([first, second], size), [source, target], engines, context, cache),
+        _program(_chain([first], size), [source], engines, context, cache),
+        _program(_chain([second], size), [target], engines, context, cache),
+    ]
+    try:
+        both, one, other = _interleaved([_call(program, _values(size)) for program in made], clock)
+        return max(0.0, statistics.median(b - x - y for b, x, y in zip(both, one, other, strict=True)))
+    finally:
+        for program in made:
+            program.close()
+
+
+def _program(
+    function: Function,
+    homes: Sequence[GraphCompiler],
+    engines: Mapping[str, GraphCompiler],
+    context: CompileContext,
+    cache: CompileCache,
+) -> Program:
+    placed = {node.name: engine.spec for node, engine in zip(function.nodes, homes, strict=True)}
+    groups = {node.name: number for number, node in enumerate(function.nodes)}
+    plan = assigned(function, list(engines.values()), placed, groups=groups, device=context.device)
+    made = compile_plan(plan, engines, context, cache)
+    if not isinstance(made, Program):
+        raise made[0].error
+    return made
+
+
+def _call(program: Program, values: Any) -> Callable[[], object]:
+    direct = program.direct
+    return (lambda: direct(values)) if direct is not None else (lambda: program.run([values]))
+
+
+def _interleaved(calls: Sequence[Callable[[], object]], clock: Clock) -> list[list[float]]:
+    repeats = [repeats_for(min(seconds_per_call(call, 1, clock) for _ in range(3)), TURN) for call in calls]
+    taken: list[list[float]] = [[] for _ in calls]
+    for turn in range(ROUNDS):
+        for number in rotated(range(len(calls)), turn):
+            calls[number]()
+            taken[number].append(seconds_per_call(calls[number], repeats[number], clock))
+    return taken
+
+
+def _chain(ops: Sequence[str], size: int) -> Function:
+    """Return operators in a row on so many numbers."""
+    type_ = TensorType(DType.FLOAT32, (size,))
+    names = ["x", *(f"v{number}" for number in range(1, len(ops))), "y"]
+    nodes = tuple(Node(op, (names[i],), (names[i + 1],), name=f"n{i}") for i, op in enumerate(ops))
+    inner = dict.fromkeys(names[1:-1], type_)
+    return Function((Value("x", type_),), (Value("y", type_),), nodes, opsets={"": OPSET}, types=inner, name="calibration")
+
+
+def _values(size: int) -> Any:
+    return np.full(size, 0.5, np.float32)

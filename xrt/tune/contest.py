@@ -1,0 +1,186 @@
+"""The contest: plans take turns in one process, and the ratio within a round decides.
+
+On a shared machine times drift by tens of per cent while the ratio of two neighbours hardly moves. So each round gives
+every plan one turn, in an order that rotates and in the end goes backwards. A turn is several calls, one right after the
+other and right after the turn before, as a serving loop makes them; the first is not counted, since the idle threads of
+the engine before may still spin, and its values have left the caches.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from xrt.runtime.timing import Clock, repeats_for, seconds_per_call
+
+__all__ = ["FLOOR", "Entrant", "Ratio", "Rules", "bootstrap", "contested", "paired", "rotated"]
+
+FLOOR = 0.01
+"""No two plans are called different for less than this, however quiet the machine was."""
+RESAMPLES = 1000
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How a contest goes."""
+
+    turn: float = 0.03
+    """Seconds of a turn; a slower call is made once, after the one that is not counted."""
+    least: int = 6
+    """Rounds before which nothing is decided."""
+    most: int = 60
+    """Rounds after which it ends: what is not decided then is a tie."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """The median of per-round ratios and the bounds of its 95 per cent interval."""
+
+    median: float
+    low: float
+    high: float
+
+    @property
+    def is_win(self) -> bool:
+        """Whether it lies below one by more than the floor, all of it."""
+        return self.high < 1 - FLOOR
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether it lies above one by more than the floor, all of it."""
+        return self.low > 1 + FLOOR
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether more rounds would tell no more: the interval is narrower than the gain, or than the floor."""
+        width = self.high - self.low
+        return width < max(abs(1 - self.median), FLOOR)
+
+
+def bootstrap(ratios: Sequence[float], seed: int = 0) -> Ratio:
+    """Return the median with its interval by the percentile bootstrap (Efron 1979), drawn from a fixed seed."""
+    given = np.asarray(ratios, np.float64)
+    drawn = np.random.default_rng(seed).choice(given, (RESAMPLES, given.size))
+    low, high = np.quantile(np.median(drawn, axis=1), (0.025, 0.975))
+    median = float(np.median(given))
+    return Ratio(median, min(float(low), median), max(float(high), median))
+
+
+def paired(of: Sequence[float], to: Sequence[float]) -> Ratio:
+    """Return the ratio of two entrants' rounds; where one left early, the rounds that both took part in count."""
+    return bootstrap([a / b for a, b in zip(of, to, strict=False)])
+
+
+def rotated(items: Sequence[T], turn: int) -> Sequence[T]:
+    """Return the items, begun at another one each turn, backwards once each has been first: nobody always follows the same.
+
+    >>> rotated("abc", 1), rotated("abc", 4)
+    (['b', 'c', 'a'], ['b', 'a', 'c'])
+    """
+    start = turn % len(items)
+    order = [*items[start:], *items[:start]]
+    return [*order[:1], *order[:0:-1]] if turn // len(items) % 2 else order
+
+
+@dataclass(slots=True, eq=False)
+class Entrant:
+    """One who takes part."""
+
+    call: Callable[[], object]
+    is_simple: bool
+    """Whether it stands for what there is without mixing: others are held against the quickest of these."""
+    repeats: int = 1
+    rounds: list[float] = field(default_factory=list)
+    """Seconds per call, round by round."""
+    is_out: bool = False
+    failure: str = ""
+    """Why it takes part no more, where a call raised."""
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.rounds)
+
+    def take_turn(self, clock: Clock) -> None:
+        """Make the calls of a turn; what one raises is the entrant's own failure."""
+        try:
+            self.call()
+            self.rounds.append(seconds_per_call(self.call, self.repeats, clock))
+        except Exception as error:  # noqa: BLE001  # whatever an engine raises
+            self.is_out, self.failure = True, f"{type(error).__name__}: {error}"
+
+
+class Watch(Protocol):
+    """Told after each round which is the quickest so far."""
+
+    def __call__(self, turn: int, best: Entrant) -> object: ...
+
+
+def contested(
+    entrants: Sequence[Entrant],
+    *,
+    until: float,
+    rules: Rules = Rules(),
+    clock: Clock = time.perf_counter,
+    watch: Watch = lambda turn, best: None,
+) -> int:
+    """Let the entrants take turns until all is decided, or the clock shows ``until``; return the number of rounds.
+
+    Who has lost for certain leaves; the quickest simple one stays to the end. A turn that has begun is ended.
+    """
+    _set_repeats(entrants, until, rules, clock)
+    for turn in range(rules.most):
+        active = [entrant for entrant in entrants if not entrant.is_out]
+        if not active or not _round(active, turn, until, clock):
+            return turn
+        active = [entrant for entrant in active if not entrant.is_out]
+        if active:
+            watch(turn + 1, min(active, key=lambda entrant: entrant.median))
+        if turn + 1 >= rules.least and _is_decided(active):
+            return turn + 1
+    return rules.most
+
+
+def _set_repeats(entrants: Iterable[Entrant], until: float, rules: Rules, clock: Clock) -> None:
+    """Find out how many calls make a turn, by a turn of one call that does not count: the others have not been heard."""
+    for entrant in entrants:
+        if clock() < until:
+            entrant.take_turn(clock)
+        if entrant.rounds:
+            entrant.repeats = repeats_for(entrant.rounds.pop(), rules.turn)
+
+
+def _round(active: Sequence[Entrant], turn: int, until: float, clock: Clock) -> bool:
+    """Give each its turn; return whether there was time for all of them. Who came to its turn before the others keeps no lead."""
+    took: list[Entrant] = []
+    for entrant in rotated(active, turn):
+        if clock() >= until:
+            for early in took:
+                early.rounds.pop()
+            return False
+        entrant.take_turn(clock)
+        took += [] if entrant.is_out else [entrant]
+    return True
+
+
+def against(entrants: Sequence[Entrant]) -> Entrant:
+    """Return the one that the others are held against: the quickest simple one, or the quickest where none is."""
+    simple = [entrant for entrant in entrants if entrant.is_simple]
+    return min(simple or entrants, key=lambda entrant: entrant.median)
+
+
+def _is_decided(active: Sequence[Entrant]) -> bool:
+    """Send away who has lost to the baseline for certain, and say whether it is known how the others stand to the leader."""
+    if not active:
+        return True
+    baseline, leader = against(active), min(active, key=lambda entrant: entrant.median)
+    for entrant in active:
+        entrant.is_out = entrant is not baseline and paired(entrant.rounds, baseline.rounds).is_loss
+    ratios = [paired(entrant.rounds, leader.rounds) for entrant in active if entrant is not leader]
+    return all(ratio.is_loss or ratio.is_settled for ratio in ratios)

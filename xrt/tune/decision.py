@@ -1,0 +1,161 @@
+"""A decision as text, for the next process: who ran against whom, and where each node went. What is read is checked."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from xrt.cache import Signature
+from xrt.cache.signature import conditions_of
+from xrt.engines import CompileContext, GraphCompiler
+from xrt.engines.deferred import Answered, Deferred
+from xrt.errors import CacheError, XRTError
+from xrt.graph import Function
+from xrt.partition import ClusteringOptions, Plan
+from xrt.partition.assigned import assigned, groups_of, homes_of
+from xrt.partition.capability import Capability
+from xrt.partition.costs import CostTable
+from xrt.tune.tuned import Contender, Race, Tuned, Verdict
+
+__all__ = ["asked_of", "parse", "to_text"]
+
+FORMAT = 1
+MOST_PLANS = 64
+MOST_TEXT = 2000
+
+_NUMBERS = ("seconds", "low", "high", "ratio", "ratio_low", "ratio_high")
+
+
+def asked_of(
+    function: Function,
+    engines: Sequence[GraphCompiler],
+    context: CompileContext,
+    options: ClusteringOptions,
+    implicit: str | None,
+) -> Signature:
+    """Return what a decision is an answer to: the model, the engines with their versions, the options, the machine."""
+    named = ", ".join(f"{engine.spec} {_version(engine)}" for engine in engines)
+    own = (("decision", str(FORMAT)), ("function", function.fingerprint), ("engines", named), ("implicit", str(implicit)))
+    return Signature((*own, ("clustering", str(options)), *conditions_of(context)))
+
+
+def _version(engine: GraphCompiler) -> str:
+    """Return an engine's version, without importing the library of one that nobody has used yet."""
+    return engine.status.version if isinstance(engine, Deferred) else engine.version()
+
+
+# ------------------------------------------------------------------ written
+
+
+def to_text(tuned: Tuned, function: Function, engines: Sequence[GraphCompiler], context: CompileContext) -> str:
+    """Return what was decided as JSON; nodes are told by their places, so that names do not matter."""
+    specs = [engine.spec for engine in engines]
+    plans = [_row(contender, function, specs) for contender in tuned.race.contenders]
+    facts = {"format": FORMAT, "engines": specs, "budget": tuned.budget, "rounds": tuned.race.rounds}
+    facts |= {"baseline": tuned.race.baseline, "measurements": tuned.measurements, "spent": tuned.spent}
+    declined = _declined(function, engines, context)
+    return json.dumps({**facts, "notes": list(tuned.notes), "declined": declined, "contenders": plans}, indent=1)
+
+
+def _declined(function: Function, engines: Sequence[GraphCompiler], context: CompileContext) -> list[dict[str, list[int]]]:
+    """Return for each engine its reasons, with the places of the nodes: so that nobody needs to ask it again."""
+    capability = Capability.of(function, engines, context.device)
+    found: list[dict[str, list[int]]] = []
+    for number in range(len(engines)):
+        reasons: dict[str, list[int]] = {}
+        for place in range(len(function.nodes)):
+            if (reason := capability.reason(place, number)) is not None:
+                reasons.setdefault(reason, []).append(place)
+        found.append(reasons)
+    return found
+
+
+def _row(contender: Contender, function: Function, specs: Sequence[str]) -> dict[str, Any]:
+    homes, groups = homes_of(contender.plan), groups_of(contender.plan)
+    names = [node.name for node in function.nodes]
+    figures = {name: getattr(contender, name) for name in _NUMBERS}
+    return {
+        "verdict": contender.verdict,
+        **figures,
+        "note": contender.note[:MOST_TEXT],
+        "regions": list(contender.regions),
+        "homes": [specs.index(homes[name]) for name in names],
+        "groups": [groups[name] for name in names],
+    }
+
+
+# ------------------------------------------------------------------ read
+
+
+def parse(
+    data: bytes, function: Function, engines: Sequence[GraphCompiler], context: CompileContext, implicit: str | None
+) -> Tuned:
+    """Return the decision that the text holds, of how ``remembered``; raises CacheError for text that is damaged or hostile."""
+    try:
+        told = json.loads(data)
+        if told["format"] != FORMAT:
+            raise CacheError(f"it is of format {told['format']!r}; this version reads {FORMAT}")
+        specs = [_text(spec) for spec in told["engines"]]
+        answered = [_answered(*pair, function) for pair in zip(engines, told["declined"], strict=True)]
+        rows = told["contenders"][:MOST_PLANS]
+        contenders = tuple(_contender(row, function, answered, specs, context, implicit) for row in rows)
+        race = Race(contenders, _count(told["rounds"]), _place(told["baseline"], len(contenders)))
+        facts = {name: _seconds(told[name]) for name in ("budget", "spent")}
+        notes = tuple(_text(note) for note in told["notes"])
+    except (XRTError, KeyError, AttributeError, TypeError, ValueError, IndexError, RecursionError) as error:
+        raise CacheError(f"it holds no decision that can be used: {type(error).__name__}: {error}") from error
+    if race.winner is None:
+        raise CacheError("it holds no decision that can be used: nobody won")
+    return Tuned(race.winner.plan, CostTable(), race, "remembered", measurements=0, notes=notes, **facts)
+
+
+def _answered(engine: GraphCompiler, reasons: Mapping[str, Sequence[int]], function: Function) -> GraphCompiler:
+    """Return the engine by the answers that the text has of it."""
+    names = [node.name for node in function.nodes]
+    return Answered(engine, {names[_count(place)]: _text(reason) for reason, places in reasons.items() for place in places})
+
+
+def _contender(
+    row: Mapping[str, Any],
+    function: Function,
+    engines: Sequence[GraphCompiler],
+    specs: Sequence[str],
+    context: CompileContext,
+    implicit: str | None,
+) -> Contender:
+    homes, groups = row["homes"], row["groups"]
+    if len(homes) != len(function.nodes) or len(groups) != len(function.nodes):
+        raise CacheError(f"it places {len(homes)} nodes, and the model has {len(function.nodes)}")
+    if row["verdict"] not in get_args(Verdict):
+        raise CacheError(f"there is no verdict {row['verdict']!r}")
+    names = [node.name for node in function.nodes]
+    by_name = dict(zip(names, (specs[_count(home)] for home in homes), strict=True))
+    grouped = dict(zip(names, map(_count, groups), strict=True))
+    plan: Plan = assigned(function, engines, by_name, groups=grouped, implicit=implicit, device=context.device)
+    figures = {name: None if row[name] is None else _seconds(row[name]) for name in _NUMBERS}
+    regions = tuple(map(_seconds, row["regions"]))
+    return Contender(plan, row["verdict"], note=_text(row["note"]), regions=regions, **figures)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or len(value) > MOST_TEXT:
+        raise CacheError(f"expected a text; got {value!r:.80}")
+    return value
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise CacheError(f"expected a count; got {value!r:.80}")
+    return value
+
+
+def _place(value: object, length: int) -> int | None:
+    return None if value is None else range(length)[_count(value)]
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise CacheError(f"expected a number; got {value!r:.80}")
+    return float(value)

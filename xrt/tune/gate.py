@@ -1,0 +1,236 @@
+"""The gate: a locked plan beside the one that it was held against, both measured now, and the ratio beside that of the lock.
+
+Times of two days say little about each other; the ratio of two plans that take turns in one process does. So it is ratios that
+are compared, each with its interval, and what lies within the noise is not decided.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
+
+from xrt.cache import CompileCache
+from xrt.engines import CompileContext, GraphCompiler
+from xrt.errors import LockError
+from xrt.formats.lock import Gate
+from xrt.graph import Function
+from xrt.partition import Plan
+from xrt.runtime.timing import Clock, repeats_for
+from xrt.tune.contest import Entrant, Ratio, Rules, paired, rotated
+from xrt.tune.lock import runs_of
+from xrt.tune.programs import Ready, ready
+from xrt.tune.tuned import Contender, Race, title_of
+from xrt.tune.values import Reference
+
+__all__ = ["Course", "Outcome", "gate_of", "judge_gate", "opponent_of", "raced"]
+
+RULES = Rules(least=12, most=200)
+SPELLS = 4
+"""Parts of a measurement whose medians must lie in its interval."""
+SURE = 36
+"""Rounds before which nothing is called a regression, unless the time is up."""
+NARROW = 0.02
+"""How narrow the interval of a lock's ratio has to be, part of the ratio, before its measurement ends."""
+
+State: TypeAlias = Literal["held", "regressed", "undecided", "alone"]
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What plans of one Function are raced on."""
+
+    function: Function
+    engines: Mapping[str, GraphCompiler]
+    """By spec."""
+    context: CompileContext
+    cache: CompileCache
+    inputs: Sequence[Any]
+    reference: Reference
+    seconds: float
+    """The race ends after so long, compiles not counted."""
+    clock: Clock = time.perf_counter
+
+    @contextmanager
+    def ready(self, *plans: Plan) -> Iterator[list[Ready]]:
+        """Compile plans and hold each against the reference; raises LockError where one does not run, or not rightly."""
+        expected = list(self.reference(self.function.replace(aliases=()), list(self.inputs)))
+        made: list[Ready] = []
+        try:
+            for plan in plans:
+                made.append(self._one(plan, expected))
+                _check(made[-1])
+            yield made
+        finally:
+            for one in made:
+                one.close()
+
+    def _one(self, plan: Plan, expected: Sequence[Any]) -> Ready:
+        return ready(plan, self.function, self.engines, self.context, self.cache, self.inputs, expected, self.reference)
+
+
+def _check(made: Ready) -> None:
+    if made.failure:
+        raise LockError(f"the plan {title_of(made.plan)} does not run: {made.failure}")
+    if made.found.wrong:
+        raise LockError(f"the plan {title_of(made.plan)} computes wrongly: {made.found.wrong}")
+
+
+# ---------------------------------------------------------------------- two plans in turns
+
+
+def raced(course: Course, plan: Plan, other: Plan, is_enough: Callable[[Ratio, int], bool]) -> tuple[Ratio, int]:
+    """Return the time of a plan over that of another, and in how many rounds it was found.
+
+    They take turns until the ratio, after so many rounds, is enough, or the course's seconds have passed. Raises LockError
+    for a plan that fails.
+    """
+    with course.ready(plan, other) as made:
+        entrants = [Entrant(one.call, is_simple=True) for one in made]
+        until = course.clock() + course.seconds
+        for entrant, one in zip(entrants, made, strict=True):
+            _turn(entrant, one.plan, course.clock)
+            entrant.repeats = repeats_for(entrant.rounds.pop(), RULES.turn)
+        for number in range(RULES.most):
+            for place in rotated(range(2), number):
+                _turn(entrants[place], made[place].plan, course.clock)
+            if number + 1 < RULES.least:
+                continue
+            found = drifting(entrants[0].rounds, entrants[1].rounds)
+            if is_enough(found, number + 1) or course.clock() >= until:
+                break
+    return found, number + 1
+
+
+def drifting(of: Sequence[float], to: Sequence[float]) -> Ratio:
+    """Return the ratio of paired rounds, at least as many as `SPELLS`, in doubt by chance and by drift.
+
+    The bootstrap takes rounds for independent. Where a machine's load changes for seconds at a time they are not, so the
+    interval also holds the medians of `SPELLS` equal parts of the rounds, one after the other.
+    """
+    found = paired(of, to)
+    ratios = [mine / theirs for mine, theirs in zip(of, to, strict=True)]
+    length = len(ratios) // SPELLS
+    spells = [statistics.median(ratios[at : at + length]) for at in range(0, length * SPELLS, length)]
+    return Ratio(found.median, min(found.low, *spells), max(found.high, *spells))
+
+
+def _turn(entrant: Entrant, plan: Plan, clock: Clock) -> None:
+    entrant.take_turn(clock)
+    if entrant.failure:
+        raise LockError(f"the plan {title_of(plan)} does not run: {entrant.failure}")
+
+
+# ---------------------------------------------------------------------- for a lock
+
+
+def opponent_of(plan: Plan, race: Race) -> Contender | None:
+    """Return whom a plan is held against: the baseline, else the best of one engine, else the best that is not the plan."""
+    others = [one for one in race.contenders if one.verdict not in ("wrong", "failed") and runs(one.plan) != runs(plan)]
+    baseline = race.contenders[race.baseline] if race.baseline is not None else None
+    if baseline in others:
+        return baseline
+    return min(others, key=lambda one: (not one.is_single, others.index(one)), default=None)
+
+
+def runs(plan: Plan) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return what makes two plans the same."""
+    return tuple((launch.engine, launch.nodes) for launch in plan.launches)
+
+
+def gate_of(course: Course, plan: Plan, race: Race) -> Gate | None:
+    """Return what a later run of the plan is to be held against; None where no other plan could run. Raises LockError."""
+    opponent = opponent_of(plan, race)
+    if opponent is None:
+        return None
+    found, rounds = raced(course, plan, opponent.plan, lambda ratio, _: ratio.high - ratio.low <= NARROW * ratio.median)
+    return Gate(opponent.title, found.median, found.low, found.high, rounds, runs_of(opponent.plan, course.function))
+
+
+# ---------------------------------------------------------------------- against a lock
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of holding a plan against its lock. True unless it has regressed; prints as one line."""
+
+    state: State
+    limit: float
+    """By which part the ratio may grow."""
+    locked: Gate | None = None
+    now: Ratio | None = None
+    rounds: int = 0
+    change: Ratio | None = None
+    """The ratio now over that of the lock; both intervals are in its own."""
+    note: str = ""
+
+    def __bool__(self) -> bool:
+        return self.state != "regressed"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the outcome as plain data; without the places of the nodes."""
+        told = asdict(self)
+        if told["locked"] is not None:
+            del told["locked"]["runs"]
+        return told
+
+    def __str__(self) -> str:
+        if self.locked is None or self.now is None or self.change is None:
+            return "it runs and computes what the reference does; the lock has no other plan to hold its time against"
+        note = f"\n{self.note}" if self.note else ""
+        return f"{_TOLD[self.state]}: {self._change()}; the limit is {self.limit:+.1%}\n{self._ratios()}{note}"
+
+    def _change(self) -> str:
+        change = self.change
+        return "" if change is None else f"{change.median - 1:+.1%} ({change.low - 1:+.1%} to {change.high - 1:+.1%})"
+
+    def _ratios(self) -> str:
+        was, now = self.locked, self.now
+        if was is None or now is None:
+            return ""
+        then = f"{was.ratio:.3f} ({was.low:.3f} to {was.high:.3f})"
+        here = f"{now.median:.3f} ({now.low:.3f} to {now.high:.3f})"
+        return f"time over that of {was.plan}: {here} in {self.rounds} rounds, {then} in the lock"
+
+
+_TOLD: Mapping[State, str] = {
+    "held": "held",
+    "regressed": "regressed",
+    "undecided": "not decided, the noise is too large",
+}
+
+
+def judge_gate(course: Course, plan: Plan, other: Plan | None, gate: Gate | None, limit: float) -> Outcome:
+    """Return whether the plan has become slower beside the other one, by more than that part, than the lock says.
+
+    Raises LockError where a plan does not run, or computes what the reference does not.
+    """
+    if gate is None or other is None:
+        with course.ready(plan):
+            return Outcome("alone", limit)
+
+    def is_decided(ratio: Ratio, rounds: int) -> bool:
+        state = _state(_change(ratio, gate), limit)
+        return state == "held" or (state == "regressed" and rounds >= SURE)
+
+    now, rounds = raced(course, plan, other, is_decided)
+    change = _change(now, gate)
+    return Outcome(_state(change, limit), limit, gate, now, rounds, change)
+
+
+def _change(now: Ratio, gate: Gate) -> Ratio:
+    """Return the quotient of two ratios; their doubts add up as independent ones do, in logarithms."""
+    middle = now.median / gate.ratio
+    less = math.hypot(math.log(now.median / now.low), math.log(gate.high / gate.ratio))
+    more = math.hypot(math.log(now.high / now.median), math.log(gate.ratio / gate.low))
+    return Ratio(middle, middle * math.exp(-less), middle * math.exp(more))
+
+
+def _state(change: Ratio, limit: float) -> State:
+    if change.low > 1 + limit:
+        return "regressed"
+    return "held" if change.high <= 1 + limit else "undecided"

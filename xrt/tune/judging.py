@@ -1,0 +1,88 @@
+"""Who has won: a mixture by more than the noise, else the simpler plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xrt.runtime.timing import median_interval
+from xrt.tune.contest import FLOOR, Entrant, Ratio, against, paired
+from xrt.tune.programs import Ready
+from xrt.tune.tuned import Contender, Race, Verdict
+
+__all__ = ["Runner", "judged"]
+
+_ORDER: dict[Verdict, int] = {"won": 0, "tie": 1, "lost": 2, "wrong": 3, "failed": 4}
+
+
+@dataclass(slots=True, eq=False)
+class Runner:
+    """A plan in the contest."""
+
+    ready: Ready
+    entrant: Entrant
+    regions: tuple[float, ...] = ()
+    """Seconds of each launch within calls of the whole."""
+
+    @property
+    def has_run(self) -> bool:
+        """Whether there are rounds to be judged by."""
+        return bool(self.entrant.rounds) and not self.entrant.failure
+
+    @property
+    def simplicity(self) -> tuple[int, int]:
+        """Regions, then engines: the fewer, the simpler."""
+        launches = self.ready.plan.launches
+        return len(launches), len({launch.engine for launch in launches})
+
+
+def judged(runners: Sequence[Runner], others: Sequence[Contender], rounds: int) -> Race:
+    """Return the race: who ran, in the order given, and others, whose verdict is known without running.
+
+    The baseline is the quickest simple plan. A plan that is not simple wins where the interval of its ratio to the baseline
+    lies wholly below one by more than the floor; of several winners those that cannot be told from the quickest are
+    tied, and the simplest of them is chosen.
+    """
+    ran = [runner for runner in runners if runner.has_run]
+    failed = [_failed(runner) for runner in runners if not runner.has_run]
+    if not ran:
+        return Race(tuple(sorted([*failed, *others], key=_place)), rounds)
+    base = against([runner.entrant for runner in ran if not runner.entrant.is_out] or [runner.entrant for runner in ran])
+    ratios = {id(runner): paired(runner.entrant.rounds, base.rounds) for runner in ran}
+    chosen = _chosen(ran, base, ratios)
+    found = [_contender(runner, ratios[id(runner)], chosen) for runner in ran]
+    baseline = found[[runner.entrant for runner in ran].index(base)]
+    contenders = sorted([*found, *failed, *others], key=_place)
+    return Race(tuple(contenders), rounds, next(i for i, one in enumerate(contenders) if one is baseline))
+
+
+def _chosen(ran: Sequence[Runner], base: Entrant, ratios: dict[int, Ratio]) -> Runner:
+    winners = [runner for runner in ran if runner.entrant is not base and _beats(runner, ratios[id(runner)])]
+    if not winners:
+        return next(runner for runner in ran if runner.entrant is base)
+    quickest = min(winners, key=lambda runner: ratios[id(runner)].median)
+    alike = [x for x in winners if x is quickest or paired(x.entrant.rounds, quickest.entrant.rounds).low <= 1 + FLOOR]
+    return min(alike, key=lambda runner: (*runner.simplicity, ratios[id(runner)].median))
+
+
+def _beats(runner: Runner, ratio: Ratio) -> bool:
+    return ratio.is_win and not runner.entrant.is_out
+
+
+def _contender(runner: Runner, ratio: Ratio, chosen: Runner) -> Contender:
+    seconds, low, high = median_interval(runner.entrant.rounds)
+    verdict: Verdict = "won" if runner is chosen else "lost" if _is_slower(runner, chosen) else "tie"
+    figures = (seconds, low, high, ratio.median, ratio.low, ratio.high)
+    return Contender(runner.ready.plan, verdict, *figures, note=runner.ready.found.note, regions=runner.regions)
+
+
+def _is_slower(runner: Runner, chosen: Runner) -> bool:
+    return paired(runner.entrant.rounds, chosen.entrant.rounds).is_loss
+
+
+def _failed(runner: Runner) -> Contender:
+    return Contender(runner.ready.plan, "failed", note=runner.entrant.failure or "it was not called before the budget ended")
+
+
+def _place(contender: Contender) -> tuple[int, float]:
+    return _ORDER[contender.verdict], contender.seconds if contender.seconds is not None else float("inf")

@@ -1,0 +1,199 @@
+"""What a lock means: the plan that it holds for a model, and what differs where it does not hold any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import groupby
+
+from xrt import __version__
+from xrt.cache.signature import conditions_of
+from xrt.engines import CompileContext, GraphCompiler
+from xrt.errors import LockError, PlanError
+from xrt.formats.lock import Gate, Lock, Run, Standing
+from xrt.graph import Function
+from xrt.partition import ClusteringOptions, Plan
+from xrt.partition.assigned import assigned, groups_of, homes_of
+from xrt.tune.driving import plain
+from xrt.tune.tuned import Contender, Race
+
+__all__ = ["differences", "lock_of", "placed", "runs_of", "standing_of", "standings_of"]
+
+KEPT = 16
+"""Contenders that a lock names."""
+LONGEST = 400
+"""Characters of a name that a lock holds."""
+SHOWN = 12
+"""Characters of a fingerprint that a person compares."""
+
+
+# ---------------------------------------------------------------------- from a plan to a lock
+
+
+def lock_of(
+    plan: Plan,
+    race: Race,
+    function: Function,
+    engines: Sequence[GraphCompiler],
+    context: CompileContext,
+    options: ClusteringOptions,
+    *,
+    gate: Gate | None = None,
+    source: Mapping[str, str] | None = None,
+    now: datetime | None = None,
+) -> Lock:
+    """Return the lock of a plan of that Function. ``source`` says where the model came from, for who checks the lock later."""
+    return Lock(
+        __version__,
+        (now or datetime.now(UTC)).strftime("%Y-%m-%d"),
+        {**_facts_of_model(function), **(source or {})},
+        _inputs(function),
+        {engine.spec: engine.version() for engine in plain(engines)},
+        _machine(context),
+        _options(context, options),
+        runs_of(plan, function),
+        standings_of(race)[:KEPT],
+        gate,
+    )
+
+
+def runs_of(plan: Plan, function: Function) -> tuple[Run, ...]:
+    """Return where a plan has the nodes, neighbours in the model's order together."""
+    homes, groups, names = homes_of(plan), groups_of(plan), [node.name for node in function.nodes]
+    found, at = [], 0
+    for group, members in groupby(names, groups.__getitem__):
+        run = list(members)
+        first, last = run[0][:LONGEST], run[-1][:LONGEST]
+        found.append(Run(group, homes[run[0]], at, len(run), first, last if len(run) > 1 else ""))
+        at += len(run)
+    return tuple(found)
+
+
+def standings_of(race: Race) -> tuple[Standing, ...]:
+    """Return how each contender came off."""
+    return tuple(standing_of(one, is_baseline=number == race.baseline) for number, one in enumerate(race.contenders))
+
+
+def standing_of(contender: Contender, *, is_baseline: bool) -> Standing:
+    """Return how a contender came off, as plain facts."""
+    figures = {name: getattr(contender, name) for name in ("seconds", "low", "high", "ratio", "ratio_low", "ratio_high")}
+    return Standing(contender.title, contender.verdict, is_baseline, **figures, note=contender.note[:1000])
+
+
+# ---------------------------------------------------------------------- from a lock to a plan
+
+
+def placed(
+    runs: Sequence[Run],
+    function: Function,
+    engines: Sequence[GraphCompiler],
+    context: CompileContext,
+    implicit: str | None = None,
+) -> Plan:
+    """Return the plan that the runs are of; raises LockError where they are of no plan of that Function on those engines."""
+    homes: dict[str, str] = {}
+    groups: dict[str, int] = {}
+    for run in runs:
+        for name in _names(run, function):
+            if name in homes:
+                raise LockError(f"the lock places node {name!r} twice")
+            homes[name], groups[name] = run.engine, run.region
+    if len(homes) < len(function.nodes):
+        left = next(node.name for node in function.nodes if node.name not in homes)
+        raise LockError(f"the lock places {len(homes)} of {len(function.nodes)} nodes, and not {left!r}")
+    try:
+        return assigned(function, engines, homes, groups=groups, implicit=implicit, device=context.device)
+    except PlanError as error:
+        raise LockError(f"the lock holds no plan any more: {error}") from error
+
+
+def _names(run: Run, function: Function) -> Iterator[str]:
+    if run.at + run.nodes > len(function.nodes):
+        raise LockError(
+            f"the lock places nodes up to number {run.at + run.nodes} of the model, which has {len(function.nodes)} of them"
+        )
+    return (node.name for node in function.nodes[run.at : run.at + run.nodes])
+
+
+# ---------------------------------------------------------------------- what differs
+
+
+def differences(
+    lock: Lock,
+    function: Function,
+    engines: Sequence[GraphCompiler],
+    context: CompileContext,
+    options: ClusteringOptions | str,
+    *,
+    with_gate: bool = False,
+) -> tuple[str, ...]:
+    """Return in which ways a lock was made for something else, each as a clause; empty where it holds.
+
+    Of the engines those count that the plan uses, and ``with_gate`` those of the gate's. ``options`` may be the text of some.
+    """
+    if told := tuple(_of_model(lock, function)):
+        return told  # of another model nothing else is of interest
+    runs = [*lock.plan, *(lock.gate.runs if lock.gate and with_gate else ())]
+    found = [*_of_engines(lock, engines, (run.engine for run in runs))]
+    found += _of_facts(lock.machine, _machine(context))
+    return (*found, *_of_facts(lock.options, _options(context, options)))
+
+
+def _of_model(lock: Lock, function: Function) -> Iterator[str]:
+    mine = _facts_of_model(function)
+    if lock.model.get("fingerprint") == mine["fingerprint"]:
+        return
+    yield from _of_facts(_called(lock.inputs), _called(_inputs(function)))
+    yield from _of_facts(_counted(lock.model), _counted(mine))
+    was, is_ = lock.model.get("fingerprint", "not told"), mine["fingerprint"]
+    yield f"the model {lock.model.get('name', '')!r} had fingerprint {was[:SHOWN]}, and {mine['name']!r} has {is_[:SHOWN]}"
+
+
+def _called(inputs: Mapping[str, str]) -> dict[str, str]:
+    return {f"input {name}": type_ for name, type_ in inputs.items()}
+
+
+def _counted(model: Mapping[str, str]) -> dict[str, str]:
+    return {"the number of nodes": model.get("nodes", "not told")}
+
+
+def _of_engines(lock: Lock, engines: Sequence[GraphCompiler], used: Iterable[str]) -> Iterator[str]:
+    by_spec = {engine.spec: engine for engine in plain(engines)}
+    for spec in dict.fromkeys(used):
+        if spec not in by_spec:
+            yield f"engine {spec!r}, which has a part of the plan, is not in the list of engines or not ready"
+        elif (was := lock.engines.get(spec, "not told")) != (now := by_spec[spec].version()):
+            yield f"engine {spec!r} was {was} and is {now}"
+
+
+def _of_facts(was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    for name in {**was, **now}:
+        if name not in now:
+            yield f"{name} was {was[name]} and is not there"
+        elif name not in was:
+            yield f"{name} is {now[name]} and was not there"
+        elif was[name] != now[name]:
+            yield f"{name} was {was[name]} and is {now[name]}"
+
+
+# ---------------------------------------------------------------------- facts
+
+
+def _facts_of_model(function: Function) -> dict[str, str]:
+    return {"name": function.name, "fingerprint": function.fingerprint, "nodes": str(len(function.nodes))}
+
+
+def _inputs(function: Function) -> dict[str, str]:
+    return {value.name[:LONGEST]: str(value.type) for value in function.inputs}
+
+
+def _machine(context: CompileContext) -> dict[str, str]:
+    sets, _, processor = dict(conditions_of(context))["machine"].partition("; ")
+    system, machine, *extensions = sets.split(" ")
+    return {"system": f"{system} {machine}", "processor": processor, "extensions": " ".join(extensions)}
+
+
+def _options(context: CompileContext, options: ClusteringOptions | str) -> dict[str, str]:
+    execution = {name: str(value) for name, value in context.options.unusual().items()}
+    own = {"precision": context.options.precision, "device": context.device, "threads": str(context.threads)}
+    return {**own, **execution, "clustering": str(options)}

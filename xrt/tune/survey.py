@@ -1,0 +1,157 @@
+"""The survey: what pieces of a model cost on engines, measured one after the other into a cost table."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from xrt.engines import CompileContext
+from xrt.errors import CompileRefused, EngineError, InputError
+from xrt.graph import Function, shape_key
+from xrt.partition import Launch
+from xrt.partition.costs import CostTable, Measured, RegionCost
+from xrt.runtime.timing import Clock, median_interval
+from xrt.tune.right import held
+from xrt.tune.values import Reference, first_drawn, values_of
+from xrt.tune.walls import Trial, Way
+
+__all__ = ["Region", "Subject", "Survey"]
+
+_log = logging.getLogger(__name__)
+
+MOST_HANGS = 2
+"""Times that an engine may use up its limit; after that, it is asked no more in this search."""
+
+LEAST = 0.05
+"""Seconds of the budget with which nothing more is begun."""
+
+
+class Subject(Protocol):
+    """What is measured: a piece of the model on an engine."""
+
+    @property
+    def key(self) -> str:
+        """The shape key of the Function."""
+
+    @property
+    def spec(self) -> str:
+        """Of the engine."""
+
+    @property
+    def function(self) -> Function:
+        """The piece; its values are named as in the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A region of a plan, to be measured."""
+
+    key: str
+    spec: str
+    function: Function
+
+    @classmethod
+    def of(cls, launch: Launch) -> Region:
+        return cls(shape_key(launch.function), launch.engine, launch.function)
+
+
+class Survey:
+    """Measures, and knows what was measured by now."""
+
+    def __init__(
+        self,
+        ways: Mapping[str, Way],
+        context: CompileContext,
+        values: Mapping[str, Any],
+        reference: Reference,
+        table: CostTable,
+        *,
+        limit: float,
+        slice_: float,
+        clock: Clock,
+    ) -> None:
+        """Each compile and each measurement may take ``limit`` seconds, the samples of one about ``slice_``."""
+        self.table = table
+        self.count = 0
+        """How many measurements were made."""
+        self._ways = ways
+        self._context = context
+        self._values = values
+        self._reference = reference
+        self._limit = limit
+        self._slice = slice_
+        self._clock = clock
+        self._skipped: set[tuple[str, str]] = set()
+        self._hung: dict[str, list[int]] = {}
+        """By engine the sizes, in nodes, of what it did not end in time."""
+
+    def is_known(self, subject: Subject) -> bool:
+        """Whether there is nothing more to be learnt about a piece."""
+        return self.table.region(subject.key, subject.spec) is not None or (subject.key, subject.spec) in self._skipped
+
+    def measure(self, subjects: Sequence[Subject], until: float, told: Callable[[Subject], object]) -> bool:
+        """Measure what is not known yet, in that order, until the clock shows ``until``; return whether all are known then.
+
+        ``told`` hears of each before it is measured.
+        """
+        for subject in subjects:
+            if self.is_known(subject):
+                continue
+            if self._clock() + LEAST > until:
+                return False
+            told(subject)
+            self._measure(subject, until)
+        return True
+
+    def _measure(self, subject: Subject, until: float) -> None:
+        function = subject.function.replace(aliases=())
+        given = values_of([value.name for value in function.inputs], self._values)
+        expected = values_of([value.name for value in function.outputs], self._values)
+        if given is None or expected is None:
+            self._skip(subject, "its values were not captured")
+            return
+        if self._is_hopeless(subject):
+            self._skip(subject, "the engine did not end with what is no larger")
+            return
+        left = until - self._clock()
+        limit = min(self._limit, left)
+        try:
+            trial = self._ways[subject.spec].trial(function, self._context, given, min(self._slice, limit / 4), limit)
+        except (EngineError, InputError) as error:
+            self._failed(subject, error, by_budget=limit < self._limit)
+            return
+        self._learn(subject, self._cost(function, given, trial, expected))
+
+    def _is_hopeless(self, subject: Subject) -> bool:
+        """Whether the engine has hung on what is no larger, or too often."""
+        sizes = self._hung.get(subject.spec, [])
+        return len(sizes) >= MOST_HANGS or any(size <= len(subject.function.nodes) for size in sizes)
+
+    def _failed(self, subject: Subject, error: EngineError | InputError, *, by_budget: bool) -> None:
+        """Remember why there is no cost; what only the end of the budget has cut off may be measured another time."""
+        self.count += 1
+        if by_budget and isinstance(error.__cause__, TimeoutError):
+            return
+        if isinstance(error.__cause__, TimeoutError):
+            self._hung.setdefault(subject.spec, []).append(len(subject.function.nodes))
+        what = "refused" if isinstance(error, CompileRefused) else "failed"
+        self._learn(subject, f"{what}: {' '.join(str(error).split())}", counted=False)
+
+    def _cost(self, function: Function, given: Sequence[Any], trial: Trial, expected: Sequence[Any]) -> RegionCost:
+        """Return what a trial says, once its results are held against the reference's, where these can be foretold."""
+        if not first_drawn(function):
+            found = held(function, given, trial.results, expected, self._reference, self._context.options)
+            if found.wrong:
+                return f"wrong: {found.wrong}"
+        return Measured(*median_interval(trial.samples))
+
+    def _learn(self, subject: Subject, cost: RegionCost, *, counted: bool = True) -> None:
+        self.count += counted
+        self.table = self.table.with_region(subject.key, subject.spec, cost)
+        _log.debug("%s: %d nodes: %s", subject.spec, len(subject.function.nodes), cost)
+
+    def _skip(self, subject: Subject, reason: str) -> None:
+        self._skipped.add((subject.key, subject.spec))
+        _log.debug("%s: %d nodes not measured: %s", subject.spec, len(subject.function.nodes), reason)

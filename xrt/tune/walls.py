@@ -1,0 +1,125 @@
+"""Engines measured behind a wall: each compiles and runs in a worker of its own, where a hang or a crash costs its limit once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Protocol
+
+from xrt.engines import CompileContext, Executable, GraphCompiler
+from xrt.engines.deferred import loaded
+from xrt.errors import EngineError, OptionError, RunFailed
+from xrt.graph import Function
+from xrt.runtime.isolation import Isolated, Limits, RemoteExecutable
+from xrt.runtime.timing import sampled
+from xrt.verify.running import copied
+
+__all__ = ["Apart", "Here", "Trial", "Way", "way_of"]
+
+KEPT = 0.25
+"""Seconds of a compile from which on the worker keeps what it compiled, for the contest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What came of a Function on an engine."""
+
+    results: Sequence[Any]
+    samples: Sequence[float]
+    """Seconds per call."""
+
+
+class Way(Protocol):
+    """How an engine is tried."""
+
+    @property
+    def front(self) -> GraphCompiler:
+        """What the contest compiles with, in this process."""
+
+    def trial(
+        self, function: Function, context: CompileContext, inputs: Sequence[Any], seconds: float, limit: float | None
+    ) -> Trial:
+        """Compile, run, and take samples for so long; compile and run may take the limit each. Raises EngineError."""
+
+    def close(self) -> None:
+        """Let go of what it holds."""
+
+
+class Apart(Isolated):
+    """An engine that compiles and is measured in a worker; what it compiled there is loaded here, or compiled once more."""
+
+    def __init__(self, engine: GraphCompiler, limits: Limits) -> None:
+        """Raises OptionError where no other process can import the engine's class."""
+        super().__init__(engine, limits, runs=False)
+        self.runs = False  # what cannot be saved is compiled here: in the worker it did no harm
+        self._kept: dict[str, RemoteExecutable] = {}
+
+    @property
+    def front(self) -> GraphCompiler:
+        return self
+
+    def trial(
+        self, function: Function, context: CompileContext, inputs: Sequence[Any], seconds: float, limit: float | None
+    ) -> Trial:
+        self.bound(limit)
+        began = perf_counter()
+        remote = RemoteExecutable(self._home, function, context)
+        took = perf_counter() - began
+        try:
+            results, samples = remote.measured(inputs, seconds)
+        except BaseException:
+            remote.close()
+            raise
+        if took > KEPT and function.fingerprint not in self._kept:
+            self._kept[function.fingerprint] = remote
+        else:
+            remote.close()
+        return Trial(results, samples)
+
+    def bound(self, limit: float | None) -> None:
+        """Let each request from now on take at most so many seconds."""
+        self._home.seconds = limit
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        kept = self._kept.pop(function.fingerprint, None)
+        if kept is not None and kept.is_held:
+            return self._loaded(kept, function, context)
+        return super().compile(function, context)
+
+
+class Here:
+    """An engine that can be in no other process; a hang or a crash of it is one of this process."""
+
+    def __init__(self, engine: GraphCompiler) -> None:
+        self.front = engine
+
+    def trial(
+        self, function: Function, context: CompileContext, inputs: Sequence[Any], seconds: float, limit: float | None
+    ) -> Trial:
+        given = [copied(value) for value in inputs]
+        try:
+            executable = self.front.compile(function, context)
+            try:
+                executable.prepare()
+                results = [copied(value) for value in executable.run(given)]
+                call = executable.direct()
+                return Trial(results, sampled(lambda: call(*given), seconds))
+            finally:
+                executable.close()
+        except EngineError:
+            raise
+        except Exception as error:
+            raise RunFailed(f"engine {self.front.spec!r} failed: {type(error).__name__}: {error}") from error
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def way_of(engine: GraphCompiler, limits: Limits) -> Way:
+    """Return how an engine is tried: behind a wall, where there can be one."""
+    inner = loaded(engine.inner if isinstance(engine, Isolated) else engine)
+    try:
+        return Apart(inner, limits)
+    except OptionError:
+        return Here(inner)
