@@ -87,9 +87,9 @@ def test_the_record_breaks_no_law() -> None:
 @pytest.mark.parametrize(
     ("letters", "fault"),
     [
-        ("PPPFPPPP", "ort,toy fails {case}"),
-        ("PDDPPDPP", "ort,tvm,toy loses {case}, which toy passes"),
-        ("PPDPPPDP", "ort/toy alternating loses {case}, which each passes"),
+        ("PPPPFPPPPPP", "ort,toy fails {case}"),
+        ("PDDDPPDPPPP", "ort,tvm,toy loses {case}, which toy passes"),
+        ("PPDPPPPDPPP", "ort/toy alternating loses {case}, which each passes"),
     ],
 )
 def test_a_broken_law_is_caught(letters: str, fault: str) -> None:

@@ -112,7 +112,21 @@ def loaded_by(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
-HEAVY = {"onnxruntime", "openvino", "tvm", "tvm_ffi", "jax", "jaxlib", "iree", "torch", "networkx", "rich", "click", "hypothesis", "pytest"}
+HEAVY = {
+    "onnxruntime",
+    "openvino",
+    "tvm",
+    "tvm_ffi",
+    "jax",
+    "jaxlib",
+    "iree",
+    "torch",
+    "networkx",
+    "rich",
+    "click",
+    "hypothesis",
+    "pytest",
+}
 
 
 @pytest.mark.parametrize(
