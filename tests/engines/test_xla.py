@@ -201,6 +201,15 @@ def test_constants_in_sums_do_not_break_a_chain() -> None:
     assert executable.program.code.hlo_modules()[0].to_string().count(" fusion(") == 1
 
 
+def test_softmax_of_a_large_product() -> None:
+    """XLA computes the product twice, once rounded and once within an FMA: the greatest is not itself then."""
+    nodes = Node("Mul", ("x", "third"), ("m",)), Node("Softmax", ("m",), ("y",))
+    third = np.array(1 / 3, np.float32)
+    f = function(*nodes, inputs={"x": tensor(2, 8)}, outputs={"y": tensor(2, 8)}, constants={"third": third})
+    x = np.repeat(np.array([[1e10], [7.7e11]], np.float32), 8, axis=1)
+    assert run(f, x)[0].tolist() == [[0.125] * 8] * 2
+
+
 def test_zero_extents() -> None:
     (y,) = run(one("Exp", tensor(0, 3), output=tensor(0, 3)), np.ones((0, 3), np.float32))
     assert y.shape == (0, 3)

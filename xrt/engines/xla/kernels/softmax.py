@@ -17,19 +17,28 @@ Along = Callable[[Operand, int], Operand]
 """Takes the tensor and the one axis."""
 
 
+def _below_top(x: Operand, axis: int) -> Operand:
+    """Return how far each element lies below the greatest along the axis, which is at zero exactly.
+
+    Where x is a product, XLA computes it anew for the difference, within an FMA and so unrounded: of large numbers, the greatest
+    would be hundreds away from itself.
+    """
+    top = jnp.max(x, axis=axis, keepdims=True, initial=-jnp.inf)
+    return jnp.where(x == top, top - top, x - top)
+
+
 def softmax(x: Operand, axis: int) -> Operand:
     """Return the exponentials along an axis over their sum; the greatest is taken out first, so none overflows.
 
     Each step is rounded to the tensor's type, as in the function body that defines the operator.
     """
-    powers = jnp.exp(x - jnp.max(x, axis=axis, keepdims=True, initial=-jnp.inf))
+    powers = jnp.exp(_below_top(x, axis))
     return powers / jnp.sum(widened(powers), axis=axis, keepdims=True).astype(x.dtype)
 
 
 def log_softmax(x: Operand, axis: int) -> Operand:
     """Return the logarithm of `softmax`, computed without the quotient; narrow floats are rounded once."""
-    wide = widened(x)
-    shifted = wide - jnp.max(wide, axis=axis, keepdims=True, initial=-jnp.inf)
+    shifted = _below_top(widened(x), axis)
     return (shifted - jnp.log(jnp.sum(jnp.exp(shifted), axis=axis, keepdims=True))).astype(x.dtype)
 
 
