@@ -262,7 +262,7 @@ def test_the_least_recently_used_go_beyond_the_limit(engine: Saving, tmp_path: P
         os.utime(item.path, (1e9 + age, 1e9 + age))
     kept = items[0]
     assert Store(tmp_path).read(kept.key) is not None, "reading makes it recent"
-    removed = Store(tmp_path).shrink(items[0].size * 3)
+    removed = Store(tmp_path).shrink(sum(items[n].size for n in (0, 4, 5)))
     assert [item.key for item in removed] == [item.key for item in items[1:4]]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from xrt.errors import LockError
@@ -59,6 +59,7 @@ def test_it_says_one_fact_on_a_line_in_a_fixed_order() -> None:
 
 @given(st.text(max_size=30), st.text(st.characters(categories=["Cs", "Cc", "Zl", "Lu"]), max_size=9))
 def test_odd_names_come_back(name: str, odd: str) -> None:
+    assume(json.loads(json.dumps(odd)) == odd)  # two halves of a character side by side are one in JSON
     lock = replace(LOCK, plan=(Run(0, odd, 0, 1, name, odd),), inputs={odd: name}, model={name: odd})
     assert parse(to_text(lock)) == parse(to_text(parse(to_text(lock))))
     assert parse(to_text(lock)).plan == lock.plan

@@ -198,7 +198,7 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     Entry(
         "sign_of_nan",
-        "Sign of NaN is NaN",
+        "Sign of NaN is NaN, and not one of three numbers",
         graph({"x": "float32[4]"}, {"y": "float32[4]"}, node("Sign", "x", "y")),
         (f32(NAN, -2, 0, INF),),
         (f32(NAN, -1, 0, 1),),
