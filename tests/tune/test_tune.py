@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from xrt.module.reference import evaluate
 from xrt.partition import ClusteringOptions, Pin
 from xrt.partition.assigned import homes_of
 from xrt.testing.faulty import Faulty
-from xrt.tune import Bounds, CostStore, Tuned, tune
+from xrt.tune import Bounds, CostStore, Tuned, decision, tune
 from xrt.tune.search import Search
 from xrt.tune.walls import Here
 
@@ -308,6 +309,28 @@ def test_a_damaged_decision_is_a_warning_and_is_measured_again(text: bytes, tmp_
     with pytest.warns(CacheWarning, match="the store of costs could not serve"):
         assert tuned(chain("Exp"), TOY, store=CostStore(tmp_path)).how == "measured"
     assert tuned(chain("Exp"), TOY, store=CostStore(tmp_path)).how == "remembered"
+
+
+@pytest.mark.parametrize(("name", "value"), [("spent", 10**400), ("rounds", -1), ("baseline", 10**30), ("declined", [])])
+@pytest.mark.usefixtures("here")
+def test_a_decision_with_a_number_that_cannot_be_is_measured_again(name: str, value: object, tmp_path: Path) -> None:
+    tuned(chain("Exp"), TOY, store=CostStore(tmp_path))
+    (path,) = tmp_path.rglob("decisions/*.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+    with pytest.warns(CacheWarning, match="holds no decision that can be used"):
+        assert tuned(chain("Exp"), TOY, store=CostStore(tmp_path)).how == "measured"
+
+
+@pytest.mark.usefixtures("here")
+def test_a_decision_with_a_long_note_can_be_read() -> None:
+    found = replace(tuned(chain("Exp"), TOY), notes=("a page of a library's " * 1000,))
+    context = CompileContext(threads=1)
+    again = decision.parse(decision.to_text(found, chain("Exp"), [TOY], context).encode(), chain("Exp"), [TOY], context, None)
+    assert again.notes == (found.notes[0][:2000],)
+
+
+def test_a_contender_of_which_less_is_known_prints_too() -> None:
+    assert str(replace(tuned(chain("Exp"), TOY).race.contenders[0], ratio_low=None)).startswith("won: toy")
 
 
 @pytest.mark.usefixtures("here")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
@@ -24,6 +23,7 @@ __all__ = ["asked_of", "parse", "to_text"]
 FORMAT = 1
 MOST_PLANS = 64
 MOST_TEXT = 2000
+MOST_SECONDS = 1e9
 
 _NUMBERS = ("seconds", "low", "high", "ratio", "ratio_low", "ratio_high")
 
@@ -56,7 +56,8 @@ def to_text(tuned: Tuned, function: Function, engines: Sequence[GraphCompiler], 
     facts = {"format": FORMAT, "engines": specs, "budget": tuned.budget, "rounds": tuned.race.rounds}
     facts |= {"baseline": tuned.race.baseline, "measurements": tuned.measurements, "spent": tuned.spent}
     declined = _declined(function, engines, context)
-    return json.dumps({**facts, "notes": list(tuned.notes), "declined": declined, "contenders": plans}, indent=1)
+    notes = [note[:MOST_TEXT] for note in tuned.notes]
+    return json.dumps({**facts, "notes": notes, "declined": declined, "contenders": plans}, indent=1)
 
 
 def _declined(function: Function, engines: Sequence[GraphCompiler], context: CompileContext) -> list[dict[str, list[int]]]:
@@ -67,7 +68,7 @@ def _declined(function: Function, engines: Sequence[GraphCompiler], context: Com
         reasons: dict[str, list[int]] = {}
         for place in range(len(function.nodes)):
             if (reason := capability.reason(place, number)) is not None:
-                reasons.setdefault(reason, []).append(place)
+                reasons.setdefault(reason[:MOST_TEXT], []).append(place)
         found.append(reasons)
     return found
 
@@ -156,6 +157,6 @@ def _place(value: object, length: int) -> int | None:
 
 
 def _seconds(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_SECONDS:
         raise CacheError(f"expected a number; got {value!r:.80}")
     return float(value)

@@ -52,7 +52,7 @@ class Course:
     inputs: Sequence[Any]
     reference: Reference
     seconds: float
-    """The race ends after so long, compiles not counted."""
+    """The race ends after so long, compiles not counted, and not before `SPELLS` rounds."""
     clock: Clock = time.perf_counter
 
     @contextmanager
@@ -98,10 +98,11 @@ def raced(course: Course, plan: Plan, other: Plan, is_enough: Callable[[Ratio, i
         for number in range(RULES.most):
             for place in rotated(range(2), number):
                 _turn(entrants[place], made[place].plan, course.clock)
-            if number + 1 < RULES.least:
+            is_over = course.clock() >= until
+            if number + 1 < (SPELLS if is_over else RULES.least):
                 continue
             found = drifting(entrants[0].rounds, entrants[1].rounds)
-            if is_enough(found, number + 1) or course.clock() >= until:
+            if is_over or is_enough(found, number + 1):
                 break
     return found, number + 1
 
