@@ -16,7 +16,7 @@ def started_by(process: int) -> list[int]:
     found: list[int] = []
     with suppress(OSError):
         for told in Path(f"/proc/{process}/task").glob("*/children"):
-            for child in map(int, told.read_text().split()):
+            for child in map(int, told.read_text("ascii").split()):
                 found += [child, *started_by(child)]
     return found
 
