@@ -21,8 +21,8 @@ from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.module.reference import evaluate
 from xrt.partition import ClusteringOptions, Plan, partition
 from xrt.partition.assigned import homes_of
+from xrt.runtime.rounds import Ratio
 from xrt.testing.faulty import Faulty, Slow
-from xrt.tune.contest import Ratio
 from xrt.tune.gate import SPELLS, Course, _change, _state, drifting, gate_of, judge_gate, opponent_of
 from xrt.tune.lock import differences, lock_of, placed, runs_of
 from xrt.tune.tuned import Contender, Race
