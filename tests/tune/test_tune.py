@@ -19,6 +19,7 @@ import pytest
 from tests.module.test_faults import X, chain
 from tests.tune.uneven import Uneven
 from xrt.cache import CompileCache
+from xrt.cache.signature import CODE_UNKNOWN, code_of
 from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler, registry
 from xrt.errors import CacheWarning, OptionError, PlacementWarning
 from xrt.graph import Function
@@ -270,6 +271,17 @@ def test_what_was_decided_is_not_measured_again(tmp_path: Path) -> None:
     assert tuned(renamed, SLOW_EXP, SLOW_COS, store=store).how == "remembered"
 
 
+def test_no_decision_is_kept_of_an_engine_whose_code_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decision, "code_of", lambda module: CODE_UNKNOWN)
+    assert [tuned(chain("Exp"), TOY, store=CostStore(tmp_path)).how for _ in range(2)] == ["measured", "measured"]
+
+
+def test_the_code_of_an_engine_is_told_before_it_is_imported() -> None:
+    asked = "import sys; from xrt.cache.signature import code_of; print(code_of('xrt.engines.tvm'), 'tvm' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [code_of("xrt.engines.tvm"), "False"]
+
+
 @pytest.mark.usefixtures("here")
 def test_a_larger_budget_searches_again_with_what_is_known(tmp_path: Path) -> None:
     store = CostStore(tmp_path)
@@ -280,8 +292,8 @@ def test_a_larger_budget_searches_again_with_what_is_known(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("change", ["threads", "precision", "engines", "pins", "model"])
-def test_a_decision_is_an_answer_to_one_question(change: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", ["threads", "precision", "engines", "pins", "model", "code"])
+def test_a_decision_is_an_answer_to_one_question(change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, engines, function, options = CostStore(tmp_path), [TOY], chain("Exp"), {}
     tuned(function, *engines, store=store)
     match change:
@@ -295,6 +307,8 @@ def test_a_decision_is_an_answer_to_one_question(change: str, tmp_path: Path) ->
             options = {"options": ClusteringOptions(maximum_nodes=3)}
         case "model":
             function = chain("Cos")
+        case "code":
+            monkeypatch.setattr(decision, "code_of", lambda module: "another")
     assert tuned(function, *engines, store=store, **options).how == "measured"
 
 

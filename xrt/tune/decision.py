@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
+from xrt import __version__
 from xrt.cache import Signature
-from xrt.cache.signature import conditions_of
-from xrt.engines import CompileContext, GraphCompiler
+from xrt.cache.signature import CODE_UNKNOWN, code_of, conditions_of
+from xrt.engines import CompileContext, GraphCompiler, registry
 from xrt.engines.deferred import Answered, Deferred
 from xrt.errors import CacheError, XRTError
 from xrt.graph import Function
@@ -34,11 +35,22 @@ def asked_of(
     context: CompileContext,
     options: ClusteringOptions,
     implicit: str | None,
-) -> Signature:
-    """Return what a decision is an answer to: the model, the engines with their versions, the options, the machine."""
-    named = ", ".join(f"{engine.spec} {_version(engine)}" for engine in engines)
-    own = (("decision", str(FORMAT)), ("function", function.fingerprint), ("engines", named), ("implicit", str(implicit)))
-    return Signature((*own, ("clustering", str(options)), *conditions_of(context)))
+) -> Signature | None:
+    """Return what a decision is an answer to: the model, the engines with their versions and code, the options, the machine.
+
+    None where an engine's code is in no file, so that nobody could tell whether the decision is still one about it.
+    """
+    codes = [_code(engine) for engine in engines]
+    if CODE_UNKNOWN in codes:
+        return None
+    named = ", ".join(f"{engine.spec} {_version(engine)} {code}" for engine, code in zip(engines, codes, strict=True))
+    own = (("decision", f"{FORMAT} of xrt {__version__}"), ("function", function.fingerprint), ("engines", named))
+    return Signature((*own, ("implicit", str(implicit)), ("clustering", str(options)), *conditions_of(context)))
+
+
+def _code(engine: GraphCompiler) -> str:
+    """Return a hash of an engine's code, without importing that of one that nobody has used yet."""
+    return code_of(registry.module_of(engine.name) if isinstance(engine, Deferred) else engine.implementation.__module__)
 
 
 def _version(engine: GraphCompiler) -> str:
