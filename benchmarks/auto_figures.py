@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xrt.bench import Ratio, Timing, bootstrap
-from xrt.bench.figures import FLOOR, RESAMPLES, paired
+from xrt.bench.figures import paired
+from xrt.runtime.rounds import FLOOR, RESAMPLES
 
 Record: TypeAlias = Mapping[str, Any]
 

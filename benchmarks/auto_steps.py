@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import xrt
 from xrt.bench import Subject
-from xrt.bench.turns import repeats_for, rotated, seconds_per_call
+from xrt.bench.turns import repeats_for
 from xrt.cache import cache_of
 from xrt.compare import compare_all, tolerance_for
 from xrt.engines import CompileContext, registry
@@ -28,6 +28,8 @@ from xrt.models import sample_inputs
 from xrt.models.network import Network
 from xrt.partition import Pin
 from xrt.partition.planner import propose
+from xrt.runtime.rounds import rotated
+from xrt.runtime.timing import seconds_per_call
 from xrt.tune import CostStore
 from xrt.tune.tuned import Contender, title_of
 

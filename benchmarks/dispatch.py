@@ -23,10 +23,10 @@ import numpy as np
 
 import xrt
 from xrt.bench import Ratio, Timing, interleaved, machine, ratio
-from xrt.bench.turns import rotated
 from xrt.formats import onnx as onnx_format
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.runtime import available_cores
+from xrt.runtime.rounds import rotated
 
 CALLERS = 8
 Call = Callable[[Any], Any]

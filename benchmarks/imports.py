@@ -17,7 +17,7 @@ from statistics import quantiles
 from typing import Any
 
 from xrt.bench import Ratio, machine
-from xrt.bench.turns import rotated
+from xrt.runtime.rounds import rotated
 
 WAYS = {
     "numpy": "import numpy",

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xrt.bench.figures import FLOOR, Ratio, Timing, bootstrap, is_tie, noise_floor, paired, ratio
-from xrt.bench.turns import interleaved, repeats_for, rotated
+from xrt.bench.figures import Timing, is_tie, noise_floor, paired, ratio
+from xrt.bench.turns import interleaved, repeats_for
 from xrt.bench.warming import MOST_CALLS, WINDOW, is_steady, warm_up
+from xrt.runtime.rounds import FLOOR, Ratio, bootstrap, rotated
 
 SECONDS = st.floats(1e-6, 1e3)
 ROUNDS = st.lists(SECONDS, min_size=2, max_size=30).map(tuple)

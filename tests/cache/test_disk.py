@@ -73,7 +73,7 @@ def test_another_version_misses(engine: Saving, tmp_path: Path) -> None:
 
 def test_changed_code_misses(engine: Saving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(engine, tmp_path)
-    monkeypatch.setattr("xrt.cache.signature._code", lambda kind: "another")
+    monkeypatch.setattr("xrt.cache.signature.code_of", lambda module: "another")
     run(engine, tmp_path)
     assert engine.count("compile") == 12
 

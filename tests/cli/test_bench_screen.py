@@ -10,9 +10,9 @@ import pytest
 from rich.console import Console
 
 from xrt.bench import Candidate, Group, Row
-from xrt.bench.figures import Ratio
 from xrt.bench.protocol import Start
 from xrt.cli import screen
+from xrt.runtime.rounds import Ratio
 
 bench = importlib.import_module("xrt.cli.bench")
 

@@ -81,12 +81,14 @@ FILES = (
     "engines.native.library",
     "engines.native.elf",
     "cache.disk",
+    "runtime.processes",
     "runtime.threads",
     "testing.files",
     *(f"testing.hostile.{name}" for name in ("child", "crafted_files", "harness", "laid", "readers", "samples")),
     "testing.stored",
 )
-"""Rooms, and modules of rooms, that may touch files. The runtime asks the kernel for the quota of its cores."""
+"""Rooms, and modules of rooms, that may touch files. The runtime asks the kernel for the quota of its cores, and for the children
+of its workers."""
 
 TOUCHES = frozenset(
     [

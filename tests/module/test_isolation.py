@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,11 +21,12 @@ import pytest
 import xrt
 from tests.module.test_faults import RIGHT, X, chain, lines, module
 from xrt.cache import CompileCache
+from xrt.engines import CompileContext, Executable
 from xrt.errors import CompileFailed, EngineError, FallbackWarning, OptionError, RunFailed
 from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value
 from xrt.runtime.isolation import Isolated
 from xrt.runtime.shared import Room, values_in
-from xrt.testing.faulty import Faulty
+from xrt.testing.faulty import Faulty, Slow
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 
@@ -227,6 +229,39 @@ def test_the_worker_ends_with_the_process(then: str) -> None:
                 return
             time.sleep(0.1)
     pytest.fail(f"worker {worker} is still there")
+
+
+@dataclass(frozen=True)
+class Starting(Faulty):
+    """An engine whose compiler is a process of its own, which does not end."""
+
+    name: ClassVar[str] = "starting"
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
+            Path(os.environ["XRT_TEST_STARTED"]).write_text(str(process.pid))
+        return super().compile(function, context)
+
+
+def test_what_a_worker_has_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XRT_TEST_STARTED", str(tmp_path / "started"))
+    with module(Starting(), "ort", isolate=["starting"], time_limit=8) as m, pytest.warns(FallbackWarning, match="within 8 s"):
+        np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
+    assert not is_running(int((tmp_path / "started").read_text()))
+
+
+def test_a_call_after_an_interrupted_one_has_an_answer_of_its_own() -> None:
+    def interrupt(thread: int) -> None:
+        signal.pthread_kill(thread, signal.SIGINT)
+
+    with module(Slow(run_seconds=0.5), isolate=["slow"], isolate_run=True) as m:
+        m(X)
+        timer = threading.Timer(0.2, interrupt, [threading.get_ident()])
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            m(0 * X)
+        timer.join()
+        np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
 
 
 # ---------------------------------------------------------------------- what cannot be

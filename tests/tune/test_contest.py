@@ -12,8 +12,9 @@ from tests.module.test_faults import OPS, chain
 from xrt.engines import registry
 from xrt.partition import Plan, partition
 from xrt.partition.assigned import assigned
+from xrt.runtime.rounds import bootstrap, rotated, within_rounds
 from xrt.runtime.timing import median_interval, sampled
-from xrt.tune.contest import Entrant, Rules, bootstrap, contested, paired, rotated
+from xrt.tune.contest import Entrant, Rules, contested
 from xrt.tune.judging import Runner, judged
 from xrt.tune.programs import Ready
 from xrt.tune.tuned import Race, Tuned
@@ -178,7 +179,7 @@ def test_bootstrap_draws_from_a_fixed_seed() -> None:
     ratios = spread(1.0, by=0.3)
     assert bootstrap(ratios) == bootstrap(ratios)
     assert bootstrap(ratios).low < 1.0 < bootstrap(ratios).high
-    assert paired([2.0, 4.0, 9.0], [1.0, 2.0]).median == 2.0
+    assert within_rounds([2.0, 4.0, 9.0], [1.0, 2.0]).median == 2.0
 
 
 # ---------------------------------------------------------------------- samples of one call

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,9 +21,9 @@ from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.module.reference import evaluate
 from xrt.partition import ClusteringOptions, Plan, partition
 from xrt.partition.assigned import homes_of
+from xrt.runtime.rounds import Ratio
 from xrt.testing.faulty import Faulty, Slow
-from xrt.tune.contest import Ratio
-from xrt.tune.gate import Course, _change, _state, drifting, gate_of, judge_gate, opponent_of
+from xrt.tune.gate import SPELLS, Course, _change, _state, drifting, gate_of, judge_gate, opponent_of
 from xrt.tune.lock import differences, lock_of, placed, runs_of
 from xrt.tune.tuned import Contender, Race
 
@@ -193,11 +194,19 @@ def plans() -> tuple[list[GraphCompiler], Plan, Plan]:
     return engines, single(QUICK.spec, engines), single(SLOW.spec, engines)
 
 
+def test_a_gate_ends_when_its_time_is_over(plans: tuple[list[GraphCompiler], Plan, Plan]) -> None:
+    engines, quick, slow = plans
+    clock = itertools.count()
+    ending = replace(course(engines, 10), clock=lambda: float(next(clock)))
+    gate = gate_of(ending, quick, race_of(Contender(quick, "won"), Contender(slow, "lost")))
+    assert gate is not None and gate.rounds == SPELLS
+
+
 def test_a_gate_is_measured_and_held(plans: tuple[list[GraphCompiler], Plan, Plan]) -> None:
     engines, quick, slow = plans
     race = race_of(Contender(quick, "won"), Contender(slow, "lost"))
     gate = gate_of(course(engines, 2), quick, race)
-    assert gate is not None and gate.plan == SLOW.spec and gate.rounds >= 12
+    assert gate is not None and gate.plan == SLOW.spec and gate.rounds >= SPELLS
     assert 0.35 < gate.ratio < 0.8
     assert placed(gate.runs, NET, engines, CONTEXT).launches[0].engine == SLOW.spec
     outcome = judge_gate(course(engines, 2), quick, slow, gate, 0.5)

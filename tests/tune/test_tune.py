@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 from tests.module.test_faults import X, chain
 from tests.tune.uneven import Uneven
 from xrt.cache import CompileCache
+from xrt.cache.signature import CODE_UNKNOWN, code_of
 from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler, registry
 from xrt.errors import CacheWarning, OptionError, PlacementWarning
 from xrt.graph import Function
@@ -25,7 +27,7 @@ from xrt.module.reference import evaluate
 from xrt.partition import ClusteringOptions, Pin
 from xrt.partition.assigned import homes_of
 from xrt.testing.faulty import Faulty
-from xrt.tune import Bounds, CostStore, Tuned, tune
+from xrt.tune import Bounds, CostStore, Tuned, decision, tune
 from xrt.tune.search import Search
 from xrt.tune.walls import Here
 
@@ -269,6 +271,17 @@ def test_what_was_decided_is_not_measured_again(tmp_path: Path) -> None:
     assert tuned(renamed, SLOW_EXP, SLOW_COS, store=store).how == "remembered"
 
 
+def test_no_decision_is_kept_of_an_engine_whose_code_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decision, "code_of", lambda module: CODE_UNKNOWN)
+    assert [tuned(chain("Exp"), TOY, store=CostStore(tmp_path)).how for _ in range(2)] == ["measured", "measured"]
+
+
+def test_the_code_of_an_engine_is_told_before_it_is_imported() -> None:
+    asked = "import sys; from xrt.cache.signature import code_of; print(code_of('xrt.engines.tvm'), 'tvm' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [code_of("xrt.engines.tvm"), "False"]
+
+
 @pytest.mark.usefixtures("here")
 def test_a_larger_budget_searches_again_with_what_is_known(tmp_path: Path) -> None:
     store = CostStore(tmp_path)
@@ -279,8 +292,8 @@ def test_a_larger_budget_searches_again_with_what_is_known(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("change", ["threads", "precision", "engines", "pins", "model"])
-def test_a_decision_is_an_answer_to_one_question(change: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", ["threads", "precision", "engines", "pins", "model", "code"])
+def test_a_decision_is_an_answer_to_one_question(change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, engines, function, options = CostStore(tmp_path), [TOY], chain("Exp"), {}
     tuned(function, *engines, store=store)
     match change:
@@ -294,6 +307,8 @@ def test_a_decision_is_an_answer_to_one_question(change: str, tmp_path: Path) ->
             options = {"options": ClusteringOptions(maximum_nodes=3)}
         case "model":
             function = chain("Cos")
+        case "code":
+            monkeypatch.setattr(decision, "code_of", lambda module: "another")
     assert tuned(function, *engines, store=store, **options).how == "measured"
 
 
@@ -308,6 +323,28 @@ def test_a_damaged_decision_is_a_warning_and_is_measured_again(text: bytes, tmp_
     with pytest.warns(CacheWarning, match="the store of costs could not serve"):
         assert tuned(chain("Exp"), TOY, store=CostStore(tmp_path)).how == "measured"
     assert tuned(chain("Exp"), TOY, store=CostStore(tmp_path)).how == "remembered"
+
+
+@pytest.mark.parametrize(("name", "value"), [("spent", 10**400), ("rounds", -1), ("baseline", 10**30), ("declined", [])])
+@pytest.mark.usefixtures("here")
+def test_a_decision_with_a_number_that_cannot_be_is_measured_again(name: str, value: object, tmp_path: Path) -> None:
+    tuned(chain("Exp"), TOY, store=CostStore(tmp_path))
+    (path,) = tmp_path.rglob("decisions/*.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+    with pytest.warns(CacheWarning, match="holds no decision that can be used"):
+        assert tuned(chain("Exp"), TOY, store=CostStore(tmp_path)).how == "measured"
+
+
+@pytest.mark.usefixtures("here")
+def test_a_decision_with_a_long_note_can_be_read() -> None:
+    found = replace(tuned(chain("Exp"), TOY), notes=("a page of a library's " * 1000,))
+    context = CompileContext(threads=1)
+    again = decision.parse(decision.to_text(found, chain("Exp"), [TOY], context).encode(), chain("Exp"), [TOY], context, None)
+    assert again.notes == (found.notes[0][:2000],)
+
+
+def test_a_contender_of_which_less_is_known_prints_too() -> None:
+    assert str(replace(tuned(chain("Exp"), TOY).race.contenders[0], ratio_low=None)).startswith("won: toy")
 
 
 @pytest.mark.usefixtures("here")

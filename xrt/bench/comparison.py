@@ -20,10 +20,10 @@ from xrt.bench.process import Worker
 from xrt.bench.protocol import Failure, Job, Start, Timeline
 from xrt.bench.report import Agreement, Group, Report, Row
 from xrt.bench.subjects import Candidate, Subject
-from xrt.bench.turns import rotated
 from xrt.compare import compare_all, tolerance_for
 from xrt.graph import FrozenDict
 from xrt.module.settings import REFERENCE
+from xrt.runtime.rounds import rotated
 
 __all__ = ["Progress", "Settings", "compare_engines"]
 

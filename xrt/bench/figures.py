@@ -6,13 +6,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
+from xrt.runtime.rounds import FLOOR, Ratio, bootstrap, within_rounds
 
-__all__ = ["FLOOR", "Interval", "Ratio", "Timing", "bootstrap", "is_tie", "noise_floor", "paired", "ratio"]
-
-RESAMPLES = 2000
-FLOOR = 0.01
-"""No two candidates are called different for less than this, however quiet the machine was."""
+__all__ = ["Interval", "Timing", "is_tie", "noise_floor", "paired", "ratio"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +37,6 @@ class Interval:
     high: float
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """The median of per-round ratios and the bounds around it."""
-
-    median: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.median:.3f} ({self.low:.3f} to {self.high:.3f})"
-
-
 def ratio(of: Timing, to: Sequence[Timing]) -> Ratio:
     """Return, round by round, the time of one candidate over the sum of the others'; the bounds are quartiles."""
     rounds = [a / sum(t.seconds[i] for t in to) for i, a in enumerate(of.seconds)]
@@ -65,20 +49,7 @@ def paired(of: Timing, to: Timing) -> Ratio:
 
     Where one took part in fewer rounds, those that both took part in count.
     """
-    return bootstrap([a / b for a, b in zip(of.seconds, to.seconds, strict=False)])
-
-
-def bootstrap(ratios: Sequence[float], confidence: float = 0.95, seed: int = 0) -> Ratio:
-    """Return the median with its interval by the percentile bootstrap (Efron 1979), drawn from a fixed seed.
-
-    The interval always holds the median; of a single ratio it is that ratio and says nothing.
-    """
-    given = np.asarray(ratios, np.float64)
-    drawn = np.random.default_rng(seed).choice(given, (RESAMPLES, given.size))
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(np.median(drawn, axis=1), (tail, 1 - tail))
-    median = float(np.median(given))
-    return Ratio(median, min(float(low), median), max(float(high), median))
+    return within_rounds(of.seconds, to.seconds)
 
 
 def noise_floor(timings: Iterable[Timing]) -> float:

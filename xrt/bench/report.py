@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from xrt.bench.figures import Interval, Ratio
+from xrt.bench.figures import Interval
 from xrt.bench.protocol import Start, Timeline
 from xrt.bench.subjects import Candidate
 from xrt.graph import FrozenDict
+from xrt.runtime.rounds import Ratio
 
 __all__ = ["SCHEMA", "Agreement", "Group", "Report", "Row", "Verdict"]
 

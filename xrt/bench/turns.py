@@ -8,16 +8,16 @@ anything.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 from xrt.bench.figures import Timing
+from xrt.runtime.rounds import rotated
+from xrt.runtime.timing import Clock, seconds_per_call
 
-__all__ = ["Call", "Clock", "interleaved", "repeats_for", "rotated", "seconds_per_call"]
+__all__ = ["Call", "interleaved", "repeats_for"]
 
 Call: TypeAlias = Callable[[], object]
-Clock: TypeAlias = Callable[[], float]
-T = TypeVar("T")
 
 MOST = 20_000
 """Repeats of the quickest call in one turn."""
@@ -39,20 +39,6 @@ def interleaved(
     return {name: Timing(tuple(seconds)) for name, seconds in taken.items()}
 
 
-def rotated(items: Sequence[T], turn: int) -> Sequence[T]:
-    """Return the items, begun at another one each turn, so that each follows each pause as often as the others.
-
-    When each has been first, it goes backwards: nobody always runs behind the same one, whose threads may not be asleep yet.
-
-    >>> rotated("abc", 1), rotated("abc", 4)
-    (['b', 'c', 'a'], ['b', 'a', 'c'])
-    """
-    start = turn % len(items) if items else 0
-    order = [*items[start:], *items[:start]]
-    is_backward = bool(items) and turn // len(items) % 2 == 1
-    return [*order[:1], *order[:0:-1]] if is_backward else order
-
-
 def repeats_for(call: Call, budget: float, clock: Clock = time.perf_counter) -> int:
     """Return how often to repeat a call so that it takes about ``budget`` seconds; one that takes longer runs once.
 
@@ -62,11 +48,3 @@ def repeats_for(call: Call, budget: float, clock: Clock = time.perf_counter) -> 
     if first > FAR * budget:
         return 1
     return max(1, min(MOST, int(budget / max(seconds_per_call(call, 3, clock), 1e-9))))
-
-
-def seconds_per_call(call: Call, repeats: int = 1, clock: Clock = time.perf_counter) -> float:
-    """Return the mean seconds of a call over that many, one right after the other."""
-    began = clock()
-    for _ in range(repeats):
-        call()
-    return (clock() - began) / repeats

@@ -7,7 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from xrt.bench.turns import Call, Clock, seconds_per_call
+from xrt.bench.turns import Call
+from xrt.runtime.timing import Clock, seconds_per_call
 
 __all__ = ["Warmth", "is_steady", "warm_up"]
 

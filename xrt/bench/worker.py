@@ -19,7 +19,7 @@ from xrt.bench.machine import peak_bytes
 from xrt.bench.outputs import write_outputs
 from xrt.bench.protocol import PROFILE, Failure, Job, Message, Start, Timeline, Turn
 from xrt.bench.regions import Region, regions_of
-from xrt.bench.turns import Call, repeats_for, seconds_per_call
+from xrt.bench.turns import Call, repeats_for
 from xrt.bench.warming import Warmth, warm_up
 from xrt.cache import CompileCache
 from xrt.engines import RunOptions, registry
@@ -27,6 +27,7 @@ from xrt.errors import XRTError
 from xrt.graph import Function
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
+from xrt.runtime.timing import seconds_per_call
 
 __all__ = ["serve"]
 

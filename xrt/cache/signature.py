@@ -8,6 +8,7 @@ import platform
 import sys
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from xrt import __version__
 from xrt.engines import CompileContext, GraphCompiler
 from xrt.graph import Function
 
-__all__ = ["CODE_UNKNOWN", "FORMAT_VERSION", "Signature", "circumstances_of", "conditions_of", "signature_of"]
+__all__ = ["CODE_UNKNOWN", "FORMAT_VERSION", "Signature", "circumstances_of", "code_of", "conditions_of", "signature_of"]
 
 FORMAT_VERSION = 1
 """Raised whenever XRT itself changes what it hands to engines for the same Function."""
@@ -71,7 +72,7 @@ def circumstances_of(engine: GraphCompiler, context: CompileContext, version: st
             ("engine", f"{kind.__module__}.{kind.__qualname__} {engine.spec}"),
             ("version", engine.version() if version is None else version),
             *conditions_of(context),
-            ("code", _code(kind)),
+            ("code", code_of(kind.__module__)),
         )
     )
 
@@ -98,19 +99,32 @@ def _machine() -> str:
 
 
 @lru_cache(maxsize=64)
-def _code(kind: type[GraphCompiler]) -> str:
-    """Hash names, sizes and times of the source files behind an engine, so that who changes them need change no version."""
-    module = sys.modules.get(kind.__module__)
-    file = getattr(module, "__file__", None)
+def code_of(module: str) -> str:
+    """Hash names, sizes and times of the source files behind an engine, so that who changes them need change no version.
+
+    The engine is told by its module, which need not have been imported.
+    """
+    file, is_packaged = _source(module)
     if file is None or not Path(file).exists():
         return CODE_UNKNOWN
-    package = Path(file).parent
-    own = package.rglob("*.py") if getattr(module, "__package__", "") else iter([Path(file)])
-    shared = (path for pattern in _SHARED for path in Path(__file__).parents[1].glob(pattern))
+    own = Path(file).parent.rglob("*.py") if is_packaged else iter([Path(file)])
     hasher = hashlib.sha256()
-    for line in sorted({*map(_stamp, own), *map(_stamp, shared)}):
+    for line in sorted({*map(_stamp, own), *_shared_stamps()}):
         hasher.update(line.encode("utf-8", "surrogateescape"))
     return hasher.hexdigest()[:16]
+
+
+def _source(module: str) -> tuple[str | None, bool]:
+    """Return a module's file, and whether it is of a package."""
+    if (loaded := sys.modules.get(module)) is not None:
+        return getattr(loaded, "__file__", None), bool(getattr(loaded, "__package__", ""))
+    spec = find_spec(module)
+    return (None, False) if spec is None else (spec.origin, bool(spec.parent))
+
+
+@lru_cache(maxsize=1)
+def _shared_stamps() -> tuple[str, ...]:
+    return tuple(_stamp(path) for pattern in _SHARED for path in Path(__file__).parents[1].glob(pattern))
 
 
 def _stamp(path: Path) -> str:

@@ -20,7 +20,18 @@ from xrt.engines.contract import GraphCompiler
 from xrt.engines.spec import build, parse_spec, spec_of
 from xrt.errors import EngineError, EngineUnavailable, OptionError, UnknownEngine, XRTError, did_you_mean
 
-__all__ = ["GROUP", "EngineStatus", "check_registered", "create", "engine_class", "names", "pip_line", "probe", "registered"]
+__all__ = [
+    "GROUP",
+    "EngineStatus",
+    "check_registered",
+    "create",
+    "engine_class",
+    "module_of",
+    "names",
+    "pip_line",
+    "probe",
+    "registered",
+]
 
 GROUP = "xrt.engines"
 """The group of entry points; a line is ``name = "module:Class [extra]"``."""
@@ -108,6 +119,11 @@ def probe(name: str) -> EngineStatus:
         if _is_missing(error.__cause__):
             return replace(status, state="missing", pip=pip_line(_entry(name)), cause=_one_line(error))
         return replace(status, cause=_one_line(error))
+
+
+def module_of(name: str) -> str:
+    """Return the module that an engine's entry point names, which is not imported. Raises UnknownEngine as `create` does."""
+    return _entry(name).module
 
 
 def pip_line(entry: metadata.EntryPoint) -> str:

@@ -25,6 +25,7 @@ from xrt.engines.contract import fill
 from xrt.errors import CompileFailed, CompileRefused, EngineError, InputError, OptionError, RunFailed
 from xrt.formats.bundle import working_folder
 from xrt.graph import Function, Node
+from xrt.runtime.processes import kill, started_by
 from xrt.runtime.shared import Message, Room, receive, send, values_in
 
 __all__ = ["Isolated", "Limits", "RemoteExecutable"]
@@ -98,9 +99,11 @@ class Worker:
 
 
 def _end(process: subprocess.Popen[bytes], channel: socket.socket, lifeline: int) -> None:
-    """Kill the process and let go of all that belongs to it."""
+    """Kill the process, with all that it has started, such as a compiler, and let go of all that belongs to it."""
+    others = started_by(process.pid) if process.poll() is None else ()
     process.kill()
     process.wait()
+    kill(others)
     channel.close()
     os.close(lifeline)
 
@@ -125,9 +128,11 @@ class Home:
             worker = self._at_work()
             try:
                 answer, memory = worker.ask(message, room, self.seconds)
-            except Lost:
+            except BaseException as error:  # an interrupt too: the answer that is still to come would be taken for the next one's
                 self._worker = None
                 self.generation += 1
+                if not isinstance(error, Lost):
+                    worker.end()
                 raise
         if "error" in answer:
             raise _raised(answer)

@@ -51,7 +51,7 @@ def repeats_for(seconds: float, turn: float) -> int:
     return max(1, round(turn / max(seconds, 1e-7)))
 
 
-def seconds_per_call(call: Callable[[], object], repeats: int, clock: Clock) -> float:
+def seconds_per_call(call: Callable[[], object], repeats: int = 1, clock: Clock = time.perf_counter) -> float:
     """Return the mean seconds of a call over that many, one right after the other."""
     began = clock()
     for _ in range(repeats):

@@ -21,6 +21,7 @@ from xrt.engines.spec import build
 from xrt.errors import CompileRefused, InputError
 from xrt.formats.bundle import working_folder
 from xrt.graph import Function
+from xrt.runtime.processes import kill, started_by
 from xrt.runtime.shared import Message, Room, function_in, receive, send, values_in
 from xrt.runtime.timing import sampled
 
@@ -118,8 +119,9 @@ def _told(error: Exception) -> Message:
 
 
 def _end_with(lifeline: int) -> None:
-    """End the process when the other end of the lifeline is closed, whatever it is doing."""
+    """End the process, and what it has started, when the other end of the lifeline is closed, whatever it is doing."""
     os.read(lifeline, 1)
+    kill(started_by(os.getpid()))
     os._exit(0)
 
 

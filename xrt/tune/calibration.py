@@ -14,8 +14,8 @@ from xrt.errors import EngineError, PlanError
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.partition.assigned import assigned
 from xrt.runtime import Program, compile_plan
+from xrt.runtime.rounds import rotated
 from xrt.runtime.timing import Clock, median_interval, repeats_for, seconds_per_call
-from xrt.tune.contest import rotated
 from xrt.tune.walls import Way
 
 __all__ = ["crossing", "launch_cost", "light_operator"]

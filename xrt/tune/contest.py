@@ -12,19 +12,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-import numpy as np
-
+from xrt.runtime.rounds import rotated, within_rounds
 from xrt.runtime.timing import Clock, repeats_for, seconds_per_call
 
-__all__ = ["FLOOR", "Entrant", "Ratio", "Rules", "bootstrap", "contested", "paired", "rotated"]
-
-FLOOR = 0.01
-"""No two plans are called different for less than this, however quiet the machine was."""
-RESAMPLES = 1000
-
-T = TypeVar("T")
+__all__ = ["Entrant", "Rules", "against", "contested"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,56 +30,6 @@ class Rules:
     """Rounds before which nothing is decided."""
     most: int = 60
     """Rounds after which it ends: what is not decided then is a tie."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """The median of per-round ratios and the bounds of its 95 per cent interval."""
-
-    median: float
-    low: float
-    high: float
-
-    @property
-    def is_win(self) -> bool:
-        """Whether it lies below one by more than the floor, all of it."""
-        return self.high < 1 - FLOOR
-
-    @property
-    def is_loss(self) -> bool:
-        """Whether it lies above one by more than the floor, all of it."""
-        return self.low > 1 + FLOOR
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether more rounds would tell no more: the interval is narrower than the gain, or than the floor."""
-        width = self.high - self.low
-        return width < max(abs(1 - self.median), FLOOR)
-
-
-def bootstrap(ratios: Sequence[float], seed: int = 0) -> Ratio:
-    """Return the median with its interval by the percentile bootstrap (Efron 1979), drawn from a fixed seed."""
-    given = np.asarray(ratios, np.float64)
-    drawn = np.random.default_rng(seed).choice(given, (RESAMPLES, given.size))
-    low, high = np.quantile(np.median(drawn, axis=1), (0.025, 0.975))
-    median = float(np.median(given))
-    return Ratio(median, min(float(low), median), max(float(high), median))
-
-
-def paired(of: Sequence[float], to: Sequence[float]) -> Ratio:
-    """Return the ratio of two entrants' rounds; where one left early, the rounds that both took part in count."""
-    return bootstrap([a / b for a, b in zip(of, to, strict=False)])
-
-
-def rotated(items: Sequence[T], turn: int) -> Sequence[T]:
-    """Return the items, begun at another one each turn, backwards once each has been first: nobody always follows the same.
-
-    >>> rotated("abc", 1), rotated("abc", 4)
-    (['b', 'c', 'a'], ['b', 'a', 'c'])
-    """
-    start = turn % len(items)
-    order = [*items[start:], *items[:start]]
-    return [*order[:1], *order[:0:-1]] if turn // len(items) % 2 else order
 
 
 @dataclass(slots=True, eq=False)
@@ -181,6 +124,6 @@ def _is_decided(active: Sequence[Entrant]) -> bool:
         return True
     baseline, leader = against(active), min(active, key=lambda entrant: entrant.median)
     for entrant in active:
-        entrant.is_out = entrant is not baseline and paired(entrant.rounds, baseline.rounds).is_loss
-    ratios = [paired(entrant.rounds, leader.rounds) for entrant in active if entrant is not leader]
+        entrant.is_out = entrant is not baseline and within_rounds(entrant.rounds, baseline.rounds).is_loss
+    ratios = [within_rounds(entrant.rounds, leader.rounds) for entrant in active if entrant is not leader]
     return all(ratio.is_loss or ratio.is_settled for ratio in ratios)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
+from xrt import __version__
 from xrt.cache import Signature
-from xrt.cache.signature import conditions_of
-from xrt.engines import CompileContext, GraphCompiler
+from xrt.cache.signature import CODE_UNKNOWN, code_of, conditions_of
+from xrt.engines import CompileContext, GraphCompiler, registry
 from xrt.engines.deferred import Answered, Deferred
 from xrt.errors import CacheError, XRTError
 from xrt.graph import Function
@@ -24,6 +24,7 @@ __all__ = ["asked_of", "parse", "to_text"]
 FORMAT = 1
 MOST_PLANS = 64
 MOST_TEXT = 2000
+MOST_SECONDS = 1e9
 
 _NUMBERS = ("seconds", "low", "high", "ratio", "ratio_low", "ratio_high")
 
@@ -34,11 +35,22 @@ def asked_of(
     context: CompileContext,
     options: ClusteringOptions,
     implicit: str | None,
-) -> Signature:
-    """Return what a decision is an answer to: the model, the engines with their versions, the options, the machine."""
-    named = ", ".join(f"{engine.spec} {_version(engine)}" for engine in engines)
-    own = (("decision", str(FORMAT)), ("function", function.fingerprint), ("engines", named), ("implicit", str(implicit)))
-    return Signature((*own, ("clustering", str(options)), *conditions_of(context)))
+) -> Signature | None:
+    """Return what a decision is an answer to: the model, the engines with their versions and code, the options, the machine.
+
+    None where an engine's code is in no file, so that nobody could tell whether the decision is still one about it.
+    """
+    codes = [_code(engine) for engine in engines]
+    if CODE_UNKNOWN in codes:
+        return None
+    named = ", ".join(f"{engine.spec} {_version(engine)} {code}" for engine, code in zip(engines, codes, strict=True))
+    own = (("decision", f"{FORMAT} of xrt {__version__}"), ("function", function.fingerprint), ("engines", named))
+    return Signature((*own, ("implicit", str(implicit)), ("clustering", str(options)), *conditions_of(context)))
+
+
+def _code(engine: GraphCompiler) -> str:
+    """Return a hash of an engine's code, without importing that of one that nobody has used yet."""
+    return code_of(registry.module_of(engine.name) if isinstance(engine, Deferred) else engine.implementation.__module__)
 
 
 def _version(engine: GraphCompiler) -> str:
@@ -56,7 +68,8 @@ def to_text(tuned: Tuned, function: Function, engines: Sequence[GraphCompiler], 
     facts = {"format": FORMAT, "engines": specs, "budget": tuned.budget, "rounds": tuned.race.rounds}
     facts |= {"baseline": tuned.race.baseline, "measurements": tuned.measurements, "spent": tuned.spent}
     declined = _declined(function, engines, context)
-    return json.dumps({**facts, "notes": list(tuned.notes), "declined": declined, "contenders": plans}, indent=1)
+    notes = [note[:MOST_TEXT] for note in tuned.notes]
+    return json.dumps({**facts, "notes": notes, "declined": declined, "contenders": plans}, indent=1)
 
 
 def _declined(function: Function, engines: Sequence[GraphCompiler], context: CompileContext) -> list[dict[str, list[int]]]:
@@ -67,7 +80,7 @@ def _declined(function: Function, engines: Sequence[GraphCompiler], context: Com
         reasons: dict[str, list[int]] = {}
         for place in range(len(function.nodes)):
             if (reason := capability.reason(place, number)) is not None:
-                reasons.setdefault(reason, []).append(place)
+                reasons.setdefault(reason[:MOST_TEXT], []).append(place)
         found.append(reasons)
     return found
 
@@ -156,6 +169,6 @@ def _place(value: object, length: int) -> int | None:
 
 
 def _seconds(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_SECONDS:
         raise CacheError(f"expected a number; got {value!r:.80}")
     return float(value)

@@ -140,7 +140,8 @@ def remembered(
     budget: float,
 ) -> Tuned | None:
     """Return what an earlier search with at least that budget has decided; None where there was none."""
-    data = store.decision(decision.asked_of(function, plain(engines), context, options, implicit))
+    asked = decision.asked_of(function, plain(engines), context, options, implicit)
+    data = store.decision(asked) if asked is not None else None
     if data is None:
         return None
     try:
@@ -164,7 +165,8 @@ def _keep(
     store.keep(tuned.table, plain(engines), context)
     if tuned.how == "measured" and tuned.race.winner is not None:
         asked = decision.asked_of(function, plain(engines), context, options, implicit)
-        store.decide(asked, decision.to_text(tuned, function, engines, context))
+        if asked is not None:
+            store.decide(asked, decision.to_text(tuned, function, engines, context))
 
 
 def _tell(tuned: Tuned, function: Function) -> None:

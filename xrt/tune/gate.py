@@ -20,8 +20,9 @@ from xrt.errors import LockError
 from xrt.formats.lock import Gate
 from xrt.graph import Function
 from xrt.partition import Plan
+from xrt.runtime.rounds import Ratio, rotated, within_rounds
 from xrt.runtime.timing import Clock, repeats_for
-from xrt.tune.contest import Entrant, Ratio, Rules, paired, rotated
+from xrt.tune.contest import Entrant, Rules
 from xrt.tune.lock import runs_of
 from xrt.tune.programs import Ready, ready
 from xrt.tune.tuned import Contender, Race, title_of
@@ -52,7 +53,7 @@ class Course:
     inputs: Sequence[Any]
     reference: Reference
     seconds: float
-    """The race ends after so long, compiles not counted."""
+    """The race ends after so long, compiles not counted, and not before `SPELLS` rounds."""
     clock: Clock = time.perf_counter
 
     @contextmanager
@@ -98,10 +99,11 @@ def raced(course: Course, plan: Plan, other: Plan, is_enough: Callable[[Ratio, i
         for number in range(RULES.most):
             for place in rotated(range(2), number):
                 _turn(entrants[place], made[place].plan, course.clock)
-            if number + 1 < RULES.least:
+            is_over = course.clock() >= until
+            if number + 1 < (SPELLS if is_over else RULES.least):
                 continue
             found = drifting(entrants[0].rounds, entrants[1].rounds)
-            if is_enough(found, number + 1) or course.clock() >= until:
+            if is_over or is_enough(found, number + 1):
                 break
     return found, number + 1
 
@@ -112,7 +114,7 @@ def drifting(of: Sequence[float], to: Sequence[float]) -> Ratio:
     The bootstrap takes rounds for independent. Where a machine's load changes for seconds at a time they are not, so the
     interval also holds the medians of `SPELLS` equal parts of the rounds, one after the other.
     """
-    found = paired(of, to)
+    found = within_rounds(of, to)
     ratios = [mine / theirs for mine, theirs in zip(of, to, strict=True)]
     length = len(ratios) // SPELLS
     spells = [statistics.median(ratios[at : at + length]) for at in range(0, length * SPELLS, length)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from xrt.runtime.rounds import FLOOR, Ratio, within_rounds
 from xrt.runtime.timing import median_interval
-from xrt.tune.contest import FLOOR, Entrant, Ratio, against, paired
+from xrt.tune.contest import Entrant, against
 from xrt.tune.programs import Ready
 from xrt.tune.tuned import Contender, Race, Verdict
 
@@ -48,7 +49,7 @@ def judged(runners: Sequence[Runner], others: Sequence[Contender], rounds: int) 
     if not ran:
         return Race(tuple(sorted([*failed, *others], key=_place)), rounds)
     base = against([runner.entrant for runner in ran if not runner.entrant.is_out] or [runner.entrant for runner in ran])
-    ratios = {id(runner): paired(runner.entrant.rounds, base.rounds) for runner in ran}
+    ratios = {id(runner): within_rounds(runner.entrant.rounds, base.rounds) for runner in ran}
     chosen = _chosen(ran, base, ratios)
     found = [_contender(runner, ratios[id(runner)], chosen) for runner in ran]
     baseline = found[[runner.entrant for runner in ran].index(base)]
@@ -61,7 +62,7 @@ def _chosen(ran: Sequence[Runner], base: Entrant, ratios: dict[int, Ratio]) -> R
     if not winners:
         return next(runner for runner in ran if runner.entrant is base)
     quickest = min(winners, key=lambda runner: ratios[id(runner)].median)
-    alike = [x for x in winners if x is quickest or paired(x.entrant.rounds, quickest.entrant.rounds).low <= 1 + FLOOR]
+    alike = [x for x in winners if x is quickest or within_rounds(x.entrant.rounds, quickest.entrant.rounds).low <= 1 + FLOOR]
     return min(alike, key=lambda runner: (*runner.simplicity, ratios[id(runner)].median))
 
 
@@ -77,7 +78,7 @@ def _contender(runner: Runner, ratio: Ratio, chosen: Runner) -> Contender:
 
 
 def _is_slower(runner: Runner, chosen: Runner) -> bool:
-    return paired(runner.entrant.rounds, chosen.entrant.rounds).is_loss
+    return within_rounds(runner.entrant.rounds, chosen.entrant.rounds).is_loss
 
 
 def _failed(runner: Runner) -> Contender:

@@ -61,7 +61,7 @@ class Contender:
         parts = [f"{self.verdict}: {self.title}"]
         if self.seconds is not None:
             parts.append(_time(self.seconds))
-        if self.ratio is not None:
+        if None not in (self.ratio, self.ratio_low, self.ratio_high):
             parts.append(f"{self.ratio:.3f} ({self.ratio_low:.3f} to {self.ratio_high:.3f}) of the baseline")
         return ", ".join([*parts, *([self.note] if self.note else [])])
 

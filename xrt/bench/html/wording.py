@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from rich.filesize import decimal
 
-from xrt.bench.figures import Interval, Ratio
+from xrt.bench.figures import Interval
+from xrt.runtime.rounds import Ratio
 
 __all__ = ["counted", "listed", "percent", "seconds", "seconds_within", "size", "times", "times_within"]
 

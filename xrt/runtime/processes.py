@@ -1,0 +1,28 @@
+"""Processes that a process has started: a killed one leaves them behind, and a compiler among them may go on for minutes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["kill", "started_by"]
+
+
+def started_by(process: int) -> list[int]:
+    """Return the processes that a process has started, and those that they have; none where the system does not tell."""
+    found: list[int] = []
+    with suppress(OSError):
+        for told in Path(f"/proc/{process}/task").glob("*/children"):
+            for child in map(int, told.read_text("ascii").split()):
+                found += [child, *started_by(child)]
+    return found
+
+
+def kill(processes: Iterable[int]) -> None:
+    """Kill processes; those that have ended are no matter."""
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
