@@ -29,7 +29,7 @@ _UNSIGNED = frozenset({DType.UINT32, DType.UINT64})
 _SIGNING = frozenset({"Cast", "CastLike", "Neg", "Sub"})
 """Operators that may give what is less than nothing."""
 
-_IN_FLOAT32 = frozenset({"Pad", "ReduceMax", "ReverseSequence", "Trilu"})
+_IN_FLOAT32 = frozenset({"Div", "Pad", "ReduceMax", "ReverseSequence", "Trilu"})
 """Operators whose integers go through float32."""
 EXACT_IN_FLOAT32 = 1 << 24
 
@@ -44,6 +44,7 @@ _RULES: Mapping[str, Rule] = {
     "Sub": sum,
     "Range": lambda b: max(b[0], b[1]) + b[2],
     "Mul": math.prod,
+    "Div": lambda b: b[0],
     "Sign": lambda b: 1,
 }
 """The largest magnitude of a result, from those of the inputs."""

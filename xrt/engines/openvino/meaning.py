@@ -57,7 +57,7 @@ def _meaning(alone: Function) -> Function | None:
 
 
 def _evaluated(function: Function, inputs: Sequence[Any]) -> Sequence[Any]:
-    from onnx.reference import ReferenceEvaluator  # noqa: PLC0415  # takes long to import, and few models need it
+    from onnx.reference import ReferenceEvaluator  # takes long to import, and few models need it
 
     results: Sequence[Any] = ReferenceEvaluator(to_model(function)).run(None, {})
     return results
@@ -71,7 +71,9 @@ def _alone(node: Node, function: Function) -> Function:
     return Function(
         inputs=tuple(Value(names[name], function.type_of(name)) for name in read if names[name] not in small),
         outputs=tuple(Value(names[name], function.type_of(name)) for name in node.outputs if name),
-        nodes=(replace(node, inputs=tuple(map(names.get, node.inputs)), outputs=tuple(map(names.get, node.outputs)), name="it"),),
+        nodes=(
+            replace(node, inputs=tuple(names[n] for n in node.inputs), outputs=tuple(names[n] for n in node.outputs), name="it"),
+        ),
         constants=small,
         opsets=function.opsets,
     )

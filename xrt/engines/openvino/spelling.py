@@ -1,6 +1,6 @@
 """Operators said in simpler ones that OpenVINO computes as ONNX says, where the library's own rule is another.
 
-Integers of one and two bytes are computed in int32, where nothing stops at the ends, and cut to their width by masks.
+Integers of one and two bytes are computed in wider numbers, where nothing stops at the ends, and cut to their width.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Pen:
         return name
 
     def cast(self, name: str, dtype: DType) -> str:
-        return self.write("Cast", name, to=int(dtype.onnx))
+        return self.write("Cast", name, to=dtype.onnx)
 
     def given(self, index: int) -> str:
         """Return the input of that place, empty where it is left out."""
@@ -72,13 +72,17 @@ def spelled(alone: Function) -> Function | None:
     return None if spelling is None else spelling(Pen(alone))
 
 
-def _in_int32(pen: Pen) -> Function | None:
-    """Say arithmetic of bytes in int32."""
+def _of_bytes(pen: Pen) -> Function | None:
+    """Say arithmetic of bytes in float32, which holds their sums and products exactly, and wrap the result around."""
     type_ = pen.type_of(0)
     if type_ is None or type_.dtype not in _BYTES:
         return None
-    wide = pen.write(pen.node.op_type, *(pen.cast(name, DType.INT32) for name in pen.inputs))
-    return pen.results(_cut(pen, wide, type_.dtype))
+    wide = pen.write(pen.node.op_type, *(pen.cast(name, DType.FLOAT32) for name in pen.inputs))
+    lowest = float(np.iinfo(type_.dtype.numpy).min)
+    above = pen.write("Sub", wide, pen.constant(lowest, np.float32))
+    turns = pen.write("Floor", pen.write("Mul", above, pen.constant(2**-8, np.float32)))
+    within = pen.write("Sub", wide, pen.write("Mul", turns, pen.constant(2**8, np.float32)))
+    return pen.results(pen.cast(pen.cast(within, DType.INT32), type_.dtype))
 
 
 def _cut(pen: Pen, name: str, dtype: DType) -> str:
@@ -128,23 +132,66 @@ def _right(pen: Pen, x: str, by: str) -> str:
 # ---------------------------------------------------------------------- quantised numbers
 
 
+MOST = 512.0
+"""A quotient beyond it is out of the range of bytes, whatever the zero point."""
+
+
 def _quantised(pen: Pen) -> Function | None:
-    """Say QuantizeLinear of float32 to bytes and shorts, along no axis or one: the library rounds ties up."""
-    x, scale = pen.type_of(0), pen.type_of(1)
-    to = _quantised_type(pen)
-    if x is None or scale is None or x.dtype is not DType.FLOAT32 or scale.dtype is not DType.FLOAT32 or to not in _BITS:
+    """Say QuantizeLinear of float32 to bytes, along no axis or one: the library rounds ties up."""
+    x, scale, to = pen.type_of(0), pen.type_of(1), _quantised_type(pen)
+    if x is None or scale is None or to is None or to not in _BYTES or {x.dtype, scale.dtype} != {DType.FLOAT32}:
         return None
     if x.shape is None or scale.shape is None or pen.node.attr("block_size", 0) or pen.node.attr("precision", 0) not in (0, 1):
         return None
     place = _placing(pen, len(x.shape), len(scale.shape))
-    if place is None or to is DType.INT32:
+    if place is None:
         return None
-    number = pen.write("Round", pen.write("Div", pen.inputs[0], place(pen.inputs[1])))
+    number = _nearest_quotient(pen, pen.inputs[0], place(pen.inputs[1]))
     if pen.given(2):
         number = pen.write("Add", number, place(pen.cast(pen.given(2), DType.FLOAT32)))
+    return pen.results(_stopped(pen, number, to))
+
+
+def _nearest_quotient(pen: Pen, x: str, scale: str) -> str:
+    """Return the whole number next to what IEEE division gives, to even from the middle of two.
+
+    The library's own quotient is a little off, so that it cannot tell the middle. What remains of x behind the middle is
+    exact where it is small: the scale is taken in three parts of 8 bits, whose products with the middle fit in float32.
+    """
+    quotient = pen.write("Clip", pen.write("Div", x, scale), pen.constant(-MOST, np.float32), pen.constant(MOST, np.float32))
+    low = pen.write("Floor", quotient)
+    middle = pen.write("Add", low, pen.constant(0.5, np.float32))
+    rest = x
+    for part in _parts(pen, scale):
+        rest = pen.write("Sub", rest, pen.write("Mul", middle, part))
+    is_beyond = pen.write("Greater", pen.write("Abs", rest), pen.write("Mul", scale, _half_step(pen, middle)))
+    above = pen.write("Add", low, pen.constant(1, np.float32))
+    side = pen.write("Where", pen.write("Greater", rest, pen.constant(0, np.float32)), above, low)
+    return pen.write("Where", is_beyond, side, pen.write("Round", middle))
+
+
+def _parts(pen: Pen, number: str) -> list[str]:
+    """Return three numbers of at most 8 bits, and a sign, whose sum is the number."""
+    parts = []
+    for _ in range(2):
+        wide = pen.write("Mul", number, pen.constant(2**16 + 1, np.float32))
+        parts.append(pen.write("Sub", wide, pen.write("Sub", wide, number)))
+        number = pen.write("Sub", number, parts[-1])
+    return [*parts, number]
+
+
+def _half_step(pen: Pen, middle: str) -> str:
+    """Return half of the step from the number to the next in float32."""
+    steps = [np.spacing(np.float32(k + 0.5)) / 2 for k in range(int(MOST) + 2)]
+    whole = pen.cast(pen.write("Floor", pen.write("Abs", middle)), DType.INT32)
+    return pen.write("Gather", pen.constant(steps, np.float32), whole)
+
+
+def _stopped(pen: Pen, number: str, to: DType) -> str:
+    """Return a whole float32 number in a type of bytes, which it stops at the ends of."""
     ends = np.iinfo(to.numpy)
     clipped = pen.write("Clip", number, pen.constant(ends.min, np.float32), pen.constant(ends.max, np.float32))
-    return pen.results(pen.cast(pen.cast(clipped, DType.INT32), to))
+    return pen.cast(pen.cast(clipped, DType.INT32), to)
 
 
 def _quantised_type(pen: Pen) -> DType | None:
@@ -171,16 +218,14 @@ def _quantised_product(pen: Pen) -> Function | None:
     if any(type_ is None or (k not in (0, 3) and type_.shape not in ((), (1,))) for k, type_ in enumerate(types)):
         return None
     to = types[7].dtype if types[7] is not None else None
-    if to not in _BYTES:
+    if to is None or to not in _BYTES:
         return None
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = pen.inputs
     product = pen.cast(pen.write("MatMulInteger", a, b, a_zero, b_zero), DType.FLOAT32)
     scales = [pen.cast(scale, DType.FLOAT32) for scale in (a_scale, b_scale, y_scale)]
     factor = pen.write("Div", pen.write("Mul", *scales[:2]), scales[2])
     number = pen.write("Add", pen.write("Round", pen.write("Mul", product, factor)), pen.cast(y_zero, DType.FLOAT32))
-    ends = np.iinfo(to.numpy)
-    clipped = pen.write("Clip", number, pen.constant(ends.min, np.float32), pen.constant(ends.max, np.float32))
-    return pen.results(pen.cast(pen.cast(clipped, DType.INT32), to))
+    return pen.results(_stopped(pen, number, to))
 
 
 # ---------------------------------------------------------------------- layouts and places
@@ -210,7 +255,7 @@ def _one_hot(pen: Pen) -> Function | None:
 
 
 SPELLINGS: Mapping[str, Spelling] = {
-    **dict.fromkeys(["Add", "Mul", "Sub"], _in_int32),
+    **dict.fromkeys(["Add", "Mul", "Sub"], _of_bytes),
     "BitShift": _shift,
     "QuantizeLinear": _quantised,
     "QLinearMatMul": _quantised_product,
