@@ -32,7 +32,13 @@ def why_not(node: Node, function: Function, *, native: bool) -> str | None:
 
 def in_words_taken(function: Function, *, native: bool) -> Function:
     """Return the Function with the nodes that OpenVINO takes by their meaning only in the words of it."""
-    return said_by_others(function, lambda node, holder: _why_not_as_it_stands(node, holder, native=native) is None)
+    return said_by_others(function, lambda node, holder: _is_taken_said(node, holder, native=native))
+
+
+def _is_taken_said(node: Node, function: Function, *, native: bool) -> bool:
+    """Whether the node is taken, but not as it stands."""
+    refused = _why_not_as_it_stands(node, function, native=native) is not None
+    return refused and why_not(node, function, native=native) is None
 
 
 def _why_not_said(meaning: Function, *, native: bool) -> str | None:

@@ -29,16 +29,16 @@ def meaning_of(node: Node, function: Function) -> Function | None:
     return None if node.bodies or node.control else _meaning(_alone(node, function))
 
 
-def said_by_others(function: Function, is_taken: Callable[[Node, Function], bool]) -> Function:
-    """Return the Function with each node that is not taken as it stands in the words of its meaning, as far as it has one.
+def said_by_others(function: Function, is_said: Callable[[Node, Function], bool]) -> Function:
+    """Return the Function with each node that is to be said so in the words of its meaning.
 
     The meaning's own nodes are treated likewise.
     """
     nodes: list[Node] = []
     constants, types = dict(function.constants), dict(function.types)
     for node in function.nodes:
-        meaning = None if is_taken(node, function) else meaning_of(node, function)
-        nodes += [node] if meaning is None else _placed(said_by_others(meaning, is_taken), node, constants, types)
+        meaning = meaning_of(node, function) if is_said(node, function) else None
+        nodes += [node] if meaning is None else _placed(said_by_others(meaning, is_said), node, constants, types)
     if len(nodes) == len(function.nodes) and all(new is old for new, old in zip(nodes, function.nodes, strict=True)):
         return function
     return function.replace(nodes=tuple(nodes), constants=constants, types=types)
@@ -85,7 +85,10 @@ def _names(node: Node) -> dict[str, str]:
 
 
 def _placed(meaning: Function, node: Node, constants: dict[str, Constant], types: dict[str, Type]) -> list[Node]:
-    """Return the meaning's nodes under the names of the place where the node stands; constants and types are added."""
+    """Return the meaning's nodes under the names of the place where the node stands; constants and types are added.
+
+    The one that gives the node's first result has its name, so that others may run after it.
+    """
     names = {new: old for old, new in _names(node).items()}
 
     def here(name: str) -> str:
@@ -94,7 +97,9 @@ def _placed(meaning: Function, node: Node, constants: dict[str, Constant], types
     known = set(names)
     constants |= {here(name): constant for name, constant in meaning.constants.items() if name not in known}
     types |= {here(name): type_ for name, type_ in meaning.types.items() if name not in known}
-    return [
+    parts = [
         replace(part, inputs=tuple(map(here, part.inputs)), outputs=tuple(map(here, part.outputs)), name="", control=())
         for part in meaning.nodes
     ]
+    first = next(iter(node.defines))
+    return [replace(part, name=node.name) if first in part.outputs else part for part in parts]
