@@ -21,15 +21,15 @@ LIMITS = (LARGEST, 1 << 24, 1 << 15, 1 << 7)
 Rule = Callable[[Sequence[int]], int]
 Known = Callable[[str], int | None]
 
-_COUNTS = frozenset({"ArgMax", "ArgMin", "EyeLike", "NonZero", "Shape", "Size"})
-"""Operators whose wide results count elements, or number them."""
+_COUNTS = frozenset({"ArgMax", "ArgMin", "EyeLike", "MaxPool", "NonZero", "Shape", "Size", "TopK", "Unique"})
+"""Operators whose wide results count elements, or number them, or are among the elements that they are given."""
 
 _WIDE = frozenset({DType.INT64, DType.UINT32, DType.UINT64})
 _UNSIGNED = frozenset({DType.UINT32, DType.UINT64})
 _SIGNING = frozenset({"Cast", "CastLike", "Neg", "Sub"})
 """Operators that may give what is less than nothing."""
 
-_IN_FLOAT32 = frozenset({"Pad", "ReduceMax", "ReverseSequence", "Trilu"})
+_IN_FLOAT32 = frozenset({"Div", "Pad", "ReduceMax", "ReverseSequence", "Trilu"})
 """Operators whose integers go through float32."""
 EXACT_IN_FLOAT32 = 1 << 24
 
@@ -44,6 +44,7 @@ _RULES: Mapping[str, Rule] = {
     "Sub": sum,
     "Range": lambda b: max(b[0], b[1]) + b[2],
     "Mul": math.prod,
+    "Div": lambda b: b[0],
     "Sign": lambda b: 1,
 }
 """The largest magnitude of a result, from those of the inputs."""

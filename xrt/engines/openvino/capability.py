@@ -2,21 +2,53 @@
 
 from __future__ import annotations
 
-from xrt.engines.openvino.bounds import is_wide
+from xrt.engines.openvino.bounds import input_limits, is_wide
 from xrt.engines.openvino.defects import known_defect
 from xrt.engines.openvino.importing import NEWEST_OPSET
 from xrt.engines.openvino.library import LIBRARY
+from xrt.engines.openvino.meaning import meaning_of, said_by_others
 from xrt.engines.openvino.support import data_of, why_not_computed
 from xrt.engines.openvino.trial import why_refused
 from xrt.engines.openvino.values import why_not_carried
 from xrt.formats.onnx import why_not_lowered
 from xrt.graph import Function, Node, TensorType, Value, since_version
 
-__all__ = ["why_not"]
+__all__ = ["in_words_taken", "why_not"]
 
 
 def why_not(node: Node, function: Function, *, native: bool) -> str | None:
-    """Return why OpenVINO cannot take the node; None when it can. With ``native`` its own arithmetic will do."""
+    """Return why OpenVINO cannot take the node; None when it can. With ``native`` its own arithmetic will do.
+
+    A node that it cannot take as it stands is taken where it can be said by others (`meaning`) that are taken.
+    """
+    reason = _why_not_as_it_stands(node, function, native=native)
+    if reason is None or _why_not_known_types(node, function):
+        return reason
+    meaning = meaning_of(node, function)
+    if meaning is None:
+        return reason
+    return _why_not_said(meaning, native=native) and reason
+
+
+def in_words_taken(function: Function, *, native: bool) -> Function:
+    """Return the Function with the nodes that OpenVINO takes by their meaning only in the words of it."""
+    return said_by_others(function, lambda node, holder: _is_taken_said(node, holder, native=native))
+
+
+def _is_taken_said(node: Node, function: Function, *, native: bool) -> bool:
+    """Whether the node is taken, but not as it stands."""
+    refused = _why_not_as_it_stands(node, function, native=native) is not None
+    return refused and why_not(node, function, native=native) is None
+
+
+def _why_not_said(meaning: Function, *, native: bool) -> str | None:
+    reason = next((text for node in meaning.nodes if (text := why_not(node, meaning, native=native))), None)
+    if reason is None and not native and input_limits(meaning, lambda node: data_of(node, meaning)) is None:
+        return f"{LIBRARY} computes wide integers in int32, and what is computed here is not known to fit"
+    return reason
+
+
+def _why_not_as_it_stands(node: Node, function: Function, *, native: bool) -> str | None:
     reason = (
         _why_not_known(node, function)
         or _why_not_crossing(node, function)
@@ -33,7 +65,7 @@ def _why_not_inside(node: Node, function: Function, *, native: bool) -> str | No
     for body in node.bodies:
         closed = _closed(body, function)
         for inner in closed.nodes:
-            reason = why_not(inner, closed, native=native)
+            reason = _why_not_as_it_stands(inner, closed, native=native)
             if reason is None and not native and any(is_wide(name, closed) for name in data_of(inner, closed)):
                 reason = f"{LIBRARY} computes wide integers in int32, and in a body nothing bounds them"
             if reason:
@@ -62,13 +94,17 @@ def _why_not_known(node: Node, function: Function) -> str | None:
 
 def _why_not_crossing(node: Node, function: Function) -> str | None:
     """Return why a value of the node cannot enter or leave, as it must where the node is a region of its own."""
+    return _why_not_known_types(node, function) or _why_empty(node, function)
+
+
+def _why_not_known_types(node: Node, function: Function) -> str | None:
     for name in (*node.uses, *node.defines):
         type_ = function.type_of(name)
         if reason := why_not_carried(name, type_):
             return reason
         if not isinstance(type_, TensorType):
             return f"the type of {name!r} is not known before the run"
-    return _why_empty(node, function)
+    return None
 
 
 _WITH_NOTHING = {f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Min", "Prod", "Sum", "SumSquare")}

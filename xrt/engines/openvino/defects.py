@@ -116,12 +116,6 @@ DEFECTS: tuple[Defect, ...] = (
         ("test_tile",),
     ),
     Defect(
-        ("TopK",),
-        _always,
-        "orders equal elements of TopK otherwise than by their places",
-        ("test_top_k_same_values", "test_top_k_same_values_2d", "test_top_k_same_values_largest"),
-    ),
-    Defect(
         ("Dropout", "BatchNormalization"),
         is_training,
         "has no training mode",

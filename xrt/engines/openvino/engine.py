@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from xrt.engines.contract import Executable, GraphCompiler
 from xrt.engines.growth import Growth
 from xrt.engines.openvino.bounds import input_limits
-from xrt.engines.openvino.capability import why_not
+from xrt.engines.openvino.capability import in_words_taken, why_not
 from xrt.engines.openvino.executable import OpenVinoExecutable, computed_outputs, model_function
 from xrt.engines.openvino.importing import import_function
 from xrt.engines.openvino.library import LIBRARY, core, openvino, sense
@@ -60,10 +60,11 @@ class OpenVino(GraphCompiler):
         if not computed_outputs(function):
             return OpenVinoExecutable(function, None)
         _check_border(function)
-        limits = self._limits(function)
+        said = self._said(function)
+        limits = self._limits(said)
         with Growth(sum(constant.nbytes for constant in function.constants.values())) as growth:
             try:
-                imported = import_function(model_function(function))
+                imported = import_function(said)
                 model = core().compile_model(imported.model, DEVICE, self._settings(context))
                 compiled = Compiled.of(model, imported.used, imported.passed)
             except (RuntimeError, ValueError, TypeError) as error:
@@ -79,7 +80,7 @@ class OpenVino(GraphCompiler):
     def load(self, data: memoryview, function: Function, context: CompileContext) -> OpenVinoExecutable:
         with Growth(len(data)) as growth:
             compiled = imported(data, DEVICE, self._settings(context))
-        executable = OpenVinoExecutable(function, compiled, self._limits(function), data, partial(uses_of, 0, growth))
+        executable = OpenVinoExecutable(function, compiled, self._limits(self._said(function)), data, partial(uses_of, 0, growth))
         executable.saved = data
         return executable
 
@@ -102,10 +103,14 @@ class OpenVino(GraphCompiler):
     def version(self) -> str:
         return f"openvino {openvino.__version__}"
 
+    def _said(self, function: Function) -> Function:
+        """Return what the library is handed."""
+        return in_words_taken(model_function(function), native=self.arithmetic == "native")
+
     def _limits(self, function: Function) -> Mapping[int, int]:
         if self.arithmetic == "native":
             return {}
-        limits = input_limits(model_function(function), lambda node: data_of(node, function))
+        limits = input_limits(function, lambda node: data_of(node, function))
         if limits is None:
             raise CompileRefused(f"{LIBRARY} computes wide integers in int32, and what is computed here is not known to fit")
         return limits

@@ -31,11 +31,12 @@ def _maker(value: Any) -> str:
 
 
 def _replace(node: Any, mended: Callable[[Any], Any]) -> None:
-    """Let those that read the node's result read another in its place."""
-    readers = list(node.output(0).get_target_inputs())
+    """Let those that read the node's results read others in their place."""
+    readers = [list(port.get_target_inputs()) for port in node.outputs()]
     right = mended(node)
-    for reader in readers:
-        reader.replace_source_output(right.output(0))
+    for port, those in zip(right.outputs(), readers, strict=False):
+        for reader in those:
+            reader.replace_source_output(port)
 
 
 def _element(node: Any) -> str:
@@ -69,9 +70,17 @@ def _of_constants(node: Any) -> Any:
     return _ops.select(_ops.less(value, zero), _ops.negative(value), value)
 
 
+def _stable(node: Any) -> Any:
+    """Order equal elements by their places."""
+    how = node.get_attributes()
+    data, count = node.input_value(0), node.input_value(1)
+    return _ops.topk(data, count, how["axis"], how["mode"], "value", how["index_element_type"], stable=True)
+
+
 _REPAIRS: Mapping[str, Callable[[Any], Any]] = {
     "ReduceMax": _extreme(-math.inf, _ops.greater),
     "ReduceMin": _extreme(math.inf, _ops.less),
     "Exp": _of_nan,
     "Abs": _of_constants,
+    "TopK": _stable,
 }

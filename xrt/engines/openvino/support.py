@@ -96,6 +96,7 @@ SUPPORT: Mapping[str, Row] = dict(
         # with bodies
         *_rows("If Scan", ANY),
         *_rows("Loop", ANY, main=2),
+        *_rows("TopK", FLOATS | INTEGERS),
         # of quantised numbers
         *_rows("ConvInteger MatMulInteger", BYTES),
         *_rows("DequantizeLinear", BYTES | SHORTS | INT32),

@@ -1,0 +1,265 @@
+"""Operators said in simpler ones that OpenVINO computes as ONNX says, where the library's own rule is another.
+
+Integers of one and two bytes are computed in wider numbers, where nothing stops at the ends, and cut to their width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from xrt.graph import Constant, DType, Function, Node, TensorType, attributes_of
+
+__all__ = ["SPELLINGS", "spelled"]
+
+_BITS = {DType.INT8: 8, DType.UINT8: 8, DType.INT16: 16, DType.UINT16: 16, DType.INT32: 32}
+_SIGNED = frozenset({DType.INT8, DType.INT16, DType.INT32})
+_BYTES = frozenset({DType.INT8, DType.UINT8})
+
+
+class Pen:
+    """Writes the nodes that say one node; values go by their names."""
+
+    def __init__(self, alone: Function) -> None:
+        self._alone = alone
+        self._nodes: list[Node] = []
+        self._constants = dict(alone.constants)
+        (self.node,) = alone.nodes
+        self.inputs = self.node.inputs
+
+    def write(self, op: str, *inputs: str, **attributes: Any) -> str:
+        """Write a node and return the name of its result."""
+        name = f"v{len(self._nodes)}"
+        self._nodes.append(Node(op, inputs, (name,), attributes_of(attributes)))
+        return name
+
+    def constant(self, value: object, dtype: type[np.generic] = np.int32) -> str:
+        name = f"c{len(self._constants)}"
+        self._constants[name] = Constant(np.array(value, dtype))
+        return name
+
+    def cast(self, name: str, dtype: DType) -> str:
+        return self.write("Cast", name, to=dtype.onnx)
+
+    def given(self, index: int) -> str:
+        """Return the input of that place, empty where it is left out."""
+        return self.inputs[index] if index < len(self.inputs) else ""
+
+    def type_of(self, index: int) -> TensorType | None:
+        type_ = self._alone.type_of(self.given(index)) if self.given(index) else None
+        return type_ if isinstance(type_, TensorType) else None
+
+    def results(self, *names: str) -> Function:
+        """Return what was written, with those values as the node's results, in its order."""
+        ends = [Node("Identity", (name,), (end,)) for name, end in zip(names, self.node.outputs, strict=False) if end]
+        return self.whole(*ends)
+
+    def whole(self, *nodes: Node) -> Function:
+        """Return what was written, and those nodes, which define the node's results."""
+        return self._alone.replace(nodes=(*self._nodes, *nodes), constants=self._constants, types={})
+
+
+Spelling = Callable[[Pen], Function | None]
+
+
+def spelled(alone: Function) -> Function | None:
+    """Return a Function of one node in simpler operators; None where there is no way to say it that was tried."""
+    (node,) = alone.nodes
+    spelling = None if node.domain else SPELLINGS.get(node.op_type)
+    return None if spelling is None else spelling(Pen(alone))
+
+
+def _of_bytes(pen: Pen) -> Function | None:
+    """Say arithmetic of bytes in float32, which holds their sums and products exactly, and wrap the result around."""
+    type_ = pen.type_of(0)
+    if type_ is None or type_.dtype not in _BYTES:
+        return None
+    wide = pen.write(pen.node.op_type, *(pen.cast(name, DType.FLOAT32) for name in pen.inputs))
+    lowest = float(np.iinfo(type_.dtype.numpy).min)
+    above = pen.write("Sub", wide, pen.constant(lowest, np.float32))
+    turns = pen.write("Floor", pen.write("Mul", above, pen.constant(2**-8, np.float32)))
+    within = pen.write("Sub", wide, pen.write("Mul", turns, pen.constant(2**8, np.float32)))
+    return pen.results(pen.cast(pen.cast(within, DType.INT32), type_.dtype))
+
+
+def _cut(pen: Pen, name: str, dtype: DType) -> str:
+    """Return an int32 value in a narrower type, of its low bits alone."""
+    bits = _BITS[dtype]
+    if bits == 32:
+        return name
+    low = pen.write("BitwiseAnd", name, pen.constant((1 << bits) - 1))
+    if dtype in _SIGNED:
+        sign = pen.constant(1 << (bits - 1))
+        low = pen.write("Sub", pen.write("BitwiseXor", low, sign), sign)
+    return pen.cast(low, dtype)
+
+
+# ---------------------------------------------------------------------- shifts
+
+
+def _shift(pen: Pen) -> Function | None:
+    type_ = pen.type_of(0)
+    if type_ is None or type_.dtype not in _BITS:
+        return None
+    x, by = (pen.cast(name, DType.INT32) for name in pen.inputs)
+    bits, to_left = _BITS[type_.dtype], pen.node.attr("direction") in ("LEFT", b"LEFT")
+    inside = pen.write("And", pen.write("GreaterOrEqual", by, pen.constant(0)), pen.write("Less", by, pen.constant(bits)))
+    by = pen.write("Where", inside, by, pen.constant(bits - 1))
+    shifted = _left(pen, x, by) if to_left else _right(pen, x, by)
+    if to_left or type_.dtype not in _SIGNED:
+        shifted = pen.write("Where", inside, shifted, pen.constant(0))
+    return pen.results(_cut(pen, shifted, type_.dtype))
+
+
+def _left(pen: Pen, x: str, by: str) -> str:
+    powers = [1 << k if k < 31 else -(1 << 31) for k in range(32)]
+    return pen.write("Mul", x, pen.write("Gather", pen.constant(powers), by))
+
+
+def _right(pen: Pen, x: str, by: str) -> str:
+    """Shift both halves of 16 bits in float32, which holds each of them exactly, before and after."""
+    low = pen.write("BitwiseAnd", x, pen.constant(0xFFFF))
+    high = pen.write("Sub", x, low)
+    fractions = pen.constant([math.ldexp(1, -k) for k in range(32)], np.float32)
+    factor = pen.write("Gather", fractions, by)
+    halves = [pen.write("Floor", pen.write("Mul", pen.cast(half, DType.FLOAT32), factor)) for half in (high, low)]
+    return pen.write("Add", *(pen.cast(half, DType.INT32) for half in halves))
+
+
+# ---------------------------------------------------------------------- quantised numbers
+
+
+MOST = 512.0
+"""A quotient beyond it is out of the range of bytes, whatever the zero point."""
+
+
+def _quantised(pen: Pen) -> Function | None:
+    """Say QuantizeLinear of float32 to bytes, along no axis or one: the library rounds ties up."""
+    x, scale, to = pen.type_of(0), pen.type_of(1), _quantised_type(pen)
+    if x is None or scale is None or to is None or to not in _BYTES or {x.dtype, scale.dtype} != {DType.FLOAT32}:
+        return None
+    if x.shape is None or scale.shape is None or pen.node.attr("block_size", 0) or pen.node.attr("precision", 0) not in (0, 1):
+        return None
+    place = _placing(pen, len(x.shape), len(scale.shape))
+    if place is None:
+        return None
+    number = _nearest_quotient(pen, pen.inputs[0], place(pen.inputs[1]))
+    if pen.given(2):
+        number = pen.write("Add", number, place(pen.cast(pen.given(2), DType.FLOAT32)))
+    return pen.results(_stopped(pen, number, to))
+
+
+def _nearest_quotient(pen: Pen, x: str, scale: str) -> str:
+    """Return the whole number next to what IEEE division gives, to even from the middle of two.
+
+    The library's own quotient is a little off, so that it cannot tell the middle. What remains of x behind the middle is
+    exact where it is small: the scale is taken in three parts of 8 bits, whose products with the middle fit in float32.
+    """
+    quotient = pen.write("Clip", pen.write("Div", x, scale), pen.constant(-MOST, np.float32), pen.constant(MOST, np.float32))
+    low = pen.write("Floor", quotient)
+    middle = pen.write("Add", low, pen.constant(0.5, np.float32))
+    rest = x
+    for part in _parts(pen, scale):
+        rest = pen.write("Sub", rest, pen.write("Mul", middle, part))
+    is_beyond = pen.write("Greater", pen.write("Abs", rest), pen.write("Mul", scale, _half_step(pen, middle)))
+    above = pen.write("Add", low, pen.constant(1, np.float32))
+    side = pen.write("Where", pen.write("Greater", rest, pen.constant(0, np.float32)), above, low)
+    return pen.write("Where", is_beyond, side, pen.write("Round", middle))
+
+
+def _parts(pen: Pen, number: str) -> list[str]:
+    """Return three numbers of at most 8 bits, and a sign, whose sum is the number."""
+    parts = []
+    for _ in range(2):
+        wide = pen.write("Mul", number, pen.constant(2**16 + 1, np.float32))
+        parts.append(pen.write("Sub", wide, pen.write("Sub", wide, number)))
+        number = pen.write("Sub", number, parts[-1])
+    return [*parts, number]
+
+
+def _half_step(pen: Pen, middle: str) -> str:
+    """Return half of the step from the number to the next in float32."""
+    steps = [np.spacing(np.float32(k + 0.5)) / 2 for k in range(int(MOST) + 2)]
+    whole = pen.cast(pen.write("Floor", pen.write("Abs", middle)), DType.INT32)
+    return pen.write("Gather", pen.constant(steps, np.float32), whole)
+
+
+def _stopped(pen: Pen, number: str, to: DType) -> str:
+    """Return a whole float32 number in a type of bytes, which it stops at the ends of."""
+    ends = np.iinfo(to.numpy)
+    clipped = pen.write("Clip", number, pen.constant(ends.min, np.float32), pen.constant(ends.max, np.float32))
+    return pen.cast(pen.cast(clipped, DType.INT32), to)
+
+
+def _quantised_type(pen: Pen) -> DType | None:
+    if pen.given(2):
+        zero = pen.type_of(2)
+        return None if zero is None else zero.dtype
+    return DType.UINT8 if pen.node.attr("output_dtype", 0) == 0 else None
+
+
+def _placing(pen: Pen, rank: int, scale_rank: int) -> Callable[[str], str] | None:
+    """Return how a scale or a zero point is laid along its axis; None where it is of several axes."""
+    if scale_rank == 0:
+        return lambda name: name
+    axis = pen.node.attr("axis", 1) % rank if rank else 0
+    if scale_rank != 1 or rank == 0:
+        return None
+    others = pen.constant([k for k in range(rank) if k != axis], np.int64)
+    return lambda name: pen.write("Unsqueeze", name, others)
+
+
+def _quantised_product(pen: Pen) -> Function | None:
+    """Say QLinearMatMul, of one scale for each matrix, by the product of the integers: the library rounds ties up."""
+    types = [pen.type_of(k) for k in range(8)]
+    if any(type_ is None or (k not in (0, 3) and type_.shape not in ((), (1,))) for k, type_ in enumerate(types)):
+        return None
+    to = types[7].dtype if types[7] is not None else None
+    if to is None or to not in _BYTES:
+        return None
+    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = pen.inputs
+    product = pen.cast(pen.write("MatMulInteger", a, b, a_zero, b_zero), DType.FLOAT32)
+    scales = [pen.cast(scale, DType.FLOAT32) for scale in (a_scale, b_scale, y_scale)]
+    factor = pen.write("Div", pen.write("Mul", *scales[:2]), scales[2])
+    number = pen.write("Add", pen.write("Round", pen.write("Mul", product, factor)), pen.cast(y_zero, DType.FLOAT32))
+    return pen.results(_stopped(pen, number, to))
+
+
+# ---------------------------------------------------------------------- layouts and places
+
+
+def _sequence_first(pen: Pen) -> Function | None:
+    """Say a recurrent operator whose batches come first by one whose sequences do."""
+    if pen.node.attr("layout", 0) != 1:
+        return None
+    states = {"GRU": (0, 5), "RNN": (0, 5), "LSTM": (0, 5, 6)}[pen.node.op_type]
+    turned = [pen.write("Transpose", n, perm=[1, 0, 2]) if n and k in states else n for k, n in enumerate(pen.inputs)]
+    plain = tuple(attribute for attribute in pen.node.attributes if attribute.name != "layout")
+    inner = tuple(f"{name}/turned" if name else "" for name in pen.node.outputs)
+    orders = ([2, 0, 1, 3], [1, 0, 2], [1, 0, 2])
+    pairs = zip(inner, pen.node.outputs, orders, strict=False)
+    ends = [Node("Transpose", (old,), (new,), attributes_of({"perm": order})) for old, new, order in pairs if new]
+    return pen.whole(Node(pen.node.op_type, tuple(turned), inner, plain), *ends)
+
+
+def _one_hot(pen: Pen) -> Function | None:
+    """Say OneHot of places that are floating-point numbers by whole ones."""
+    type_ = pen.type_of(0)
+    if type_ is None or not type_.dtype.is_float:
+        return None
+    places = pen.cast(pen.inputs[0], DType.INT32)
+    return pen.whole(Node("OneHot", (places, *pen.inputs[1:]), pen.node.outputs, pen.node.attributes))
+
+
+SPELLINGS: Mapping[str, Spelling] = {
+    **dict.fromkeys(["Add", "Mul", "Sub"], _of_bytes),
+    "BitShift": _shift,
+    "QuantizeLinear": _quantised,
+    "QLinearMatMul": _quantised_product,
+    **dict.fromkeys(["GRU", "LSTM", "RNN"], _sequence_first),
+    "OneHot": _one_hot,
+}
+"""How each operator is said, where its types and attributes are such that it can be."""
