@@ -16,8 +16,9 @@ import numpy as np
 
 from tests.partition.drawn import engine
 from xrt.engines import GraphCompiler
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, shape_key
 from xrt.partition import CostTable, DependencyGraph, Measured, Piece, Plan
+from xrt.partition.excerpt import excerpt
 
 OPERATORS = ("Conv", "Gemm", "Relu", "Add", "Softmax", "Transpose")
 SIZES = (64, 4096, 65536, 262144)
@@ -150,7 +151,7 @@ class Optimum:
     def _extended(self, ran, holders, cost, found, best, order) -> float:
         where = dict(zip(self._live(ran), holders, strict=True))
         for home, taken in self._steps(ran):
-            now = cost + self._region(home, taken) + self._entering(home, taken, where)
+            now = cost + self.region(home, taken) + self._entering(home, taken, where)
             then = ran | taken
             if now + self._least(then) >= found:
                 continue
@@ -169,7 +170,7 @@ class Optimum:
         return self.world.function.nodes
 
     @cached_property
-    def _specs(self) -> list[str]:
+    def specs(self) -> list[str]:
         return [one.spec for one in self.world.engines]
 
     @cached_property
@@ -177,28 +178,28 @@ class Optimum:
         return (1 << len(self.nodes)) - 1
 
     @cached_property
-    def _before(self) -> list[int]:
+    def before(self) -> list[int]:
         return [sum(1 << e for e in before) for before in DependencyGraph.of(self.world.function).predecessors]
 
     @cached_property
     def _after(self) -> list[int]:
-        return [sum(1 << j for j, before in enumerate(self._before) if before >> i & 1) for i in range(len(self.nodes))]
+        return [sum(1 << j for j, before in enumerate(self.before) if before >> i & 1) for i in range(len(self.nodes))]
 
     @cached_property
-    def _takes(self) -> list[int]:
+    def takes(self) -> list[int]:
         function = self.world.function
         return [sum(1 << i for i, n in enumerate(self.nodes) if not e.why_not(n, function)) for e in self.world.engines]
 
     @cached_property
     def _costs(self) -> list[list[float]]:
-        return [[self.world.node(spec, n, self.world.function) for n in self.nodes] for spec in self._specs]
+        return [[self.world.node(spec, n, self.world.function) for n in self.nodes] for spec in self.specs]
 
     @cached_property
     def _saved(self) -> list[dict[tuple[int, int], float]]:
         names = [n.name for n in self.nodes]
-        edges = [(e, i) for i in range(len(names)) for e in range(i) if self._before[i] >> e & 1]
+        edges = [(e, i) for i in range(len(names)) for e in range(i) if self.before[i] >> e & 1]
         function = self.world.function
-        return [{(a, b): self.world.saving(spec, function, names[a], names[b]) for a, b in edges} for spec in self._specs]
+        return [{(a, b): self.world.saving(spec, function, names[a], names[b]) for a, b in edges} for spec in self.specs]
 
     @cached_property
     def _floors(self) -> list[float]:
@@ -206,8 +207,8 @@ class Optimum:
         floors = []
         for i in range(len(self.nodes)):
             ways = []
-            for home, spec in enumerate(self._specs):
-                if self._takes[home] >> i & 1:
+            for home, spec in enumerate(self.specs):
+                if self.takes[home] >> i & 1:
                     saved = sum(s for (_, b), s in self._saved[home].items() if b == i)
                     ways.append(max(self._costs[home][i] * self.world.gains[spec] - saved, 0.0))
             floors.append(min(ways))
@@ -215,7 +216,7 @@ class Optimum:
 
     def _least(self, ran: int) -> float:
         left = [i for i in range(len(self.nodes)) if not ran >> i & 1]
-        return sum(self._floors[i] for i in left) + (min(map(self.world.table.launch, self._specs)) if left else 0.0)
+        return sum(self._floors[i] for i in left) + (min(map(self.world.table.launch, self.specs)) if left else 0.0)
 
     def _live(self, ran: int) -> tuple[int, ...]:
         known = self.__dict__.setdefault("_lives", {})
@@ -225,7 +226,7 @@ class Optimum:
 
     def _steps(self, ran: int) -> list[tuple[int, int]]:
         """Return every (engine, nodes) that can run next."""
-        return [(engine, taken) for engine in range(len(self._specs)) for taken in self._sets(ran, self._takes[engine])]
+        return [(engine, taken) for engine in range(len(self.specs)) for taken in self._sets(ran, self.takes[engine])]
 
     def _sets(self, ran: int, takes: int) -> list[int]:
         known = self.__dict__.setdefault("_known_sets", {})
@@ -233,23 +234,23 @@ class Optimum:
             found = [0]
             for i in range(len(self.nodes)):
                 if takes >> i & 1 and not ran >> i & 1:
-                    found += [taken | 1 << i for taken in found if not self._before[i] & ~(ran | taken)]
+                    found += [taken | 1 << i for taken in found if not self.before[i] & ~(ran | taken)]
             known[ran, takes] = found[1:]
         return known[ran, takes]
 
-    def _region(self, engine: int, taken: int) -> float:
+    def region(self, engine: int, taken: int) -> float:
         known = self.__dict__.setdefault("_regions", {})
         if (engine, taken) not in known:
             inside = [i for i in range(len(self.nodes)) if taken >> i & 1]
-            gain = self.world.gains[self._specs[engine]]
+            gain = self.world.gains[self.specs[engine]]
             cost = sum(self._costs[engine][i] for i in inside) * (gain + (1 - gain) / len(inside))
             cost -= sum(s for (a, b), s in self._saved[engine].items() if taken >> a & 1 and taken >> b & 1)
-            known[engine, taken] = self.world.table.launch(self._specs[engine]) + max(cost, 1e-9)
+            known[engine, taken] = self.world.table.launch(self.specs[engine]) + max(cost, 1e-9)
         return known[engine, taken]
 
     def _entering(self, engine: int, taken: int, where: dict[int, int]) -> float:
         return sum(
-            self.world.boundary(self._specs[home], self._specs[engine], self._bytes[node])
+            self.world.boundary(self.specs[home], self.specs[engine], self._bytes[node])
             for node, home in where.items()
             if self._after[node] & taken
         )
@@ -257,6 +258,40 @@ class Optimum:
     @cached_property
     def _bytes(self) -> list[int]:
         return [self.world.function.type_of(n.outputs[0]).nbytes for n in self.nodes]
+
+
+def complete(world: World) -> CostTable:
+    """Return the table in which every region is that any plan may have, on each engine that takes it."""
+    optimum, count = Optimum(world), len(world.function.nodes)
+    regions: dict[tuple[str, str], Measured | str] = {}
+    for taken in _convex(optimum.before):
+        key = shape_key(excerpt(world.function, tuple(place for place in range(count) if taken >> place & 1), "part"))
+        for home, spec in enumerate(optimum.specs):
+            if not taken & ~optimum.takes[home]:
+                regions[key, spec] = Measured.exactly(optimum.region(home, taken))
+    return world.table.merged(CostTable(regions))
+
+
+def _convex(before: list[int]) -> Iterator[int]:
+    """Yield the sets of nodes through the outside of which no way leads from one of them to another."""
+    above = [0] * len(before)
+    for node, needs in enumerate(before):
+        above[node] = needs | _joint(above, needs)
+    below = [sum(1 << other for other, row in enumerate(above) if row >> node & 1) for node in range(len(before))]
+    around = [(0, 0)]
+    for taken in range(1, 1 << len(before)):
+        first, rest = (taken & -taken).bit_length() - 1, taken & taken - 1
+        around.append((around[rest][0] | above[first], around[rest][1] | below[first]))
+        if not around[taken][0] & around[taken][1] & ~taken:
+            yield taken
+
+
+def _joint(rows: list[int], taken: int) -> int:
+    found = 0
+    for place, row in enumerate(rows):
+        if taken >> place & 1:
+            found |= row
+    return found
 
 
 def worlds(seeds: range, most: int, engines: tuple[int, ...] = (2, 3, 4)) -> Iterator[World]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 
 from tests.partition.drawn import chain, engine, function, graphs, node, palette, quotient, run
-from tests.partition.synthetic import Optimum, World, worlds
+from tests.partition.synthetic import Optimum, World, complete, worlds
 from xrt.engines import CompileContext, create
 from xrt.errors import OptionError
 from xrt.graph import Function, shape_key
@@ -38,8 +39,8 @@ TERMS = {"x": "x", "y": "y"}
 RATIO = 1.02
 """How much more than the optimum a plan may cost."""
 
-WORST = 1.05
-"""How much more the rare one may that does not keep to it."""
+EXCEEDING: dict[int, float] = {}
+"""For each seed whose plan costs more than that, after a search that measures only some regions: the ratio, rounded to 0.01."""
 
 
 def by_hash(piece: Piece) -> RegionCost:
@@ -129,26 +130,50 @@ def _called(function: Function, inputs: list[Any]) -> list[Any]:
 # ------------------------------------------------------------------ the optimum
 
 
-def ratio(world: World) -> float:
-    """Return what the found plan truly costs, against the best there is."""
-    mine = world.total(search(world.function, world.engines, world.measure, table=world.table).plans[0])
+def searched(world: World) -> Plan:
+    """Return the plan that comes of measuring what the search asks for."""
+    return search(world.function, world.engines, world.measure, table=world.table).plans[0]
+
+
+def proposed(world: World) -> Plan:
+    """Return the plan that is proposed where every region there can be has been measured."""
+    return propose(world.function, world.engines, complete(world))[0]
+
+
+def ratio(world: World, plan: Plan) -> float:
+    """Return what a plan truly costs, against the best there is."""
+    mine = world.total(plan)
     best = Optimum(world).seconds(mine * (1 + 1e-9))
     assert mine >= best * (1 - 1e-6), "the optimum is none"
     return mine / best
 
 
-def test_the_plan_is_near_the_optimum() -> None:
-    ratios = [ratio(world) for world in worlds(range(40), most=7)]
-    assert max(ratios) <= RATIO, ratios
+def exceeding(found: Callable[[World], Plan], seeds: range, most: int) -> dict[int, float]:
+    """Return the seeds whose plan costs more than `RATIO` times of the optimum, with how much it does."""
+    ratios = {seed: ratio(world, found(world)) for seed, world in zip(seeds, worlds(seeds, most), strict=True)}
+    return {seed: round(one, 2) for seed, one in ratios.items() if one > RATIO}
+
+
+def test_with_all_costs_known_the_plan_is_near_the_optimum() -> None:
+    assert exceeding(proposed, range(24), most=9) == {}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 320, 40))
-def test_the_plan_is_near_the_optimum_on_hundreds_of_graphs(first: int) -> None:
-    """All but one in forty are; where a region gains by its size alone, no estimate may say that it is worth a measurement."""
-    ratios = [ratio(world) for world in worlds(range(first, first + 40), 14)]
-    assert sum(one > RATIO for one in ratios) <= 1, ratios
-    assert max(ratios) <= WORST, ratios
+def test_with_all_costs_known_the_plan_is_near_the_optimum_on_hundreds_of_graphs(first: int) -> None:
+    assert exceeding(proposed, range(first, first + 40), 14) == {}
+
+
+def test_what_a_search_finds_is_near_the_optimum() -> None:
+    assert exceeding(searched, range(40), most=7) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 320, 40))
+def test_what_a_search_finds_is_near_the_optimum_on_hundreds_of_graphs(first: int) -> None:
+    """An entry of the ledger whose seed does not exceed any more fails until it is deleted."""
+    seeds = range(first, first + 40)
+    assert exceeding(searched, seeds, 14) == {seed: one for seed, one in EXCEEDING.items() if seed in seeds}
 
 
 @pytest.mark.slow

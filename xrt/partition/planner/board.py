@@ -15,9 +15,9 @@ from typing import TypeAlias
 from xrt.partition.costs import CostTable, Measured
 from xrt.partition.planner.grains import grains
 from xrt.partition.planner.ground import Ground, bits, places_of
-from xrt.partition.planner.shares import Shares
+from xrt.partition.planner.shares import Shares, kept
 
-__all__ = ["SMALL", "Account", "Board", "Effort", "Layout", "Region"]
+__all__ = ["PLAIN", "SMALL", "TINY", "Account", "Board", "Effort", "Layout", "Region", "View"]
 
 Region: TypeAlias = tuple[int, int]
 """An engine, by its place in the list, and the set of its atoms."""
@@ -28,6 +28,11 @@ Layout: TypeAlias = tuple[Region, ...]
 SMALL = 64
 """The most nodes of a model every region of which is looked up in the table as it comes up; in larger ones only parts that
 are measured on purpose and the regions of plans that are proposed."""
+
+
+TINY = 16
+"""The most nodes of a model of which every cut in two is a start, and whose best plan is held in doubt until nothing that was not
+measured could be much better."""
 
 
 @dataclass(slots=True)
@@ -50,6 +55,20 @@ class Effort:
         return self.changes >= 0
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """How what was not measured is looked at."""
+
+    hope: float = 0.0
+    """What an edge is taken to save that was inside of no measured part, as a part of its cheaper end."""
+    at_best: bool = False
+    """Whether a region is taken to gain as much as the one that gained the most of those measured on its engine."""
+
+
+PLAIN = View()
+"""What was not measured costs what the shares say."""
+
+
 @dataclass(frozen=True)
 class Board:
     """Atoms, their costs, and what has been found out about sets of them."""
@@ -60,6 +79,9 @@ class Board:
     atoms: tuple[tuple[int, ...], ...]
     """For each atom its nodes."""
     effort: Effort
+    keeps: tuple[float, ...] = ()
+    """For each engine the least that a region is taken to keep of what its nodes cost alone, where it was not measured: for
+    whoever asks what a plan might cost at best. Empty for whoever asks what it probably costs."""
     _seconds: dict[Region, float] = field(default_factory=dict, repr=False)
     _crossing: dict[int, tuple[int, int]] = field(default_factory=dict, repr=False)
     _nodes: dict[int, int] = field(default_factory=dict, repr=False)
@@ -68,10 +90,11 @@ class Board:
     _totals: dict[Layout, float] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def fine(cls, ground: Ground, table: CostTable, effort: Effort, hope: float = 0.0) -> Board:
-        """Return the board whose atoms are the nodes; ``hope`` is as for `Shares.fitted`."""
-        shares = Shares.fitted(ground, table, hope)
-        return cls(ground, table, shares, tuple((place,) for place in range(len(ground))), effort)
+    def fine(cls, ground: Ground, table: CostTable, effort: Effort, view: View = PLAIN) -> Board:
+        """Return the board whose atoms are the nodes."""
+        shares = Shares.fitted(ground, table, view.hope)
+        keeps = kept(ground, table, shares) if view.at_best else ()
+        return cls(ground, table, shares, tuple((place,) for place in range(len(ground))), effort, keeps)
 
     def coarse(self, most: int) -> Board:
         """Return the board with about so many atoms, each a stretch of this one's; the same board where it has no more."""
@@ -79,7 +102,7 @@ class Board:
             return self
         joined = grains(self.alone, self.takes, self.named, most)
         atoms = tuple(tuple(node for atom in stretch for node in self.atoms[atom]) for stretch in joined)
-        return Board(self.ground, self.table, self.shares, atoms, self.effort)
+        return Board(self.ground, self.table, self.shares, atoms, self.effort, self.keeps)
 
     def on_nodes(self, layout: Layout) -> Layout:
         """Return the layout in nodes instead of atoms."""
@@ -206,6 +229,15 @@ class Board:
                     total -= saving
         return max(total, 0.0) + self.table.launch(self.ground.engines[engine])
 
+    def guess(self, region: Region) -> float:
+        """Return what a region that was not measured is taken to cost: its estimate, or what it might cost at best."""
+        estimate = self.estimate(region)
+        if not self.keeps:
+            return estimate
+        engine, mask = region
+        apart = sum(self.alone[engine][atom] for atom in places_of(mask))
+        return min(estimate, self.table.launch(self.ground.engines[engine]) + self.keeps[engine] * apart)
+
     def cost(self, region: Region) -> Measured | str | None:
         """Return what the table has of a region, whatever its size; None where that is nothing."""
         return self.table.region(self.ground.key(self.nodes(region[1])), self.ground.engines[region[0]])
@@ -214,11 +246,11 @@ class Board:
         mask = self.nodes(region[1])
         if mask not in self.ground.known():
             if len(self.ground) > SMALL or not self.effort.spend(mask.bit_count()):
-                return self.estimate(region)
+                return self.guess(region)
         cost = self.cost(region)
         if isinstance(cost, Measured):
             return cost.seconds
-        return self.estimate(region) if cost is None else math.inf
+        return self.guess(region) if cost is None else math.inf
 
     # ------------------------------------------------------------------ boundaries
 

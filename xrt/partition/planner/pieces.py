@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import TypeAlias
@@ -11,7 +11,7 @@ from typing import TypeAlias
 from xrt.engines import GraphCompiler
 from xrt.graph import Function
 from xrt.partition.costs import CostTable
-from xrt.partition.planner.board import Board, Layout, Region
+from xrt.partition.planner.board import TINY, Board, Layout, Region, View
 from xrt.partition.planner.ground import Ground, places_of
 from xrt.partition.planner.moves import changes
 from xrt.partition.planner.options import SearchOptions
@@ -35,6 +35,8 @@ LEAST = 0.02
 NEAR = 24
 """The most regions that are asked for at once because a plan near the best has them."""
 
+WORTH = 0.01
+"""How much quicker than the best a plan of a tiny model must be at best, for its regions to be worth measuring."""
 
 _Wish: TypeAlias = tuple[Region, str]
 """A region in nodes, and why its cost is worth knowing."""
@@ -76,7 +78,7 @@ def pieces(
 def next_pieces(ground: Ground, table: CostTable, options: SearchOptions) -> Iterator[Piece]:
     """Yield the parts to measure next, each (key, engine) once."""
     asked: set[tuple[str, str]] = set()
-    for (engine, mask), why in _wanted(ground, table, options):
+    for (engine, mask), why in _wanted(ground, table, options, asked):
         key, spec = ground.key(mask), ground.engines[engine]
         if (key, spec) not in asked and table.region(key, spec) is None:
             asked.add((key, spec))
@@ -84,16 +86,27 @@ def next_pieces(ground: Ground, table: CostTable, options: SearchOptions) -> Ite
             yield Piece(key, spec, ground.part(mask), names, why)
 
 
-def _wanted(ground: Ground, table: CostTable, options: SearchOptions) -> Iterator[_Wish]:
-    """Yield regions in nodes, the most useful first, those among them that are known."""
+def _wanted(ground: Ground, table: CostTable, options: SearchOptions, asked: Set[tuple[str, str]]) -> Iterator[_Wish]:
+    """Yield regions in nodes, the most useful first, those among them that are known; ``asked`` grows by the others."""
     ranking = Ranking.of(ground, table, options)
     engines = range(len(ground.engines))
     yield from (((engine, ground.whole), "the whole") for engine in engines if ranking.board.allows((engine, ground.whole)))
     yield from _alternately(_of_plans(ranking, options.plans), _promising(ranking))
-    for layout in Ranking.of(ground, table, options, HOPE).layouts[: options.plans]:
+    for layout in Ranking.of(ground, table, options, View(HOPE)).layouts[: options.plans]:
         yield from ((region, "a region of a plan that might save more") for region in layout)
     if ranking.layouts:
         yield from ((region, "a region of a plan that is near the best") for region in _near(ranking.board, ranking.layouts[0]))
+        if not asked and len(ground) <= TINY:
+            yield from _doubted(ranking, table, options)
+
+
+def _doubted(ranking: Ranking, table: CostTable, options: SearchOptions) -> Iterator[_Wish]:
+    """Yield the regions of the plans that would be best if what was not measured gained as much as anything that was."""
+    most = ranking.board.total(ranking.layouts[0]) * (1 - WORTH)
+    best = Ranking.of(ranking.board.ground, table, options, View(at_best=True))
+    for layout in best.layouts:
+        if best.board.total(layout) < most:
+            yield from ((region, "a region of a plan that might be the best") for region in layout)
 
 
 def _of_plans(ranking: Ranking, count: int) -> Iterator[_Wish]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 from xrt.engines import GraphCompiler
 from xrt.graph import Function
@@ -13,7 +14,7 @@ from xrt.partition.costs import CostTable
 from xrt.partition.dependencies import DependencyGraph
 from xrt.partition.placement import settled
 from xrt.partition.plan import Plan
-from xrt.partition.planner.board import SMALL, Board, Effort, Layout
+from xrt.partition.planner.board import PLAIN, SMALL, TINY, Board, Effort, Layout, View
 from xrt.partition.planner.ground import Ground, bits, places_of
 from xrt.partition.planner.linear import best_stretches, cheapest_homes
 from xrt.partition.planner.moves import improved, improved_beyond
@@ -27,6 +28,9 @@ __all__ = ["Ranking", "propose", "simple_layouts"]
 
 STRETCHES = 48
 """The most atoms of which every stretch is tried as a region."""
+
+CUTS = 256
+"""The most cuts in two of a tiny model that are tried."""
 
 REPEATS = 4
 """How often plans are proposed anew, at most, because the table knew regions of theirs."""
@@ -71,13 +75,23 @@ class Ranking:
     layouts: tuple[Layout, ...]
 
     @classmethod
-    def of(cls, ground: Ground, table: CostTable, options: SearchOptions, hope: float = 0.0) -> Ranking:
-        """Propose, look the regions of what is proposed up in the table, and propose anew until that tells nothing new."""
+    def of(cls, ground: Ground, table: CostTable, options: SearchOptions, view: View = PLAIN) -> Ranking:
+        """Propose, look the regions of what is proposed up in the table, and propose anew until that tells nothing new.
+
+        Of a tiny model the layouts are among them that look best when what was not measured is taken at its best.
+        """
+        ranking = cls._told(ground, table, options, view)
+        if len(ground) > TINY or view.at_best:
+            return ranking
+        return ranking.with_layouts(cls._told(ground, table, options, View(view.hope, at_best=True)).layouts)
+
+    @classmethod
+    def _told(cls, ground: Ground, table: CostTable, options: SearchOptions, view: View) -> Ranking:
         ground = ground.unasked()
         survey(ground)
         effort = Effort(options.effort, options.changes)
         for _ in range(REPEATS):
-            ranking = cls._once(Board.fine(ground, table, effort, hope), options)
+            ranking = cls._once(Board.fine(ground, table, effort, view), options)
             if not ranking.learnt(options.plans):
                 break
         return ranking
@@ -88,8 +102,13 @@ class Ranking:
         found = dict.fromkeys(map(coarse.on_nodes, _searched(coarse, options)))
         if coarse is not board:
             found.update(dict.fromkeys(simple_layouts(board)))
-        possible = [layout for layout in found if math.isfinite(board.total(layout))]
-        return cls(board, tuple(sorted(possible, key=lambda layout: (board.total(layout), layout))))
+        return cls(board, ()).with_layouts(found)
+
+    def with_layouts(self, layouts: Iterable[Layout]) -> Ranking:
+        """Return the ranking with more layouts, those that are possible."""
+        board = self.board
+        found = [layout for layout in dict.fromkeys((*self.layouts, *layouts)) if math.isfinite(board.total(layout))]
+        return Ranking(board, tuple(sorted(found, key=lambda layout: (board.total(layout), layout))))
 
     def learnt(self, count: int) -> bool:
         """Look up the regions of the first layouts; return whether the table knew one that was only estimated."""
@@ -107,11 +126,16 @@ def _searched(board: Board, options: SearchOptions) -> Iterator[Layout]:
     starts.update(dict.fromkeys([board.of_nodes(lines.on_nodes(stretches))] if stretches else []))
     starts.update(dict.fromkeys([clustered(board, homes)] if homes else []))
     yield from starts
-    best = sorted(starts, key=lambda layout: (board.total(layout), layout))[: options.starts]
-    found = [improved(board, start) for start in best]
+    found = [improved(board, start) for start in _cheapest(board, starts, options.starts)]
+    if len(board) <= TINY:
+        found += [improved(board, start) for start in _cheapest(board, halves(board), options.starts)]
     yield from found
     if found and len(board) <= SMALL:
         yield improved_beyond(board, min(found, key=lambda layout: (board.total(layout), layout)), options.width)
+
+
+def _cheapest(board: Board, layouts: Iterable[Layout], count: int) -> list[Layout]:
+    return sorted(layouts, key=lambda layout: (board.total(layout), layout))[:count]
 
 
 def simple_layouts(board: Board) -> Iterator[Layout]:
@@ -135,6 +159,25 @@ def _by_priority(board: Board) -> Iterator[Layout]:
         homes = [next((e for e in order if board.takes[e] >> atom & 1), None) for atom in range(len(board))]
         if None not in homes:
             yield clustered(board, [home for home in homes if home is not None])
+
+
+def halves(board: Board) -> Iterator[Layout]:
+    """Yield the layouts of two regions on two engines: some of the atoms with all that they need, and the rest."""
+    everything = (1 << len(board)) - 1
+    for first in _closed(board):
+        for early, late in permutations(range(len(board.takes)), 2):
+            regions = (early, first), (late, everything & ~first)
+            if all(map(board.allows, regions)):
+                yield regions
+
+
+def _closed(board: Board) -> Iterator[int]:
+    """Yield sets of atoms that hold all that their atoms need, but not nothing and not all; at most `CUTS`."""
+    found = [0]
+    for atom, before in enumerate(board.before):
+        found += [some | 1 << atom for some in found if not before & ~some]
+        found = found[:CUTS]
+    yield from (some for some in found if 0 < some < (1 << len(board)) - 1)
 
 
 def clustered(board: Board, homes: Sequence[int]) -> Layout:

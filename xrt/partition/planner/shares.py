@@ -21,7 +21,7 @@ from xrt.graph import TensorType
 from xrt.partition.costs import CostTable, Measured
 from xrt.partition.planner.ground import Ground, places_of
 
-__all__ = ["Shares"]
+__all__ = ["Shares", "kept"]
 
 SWEEPS = 25
 """How often the corrections go over all that was measured."""
@@ -81,6 +81,15 @@ class Shares:
             if inside := before[place] & mask:
                 total -= sum(links.get((earlier, place), 0.0) for earlier in places_of(inside))
         return max(total, 0.0)
+
+
+def kept(ground: Ground, table: CostTable, shares: Shares) -> tuple[float, ...]:
+    """Return for each engine the least that a measured part keeps of what its nodes cost one by one; 1 where none gains."""
+    found = []
+    for engine, spec in enumerate(ground.engines):
+        apart = [(sum(shares.nodes[engine][p] for p in places_of(mask)), cost) for mask, cost in _measured(ground, table, spec)]
+        found.append(min((max(cost - table.launch(spec), 0.0) / max(alone, TINY) for alone, cost in apart), default=1.0))
+    return tuple(min(one, 1.0) for one in found)
 
 
 def _measured(ground: Ground, table: CostTable, spec: str) -> list[tuple[int, float]]:
