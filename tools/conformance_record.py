@@ -48,7 +48,6 @@ WAYS = (
     Way(("tvm", "toy"), alternate=True),
     Way(("openvino", "toy"), alternate=True),
     Way(("xla", "toy"), alternate=True),
-    Way(("iree", "toy"), alternate=True),
 )
 LIBRARIES = ("onnx", "numpy", "onnxruntime", "apache-tvm", "openvino", "jax", "iree-base-compiler")
 
