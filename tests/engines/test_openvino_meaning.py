@@ -13,7 +13,7 @@ from tests.engines.test_openvino import F32, compiled, function, node, run, tens
 from xrt.engines import CompileContext
 from xrt.engines.openvino import OpenVino
 from xrt.engines.openvino.capability import in_words_taken
-from xrt.graph import DType, Function
+from xrt.graph import DType, Function, Type
 
 BYTES = [DType.INT8, DType.UINT8]
 NARROW = [*BYTES, DType.INT16, DType.UINT16, DType.INT32]
@@ -54,7 +54,7 @@ def test_shifts_by_any_number_of_places(direction: str, dtype: DType) -> None:
     ends = np.iinfo(dtype.numpy)
     x = np.array([ends.min, ends.min + 1, -3 % (ends.max + 1), 0, 1, 77, ends.max - 1, ends.max], dtype.numpy).reshape(-1, 1)
     by = np.arange(-2 if ends.min else 0, ends.bits + 3).astype(dtype.numpy).reshape(1, -1)
-    types = {"x": tensor(*x.shape, dtype=dtype), "by": tensor(*by.shape, dtype=dtype)}
+    types: dict[str, Type | None] = {"x": tensor(*x.shape, dtype=dtype), "by": tensor(*by.shape, dtype=dtype)}
     shift = node("BitShift", "x by", "y", direction=direction)
     f = function(types, {"y": tensor(x.size, by.size, dtype=dtype)}, [shift], opset=28)
     np.testing.assert_array_equal(run(f, x, by)[0], shifted(x, by, direction))
@@ -66,7 +66,7 @@ def test_quantised_numbers_round_to_even_next_to_the_middle_too(scale: float, dt
     step, zero = np.float32(scale), np.array(3, dtype.numpy)
     middles = (np.float64(step) * (np.arange(-300, 300) + 0.5)).astype(np.float32)
     x = np.concatenate([middles, np.nextafter(middles, np.float32(9e9)), np.nextafter(middles, np.float32(-9e9))])
-    types = {"x": tensor(x.size), "s": tensor(), "z": tensor(dtype=dtype)}
+    types: dict[str, Type | None] = {"x": tensor(x.size), "s": tensor(), "z": tensor(dtype=dtype)}
     f = function(types, {"y": tensor(x.size, dtype=dtype)}, [node("QuantizeLinear", "x s z", "y")])
     ends = np.iinfo(dtype.numpy)
     expected = np.clip(np.rint(x / step) + zero.astype(np.float32), ends.min, ends.max).astype(dtype.numpy)
@@ -84,7 +84,7 @@ def test_the_scales_of_an_axis_lie_along_it() -> None:
 @pytest.mark.parametrize("largest", [0, 1])
 def test_equal_elements_of_topk_stand_in_order(largest: int) -> None:
     x = np.random.default_rng(0).integers(0, 5, (20, 40)).astype(np.float32)
-    outputs = {"v": tensor(20, 9), "i": tensor(20, 9, dtype=DType.INT64)}
+    outputs: dict[str, Type | None] = {"v": tensor(20, 9), "i": tensor(20, 9, dtype=DType.INT64)}
     f = function({"x": tensor(20, 40)}, outputs, [node("TopK", "x k", "v i", largest=largest)], {"k": np.array([9])})
     order = np.argsort(-x if largest else x, axis=1, kind="stable")[:, :9]
     values, places = run(f, x)
@@ -95,8 +95,8 @@ def test_equal_elements_of_topk_stand_in_order(largest: int) -> None:
 @pytest.mark.parametrize("divisor", [2, 3, -7, 12345])
 def test_wide_integers_divide_towards_zero(divisor: int) -> None:
     x = np.array([-(1 << 24), -100, -7, -1, 0, 1, 7, 100, 1 << 24])
-    types = {"x": tensor(x.size, dtype=DType.INT64)}, {"y": tensor(x.size, dtype=DType.INT64)}
-    f = function(*types, [node("Div", "x c", "y")], {"c": np.array(divisor)})
+    wide = tensor(x.size, dtype=DType.INT64)
+    f = function({"x": wide}, {"y": wide}, [node("Div", "x c", "y")], {"c": np.array(divisor)})
     np.testing.assert_array_equal(run(f, x)[0], np.trunc(x / divisor).astype(np.int64))
 
 
