@@ -15,7 +15,7 @@ from xrt.partition.planner.ground import Ground, bits, places_of
 from xrt.partition.planner.parts import survey
 from xrt.partition.planner.shares import Shares
 
-__all__ = ["BoundaryCost", "Prediction", "RegionPrediction", "predicted", "prediction_on", "unfolded"]
+__all__ = ["BoundaryCost", "Prediction", "RegionPrediction", "predicted", "unfolded"]
 
 Source = Literal["measured", "estimated", "impossible"]
 
@@ -86,11 +86,6 @@ def predicted(plan: Plan, table: CostTable) -> Prediction:
     specs = tuple(dict.fromkeys(launch.engine for launch in plan.launches))
     whole = (1 << len(function.nodes)) - 1
     ground = Ground(function, specs, (whole,) * len(specs))
-    return prediction_on(ground, plan, table)
-
-
-def prediction_on(ground: Ground, plan: Plan, table: CostTable) -> Prediction:
-    """Return the prediction of a Plan for the ground's Function; what it is asked for the same ground again is quicker."""
     return _Predictor(ground.unasked(), table).prediction(plan)
 
 

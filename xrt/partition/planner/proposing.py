@@ -20,7 +20,7 @@ from xrt.partition.planner.linear import best_stretches, cheapest_homes
 from xrt.partition.planner.moves import improved, improved_beyond
 from xrt.partition.planner.options import SearchOptions
 from xrt.partition.planner.parts import survey
-from xrt.partition.planner.prediction import prediction_on
+from xrt.partition.planner.prediction import predicted
 from xrt.partition.sequence import fewest
 from xrt.partition.units import Units
 
@@ -55,7 +55,7 @@ def propose(
     mixtures = [layout for layout in layouts if len(layout) > 1][:limit]
     singles = [layout for layout in layouts if len(layout) == 1]
     plans = [plan_of(ground, layout, engines, device) for layout in (*mixtures, *singles)]
-    costs = [prediction_on(ground, plan, table).seconds for plan in plans]
+    costs = [predicted(plan, table).seconds for plan in plans]
     return tuple(plans[at] for at in sorted(range(len(plans)), key=lambda at: (costs[at], at)))
 
 
