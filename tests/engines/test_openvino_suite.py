@@ -27,7 +27,7 @@ class TestOpenVino(EngineSuite):
         Gap(
             "large_integers",
             "not upstream",
-            "OpenVINO computes 64-bit integers in int32: a value beyond its limit is refused at run time, and the region moves on",
+            "OpenVINO computes 64-bit integers in int32: what is beyond its limit is refused in the run, and the region moves on",
             "https://docs.openvino.ai/2026/openvino-workflow/running-inference/inference-devices-and-modes/cpu-device.html",
         ),
     )

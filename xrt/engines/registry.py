@@ -112,11 +112,14 @@ def probe(name: str) -> EngineStatus:
     An import may crash the process; `xrt.engines.probing.probe_all` probes each engine in a process of its own.
     """
     status = registered(name)
+    kind = None
     try:
-        engine = _checked(engine_class(name)())
+        kind = engine_class(name)
+        engine = _checked(kind())
         return replace(status, state="ready", version=engine.version(), devices=tuple(engine.devices), lacks=engine.lacks())
     except Exception as error:  # noqa: BLE001  # whatever a stranger's constructor raises is its status
-        if _is_missing(error.__cause__):
+        says_so = kind is not None and isinstance(error, EngineUnavailable)  # the class itself knows what it lacks
+        if says_so or _is_missing(error.__cause__):
             return replace(status, state="missing", pip=pip_line(_entry(name)), cause=_one_line(error))
         return replace(status, cause=_one_line(error))
 

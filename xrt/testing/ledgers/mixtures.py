@@ -12,4 +12,18 @@ GAPS: tuple[Gap, ...] = (
         "https://github.com/onnx/onnx/blob/main/onnx/backend/test/case/node/attention.py",
         everywhere=False,
     ),
+    Gap(
+        "test_mish_expanded",
+        "never",
+        "the logarithm of one and a little more keeps few bits of the little: the last is two hundredths of the result",
+        "https://onnx.ai/onnx/operators/onnx__Mish.html",
+        everywhere=False,
+    ),
+    Gap(
+        "test_dynamicquantizelinear_expanded",
+        "never",
+        "a quotient half-way between two integers rounds to either, by the last bit that the engine before has left of the scale",
+        "https://onnx.ai/onnx/operators/onnx__DynamicQuantizeLinear.html",
+        everywhere=False,
+    ),
 )
