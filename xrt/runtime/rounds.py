@@ -66,12 +66,11 @@ def within_rounds(of: Sequence[float], to: Sequence[float]) -> Ratio:
 def rotated(items: Sequence[T], turn: int) -> list[T]:
     """Return the items, begun at another one each turn, so that each follows each pause as often as the others.
 
-    When each has been first, it goes backwards: nobody always runs behind the same one, whose threads may not be asleep yet.
+    Every other turn goes backwards: nobody always runs behind the same one, whose threads may not be asleep yet.
 
     >>> rotated("abc", 1), rotated("abc", 4)
-    (['b', 'c', 'a'], ['b', 'a', 'c'])
+    (['b', 'a', 'c'], ['b', 'c', 'a'])
     """
     start = turn % len(items) if items else 0
     order = [*items[start:], *items[:start]]
-    is_backward = bool(items) and turn // len(items) % 2 == 1
-    return [*order[:1], *order[:0:-1]] if is_backward else order
+    return [*order[:1], *order[:0:-1]] if turn % 2 else order
