@@ -152,7 +152,7 @@ def test_one_engine_has_nobody_to_alternate_with():
 
 
 def test_what_only_a_mixture_fails_has_a_ledger_of_its_own(monkeypatch):
-    [known] = [gap for gap in gaps_of(MIXTURES) if gap.word == "never"]
+    known = next(gap for gap in gaps_of(MIXTURES) if gap.word == "never")
     entry = Gap(RELU, known.word, known.reason, known.link, everywhere=False)
     monkeypatch.setattr("xrt.testing.conformance.gaps_of", lambda name: (entry,) if name == MIXTURES else ())
     engines = [Recording(), replace(Faulty(how="value"))]

@@ -64,7 +64,7 @@ def test_turns_rotate_and_then_go_backwards() -> None:
     turns = "".join(clock.calls)[
         6::2
     ]  # after those by which turns are sized; each is a call that does not count, and one that does
-    assert turns[:18] == "abcbcacabacbbaccba"
+    assert turns[:18] == "abcbaccabacbbcacba"
 
 
 def test_who_has_lost_for_certain_leaves() -> None:

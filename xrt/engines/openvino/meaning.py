@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 from xrt import passes
 from xrt.engines.openvino.spelling import spelled
 from xrt.errors import ModelError
-from xrt.formats.onnx import expanded, to_model
+from xrt.formats.onnx import expanded
 from xrt.graph import Constant, Function, Node, Type, Value
 
 __all__ = ["meaning_of", "said_by_others"]
@@ -50,17 +49,10 @@ def _meaning(alone: Function) -> Function | None:
         meaning = spelled(alone) or expanded(alone)
         if meaning is None or meaning.opset() != alone.opset():
             return None
-        folded = passes.fold_constants(passes.infer_shapes(meaning), _evaluated)
+        folded = passes.fold_constants(passes.infer_shapes(meaning), passes.evaluated)
     except ModelError:
         return None
     return passes.drop_dead_nodes(passes.infer_shapes(folded))
-
-
-def _evaluated(function: Function, inputs: Sequence[Any]) -> Sequence[Any]:
-    from onnx.reference import ReferenceEvaluator  # takes long to import, and few models need it
-
-    results: Sequence[Any] = ReferenceEvaluator(to_model(function)).run(None, {})
-    return results
 
 
 def _alone(node: Node, function: Function) -> Function:

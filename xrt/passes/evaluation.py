@@ -1,0 +1,20 @@
+"""Functions evaluated by the reference implementation of the ``onnx`` package, for who folds constants and may not see toy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from xrt.formats.onnx import to_model
+from xrt.graph import Function
+
+__all__ = ["evaluated"]
+
+
+def evaluated(function: Function, inputs: Sequence[Any]) -> Sequence[Any]:
+    """Return the outputs of a Function, in its order, from its inputs, in its order; raises whatever the evaluator does."""
+    from onnx.reference import ReferenceEvaluator  # takes long to import, and few need it
+
+    named = dict(zip((value.name for value in function.inputs), inputs, strict=True))
+    results: Sequence[Any] = ReferenceEvaluator(to_model(function)).run(None, named)
+    return results
