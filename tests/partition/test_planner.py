@@ -159,7 +159,7 @@ def test_with_all_costs_known_the_plan_is_near_the_optimum() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", (110, 150, 180))
+@pytest.mark.parametrize("first", [110, 150, 180])
 def test_with_all_costs_known_the_plan_is_near_the_optimum_on_many_graphs(first: int) -> None:
     assert exceeding(proposed, range(first, first + 10), 14) == {}
 
@@ -169,7 +169,7 @@ def test_what_a_search_finds_is_near_the_optimum() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", (110, 150, 180))
+@pytest.mark.parametrize("first", [110, 150, 180])
 def test_what_a_search_finds_is_near_the_optimum_on_many_graphs(first: int) -> None:
     """An entry of the ledger whose seed does not exceed any more fails until it is deleted."""
     seeds = range(first, first + 10)
