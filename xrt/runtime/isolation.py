@@ -223,6 +223,13 @@ class Isolated(GraphCompiler):
         what = "compiles and runs" if self.runs else "compiles"
         return (*self.inner.remarks(function), f"{what} in a process of its own")
 
+    def meet(self) -> None:
+        """Start the worker, and have it import the engine, ahead of the first compile, which would; raises EngineError."""
+        try:
+            self._home.ask({"do": "meet", **_identity(self._home.engine)})
+        except Lost as error:
+            raise CompileFailed(f"engine {self.spec!r} did not start: {error}") from error.__cause__
+
     def compile(self, function: Function, context: CompileContext) -> Executable:
         remote = RemoteExecutable(self._home, function, context)
         return remote if self.runs else self._loaded(remote, function, context)
@@ -259,12 +266,10 @@ class RemoteExecutable(Executable):
 
     def _compiled(self) -> tuple[int, int]:
         home, context, room = self._home, self._context, Room()
-        cls = type(home.engine)
         message = {
             "do": "compile" if self._saved is None else "load",
             "saved": None if self._saved is None else room.put(self._saved.cast("B")),
-            "class": f"{cls.__module__}:{cls.__qualname__}",
-            "spec": home.engine.spec,
+            **_identity(home.engine),
             "function": room.put_function(self._function),
             "options": asdict(context.options),
             "device": context.device,
@@ -325,6 +330,12 @@ class RemoteExecutable(Executable):
                     self._home.ask({"do": "close", "made": self._made})
                 except (Lost, EngineError):
                     return
+
+
+def _identity(engine: GraphCompiler) -> dict[str, str]:
+    """Return what tells a worker which engine is meant."""
+    cls = type(engine)
+    return {"class": f"{cls.__module__}:{cls.__qualname__}", "spec": engine.spec}
 
 
 def _filled(results: list[Any], options: RunOptions) -> list[Any]:

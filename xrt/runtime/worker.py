@@ -39,6 +39,7 @@ class Served:
     def answer(self, message: Message, memory: memoryview, room: Room) -> Message:
         """Do what a message asks; what is raised is told, and not raised."""
         ways: dict[str, Callable[[Message, memoryview, Room], Message]] = {
+            "meet": self.meet,
             "compile": self.compile,
             "load": self.load,
             "save": self.save,
@@ -50,6 +51,11 @@ class Served:
             return ways[message["do"]](message, memory, room)
         except Exception as error:  # noqa: BLE001  # it belongs to who asked
             return _told(error)
+
+    def meet(self, message: Message, memory: memoryview, room: Room) -> Message:
+        """Import an engine."""
+        self._engine(message["class"], message["spec"])
+        return {}
 
     def compile(self, message: Message, memory: memoryview, room: Room) -> Message:
         """Compile and prepare a Function; the number of the executable is the answer."""

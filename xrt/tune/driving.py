@@ -19,7 +19,7 @@ from xrt.runtime.isolation import Isolated
 from xrt.runtime.timing import Clock
 from xrt.tune import decision
 from xrt.tune.search import BOUNDS, Bounds, Search, Told, unheard
-from xrt.tune.tuned import Progress, Tuned
+from xrt.tune.tuned import Tuned
 from xrt.tune.values import Reference
 
 __all__ = ["remembered", "tune"]
@@ -71,8 +71,6 @@ def tune(
     search = Search(function, engines, context, values, reference, cache, options, implicit, budget, bounds, progress, clock)
     if store is not None:
         search.table = store.table(plain(engines), context)
-    progress(Progress("asking the engines", "", None, 0.0, budget))
-    _ = search.priority  # raises where nothing takes a node
     tuned = _searched(search)
     if store is not None:
         _keep(tuned, function, engines, context, store, options, implicit)

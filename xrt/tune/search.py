@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -57,6 +58,9 @@ class Bounds:
     limit: float = 0.25
     """Share of the budget that one compile, or one measurement, may take; it is also by how much the budget may be overrun, at
     most: an engine that hangs in this process, where it did not in its worker, cannot be stopped."""
+    start: float = 0.3
+    """Share of the time left for which the survey waits until all engines have been imported, in workers of their own, at the
+    same time: while they are, nothing is measured well."""
     slice: float = 0.025
     """Share of the budget that the samples of one region may take, and not more than `longest`."""
     longest: float = 0.6
@@ -70,7 +74,7 @@ class Bounds:
     last: float = 0.1
     """Share of the budget with which no further survey is begun."""
     plans: int = 6
-    """Mixtures in the contest, at most."""
+    """Mixtures that join the contest at a time, at most."""
     worse: float = 2.5
     """A plan of one engine that was measured to take so many times the best is not made ready: it has lost."""
     memory: int | None = None
@@ -124,8 +128,13 @@ class Search:
     def run(self) -> None:
         """Survey, propose and race; ends early where there is nothing left to find out."""
         with self._ways() as ways:
-            self._tell("computing what is right")
-            values = captured(self.function, self.inputs, self.reference)
+            with _starting(ways.values()) as all_started:
+                self._tell("asking the engines")
+                _ = self.priority  # raises where nothing takes a node
+                self._tell("computing what is right")
+                values = captured(self.function, self.inputs, self.reference)
+                self._tell("starting the engines")
+                all_started(max(self._left() * self.bounds.start, 0.0))
             limit = self.budget * self.bounds.limit
             slice_ = min(self.budget * self.bounds.slice, self.bounds.longest)
             self.survey = Survey(
@@ -213,7 +222,8 @@ class Search:
         """Return plans that keep the caller's options: the best predicted, one engine each, and the one by priority."""
         self._tell("planning")
         device = self.context.device
-        found = propose(self.function, self.engines, self.table, limit=self.bounds.plans, options=AT_ONCE, device=device)
+        limit = self.bounds.plans + sum(len(plan.launches) > 1 for plan in self.proposals)
+        found = propose(self.function, self.engines, self.table, limit=limit, options=AT_ONCE, device=device)
         plans = {placing(plan): plan for plan in (*found, *self._singles()) if self._is_allowed(plan)}
         plans.setdefault(placing(self.priority), self.priority)
         return tuple(plans.values())
@@ -378,6 +388,17 @@ class Search:
         race = judged(self.runners, [*self.others, *self._too_late()], self.rounds)
         has_begun = race.winner is not None and self.rounds >= Rules().least
         return self.settled if self.settled is not None and not has_begun else race
+
+
+@contextmanager
+def _starting(ways: Collection[Way]) -> Iterator[Callable[[float], object]]:
+    """Have all engines start at once; what is yielded waits for them, for so many seconds. Who fails says so when it is tried."""
+    threads = ThreadPoolExecutor(max(len(ways), 1), "xrt-start")
+    started = [threads.submit(way.meet) for way in ways]
+    try:
+        yield lambda seconds: wait(started, seconds)
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
 
 
 def placing(plan: Plan) -> Placing:

@@ -37,6 +37,9 @@ class Way(Protocol):
     def front(self) -> GraphCompiler:
         """What the contest compiles with, in this process."""
 
+    def meet(self) -> None:
+        """Start and import what a trial needs; raises EngineError."""
+
     def trial(
         self, function: Function, context: CompileContext, inputs: Sequence[Any], seconds: float, limit: float | None
     ) -> Trial:
@@ -93,6 +96,9 @@ class Here:
 
     def __init__(self, engine: GraphCompiler) -> None:
         self.front = engine
+
+    def meet(self) -> None:
+        """The engine is here."""
 
     def trial(
         self, function: Function, context: CompileContext, inputs: Sequence[Any], seconds: float, limit: float | None

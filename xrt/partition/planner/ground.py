@@ -96,6 +96,10 @@ class Ground:
                 found[node.device] = found.get(node.device, 0) | 1 << place
         return found
 
+    def holds(self, engine: int, mask: int) -> bool:
+        """Whether an engine takes all of some nodes, and they are of one device."""
+        return not mask & ~self.takes[engine] and sum(1 for device in self.devices.values() if device & mask) < 2
+
     # ------------------------------------------------------------------ values
 
     @cached_property

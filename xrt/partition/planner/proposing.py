@@ -17,7 +17,7 @@ from xrt.partition.plan import Plan
 from xrt.partition.planner.board import PLAIN, SMALL, TINY, Board, Effort, Layout, View
 from xrt.partition.planner.ground import Ground, bits, places_of
 from xrt.partition.planner.linear import best_stretches, cheapest_homes
-from xrt.partition.planner.moves import improved, improved_beyond
+from xrt.partition.planner.moves import improved, improved_beyond, recoloured
 from xrt.partition.planner.options import SearchOptions
 from xrt.partition.planner.parts import survey
 from xrt.partition.planner.prediction import predicted
@@ -31,6 +31,10 @@ STRETCHES = 48
 
 CUTS = 256
 """The most cuts in two of a tiny model that are tried."""
+
+MOST_RECOLOURED = 32
+"""The most regions of a layout that is also proposed in other colours: what was measured region by region may be otherwise in
+a row, and a race tells."""
 
 REPEATS = 4
 """How often plans are proposed anew, at most, because the table knew regions of theirs."""
@@ -129,9 +133,11 @@ def _searched(board: Board, options: SearchOptions) -> Iterator[Layout]:
     found = [improved(board, start) for start in _cheapest(board, starts, options.starts)]
     if len(board) <= TINY:
         found += [improved(board, start) for start in _cheapest(board, halves(board), options.starts)]
-    yield from found
     if found and len(board) <= SMALL:
-        yield improved_beyond(board, min(found, key=lambda layout: (board.total(layout), layout)), options.width)
+        found.append(improved_beyond(board, min(found, key=lambda layout: (board.total(layout), layout)), options.width))
+    yield from found
+    for layout in _cheapest(board, found, options.starts):
+        yield from recoloured(board, layout) if len(layout) <= MOST_RECOLOURED else ()
 
 
 def _cheapest(board: Board, layouts: Iterable[Layout], count: int) -> list[Layout]:
