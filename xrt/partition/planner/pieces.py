@@ -147,7 +147,7 @@ def _promising(ranking: Ranking) -> Iterator[_Wish]:
         for engine in range(len(board.takes)):
             if board.allows((engine, part.mask)):
                 then = board.estimate((engine, part.mask))
-                then = (then if ops <= shown[engine] else min(then, now)) / SURPRISE
+                then = (then if part.is_rough or ops <= shown[engine] else min(then, now)) / SURPRISE
                 saved = count * max(now - then, LEAST * now) * (ROUGH if part.is_rough else 1)
                 found.append((saved, (engine, part.mask), part.why))
     yield from ((region, why) for _, region, why in sorted(found, key=lambda one: (-one[0], one[1])))
