@@ -55,7 +55,7 @@ class Bounds:
 
     survey: float = 0.55
     """Share of the time left that goes to measuring pieces, before plans race."""
-    limit: float = 0.25
+    limit: float = 0.2
     """Share of the budget that one compile, or one measurement, may take; it is also by how much the budget may be overrun, at
     most: an engine that hangs in this process, where it did not in its worker, cannot be stopped."""
     start: float = 0.3
