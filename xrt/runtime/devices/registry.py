@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from xrt.runtime.devices.dlpack import place_of
 from xrt.runtime.devices.interface import Device
 from xrt.runtime.devices.names import index_of, kind_of, one_name
 
-__all__ = ["Maker", "device", "plugged", "to_host"]
+__all__ = ["Maker", "beside", "device", "plugged", "to_host"]
 
 Maker = Callable[[int], Device]
 """Opens the device of that number, of one kind; raises DeviceError where there is none."""
@@ -45,9 +45,16 @@ def to_host(value: Any) -> Any:
         return [to_host(item) for item in value]
     if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack_device__"):
         return value
+    with beside(value):
+        return device(place_of(value)).download(value)
+
+
+def beside(value: Any) -> AbstractContextManager[object]:
+    """Make the device of an array current, on the stream that is current there; for what lies on no device it is nothing."""
+    if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack_device__"):
+        return nullcontext()
     there = device(place_of(value))
-    with there.using(there.current_stream()):
-        return there.download(value)
+    return there.using(there.current_stream())
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from xrt.runtime.devices.traffic import Counter, Traffic
 from xrt.runtime.faults import Inspection, failure, kept
 from xrt.runtime.inputs import check_updated
 from xrt.runtime.layout import Layout
-from xrt.runtime.placed.call import Call, short_of
+from xrt.runtime.placed.call import Call, root, short_of
 from xrt.runtime.placed.graphs import Graphed
 from xrt.runtime.placed.looking import host_of, shown
 from xrt.runtime.placed.route import HOST, Crossing, Launching, route_of
@@ -86,7 +86,9 @@ class PlacedProgram(Program):
         if self._graphed is not None and plain:
             results = self._graphed.run(inputs)
             if results is not None:
-                self._end(options, self._streams(options))
+                streams = self._streams(options)
+                self.end(options, streams)
+                self._wait(options, streams)
                 return results
         return self._played(inputs, options, inspection)
 
@@ -99,7 +101,8 @@ class PlacedProgram(Program):
             results = self._outputs(call, inputs, options)
         finally:
             self.hold(call)
-        self._end(options, call.streams)
+            self.end(options, call.streams)  # where a region has failed too: what was begun may still read the inputs
+        self._wait(options, call.streams)
         return results
 
     def call(self, options: RunOptions = DEFAULT) -> Call:
@@ -162,7 +165,7 @@ class PlacedProgram(Program):
         if on_host:
             call.arrived(one.reads)
         given = [call.places[place] for place in one.reads]
-        before = kept(one.step, given) if inspection is not None and inspection.needs_inputs and on_host else given
+        before = self._before(one, call, given) if inspection is not None and inspection.needs_inputs else given
         began = perf_counter()
         try:
             results = self._computed(one, call, given)
@@ -177,6 +180,11 @@ class PlacedProgram(Program):
             call.places[place] = result
         for place in one.frees:
             call.places[place] = None
+
+    def _before(self, one: Launching, call: Call, given: Sequence[Any]) -> Sequence[Any]:
+        """Return the inputs of a launch as they will still be after it."""
+        with nullcontext() if one.device == HOST else self._devices[one.device].using(call.streams[one.device]):
+            return kept(one.step, given)
 
     def _computed(self, one: Launching, call: Call, given: Sequence[Any]) -> Sequence[Any]:
         executable = one.step.executable
@@ -196,7 +204,7 @@ class PlacedProgram(Program):
     def _error(self, one: Launching, error: Exception) -> Exception:
         launch = one.step.launch
         where = self._devices.get(one.device)
-        short = short_of(where, _root(error), f"engine {launch.engine!r} in {launch.name}") if where else None
+        short = short_of(where, root(error), f"engine {launch.engine!r} in {launch.name}") if where else None
         return short or failure(launch, error)
 
     def _look(self, one: Launching, call: Call, inspection: Inspection, given: Sequence[Any], results: Sequence[Any]) -> None:
@@ -258,13 +266,14 @@ class PlacedProgram(Program):
         if not self._is_on_host() and options.stream is None:
             self.home().follow(streams[self.plan.device], self.home().current_stream())
 
-    def _end(self, options: RunOptions, streams: Mapping[str, Stream]) -> None:
-        """Let what the caller puts on its current stream come after our work; wait if we are told to."""
-        if self._is_on_host():
-            return
-        if options.stream is None:
+    def end(self, options: RunOptions, streams: Mapping[str, Stream]) -> None:
+        """Let what the caller puts on its current stream come after our work."""
+        if not self._is_on_host() and options.stream is None:
             self.home().follow(self.home().current_stream(), streams[self.plan.device])
-        if options.block:
+
+    def _wait(self, options: RunOptions, streams: Mapping[str, Stream]) -> None:
+        """Wait for our work, if we are told to."""
+        if options.block and not self._is_on_host():
             self._counter.add(waits=1)
             self.home().wait([streams[self.plan.device]])
 
@@ -318,13 +327,6 @@ def _settled(under_way: deque[tuple[Device, Event, list[object]]], streams: Stre
     for where in devices:
         if (stream := streams.made(where.name)) is not None:
             where.wait([stream])
-
-
-def _root(error: BaseException) -> BaseException:
-    """Return what an error was raised from, first of all."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
 
 
 def _copied(value: Any) -> Any:
