@@ -241,12 +241,6 @@ class TestErrors:
             with pytest.raises(DeviceError, match=r"^device 'cuda:7' was asked for, and there are 2 simulated ones$"):
                 m(X, W)
 
-    def test_bound_calls_are_the_cpus(self, world: World) -> None:
-        with pytest.raises(
-            DeviceError, match=r"^bind\(\) fixes arrays of the cpu, and the module uses cuda:0; .*cuda_graph=True"
-        ):
-            world.module(Net()).bind(X, W)
-
     def test_memory_that_runs_out_is_told_and_the_module_goes_on(self) -> None:
         with world("late", limit=100_000) as found:
             m = found.module(Net())

@@ -187,6 +187,10 @@ class Program:
 
         return call
 
+    def buffer(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+        """Return an array of any content where the outputs of the program lie."""
+        return np.empty(shape, dtype)
+
     def _alone(self, frame: Frame) -> Callable[[], None]:
         """Spell out the call of one launch, for what stands here is what a bound call costs."""
         (action,) = frame.actions

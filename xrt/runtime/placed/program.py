@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -227,10 +228,11 @@ class PlacedProgram(Program):
         results = [call.places[place] for place in self.route.outputs]
         with nullcontext() if self._is_on_host() else self.home().using(call.streams[self.plan.device]):
             self._unshare_placed(results, inputs)
+            computed = tuple(results)
             for source, target in self._slots.aliases:
                 results[source] = self._updated(call, inputs[target], results[source])
             if options.out is not None:
-                _filled(results, options.out)
+                _fill(results, computed, options.out)
         return results
 
     def _unshare_placed(self, results: list[Any], inputs: Sequence[Any]) -> None:
@@ -301,11 +303,38 @@ class PlacedProgram(Program):
     def bind(
         self, inputs: Sequence[Any], buffers: Sequence[Any], types: Mapping[str, Type | None] | None = None
     ) -> Callable[[], None]:
-        """Raise DeviceError: fixed arrays are the CPU's way of saving time; a graph is the device's."""
-        raise DeviceError(
-            f"bind() fixes arrays of the cpu, and the module uses {', '.join(self._devices)}; call the module, with "
-            f"cuda_graph=True where its calls are short"
-        )
+        """Return a call that reads those inputs as they are when it is made and leaves the outputs in those buffers.
+
+        The inputs are arrays of the plan's device, or of the host, from where each call copies them; a buffer is an array of
+        the plan's device, or None where the output updates an input. The call returns when its work is on the streams, and
+        is replayed where the program's are. It is for one thread at a time.
+        """
+        options = RunOptions(out=tuple(buffers))
+        graphed = Graphed(self, buffers) if self._graphed is not None else None
+
+        def call() -> None:
+            self._let_go()
+            self._counter.add(calls=1)
+            if graphed is not None and graphed.run(inputs) is not None:
+                self.end(DEFAULT, self._streams(DEFAULT))
+            else:
+                self._played(inputs, options, None)
+
+        return call
+
+    def buffer(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+        """Return an array of any content on the plan's device; raises OutOfDeviceMemory."""
+        if self._is_on_host():
+            return super().buffer(shape, dtype)
+        return self.allocated(shape, dtype, self._own.on(self.plan.device), "a buffer of a bound call")
+
+    def allocated(self, shape: Sequence[int], dtype: np.dtype[Any], stream: Stream, who: str) -> Any:
+        """Return an array of any content on the plan's device, for work on the stream; raises OutOfDeviceMemory."""
+        try:
+            return self.home().allocate(shape, dtype, stream)
+        except Exception as error:  # noqa: BLE001  # of which only a lack of memory has another name
+            nbytes = math.prod(shape) * dtype.itemsize
+            raise short_of(self.home(), error, who, nbytes) or error  # noqa: B904
 
     def profile(self) -> Profile:
         """Return the times of the launches over the calls that asked for them, which wait for each, and what crossed."""
@@ -333,8 +362,9 @@ def _copied(value: Any) -> Any:
     return [_copied(item) for item in value] if isinstance(value, list) else None if value is None else value.copy()
 
 
-def _filled(results: list[Any], buffers: Sequence[Any]) -> None:
+def _fill(results: list[Any], computed: Sequence[Any], buffers: Sequence[Any]) -> None:
+    """Leave what was computed in the buffers that there are, and put those among the results."""
     for index, buffer in enumerate(buffers):
-        if buffer is not None and buffer is not results[index]:
-            buffer[...] = results[index]
+        if buffer is not None:
+            buffer[...] = computed[index]
             results[index] = buffer
