@@ -22,14 +22,15 @@ def checked_devices(value: Any) -> Mapping[str, str]:
     return FrozenDict({name: check_device(device) for name, device in value.items()})
 
 
-def devices_of(engines: Sequence[GraphCompiler], asked: Mapping[str, str]) -> Mapping[str, str]:
+def devices_of(engines: Sequence[GraphCompiler], asked: Mapping[str, str], others: Sequence[str] = ()) -> Mapping[str, str]:
     """Return by spec what was asked for each engine by name or spec, the spec's word before the name's.
 
-    Raises OptionError for an engine that is not in the list, DeviceError for one that does not run there.
+    What was asked for ``others``, which might be in the list, is nothing. Raises OptionError for an engine that is not in the
+    list, DeviceError for one that does not run there.
     """
     known = sorted({word for engine in engines for word in (engine.name, engine.spec)})
     for name in asked:
-        if name not in known:
+        if name not in known and name.partition("{")[0] not in others:
             raise OptionError(
                 f"devices names {name!r}, which is not in the list of engines: {', '.join(known)}.{did_you_mean(name, known)}"
             )
@@ -51,13 +52,9 @@ def check_engines_run(engines: Sequence[GraphCompiler], device: str, devices: Ma
         raise DeviceError(f"device {device!r} was asked for, but no engine of the list runs on it: {able}")
 
 
-def check_placed(isolate: Sequence[str], graph: bool, auto: bool, device: str, devices: Mapping[str, str]) -> None:
+def check_placed(isolate: Sequence[str], graph: bool, device: str, devices: Mapping[str, str]) -> None:
     """Raise OptionError for what only the cpu, or only another device, has."""
     used = sorted({device, *devices.values()} - {"cpu"})
-    if auto and used:
-        raise OptionError(
-            f"engine='auto' places by measurement on the cpu, and not yet on {', '.join(used)}; list engines by name"
-        )
     if isolate and used:
         raise OptionError(f"isolate= is for engines on the cpu: arrays on {', '.join(used)} do not cross to another process")
     if graph and device == "cpu":

@@ -18,6 +18,7 @@ from xrt.module.devices import check_engines_run, check_placed, checked_devices,
 from xrt.module.locked import Locked, locked
 from xrt.module.reference import REFERENCE
 from xrt.partition import ClusteringOptions
+from xrt.partition.devices import Homes
 from xrt.runtime import Streams, budget_of, check_device, kind_of
 from xrt.runtime.isolation import Isolated, Limits
 from xrt.tune import CostStore
@@ -180,6 +181,11 @@ class EngineList:
     """The module's streams."""
 
     @property
+    def homes(self) -> Homes:
+        """Where engines run."""
+        return Homes(self.context.device, self.devices)
+
+    @property
     def specs(self) -> tuple[str, ...]:
         return tuple(engine.spec for engine in self.engines)
 
@@ -210,9 +216,9 @@ def engine_list(asked: Any, device: str, settings: Settings, store: CostStore | 
     context = CompileContext(settings.execution, check_device(device), checked_budget(settings.execution), report=settings.report)
     engines, left_out = _created(asked, context, settings, store)
     _check_list(engines)
-    devices = devices_of(engines, settings.devices)
+    devices = devices_of(engines, settings.devices, registry.names() if asks_for_auto(asked) else ())
     check_engines_run(engines, context.device, devices)
-    check_placed(settings.isolate, settings.cuda_graph, asks_for_auto(asked), context.device, devices)
+    check_placed(settings.isolate, settings.cuda_graph, context.device, devices)
     for engine in engines:
         if reason := engine.unsupported_options(context):
             raise OptionError(reason)
@@ -229,7 +235,7 @@ def _created(
     many = _as_list(asked)
     if asks_for_auto(asked):
         found = settings.lock.engines([one for one in many if one != AUTO]) if settings.lock else None
-        return (found, ()) if found else engines_at_hand(many, context, store, strict=settings.strict)
+        return (found, ()) if found else engines_at_hand(many, context, store, strict=settings.strict, devices=settings.devices)
     if settings.lock is not None:
         raise OptionError("lock= holds a placement by measurement; pass engine='auto', or a list with 'auto' in it")
     return [registry.create(one) for one in many], ()

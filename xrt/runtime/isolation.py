@@ -25,6 +25,7 @@ from xrt.engines.contract import fill
 from xrt.errors import CompileFailed, CompileRefused, EngineError, InputError, OptionError, RunFailed
 from xrt.formats.bundle import working_folder
 from xrt.graph import Function, Node
+from xrt.runtime.devices.registry import origins
 from xrt.runtime.processes import kill, started_by
 from xrt.runtime.shared import Message, Room, receive, send, values_in
 
@@ -268,6 +269,7 @@ class RemoteExecutable(Executable):
             "function": room.put_function(self._function),
             "options": asdict(context.options),
             "device": context.device,
+            "plugs": origins() if context.device != "cpu" else {},
             "threads": context.threads,
             "keep": str(context.keep or ""),
         }

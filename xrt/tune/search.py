@@ -13,11 +13,13 @@ from typing import Any, TypeAlias
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, GraphCompiler
 from xrt.errors import EngineError, PlanError
-from xrt.graph import Function, shape_key
+from xrt.graph import FrozenDict, Function, shape_key
 from xrt.partition import ClusteringOptions, Plan, partition
 from xrt.partition.assigned import assigned, homes_of
 from xrt.partition.costs import CostTable, Measured
+from xrt.partition.devices import Homes
 from xrt.partition.planner import SearchOptions, pieces, propose
+from xrt.runtime import on_device
 from xrt.runtime.isolation import Isolated, Limits
 from xrt.runtime.timing import Clock
 from xrt.tune.calibration import crossing, launch_cost
@@ -96,6 +98,10 @@ class Search:
     bounds: Bounds
     told: Told
     clock: Clock = time.perf_counter
+    devices: Mapping[str, str] = FrozenDict()
+    """By spec where engines run that run elsewhere than the context says."""
+    graph: bool = False
+    """Whether calls on a device are recorded, where they can be."""
     table: CostTable = CostTable()
     notes: list[str] = field(default_factory=list)
     proposals: tuple[Plan, ...] = ()
@@ -117,7 +123,19 @@ class Search:
     @cached_property
     def priority(self) -> Plan:
         """What the order of the list alone gives; raises PlanError where nothing takes a node."""
-        return partition(self.function, self.engines, self.options, implicit=self.implicit, device=self.context.device)
+        return partition(
+            self.function, self.engines, self.options, implicit=self.implicit, device=self.context.device, devices=self.devices
+        )
+
+    @cached_property
+    def homes(self) -> Homes:
+        """Where nodes run."""
+        return Homes(self.context.device, self.devices)
+
+    @cached_property
+    def contexts(self) -> dict[str, CompileContext]:
+        """By spec the context of each engine, on its device."""
+        return {engine.spec: on_device(self.homes.of(engine.spec), self.context) for engine in self.engines}
 
     # ------------------------------------------------------------------ the way
 
@@ -129,7 +147,15 @@ class Search:
             limit = self.budget * self.bounds.limit
             slice_ = min(self.budget * self.bounds.slice, self.bounds.longest)
             self.survey = Survey(
-                ways, self.context, values, self.reference, self.table, limit=limit, slice_=slice_, clock=self.clock
+                ways,
+                self.context,
+                values,
+                self.reference,
+                self.table,
+                limit=limit,
+                slice_=slice_,
+                clock=self.clock,
+                contexts=self.contexts,
             )
             expected = [values[value.name] for value in self.function.outputs]
             while self._passes(self.survey, ways, expected):
@@ -167,7 +193,7 @@ class Search:
     def _survey(self, survey: Survey, ways: Mapping[str, Way], until: float) -> bool:
         """Measure pieces, the most useful first, for so long; return whether nobody knows of more."""
         while True:
-            asked = pieces(self.function, self.engines, survey.table, AT_ONCE, device=self.context.device)
+            asked = pieces(self.function, self.engines, survey.table, AT_ONCE, device=self.homes)
             fresh = [piece for piece in asked if not survey.is_known(piece)]
             in_time = survey.measure(fresh, until, self._told_of(survey))
             if not self.is_calibrated and len(self.function.nodes) > 1:
@@ -184,12 +210,13 @@ class Search:
             if engine.spec not in survey.table.launches and self.clock() < until:
                 self._tell(f"launching nothing on {engine.spec}")
                 with suppress(EngineError):
-                    if (seconds := launch_cost(engine, ways[engine.spec], self.context, LEAST, limit)) is not None:
+                    if (seconds := launch_cost(engine, ways[engine.spec], self.contexts[engine.spec], LEAST, limit)) is not None:
                         survey.table = survey.table.with_launch(engine.spec, seconds)
         for source, target in permutations([one for one in engines if one.spec in survey.table.launches], 2):
             if (source.spec, target.spec) not in survey.table.boundaries and self.clock() < until:
                 self._tell(f"from {source.spec} to {target.spec}")
-                found = crossing(ways[source.spec].front, ways[target.spec].front, self.context, self.clock)
+                fronts = ways[source.spec].front, ways[target.spec].front
+                found = crossing(*fronts, self.context, self.clock, self.devices)
                 if found is not None:
                     survey.table = survey.table.with_boundary(source.spec, target.spec, *found)
 
@@ -212,8 +239,7 @@ class Search:
     def _proposed(self) -> tuple[Plan, ...]:
         """Return plans that keep the caller's options: the best predicted, one engine each, and the one by priority."""
         self._tell("planning")
-        device = self.context.device
-        found = propose(self.function, self.engines, self.table, limit=self.bounds.plans, options=AT_ONCE, device=device)
+        found = propose(self.function, self.engines, self.table, limit=self.bounds.plans, options=AT_ONCE, device=self.homes)
         plans = {placing(plan): plan for plan in (*found, *self._singles()) if self._is_allowed(plan)}
         plans.setdefault(placing(self.priority), self.priority)
         return tuple(plans.values())
@@ -223,7 +249,7 @@ class Search:
         for engine in self.engines:
             homes = {node.name: engine.spec for node in self.function.nodes}
             with suppress(PlanError):
-                yield assigned(self.function, self.engines, homes, device=self.context.device)
+                yield assigned(self.function, self.engines, homes, device=self.homes)
 
     def _is_allowed(self, plan: Plan) -> bool:
         """Whether a plan keeps pins and sizes."""
@@ -293,7 +319,9 @@ class Search:
             if isinstance(way, Apart):
                 way.bound(limit)
         fronts = {one.spec: one if isinstance(one, Isolated) else ways[one.spec].front for one in self.engines}
-        made = ready(plan, self.function, fronts, self.context, self.cache, self.inputs, expected, self.reference)
+        made = ready(
+            plan, self.function, fronts, self.context, self.cache, self.inputs, expected, self.reference, graph=self.graph
+        )
         if made.may_run:
             self.runners.append(Runner(made, Entrant(made.call, placing(plan) in self._simple)))
             return

@@ -28,6 +28,7 @@ from xrt.runtime.inputs import check_updated
 from xrt.runtime.layout import Layout
 from xrt.runtime.placed.call import Call, root, short_of
 from xrt.runtime.placed.graphs import Graphed
+from xrt.runtime.placed.hosted import sent
 from xrt.runtime.placed.looking import host_of, shown
 from xrt.runtime.placed.route import HOST, Crossing, Launching, route_of
 from xrt.runtime.profile import Profile
@@ -299,6 +300,14 @@ class PlacedProgram(Program):
                 return
 
     # ------------------------------------------------------------------ the rest
+
+    def repeated(self, inputs: Sequence[Any]) -> Callable[[], Sequence[Any]]:
+        """Return the call as a module makes it, on copies of the inputs where the module runs; it waits for its results."""
+        given, options = list(inputs), RunOptions(block=True)
+        if not self._is_on_host():
+            with self.home().using(self._own.on(self.plan.device)):
+                given = sent(inputs, self.home())
+        return lambda: self.run(given, options)
 
     def bind(
         self, inputs: Sequence[Any], buffers: Sequence[Any], types: Mapping[str, Type | None] | None = None
