@@ -215,14 +215,15 @@ def test_a_search_goes_through_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_mixture_of_devices_is_placed_by_measurement(tmp_path: Path) -> None:
     on_cpu = OnCpu(slow="Cos", seconds=0.02)
     with world("eager") as found:
-        m = module(found, Late(slow="Exp", seconds=0.02), on_cpu, devices={"on_cpu": "cpu"})
+        m = module(found, Late(slow="Exp", seconds=0.02), on_cpu, devices={"on_cpu": "cpu"}, budget=60.0)
         result = m(X)
         assert found.device().owns(result)
         np.testing.assert_allclose(found.down(result), RIGHT, rtol=1e-6)
-        assert [(launch.engine, m.plan.device_of(launch)) for launch in m.plan.launches] == [
+        placed = [(launch.engine, m.plan.device_of(launch)) for launch in m.plan.launches]
+        assert placed == [
             (on_cpu.spec, "cpu"),
             ("late{seconds=0.02, slow=Exp}", "cuda:0"),
-        ]
+        ], str(m.explain())
         assert [(copy.source, copy.target) for copy in m.plan.copies] == [("cuda:0", "cpu"), ("cpu", "cuda:0")]
         path = tmp_path / "m.lock"
         write_lock(lock_module(m, [X], {}, 0.2), path)

@@ -21,7 +21,8 @@ from xrt.runtime import on_device, to_host
 from xrt.runtime.isolation import Isolated
 from xrt.runtime.timing import Clock
 from xrt.tune import decision
-from xrt.tune.search import BOUNDS, Bounds, Search, Told, unheard
+from xrt.tune.bounds import BOUNDS, Bounds
+from xrt.tune.search import Search, Told, unheard
 from xrt.tune.tuned import Progress, Tuned
 from xrt.tune.values import Reference
 
@@ -77,22 +78,8 @@ def tune(
     if values is None:
         return by_priority(function, engines, context, options, implicit, reason, devices)
     bounds = bounds or replace(BOUNDS, memory=memory_limit)
-    search = Search(
-        function,
-        engines,
-        context,
-        values,
-        reference,
-        cache,
-        options,
-        implicit,
-        budget,
-        bounds,
-        progress,
-        clock,
-        devices,
-        graph,
-    )
+    given = (values, reference, cache, options, implicit, budget, bounds, progress, clock, devices, graph)
+    search = Search(function, engines, context, *given)
     if store is not None:
         search.table = table_of(store, engines, context, devices)
     progress(Progress("asking the engines", "", None, 0.0, budget))

@@ -22,6 +22,7 @@ from xrt.partition.planner import SearchOptions, pieces, propose
 from xrt.runtime import on_device
 from xrt.runtime.isolation import Isolated, Limits
 from xrt.runtime.timing import Clock
+from xrt.tune.bounds import Bounds
 from xrt.tune.calibration import crossing, launch_cost
 from xrt.tune.contest import Entrant, Rules, contested
 from xrt.tune.judging import Runner, judged
@@ -31,7 +32,7 @@ from xrt.tune.tuned import Contender, How, Progress, Race, Tuned, title_of
 from xrt.tune.values import Reference, captured
 from xrt.tune.walls import Apart, Way, way_of
 
-__all__ = ["Bounds", "Search", "Told", "unheard"]
+__all__ = ["Search", "Told", "unheard"]
 
 Told: TypeAlias = Callable[[Progress], object]
 """Hears how far tuning is."""
@@ -48,38 +49,6 @@ AT_ONCE = SearchOptions(pieces=12)
 
 LEAST = 0.1
 """Seconds that the last compile may take in any case."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What parts of the budget, and of the machine, tuning may take."""
-
-    survey: float = 0.55
-    """Share of the time left that goes to measuring pieces, before plans race."""
-    limit: float = 0.25
-    """Share of the budget that one compile, or one measurement, may take; it is also by how much the budget may be overrun, at
-    most: an engine that hangs in this process, where it did not in its worker, cannot be stopped."""
-    slice: float = 0.025
-    """Share of the budget that the samples of one region may take, and not more than `longest`."""
-    longest: float = 0.6
-    """Seconds of samples after which a region is known well enough to plan by, however busy the machine is."""
-    calibration: float = 0.1
-    """Share of the budget after which no further launch or boundary is measured that is not known yet."""
-    far: float = 4.0
-    """An engine that takes so many times what the quickest takes on the whole is not calibrated."""
-    ready: float = 0.85
-    """Share of the same time after which no further plan is made ready."""
-    last: float = 0.1
-    """Share of the budget with which no further survey is begun."""
-    plans: int = 6
-    """Mixtures in the contest, at most."""
-    worse: float = 2.5
-    """A plan of one engine that was measured to take so many times the best is not made ready: it has lost."""
-    memory: int | None = None
-    """Bytes of address space for each worker; None is no limit."""
-
-
-BOUNDS = Bounds()
 
 
 @dataclass(eq=False)
