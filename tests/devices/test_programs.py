@@ -11,6 +11,7 @@ import pytest
 
 import xrt
 from tests.devices.models import Counter, Forked, Net, Two, numbers
+from tests.devices.saving import Saving
 from tests.devices.worlds import TOY, World, same, traffic, world
 from xrt import RunOptions
 from xrt.engines import CompileContext, Executable
@@ -293,6 +294,18 @@ class TestFaults:
         with pytest.warns(FallbackWarning, match="broken"):
             same(world, m(X, W), CPU(X, W))
         same(world, m(X, W), CPU(X, W))
+
+    def test_a_compile_in_a_process_of_its_own_needs_no_array_of_another(self) -> None:
+        with world("late") as found:
+            m = found.module(Net(), Saving(native="off"), isolate="saving", time_limit=60, strict=True)
+            same(found, m(X, W), CPU(X, W))
+            assert "compiles in a process of its own" in str(m.explain())
+
+    def test_an_engine_of_the_cpu_in_a_mixture_runs_in_a_process_of_its_own(self) -> None:
+        with world("random") as found:
+            m = found.module(Forked(), [TOY, "ort"], isolate="ort", isolate_run=True, **SPLIT)
+            np.testing.assert_allclose(found.down(m(X)), xrt.XRTModule(Forked(), TOY)(X), rtol=1e-6)
+            m.close()
 
     def test_calls_are_held_against_the_reference(self, world: World) -> None:
         m = world.module(Net(), "toy", check=1.0)

@@ -190,7 +190,7 @@ class Isolated(GraphCompiler):
         self.inner = engine
         self.runs = runs or cls.save is GraphCompiler.save
         self.name = engine.name  # type: ignore[misc]  # each is the one of its engine
-        self.devices = engine.devices  # type: ignore[misc]
+        self.devices = ("cpu",) if self.runs else engine.devices  # type: ignore[misc]  # no array of a device comes over
         self.supports_dynamic_shapes = engine.supports_dynamic_shapes  # type: ignore[misc]
         self._home = Home(engine, limits)
         self._number = next(_numbers)

@@ -54,6 +54,7 @@ class Apart(Isolated):
         """Raises OptionError where no other process can import the engine's class."""
         super().__init__(engine, limits, runs=False)
         self.runs = False  # what cannot be saved is compiled here: in the worker it did no harm
+        self.devices = engine.devices  # type: ignore[misc]  # there it runs on a device of its own process
         self._kept: dict[str, RemoteExecutable] = {}
 
     @property
