@@ -20,9 +20,8 @@ from xrt.errors import CompileFailed, CompileRefused, EngineError
 from xrt.graph import Function
 from xrt.graph.mapping import release
 from xrt.partition import Launch, Plan
-from xrt.runtime.devices.registry import device
 from xrt.runtime.devices.streams import Streams
-from xrt.runtime.placed import PlacedProgram
+from xrt.runtime.placed import PlacedProgram, on_device
 from xrt.runtime.program import Program
 
 __all__ = ["Progress", "Refusal", "RegionToCompile", "compile_plan", "regions_of"]
@@ -109,13 +108,8 @@ class RegionToCompile:
 def regions_of(plan: Plan, engines: Mapping[str, GraphCompiler], context: CompileContext) -> list[RegionToCompile]:
     """Return what is to be compiled for a plan, in its order; raises DeviceError where a device is not at hand."""
     versions = {spec: engines[spec].version() for spec in dict.fromkeys(launch.engine for launch in plan.launches)}
-    contexts = {name: _on(name, context) for name in dict.fromkeys(map(plan.device_of, plan.launches))}
+    contexts = {name: on_device(name, context) for name in dict.fromkeys(map(plan.device_of, plan.launches))}
     return [RegionToCompile(x, engines[x.engine], versions[x.engine], contexts[plan.device_of(x)]) for x in plan.launches]
-
-
-def _on(name: str, context: CompileContext) -> CompileContext:
-    """Return the context of a compile for a device, which is opened."""
-    return replace(context, device=name, accelerator=None if name == "cpu" else device(name))
 
 
 class _Compilation:

@@ -25,6 +25,7 @@ from xrt.engines.contract import fill
 from xrt.errors import CompileFailed, CompileRefused, EngineError, InputError, OptionError, RunFailed
 from xrt.formats.bundle import working_folder
 from xrt.graph import Function, Node
+from xrt.runtime.devices.registry import origins
 from xrt.runtime.processes import kill, started_by
 from xrt.runtime.shared import Message, Room, receive, send, values_in
 
@@ -189,7 +190,7 @@ class Isolated(GraphCompiler):
         self.inner = engine
         self.runs = runs or cls.save is GraphCompiler.save
         self.name = engine.name  # type: ignore[misc]  # each is the one of its engine
-        self.devices = engine.devices  # type: ignore[misc]
+        self.devices = ("cpu",) if self.runs else engine.devices  # type: ignore[misc]  # no array of a device comes over
         self.supports_dynamic_shapes = engine.supports_dynamic_shapes  # type: ignore[misc]
         self._home = Home(engine, limits)
         self._number = next(_numbers)
@@ -273,6 +274,7 @@ class RemoteExecutable(Executable):
             "function": room.put_function(self._function),
             "options": asdict(context.options),
             "device": context.device,
+            "plugs": origins() if context.device != "cpu" else {},
             "threads": context.threads,
             "keep": str(context.keep or ""),
         }

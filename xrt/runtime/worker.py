@@ -21,6 +21,8 @@ from xrt.engines.spec import build
 from xrt.errors import CompileRefused, InputError
 from xrt.formats.bundle import working_folder
 from xrt.graph import Function
+from xrt.runtime.devices.registry import plug
+from xrt.runtime.placed.hosted import hosted, on_device, repeated
 from xrt.runtime.processes import kill, started_by
 from xrt.runtime.shared import Message, Room, function_in, receive, send, values_in
 from xrt.runtime.timing import sampled
@@ -73,7 +75,10 @@ class Served:
 
     def _asked(self, message: Message, memory: memoryview) -> tuple[GraphCompiler, Function, CompileContext]:
         keep = Path(message["keep"]) if message["keep"] else None
-        context = CompileContext(ExecutionOptions(**message["options"]), message["device"], message["threads"], keep=keep)
+        context = CompileContext(ExecutionOptions(**message["options"]), threads=message["threads"], keep=keep)
+        for kind, origin in message["plugs"].items():
+            plug(kind, origin)
+        context = on_device(message["device"], context)
         return self._engine(message["class"], message["spec"]), function_in(memory, message["function"]), context
 
     def _kept(self, executable: Executable, engine: GraphCompiler, function: Function, context: CompileContext) -> Message:
@@ -99,17 +104,17 @@ class Served:
 
     def run(self, message: Message, memory: memoryview, room: Room) -> Message:
         """Run an executable on inputs that lie in the memory."""
-        executable = self._made[message["made"]][0]
-        results = executable.run(values_in(memory, message["inputs"]))
+        executable, _, _, context = self._made[message["made"]]
+        results = hosted(executable, context).run(values_in(memory, message["inputs"]))
         return {"outputs": [room.put_value(result) for result in results]}
 
     def measure(self, message: Message, memory: memoryview, room: Room) -> Message:
         """Run an executable once for what it computes, and then over and over for how long that takes."""
-        executable = self._made[message["made"]][0]
+        made, _, _, context = self._made[message["made"]]
+        executable = hosted(made, context)
         inputs = values_in(memory, message["inputs"])
         results = executable.run(inputs)
-        call = executable.direct()
-        samples = sampled(lambda: call(*inputs), message["seconds"])
+        samples = sampled(repeated(executable, inputs), message["seconds"])
         return {"outputs": [room.put_value(result) for result in results], "samples": samples}
 
     def close(self, message: Message, memory: memoryview, room: Room) -> Message:

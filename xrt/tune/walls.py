@@ -11,6 +11,7 @@ from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.engines.deferred import loaded
 from xrt.errors import EngineError, OptionError, RunFailed
 from xrt.graph import Function
+from xrt.runtime import hosted, repeated
 from xrt.runtime.isolation import Isolated, Limits, RemoteExecutable
 from xrt.runtime.timing import sampled
 from xrt.verify.running import copied
@@ -56,6 +57,7 @@ class Apart(Isolated):
         """Raises OptionError where no other process can import the engine's class."""
         super().__init__(engine, limits, runs=False)
         self.runs = False  # what cannot be saved is compiled here: in the worker it did no harm
+        self.devices = engine.devices  # type: ignore[misc]  # there it runs on a device of its own process
         self._kept: dict[str, RemoteExecutable] = {}
 
     @property
@@ -105,12 +107,11 @@ class Here:
     ) -> Trial:
         given = [copied(value) for value in inputs]
         try:
-            executable = self.front.compile(function, context)
+            executable = hosted(self.front.compile(function, context), context)
             try:
                 executable.prepare()
                 results = [copied(value) for value in executable.run(given)]
-                call = executable.direct()
-                return Trial(results, sampled(lambda: call(*given), seconds))
+                return Trial(results, sampled(repeated(executable, given), seconds))
             finally:
                 executable.close()
         except EngineError:

@@ -11,6 +11,7 @@ from typing import TypeAlias
 from xrt.engines import GraphCompiler
 from xrt.graph import Function
 from xrt.partition.costs import CostTable
+from xrt.partition.devices import Homes
 from xrt.partition.planner.board import TINY, Board, Layout, Region, View
 from xrt.partition.planner.ground import Ground, places_of
 from xrt.partition.planner.moves import changes
@@ -70,7 +71,7 @@ def pieces(
     table: CostTable = CostTable(),
     options: SearchOptions = SearchOptions(),
     *,
-    device: str = "cpu",
+    device: str | Homes = "cpu",
 ) -> tuple[Piece, ...]:
     """Return at most ``options.pieces`` parts to measure next, the most useful first; none where all is known.
 

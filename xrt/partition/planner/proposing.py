@@ -12,6 +12,7 @@ from xrt.graph import Function
 from xrt.partition.assigned import assigned
 from xrt.partition.costs import CostTable
 from xrt.partition.dependencies import DependencyGraph
+from xrt.partition.devices import Homes
 from xrt.partition.placement import settled
 from xrt.partition.plan import Plan
 from xrt.partition.planner.board import PLAIN, SMALL, TINY, Board, Effort, Layout, View
@@ -47,7 +48,7 @@ def propose(
     *,
     limit: int = 8,
     options: SearchOptions = SearchOptions(),
-    device: str = "cpu",
+    device: str | Homes = "cpu",
 ) -> tuple[Plan, ...]:
     """Return plans, the best predicted first: every single-engine plan there is, and at most ``limit`` others.
 
@@ -63,7 +64,7 @@ def propose(
     return tuple(plans[at] for at in sorted(range(len(plans)), key=lambda at: (costs[at], at)))
 
 
-def plan_of(ground: Ground, layout: Layout, engines: Sequence[GraphCompiler], device: str = "cpu") -> Plan:
+def plan_of(ground: Ground, layout: Layout, engines: Sequence[GraphCompiler], device: str | Homes = "cpu") -> Plan:
     """Return the Plan of a layout in nodes."""
     names = [node.name for node in ground.function.nodes]
     groups = {names[place]: number for number, (_, mask) in enumerate(layout) for place in places_of(mask)}
