@@ -9,7 +9,7 @@ from typing import Any
 
 from xrt.engines.toy.env import Env
 from xrt.engines.toy.kernels.layout import padded
-from xrt.engines.toy.kernels.precision import rounded_once
+from xrt.engines.precision import rounded_once
 from xrt.engines.toy.kernels.windows import Placement, Window, fold, window_of
 from xrt.engines.toy.table import Array, Run, ops
 from xrt.graph import Node

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from xrt.engines.toy.env import Env
-from xrt.engines.toy.kernels.precision import rounded_once
+from xrt.engines.precision import rounded_once
 from xrt.engines.toy.kernels.reduction import extreme
 from xrt.engines.toy.kernels.windows import Placement, window_of
 from xrt.engines.toy.table import Array, Run, ops

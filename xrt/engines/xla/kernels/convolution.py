@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from xrt.engines.xla.kernels.layout import padded
-from xrt.engines.xla.kernels.precision import rounded_once
+from xrt.engines.precision import rounded_once
 from xrt.engines.xla.kernels.windows import Window, fold, window_of
 from xrt.engines.xla.site import Site
 from xrt.engines.xla.table import Operand, ops

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrt.engines.xla.kernels.precision import rounded_once
+from xrt.engines.precision import rounded_once
 from xrt.engines.xla.kernels.reduction import extreme
 from xrt.engines.xla.kernels.windows import Placement, window_of
 from xrt.engines.xla.site import Site

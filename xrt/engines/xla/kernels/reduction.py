@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from xrt.engines.xla.kernels.precision import widened
+from xrt.engines.precision import widened
 from xrt.engines.xla.site import Site
 from xrt.engines.xla.table import Kernel, Operand, either, is_either, ops
 
