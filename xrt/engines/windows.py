@@ -1,4 +1,4 @@
-"""The geometry that convolutions and pools share, in numbers alone: a window that slides over the spatial axes."""
+"""The geometry that convolutions and pools share, whatever computes them: a window that slides over the spatial axes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from itertools import product
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from xrt.graph import Node
 
-__all__ = ["Placement", "Window", "window_of"]
+__all__ = ["Placement", "Window", "trims", "window_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,16 @@ class Placement:
     def pads(self) -> list[tuple[int, int]]:
         """The padding in front of and behind each spatial axis."""
         return list(zip(self.begins, self.ends, strict=True))
+
+    def counts(self, xp: Any, with_padding: bool) -> Any:
+        """Return how many elements each window sees; of the padding only what is declared, if asked, and none otherwise."""
+        found = xp.ones((), dtype=np.int64)
+        for axis, extent in enumerate(self.extents):
+            begin, end = (self.begins[axis], self.declared_ends[axis]) if with_padding else (0, 0)
+            starts = xp.arange(self.positions[axis]) * self.window.strides[axis] - self.begins[axis]
+            seen = starts[:, None] + xp.arange(self.window.kernel[axis]) * self.window.dilations[axis]
+            found = found[..., None] * ((seen >= -begin) & (seen < extent + end)).sum(axis=1)
+        return found
 
     def offsets(self) -> Iterator[tuple[tuple[int, ...], tuple[Any, ...]]]:
         """Yield each place inside the window with the index that picks it, at every position, from the padded tensor."""
@@ -72,6 +84,12 @@ class Window:
             )
         return Placement(self, tuple(extents), begins, ends, declared, positions)
 
+    def spread(self, positions: Sequence[int]) -> list[int]:
+        """Return the extents that a pool with those positions read, the declared padding not among them."""
+        pads = zip(self.begins, self.ends, strict=True)
+        steps = zip(positions, self.strides, self.kernel, pads, strict=True)
+        return [(n - 1) * s - sum(both) + k for n, s, k, both in steps]
+
     def _axis(self, i: int, extent: int) -> tuple[int, int, int, int]:
         """Return begin, needed end, declared end and number of positions along one axis."""
         stride, span = self.strides[i], self.spans[i]
@@ -103,3 +121,20 @@ def window_of(node: Node, kernel: Sequence[int]) -> Window:
         round_up=bool(node.attr("ceil_mode", 0)),
     )
 
+
+def trims(node: Node, window: Window, whole: Sequence[int], inputs: Sequence[int]) -> list[int]:
+    """Return what a ConvTranspose adds to the spatial extents of all that its windows reach, fronts and then backs.
+
+    The declared padding is cut off; where an output shape is asked for, as much as leaves that shape.
+    """
+    extra = node.attr("output_padding") or (0,) * len(inputs)
+    asked = node.attr("output_shape")
+    if asked is None and window.auto_pad.startswith("SAME"):
+        asked = [n * s for n, s in zip(inputs, window.strides, strict=True)]
+    begins, ends = list(window.begins), list(window.ends)
+    if asked is not None:
+        totals = [n + e - a for n, e, a in zip(whole, extra, asked, strict=True)]
+        halves = [total // 2 for total in totals]
+        rests = [total - half for total, half in zip(totals, halves, strict=True)]
+        begins, ends = (halves, rests) if window.auto_pad == "SAME_UPPER" else (rests, halves)
+    return [*(-b for b in begins), *(x - e for x, e in zip(extra, ends, strict=True))]

@@ -9,8 +9,8 @@ import numpy as np
 from xrt.engines.toy.env import Env
 from xrt.engines.toy.kernels.casting import conversion
 from xrt.engines.toy.kernels.convolution import convolve
-from xrt.engines.toy.kernels.windows import window_of
 from xrt.engines.toy.table import Array, Run, ops
+from xrt.engines.windows import window_of
 from xrt.graph import DType, Node
 
 __all__: list[str] = []

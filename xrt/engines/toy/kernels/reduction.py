@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from xrt.engines.toy.env import Env
 from xrt.engines.precision import NARROW, widened
+from xrt.engines.toy.env import Env
 from xrt.engines.toy.table import Array, Factory, Run, ops
 from xrt.graph import Node
 

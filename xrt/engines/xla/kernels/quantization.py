@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from xrt.engines.windows import window_of
 from xrt.engines.xla.kernels.casting import converted
 from xrt.engines.xla.kernels.convolution import convolve
-from xrt.engines.xla.kernels.windows import window_of
 from xrt.engines.xla.site import Site
 from xrt.engines.xla.table import Operand, ops
 from xrt.graph import DType
@@ -89,7 +89,7 @@ def matmul_integer(at: Site, a: Operand, b: Operand, a_zero: Operand = None, b_z
 
 @ops("ConvInteger")
 def conv_integer(at: Site, x: Operand, w: Operand, x_zero: Operand = None, w_zero: Operand = None) -> Operand:
-    window = window_of(at, w.shape[2:])
+    window = window_of(at.node, w.shape[2:])
     return convolve(_centred(x, x_zero, None), _centred(w, w_zero, 0), window, at.attr("group", 1))
 
 
@@ -123,7 +123,7 @@ def qlinear_conv(
     y_zero: Operand,
     bias: Operand = None,
 ) -> Operand:
-    window = window_of(at, w.shape[2:])
+    window = window_of(at.node, w.shape[2:])
     exact = convolve(_centred(x, x_zero, None), _centred(w, w_zero, 0), window, at.attr("group", 1))
     if bias is not None:
         exact += _beside(bias, 1, x.ndim)

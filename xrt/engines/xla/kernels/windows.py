@@ -12,7 +12,7 @@ import numpy as np
 from xrt.engines.windows import Placement
 from xrt.engines.xla.table import Operand
 
-__all__ = ["around", "combined", "counts", "fold"]
+__all__ = ["around", "combined", "fold"]
 
 
 def around(place: Placement, x: Operand, fill: Any) -> Operand:
@@ -32,17 +32,6 @@ def combined(place: Placement, x: Operand, combine: Any, neutral: Any) -> Operan
         [(0, 0), (0, 0), *place.pads],
         window_dilation=(1, 1, *window.dilations),
     )
-
-
-def counts(place: Placement, with_padding: bool) -> np.ndarray[Any, Any]:
-    """Return how many elements each window sees; of the padding only what is declared, if asked, and none otherwise."""
-    found = np.ones((), dtype=np.int64)
-    for axis, extent in enumerate(place.extents):
-        begin, end = (place.begins[axis], place.declared_ends[axis]) if with_padding else (0, 0)
-        starts = np.arange(place.positions[axis]) * place.window.strides[axis] - place.begins[axis]
-        seen = starts[:, None] + np.arange(place.window.kernel[axis]) * place.window.dilations[axis]
-        found = found[..., None] * ((seen >= -begin) & (seen < extent + end)).sum(axis=1)
-    return found
 
 
 def fold(columns: Operand, placement: Placement, extents: Sequence[int]) -> Operand:
