@@ -1,4 +1,4 @@
-"""Computing in float32 what is stored in fewer bits, on arrays of any library that speaks as NumPy does."""
+"""What element types hold: computing in float32 what is stored in fewer bits, and the extremes; for arrays of any library."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from xrt.graph import DType
 
-__all__ = ["NARROW", "rounded_once", "widened"]
+__all__ = ["NARROW", "extreme", "rounded_once", "widened"]
 
 NARROW = frozenset(d.numpy for d in DType if d.is_float and d.bits < 32)
 """Float types narrower than float32."""
@@ -35,3 +35,13 @@ def rounded_once(compute: Callable[..., Any]) -> Callable[..., Any]:
         return compute(widened(x), *wide, **options).astype(x.dtype)
 
     return run
+
+
+def extreme(dtype: Any, *, lowest: bool) -> Any:
+    """Return what the extreme of no elements is: the value that every other one beats."""
+    if dtype.kind == "b":
+        return np.bool_(not lowest)
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        return dtype.type(info.min if lowest else info.max)
+    return dtype.type(-np.inf if lowest else np.inf)

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from xrt.engines.precision import rounded_once
+from xrt.engines.precision import extreme, rounded_once
 from xrt.engines.toy.env import Env
-from xrt.engines.toy.kernels.reduction import extreme
 from xrt.engines.toy.kernels.windows import around
 from xrt.engines.toy.table import Array, Run, ops
 from xrt.engines.windows import Placement, window_of

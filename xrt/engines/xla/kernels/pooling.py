@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrt.engines.precision import rounded_once
+from xrt.engines.precision import extreme, rounded_once
 from xrt.engines.windows import Placement, window_of
-from xrt.engines.xla.kernels.reduction import extreme
 from xrt.engines.xla.kernels.windows import around, combined
 from xrt.engines.xla.site import Site
 from xrt.engines.xla.table import Operand, ops
