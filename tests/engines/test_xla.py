@@ -501,7 +501,6 @@ def busy_threads() -> dict[str, int]:
     return times
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the times of threads where Linux tells them")
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_budget_bounds_the_threads_that_work(threads: int) -> None:
