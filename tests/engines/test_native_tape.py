@@ -371,10 +371,14 @@ def test_a_budget_bounds_the_workers_and_they_sleep() -> None:
 
     (y,) = native.compute(kernel, big, None, threads=3)
     assert (y == 2).all() and core().workers() >= 2
-    time.sleep(0.05)
+    assert any(used(0.3) < 0.03 for _ in range(5)), "others that earlier tests woke may turn for a while"
+
+
+def used(seconds: float) -> float:
+    """Return the processor time that the process spends while it waits."""
     began = time.process_time()
-    time.sleep(0.5)
-    assert time.process_time() - began < 0.05
+    time.sleep(seconds)
+    return time.process_time() - began
 
 
 def test_a_forked_process_has_threads_of_its_own() -> None:
