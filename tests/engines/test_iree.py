@@ -271,28 +271,29 @@ def _fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "reason"),
+    ("script", "seconds", "reason"),
     [
-        ("kill -SEGV $$", "IREE cannot compile it: it crashed (SIGSEGV)"),
-        ("echo 'LLVM ERROR: no such type' >&2; kill -ABRT $$", "IREE cannot compile it: no such type"),
-        ("exit 3", "IREE cannot compile it: it said nothing"),
-        ("sleep 30", "IREE's compiler did not end within 0.5 s"),
+        ("kill -SEGV $$", 60, "IREE cannot compile it: it crashed (SIGSEGV)"),
+        ("echo 'LLVM ERROR: no such type' >&2; kill -ABRT $$", 60, "IREE cannot compile it: no such type"),
+        ("exit 3", 60, "IREE cannot compile it: it said nothing"),
+        ("while true; do sleep 1; done", 0.5, "IREE's compiler did not end within 0.5 s"),
     ],
 )
-def test_a_crash_and_a_hang_are_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, reason: str) -> None:
+def test_a_crash_and_a_hang_are_refusals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, seconds: float, reason: str
+) -> None:
     _fake(tmp_path, monkeypatch, script)
-    start = time.monotonic()
     with pytest.raises(CompileRefused) as refusal:
-        Iree(compile_seconds=0.5).compile(one("Neg", tensor(2)), CONTEXT)
+        Iree(compile_seconds=seconds).compile(one("Neg", tensor(2)), CONTEXT)
     assert str(refusal.value) == reason
-    assert time.monotonic() - start < 10
 
 
 def test_a_hang_takes_its_children_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _fake(tmp_path, monkeypatch, f"(sleep 1; touch {tmp_path}/survived) & wait")
+    _fake(tmp_path, monkeypatch, f"(while ! [ -e {tmp_path}/ended ]; do sleep 0.1; done; touch {tmp_path}/survived) & wait")
     with pytest.raises(CompileRefused):
         Iree(compile_seconds=0.3).compile(one("Neg", tensor(2)), CONTEXT)
-    time.sleep(1.2)
+    (tmp_path / "ended").touch()
+    time.sleep(0.5)
     assert not (tmp_path / "survived").exists()
 
 
@@ -478,23 +479,23 @@ def test_a_pool_has_as_many_workers_as_the_budget() -> None:
     code = (
         "from pathlib import Path; from xrt.engines.iree.devices import device_of\n"
         "def workers(): return sum('iree-worker' in (t / 'comm').read_text() for t in Path('/proc/self/task').iterdir())\n"
-        "device_of(1); first = workers(); device_of(3); import time; time.sleep(0.2); print(first, workers())"
+        "device_of(1); first = workers(); device_of(3); import time\n"
+        "while workers() < 3: time.sleep(0.01)\n"  # a thread has its name when it begins to run
+        "print(first, workers())"
     )
-    if sys.platform != "linux":
-        pytest.skip("threads are counted in /proc")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["0", "3"]
 
 
-@pytest.mark.parametrize("device", ["local-sync", "local-task"])
-def test_eight_threads_on_one_executable(device: Any) -> None:
+def test_eight_threads_share_a_pool() -> None:
+    """What is generated for the suite is so small that each calling thread does it alone."""
     f = function(
         Node("Exp", ("x",), ("e",)),
         Node("ReduceSum", ("e",), ("s",), attributes_of({"keepdims": 1})),
         Node("Div", ("e", "s"), ("y",)),
         inputs={"x": tensor(64, 300)},
     )
-    executable = compiled(f, Iree(device=device))
+    executable = compiled(f, Iree(device="local-task"))
     inputs = [np.random.default_rng(seed).random((64, 300), dtype=np.float32) for seed in range(8)]
     expected = [np.exp(x) / np.exp(x).sum() for x in inputs]
     wrong: list[int] = []

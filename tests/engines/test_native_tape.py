@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engines.native_building import library, needs_native
+from tests.engines.native_building import library
 from tests.engines.toy_running import function, node, typed
 from xrt import XRTModule
 from xrt.engines import CompileContext, RunOptions, native
@@ -89,7 +89,6 @@ def test_memory_of_the_dead_is_used_again() -> None:
 # ---------------------------------------------------------------------- one call
 
 
-@needs_native
 def test_a_region_of_native_kernels_is_one_native_call() -> None:
     executable = ready(chain(5))
     np.testing.assert_array_equal(executable.run([X])[0], 32 * X)
@@ -99,7 +98,6 @@ def test_a_region_of_native_kernels_is_one_native_call() -> None:
     assert (use.name, use.nbytes, use.per_call) == ("workspace", tape.workspace, True)
 
 
-@needs_native
 def test_what_is_read_again_is_not_written_over() -> None:
     nodes = [
         node("Twice", "x _", "a", domain="test"),
@@ -112,13 +110,11 @@ def test_what_is_read_again_is_not_written_over() -> None:
     np.testing.assert_array_equal(ready(made).run([X])[0], 2 * 3 * 10 * X + 2 * X)
 
 
-@needs_native
 def test_an_output_that_nobody_wants_is_left_out() -> None:
     made = function("x", "y", node("Split", "x", "_ y", domain="test"), test=1).replace(inputs=(typed("x", X),))
     np.testing.assert_array_equal(ready(made).run([X])[0], -X)
 
 
-@needs_native
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 2), (5, 7)])
 def test_any_shape(shape: tuple[int, ...]) -> None:
     x = np.ones(shape, np.float32)
@@ -128,7 +124,6 @@ def test_any_shape(shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(y, 2 * x)
 
 
-@needs_native
 def test_constants_inputs_and_doubles_may_be_outputs() -> None:
     nodes = [node("Twice", "x c", "y", domain="test")]
     made = function("x", "y", *nodes, constants={"c": X}, test=1)
@@ -141,7 +136,6 @@ def test_constants_inputs_and_doubles_may_be_outputs() -> None:
     assert not any(np.shares_memory(a, b) for i, a in enumerate(arrays) for b in arrays[:i])
 
 
-@needs_native
 def test_arrays_of_any_layout_are_read_as_they_are() -> None:
     executable = ready(chain(2))
     raw = np.empty(X.nbytes + 4, np.uint8)[1:-3]
@@ -155,7 +149,6 @@ def test_arrays_of_any_layout_are_read_as_they_are() -> None:
         np.testing.assert_array_equal(executable.run([array])[0], 4 * X)
 
 
-@needs_native
 def test_given_buffers_are_written_to() -> None:
     executable, out = ready(chain(3)), np.empty_like(X)
     (y,) = executable.run([X], RunOptions(out=[out]))
@@ -180,7 +173,6 @@ BUFFERS = [
 ]
 
 
-@needs_native
 @pytest.mark.parametrize(("buffer", "reason"), BUFFERS[:3] + BUFFERS[4:])
 def test_a_buffer_that_does_not_fit_is_refused(buffer: Any, reason: str) -> None:
     with pytest.raises(InputError) as raised:
@@ -188,7 +180,6 @@ def test_a_buffer_that_does_not_fit_is_refused(buffer: Any, reason: str) -> None
     assert str(raised.value) == f"out= for output 'v1': {reason}; give a writable C-contiguous array, or None for a fresh one"
 
 
-@needs_native
 def test_an_input_that_is_not_what_was_prepared_is_refused() -> None:
     executable = ready(chain(1))
     for wrong, got in ((X[:3], "float32[3,30]"), (X.astype("f8"), "float64[20,30]"), (X.tolist(), "list")):
@@ -202,7 +193,6 @@ def test_an_input_that_is_not_what_was_prepared_is_refused() -> None:
 # ---------------------------------------------------------------------- with Python around it
 
 
-@needs_native
 def test_native_runs_and_python_kernels_share_the_work() -> None:
     nodes = [
         node("Twice", "x _", "a", domain="test"),
@@ -218,7 +208,6 @@ def test_native_runs_and_python_kernels_share_the_work() -> None:
     np.testing.assert_allclose(y, np.concatenate([c, -c]), rtol=1e-5)
 
 
-@needs_native
 def test_a_kernel_of_higher_priority_serves_before_xrts_own() -> None:
     made = function("x", "y", node("Neg", "x", "y"), opset=12).replace(inputs=(typed("x", X),))
     np.testing.assert_array_equal(ready(made).run([X])[0], -2 * X)
@@ -226,7 +215,6 @@ def test_a_kernel_of_higher_priority_serves_before_xrts_own() -> None:
     np.testing.assert_array_equal(ready(newer).run([X])[0], -X)
 
 
-@needs_native
 def test_shapes_that_only_a_call_knows() -> None:
     made = chain(2).replace(inputs=(Value("v0", TensorType(F32, ("N", 30))),))
     executable = ready(made)
@@ -239,7 +227,6 @@ def test_shapes_that_only_a_call_knows() -> None:
     assert len(executable._ready._kept) == 16
 
 
-@needs_native
 def test_a_body_may_hold_nodes_that_only_a_native_kernel_serves() -> None:
     double = Function((), (Value("y", TensorType(F32)),), (node("Twice", "x _", "y", domain="test"),), opsets={"": 20, "test": 1})
     keep = Function((), (Value("y", TensorType(F32)),), (node("Identity", "x", "y"),), opsets={"": 20, "test": 1})
@@ -250,7 +237,6 @@ def test_a_body_may_hold_nodes_that_only_a_native_kernel_serves() -> None:
     np.testing.assert_array_equal(executable.run([np.array(False), X])[0], X)
 
 
-@needs_native
 def test_a_call_of_known_shapes_waits_for_nobody() -> None:
     """While one thread made the tape of a new shape, every other thread stood still."""
     begun, going_on = threading.Event(), threading.Event()
@@ -323,7 +309,6 @@ WRONG = [
 ]  # fmt: skip
 
 
-@needs_native
 @pytest.mark.parametrize(("bid", "error", "text"), WRONG)
 def test_a_kernel_that_goes_wrong_is_named(bid: str, error: type[Exception], text: str) -> None:
     made = chain(1, bid=bid).replace(outputs=(typed("v1", X),))
@@ -332,14 +317,12 @@ def test_a_kernel_that_goes_wrong_is_named(bid: str, error: type[Exception], tex
     assert str(raised.value) == text.format(kernel=f"kernel 'twice' of library {library()}")
 
 
-@needs_native
 def test_a_kernel_that_refuses_when_prepared_leaves_the_node_to_the_next() -> None:
     nodes = [node("Neg", "x", "y", bid="refuse"), node("Twice", "y _", "z", domain="test")]
     made = function("x", "z", *nodes, opset=12, test=1).replace(inputs=(typed("x", X),))
     np.testing.assert_array_equal(ready(made).run([X])[0], -2 * X)
 
 
-@needs_native
 def test_a_failure_through_a_module_names_library_kernel_and_node() -> None:
     toy, _ = mine()
     made = chain(1, bid="fail to run").replace(outputs=(typed("v1", X),))
@@ -350,7 +333,6 @@ def test_a_failure_through_a_module_names_library_kernel_and_node() -> None:
 # ---------------------------------------------------------------------- memory and threads
 
 
-@needs_native
 def test_every_state_that_was_made_is_destroyed() -> None:
     gc.collect()
     alive = count(PREPARED) - count(DESTROYED)
@@ -367,7 +349,6 @@ def test_every_state_that_was_made_is_destroyed() -> None:
     assert count(PREPARED) - count(DESTROYED) == alive, "a tape that was not made leaves nothing behind"
 
 
-@needs_native
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_eight_threads_run_one_tape(threads: int) -> None:
     executable = ready(chain(6), threads=threads)
@@ -383,7 +364,6 @@ def test_eight_threads_run_one_tape(threads: int) -> None:
     assert 1 <= tape_of(executable).frames <= 8, "frames are used again"
 
 
-@needs_native
 def test_a_budget_bounds_the_workers_and_they_sleep() -> None:
     big = np.ones((400, 1000), np.float32)
     kernel = native.load(library()).kernel("twice")
@@ -391,13 +371,16 @@ def test_a_budget_bounds_the_workers_and_they_sleep() -> None:
 
     (y,) = native.compute(kernel, big, None, threads=3)
     assert (y == 2).all() and core().workers() >= 2
-    time.sleep(0.05)
+    assert any(used(0.3) < 0.03 for _ in range(5)), "others that earlier tests woke may turn for a while"
+
+
+def used(seconds: float) -> float:
+    """Return the processor time that the process spends while it waits."""
     began = time.process_time()
-    time.sleep(0.5)
-    assert time.process_time() - began < 0.05
+    time.sleep(seconds)
+    return time.process_time() - began
 
 
-@needs_native
 def test_a_forked_process_has_threads_of_its_own() -> None:
     executable = ready(chain(2), threads=3)
     executable.run([X])
@@ -410,7 +393,6 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-@needs_native
 def test_a_tape_made_by_hand() -> None:
     made = chain(2)
     kernel = native.load(library()).kernel("twice")

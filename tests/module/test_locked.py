@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,10 +54,8 @@ def test_the_same_lock_gives_the_same_plan_without_measuring(
 ) -> None:
     write_lock(mixture(lock), path)
     monkeypatch.setattr("xrt.module.automatic.tune", never)
-    began = time.perf_counter()
     with xrt.XRTModule(chain(*OPS), engine, lock=path, cache=CompileCache()) as module:
         assert [(x.engine, len(x.nodes)) for x in module.plan.launches] == [("ort", 2), ("toy", 3)]
-        assert time.perf_counter() - began < 1, "a plan from a lock takes less than a second"
         np.testing.assert_allclose(module(X), RIGHT, rtol=1e-5)
         assert module.tuned is not None and module.tuned.how == "locked"
         assert module.engines[:2] == ("ort", "toy"), "no other engine is loaded"
