@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from xrt.graph import Constant, DType, Function, Node, TensorType, attributes_of
@@ -18,6 +19,7 @@ __all__ = ["SPELLINGS", "spelled"]
 _BITS = {DType.INT8: 8, DType.UINT8: 8, DType.INT16: 16, DType.UINT16: 16, DType.INT32: 32}
 _SIGNED = frozenset({DType.INT8, DType.INT16, DType.INT32})
 _BYTES = frozenset({DType.INT8, DType.UINT8})
+_NARROWER = frozenset({DType.INT2, DType.UINT2, DType.INT4, DType.UINT4})
 
 
 class Pen:
@@ -137,9 +139,9 @@ MOST = 512.0
 
 
 def _quantised(pen: Pen) -> Function | None:
-    """Say QuantizeLinear of float32 to bytes, along no axis or one: the library rounds ties up."""
+    """Say QuantizeLinear of float32 to bytes or less, along no axis or one: the library rounds ties up."""
     x, scale, to = pen.type_of(0), pen.type_of(1), _quantised_type(pen)
-    if x is None or scale is None or to is None or to not in _BYTES or {x.dtype, scale.dtype} != {DType.FLOAT32}:
+    if x is None or scale is None or to not in _BYTES | _NARROWER or {x.dtype, scale.dtype} != {DType.FLOAT32}:
         return None
     if x.shape is None or scale.shape is None or pen.node.attr("block_size", 0) or pen.node.attr("precision", 0) not in (0, 1):
         return None
@@ -188,9 +190,9 @@ def _half_step(pen: Pen, middle: str) -> str:
 
 
 def _stopped(pen: Pen, number: str, to: DType) -> str:
-    """Return a whole float32 number in a type of bytes, which it stops at the ends of."""
-    ends = np.iinfo(to.numpy)
-    clipped = pen.write("Clip", number, pen.constant(ends.min, np.float32), pen.constant(ends.max, np.float32))
+    """Return a whole float32 number in a type of integers, which it stops at the ends of."""
+    ends = ml_dtypes.iinfo(to.numpy)
+    clipped = pen.write("Clip", number, pen.constant(int(ends.min), np.float32), pen.constant(int(ends.max), np.float32))
     return pen.cast(pen.cast(clipped, DType.INT32), to)
 
 
@@ -198,7 +200,25 @@ def _quantised_type(pen: Pen) -> DType | None:
     if pen.given(2):
         zero = pen.type_of(2)
         return None if zero is None else zero.dtype
-    return DType.UINT8 if pen.node.attr("output_dtype", 0) == 0 else None
+    return DType.from_onnx(pen.node.attr("output_dtype", 0) or DType.UINT8.onnx)
+
+
+def _dequantised(pen: Pen) -> Function | None:
+    """Say DequantizeLinear of what the library lacks: of bytes, or by the numbers themselves."""
+    x, scale = pen.type_of(0), pen.type_of(1)
+    if x is None or scale is None or x.dtype.bits > 8 or x.dtype in _BYTES:
+        return None
+    if not x.dtype.is_float:
+        numbers = [pen.cast(name, DType.INT8) if name else "" for name in (pen.inputs[0], pen.given(2))]
+        read = (numbers[0], pen.inputs[1], numbers[1]) if numbers[1] else (numbers[0], pen.inputs[1])
+        return pen.whole(Node("DequantizeLinear", read, pen.node.outputs, pen.node.attributes))
+    place = None if x.shape is None or scale.shape is None else _placing(pen, len(x.shape), len(scale.shape))
+    if place is None or pen.node.attr("output_dtype", 0) not in (0, scale.dtype.onnx):
+        return None
+    number = pen.cast(pen.inputs[0], scale.dtype)
+    if pen.given(2):
+        number = pen.write("Sub", number, place(pen.cast(pen.given(2), scale.dtype)))
+    return pen.results(pen.write("Mul", number, place(pen.inputs[1])))
 
 
 def _placing(pen: Pen, rank: int, scale_rank: int) -> Callable[[str], str] | None:
@@ -257,6 +277,7 @@ def _one_hot(pen: Pen) -> Function | None:
 SPELLINGS: Mapping[str, Spelling] = {
     **dict.fromkeys(["Add", "Mul", "Sub"], _of_bytes),
     "BitShift": _shift,
+    "DequantizeLinear": _dequantised,
     "QuantizeLinear": _quantised,
     "QLinearMatMul": _quantised_product,
     **dict.fromkeys(["GRU", "LSTM", "RNN"], _sequence_first),
