@@ -58,10 +58,15 @@ def hard_numbers(dtype: DType) -> Array:
     return np.concatenate([*near, *(-edge for edge in near), some, ends])
 
 
+def with_code(x: Array, to: DType) -> Array:
+    """Return the numbers without NaN where the type has no code for it."""
+    return x[~np.isnan(x.astype(np.float32))] if to is DType.FLOAT4E2M1 else x
+
+
 @pytest.mark.parametrize("saturate", [1, 0])
 @pytest.mark.parametrize("to", FLOATS, ids=str)
 def test_numbers_become_the_code_next_to_them(to: DType, saturate: int) -> None:
-    x = hard_numbers(to)
+    x = with_code(hard_numbers(to), to)
     attributes = {} if to is DType.FLOAT4E2M1 else {"saturate": saturate}
     with np.errstate(all="ignore"):
         want = conversion(to, bool(saturate))(x)
@@ -71,7 +76,7 @@ def test_numbers_become_the_code_next_to_them(to: DType, saturate: int) -> None:
 @pytest.mark.parametrize("source", [DType.FLOAT16, DType.BFLOAT16], ids=str)
 @pytest.mark.parametrize("to", FLOATS, ids=str)
 def test_every_half_becomes_the_code_next_to_it(to: DType, source: DType) -> None:
-    x = np.arange(1 << 16, dtype=np.uint16).view(source.numpy)
+    x = with_code(np.arange(1 << 16, dtype=np.uint16).view(source.numpy), to)
     with np.errstate(all="ignore"):
         want = conversion(to)(x.astype(np.float32))
     same(run(cast(x.size, source, to), x)[0], want)
@@ -95,6 +100,7 @@ def test_codes_of_one_type_become_those_of_another(source: DType, to: DType) -> 
         x, numbers = x[np.abs(numbers) < 8], numbers[np.abs(numbers) < 8]
         want = (np.trunc(numbers).astype(np.int32) % 2**to.bits).astype(np.uint8).view(to.numpy)
     else:
+        x, numbers = with_code(x, to), with_code(numbers, to)
         with np.errstate(all="ignore"):
             want = conversion(to)(numbers)
     same(run(cast(x.size, source, to), x)[0], want)

@@ -7,7 +7,7 @@ they say in a table, or computes them of other numbers; all else that is said of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -127,7 +127,10 @@ def border_of_codes(function: Function) -> Function:
 
 
 def _decoded(pen: Pen, name: str, dtype: DType) -> tuple[str, DType]:
-    """Return what codes say, in a type of the library's that holds it; other values as they are."""
+    """Return what codes say, in a type of the library's that holds it; other values as they are.
+
+    The library takes a constant that is less than any normal number for nothing: it is said as a product.
+    """
     if dtype not in _CODED:
         return name, dtype
     to = DType.FLOAT32 if dtype.is_float else DType.INT8
@@ -135,7 +138,11 @@ def _decoded(pen: Pen, name: str, dtype: DType) -> tuple[str, DType]:
     places = pen.cast(name, DType.INT32)
     if dtype.bits < 8:  # the other bits of a byte mean nothing
         places = pen.write("BitwiseAnd", places, pen.constant(len(codes) - 1))
-    return pen.write("Gather", pen.constant(codes.view(dtype.numpy).astype(to.numpy), to.numpy.type), places), to
+    numbers = codes.view(dtype.numpy).astype(to.numpy)
+    if dtype is not DType.FLOAT8E8M0:
+        return _looked_up(pen, numbers, places), to
+    halves = np.where(numbers < np.finfo(np.float32).tiny, numbers.dtype.type(0.5), numbers.dtype.type(1))
+    return pen.write("Mul", *(_looked_up(pen, part, places) for part in (numbers / halves, halves))), to
 
 
 # ---------------------------------------------------------------------- codes of numbers
@@ -176,10 +183,10 @@ def _unsigned(pen: Pen, size: str, to: DType) -> str:
     size = pen.write("Min", size, _float(pen, 2.0 ** (lowest + top)))
     exponent = pen.write("Floor", pen.write("Mul", pen.write("Log", size), _float(pen, 1 / math.log(2))))
     place = _within(pen, pen.write("Sub", exponent, _float(pen, lowest)), top)
-    power = _looked_up(pen, [2.0 ** (lowest + k) for k in range(top + 1)], place)
+    power = _power(pen, range(lowest, lowest + top + 1), place)
     less, more = (pen.cast(test, DType.FLOAT32) for test in (pen.write("Less", size, power), _is_double(pen, size, power)))
     place = _within(pen, pen.write("Add", pen.write("Sub", place, less), more), top)  # the logarithm may be a little off
-    steps = _looked_up(pen, [2.0 ** (bits - lowest - k) for k in range(top + 1)], place)
+    steps = _power(pen, (bits - lowest - k for k in range(top + 1)), place)
     mantissa = pen.write("Round", pen.write("Mul", size, steps))
     return pen.write("Add", pen.write("Mul", place, _float(pen, 2**bits)), mantissa)
 
@@ -192,8 +199,12 @@ def _within(pen: Pen, number: str, top: int) -> str:
     return pen.write("Clip", number, _float(pen, 0), _float(pen, top))
 
 
-def _looked_up(pen: Pen, table: list[float], place: str) -> str:
-    return pen.write("Gather", pen.constant(table, np.float32), pen.cast(place, DType.INT32))
+def _looked_up(pen: Pen, table: np.ndarray[Any, Any], places: str) -> str:
+    return pen.write("Gather", pen.constant(table, table.dtype.type), places)
+
+
+def _power(pen: Pen, exponents: Iterable[int], place: str) -> str:
+    return _looked_up(pen, np.array([2.0**k for k in exponents], np.float32), pen.cast(place, DType.INT32))
 
 
 def _float(pen: Pen, value: float) -> str:

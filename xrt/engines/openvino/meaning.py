@@ -93,5 +93,9 @@ def placed(meaning: Function, node: Node, constants: dict[str, Constant], types:
         replace(part, inputs=tuple(map(here, part.inputs)), outputs=tuple(map(here, part.outputs)), name="", control=())
         for part in meaning.nodes
     ]
+    for value in meaning.outputs:
+        if value.name in meaning.constants:  # all of it was computed
+            constants[here(f"{value.name}/constant")] = meaning.constants[value.name]
+            parts.append(Node("Identity", (here(f"{value.name}/constant"),), (names[value.name],)))
     first = next(iter(node.defines))
     return [replace(part, name=node.name) if first in part.outputs else part for part in parts]

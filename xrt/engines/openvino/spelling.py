@@ -21,6 +21,8 @@ _SIGNED = frozenset({DType.INT8, DType.INT16, DType.INT32})
 _BYTES = frozenset({DType.INT8, DType.UINT8})
 _NARROWER = frozenset({DType.INT2, DType.UINT2, DType.INT4, DType.UINT4})
 
+_limits: Callable[[Any], Any] = ml_dtypes.iinfo
+
 
 class Pen:
     """Writes the nodes that say one node; values go by their names."""
@@ -191,7 +193,7 @@ def _half_step(pen: Pen, middle: str) -> str:
 
 def _stopped(pen: Pen, number: str, to: DType) -> str:
     """Return a whole float32 number in a type of integers, which it stops at the ends of."""
-    ends = ml_dtypes.iinfo(to.numpy)
+    ends = _limits(to.numpy)
     clipped = pen.write("Clip", number, pen.constant(int(ends.min), np.float32), pen.constant(int(ends.max), np.float32))
     return pen.cast(pen.cast(clipped, DType.INT32), to)
 
