@@ -11,6 +11,7 @@ from xrt.engines.openvino.spelling import spelled
 from xrt.errors import ModelError
 from xrt.formats.onnx import expanded
 from xrt.graph import Constant, Function, Node, Type, Value
+from xrt.graph.builder.names import renamed_node
 
 __all__ = ["alone", "meaning_of", "placed", "said_by_others"]
 
@@ -89,13 +90,16 @@ def placed(meaning: Function, node: Node, constants: dict[str, Constant], types:
     known = set(names)
     constants |= {here(name): constant for name, constant in meaning.constants.items() if name not in known}
     types |= {here(name): type_ for name, type_ in meaning.types.items() if name not in known}
-    parts = [
-        replace(part, inputs=tuple(map(here, part.inputs)), outputs=tuple(map(here, part.outputs)), name="", control=())
-        for part in meaning.nodes
-    ]
+    parts = [_renamed(part, here) for part in meaning.nodes]
     for value in meaning.outputs:
         if value.name in meaning.constants:  # all of it was computed
             constants[here(f"{value.name}/constant")] = meaning.constants[value.name]
             parts.append(Node("Identity", (here(f"{value.name}/constant"),), (names[value.name],)))
     first = next(iter(node.defines))
     return [replace(part, name=node.name) if first in part.outputs else part for part in parts]
+
+
+def _renamed(part: Node, here: Callable[[str], str]) -> Node:
+    """Return the node on values of other names, those that its bodies capture too; it has no name of its own."""
+    names = {name: here(name) for name in (*part.uses, *part.defines)}
+    return replace(renamed_node(part, names, {}), name="", control=())
