@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from xrt.engines.openvino.library import LIBRARY
 from xrt.graph import Constant, DType, Function, Node, Shape, TensorType, is_training, since_version
@@ -104,8 +105,61 @@ def _scales_by_a_fraction(node: Node, function: Function) -> bool:
     return any(product != round(product) for product in products)
 
 
-def _rounds_up(node: Node, function: Function) -> bool:
-    return bool(node.attr("ceil_mode", 0))
+def _rounds_up_too_far(reaches: Callable[[_Axis], bool]) -> Callable[[Node, Function], bool]:
+    """Return whether the size of a pooling is rounded up so that its last window reaches too far, or may."""
+
+    def applies(node: Node, function: Function) -> bool:
+        if not node.attr("ceil_mode", 0):
+            return False
+        extents, kernel = (_shape(node, 0, function) or ())[2:], node.attr("kernel_shape")
+        known = [extent for extent in extents if isinstance(extent, int)]
+        if not known or len(known) < len(extents) or node.attr("auto_pad", "NOTSET") != "NOTSET":
+            return True
+        rank = len(known)
+        pads, ones = node.attr("pads", (0,) * 2 * rank), (1,) * rank
+        strides, dilations = (node.attr(name, ones) for name in ("strides", "dilations"))
+        return any(reaches(_Axis(*axis)) for axis in zip(known, kernel, strides, dilations, pads, pads[rank:], strict=False))
+
+    return applies
+
+
+class _Axis(NamedTuple):
+    """An axis of a pooling that rounds its size up."""
+
+    extent: int
+    kernel: int
+    stride: int
+    dilation: int
+    before: int
+    behind: int
+
+    @property
+    def size(self) -> int:
+        """Extent with padding."""
+        return self.extent + self.before + self.behind
+
+    @property
+    def reach(self) -> int:
+        """Of a window, from its first element to its last."""
+        return self.dilation * (self.kernel - 1)
+
+    @property
+    def last(self) -> int:
+        """Where the last window begins."""
+        return -(-(self.size - self.reach - 1) // self.stride) * self.stride
+
+
+def _begins_in_padding(axis: _Axis) -> bool:
+    return axis.last >= axis.extent + axis.before
+
+
+def _ends_behind_padding(axis: _Axis) -> bool:
+    return axis.last + axis.reach >= axis.size
+
+
+def _counts_what_is_not_there(node: Node, function: Function) -> bool:
+    counts = node.op_type == "LpPool" or bool(node.attr("count_include_pad", 0))
+    return counts and _rounds_up_too_far(_ends_behind_padding)(node, function)
 
 
 DEFECTS: tuple[Defect, ...] = (
@@ -165,9 +219,15 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         ("MaxPool", "AveragePool", "LpPool"),
-        _rounds_up,
+        _rounds_up_too_far(_begins_in_padding),
         "counts a window of a pooling with ceil_mode=1 that lies in the padding alone",
         ("test_maxpool_2d_ceil_output_size_reduce_by_one",),
+    ),
+    Defect(
+        ("AveragePool", "LpPool"),
+        _counts_what_is_not_there,
+        "counts what a window of a pooling with ceil_mode=1 would hold behind the padding",
+        ("compared with the reference: float32[1,2,8] by 3, strides 3, pads 2, dilations 2, count_include_pad=1",),
     ),
     Defect(
         ("Conv",),
