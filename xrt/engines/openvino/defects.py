@@ -194,6 +194,12 @@ DEFECTS: tuple[Defect, ...] = (
         ("compared with the reference: int32[4] by [0, 1, 0, 2]",),
     ),
     Defect(
+        ("Div",),
+        lambda node, function: _dtype(node, 0, function) in (DType.INT32, DType.INT64),
+        "rounds quotients of signed integers down where it folds constants, and to zero where it does not",
+        ("quotients_of_constants",),
+    ),
+    Defect(
         ("Cast", "CastLike"),
         lambda node, function: DType.FLOAT64 in (_dtype(node, 0, function), _result(node, function)),
         "makes the largest finite number of an infinity that it casts to or from float64",
