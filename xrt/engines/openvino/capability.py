@@ -52,6 +52,8 @@ def _is_taken_said(node: Node, function: Function, *, native: bool) -> bool:
 
 
 def _why_not_said(meaning: Function, *, native: bool) -> str | None:
+    if any(value.name in meaning.constants and not meaning.constants[value.name].array.size for value in meaning.outputs):
+        return f"{LIBRARY} takes a constant without elements for one that has some"
     reason = next((text for node in meaning.nodes if (text := why_not(node, meaning, native=native))), None)
     if reason is None and not native and input_limits(meaning, lambda node: data_of(node, meaning)) is None:
         return f"{LIBRARY} computes wide integers in int32, and what is computed here is not known to fit"

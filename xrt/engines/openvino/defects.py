@@ -68,11 +68,6 @@ def _result(node: Node, function: Function) -> DType | None:
     return type_.dtype if isinstance(type_, TensorType) else None
 
 
-def _may_divide_by_nothing(node: Node, function: Function) -> bool:
-    dtype, divisor = _dtype(node, 0, function), _constant(node, 1, function)
-    return (dtype is None or not dtype.is_float) and (divisor is None or not divisor.array.all())
-
-
 def _flattens(node: Node, function: Function) -> bool:
     """Whether more than one axis is flattened, or may be."""
     shape = _shape(node, 0, function)
@@ -186,18 +181,6 @@ DEFECTS: tuple[Defect, ...] = (
         lambda node, function: _has(node, 7),
         "ignores the peepholes of LSTM",
         ("test_lstm_with_peepholes",),
-    ),
-    Defect(
-        ("Div", "Mod"),
-        _may_divide_by_nothing,
-        "divides integers by zero to the lowest number, and this divisor may be zero",
-        ("compared with the reference: int32[4] by [0, 1, 0, 2]",),
-    ),
-    Defect(
-        ("Div",),
-        lambda node, function: _dtype(node, 0, function) in (DType.INT32, DType.INT64),
-        "rounds quotients of signed integers down where it folds constants, and to zero where it does not",
-        ("quotients_of_constants",),
     ),
     Defect(
         ("Cast", "CastLike"),

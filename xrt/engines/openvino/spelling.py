@@ -250,16 +250,6 @@ def _quantised_product(pen: Pen) -> Function | None:
     return pen.results(_stopped(pen, number, to))
 
 
-def _quotient_to_zero(pen: Pen) -> Function | None:
-    """Say a quotient of integers by that of their magnitudes, which is rounded to zero wherever it is computed."""
-    type_ = pen.type_of(0)
-    if type_ is None or type_.dtype not in (DType.INT32, DType.INT64):
-        return None
-    sign = pen.write("Mul", *(pen.write("Sign", name) for name in pen.inputs))
-    magnitude = pen.write("Div", *(pen.cast(pen.write("Abs", name), DType.UINT32) for name in pen.inputs))
-    return pen.results(pen.write("Mul", sign, pen.cast(magnitude, type_.dtype)))
-
-
 # ---------------------------------------------------------------------- layouts and places
 
 
@@ -290,7 +280,6 @@ SPELLINGS: Mapping[str, Spelling] = {
     **dict.fromkeys(["Add", "Mul", "Sub"], _of_bytes),
     "BitShift": _shift,
     "DequantizeLinear": _dequantised,
-    "Div": _quotient_to_zero,
     "QuantizeLinear": _quantised,
     "QLinearMatMul": _quantised_product,
     **dict.fromkeys(["GRU", "LSTM", "RNN"], _sequence_first),
