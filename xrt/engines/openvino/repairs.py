@@ -81,6 +81,15 @@ def _quotient(node: Any) -> Any:
     return _ops.convert(to_zero, _element(node))
 
 
+def _to_limit(node: Any) -> Any:
+    """Let a range end where it begins when its steps lead away from the limit, where the plugin counts them all the same."""
+    start, limit, step = node.input_values()
+    falls = _ops.less(step, _ops.convert(_ops.constant(np.array(0, np.int8)), str(step.get_element_type().get_type_name())))
+    end = _ops.select(falls, _ops.minimum(start, limit), _ops.maximum(start, limit))
+    node.input(1).replace_source_output(end.output(0))
+    return node
+
+
 def _stable(node: Any) -> Any:
     """Order equal elements by their places."""
     how = node.get_attributes()
@@ -110,6 +119,7 @@ _REPAIRS: Mapping[str, Callable[[Any], Any]] = {
     "ReduceMax": _extreme(-math.inf, _ops.greater),
     "ReduceMin": _extreme(math.inf, _ops.less),
     "Exp": _of_nan,
+    "Range": _to_limit,
     "TopK": _stable,
     **dict.fromkeys(["Divide", "FloorMod", "Mod"], _by_nothing),
 }

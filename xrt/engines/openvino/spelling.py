@@ -267,11 +267,26 @@ def _sequence_first(pen: Pen) -> Function | None:
     return pen.whole(Node(pen.node.op_type, tuple(turned), inner, plain), *ends)
 
 
+_HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
+
+
+def _in_float32(pen: Pen) -> Function | None:
+    """Say an operator whose first result is of 16 bits by one of float32, which holds what it moves about or sums."""
+    dtypes = [None if (type_ := pen.type_of(k)) is None else type_.dtype for k in range(len(pen.inputs))]
+    dtype = next((dtype for dtype in dtypes if dtype in _HALVES), None)
+    if dtype is None:
+        return None
+    inputs = tuple(pen.cast(n, DType.FLOAT32) if d is dtype else n for n, d in zip(pen.inputs, dtypes, strict=True))
+    first, *others = pen.node.outputs
+    wide = Node(pen.node.op_type, inputs, (f"{first}/wide", *others), pen.node.attributes)
+    return pen.whole(wide, Node("Cast", wide.outputs[:1], (first,), attributes_of({"to": dtype.onnx})))
+
+
 def _one_hot(pen: Pen) -> Function | None:
     """Say OneHot of places that are floating-point numbers by whole ones."""
     type_ = pen.type_of(0)
     if type_ is None or not type_.dtype.is_float:
-        return None
+        return _in_float32(pen)
     places = pen.cast(pen.inputs[0], DType.INT32)
     return pen.whole(Node("OneHot", (places, *pen.inputs[1:]), pen.node.outputs, pen.node.attributes))
 
@@ -284,5 +299,6 @@ SPELLINGS: Mapping[str, Spelling] = {
     "QLinearMatMul": _quantised_product,
     **dict.fromkeys(["GRU", "LSTM", "RNN"], _sequence_first),
     "OneHot": _one_hot,
+    **dict.fromkeys(["Einsum", "Range", "ReverseSequence", "Unique"], _in_float32),
 }
 """How each operator is said, where its types and attributes are such that it can be."""
