@@ -21,7 +21,7 @@ LIMITS = (LARGEST, 1 << 24, 1 << 23, 1 << 15, 1 << 7)
 Rule = Callable[[Sequence[int]], int]
 Known = Callable[[str], int | None]
 
-_COUNTS = frozenset({"ArgMax", "ArgMin", "EyeLike", "MaxPool", "NonZero", "Shape", "Size", "TopK", "Unique"})
+_COUNTS = frozenset({"ArgMax", "ArgMin", "EyeLike", "MaxPool", "NonMaxSuppression", "NonZero", "Shape", "Size", "TopK", "Unique"})
 """Operators whose wide results count elements, or number them, or are among the elements that they are given."""
 
 _WIDE = frozenset({DType.INT64, DType.UINT32, DType.UINT64})

@@ -41,8 +41,9 @@ def _replace(node: Any, mended: Callable[[Any], Any]) -> None:
             reader.replace_source_output(port)
 
 
-def _element(node: Any) -> str:
-    return str(node.get_element_type().get_type_name())
+def _element(value: Any) -> str:
+    """Return the element type of a value, or of the only one of a node."""
+    return str(value.get_element_type().get_type_name())
 
 
 def _extreme(edge: float, is_beyond: Callable[..., Any]) -> Callable[[Any], Any]:
@@ -84,9 +85,18 @@ def _quotient(node: Any) -> Any:
 def _to_limit(node: Any) -> Any:
     """Let a range end where it begins when its steps lead away from the limit, where the plugin counts them all the same."""
     start, limit, step = node.input_values()
-    falls = _ops.less(step, _ops.convert(_ops.constant(np.array(0, np.int8)), str(step.get_element_type().get_type_name())))
+    falls = _ops.less(step, _ops.convert(_ops.constant(np.array(0, np.int8)), _element(step)))
     end = _ops.select(falls, _ops.minimum(start, limit), _ops.maximum(start, limit))
     node.input(1).replace_source_output(end.output(0))
+    return node
+
+
+def _above_threshold(node: Any) -> Any:
+    """Suppress a box that overlaps by more than the threshold, where the plugin suppresses by as much: the next number is put."""
+    threshold = node.input_value(3)
+    step, least = (_ops.convert(_ops.constant(np.float32(k)), _element(threshold)) for k in (1.25 * 2**-24, 2**-126))
+    above = _ops.maximum(_ops.add(threshold, _ops.multiply(threshold, step)), least)
+    node.input(3).replace_source_output(above.output(0))
     return node
 
 
@@ -119,6 +129,7 @@ _REPAIRS: Mapping[str, Callable[[Any], Any]] = {
     "ReduceMax": _extreme(-math.inf, _ops.greater),
     "ReduceMin": _extreme(math.inf, _ops.less),
     "Exp": _of_nan,
+    "NonMaxSuppression": _above_threshold,
     "Range": _to_limit,
     "TopK": _stable,
     **dict.fromkeys(["Divide", "FloorMod", "Mod"], _by_nothing),

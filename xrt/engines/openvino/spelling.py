@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from xrt.graph import Constant, DType, Function, Node, TensorType, attributes_of
+from xrt.graph import Constant, DType, Function, Node, Shape, TensorType, attributes_of
 
 __all__ = ["SPELLINGS", "spelled"]
 
@@ -141,14 +141,12 @@ MOST = 512.0
 
 
 def _quantised(pen: Pen) -> Function | None:
-    """Say QuantizeLinear of float32 to bytes or less, along no axis or one: the library rounds ties up."""
+    """Say QuantizeLinear of float32 to bytes or less, along no axis, one or its blocks: the library rounds ties up."""
     x, scale, to = pen.type_of(0), pen.type_of(1), _quantised_type(pen)
     if x is None or scale is None or to not in _BYTES | _NARROWER or {x.dtype, scale.dtype} != {DType.FLOAT32}:
         return None
-    if x.shape is None or scale.shape is None or pen.node.attr("block_size", 0) or pen.node.attr("precision", 0) not in (0, 1):
-        return None
-    place = _placing(pen, len(x.shape), len(scale.shape))
-    if place is None:
+    place = _placing(pen, x.shape, scale.shape)
+    if place is None or pen.node.attr("precision", 0) not in (0, 1):
         return None
     number = _nearest_quotient(pen, pen.inputs[0], place(pen.inputs[1]))
     if pen.given(2):
@@ -214,7 +212,7 @@ def _dequantised(pen: Pen) -> Function | None:
         numbers = [pen.cast(name, DType.INT8) if name else "" for name in (pen.inputs[0], pen.given(2))]
         read = (numbers[0], pen.inputs[1], numbers[1]) if numbers[1] else (numbers[0], pen.inputs[1])
         return pen.whole(Node("DequantizeLinear", read, pen.node.outputs, pen.node.attributes))
-    place = None if x.shape is None or scale.shape is None else _placing(pen, len(x.shape), len(scale.shape))
+    place = _placing(pen, x.shape, scale.shape)
     if place is None or pen.node.attr("output_dtype", 0) not in (0, scale.dtype.onnx):
         return None
     number = pen.cast(pen.inputs[0], scale.dtype)
@@ -223,14 +221,19 @@ def _dequantised(pen: Pen) -> Function | None:
     return pen.results(pen.write("Mul", number, place(pen.inputs[1])))
 
 
-def _placing(pen: Pen, rank: int, scale_rank: int) -> Callable[[str], str] | None:
-    """Return how a scale or a zero point is laid along its axis; None where it is of several axes."""
-    if scale_rank == 0:
-        return lambda name: name
-    axis = pen.node.attr("axis", 1) % rank if rank else 0
-    if scale_rank != 1 or rank == 0:
+def _placing(pen: Pen, shape: Shape | None, scale: Shape | None) -> Callable[[str], str] | None:
+    """Return how a scale or a zero point is laid along its axis; None where that is not known."""
+    if shape is None or scale is None:
         return None
-    others = pen.constant([k for k in range(rank) if k != axis], np.int64)
+    if not scale:
+        return lambda name: name
+    axis, size = pen.node.attr("axis", 1) % max(1, len(shape)), pen.node.attr("block_size", 0)
+    if size and len(scale) == len(shape) and isinstance(extent := shape[axis], int):
+        blocks = pen.constant([k // size for k in range(extent)], np.int64)
+        return lambda name: pen.write("Gather", name, blocks, axis=axis)
+    if size or len(scale) != 1 or not shape:
+        return None
+    others = pen.constant([k for k in range(len(shape)) if k != axis], np.int64)
     return lambda name: pen.write("Unsqueeze", name, others)
 
 

@@ -83,6 +83,7 @@ SUPPORT: Mapping[str, Row] = dict(
         *_rows("BatchNormalization GroupNormalization InstanceNormalization RotaryEmbedding", FLOATS),
         *_rows("AveragePool Conv ConvTranspose GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool", FLOATS),
         *_rows("MaxPool", FLOATS | BYTES),
+        *_rows("NonMaxSuppression", frozenset({DType.FLOAT32})),
         *_rows("AffineGrid GridSample Resize RoiAlign Upsample", FLOATS),
         *_rows("Einsum Gemm MatMul GRU LSTM RNN", FLOATS),
         *_rows("Hardmax LogSoftmax NegativeLogLikelihoodLoss Softmax SoftmaxCrossEntropyLoss", FLOATS),
