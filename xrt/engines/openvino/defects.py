@@ -6,26 +6,14 @@ wrong numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import NamedTuple
 
+from xrt.engines.defects import Defect, Test, attribute_is, first_defect
 from xrt.engines.openvino.library import LIBRARY
 from xrt.graph import Constant, DType, Function, Node, Shape, TensorType, is_training, since_version
 
-__all__ = ["DEFECTS", "Defect", "known_defect"]
-
-
-@dataclass(frozen=True, slots=True)
-class Defect:
-    """A describable set of nodes on which OpenVINO is wrong: those of the operators for which the predicate holds."""
-
-    ops: tuple[str, ...]
-    applies: Callable[[Node, Function], bool]
-    reason: str
-    """What the library does or fails to do, for a person; it follows on the library's name."""
-    evidence: tuple[str, ...]
-    """Node tests of ``onnx`` that fail without the row, entries of XRT's corpus, or what was compared."""
+__all__ = ["DEFECTS", "known_defect"]
 
 
 def _has(node: Node, index: int) -> bool:
@@ -47,15 +35,7 @@ def _constant(node: Node, index: int, function: Function) -> Constant | None:
     return function.constants.get(node.inputs[index]) if _has(node, index) else None
 
 
-def _always(node: Node, function: Function) -> bool:
-    return True
-
-
-def _is(name: str, value: object, default: object = None) -> Callable[[Node, Function], bool]:
-    return lambda node, function: node.attr(name, default) == value
-
-
-def _varies(index: int) -> Callable[[Node, Function], bool]:
+def _varies(index: int) -> Test:
     return lambda node, function: _has(node, index) and _constant(node, index, function) is None
 
 
@@ -100,7 +80,7 @@ def _scales_by_a_fraction(node: Node, function: Function) -> bool:
     return any(product != round(product) for product in products)
 
 
-def _rounds_up_too_far(reaches: Callable[[_Axis], bool]) -> Callable[[Node, Function], bool]:
+def _rounds_up_too_far(reaches: Callable[[_Axis], bool]) -> Test:
     """Return whether the size of a pooling is rounded up so that its last window reaches too far, or may."""
 
     def applies(node: Node, function: Function) -> bool:
@@ -172,7 +152,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         ("GRU", "LSTM", "RNN"),
-        _is("layout", 1, 0),
+        attribute_is("layout", 1, 0),
         "ignores the layout of recurrent operators",
         ("test_gru_batchwise", "test_lstm_batchwise", "test_simple_rnn_batchwise"),
     ),
@@ -232,13 +212,13 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         ("Resize",),
-        _is("antialias", 1, 0),
+        attribute_is("antialias", 1, 0),
         "ignores the antialias of Resize",
         ("test_resize_downsample_scales_cubic_antialias", "test_resize_downsample_sizes_linear_antialias"),
     ),
     Defect(
         ("Resize",),
-        _is("exclude_outside", 1, 0),
+        attribute_is("exclude_outside", 1, 0),
         "ignores the exclude_outside of Resize",
         ("test_resize_upsample_scales_cubic_A_n0p5_exclude_outside",),
     ),
@@ -250,26 +230,15 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         ("RoiAlign",),
-        _is("mode", "max", "avg"),
+        attribute_is("mode", "max", "avg"),
         "takes the largest sample of a RoiAlign of mode max where ONNX takes the largest weighted corner",
         ("test_roialign_mode_max",),
     ),
 )
 """Every known defect, of OpenVINO 2026.4."""
 
-_BY_OP: Mapping[str, tuple[Defect, ...]] = {
-    op: tuple(defect for defect in DEFECTS if op in defect.ops) for defect in DEFECTS for op in defect.ops
-}
-
 
 def known_defect(node: Node, function: Function) -> str | None:
     """Return the reason of the first defect that the node falls under; None when it falls under none."""
-    return next((f"{LIBRARY} {d.reason}" for d in _BY_OP.get(node.op_type, ()) if _applies(d, node, function)), None)
-
-
-def _applies(defect: Defect, node: Node, function: Function) -> bool:
-    """Whether the node falls under the defect. One that breaks its operator's own rules falls under none: it is refused."""
-    try:
-        return defect.applies(node, function)
-    except (LookupError, TypeError, ValueError):
-        return False
+    reason = first_defect(DEFECTS, node, function)
+    return reason and f"{LIBRARY} {reason}"
