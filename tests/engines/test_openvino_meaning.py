@@ -73,6 +73,18 @@ def test_quantised_numbers_round_to_even_next_to_the_middle_too(scale: float, dt
     np.testing.assert_array_equal(run(f, x, np.array(step), zero)[0], expected)
 
 
+def test_blocks_have_scales_and_zeros_of_their_own() -> None:
+    x, scales = np.arange(24, dtype=np.float32).reshape(2, 12), np.array([[1, 2, 4], [0.5, 1, 2]], np.float32)
+    zeros = np.array([[1, 2, 3], [4, 5, 6]], np.uint8)
+    f = function(
+        {"x": tensor(2, 12), "s": tensor(2, 3), "z": tensor(2, 3, dtype=DType.UINT8)},
+        {"y": tensor(2, 12, dtype=DType.UINT8)},
+        [node("QuantizeLinear", "x s z", "y", axis=1, block_size=4)],
+    )
+    expected = np.rint(x / scales.repeat(4, 1)) + zeros.repeat(4, 1)
+    np.testing.assert_array_equal(run(f, x, scales, zeros)[0], expected.astype(np.uint8))
+
+
 def test_the_scales_of_an_axis_lie_along_it() -> None:
     x, scales = np.array([[1, 3, 5], [1, 3, 5]], np.float32), np.array([2, 1, 0.5], np.float32)
     f = function(

@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
+from xrt.engines.defects import Defect, Test, always, first_defect
 from xrt.engines.iree.constants import constant_of
 from xrt.engines.iree.spelling import is_spelled
 from xrt.graph import DType, Function, Node, TensorType
 
-__all__ = ["GAPS", "Gap", "known_gap"]
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """One describable set of nodes on which IREE is wrong."""
-
-    ops: tuple[str, ...]
-    applies: Callable[[Node, Function], bool]
-    reason: str
-    evidence: tuple[str, ...]
-    """Node tests of ``onnx`` that fail without the row, or entries of XRT's corpus."""
+__all__ = ["GAPS", "known_gap"]
 
 
 def known_gap(node: Node, function: Function) -> str | None:
     """Return the reason of the first gap that the node falls under; None when it falls under none."""
-    return next((g.reason for g in GAPS if node.op_type in g.ops and g.applies(node, function)), None)
+    return first_defect(GAPS, node, function)
 
 
-def _always(node: Node, function: Function) -> bool:
-    return True
-
-
-def _has_input(place: int) -> Callable[[Node, Function], bool]:
+def _has_input(place: int) -> Test:
     return lambda node, function: len(node.inputs) > place and bool(node.inputs[place])
 
 
-def _is_of(dtype: DType) -> Callable[[Node, Function], bool]:
+def _is_of(dtype: DType) -> Test:
     return lambda node, function: _dtype(node.inputs[0], function) is dtype
 
 
@@ -77,104 +60,104 @@ def _may_step_back(node: Node, function: Function) -> bool:
     return steps is None or bool((steps.array < 0).any())
 
 
-GAPS: tuple[Gap, ...] = (
-    Gap(
+GAPS: tuple[Defect, ...] = (
+    Defect(
         ("Slice",),
         _may_step_back,
         "IREE's Slice takes a step back for none",
         ("slice_backwards of the corpus",),
     ),
-    Gap(
+    Defect(
         ("AveragePool",),
         lambda node, function: bool(node.attr("ceil_mode", 0) and node.attr("count_include_pad", 0)),
         "IREE counts what a window has beyond the padding as padding, where ONNX does not",
         ("test_averagepool_3d_dilations_large_count_include_pad_is_1_ceil_mode_is_True",),
     ),
-    Gap(
+    Defect(
         ("AveragePool",),
         lambda node, function: any(dilation != 1 for dilation in node.attr("dilations", ())),
         "IREE does not divide the sums of a dilated AveragePool",
         ("test_averagepool_2d_dilations", "test_averagepool_3d_dilations_small"),
     ),
-    Gap(
+    Defect(
         ("GridSample",),
-        _always,
+        always,
         "IREE's GridSample rounds other ways to the nearest, and reads outside of its input",
         ("test_gridsample_nearest", "test_gridsample_zeros_padding"),
     ),
-    Gap(
+    Defect(
         ("Det",),
-        _always,
+        always,
         "IREE's Det divides by pivots that are zero or small",
         ("test_det_2d",),
     ),
-    Gap(
+    Defect(
         ("LSTM",),
         _has_input(7),
         "IREE ignores the peepholes of LSTM",
         ("test_lstm_with_peepholes",),
     ),
-    Gap(
+    Defect(
         ("Erf",),
         _is_of(DType.FLOAT64),
         "IREE has no error function of float64",
         ("error_function_of_float64 of the corpus",),
     ),
-    Gap(
+    Defect(
         ("QLinearMatMul",),
         lambda node, function: _rank(node.inputs[0], function) != 2,
         "IREE's QLinearMatMul of stacks of matrices reads the wrong ones",
         ("test_qlinearmatmul_3D_int8_float32",),
     ),
-    Gap(
+    Defect(
         ("Resize", "Upsample"),
         lambda node, function: node.attr("coordinate_transformation_mode") == "align_corners" and _resizes_by_scales(node),
         "IREE aligns corners by the ratio of the rounded sizes, where ONNX aligns them by the scales",
         ("test_resize_downsample_scales_linear_align_corners", "test_resize_downsample_scales_cubic_align_corners"),
     ),
-    Gap(
+    Defect(
         ("SpaceToDepth",),
         lambda node, function: node.attr("mode", "DCR") != "DCR",
         "IREE ignores the mode of SpaceToDepth",
         ("test_spacetodepth_crd_mode_example",),
     ),
-    Gap(
+    Defect(
         ("Sin", "Cos", "Tan"),
-        _always,
+        always,
         "IREE's sine loses a digit with each factor of ten in its argument, and is infinite in the end",
         ("sine_of_large_numbers of the corpus",),
     ),
-    Gap(
+    Defect(
         ("Asinh", "Acosh"),
-        _always,
+        always,
         "IREE's inverse hyperbolic functions are infinite for large numbers",
         ("inverse_hyperbolic_of_large_numbers of the corpus",),
     ),
-    Gap(
+    Defect(
         ("Sinh", "Cosh"),
-        _always,
+        always,
         "IREE's hyperbolic functions are infinite from 88.7 on, before float32 ends",
         ("hyperbolic_near_the_end of the corpus",),
     ),
-    Gap(
+    Defect(
         ("Pow",),
         lambda node, function: not is_spelled(node, function),
         "IREE's powers are exponentials of logarithms: NaN for negative numbers",
         ("test_pow", "test_pow_bcast_array"),
     ),
-    Gap(
+    Defect(
         ("Scatter", "RoiAlign", "MaxRoiPool", "MaxUnpool"),
-        _always,
+        always,
         "IREE's code reads or writes where an index says, inside of its memory or not",
         ("test_scatter_with_axis", "test_roialign_aligned_false"),
     ),
-    Gap(
+    Defect(
         ("Pad",),
         _may_cut,
         "IREE's Pad takes a negative pad for an extent",
         ("negative_pad of the corpus",),
     ),
-    Gap(
+    Defect(
         ("Div", "Mod", "Clip", "Abs", "MaxPool", "TopK", "ReduceMean", "AveragePool", "Neg"),
         _is_unsigned,
         "IREE takes large unsigned numbers for negative ones here",

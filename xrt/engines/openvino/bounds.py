@@ -15,13 +15,13 @@ from xrt.graph import Constant, DType, Function, Node, TensorType
 __all__ = ["LARGEST", "input_limits", "is_wide", "why_unbounded"]
 
 LARGEST = (1 << 31) - 1
-LIMITS = (LARGEST, 1 << 24, 1 << 15, 1 << 7)
+LIMITS = (LARGEST, 1 << 24, 1 << 23, 1 << 15, 1 << 7)
 """What is tried as the limit of a region's inputs, the largest first."""
 
 Rule = Callable[[Sequence[int]], int]
 Known = Callable[[str], int | None]
 
-_COUNTS = frozenset({"ArgMax", "ArgMin", "EyeLike", "MaxPool", "NonZero", "Shape", "Size", "TopK", "Unique"})
+_COUNTS = frozenset({"ArgMax", "ArgMin", "EyeLike", "MaxPool", "NonMaxSuppression", "NonZero", "Shape", "Size", "TopK", "Unique"})
 """Operators whose wide results count elements, or number them, or are among the elements that they are given."""
 
 _WIDE = frozenset({DType.INT64, DType.UINT32, DType.UINT64})
@@ -29,7 +29,7 @@ _UNSIGNED = frozenset({DType.UINT32, DType.UINT64})
 _SIGNING = frozenset({"Cast", "CastLike", "Neg", "Sub"})
 """Operators that may give what is less than nothing."""
 
-_IN_FLOAT32 = frozenset({"Div", "Pad", "ReduceMax", "ReverseSequence", "Trilu"})
+_IN_FLOAT32 = frozenset({"Div", "Mod", "Pad", "ReduceMax", "ReverseSequence", "Trilu"})
 """Operators whose integers go through float32."""
 EXACT_IN_FLOAT32 = 1 << 24
 
@@ -45,6 +45,7 @@ _RULES: Mapping[str, Rule] = {
     "Range": lambda b: max(b[0], b[1]) + b[2],
     "Mul": math.prod,
     "Div": lambda b: b[0],
+    "Mod": sum,  # of whole quotients, before they are taken off
     "Sign": lambda b: 1,
 }
 """The largest magnitude of a result, from those of the inputs."""

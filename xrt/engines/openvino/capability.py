@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from xrt.engines.openvino.bounds import input_limits, is_wide
+from xrt.engines.openvino.codes import has_codes, in_codes
 from xrt.engines.openvino.defects import known_defect
 from xrt.engines.openvino.importing import NEWEST_OPSET
 from xrt.engines.openvino.library import LIBRARY
-from xrt.engines.openvino.meaning import meaning_of, said_by_others
+from xrt.engines.openvino.meaning import alone, meaning_of, said_by_others
 from xrt.engines.openvino.support import data_of, why_not_computed
 from xrt.engines.openvino.trial import why_refused
 from xrt.engines.openvino.values import why_not_carried
@@ -21,6 +22,8 @@ def why_not(node: Node, function: Function, *, native: bool) -> str | None:
 
     A node that it cannot take as it stands is taken where it can be said by others (`meaning`) that are taken.
     """
+    if has_codes(node, function):
+        return _why_not_on_codes(node, function, native=native)
     reason = _why_not_as_it_stands(node, function, native=native)
     if reason is None or _why_not_known_types(node, function):
         return reason
@@ -28,6 +31,13 @@ def why_not(node: Node, function: Function, *, native: bool) -> str | None:
     if meaning is None:
         return reason
     return _why_not_said(meaning, native=native) and reason
+
+
+def _why_not_on_codes(node: Node, function: Function, *, native: bool) -> str | None:
+    said = None if node.bodies or node.control else in_codes(alone(node, function))
+    if said is not None:
+        return _why_not_said(said, native=native)
+    return f"{LIBRARY} is handed float8 and what is narrower than a byte as codes, on which {node.op} cannot be said"
 
 
 def in_words_taken(function: Function, *, native: bool) -> Function:
@@ -42,6 +52,8 @@ def _is_taken_said(node: Node, function: Function, *, native: bool) -> bool:
 
 
 def _why_not_said(meaning: Function, *, native: bool) -> str | None:
+    if any(value.name in meaning.constants and not meaning.constants[value.name].array.size for value in meaning.outputs):
+        return f"{LIBRARY} takes a constant without elements for one that has some"
     reason = next((text for node in meaning.nodes if (text := why_not(node, meaning, native=native))), None)
     if reason is None and not native and input_limits(meaning, lambda node: data_of(node, meaning)) is None:
         return f"{LIBRARY} computes wide integers in int32, and what is computed here is not known to fit"

@@ -11,6 +11,8 @@ from xrt.engines.contract import Executable, GraphCompiler
 from xrt.engines.growth import Growth
 from xrt.engines.openvino.bounds import input_limits
 from xrt.engines.openvino.capability import in_words_taken, why_not
+from xrt.engines.openvino.coded import executable_of
+from xrt.engines.openvino.codes import in_codes
 from xrt.engines.openvino.executable import OpenVinoExecutable, computed_outputs, model_function
 from xrt.engines.openvino.importing import import_function
 from xrt.engines.openvino.library import LIBRARY, core, openvino, sense
@@ -59,7 +61,6 @@ class OpenVino(GraphCompiler):
         """Return a compiled model; its large constants stay where they are. Raises CompileRefused for what OpenVINO declines."""
         if not computed_outputs(function):
             return OpenVinoExecutable(function, None)
-        _check_border(function)
         said = self._said(function)
         limits = self._limits(said)
         with Growth(sum(constant.nbytes for constant in function.constants.values())) as growth:
@@ -69,7 +70,7 @@ class OpenVino(GraphCompiler):
                 compiled = Compiled.of(model, imported.used, imported.passed)
             except (RuntimeError, ValueError, TypeError) as error:
                 raise CompileRefused(f"{LIBRARY} declines: {sense(error)}") from error
-        return OpenVinoExecutable(function, compiled, limits, imported.held, partial(uses_of, imported.copied, growth))
+        return executable_of(function, compiled, limits, imported.held, partial(uses_of, imported.copied, growth))
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         """Return what OpenVINO exports of the compiled model, constants included."""
@@ -80,7 +81,7 @@ class OpenVino(GraphCompiler):
     def load(self, data: memoryview, function: Function, context: CompileContext) -> OpenVinoExecutable:
         with Growth(len(data)) as growth:
             compiled = imported(data, DEVICE, self._settings(context))
-        executable = OpenVinoExecutable(function, compiled, self._limits(self._said(function)), data, partial(uses_of, 0, growth))
+        executable = executable_of(function, compiled, self._limits(self._said(function)), data, partial(uses_of, 0, growth))
         executable.saved = data
         return executable
 
@@ -105,7 +106,13 @@ class OpenVino(GraphCompiler):
 
     def _said(self, function: Function) -> Function:
         """Return what the library is handed."""
-        return in_words_taken(model_function(function), native=self.arithmetic == "native")
+        coded = in_codes(model_function(function))
+        if coded is None:
+            raise CompileRefused(
+                f"{LIBRARY} is handed float8 and what is narrower than a byte as codes, and here they are computed with"
+            )
+        _check_border(coded)
+        return in_words_taken(coded, native=self.arithmetic == "native")
 
     def _limits(self, function: Function) -> Mapping[int, int]:
         if self.arithmetic == "native":

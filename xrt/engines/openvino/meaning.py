@@ -11,8 +11,9 @@ from xrt.engines.openvino.spelling import spelled
 from xrt.errors import ModelError
 from xrt.formats.onnx import expanded
 from xrt.graph import Constant, Function, Node, Type, Value
+from xrt.graph.builder.names import renamed_node
 
-__all__ = ["meaning_of", "said_by_others"]
+__all__ = ["alone", "meaning_of", "placed", "said_by_others"]
 
 REMEMBERED = 1024
 """Meanings that are kept, so that equal nodes are looked up once."""
@@ -25,7 +26,7 @@ def meaning_of(node: Node, function: Function) -> Function | None:
 
     Its inputs are called i0, i1 ... after what the node reads, and its outputs o0, o1 ... after the node's.
     """
-    return None if node.bodies or node.control else _meaning(_alone(node, function))
+    return None if node.bodies or node.control else _meaning(alone(node, function))
 
 
 def said_by_others(function: Function, is_said: Callable[[Node, Function], bool]) -> Function:
@@ -37,17 +38,17 @@ def said_by_others(function: Function, is_said: Callable[[Node, Function], bool]
     constants, types = dict(function.constants), dict(function.types)
     for node in function.nodes:
         meaning = meaning_of(node, function) if is_said(node, function) else None
-        nodes += [node] if meaning is None else _placed(said_by_others(meaning, is_said), node, constants, types)
+        nodes += [node] if meaning is None else placed(said_by_others(meaning, is_said), node, constants, types)
     if len(nodes) == len(function.nodes) and all(new is old for new, old in zip(nodes, function.nodes, strict=True)):
         return function
     return function.replace(nodes=tuple(nodes), constants=constants, types=types)
 
 
 @lru_cache(maxsize=REMEMBERED)
-def _meaning(alone: Function) -> Function | None:
+def _meaning(one: Function) -> Function | None:
     try:
-        meaning = spelled(alone) or expanded(alone)
-        if meaning is None or meaning.opset() != alone.opset():
+        meaning = spelled(one) or expanded(one)
+        if meaning is None or meaning.opset() != one.opset():
             return None
         folded = passes.fold_constants(passes.infer_shapes(meaning), passes.evaluated)
     except ModelError:
@@ -55,7 +56,7 @@ def _meaning(alone: Function) -> Function | None:
     return passes.drop_dead_nodes(passes.infer_shapes(folded))
 
 
-def _alone(node: Node, function: Function) -> Function:
+def alone(node: Node, function: Function) -> Function:
     """Return the node as a Function under names that do not depend on where it stands."""
     names = _names(node)
     read = dict.fromkeys(filter(None, node.inputs))
@@ -76,7 +77,7 @@ def _names(node: Node) -> dict[str, str]:
     return read | {name: f"o{k}" for k, name in enumerate(node.outputs) if name} | {"": ""}
 
 
-def _placed(meaning: Function, node: Node, constants: dict[str, Constant], types: dict[str, Type]) -> list[Node]:
+def placed(meaning: Function, node: Node, constants: dict[str, Constant], types: dict[str, Type]) -> list[Node]:
     """Return the meaning's nodes under the names of the place where the node stands; constants and types are added.
 
     The one that gives the node's first result has its name, so that others may run after it.
@@ -89,9 +90,16 @@ def _placed(meaning: Function, node: Node, constants: dict[str, Constant], types
     known = set(names)
     constants |= {here(name): constant for name, constant in meaning.constants.items() if name not in known}
     types |= {here(name): type_ for name, type_ in meaning.types.items() if name not in known}
-    parts = [
-        replace(part, inputs=tuple(map(here, part.inputs)), outputs=tuple(map(here, part.outputs)), name="", control=())
-        for part in meaning.nodes
-    ]
+    parts = [_renamed(part, here) for part in meaning.nodes]
+    for value in meaning.outputs:
+        if value.name in meaning.constants:  # all of it was computed
+            constants[here(f"{value.name}/constant")] = meaning.constants[value.name]
+            parts.append(Node("Identity", (here(f"{value.name}/constant"),), (names[value.name],)))
     first = next(iter(node.defines))
     return [replace(part, name=node.name) if first in part.outputs else part for part in parts]
+
+
+def _renamed(part: Node, here: Callable[[str], str]) -> Node:
+    """Return the node on values of other names, those that its bodies capture too; it has no name of its own."""
+    names = {name: here(name) for name in (*part.uses, *part.defines)}
+    return replace(renamed_node(part, names, {}), name="", control=())

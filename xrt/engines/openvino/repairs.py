@@ -19,11 +19,13 @@ def repair(model: Any) -> None:
     """Replace what the plugin computes otherwise than ONNX says, node by node; each function says what that is."""
     varying: set[str] = set()
     for node in model.get_ordered_ops():
-        if node.get_type_name() == "Parameter" or any(_maker(value) in varying for value in node.input_values()):
+        kind = node.get_type_name()
+        if kind == "Parameter" or (kind != "ShapeOf" and any(_maker(value) in varying for value in node.input_values())):
             varying.add(node.get_name())
-        mended = _REPAIRS.get(node.get_type_name())
-        if mended is not None and (node.get_type_name() != "Abs" or node.get_name() not in varying):
-            _replace(node, mended)
+        if kind in _REPAIRS:
+            _replace(node, _REPAIRS[kind])
+        if kind in _OF_CONSTANTS and node.get_name() not in varying:
+            _replace(node, _OF_CONSTANTS[kind])
 
 
 def _maker(value: Any) -> str:
@@ -39,8 +41,9 @@ def _replace(node: Any, mended: Callable[[Any], Any]) -> None:
             reader.replace_source_output(port)
 
 
-def _element(node: Any) -> str:
-    return str(node.get_element_type().get_type_name())
+def _element(value: Any) -> str:
+    """Return the element type of a value, or of the only one of a node."""
+    return str(value.get_element_type().get_type_name())
 
 
 def _extreme(edge: float, is_beyond: Callable[..., Any]) -> Callable[[Any], Any]:
@@ -63,11 +66,38 @@ def _of_nan(node: Any) -> Any:
     return _ops.select(_ops.is_nan(node.input_value(0)), node.input_value(0), node.output(0))
 
 
-def _of_constants(node: Any) -> Any:
+def _sign_taken(node: Any) -> Any:
     """Take the sign from what is computed of constants alone, which the library leaves where it folds them."""
     value = node.input_value(0)
     zero = _ops.convert(_ops.constant(np.array(0, np.int8)), _element(node))
     return _ops.select(_ops.less(value, zero), _ops.negative(value), value)
+
+
+def _quotient(node: Any) -> Any:
+    """Round the quotient of integers to zero, where the library rounds one of constants down, or to the next."""
+    if not node.get_element_type().is_integral_number():
+        return node
+    quotient = _ops.divide(*(_ops.convert(value, "f32") for value in node.input_values()))
+    to_zero = _ops.select(_ops.less(quotient, _ops.constant(np.float32(0))), _ops.ceiling(quotient), _ops.floor(quotient))
+    return _ops.convert(to_zero, _element(node))
+
+
+def _to_limit(node: Any) -> Any:
+    """Let a range end where it begins when its steps lead away from the limit, where the plugin counts them all the same."""
+    start, limit, step = node.input_values()
+    falls = _ops.less(step, _ops.convert(_ops.constant(np.array(0, np.int8)), _element(step)))
+    end = _ops.select(falls, _ops.minimum(start, limit), _ops.maximum(start, limit))
+    node.input(1).replace_source_output(end.output(0))
+    return node
+
+
+def _above_threshold(node: Any) -> Any:
+    """Suppress a box that overlaps by more than the threshold, where the plugin suppresses by as much: the next number is put."""
+    threshold = node.input_value(3)
+    step, least = (_ops.convert(_ops.constant(np.float32(k)), _element(threshold)) for k in (1.25 * 2**-24, 2**-126))
+    above = _ops.maximum(_ops.add(threshold, _ops.multiply(threshold, step)), least)
+    node.input(3).replace_source_output(above.output(0))
+    return node
 
 
 def _stable(node: Any) -> Any:
@@ -77,10 +107,30 @@ def _stable(node: Any) -> Any:
     return _ops.topk(data, count, how["axis"], how["mode"], "value", how["index_element_type"], stable=True)
 
 
+def _by_nothing(node: Any) -> Any:
+    """Make nothing of an integer that is divided by nothing, where the plugin makes the lowest number."""
+    divisor = node.input_value(1)
+    if not node.get_element_type().is_integral_number() or _has_no_zero(divisor.get_node()):
+        return node
+    zero, one = (_ops.convert(_ops.constant(np.array(k, np.int8)), _element(node)) for k in (0, 1))
+    is_nothing = _ops.equal(divisor, zero)
+    node.input(1).replace_source_output(_ops.select(is_nothing, one, divisor).output(0))
+    return _ops.select(is_nothing, zero, node.output(0))
+
+
+def _has_no_zero(maker: Any) -> bool:
+    return maker.get_type_name() == "Constant" and bool(maker.data.all())
+
+
+_OF_CONSTANTS: Mapping[str, Callable[[Any], Any]] = {"Abs": _sign_taken, "Divide": _quotient}
+"""What is put right where the library computes it of constants alone, before it compiles."""
+
 _REPAIRS: Mapping[str, Callable[[Any], Any]] = {
     "ReduceMax": _extreme(-math.inf, _ops.greater),
     "ReduceMin": _extreme(math.inf, _ops.less),
     "Exp": _of_nan,
-    "Abs": _of_constants,
+    "NonMaxSuppression": _above_threshold,
+    "Range": _to_limit,
     "TopK": _stable,
+    **dict.fromkeys(["Divide", "FloorMod", "Mod"], _by_nothing),
 }

@@ -9,15 +9,19 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
-from xrt.graph import Constant, DType, Function, Node, TensorType, attributes_of
+from xrt.graph import Constant, DType, Function, Node, Shape, TensorType, attributes_of
 
 __all__ = ["SPELLINGS", "spelled"]
 
 _BITS = {DType.INT8: 8, DType.UINT8: 8, DType.INT16: 16, DType.UINT16: 16, DType.INT32: 32}
 _SIGNED = frozenset({DType.INT8, DType.INT16, DType.INT32})
 _BYTES = frozenset({DType.INT8, DType.UINT8})
+_NARROWER = frozenset({DType.INT2, DType.UINT2, DType.INT4, DType.UINT4})
+
+_limits: Callable[[Any], Any] = ml_dtypes.iinfo
 
 
 class Pen:
@@ -137,14 +141,12 @@ MOST = 512.0
 
 
 def _quantised(pen: Pen) -> Function | None:
-    """Say QuantizeLinear of float32 to bytes, along no axis or one: the library rounds ties up."""
+    """Say QuantizeLinear of float32 to bytes or less, along no axis, one or its blocks: the library rounds ties up."""
     x, scale, to = pen.type_of(0), pen.type_of(1), _quantised_type(pen)
-    if x is None or scale is None or to is None or to not in _BYTES or {x.dtype, scale.dtype} != {DType.FLOAT32}:
+    if x is None or scale is None or to not in _BYTES | _NARROWER or {x.dtype, scale.dtype} != {DType.FLOAT32}:
         return None
-    if x.shape is None or scale.shape is None or pen.node.attr("block_size", 0) or pen.node.attr("precision", 0) not in (0, 1):
-        return None
-    place = _placing(pen, len(x.shape), len(scale.shape))
-    if place is None:
+    place = _placing(pen, x.shape, scale.shape)
+    if place is None or pen.node.attr("precision", 0) not in (0, 1):
         return None
     number = _nearest_quotient(pen, pen.inputs[0], place(pen.inputs[1]))
     if pen.given(2):
@@ -188,9 +190,9 @@ def _half_step(pen: Pen, middle: str) -> str:
 
 
 def _stopped(pen: Pen, number: str, to: DType) -> str:
-    """Return a whole float32 number in a type of bytes, which it stops at the ends of."""
-    ends = np.iinfo(to.numpy)
-    clipped = pen.write("Clip", number, pen.constant(ends.min, np.float32), pen.constant(ends.max, np.float32))
+    """Return a whole float32 number in a type of integers, which it stops at the ends of."""
+    ends = _limits(to.numpy)
+    clipped = pen.write("Clip", number, pen.constant(int(ends.min), np.float32), pen.constant(int(ends.max), np.float32))
     return pen.cast(pen.cast(clipped, DType.INT32), to)
 
 
@@ -198,17 +200,40 @@ def _quantised_type(pen: Pen) -> DType | None:
     if pen.given(2):
         zero = pen.type_of(2)
         return None if zero is None else zero.dtype
-    return DType.UINT8 if pen.node.attr("output_dtype", 0) == 0 else None
+    return DType.from_onnx(pen.node.attr("output_dtype", 0) or DType.UINT8.onnx)
 
 
-def _placing(pen: Pen, rank: int, scale_rank: int) -> Callable[[str], str] | None:
-    """Return how a scale or a zero point is laid along its axis; None where it is of several axes."""
-    if scale_rank == 0:
-        return lambda name: name
-    axis = pen.node.attr("axis", 1) % rank if rank else 0
-    if scale_rank != 1 or rank == 0:
+def _dequantised(pen: Pen) -> Function | None:
+    """Say DequantizeLinear of what the library lacks: of bytes, or by the numbers themselves."""
+    x, scale = pen.type_of(0), pen.type_of(1)
+    if x is None or scale is None or x.dtype.bits > 8 or x.dtype in _BYTES:
         return None
-    others = pen.constant([k for k in range(rank) if k != axis], np.int64)
+    if not x.dtype.is_float:
+        numbers = [pen.cast(name, DType.INT8) if name else "" for name in (pen.inputs[0], pen.given(2))]
+        read = (numbers[0], pen.inputs[1], numbers[1]) if numbers[1] else (numbers[0], pen.inputs[1])
+        return pen.whole(Node("DequantizeLinear", read, pen.node.outputs, pen.node.attributes))
+    place = _placing(pen, x.shape, scale.shape)
+    if place is None or pen.node.attr("output_dtype", 0) not in (0, scale.dtype.onnx):
+        return None
+    number = pen.cast(pen.inputs[0], scale.dtype)
+    if pen.given(2):
+        number = pen.write("Sub", number, place(pen.cast(pen.given(2), scale.dtype)))
+    return pen.results(pen.write("Mul", number, place(pen.inputs[1])))
+
+
+def _placing(pen: Pen, shape: Shape | None, scale: Shape | None) -> Callable[[str], str] | None:
+    """Return how a scale or a zero point is laid along its axis; None where that is not known."""
+    if shape is None or scale is None:
+        return None
+    if not scale:
+        return lambda name: name
+    axis, size = pen.node.attr("axis", 1) % max(1, len(shape)), pen.node.attr("block_size", 0)
+    if size and len(scale) == len(shape) and isinstance(extent := shape[axis], int):
+        blocks = pen.constant([k // size for k in range(extent)], np.int64)
+        return lambda name: pen.write("Gather", name, blocks, axis=axis)
+    if size or len(scale) != 1 or not shape:
+        return None
+    others = pen.constant([k for k in range(len(shape)) if k != axis], np.int64)
     return lambda name: pen.write("Unsqueeze", name, others)
 
 
@@ -228,16 +253,6 @@ def _quantised_product(pen: Pen) -> Function | None:
     return pen.results(_stopped(pen, number, to))
 
 
-def _quotient_to_zero(pen: Pen) -> Function | None:
-    """Say a quotient of integers by that of their magnitudes, which is rounded to zero wherever it is computed."""
-    type_ = pen.type_of(0)
-    if type_ is None or type_.dtype not in (DType.INT32, DType.INT64):
-        return None
-    sign = pen.write("Mul", *(pen.write("Sign", name) for name in pen.inputs))
-    magnitude = pen.write("Div", *(pen.cast(pen.write("Abs", name), DType.UINT32) for name in pen.inputs))
-    return pen.results(pen.write("Mul", sign, pen.cast(magnitude, type_.dtype)))
-
-
 # ---------------------------------------------------------------------- layouts and places
 
 
@@ -255,11 +270,26 @@ def _sequence_first(pen: Pen) -> Function | None:
     return pen.whole(Node(pen.node.op_type, tuple(turned), inner, plain), *ends)
 
 
+_HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
+
+
+def _in_float32(pen: Pen) -> Function | None:
+    """Say an operator whose first result is of 16 bits by one of float32, which holds what it moves about or sums."""
+    dtypes = [None if (type_ := pen.type_of(k)) is None else type_.dtype for k in range(len(pen.inputs))]
+    dtype = next((dtype for dtype in dtypes if dtype in _HALVES), None)
+    if dtype is None:
+        return None
+    inputs = tuple(pen.cast(n, DType.FLOAT32) if d is dtype else n for n, d in zip(pen.inputs, dtypes, strict=True))
+    first, *others = pen.node.outputs
+    wide = Node(pen.node.op_type, inputs, (f"{first}/wide", *others), pen.node.attributes)
+    return pen.whole(wide, Node("Cast", wide.outputs[:1], (first,), attributes_of({"to": dtype.onnx})))
+
+
 def _one_hot(pen: Pen) -> Function | None:
     """Say OneHot of places that are floating-point numbers by whole ones."""
     type_ = pen.type_of(0)
     if type_ is None or not type_.dtype.is_float:
-        return None
+        return _in_float32(pen)
     places = pen.cast(pen.inputs[0], DType.INT32)
     return pen.whole(Node("OneHot", (places, *pen.inputs[1:]), pen.node.outputs, pen.node.attributes))
 
@@ -267,10 +297,11 @@ def _one_hot(pen: Pen) -> Function | None:
 SPELLINGS: Mapping[str, Spelling] = {
     **dict.fromkeys(["Add", "Mul", "Sub"], _of_bytes),
     "BitShift": _shift,
-    "Div": _quotient_to_zero,
+    "DequantizeLinear": _dequantised,
     "QuantizeLinear": _quantised,
     "QLinearMatMul": _quantised_product,
     **dict.fromkeys(["GRU", "LSTM", "RNN"], _sequence_first),
     "OneHot": _one_hot,
+    **dict.fromkeys(["Einsum", "Range", "ReverseSequence", "Unique"], _in_float32),
 }
 """How each operator is said, where its types and attributes are such that it can be."""

@@ -40,7 +40,7 @@ def why_not_carried(name: str, type_: Type | None) -> str | None:
     """Return why a value of the type cannot enter or leave OpenVINO; None when it can, or nothing is known of it."""
     if type_ is None or (isinstance(type_, TensorType) and type_.dtype in _TYPES):
         return None
-    return f"{name!r} is {type_}, and {LIBRARY} is handed tensors of numbers of one byte or more only"
+    return f"{name!r} is {type_}, and {LIBRARY} is handed tensors of numbers only"
 
 
 def type_from(element: Any, shape: Any) -> TensorType | None:

@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
+from xrt.engines.defects import Defect, always, attribute_is, first_defect
 from xrt.engines.tvm.importer import constant_of
 from xrt.graph import DType, Function, Node, TensorType, is_training
 
-__all__ = ["DEFECTS", "Defect", "known_defect"]
-
-
-@dataclass(frozen=True, slots=True)
-class Defect:
-    """One describable set of nodes on which TVM is wrong."""
-
-    ops: tuple[str, ...]
-    applies: Callable[[Node, Function], bool]
-    reason: str
-    evidence: tuple[str, ...]
-    """Node tests of ``onnx`` that fail without the row, some of them only with their small inputs made constant, or entries
-    of XRT's corpus."""
+__all__ = ["DEFECTS", "known_defect"]
 
 
 def known_defect(node: Node, function: Function) -> str | None:
     """Return the reason of the first defect that the node falls under; None when it falls under none."""
-    return next((d.reason for d in DEFECTS if node.op_type in d.ops and d.applies(node, function)), None)
-
-
-def _always(node: Node, function: Function) -> bool:
-    return True
-
-
-def _is(name: str, value: object, default: object = None) -> Callable[[Node, Function], bool]:
-    return lambda node, function: node.attr(name, default) == value
+    return first_defect(DEFECTS, node, function)
 
 
 def _is_float(node: Node, function: Function) -> bool:
@@ -104,7 +82,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         ("Resize",),
-        _is("antialias", 1),
+        attribute_is("antialias", 1),
         "TVM's importer ignores antialias",
         ("test_resize_downsample_sizes_linear_antialias",),
     ),
@@ -122,7 +100,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         ("RoiAlign",),
-        _is("mode", "max"),
+        attribute_is("mode", "max"),
         "TVM's RoiAlign of mode max takes the largest sample where ONNX takes the largest weighted corner",
         ("test_roialign_mode_max",),
     ),
@@ -134,7 +112,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         ("NonMaxSuppression",),
-        _always,
+        always,
         "how many boxes NonMaxSuppression returns depends on the data, and TVM returns the most there could be",
         ("test_nonmaxsuppression_single_box", "test_nonmaxsuppression_suppress_by_IOU"),
     ),
@@ -158,7 +136,7 @@ DEFECTS: tuple[Defect, ...] = (
     ),
     Defect(
         ("Attention",),
-        _always,
+        always,
         "TVM's importer takes Attention for the operator of that name in com.microsoft",
         ("test_attention_4d",),
     ),
