@@ -44,7 +44,12 @@ class DeviceProgram:
 
 def target_of(architecture: str, host: Target) -> Target:
     """Return the target for an architecture by CUDA's name (``sm_90``), launched from the host's code."""
-    limits = {"max_shared_memory_per_block": 49152, "max_threads_per_block": 1024, "max_num_threads": 1024, "thread_warp_size": 32}
+    limits = {
+        "max_shared_memory_per_block": 49152,
+        "max_threads_per_block": 1024,
+        "max_num_threads": 1024,
+        "thread_warp_size": 32,
+    }
     return Target({"kind": "cuda", "arch": architecture, **limits}, host=host)
 
 

@@ -103,7 +103,9 @@ class TvmOnDevice(Executable):
         weights = sum(constant.nbytes for constant in self.program.constants)
         return (
             MemoryUse("weights on the device", weights, "a copy of the constants in the device's own memory"),
-            MemoryUse("workspace on the device", sum(self.program.workspace), "inner values, as planned by the compiler", per_call=True),
+            MemoryUse(
+                "workspace on the device", sum(self.program.workspace), "inner values, as planned by the compiler", per_call=True
+            ),
         )
 
     def close(self) -> None:

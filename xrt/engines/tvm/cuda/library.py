@@ -1,4 +1,4 @@
-"""TVM's runtime for CUDA, which ``import tvm`` loads only where the loader finds what it is linked to; and who compiles for it."""
+"""TVM's runtime for CUDA, which ``import tvm`` loads only where what it is linked to is found; and who compiles for it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def load_runtime() -> None:
         ctypes.CDLL(str(path))
     except OSError as error:
         raise CompileRefused(
-            f"TVM's runtime for CUDA does not load: {error}; it needs the driver, and CUDA's runtime: pip install nvidia-cuda-runtime"
+            f"TVM's runtime for CUDA does not load: {error}; it needs the driver (nvidia-smi) and CUDA's runtime "
+            f"(pip install nvidia-cuda-runtime)"
         ) from error
 
 

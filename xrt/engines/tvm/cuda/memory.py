@@ -66,7 +66,7 @@ def _op(binding: Any) -> Any:
 
 def _block(binding: Any) -> relax.Var:
     (extent,) = binding.value.args[0].values
-    return relax.Var(binding.var.name_hint, relax.TensorType((int(extent),), "uint8"))
+    return relax.Var(binding.var.name, relax.TensorType((int(extent),), "uint8"))
 
 
 def _rewritten(binding: Any, blocks: Mapping[Any, relax.Var]) -> Any:
@@ -96,9 +96,14 @@ def _fields(returned: Any, values: Mapping[Any, Any]) -> list[Any]:
 
 
 def _origin(expression: Any, values: Mapping[Any, Any]) -> Any:
-    while expression in values and not isinstance(values[expression], Call):
-        expression = values[expression]
-    return expression
+    """Return the parameter, or whatever else, that an expression is another name of."""
+    while True:
+        if isinstance(expression, relax.TupleGetItem):
+            expression = _origin(expression.tuple_value, values).fields[expression.index]
+        elif expression in values and not isinstance(values[expression], Call):
+            expression = values[expression]
+        else:
+            return expression
 
 
 def _position(result: Any, values: Mapping[Any, Any], parameters: Sequence[Any]) -> int:
