@@ -9,7 +9,7 @@ import numpy as np
 import xrt
 from tests.devices.models import Net, numbers
 
-__all__ = ["MODELS", "Odd"]
+__all__ = ["MODELS"]
 
 ops = xrt.ops
 
@@ -67,11 +67,11 @@ class Odd(xrt.Graph):
 
 
 class Nan(xrt.Graph):
-    """The largest and smallest beside NaN."""
+    """The largest and smallest beside NaN, of which the processor's code and the device's are to make the same."""
 
     def build(self, x: Any) -> Any:
-        bad = ops.Log(ops.Sub(x, np.array(1, "float32")))
-        return ops.Max(bad, x), ops.Min(x, bad), ops.Relu(bad)
+        bad = ops.Sqrt(x)
+        return ops.Max(bad, x), ops.Min(x, bad), ops.Relu(bad), ops.ReduceMax(bad, np.array([1], "int64")), ops.ReduceMin(bad)
 
 
 MODELS: dict[str, tuple[xrt.Graph, tuple[Any, ...]]] = {
