@@ -49,11 +49,6 @@ def tiny() -> Function:
     return Function((Value("x", type_),), (Value("y", type_),), (Node("Relu", ("x",), ("y",), name="relu"),), opsets={"": 14})
 
 
-def tiny_net() -> Function:
-    """Return a short chain: a mixture of it has three regions, and compiles at once."""
-    return chain(256, 6)
-
-
 # ---------------------------------------------------------------------- calls
 
 
@@ -193,7 +188,7 @@ def measured(there: Device, *, quick: bool, rounds: int) -> Figures:
         "latency": list(latencies(models, there, [name for name in ready if name != "tensorrt"], rounds)),
         "chain": bandwidth(there, 64 if quick else 4096, rounds) if "toy" in ready else None,
         "copies": copies(first, there),
-        "mixtures": list(mixtures(tiny_net(), there, ready, "Relu")),
+        "mixtures": list(mixtures(chain(256, 6), there, ready, "Relu")),
     }
 
 

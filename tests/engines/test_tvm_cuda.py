@@ -141,6 +141,16 @@ def test_what_nvrtc_refuses_is_told() -> None:
         nvrtc.binary("", "sm_1")
 
 
+class Halved(xrt.Graph):
+    def build(self, x: Any) -> Any:
+        return ops.Softmax(ops.Max(ops.Cast(x, to=10), ops.Cast(ops.Neg(x), to=10)), axis=-1)
+
+
+def test_narrow_floats_compile_with_cudas_headers() -> None:
+    text = code.source_of(built(traced(Halved(), numbers(3, 40))))
+    assert "#include <cuda_fp16.h>" in text and nvrtc.binary(text, "sm_90")[:4] == ELF
+
+
 def test_the_version_is_told() -> None:
     assert re.fullmatch(r"nvrtc 13\.\d+", nvrtc.version())
 

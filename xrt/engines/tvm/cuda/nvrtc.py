@@ -114,8 +114,7 @@ def folders(name: str) -> Iterator[Path]:
 
 @lru_cache(maxsize=1)
 def _library() -> ctypes.CDLL:
-    tried = [LIBRARY, *(str(folder / LIBRARY) for folder in folders("lib") if (folder / LIBRARY).is_file())]
-    for path in reversed(tried):
+    for path in (*(str(folder / LIBRARY) for folder in folders("lib") if (folder / LIBRARY).is_file()), LIBRARY):
         try:
             return ctypes.CDLL(path)
         except OSError as error:
