@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/engines.stamp ## run three real models on each engine and on a mixture
+demo: $(VENV)/engines.stamp ## run three real models on toy, on ort, and on tvm and ort together
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/dev.stamp ## run all tests

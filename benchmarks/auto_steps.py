@@ -29,7 +29,7 @@ from xrt.models.network import Network
 from xrt.partition import Pin
 from xrt.partition.planner import propose
 from xrt.runtime.rounds import rotated
-from xrt.runtime.timing import seconds_per_call
+from xrt.runtime.timing import await_idle, seconds_per_call
 from xrt.tune import CostStore
 from xrt.tune.tuned import Contender, title_of
 
@@ -38,7 +38,7 @@ Call: TypeAlias = Callable[[], Any]
 TURN = 0.04
 """Seconds of a turn; a slower call is made once in it."""
 BRIEF = 0.2
-"""Seconds of a call over which a few milliseconds of other threads' spinning do not show."""
+"""Seconds of a call that is made once more before a turn, to wake its threads; in a longer one that does not show."""
 LEAST, MOST = 8, 60
 """Rounds..."""
 FEWEST, SLOWEST = 4, 4
@@ -164,7 +164,7 @@ def difference(actual: list[Any], expected: list[Any]) -> tuple[str, float]:
 def in_turns(calls: Mapping[str, Call], seconds: float) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Return seconds per call, round by round, and who was too slow to take part.
 
-    The first call of a turn does not count, unless it is long: the threads of the one before may not be asleep yet.
+    A turn begins when the threads of the one before are asleep, and its first call does not count, unless it is long.
     """
     alone = {name: min(seconds_per_call(call), seconds_per_call(call)) for name, call in calls.items()}
     best = min(alone.values())
@@ -180,6 +180,7 @@ def in_turns(calls: Mapping[str, Call], seconds: float) -> tuple[dict[str, list[
         if (turn >= LEAST and took > seconds) or (turn >= FEWEST and took > SLOWEST * seconds):
             break
         for name in rotated(list(taking), turn):
+            await_idle()
             if alone[name] < BRIEF:
                 taking[name]()
             rounds[name].append(seconds_per_call(taking[name], repeats[name]))

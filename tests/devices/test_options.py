@@ -24,7 +24,21 @@ REFUSED = [
     ),
     ({"devices": {"ort": "gpu"}}, DeviceError, "unknown device 'gpu'; a device is 'cpu', 'cuda' or 'cuda:N'."),
     ({"devices": ["ort"]}, OptionError, "devices maps engines to devices, such as {'ort': 'cuda', 'tvm': 'cpu'}; got ['ort']"),
-    ({"isolate": "all"}, OptionError, "isolate= is for engines on the cpu: arrays on cuda do not cross to another process"),
+    (
+        {"isolate": "toy"},
+        OptionError,
+        "isolate= is for engines on the cpu: arrays on cuda do not cross to another process, where toy{native=off} would run",
+    ),
+    (
+        {"isolate": "ort", "isolate_run": True},
+        OptionError,
+        "isolate= is for engines on the cpu: arrays on cuda do not cross to another process, where ort would run",
+    ),
+    (
+        {"isolate": "ort", "memory_limit": 1 << 30},
+        OptionError,
+        "memory_limit= bounds the address space of a process, and a driver of cuda takes more of it than there is memory; ",
+    ),
 ]
 
 
@@ -38,11 +52,6 @@ def test_what_cannot_be_asked_is_told(options: Any, error: type[Exception], text
 def test_an_engine_that_does_not_run_there_is_told() -> None:
     with pytest.raises(DeviceError, match=r"^devices asks for picky on 'cuda', and it runs on cpu$"):
         xrt.XRTModule(Net(), [Picky(), TOY], devices={"picky": "cuda"})
-
-
-def test_placement_by_measurement_is_of_the_cpu() -> None:
-    with pytest.raises(OptionError, match=r"^engine='auto' places by measurement on the cpu, and not yet on cuda"):
-        xrt.XRTModule(Net(), [TOY, "auto"], "cuda")
 
 
 @dataclass(frozen=True)

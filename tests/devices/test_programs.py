@@ -11,6 +11,7 @@ import pytest
 
 import xrt
 from tests.devices.models import Counter, Forked, Net, Two, numbers
+from tests.devices.saving import Saving
 from tests.devices.worlds import TOY, World, same, traffic, world
 from xrt import RunOptions
 from xrt.engines import CompileContext, Executable
@@ -241,12 +242,6 @@ class TestErrors:
             with pytest.raises(DeviceError, match=r"^device 'cuda:7' was asked for, and there are 2 simulated ones$"):
                 m(X, W)
 
-    def test_bound_calls_are_the_cpus(self, world: World) -> None:
-        with pytest.raises(
-            DeviceError, match=r"^bind\(\) fixes arrays of the cpu, and the module uses cuda:0; .*cuda_graph=True"
-        ):
-            world.module(Net()).bind(X, W)
-
     def test_memory_that_runs_out_is_told_and_the_module_goes_on(self) -> None:
         with world("late", limit=100_000) as found:
             m = found.module(Net())
@@ -299,6 +294,18 @@ class TestFaults:
         with pytest.warns(FallbackWarning, match="broken"):
             same(world, m(X, W), CPU(X, W))
         same(world, m(X, W), CPU(X, W))
+
+    def test_a_compile_in_a_process_of_its_own_needs_no_array_of_another(self) -> None:
+        with world("late") as found:
+            m = found.module(Net(), Saving(native="off"), isolate="saving", time_limit=60, strict=True)
+            same(found, m(X, W), CPU(X, W))
+            assert "compiles in a process of its own" in str(m.explain())
+
+    def test_an_engine_of_the_cpu_in_a_mixture_runs_in_a_process_of_its_own(self) -> None:
+        with world("random") as found:
+            m = found.module(Forked(), [TOY, "ort"], isolate="ort", isolate_run=True, **SPLIT)
+            np.testing.assert_allclose(found.down(m(X)), xrt.XRTModule(Forked(), TOY)(X), rtol=1e-6)
+            m.close()
 
     def test_calls_are_held_against_the_reference(self, world: World) -> None:
         m = world.module(Net(), "toy", check=1.0)

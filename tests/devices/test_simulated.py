@@ -134,7 +134,7 @@ def broken(found: World) -> None:
 
 PLANTED = {
     "our work does not come after the caller's": (PlacedProgram, "begin"),
-    "the caller's does not come after ours": (PlacedProgram, "_end"),
+    "the caller's does not come after ours": (PlacedProgram, "end"),
 }
 
 

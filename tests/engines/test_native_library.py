@@ -11,13 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.engines.native_building import library, needs_native
+from tests.engines.native_building import library
 from xrt.engines import OpTable, native
 from xrt.engines.native import abi
 from xrt.engines.toy import Toy
 from xrt.errors import CompileRefused, EngineError, EngineUnavailable, OptionError, RunFailed
-
-pytestmark = needs_native
 
 X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import ctypes
-import shutil
 import subprocess
 import warnings
 from collections import Counter
@@ -151,7 +150,6 @@ EVERY = [
 ]  # fmt: skip
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler is at hand")
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT64])
 def test_the_source_of_a_chain_computes_what_its_nodes_do(dtype: DType, tmp_path: Path) -> None:
     """The source is compiled as C++, whose functions CUDA's are named after, and run beside the kernels."""

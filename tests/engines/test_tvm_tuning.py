@@ -58,7 +58,8 @@ def test_a_tuned_region_is_right_and_what_was_found_is_kept(tmp_path: Path, monk
     (file,) = (tmp_path / "kept").iterdir()
     record = Record.parse(file.read_text())
     assert record.trials == 2
-    assert (record.trace is not None) == (record.seconds < record.default_seconds * tuner.GAIN) or record.seconds == math.inf
+    assert record.trace is None or math.isfinite(record.seconds)
+    assert 0 < record.default_seconds < math.inf
 
     monkeypatch.setattr(tuning, "_tuner", None)  # who starts it now fails
     (again,) = engine.compile(function, context).run([x])
@@ -174,6 +175,13 @@ def test_where_nothing_can_be_kept_nothing_is(tmp_path: Path) -> None:
     records.keep(tmp_path / "file" / "folder", "key", Record(1, 1.0, 1.0, None))
     assert records.kept(tmp_path / "file" / "folder", "key") is None
     assert records.kept(None, "key") is None
+
+
+def test_a_record_that_cannot_be_put_in_its_place_leaves_nothing_behind(tmp_path: Path) -> None:
+    taken = tmp_path / "key.json"
+    (taken / "inside").mkdir(parents=True)  # a file does not replace a folder
+    records.keep(tmp_path, "key", Record(1, 1.0, 1.0, None))
+    assert [*tmp_path.iterdir()] == [taken]
 
 
 def test_a_trace_of_other_loops_leaves_the_default(no_process: None, tmp_path: Path) -> None:

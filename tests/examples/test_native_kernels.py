@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 import xrt
-from tests.engines.native_building import needs_native
 
-pytestmark = [pytest.mark.slow, needs_native]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(xrt.__file__).parents[1]
 

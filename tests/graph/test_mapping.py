@@ -18,8 +18,6 @@ from xrt.graph.mapping import is_mapped, place_of, release
 
 SIZE = (1 << 20) + 64
 
-on_linux = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells which pages are in memory")
-
 
 def saved(path: Path) -> Function:
     """Save a model of two constants and load it."""
@@ -89,7 +87,6 @@ def resident(array: np.ndarray[Any, Any]) -> int:
     raise AssertionError("the array lies in no mapping")
 
 
-@on_linux
 def test_released_pages_are_let_go_and_come_back(tmp_path: Path) -> None:
     a = saved(tmp_path / "m.onnx").constants["a"].array
     total = a.sum()
@@ -100,7 +97,6 @@ def test_released_pages_are_let_go_and_come_back(tmp_path: Path) -> None:
     assert a.sum() == total
 
 
-@on_linux
 def test_hashing_leaves_no_pages_behind(tmp_path: Path) -> None:
     function = saved(tmp_path / "m.onnx")
     assert function.fingerprint

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.engines.native_building import COMPILER
-
 TOP = Path(__file__).parents[2]
 PROGRAM = """
 import sys, warnings
@@ -81,7 +79,6 @@ def test_without_a_compiler_a_wheel_installs_runs_and_says_what_it_lacks(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler is at hand")
 def test_with_a_compiler_a_wheel_carries_the_native_kernels(tmp_path: Path) -> None:
     site = installed(wheel(tmp_path, f"{sys.platform}_{os.uname().machine}"), tmp_path)
     room = site / "xrt" / "engines" / "native"

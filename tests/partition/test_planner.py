@@ -253,22 +253,27 @@ def test_what_was_found_before_does_not_matter(function: Function) -> None:
 
 def test_the_whole_is_asked_first_and_nothing_twice() -> None:
     whole = chain("RRGR")
-    asked = pieces(whole, palette())
-    assert [(p.spec, p.nodes) for p in asked[:2]] == [("green", ("n0", "n1", "n2", "n3")), ("all", ("n0", "n1", "n2", "n3"))]
+    first = pieces(whole, palette())
+    assert [(p.spec, p.nodes) for p in first] == [("green", ("n0", "n1", "n2", "n3")), ("all", ("n0", "n1", "n2", "n3"))]
+    known = CostTable({(p.key, p.spec): Measured.exactly(1e-3) for p in first})
+    asked = pieces(whole, palette(), known)
+    assert asked
     assert len({(p.key, p.spec) for p in asked}) == len(asked)
-    known = CostTable({(p.key, p.spec): Measured.exactly(1e-3) for p in asked[:4]})
-    assert {(p.key, p.spec) for p in pieces(whole, palette(), known)}.isdisjoint(known.regions)
+    assert {(p.key, p.spec) for p in asked}.isdisjoint(known.regions)
 
 
 def test_equal_blocks_are_asked_once() -> None:
     blocks = chain("RGRRG" * 12)
-    asked = pieces(blocks, palette(), options=SearchOptions(pieces=1000))
+    whole = CostTable({(p.key, p.spec): Measured.exactly(1e-3) for p in pieces(blocks, palette())})
+    asked = pieces(blocks, palette(), whole, SearchOptions(pieces=1000))
     alone = [p for p in asked if len(p.nodes) == 1]
     assert len(alone) == len({(p.key, p.spec) for p in alone}) == 5, "Red on three engines, Green on two"
 
 
 def test_no_more_pieces_than_asked_for() -> None:
-    assert len(pieces(chain("RGB" * 10), palette(), options=SearchOptions(pieces=7))) == 7
+    whole = chain("RGB" * 10)
+    known = CostTable({(p.key, p.spec): Measured.exactly(1e-3) for p in pieces(whole, palette())})
+    assert len(pieces(whole, palette(), known, SearchOptions(pieces=7))) == 7
 
 
 def test_measuring_can_be_stopped() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from tests.partition.drawn import F32, chain, engine, function, graphs, node, palette
 from xrt.graph import DType, Function, TensorType, Value, fingerprint, shape_key
-from xrt.partition import CostTable, Measured, Plan, assigned, partition, pieces, predicted
+from xrt.partition import CostTable, Measured, Piece, Plan, assigned, partition, pieces, predicted
 from xrt.partition.costs import LAUNCH
 from xrt.partition.planner.prediction import unfolded
 
@@ -60,7 +60,7 @@ def test_what_is_impossible() -> None:
 def test_what_was_not_measured_says_from_what_it_was_estimated() -> None:
     whole = chain("RRRR")
     plan = assigned(whole, palette(), dict.fromkeys(["n0", "n1", "n2", "n3"], "green"))
-    (alone,) = (p for p in pieces(whole, palette()) if len(p.nodes) == 1 and p.spec == "green")
+    alone = node_alone(whole, "green")
     table = CostTable().with_launch("green", 1e-6)
     assert notes(plan, table) == ["estimated from its size; nothing of it was measured"]
     table = table.with_region(alone.key, "green", Measured.exactly(11e-6))
@@ -74,6 +74,12 @@ def test_what_was_not_measured_says_from_what_it_was_estimated() -> None:
     assert predicted(cut, table).regions[0].seconds == pytest.approx(50e-6 + LAUNCH), "half of it, and a launch"
 
 
+def node_alone(whole: Function, spec: str) -> Piece:
+    """Return the first piece of one node, once the whole is known."""
+    known = CostTable({(piece.key, piece.spec): Measured.exactly(1e-3) for piece in pieces(whole, palette())})
+    return next(piece for piece in pieces(whole, palette(), known) if len(piece.nodes) == 1 and piece.spec == spec)
+
+
 def notes(plan: Plan, table: CostTable) -> list[str]:
     return [f"{region.source} {region.note}" for region in predicted(plan, table).regions]
 
@@ -84,7 +90,7 @@ def test_a_fusion_that_was_measured_is_expected_again() -> None:
     apart = assigned(
         whole, palette(), dict.fromkeys(["n0", "n1", "n2", "n3"], "green"), groups={"n0": 0, "n1": 0, "n2": 1, "n3": 1}
     )
-    alone = next(p for p in pieces(whole, palette()) if len(p.nodes) == 1 and p.spec == "green")
+    alone = node_alone(whole, "green")
     table = CostTable().with_launch("green", 0.0).with_region(alone.key, "green", Measured.exactly(100e-6))
     for launch in apart.launches:
         table = table.with_region(shape_key(launch.function), "green", Measured.exactly(100e-6))

@@ -132,7 +132,8 @@ def test_arrays_of_other_libraries_come_through_dlpack() -> None:
 
 def test_types_that_numpy_has_no_word_for_come_through_dlpack() -> None:
     """JAX's arrays of bfloat16 and float8, where they lie; they are read-only, and hold their owner's memory."""
-    jax = pytest.importorskip("jax", reason="jax is not installed")
+    import jax
+
     for name, dtype in (("bfloat16", DType.BFLOAT16), ("float8_e4m3fn", DType.FLOAT8E4M3FN)):
         given = jax.numpy.arange(6).astype(name).reshape(2, 3)
         value = Value("x", TensorType(dtype, (2, 3)))
@@ -145,7 +146,8 @@ def test_types_that_numpy_has_no_word_for_come_through_dlpack() -> None:
 
 def test_a_small_float_of_any_strides_comes_through_dlpack() -> None:
     """What DLPack says of strides is believed, also where they run backwards."""
-    jax = pytest.importorskip("jax", reason="jax is not installed")
+    import jax
+
     (array,) = accepted((Value("x", TensorType(DType.BFLOAT16, (0, 3))),), jax.numpy.zeros((0, 3), "bfloat16"))
     assert array.shape == (0, 3)
 

@@ -26,6 +26,7 @@ from xrt.graph import Function
 from xrt.module.reference import evaluate
 from xrt.partition import ClusteringOptions, Pin
 from xrt.partition.assigned import homes_of
+from xrt.partition.devices import Homes
 from xrt.testing.faulty import Faulty
 from xrt.tune import Bounds, CostStore, Tuned, decision, tune
 from xrt.tune.search import Search
@@ -338,8 +339,7 @@ def test_a_decision_with_a_number_that_cannot_be_is_measured_again(name: str, va
 @pytest.mark.usefixtures("here")
 def test_a_decision_with_a_long_note_can_be_read() -> None:
     found = replace(tuned(chain("Exp"), TOY), notes=("a page of a library's " * 1000,))
-    context = CompileContext(threads=1)
-    again = decision.parse(decision.to_text(found, chain("Exp"), [TOY], context).encode(), chain("Exp"), [TOY], context, None)
+    again = decision.parse(decision.to_text(found, chain("Exp"), [TOY], Homes()).encode(), chain("Exp"), [TOY], Homes(), None)
     assert again.notes == (found.notes[0][:2000],)
 
 

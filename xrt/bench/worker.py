@@ -27,7 +27,7 @@ from xrt.errors import XRTError
 from xrt.graph import Function
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
-from xrt.runtime.timing import seconds_per_call
+from xrt.runtime.timing import await_idle, seconds_per_call
 
 __all__ = ["serve"]
 
@@ -71,7 +71,9 @@ class _Ready:
         return self.module(*self.values)
 
     def turn(self) -> Turn:
-        return Turn(seconds_per_call(self.call, self.repeats))
+        turn = Turn(seconds_per_call(self.call, self.repeats))
+        await_idle()  # the next turn is another process's, which the threads of this one shall not disturb
+        return turn
 
     def profile(self) -> Timeline:
         """Make calls that are recorded: as many as in a turn, within bounds."""

@@ -21,6 +21,7 @@ from xrt.models import sample_inputs
 from xrt.module import XRTModule
 from xrt.module.locked import check_module
 from xrt.tune.gate import Outcome
+from xrt.tune.lock import DEVICE_OF
 
 __all__ = ["command"]
 
@@ -100,6 +101,11 @@ def _checked(lock: Lock, path: Path, model: str | None, limit: float, budget: fl
         raise LockError("the lock has no plan")
     values = sample_inputs(function, _number(lock.model.get("seed", "0"), "seed"))
     options: dict[str, Any] = {"precision": lock.options.get("precision", "fp32"), "device": lock.options.get("device", "cpu")}
+    options["devices"] = {
+        name.removeprefix(DEVICE_OF): device
+        for name, device in lock.options.items()
+        if name.startswith(DEVICE_OF) and name.removeprefix(DEVICE_OF) in engines
+    }
     threads = _number(lock.options.get("threads", "1"), "threads")
     with err.status("running the plan"), XRTModule(function, engines, strict=True, threads=threads, **options) as module:
         return check_module(module, lock, [values[value.name] for value in function.inputs], limit, budget)

@@ -43,6 +43,11 @@ class Accelerator(abc.ABC):
         """Model, capability and versions of what drives it: an ingredient of the signature."""
 
     @property
+    def architecture(self) -> str:
+        """What code is compiled for, as the device's compilers call it (``sm_90``); empty where nothing is."""
+        return ""
+
+    @property
     @abc.abstractmethod
     def xp(self) -> Any:
         """The array module: NumPy's functions over the device's arrays. They work on the current stream."""

@@ -12,7 +12,6 @@ from xrt.errors import CacheError
 from xrt.graph import Function
 from xrt.module.settings import EngineList
 from xrt.partition import Capability
-from xrt.partition.devices import Homes
 from xrt.tune.driving import plain
 
 __all__ = ["Asking"]
@@ -47,7 +46,7 @@ class Asking:
 
     @property
     def _homes(self) -> list[str]:
-        homes = Homes(self._engines.context.device, self._engines.devices)
+        homes = self._engines.homes
         return [homes.of(engine.spec) for engine in self._engines.engines]
 
     def keep(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -11,15 +11,16 @@ from xrt.engines import CompileContext, GraphCompiler, registry
 from xrt.engines.deferred import Deferred
 from xrt.engines.registry import EngineStatus
 from xrt.errors import EngineUnavailable, OptionError, PlacementWarning, PlanError, warn
-from xrt.graph import Function, TensorType
+from xrt.graph import FrozenDict, Function, TensorType
 from xrt.module.reference import evaluate
 from xrt.partition import Plan
 from xrt.partition.assigned import assigned, homes_of
 from xrt.partition.capability import Capability
+from xrt.partition.devices import Homes
 from xrt.runtime import kind_of
 from xrt.tune import Account, CostStore, Tuned, tune
 from xrt.tune.account import account_of
-from xrt.tune.driving import by_priority, plain
+from xrt.tune.driving import by_priority, plain, table_of
 from xrt.tune.search import Told, unheard
 
 if TYPE_CHECKING:
@@ -47,15 +48,24 @@ def asks_for_auto(asked: Any) -> bool:
 
 
 def engines_at_hand(
-    asked: Sequence[Any], context: CompileContext, store: CostStore | None, *, strict: bool
+    asked: Sequence[Any],
+    context: CompileContext,
+    store: CostStore | None,
+    *,
+    strict: bool,
+    devices: Mapping[str, str] = FrozenDict(),
 ) -> tuple[list[GraphCompiler], tuple[str, ...]]:
     """Return the engines that stand for a list with "auto" in it, and one line for each that is left out.
 
     Those that the list names beside it, else all that are registered. One that is named and missing, or broken, is a
     PlacementWarning; with ``strict`` it is the EngineUnavailable that it is elsewhere. Raises it too where none is left.
+    ``devices`` are those that were asked for engines, by name or spec.
     """
     named = [one for one in asked if one != AUTO]
-    found, left_out = _those_of(named, strict=strict) if named else _all_of(context, store, strict=strict)
+    if named:
+        found, left_out = _those_of(named, context, devices, strict=strict)
+    else:
+        found, left_out = _all_of(context, store, devices, strict=strict)
     if not found and named:
         registry.create(named[0])  # raises what it lacks
     if not found:
@@ -63,21 +73,30 @@ def engines_at_hand(
     return found, tuple(left_out)
 
 
-def _those_of(named: Sequence[Any], *, strict: bool) -> tuple[list[GraphCompiler], list[str]]:
+def _those_of(
+    named: Sequence[Any], context: CompileContext, devices: Mapping[str, str], *, strict: bool
+) -> tuple[list[GraphCompiler], list[str]]:
     found: list[GraphCompiler] = []
     left_out = []
     for one in named:
+        reason: str | None
         try:
-            found.append(registry.create(one))
+            engine = registry.create(one)
+            reason = _not_there(engine, context, devices)
+            found += [] if reason else [engine]
         except EngineUnavailable as error:
             if strict:
                 raise
-            left_out.append(f"engine {str(one)!r} is left out: {error}")
+            reason = str(error)
+        if reason:
+            left_out.append(f"engine {str(one)!r} is left out: {reason}")
             warn(left_out[-1], PlacementWarning)
     return found, left_out
 
 
-def _all_of(context: CompileContext, store: CostStore | None, *, strict: bool) -> tuple[list[GraphCompiler], list[str]]:
+def _all_of(
+    context: CompileContext, store: CostStore | None, devices: Mapping[str, str], *, strict: bool
+) -> tuple[list[GraphCompiler], list[str]]:
     """Return all that are ready; of those that are not, what is not installed is nobody's mistake."""
     found: list[GraphCompiler] = []
     left_out = []
@@ -85,7 +104,7 @@ def _all_of(context: CompileContext, store: CostStore | None, *, strict: bool) -
         reason: str | None = status.cause
         if status.state == "ready":
             engine = Deferred(status)
-            reason = _unfit(engine, context)
+            reason = _not_there(engine, context, devices) or engine.unsupported_options(context)
             found += [] if reason else [engine]
         elif status.state == "broken" and strict:
             registry.create(status.name)
@@ -115,11 +134,12 @@ def _registered() -> list[str]:
     return [*known, *others, *([_LAST] if _LAST in names else [])]
 
 
-def _unfit(engine: GraphCompiler, context: CompileContext) -> str | None:
-    """Return why an engine that nobody has named cannot serve here."""
-    if kind_of(context.device) not in engine.devices:
-        return f"it runs on {', '.join(engine.devices)}, and not on {context.device}"
-    return engine.unsupported_options(context)
+def _not_there(engine: GraphCompiler, context: CompileContext, devices: Mapping[str, str]) -> str | None:
+    """Return why an engine cannot serve where it was asked for; what was asked of no such engine is its list's mistake."""
+    device = devices.get(engine.spec, devices.get(engine.name, context.device))
+    if kind_of(device) not in engine.devices:
+        return f"it runs on {', '.join(engine.devices)}, and not on {device}"
+    return None
 
 
 # ------------------------------------------------------------------ where nodes go
@@ -179,12 +199,13 @@ class Automatic:
         anew: bool,
     ) -> Tuned:
         """Return the placement that a search of so many seconds finds, or has found before; ``anew`` searches in any case."""
-        context, options = self.engines.context, self.settings.clustering
-        engines, implicit = self._taking(function)
+        options, homes = self.settings.clustering, self.engines.homes
+        context = self.engines.context
+        engines, implicit, left_out = self._taking(function)
         if (name := _open_input(function)) is not None and values is None:
             reason = f"input {name!r} has extents that only a call tells; a call of the module measures"
-            return by_priority(function, engines, context, options, implicit, reason)
-        return tune(
+            return by_priority(function, engines, context, options, implicit, reason, homes.by_engine)
+        found = tune(
             function,
             engines,
             context,
@@ -198,35 +219,55 @@ class Automatic:
             progress=progress,
             memory_limit=self.settings.memory_limit,
             anew=anew,
+            devices=homes.by_engine,
+            graph=self.settings.cuda_graph,
         )
+        return replace(found, notes=(*found.notes, *left_out)) if left_out else found
 
     def like(self, base: Tuned, function: Function) -> Tuned:
         """Return the placement of the same model with further outputs: as it was placed without them, where that can be."""
-        engines, implicit = self._taking(function)
-        context, options = self.engines.context, self.settings.clustering
+        engines, implicit, _ = self._taking(function)
+        context, options, homes = self.engines.context, self.settings.clustering, self.engines.homes
         try:
-            plan = assigned(function, engines, homes_of(base.plan), implicit=implicit, device=context.device)
+            plan = assigned(function, engines, homes_of(base.plan), implicit=implicit, device=homes)
             return replace(base, plan=plan, notes=("placed as it is without the values that are fetched",))
         except PlanError:
             reason = "what is fetched needs nodes that were not placed"
-            return by_priority(function, engines, context, options, implicit, reason)
+            return by_priority(function, engines, context, options, implicit, reason, homes.by_engine)
 
     def account(self, plan: Plan, tuned: Tuned | None, function: Function) -> Account | None:
         """Return what the chosen plan costs, by all that is known here; None where it was not chosen by measurement."""
         if tuned is None:
             return None
-        engines, store = plain(self.engines.engines), CostStore.beside(self.cache)
-        table = tuned.table if tuned.table.regions or store is None else store.table(engines, self.engines.context)
+        engines, store, homes = plain(self.engines.engines), CostStore.beside(self.cache), self.engines.homes
+        table = tuned.table
+        if not table.regions and store is not None:
+            table = table_of(store, engines, self.engines.context, homes.by_engine)
         known = [engine for engine in engines if engine.spec != self.engines.implicit]
-        return account_of(plan, tuned, function, known, table, self.engines.context.device)
+        return account_of(plan, tuned, function, known, table, homes)
 
-    def _taking(self, function: Function) -> tuple[list[GraphCompiler], str | None]:
-        """Return the engines that are asked; the one that nobody has named only where the others leave a node."""
-        implicit = self.engines.implicit
+    def _taking(self, function: Function) -> tuple[list[GraphCompiler], str | None, tuple[str, ...]]:
+        """Return the engines that are asked, the one that nobody has named only where the others leave a node.
+
+        An engine that takes nothing at all on its device is none of them, and the third is a line for each of these.
+        """
+        implicit, homes = self.engines.implicit, self.engines.homes
         named = [engine for engine in self.engines.engines if engine.spec != implicit]
-        if implicit is None or all(Capability.of(function, named, self.engines.context.device).willing()):
-            return named, None
-        return list(self.engines.engines), implicit
+        if implicit is None and all(homes.of(engine.spec) == "cpu" for engine in named):
+            return named, None, ()
+        answers = Capability.of(function, named, [homes.of(engine.spec) for engine in named])
+        idle = {at: line for at, engine in enumerate(named) if (line := _idle(function, answers, at, engine, homes))}
+        taking = [engine for at, engine in enumerate(named) if at not in idle]
+        if (taking and implicit is None) or all(answers.willing()):
+            return taking, None, tuple(idle.values())
+        return [*taking, *self.engines.engines[len(named) :]], implicit, tuple(idle.values())
+
+
+def _idle(function: Function, answers: Capability, at: int, engine: GraphCompiler, homes: Homes) -> str:
+    """Return what to say of an engine that takes no node on a device; nothing where it takes one, or is on the cpu."""
+    if homes.of(engine.spec) == "cpu" or any(at in willing for willing in answers.willing()) or not function.nodes:
+        return ""
+    return f"engine {engine.spec!r} takes nothing on {homes.of(engine.spec)}: {answers.reason(0, at)}"
 
 
 def _open_input(function: Function) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,6 +15,7 @@ from xrt.graph import DType, Function, TensorType, Value
 from xrt.runtime import Program
 from xrt.runtime.inputs import check_updated
 from xrt.runtime.outputs import check_buffers
+from xrt.runtime.placed.buffers import check_placed_buffers
 
 __all__ = ["Bound", "bound", "check_fixed"]
 
@@ -57,18 +59,19 @@ def _closed() -> None:
 def check_fixed(inputs: Sequence[Value], given: Sequence[Any], values: Sequence[Any]) -> None:
     """Check that the values are the given arrays themselves, as they lie; raises InputError naming the one that is not."""
     for declared, raw, value in zip(inputs, given, values, strict=True):
-        if not isinstance(value, np.ndarray):
+        if not hasattr(value, "flags"):
             continue
         if isinstance(raw, np.ndarray) and raw.dtype != value.dtype:
             raise InputError(
                 f"input {declared.name!r} is {raw.dtype.str}; a bound input is read where it lies, so it must be "
                 f"{value.dtype.str}: bind raw.astype({value.dtype.str!r}), and write to that"
             )
-        if not value.flags.c_contiguous or not value.flags.aligned:
+        is_aligned = not isinstance(value, np.ndarray) or value.flags.aligned
+        if not value.flags.c_contiguous or not is_aligned:
             fault = "not aligned" if value.flags.c_contiguous else "not C-contiguous"
+            mended = "np.ascontiguousarray(...)" if isinstance(value, np.ndarray) else "a C-contiguous copy"
             raise InputError(
-                f"input {declared.name!r} is {fault}; a bound input is read where it lies: bind np.ascontiguousarray(...) of it, "
-                f"and write to that"
+                f"input {declared.name!r} is {fault}; a bound input is read where it lies: bind {mended} of it, and write to that"
             )
 
 
@@ -77,12 +80,18 @@ def bound(program: Program, function: Function, values: Sequence[Any], out: Any)
 
     Raises InputError for a buffer that does not fit, or an output whose size only a run can tell and that has no buffer.
     """
-    updates = _updates(function)
+    updates, home = _updates(function), program.plan.device
     for _, target in updates:
-        check_updated(function.inputs[target].name, values[target])
+        if isinstance(values[target], np.ndarray):
+            check_updated(function.inputs[target].name, values[target])
     sized = _sized(function, values)
-    given = check_buffers(out, sized.outputs, sized.inputs, values) if out is not None else (None,) * len(sized.outputs)
-    buffers = [_empty(value) if buffer is None else buffer for value, buffer in zip(sized.outputs, given, strict=True)]
+    check = check_buffers if home == "cpu" else partial(check_placed_buffers, home)
+    given = check(out, sized.outputs, sized.inputs, values) if out is not None else (None,) * len(sized.outputs)
+    left = {source for source, _ in updates if home != "cpu"}  # an array of a device is updated itself
+    buffers = [
+        _empty(value, program) if buffer is None and place not in left else buffer
+        for place, (value, buffer) in enumerate(zip(sized.outputs, given, strict=True))
+    ]
     types = None if sized is function else {name: sized.type_of(name) for name in sized.value_names()}
     returned = list(buffers)
     for source, target in updates:
@@ -99,10 +108,11 @@ def _sized(function: Function, values: Sequence[Any]) -> Function:
     return passes.specialise(function, shapes)
 
 
-def _empty(value: Value) -> Any:
+def _empty(value: Value, program: Program) -> Any:
     type_ = value.type
     if isinstance(type_, TensorType) and type_.is_static:
-        return np.empty(type_.shape, object if type_.dtype is DType.STRING else type_.dtype.numpy)
+        dtype = np.dtype(object) if type_.dtype is DType.STRING else type_.dtype.numpy
+        return program.buffer(type_.shape, dtype)  # type: ignore[arg-type]  # it is static
     if isinstance(type_, TensorType) or type_ is None:
         shown = "of unknown type" if type_ is None else str(type_)
         raise InputError(f"output {value.name!r} is {shown}, whose size is known only after a run; give a buffer for it in out=")

@@ -8,9 +8,11 @@ from typing import Any
 from xrt.engines import GraphCompiler
 from xrt.errors import DeviceError, OptionError, did_you_mean
 from xrt.graph import FrozenDict
+from xrt.partition.devices import Homes
 from xrt.runtime import check_device, kind_of
+from xrt.runtime.isolation import Isolated, Limits
 
-__all__ = ["check_engines_run", "check_placed", "checked_devices", "devices_of"]
+__all__ = ["check_engines_run", "check_isolated_there", "check_recorded", "checked_devices", "devices_of"]
 
 
 def checked_devices(value: Any) -> Mapping[str, str]:
@@ -22,14 +24,15 @@ def checked_devices(value: Any) -> Mapping[str, str]:
     return FrozenDict({name: check_device(device) for name, device in value.items()})
 
 
-def devices_of(engines: Sequence[GraphCompiler], asked: Mapping[str, str]) -> Mapping[str, str]:
+def devices_of(engines: Sequence[GraphCompiler], asked: Mapping[str, str], others: Sequence[str] = ()) -> Mapping[str, str]:
     """Return by spec what was asked for each engine by name or spec, the spec's word before the name's.
 
-    Raises OptionError for an engine that is not in the list, DeviceError for one that does not run there.
+    What was asked for ``others``, which might be in the list, is nothing. Raises OptionError for an engine that is not in the
+    list, DeviceError for one that does not run there.
     """
     known = sorted({word for engine in engines for word in (engine.name, engine.spec)})
     for name in asked:
-        if name not in known:
+        if name not in known and name.partition("{")[0] not in others:
             raise OptionError(
                 f"devices names {name!r}, which is not in the list of engines: {', '.join(known)}.{did_you_mean(name, known)}"
             )
@@ -51,14 +54,27 @@ def check_engines_run(engines: Sequence[GraphCompiler], device: str, devices: Ma
         raise DeviceError(f"device {device!r} was asked for, but no engine of the list runs on it: {able}")
 
 
-def check_placed(isolate: Sequence[str], graph: bool, auto: bool, device: str, devices: Mapping[str, str]) -> None:
-    """Raise OptionError for what only the cpu, or only another device, has."""
-    used = sorted({device, *devices.values()} - {"cpu"})
-    if auto and used:
-        raise OptionError(
-            f"engine='auto' places by measurement on the cpu, and not yet on {', '.join(used)}; list engines by name"
-        )
-    if isolate and used:
-        raise OptionError(f"isolate= is for engines on the cpu: arrays on {', '.join(used)} do not cross to another process")
+def check_recorded(graph: bool, device: str) -> None:
+    """Raise OptionError for calls that are to be recorded where nothing can be."""
     if graph and device == "cpu":
         raise OptionError("cuda_graph=True records the work of a device, and the module runs on cpu; pass device='cuda'")
+
+
+def check_isolated_there(engine: Isolated, homes: Homes, limits: Limits) -> None:
+    """Raise OptionError for an engine in a process of its own that runs elsewhere than on the cpu, where that cannot be.
+
+    Compiling there is no matter of devices; running is, for arrays in a device's memory belong to one process.
+    """
+    device = homes.of(engine.spec)
+    if device == "cpu":
+        return
+    if engine.runs:
+        raise OptionError(
+            f"isolate= is for engines on the cpu: arrays on {device} do not cross to another process, where {engine.spec} would "
+            f"run, since isolate_run=True asks for it or it cannot save what it compiles; take it out of isolate="
+        )
+    if limits.memory is not None:
+        raise OptionError(
+            f"memory_limit= bounds the address space of a process, and a driver of {device} takes more of it than there is memory"
+            f"; take {engine.spec} out of isolate=, or leave memory_limit= out"
+        )

@@ -13,6 +13,7 @@ from xrt.errors import EngineError, LockError, OptionError, PlacementWarning, wa
 from xrt.formats.lock import Lock, Run, Standing, read_lock
 from xrt.graph import Function
 from xrt.module.reference import evaluate
+from xrt.runtime import to_host
 from xrt.tune import Tuned
 from xrt.tune.gate import Course, Outcome, gate_of, judge_gate
 from xrt.tune.lock import differences, lock_of, placed
@@ -53,7 +54,7 @@ class Locked:
 
         With a strict module that is a LockError.
         """
-        told = differences(self.lock, function, engines.engines, engines.context, settings.clustering)
+        told = differences(self.lock, function, engines.engines, engines.context, settings.clustering, devices=engines.devices)
         if not told:
             try:
                 return self._placed(function, engines)
@@ -68,7 +69,7 @@ class Locked:
     def _placed(self, function: Function, engines: EngineList) -> Tuned:
         implicit = engines.implicit if engines.implicit in self.specs else None
         asked = [one for one in engines.engines if one.spec != engines.implicit or one.spec == implicit]
-        plan = placed(self.lock.plan, function, asked, engines.context, implicit)
+        plan = placed(self.lock.plan, function, asked, engines.context, implicit, engines.devices)
         won = next((one for one in self.lock.race if one.verdict == "won"), Standing(title_of(plan), "won"))
         notes = tuple(_told(one) for one in self.lock.race if one is not won)
         about = f"from the lock {self.name}, made on {self.lock.date} by xrt {self.lock.writer}"
@@ -121,7 +122,17 @@ def lock_module(module: XRTModule, values: Sequence[Any], source: Mapping[str, s
     engines, options = module._engines, module._settings.clustering
     gate = gate_of(_course(module, build.function, values, seconds), build.plan, tuned.race)
     asked = [one for one in engines.engines if one.spec in build.plan.engines]
-    return lock_of(build.plan, tuned.race, build.function, asked, engines.context, options, gate=gate, source=source)
+    return lock_of(
+        build.plan,
+        tuned.race,
+        build.function,
+        asked,
+        engines.context,
+        options,
+        gate=gate,
+        source=source,
+        devices=engines.devices,
+    )
 
 
 def check_module(
@@ -133,7 +144,7 @@ def check_module(
     """
     function, engines = module._build(values).function, module._engines
     clustering = lock.options.get("clustering", "")  # the plan is the lock's, whatever it was chosen under
-    told = differences(lock, function, engines.engines, engines.context, clustering, with_gate=True)
+    told = differences(lock, function, engines.engines, engines.context, clustering, with_gate=True, devices=engines.devices)
     if lock.model.get("fingerprint") != function.fingerprint:
         raise LockError(f"the lock is of another model: {'; '.join(told)}")
     plan = _plan(lock.plan, function, engines)
@@ -143,10 +154,11 @@ def check_module(
 
 
 def _plan(runs: Sequence[Run], function: Function, engines: EngineList) -> Any:
-    return placed(runs, function, engines.engines, engines.context)
+    return placed(runs, function, engines.engines, engines.context, devices=engines.devices)
 
 
 def _course(module: XRTModule, function: Function, values: Sequence[Any], seconds: float) -> Course:
     context = module._engines.context
     reference = partial(evaluate, threads=context.threads)
-    return Course(function, module._engines.by_spec, context, module._cache, values, reference, seconds)
+    given, graph = [to_host(value) for value in values], module._settings.cuda_graph
+    return Course(function, module._engines.by_spec, context, module._cache, given, reference, seconds, graph=graph)

@@ -29,7 +29,7 @@ from xrt.module.saving import save_module
 from xrt.module.settings import engine_list, settings_of
 from xrt.module.source import check_declared, source_of
 from xrt.partition import Plan
-from xrt.runtime import Profile, Program, inputs
+from xrt.runtime import Profile, Program, inputs, to_host
 from xrt.tune import CostStore, Told, Tuned
 from xrt.verify import Culprit, Verification, bisect_plan, verify
 from xrt.verify.progress import Progress, unheard
@@ -175,11 +175,9 @@ class XRTModule:
         InputError for inputs that do not fit, EngineError where a region does not compile or run.
         """
         values = self._accept(args, named)
-        build = self._build(values)
+        build, given = self._build(values), to_host(values)
         context = self._engines.context
-        return verify(
-            build.function, build.plan, build.engines.by_spec, values, evaluate, context, inner=inner, progress=progress
-        )
+        return verify(build.function, build.plan, build.engines.by_spec, given, evaluate, context, inner=inner, progress=progress)
 
     def bisect(self, *args: Any, progress: Progress = unheard, **named: Any) -> Culprit | None:
         """Return the smallest part of a region that differs from the reference engine on such inputs; None where none does.
@@ -188,8 +186,8 @@ class XRTModule:
         `xrt.formats.onnx` writes what is returned.
         """
         values = self._accept(args, named)
-        build = self._build(values)
-        return bisect_plan(build.plan, build.engines.by_spec, values, evaluate, self._engines.context, progress=progress)
+        build, given = self._build(values), to_host(values)
+        return bisect_plan(build.plan, build.engines.by_spec, given, evaluate, self._engines.context, progress=progress)
 
     def _current(self) -> Build:
         return self._last or self._build(None)
@@ -251,8 +249,8 @@ class XRTModule:
         """Fix the arrays of a serving loop: ``b = m.bind(x)``, and ``b()`` runs on what ``x`` holds then.
 
         Each input is read where it lies, so it must be C-contiguous, and one that is no array is held as it is. ``out`` is
-        one buffer (or None for a fresh one) per output; every call writes to the same ones and returns them. Compiles at
-        once. Raises InputError as a call does, and for what cannot be fixed.
+        one buffer (or None for a fresh one) per output, where the module runs; every call writes to the same ones and returns
+        them. Compiles at once. Raises InputError as a call does, and for what cannot be fixed.
         """
         values = self._accept(args, named)
         check_fixed(self._source.inputs, inputs.bind(self._source.inputs, args, named), values)

@@ -12,6 +12,7 @@ from xrt.errors import DeviceError, FallbackWarning, InputError, RunFailed, warn
 from xrt.graph import Function
 from xrt.partition import Plan
 from xrt.runtime import Inspection, Program, Refusal, updated_before
+from xrt.runtime.devices import beside
 from xrt.runtime.outputs import check_buffers
 from xrt.runtime.placed.buffers import check_placed_buffers
 from xrt.runtime.program import DEFAULT
@@ -49,7 +50,7 @@ class Call:
         """Return the call with copies of the inputs that it will update, so that it can be made again in any case."""
         updated = {name for name, _ in function.aliases}
         named = zip(function.inputs, self.inputs, strict=True)
-        return replace(self, before=tuple((given, given.copy()) for value, given in named if value.name in updated))
+        return replace(self, before=tuple((given, _copied(given)) for value, given in named if value.name in updated))
 
     def on(self, program: Program) -> list[Any]:
         """Run it."""
@@ -62,7 +63,8 @@ class Call:
         """
         if self.before:
             for given, held in self.before:
-                given[...] = held
+                with beside(given):
+                    given[...] = held
         elif touched := updated_before(plan, error.region):
             names = ", ".join(map(repr, touched))
             raise RunFailed(
@@ -70,6 +72,11 @@ class Call:
                 f"region is placed elsewhere for later calls: give {names} the value it had, and call again",
                 error.region,
             ) from error
+
+
+def _copied(given: Any) -> Any:
+    with beside(given):
+        return given.copy()
 
 
 def given_up(program: Program, error: RunFailed) -> Refusal:

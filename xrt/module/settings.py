@@ -14,10 +14,11 @@ from xrt.engines.deferred import loaded
 from xrt.errors import BudgetWarning, OptionError, did_you_mean, warn
 from xrt.graph import FrozenDict
 from xrt.module.automatic import AUTO, asks_for_auto, engines_at_hand
-from xrt.module.devices import check_engines_run, check_placed, checked_devices, devices_of
+from xrt.module.devices import check_engines_run, check_isolated_there, check_recorded, checked_devices, devices_of
 from xrt.module.locked import Locked, locked
 from xrt.module.reference import REFERENCE
 from xrt.partition import ClusteringOptions
+from xrt.partition.devices import Homes
 from xrt.runtime import Streams, budget_of, check_device, kind_of
 from xrt.runtime.isolation import Isolated, Limits
 from xrt.tune import CostStore
@@ -180,6 +181,11 @@ class EngineList:
     """The module's streams."""
 
     @property
+    def homes(self) -> Homes:
+        """Where engines run."""
+        return Homes(self.context.device, self.devices)
+
+    @property
     def specs(self) -> tuple[str, ...]:
         return tuple(engine.spec for engine in self.engines)
 
@@ -210,13 +216,13 @@ def engine_list(asked: Any, device: str, settings: Settings, store: CostStore | 
     context = CompileContext(settings.execution, check_device(device), checked_budget(settings.execution), report=settings.report)
     engines, left_out = _created(asked, context, settings, store)
     _check_list(engines)
-    devices = devices_of(engines, settings.devices)
+    devices = devices_of(engines, settings.devices, registry.names() if asks_for_auto(asked) else ())
     check_engines_run(engines, context.device, devices)
-    check_placed(settings.isolate, settings.cuda_graph, asks_for_auto(asked), context.device, devices)
+    check_recorded(settings.cuda_graph, context.device)
     for engine in engines:
         if reason := engine.unsupported_options(context):
             raise OptionError(reason)
-    engines = _isolated(engines, settings)
+    engines = _isolated(engines, settings, Homes(context.device, devices))
     implicit = None if settings.strict else _reference(engines, context)
     if implicit is not None:
         engines.append(implicit)
@@ -229,20 +235,24 @@ def _created(
     many = _as_list(asked)
     if asks_for_auto(asked):
         found = settings.lock.engines([one for one in many if one != AUTO]) if settings.lock else None
-        return (found, ()) if found else engines_at_hand(many, context, store, strict=settings.strict)
+        return (found, ()) if found else engines_at_hand(many, context, store, strict=settings.strict, devices=settings.devices)
     if settings.lock is not None:
         raise OptionError("lock= holds a placement by measurement; pass engine='auto', or a list with 'auto' in it")
     return [registry.create(one) for one in many], ()
 
 
-def _isolated(engines: Sequence[GraphCompiler], settings: Settings) -> list[GraphCompiler]:
+def _isolated(engines: Sequence[GraphCompiler], settings: Settings, homes: Homes) -> list[GraphCompiler]:
     """Return the engines, those in front of a worker that are to have one."""
     check_isolated(settings.isolate, [engine.spec for engine in engines])
     limits, asked = Limits(settings.time_limit, settings.memory_limit), {*settings.isolate}
-    return [
+    found = [
         Isolated(loaded(engine), limits, runs=settings.isolate_run) if asked & {engine.name, engine.spec, "all"} else engine
         for engine in engines
     ]
+    for engine in found:
+        if isinstance(engine, Isolated):
+            check_isolated_there(engine, homes, limits)
+    return found
 
 
 def check_isolated(asked: Sequence[str], specs: Sequence[str]) -> None:

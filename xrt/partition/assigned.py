@@ -11,8 +11,9 @@ from xrt.graph import Function
 from xrt.graph.collector import collector_paused
 from xrt.graph.places import one_name
 from xrt.partition.choices import Choices
-from xrt.partition.clustering import Cluster, cluster
+from xrt.partition.clustering import Cluster, Devices, cluster
 from xrt.partition.dependencies import DependencyGraph
+from xrt.partition.devices import Homes, Whereabouts
 from xrt.partition.fold import fold
 from xrt.partition.options import ClusteringOptions
 from xrt.partition.partitioner import check_engines
@@ -31,13 +32,13 @@ def assigned(
     *,
     groups: Mapping[str, int] | None = None,
     implicit: str | None = None,
-    device: str = "cpu",
+    device: str | Homes = "cpu",
 ) -> Plan:
     """Return the Plan with each node on the engine that ``homes`` gives it: node name to spec.
 
     Regions come of the same clustering as `partition`'s, the fewest there can be. With ``groups`` (node name to number)
     they are the nodes of equal number instead, so that `homes_of` and `groups_of` of a Plan give that Plan back.
-    ``implicit`` and ``device`` are as for `partition`.
+    ``implicit`` and ``device`` are as for `partition`, and Homes its ``device`` and ``devices``.
 
     Raises PlanError where a node has no home, its engine is not in the list or does not take it, or where groups hang
     together in a cycle or mix engines or devices; OptionError for an impossible list of engines.
@@ -45,12 +46,14 @@ def assigned(
     names = [(engine.name, engine.spec) for engine in engines]
     check_engines([spec for _, spec in names], implicit)
     with collector_paused(len(function.nodes)):
-        choices = Choices.of(function, engines, (), (), device)
+        places = Homes.at(device)
+        choices = Choices.of(function, engines, (), (), [places.of(spec) for _, spec in names])
         home = _numbered(function, choices, homes)
-        clusters = _clustered(function, home) if groups is None else _grouped(function, home, groups)
+        devices = Whereabouts.of(function, engines, places).devices
+        clusters = _clustered(function, home, devices) if groups is None else _grouped(function, home, groups, devices(home))
         folded = fold(function, clusters, names)
         reasons = tuple(_reasons(function, choices, home))
-        return Plan(folded, choices.engines, reasons, ClusteringOptions(), implicit, one_name(device))
+        return Plan(folded, choices.engines, reasons, ClusteringOptions(), implicit, one_name(places.device))
 
 
 def homes_of(plan: Plan) -> dict[str, str]:
@@ -95,24 +98,24 @@ def _reasons(function: Function, choices: Choices, home: Sequence[int]) -> Itera
 # ------------------------------------------------------------------ regions
 
 
-def _clustered(function: Function, home: Sequence[int]) -> tuple[Cluster, ...]:
-    return cluster(function, [(engine,) for engine in home], ClusteringOptions()).clusters
+def _clustered(function: Function, home: Sequence[int], devices: Devices) -> tuple[Cluster, ...]:
+    return cluster(function, [(engine,) for engine in home], ClusteringOptions(), devices).clusters
 
 
-def _grouped(function: Function, home: Sequence[int], groups: Mapping[str, int]) -> tuple[Cluster, ...]:
+def _grouped(function: Function, home: Sequence[int], groups: Mapping[str, int], devices: Sequence[str]) -> tuple[Cluster, ...]:
     """Return the groups as clusters, in an order in which they can run."""
     members: dict[int, list[int]] = {}
     for place, node in enumerate(function.nodes):
         if node.name not in groups:
             raise PlanError(f"node {node.name!r} ({node.op}) is in no group; give each node a group, or leave groups out")
         members.setdefault(groups[node.name], []).append(place)
-    found = [_cluster(function, home, members[number]) for number in sorted(members)]
+    found = [_cluster(function, home, members[number], devices) for number in sorted(members)]
     return tuple(found[number] for number in _runnable(function, found))
 
 
-def _cluster(function: Function, home: Sequence[int], nodes: Sequence[int]) -> Cluster:
+def _cluster(function: Function, home: Sequence[int], nodes: Sequence[int], where: Sequence[str]) -> Cluster:
     engines = {home[place] for place in nodes}
-    devices = {one_name(function.nodes[place].device) for place in nodes} - {""}
+    devices = {where[place] for place in nodes} - {""}
     if len(engines) > 1 or len(devices) > 1:
         shown = ", ".join(repr(function.nodes[place].name) for place in nodes[:6])
         raise PlanError(f"nodes {shown} are one group, but not of one engine and one device; a region is")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import TypeAlias
 
 from xrt.errors import OptionError
@@ -67,15 +68,19 @@ class CostTable:
     """Spec to the seconds of one launch with nothing in it."""
     boundaries: Mapping[tuple[str, str], tuple[float, float]] = FrozenDict()
     """(spec that makes a value, spec that reads it) to seconds, and seconds per byte."""
+    _usual_boundary: tuple[float, float] = field(default=BOUNDARY, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for field in ("launches", "boundaries"):
-            object.__setattr__(self, field, FrozenDict(getattr(self, field)))
+        for name in ("launches", "boundaries"):
+            object.__setattr__(self, name, FrozenDict(getattr(self, name)))
         object.__setattr__(
             self, "regions", FrozenDict({subject: _checked(subject, cost) for subject, cost in self.regions.items()})
         )
         _check_seconds("launch on", ((spec, (seconds,)) for spec, seconds in self.launches.items()))
         _check_seconds("boundary", self.boundaries.items())
+        if self.boundaries:
+            once, per_byte = zip(*self.boundaries.values(), strict=True)
+            object.__setattr__(self, "_usual_boundary", (median(once), median(per_byte)))
 
     def region(self, key: str, spec: str) -> RegionCost | None:
         """Return what is known of a region on an engine; None where nothing is."""
@@ -86,8 +91,11 @@ class CostTable:
         return self.launches.get(spec, LAUNCH)
 
     def boundary(self, source: str, target: str) -> tuple[float, float]:
-        """Return the seconds, and seconds per byte, of a value between two engines; `BOUNDARY` where it was not measured."""
-        return self.boundaries.get((source, target), BOUNDARY)
+        """Return the seconds, and seconds per byte, of a value between two engines.
+
+        Of a pair that was not measured it is what the pairs that were measured cost in the median; `BOUNDARY` where none was.
+        """
+        return self.boundaries.get((source, target), self._usual_boundary)
 
     def with_region(self, key: str, spec: str, cost: RegionCost) -> CostTable:
         """Return the table with that region's cost, which takes the place of an earlier one."""

@@ -22,6 +22,11 @@ class Homes:
     by_engine: Mapping[str, str] = FrozenDict()
     """Spec of an engine to the device that was asked for it."""
 
+    @classmethod
+    def at(cls, where: str | Homes) -> Homes:
+        """Return the homes, or those that are all on one device."""
+        return where if isinstance(where, Homes) else cls(where)
+
     def of(self, spec: str) -> str:
         """Return where the engine's nodes run."""
         return self.by_engine.get(spec, self.device)

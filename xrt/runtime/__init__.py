@@ -8,6 +8,7 @@ from xrt.runtime.compile import Refusal, RegionToCompile, compile_plan, regions_
 from xrt.runtime.devices import check_device, device, kind_of, to_host
 from xrt.runtime.devices.streams import Streams
 from xrt.runtime.faults import Inspection, failure, misfit, updated_before
+from xrt.runtime.placed import hosted, on_device, repeated
 from xrt.runtime.profile import LaunchTime, Profile
 from xrt.runtime.program import Program
 from xrt.runtime.threads import available_cores, budget_of, default_budget, set_default_budget
@@ -27,9 +28,12 @@ __all__ = [
     "default_budget",
     "device",
     "failure",
+    "hosted",
     "kind_of",
     "misfit",
+    "on_device",
     "regions_of",
+    "repeated",
     "set_default_budget",
     "to_host",
     "updated_before",

@@ -33,7 +33,7 @@ def kept(step: Step, given: Sequence[Any]) -> list[Any]:
     names = [value.name for value in step.launch.function.inputs]
     written = {names.index(before) for before, _ in step.launch.function.aliases}
     written.update(source for source, _ in step.executable.in_place())
-    return [x.copy() if i in written and isinstance(x, np.ndarray) else x for i, x in enumerate(given)]
+    return [x.copy() if i in written and hasattr(x, "dtype") else x for i, x in enumerate(given)]
 
 
 def failure(launch: Launch, error: Exception) -> Exception:

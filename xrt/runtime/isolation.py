@@ -22,9 +22,10 @@ import numpy as np
 
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.engines.contract import fill
-from xrt.errors import CompileFailed, CompileRefused, EngineError, InputError, OptionError, RunFailed
+from xrt.errors import CompileFailed, CompileRefused, EngineError, InputError, OptionError, OutOfDeviceMemory, RunFailed
 from xrt.formats.bundle import working_folder
 from xrt.graph import Function, Node
+from xrt.runtime.devices.registry import origins
 from xrt.runtime.processes import kill, started_by
 from xrt.runtime.shared import Message, Room, receive, send, values_in
 
@@ -163,7 +164,8 @@ def _raised(answer: Message) -> Exception:
     """Return the exception that a worker tells of."""
     if answer["kind"] == "CompileRefused":
         return CompileRefused(answer["error"], answer["nodes"])
-    return (InputError if answer["kind"] == "InputError" else _InWorker)(answer["error"])
+    passed_on = {"InputError": InputError, "OutOfDeviceMemory": OutOfDeviceMemory}
+    return passed_on.get(answer["kind"], _InWorker)(answer["error"])
 
 
 class _InWorker(EngineError):
@@ -189,7 +191,7 @@ class Isolated(GraphCompiler):
         self.inner = engine
         self.runs = runs or cls.save is GraphCompiler.save
         self.name = engine.name  # type: ignore[misc]  # each is the one of its engine
-        self.devices = engine.devices  # type: ignore[misc]
+        self.devices = ("cpu",) if self.runs else engine.devices  # type: ignore[misc]  # no array of a device comes over
         self.supports_dynamic_shapes = engine.supports_dynamic_shapes  # type: ignore[misc]
         self._home = Home(engine, limits)
         self._number = next(_numbers)
@@ -222,6 +224,13 @@ class Isolated(GraphCompiler):
     def remarks(self, function: Function) -> tuple[str, ...]:
         what = "compiles and runs" if self.runs else "compiles"
         return (*self.inner.remarks(function), f"{what} in a process of its own")
+
+    def meet(self) -> None:
+        """Start the worker, and have it import the engine, ahead of the first compile, which would; raises EngineError."""
+        try:
+            self._home.ask({"do": "meet", **_identity(self._home.engine)})
+        except Lost as error:
+            raise CompileFailed(f"engine {self.spec!r} did not start: {error}") from error.__cause__
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         remote = RemoteExecutable(self._home, function, context)
@@ -259,15 +268,14 @@ class RemoteExecutable(Executable):
 
     def _compiled(self) -> tuple[int, int]:
         home, context, room = self._home, self._context, Room()
-        cls = type(home.engine)
         message = {
             "do": "compile" if self._saved is None else "load",
             "saved": None if self._saved is None else room.put(self._saved.cast("B")),
-            "class": f"{cls.__module__}:{cls.__qualname__}",
-            "spec": home.engine.spec,
+            **_identity(home.engine),
             "function": room.put_function(self._function),
             "options": asdict(context.options),
             "device": context.device,
+            "plugs": origins() if context.device != "cpu" else {},
             "threads": context.threads,
             "keep": str(context.keep or ""),
         }
@@ -325,6 +333,12 @@ class RemoteExecutable(Executable):
                     self._home.ask({"do": "close", "made": self._made})
                 except (Lost, EngineError):
                     return
+
+
+def _identity(engine: GraphCompiler) -> dict[str, str]:
+    """Return what tells a worker which engine is meant."""
+    cls = type(engine)
+    return {"class": f"{cls.__module__}:{cls.__qualname__}", "spec": engine.spec}
 
 
 def _filled(results: list[Any], options: RunOptions) -> list[Any]:

@@ -92,6 +92,14 @@ class Program:
         self._idle.append(frame)
         return results
 
+    def repeated(self, inputs: Sequence[Any]) -> Callable[[], Sequence[Any]]:
+        """Return the call as a module makes it of such arrays of the host, which it reads, to be timed.
+
+        On a device they lie there from the first, and the call waits for its results.
+        """
+        direct = self.direct
+        return (lambda: direct(*inputs)) if direct is not None else (lambda: self.run(inputs))
+
     def _play(self, actions: Sequence[Action]) -> None:
         action: Action | None = None
         try:
@@ -186,6 +194,10 @@ class Program:
                 np.copyto(given, buffer)
 
         return call
+
+    def buffer(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+        """Return an array of any content where the outputs of the program lie."""
+        return np.empty(shape, dtype)
 
     def _alone(self, frame: Frame) -> Callable[[], None]:
         """Spell out the call of one launch, for what stands here is what a bound call costs."""

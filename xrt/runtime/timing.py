@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-__all__ = ["Clock", "median_interval", "repeats_for", "sampled", "seconds_per_call"]
+__all__ = ["Clock", "await_idle", "median_interval", "repeats_for", "sampled", "seconds_per_call"]
 
 Clock: TypeAlias = Callable[[], float]
 
@@ -16,6 +16,10 @@ SAMPLE = 0.002
 ENOUGH = 7
 """Samples without which no interval is believed."""
 MOST = 500
+NAP = 0.004
+"""Seconds after which it is looked whether a process is idle..."""
+IDLE = 0.25
+"""... which is if it used less than this part of one core."""
 WARM_SHARE = 0.2
 """Share of the time that goes to calls before the first sample, which allocate, choose kernels and wake threads."""
 WARM_CALLS = 20
@@ -57,6 +61,18 @@ def seconds_per_call(call: Callable[[], object], repeats: int = 1, clock: Clock 
     for _ in range(repeats):
         call()
     return (clock() - began) / repeats
+
+
+def await_idle(longest: float = 0.2) -> None:
+    """Wait until this process uses next to no processor, at most so many seconds.
+
+    Threads of an engine spin after a call, in case there is another: OpenBLAS's for 50 ms. Whoever is timed then has a core less.
+    """
+    for _ in range(round(longest / NAP)):
+        began = time.process_time()
+        time.sleep(NAP)
+        if time.process_time() - began < IDLE * NAP:
+            return
 
 
 def _is_narrow(samples: Sequence[float], within: float) -> bool:

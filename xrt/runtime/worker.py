@@ -18,9 +18,11 @@ from pathlib import Path
 
 from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, parse_spec
 from xrt.engines.spec import build
-from xrt.errors import CompileRefused, InputError
+from xrt.errors import CompileRefused, InputError, OutOfDeviceMemory
 from xrt.formats.bundle import working_folder
 from xrt.graph import Function
+from xrt.runtime.devices.registry import plug
+from xrt.runtime.placed.hosted import hosted, on_device, repeated
 from xrt.runtime.processes import kill, started_by
 from xrt.runtime.shared import Message, Room, function_in, receive, send, values_in
 from xrt.runtime.timing import sampled
@@ -39,6 +41,7 @@ class Served:
     def answer(self, message: Message, memory: memoryview, room: Room) -> Message:
         """Do what a message asks; what is raised is told, and not raised."""
         ways: dict[str, Callable[[Message, memoryview, Room], Message]] = {
+            "meet": self.meet,
             "compile": self.compile,
             "load": self.load,
             "save": self.save,
@@ -50,6 +53,11 @@ class Served:
             return ways[message["do"]](message, memory, room)
         except Exception as error:  # noqa: BLE001  # it belongs to who asked
             return _told(error)
+
+    def meet(self, message: Message, memory: memoryview, room: Room) -> Message:
+        """Import an engine."""
+        self._engine(message["class"], message["spec"])
+        return {}
 
     def compile(self, message: Message, memory: memoryview, room: Room) -> Message:
         """Compile and prepare a Function; the number of the executable is the answer."""
@@ -67,11 +75,14 @@ class Served:
 
     def _asked(self, message: Message, memory: memoryview) -> tuple[GraphCompiler, Function, CompileContext]:
         keep = Path(message["keep"]) if message["keep"] else None
-        context = CompileContext(ExecutionOptions(**message["options"]), message["device"], message["threads"], keep=keep)
+        context = CompileContext(ExecutionOptions(**message["options"]), threads=message["threads"], keep=keep)
+        for kind, origin in message["plugs"].items():
+            plug(kind, origin)
+        context = on_device(message["device"], context)
         return self._engine(message["class"], message["spec"]), function_in(memory, message["function"]), context
 
     def _kept(self, executable: Executable, engine: GraphCompiler, function: Function, context: CompileContext) -> Message:
-        executable.prepare()
+        hosted(executable, context).prepare()
         number = next(self._numbers)
         self._made[number] = executable, engine, function, context
         return {"made": number, "fresh": executable.outputs_are_fresh}
@@ -93,17 +104,17 @@ class Served:
 
     def run(self, message: Message, memory: memoryview, room: Room) -> Message:
         """Run an executable on inputs that lie in the memory."""
-        executable = self._made[message["made"]][0]
-        results = executable.run(values_in(memory, message["inputs"]))
+        executable, _, _, context = self._made[message["made"]]
+        results = hosted(executable, context).run(values_in(memory, message["inputs"]))
         return {"outputs": [room.put_value(result) for result in results]}
 
     def measure(self, message: Message, memory: memoryview, room: Room) -> Message:
         """Run an executable once for what it computes, and then over and over for how long that takes."""
-        executable = self._made[message["made"]][0]
+        made, _, _, context = self._made[message["made"]]
+        executable = hosted(made, context)
         inputs = values_in(memory, message["inputs"])
         results = executable.run(inputs)
-        call = executable.direct()
-        samples = sampled(lambda: call(*inputs), message["seconds"])
+        samples = sampled(repeated(executable, inputs), message["seconds"])
         return {"outputs": [room.put_value(result) for result in results], "samples": samples}
 
     def close(self, message: Message, memory: memoryview, room: Room) -> Message:
@@ -113,8 +124,10 @@ class Served:
 
 
 def _told(error: Exception) -> Message:
-    kind = next((one.__name__ for one in (CompileRefused, InputError, MemoryError) if isinstance(error, one)), "")
-    said = str(error) if kind in ("CompileRefused", "InputError") else f"{type(error).__name__}: {error}"
+    kind = next(
+        (one.__name__ for one in (CompileRefused, InputError, OutOfDeviceMemory, MemoryError) if isinstance(error, one)), ""
+    )
+    said = str(error) if kind in ("CompileRefused", "InputError", "OutOfDeviceMemory") else f"{type(error).__name__}: {error}"
     return {"error": said, "kind": kind, "nodes": list(getattr(error, "nodes", ()))}
 
 

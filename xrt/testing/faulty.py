@@ -20,6 +20,7 @@ import numpy as np
 from xrt.engines import CompileContext, Executable, GraphCompiler, MemoryUse, RunOptions, registry
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import Function, Node
+from xrt.graph.places import kind_of
 from xrt.module.settings import REFERENCE
 
 __all__ = ["Faulty", "How", "Journal", "Recording", "Slow", "Watched", "Where"]
@@ -67,6 +68,9 @@ class Journal:
 class _Delegating(GraphCompiler):
     """An engine that hands everything to another one, for the operators it is told to take."""
 
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    """Those that the engine which does the work may have; where that one does not run, it takes nothing."""
+
     inner: str = REFERENCE
     """The spec of the engine that does the work."""
     takes: str = "*"
@@ -86,6 +90,8 @@ class _Delegating(GraphCompiler):
     def _reason(self, node: Node, function: Function) -> str | None:
         if not any(fnmatch.fnmatchcase(node.op, glob) for glob in self.takes.split("|")):
             return f"it was told to take {self.takes}, and {node.op} is none of these"
+        if kind_of(node.device or "cpu") not in self._engine.devices:
+            return f"the node runs on {node.device}; engine {self.inner!r} runs on {', '.join(self._engine.devices)}"
         return self._engine.why_not(node, function)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
@@ -227,13 +233,13 @@ def _spoil(how: How, results: list[Any], inputs: Sequence[Any]) -> None:
     elif how == "missing":
         results.pop()
     else:
-        results[0] = _SPOILT[how](np.array(results[0]))
+        results[0] = _SPOILT[how](results[0].copy())
 
 
 _SPOILT: dict[How, Any] = {
     "dtype": lambda array: array.astype(np.float64 if array.dtype != np.float64 else np.float32),
     "shape": lambda array: array[np.newaxis],
-    "nan": lambda array: np.full_like(array, np.nan) if array.dtype.kind == "f" else ~array,
+    "nan": lambda array: array * array.dtype.type(np.nan) if array.dtype.kind == "f" else ~array,
     "value": lambda array: array + array.dtype.type(1) if array.dtype.kind != "b" else ~array,
     "scalar": lambda array: array.reshape(-1)[0],
 }

@@ -7,8 +7,9 @@ all that was measured. Nothing here knows which engine is the reference, or gues
 
 from xrt.cache.disk.costs import CostStore
 from xrt.tune.account import Account
+from xrt.tune.bounds import Bounds
 from xrt.tune.driving import tune
-from xrt.tune.search import Bounds, Told
+from xrt.tune.search import Told
 from xrt.tune.tuned import Contender, Progress, Race, Tuned
 
 __all__ = ["Account", "Bounds", "Contender", "CostStore", "Progress", "Race", "Told", "Tuned", "tune"]

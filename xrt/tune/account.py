@@ -12,6 +12,7 @@ from xrt.formats.lock import Standing
 from xrt.graph import Function
 from xrt.partition import Plan
 from xrt.partition.costs import CostTable
+from xrt.partition.devices import Homes
 from xrt.partition.planner import Unlock, predicted, unlocks
 from xrt.partition.planner.prediction import BoundaryCost, RegionPrediction
 from xrt.tune.lock import standings_of
@@ -70,7 +71,7 @@ class Account:
 
 
 def account_of(
-    plan: Plan, tuned: Tuned, function: Function, engines: Sequence[GraphCompiler], table: CostTable, device: str = "cpu"
+    plan: Plan, tuned: Tuned, function: Function, engines: Sequence[GraphCompiler], table: CostTable, device: str | Homes = "cpu"
 ) -> Account:
     """Return the account of a plan by what the table knows; of an empty table there is none to be had, but for the standings."""
     standings = standings_of(tuned.race)

@@ -11,8 +11,10 @@ import numpy as np
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, GraphCompiler
 from xrt.errors import EngineError, PlanError
-from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.graph import DType, FrozenDict, Function, Node, TensorType, Value
 from xrt.partition.assigned import assigned
+from xrt.partition.capability import Capability
+from xrt.partition.devices import Homes
 from xrt.runtime import Program, compile_plan
 from xrt.runtime.rounds import rotated
 from xrt.runtime.timing import Clock, median_interval, repeats_for, seconds_per_call
@@ -29,9 +31,10 @@ TURN = 0.003
 OPSET = 20
 
 
-def light_operator(engine: GraphCompiler) -> str | None:
-    """Return an operator that costs next to nothing and that the engine takes; None where it takes none of these."""
-    return next((op for op in OPERATORS if engine.why_not(_chain([op], 16).nodes[0], _chain([op], 16)) is None), None)
+def light_operator(engine: GraphCompiler, device: str = "cpu") -> str | None:
+    """Return an operator that costs next to nothing and that the engine takes there; None where it takes none of these."""
+    chains = ((op, _chain([op], 16)) for op in OPERATORS)
+    return next((op for op, chain in chains if Capability.of(chain, [engine], device).reason(0, 0) is None), None)
 
 
 def launch_cost(engine: GraphCompiler, way: Way, context: CompileContext, seconds: float, limit: float | None) -> float | None:
@@ -39,39 +42,57 @@ def launch_cost(engine: GraphCompiler, way: Way, context: CompileContext, second
 
     Raises EngineError.
     """
-    op = light_operator(engine)
+    op = light_operator(engine, context.device)
     if op is None:
         return None
     return median_interval(way.trial(_chain([op], SIZES[0]), context, [_values(SIZES[0])], seconds, limit).samples)[0]
 
 
-def crossing(source: GraphCompiler, target: GraphCompiler, context: CompileContext, clock: Clock) -> tuple[float, float] | None:
+def crossing(
+    source: GraphCompiler,
+    target: GraphCompiler,
+    context: CompileContext,
+    clock: Clock,
+    devices: Mapping[str, str] = FrozenDict(),
+) -> tuple[float, float] | None:
     """Return the seconds, and the seconds per byte, by which two regions in a row cost more than each alone.
 
-    The three take turns, and what counts is the difference within a round. None where an engine takes nothing so light, or fails.
+    The three take turns, and what counts is the difference within a round. ``devices`` are as in `tune`: between two devices
+    a copy is part of it. None where an engine takes nothing so light, or fails.
     """
-    ops = [light_operator(source), light_operator(target)]
+    homes = Homes(context.device, devices)
+    ops = [light_operator(one, homes.of(one.spec)) for one in (source, target)]
     try:
-        small, large = (_excess(source, target, [op for op in ops if op is not None], size, context, clock) for size in SIZES)
+        small, large = (
+            _excess(source, target, [op for op in ops if op is not None], size, context, clock, homes) for size in SIZES
+        )
     except (EngineError, PlanError, ValueError):
         return None
     return small, max(0.0, large - small) / (4 * (SIZES[1] - SIZES[0]))
 
 
 def _excess(
-    source: GraphCompiler, target: GraphCompiler, ops: Sequence[str], size: int, context: CompileContext, clock: Clock
+    source: GraphCompiler,
+    target: GraphCompiler,
+    ops: Sequence[str],
+    size: int,
+    context: CompileContext,
+    clock: Clock,
+    homes: Homes,
 ) -> float:
     first, second = ops
     engines = {engine.spec: engine for engine in (source, target)}
     cache = CompileCache()
     made = [
-        _program(_chain([first, second], size), [source, target], engines, context, cache),
-        _program(_chain([first], size), [source], engines, context, cache),
-        _program(_chain([second], size), [target], engines, context, cache),
+        _program(_chain([first, second], size), [source, target], engines, context, cache, homes),
+        _program(_chain([first], size), [source], engines, context, cache, Homes(homes.of(source.spec))),
+        _program(_chain([second], size), [target], engines, context, cache, Homes(homes.of(target.spec))),
     ]
     try:
-        both, one, other = _interleaved([_call(program, _values(size)) for program in made], clock)
-        return max(0.0, statistics.median(b - x - y for b, x, y in zip(both, one, other, strict=True)))
+        both, one, other = _interleaved([program.repeated([_values(size)]) for program in made], clock)
+        excess = max(0.0, statistics.median(b - x - y for b, x, y in zip(both, one, other, strict=True)))
+        is_across = homes.of(source.spec) != homes.of(target.spec)
+        return excess / 2 if is_across else excess  # the way back, or the way there, was measured with it
     finally:
         for program in made:
             program.close()
@@ -83,19 +104,15 @@ def _program(
     engines: Mapping[str, GraphCompiler],
     context: CompileContext,
     cache: CompileCache,
+    where: Homes,
 ) -> Program:
     placed = {node.name: engine.spec for node, engine in zip(function.nodes, homes, strict=True)}
     groups = {node.name: number for number, node in enumerate(function.nodes)}
-    plan = assigned(function, list(engines.values()), placed, groups=groups, device=context.device)
+    plan = assigned(function, list(engines.values()), placed, groups=groups, device=where)
     made = compile_plan(plan, engines, context, cache)
     if not isinstance(made, Program):
         raise made[0].error
     return made
-
-
-def _call(program: Program, values: Any) -> Callable[[], object]:
-    direct = program.direct
-    return (lambda: direct(values)) if direct is not None else (lambda: program.run([values]))
 
 
 def _interleaved(calls: Sequence[Callable[[], object]], clock: Clock) -> list[list[float]]:

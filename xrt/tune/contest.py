@@ -1,9 +1,9 @@
 """The contest: plans take turns in one process, and the ratio within a round decides.
 
 On a shared machine times drift by tens of per cent while the ratio of two neighbours hardly moves. So each round gives
-every plan one turn, in an order that rotates and in the end goes backwards. A turn is several calls, one right after the
-other and right after the turn before, as a serving loop makes them; the first is not counted, since the idle threads of
-the engine before may still spin, and its values have left the caches.
+every plan one turn, in an order that rotates and every other time goes backwards. A turn is several calls, one right after the
+other, as a serving loop makes them. It begins when the threads of the turn before have gone to sleep, and its first call is
+not counted: that wakes its own threads, and its values have left the caches.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from xrt.runtime.rounds import rotated, within_rounds
-from xrt.runtime.timing import Clock, repeats_for, seconds_per_call
+from xrt.runtime.timing import Clock, await_idle, repeats_for, seconds_per_call
 
 __all__ = ["Entrant", "Rules", "against", "contested"]
 
@@ -52,6 +52,7 @@ class Entrant:
 
     def take_turn(self, clock: Clock) -> None:
         """Make the calls of a turn; what one raises is the entrant's own failure."""
+        await_idle()
         try:
             self.call()
             self.rounds.append(seconds_per_call(self.call, self.repeats, clock))

@@ -12,11 +12,13 @@ from xrt.cache.signature import CODE_UNKNOWN, code_of, conditions_of
 from xrt.engines import CompileContext, GraphCompiler, registry
 from xrt.engines.deferred import Answered, Deferred
 from xrt.errors import CacheError, XRTError
-from xrt.graph import Function
+from xrt.graph import FrozenDict, Function
 from xrt.partition import ClusteringOptions, Plan
 from xrt.partition.assigned import assigned, groups_of, homes_of
 from xrt.partition.capability import Capability
 from xrt.partition.costs import CostTable
+from xrt.partition.devices import Homes
+from xrt.runtime import on_device
 from xrt.tune.tuned import Contender, Race, Tuned, Verdict
 
 __all__ = ["asked_of", "parse", "to_text"]
@@ -35,8 +37,10 @@ def asked_of(
     context: CompileContext,
     options: ClusteringOptions,
     implicit: str | None,
+    devices: Mapping[str, str] = FrozenDict(),
+    graph: bool = False,
 ) -> Signature | None:
-    """Return what a decision is an answer to: the model, the engines with their versions and code, the options, the machine.
+    """Return what a decision is an answer to: the model, the engines with their versions and code, options, machine, devices.
 
     None where an engine's code is in no file, so that nobody could tell whether the decision is still one about it.
     """
@@ -45,7 +49,9 @@ def asked_of(
         return None
     named = ", ".join(f"{engine.spec} {_version(engine)} {code}" for engine, code in zip(engines, codes, strict=True))
     own = (("decision", f"{FORMAT} of xrt {__version__}"), ("function", function.fingerprint), ("engines", named))
-    return Signature((*own, ("implicit", str(implicit)), ("clustering", str(options)), *conditions_of(context)))
+    elsewhere = {spec: dict(conditions_of(on_device(name, context)))["device"] for spec, name in sorted(devices.items())}
+    places = (("devices", str(elsewhere)),) * bool(devices) + (("graph", "recorded"),) * graph
+    return Signature((*own, ("implicit", str(implicit)), ("clustering", str(options)), *conditions_of(context), *places))
 
 
 def _code(engine: GraphCompiler) -> str:
@@ -61,20 +67,20 @@ def _version(engine: GraphCompiler) -> str:
 # ------------------------------------------------------------------ written
 
 
-def to_text(tuned: Tuned, function: Function, engines: Sequence[GraphCompiler], context: CompileContext) -> str:
+def to_text(tuned: Tuned, function: Function, engines: Sequence[GraphCompiler], homes: Homes) -> str:
     """Return what was decided as JSON; nodes are told by their places, so that names do not matter."""
     specs = [engine.spec for engine in engines]
     plans = [_row(contender, function, specs) for contender in tuned.race.contenders]
     facts = {"format": FORMAT, "engines": specs, "budget": tuned.budget, "rounds": tuned.race.rounds}
     facts |= {"baseline": tuned.race.baseline, "measurements": tuned.measurements, "spent": tuned.spent}
-    declined = _declined(function, engines, context)
+    declined = _declined(function, engines, homes)
     notes = [note[:MOST_TEXT] for note in tuned.notes]
     return json.dumps({**facts, "notes": notes, "declined": declined, "contenders": plans}, indent=1)
 
 
-def _declined(function: Function, engines: Sequence[GraphCompiler], context: CompileContext) -> list[dict[str, list[int]]]:
+def _declined(function: Function, engines: Sequence[GraphCompiler], homes: Homes) -> list[dict[str, list[int]]]:
     """Return for each engine its reasons, with the places of the nodes: so that nobody needs to ask it again."""
-    capability = Capability.of(function, engines, context.device)
+    capability = Capability.of(function, engines, [homes.of(engine.spec) for engine in engines])
     found: list[dict[str, list[int]]] = []
     for number in range(len(engines)):
         reasons: dict[str, list[int]] = {}
@@ -102,9 +108,7 @@ def _row(contender: Contender, function: Function, specs: Sequence[str]) -> dict
 # ------------------------------------------------------------------ read
 
 
-def parse(
-    data: bytes, function: Function, engines: Sequence[GraphCompiler], context: CompileContext, implicit: str | None
-) -> Tuned:
+def parse(data: bytes, function: Function, engines: Sequence[GraphCompiler], homes: Homes, implicit: str | None) -> Tuned:
     """Return the decision that the text holds, of how ``remembered``; raises CacheError for text that is damaged or hostile."""
     try:
         told = json.loads(data)
@@ -113,7 +117,7 @@ def parse(
         specs = [_text(spec) for spec in told["engines"]]
         answered = [_answered(*pair, function) for pair in zip(engines, told["declined"], strict=True)]
         rows = told["contenders"][:MOST_PLANS]
-        contenders = tuple(_contender(row, function, answered, specs, context, implicit) for row in rows)
+        contenders = tuple(_contender(row, function, answered, specs, homes, implicit) for row in rows)
         race = Race(contenders, _count(told["rounds"]), _place(told["baseline"], len(contenders)))
         facts = {name: _seconds(told[name]) for name in ("budget", "spent")}
         notes = tuple(_text(note) for note in told["notes"])
@@ -135,7 +139,7 @@ def _contender(
     function: Function,
     engines: Sequence[GraphCompiler],
     specs: Sequence[str],
-    context: CompileContext,
+    where: Homes,
     implicit: str | None,
 ) -> Contender:
     homes, groups = row["homes"], row["groups"]
@@ -146,7 +150,7 @@ def _contender(
     names = [node.name for node in function.nodes]
     by_name = dict(zip(names, (specs[_count(home)] for home in homes), strict=True))
     grouped = dict(zip(names, map(_count, groups), strict=True))
-    plan: Plan = assigned(function, engines, by_name, groups=grouped, implicit=implicit, device=context.device)
+    plan: Plan = assigned(function, engines, by_name, groups=grouped, implicit=implicit, device=where)
     figures = {name: None if row[name] is None else _seconds(row[name]) for name in _NUMBERS}
     regions = tuple(map(_seconds, row["regions"]))
     return Contender(plan, row["verdict"], note=_text(row["note"]), regions=regions, **figures)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,17 +12,21 @@ from xrt.cache import CompileCache
 from xrt.cache.disk.costs import CostStore
 from xrt.engines import CompileContext, GraphCompiler
 from xrt.errors import CacheError, InputError, OptionError, PlacementWarning, XRTError, warn
-from xrt.graph import Function
+from xrt.graph import FrozenDict, Function
 from xrt.models import sample_inputs
 from xrt.partition import ClusteringOptions, partition
+from xrt.partition.costs import CostTable
+from xrt.partition.devices import Homes
+from xrt.runtime import on_device, to_host
 from xrt.runtime.isolation import Isolated
 from xrt.runtime.timing import Clock
 from xrt.tune import decision
-from xrt.tune.search import BOUNDS, Bounds, Search, Told, unheard
-from xrt.tune.tuned import Progress, Tuned
+from xrt.tune.bounds import BOUNDS, Bounds
+from xrt.tune.search import Search, Told, unheard
+from xrt.tune.tuned import Tuned
 from xrt.tune.values import Reference
 
-__all__ = ["remembered", "tune"]
+__all__ = ["remembered", "table_of", "tune"]
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +47,8 @@ def tune(
     bounds: Bounds | None = None,
     memory_limit: int | None = None,
     anew: bool = False,
+    devices: Mapping[str, str] = FrozenDict(),
+    graph: bool = False,
     clock: Clock = time.perf_counter,
 ) -> Tuned:
     """Return the quickest plan that a search of ``budget`` seconds finds, or the one that an earlier search has found.
@@ -52,6 +58,9 @@ def tune(
     taken from the ``store``, and what is measured now is added to it; a decision of the store is taken unless its
     search had a smaller budget, or ``anew``.
 
+    On a device, that of the context or, by spec, those of ``devices``, whoever is timed waits for the device, on arrays that
+    lie there already; the ``graph`` of a plan is recorded where it can be. Raises DeviceError where one is not at hand.
+
     Pieces are compiled and measured in workers, where a hang or a crash costs `Bounds.limit` once. Plans race in this process,
     as they are deployed, once their engines have proved themselves there. The budget is overrun by one such limit at most, and by
     the one run of the reference. A worker may have ``memory_limit`` bytes of address space, unless the bounds say otherwise. An
@@ -60,22 +69,22 @@ def tune(
     Raises OptionError for a budget that is none, PlanError where nothing takes a node.
     """
     check_budget(budget)
+    context = on_device(context.device, context)
     if store is not None and not anew:
-        known = remembered(function, engines, context, store, options, implicit, budget)
+        known = remembered(function, engines, context, store, options, implicit, budget, devices, graph)
         if known is not None:
             return known
     values, reason = _values(function, inputs)
     if values is None:
-        return by_priority(function, engines, context, options, implicit, reason)
+        return by_priority(function, engines, context, options, implicit, reason, devices)
     bounds = bounds or replace(BOUNDS, memory=memory_limit)
-    search = Search(function, engines, context, values, reference, cache, options, implicit, budget, bounds, progress, clock)
+    given = (values, reference, cache, options, implicit, budget, bounds, progress, clock, devices, graph)
+    search = Search(function, engines, context, *given)
     if store is not None:
-        search.table = store.table(plain(engines), context)
-    progress(Progress("asking the engines", "", None, 0.0, budget))
-    _ = search.priority  # raises where nothing takes a node
+        search.table = table_of(store, engines, context, devices)
     tuned = _searched(search)
     if store is not None:
-        _keep(tuned, function, engines, context, store, options, implicit)
+        _keep(tuned, function, engines, context, store, options, implicit, devices, graph)
     _tell(tuned, function)
     return tuned
 
@@ -93,9 +102,10 @@ def by_priority(
     options: ClusteringOptions,
     implicit: str | None,
     reason: str,
+    devices: Mapping[str, str] = FrozenDict(),
 ) -> Tuned:
     """Return the plan by the order of the list, for a reason."""
-    plan = partition(function, engines, options, implicit=implicit, device=context.device)
+    plan = partition(function, engines, options, implicit=implicit, device=context.device, devices=devices)
     return Tuned(plan, how="priority", notes=(reason,))
 
 
@@ -107,7 +117,7 @@ def plain(engines: Sequence[GraphCompiler]) -> list[GraphCompiler]:
 def _values(function: Function, inputs: Sequence[Any] | None) -> tuple[list[Any] | None, str]:
     """Return the values to measure with, or None and why there are none."""
     if inputs is not None:
-        return list(inputs), ""
+        return [to_host(value) for value in inputs], ""
     try:
         made = sample_inputs(function)
     except InputError as error:
@@ -138,14 +148,16 @@ def remembered(
     options: ClusteringOptions,
     implicit: str | None,
     budget: float,
+    devices: Mapping[str, str] = FrozenDict(),
+    graph: bool = False,
 ) -> Tuned | None:
     """Return what an earlier search with at least that budget has decided; None where there was none."""
-    asked = decision.asked_of(function, plain(engines), context, options, implicit)
+    asked = decision.asked_of(function, plain(engines), context, options, implicit, devices, graph)
     data = store.decision(asked) if asked is not None else None
     if data is None:
         return None
     try:
-        known = decision.parse(data, function, engines, context, implicit)
+        known = decision.parse(data, function, engines, Homes(context.device, devices), implicit)
     except CacheError as error:
         store.trouble(str(error))
         return None
@@ -160,13 +172,34 @@ def _keep(
     store: CostStore,
     options: ClusteringOptions,
     implicit: str | None,
+    devices: Mapping[str, str],
+    graph: bool,
 ) -> None:
     """Keep all costs, and the decision where somebody has won and nobody has interrupted."""
-    store.keep(tuned.table, plain(engines), context)
+    homes = Homes(context.device, devices)
+    table = _within_devices(tuned.table, homes)
+    for engine in plain(engines):
+        store.keep(table, [engine], on_device(homes.of(engine.spec), context))
     if tuned.how == "measured" and tuned.race.winner is not None:
-        asked = decision.asked_of(function, plain(engines), context, options, implicit)
+        asked = decision.asked_of(function, plain(engines), context, options, implicit, devices, graph)
         if asked is not None:
-            store.decide(asked, decision.to_text(tuned, function, engines, context))
+            store.decide(asked, decision.to_text(tuned, function, engines, homes))
+
+
+def table_of(
+    store: CostStore, engines: Sequence[GraphCompiler], context: CompileContext, devices: Mapping[str, str] = FrozenDict()
+) -> CostTable:
+    """Return what the store knows of those engines, each on its device; raises DeviceError where one is not at hand."""
+    homes, table = Homes(context.device, devices), CostTable()
+    for engine in plain(engines):
+        table = table.merged(store.table([engine], on_device(homes.of(engine.spec), context)))
+    return _within_devices(table, homes)
+
+
+def _within_devices(table: CostTable, homes: Homes) -> CostTable:
+    """Return the table without boundaries between devices: it names engines, and each may be on another device elsewhere."""
+    within = {pair: cost for pair, cost in table.boundaries.items() if homes.of(pair[0]) == homes.of(pair[1])}
+    return replace(table, boundaries=FrozenDict(within))
 
 
 def _tell(tuned: Tuned, function: Function) -> None:

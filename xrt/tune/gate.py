@@ -51,10 +51,13 @@ class Course:
     context: CompileContext
     cache: CompileCache
     inputs: Sequence[Any]
+    """Arrays of the host."""
     reference: Reference
     seconds: float
     """The race ends after so long, compiles not counted, and not before `SPELLS` rounds."""
     clock: Clock = time.perf_counter
+    graph: bool = False
+    """Whether calls on a device are recorded, where they can be."""
 
     @contextmanager
     def ready(self, *plans: Plan) -> Iterator[list[Ready]]:
@@ -71,7 +74,8 @@ class Course:
                 one.close()
 
     def _one(self, plan: Plan, expected: Sequence[Any]) -> Ready:
-        return ready(plan, self.function, self.engines, self.context, self.cache, self.inputs, expected, self.reference)
+        given, reference = self.inputs, self.reference
+        return ready(plan, self.function, self.engines, self.context, self.cache, given, expected, reference, graph=self.graph)
 
 
 def _check(made: Ready) -> None:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import groupby
 
 from xrt import __version__
 from xrt.cache.signature import conditions_of
 from xrt.engines import CompileContext, GraphCompiler
-from xrt.errors import LockError, PlanError
+from xrt.errors import DeviceError, LockError, PlanError
 from xrt.formats.lock import Gate, Lock, Run, Standing
-from xrt.graph import Function
+from xrt.graph import FrozenDict, Function
+from xrt.graph.places import one_name
 from xrt.partition import ClusteringOptions, Plan
 from xrt.partition.assigned import assigned, groups_of, homes_of
+from xrt.partition.devices import Homes
+from xrt.runtime import on_device
 from xrt.tune.driving import plain
 from xrt.tune.tuned import Contender, Race
 
-__all__ = ["differences", "lock_of", "placed", "runs_of", "standing_of", "standings_of"]
+__all__ = ["DEVICE_OF", "differences", "lock_of", "placed", "runs_of", "standing_of", "standings_of"]
 
 KEPT = 16
 """Contenders that a lock names."""
+DEVICE_OF = "device of "
+"""Before the spec of an engine: the option that says where it runs, if that is elsewhere than the module."""
 LONGEST = 400
 """Characters of a name that a lock holds."""
 SHOWN = 12
@@ -40,17 +46,22 @@ def lock_of(
     *,
     gate: Gate | None = None,
     source: Mapping[str, str] | None = None,
+    devices: Mapping[str, str] = FrozenDict(),
     now: datetime | None = None,
 ) -> Lock:
-    """Return the lock of a plan of that Function. ``source`` says where the model came from, for who checks the lock later."""
+    """Return the lock of a plan of that Function. ``source`` says where the model came from, for who checks the lock later.
+
+    ``devices`` says by spec where engines run that run elsewhere than the context says.
+    """
+    used = _of_those(devices, (launch.engine for launch in plan.launches))
     return Lock(
         __version__,
         (now or datetime.now(UTC)).strftime("%Y-%m-%d"),
         {**_facts_of_model(function), **(source or {})},
         _inputs(function),
         {engine.spec: engine.version() for engine in plain(engines)},
-        _machine(context),
-        _options(context, options),
+        _machine(context, used),
+        _options(context, options, used),
         runs_of(plan, function),
         standings_of(race)[:KEPT],
         gate,
@@ -89,6 +100,7 @@ def placed(
     engines: Sequence[GraphCompiler],
     context: CompileContext,
     implicit: str | None = None,
+    devices: Mapping[str, str] = FrozenDict(),
 ) -> Plan:
     """Return the plan that the runs are of; raises LockError where they are of no plan of that Function on those engines."""
     homes: dict[str, str] = {}
@@ -102,7 +114,7 @@ def placed(
         left = next(node.name for node in function.nodes if node.name not in homes)
         raise LockError(f"the lock places {len(homes)} of {len(function.nodes)} nodes, and not {left!r}")
     try:
-        return assigned(function, engines, homes, groups=groups, implicit=implicit, device=context.device)
+        return assigned(function, engines, homes, groups=groups, implicit=implicit, device=Homes(context.device, devices))
     except PlanError as error:
         raise LockError(f"the lock holds no plan any more: {error}") from error
 
@@ -126,6 +138,7 @@ def differences(
     options: ClusteringOptions | str,
     *,
     with_gate: bool = False,
+    devices: Mapping[str, str] = FrozenDict(),
 ) -> tuple[str, ...]:
     """Return in which ways a lock was made for something else, each as a clause; empty where it holds.
 
@@ -135,8 +148,9 @@ def differences(
         return told  # of another model nothing else is of interest
     runs = [*lock.plan, *(lock.gate.runs if lock.gate and with_gate else ())]
     found = [*_of_engines(lock, engines, (run.engine for run in runs))]
-    found += _of_facts(lock.machine, _machine(context))
-    return (*found, *_of_facts(lock.options, _options(context, options)))
+    used = _of_those(devices, (run.engine for run in lock.plan))
+    found += _of_facts(lock.machine, _machine(context, used))
+    return (*found, *_of_facts(lock.options, _options(context, options, used)))
 
 
 def _of_model(lock: Lock, function: Function) -> Iterator[str]:
@@ -187,13 +201,31 @@ def _inputs(function: Function) -> dict[str, str]:
     return {value.name[:LONGEST]: str(value.type) for value in function.inputs}
 
 
-def _machine(context: CompileContext) -> dict[str, str]:
+def _of_those(devices: Mapping[str, str], specs: Iterable[str]) -> dict[str, str]:
+    """Return the devices of engines that have a part of a plan: others need not be at hand for it."""
+    return {spec: devices[spec] for spec in dict.fromkeys(specs) if spec in devices}
+
+
+def _machine(context: CompileContext, devices: Mapping[str, str]) -> dict[str, str]:
+    """Return what the machine is, the devices that were asked for with their model; one that is not at hand is left out."""
     sets, _, processor = dict(conditions_of(context))["machine"].partition("; ")
     system, machine, *extensions = sets.split(" ")
-    return {"system": f"{system} {machine}", "processor": processor, "extensions": " ".join(extensions)}
+    return {"system": f"{system} {machine}", "processor": processor, "extensions": " ".join(extensions)} | _hardware(
+        {context.device, *devices.values()} - {"cpu"}, context
+    )
 
 
-def _options(context: CompileContext, options: ClusteringOptions | str) -> dict[str, str]:
+def _hardware(names: Iterable[str], context: CompileContext) -> dict[str, str]:
+    found = {}
+    for name in sorted(names):
+        with suppress(DeviceError):
+            accelerator = on_device(name, context).accelerator
+            found[one_name(name)] = accelerator.hardware if accelerator is not None else ""
+    return found
+
+
+def _options(context: CompileContext, options: ClusteringOptions | str, devices: Mapping[str, str]) -> dict[str, str]:
     execution = {name: str(value) for name, value in context.options.unusual().items()}
     own = {"precision": context.options.precision, "device": context.device, "threads": str(context.threads)}
-    return {**own, **execution, "clustering": str(options)}
+    elsewhere = {f"{DEVICE_OF}{spec}": name for spec, name in sorted(devices.items())}
+    return {**own, **elsewhere, **execution, "clustering": str(options)}

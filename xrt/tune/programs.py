@@ -11,7 +11,7 @@ from xrt.engines import CompileContext, GraphCompiler, RunOptions
 from xrt.errors import XRTError
 from xrt.graph import Function
 from xrt.partition import Plan
-from xrt.runtime import Program, compile_plan
+from xrt.runtime import Program, compile_plan, to_host
 from xrt.tune.right import Found, held
 from xrt.tune.values import Reference, first_drawn
 from xrt.verify.running import copied
@@ -63,30 +63,27 @@ def ready(
     inputs: Sequence[Any],
     expected: Sequence[Any],
     reference: Reference,
+    *,
+    graph: bool = False,
 ) -> Ready:
-    """Compile a plan and call it once on copies of the inputs; one that differs from the reference may not enter."""
+    """Compile a plan and call it once on copies of the inputs, which lie on the host; one that differs may not enter.
+
+    With ``graph`` its calls on a device are recorded and replayed, where they can be.
+    """
     try:
-        made = compile_plan(plan, engines, context, cache)
+        made = compile_plan(plan, engines, context, cache, graph=graph)
         if not isinstance(made, Program):
             return Ready(plan, failure="; ".join(dict.fromkeys(one.reason for one in made)))
     except XRTError as error:
         return Ready(plan, failure=_one_line(error))
     own = [copied(value) for value in inputs]
     try:
-        results = [copied(value) for value in made.run(own)]
+        results = [copied(to_host(value)) for value in made.run(own)]
         found = SOUND if first_drawn(function) else held(function, inputs, results, expected, reference, context.options)
     except Exception as error:  # noqa: BLE001  # whatever an engine raises
         made.close()
         return Ready(plan, failure=_one_line(error))
-    return Ready(plan, made, _call_of(made, own), found)
-
-
-def _call_of(program: Program, inputs: Sequence[Any]) -> Callable[[], object]:
-    """Return the call as a module makes it of a signature that it has met."""
-    direct = program.direct
-    if direct is not None:
-        return lambda: direct(*inputs)
-    return lambda: program.run(inputs)
+    return Ready(plan, made, made.repeated(own), found)
 
 
 def _one_line(error: Exception) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,14 +13,17 @@ from typing import Any, TypeAlias
 
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, GraphCompiler
-from xrt.errors import EngineError, PlanError
-from xrt.graph import Function, shape_key
+from xrt.errors import EngineError, OutOfDeviceMemory, PlanError
+from xrt.graph import FrozenDict, Function, shape_key
 from xrt.partition import ClusteringOptions, Plan, partition
 from xrt.partition.assigned import assigned, homes_of
 from xrt.partition.costs import CostTable, Measured
+from xrt.partition.devices import Homes
 from xrt.partition.planner import SearchOptions, pieces, propose
+from xrt.runtime import on_device
 from xrt.runtime.isolation import Isolated, Limits
 from xrt.runtime.timing import Clock
+from xrt.tune.bounds import Bounds
 from xrt.tune.calibration import crossing, launch_cost
 from xrt.tune.contest import Entrant, Rules, contested
 from xrt.tune.judging import Runner, judged
@@ -29,7 +33,7 @@ from xrt.tune.tuned import Contender, How, Progress, Race, Tuned, title_of
 from xrt.tune.values import Reference, captured
 from xrt.tune.walls import Apart, Way, way_of
 
-__all__ = ["Bounds", "Search", "Told", "unheard"]
+__all__ = ["Search", "Told", "unheard"]
 
 Told: TypeAlias = Callable[[Progress], object]
 """Hears how far tuning is."""
@@ -48,38 +52,6 @@ LEAST = 0.1
 """Seconds that the last compile may take in any case."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """What parts of the budget, and of the machine, tuning may take."""
-
-    survey: float = 0.55
-    """Share of the time left that goes to measuring pieces, before plans race."""
-    limit: float = 0.25
-    """Share of the budget that one compile, or one measurement, may take; it is also by how much the budget may be overrun, at
-    most: an engine that hangs in this process, where it did not in its worker, cannot be stopped."""
-    slice: float = 0.025
-    """Share of the budget that the samples of one region may take, and not more than `longest`."""
-    longest: float = 0.6
-    """Seconds of samples after which a region is known well enough to plan by, however busy the machine is."""
-    calibration: float = 0.1
-    """Share of the budget after which no further launch or boundary is measured that is not known yet."""
-    far: float = 4.0
-    """An engine that takes so many times what the quickest takes on the whole is not calibrated."""
-    ready: float = 0.85
-    """Share of the same time after which no further plan is made ready."""
-    last: float = 0.1
-    """Share of the budget with which no further survey is begun."""
-    plans: int = 6
-    """Mixtures in the contest, at most."""
-    worse: float = 2.5
-    """A plan of one engine that was measured to take so many times the best is not made ready: it has lost."""
-    memory: int | None = None
-    """Bytes of address space for each worker; None is no limit."""
-
-
-BOUNDS = Bounds()
-
-
 @dataclass(eq=False)
 class Search:
     """One tuning of one Function; what it knows is there at any time, so that it can end at any time."""
@@ -96,6 +68,10 @@ class Search:
     bounds: Bounds
     told: Told
     clock: Clock = time.perf_counter
+    devices: Mapping[str, str] = FrozenDict()
+    """By spec where engines run that run elsewhere than the context says."""
+    graph: bool = False
+    """Whether calls on a device are recorded, where they can be."""
     table: CostTable = CostTable()
     notes: list[str] = field(default_factory=list)
     proposals: tuple[Plan, ...] = ()
@@ -117,19 +93,44 @@ class Search:
     @cached_property
     def priority(self) -> Plan:
         """What the order of the list alone gives; raises PlanError where nothing takes a node."""
-        return partition(self.function, self.engines, self.options, implicit=self.implicit, device=self.context.device)
+        return partition(
+            self.function, self.engines, self.options, implicit=self.implicit, device=self.context.device, devices=self.devices
+        )
+
+    @cached_property
+    def homes(self) -> Homes:
+        """Where nodes run."""
+        return Homes(self.context.device, self.devices)
+
+    @cached_property
+    def contexts(self) -> dict[str, CompileContext]:
+        """By spec the context of each engine, on its device."""
+        return {engine.spec: on_device(self.homes.of(engine.spec), self.context) for engine in self.engines}
 
     # ------------------------------------------------------------------ the way
 
     def run(self) -> None:
         """Survey, propose and race; ends early where there is nothing left to find out."""
         with self._ways() as ways:
-            self._tell("computing what is right")
-            values = captured(self.function, self.inputs, self.reference)
+            with _starting(ways.values()) as all_started:
+                self._tell("asking the engines")
+                _ = self.priority  # raises where nothing takes a node
+                self._tell("computing what is right")
+                values = captured(self.function, self.inputs, self.reference)
+                self._tell("starting the engines")
+                all_started(max(self._left() * self.bounds.start, 0.0))
             limit = self.budget * self.bounds.limit
             slice_ = min(self.budget * self.bounds.slice, self.bounds.longest)
             self.survey = Survey(
-                ways, self.context, values, self.reference, self.table, limit=limit, slice_=slice_, clock=self.clock
+                ways,
+                self.context,
+                values,
+                self.reference,
+                self.table,
+                limit=limit,
+                slice_=slice_,
+                clock=self.clock,
+                contexts=self.contexts,
             )
             expected = [values[value.name] for value in self.function.outputs]
             while self._passes(self.survey, ways, expected):
@@ -167,7 +168,7 @@ class Search:
     def _survey(self, survey: Survey, ways: Mapping[str, Way], until: float) -> bool:
         """Measure pieces, the most useful first, for so long; return whether nobody knows of more."""
         while True:
-            asked = pieces(self.function, self.engines, survey.table, AT_ONCE, device=self.context.device)
+            asked = pieces(self.function, self.engines, survey.table, AT_ONCE, device=self.homes)
             fresh = [piece for piece in asked if not survey.is_known(piece)]
             in_time = survey.measure(fresh, until, self._told_of(survey))
             if not self.is_calibrated and len(self.function.nodes) > 1:
@@ -183,13 +184,14 @@ class Search:
         for engine in (engines := self._promising()):
             if engine.spec not in survey.table.launches and self.clock() < until:
                 self._tell(f"launching nothing on {engine.spec}")
-                with suppress(EngineError):
-                    if (seconds := launch_cost(engine, ways[engine.spec], self.context, LEAST, limit)) is not None:
+                with suppress(EngineError, OutOfDeviceMemory):
+                    if (seconds := launch_cost(engine, ways[engine.spec], self.contexts[engine.spec], LEAST, limit)) is not None:
                         survey.table = survey.table.with_launch(engine.spec, seconds)
         for source, target in permutations([one for one in engines if one.spec in survey.table.launches], 2):
             if (source.spec, target.spec) not in survey.table.boundaries and self.clock() < until:
                 self._tell(f"from {source.spec} to {target.spec}")
-                found = crossing(ways[source.spec].front, ways[target.spec].front, self.context, self.clock)
+                fronts = ways[source.spec].front, ways[target.spec].front
+                found = crossing(*fronts, self.context, self.clock, self.devices)
                 if found is not None:
                     survey.table = survey.table.with_boundary(source.spec, target.spec, *found)
 
@@ -212,8 +214,8 @@ class Search:
     def _proposed(self) -> tuple[Plan, ...]:
         """Return plans that keep the caller's options: the best predicted, one engine each, and the one by priority."""
         self._tell("planning")
-        device = self.context.device
-        found = propose(self.function, self.engines, self.table, limit=self.bounds.plans, options=AT_ONCE, device=device)
+        limit = self.bounds.plans + sum(len(plan.launches) > 1 for plan in self.proposals)
+        found = propose(self.function, self.engines, self.table, limit=limit, options=AT_ONCE, device=self.homes)
         plans = {placing(plan): plan for plan in (*found, *self._singles()) if self._is_allowed(plan)}
         plans.setdefault(placing(self.priority), self.priority)
         return tuple(plans.values())
@@ -223,7 +225,7 @@ class Search:
         for engine in self.engines:
             homes = {node.name: engine.spec for node in self.function.nodes}
             with suppress(PlanError):
-                yield assigned(self.function, self.engines, homes, device=self.context.device)
+                yield assigned(self.function, self.engines, homes, device=self.homes)
 
     def _is_allowed(self, plan: Plan) -> bool:
         """Whether a plan keeps pins and sizes."""
@@ -293,7 +295,9 @@ class Search:
             if isinstance(way, Apart):
                 way.bound(limit)
         fronts = {one.spec: one if isinstance(one, Isolated) else ways[one.spec].front for one in self.engines}
-        made = ready(plan, self.function, fronts, self.context, self.cache, self.inputs, expected, self.reference)
+        made = ready(
+            plan, self.function, fronts, self.context, self.cache, self.inputs, expected, self.reference, graph=self.graph
+        )
         if made.may_run:
             self.runners.append(Runner(made, Entrant(made.call, placing(plan) in self._simple)))
             return
@@ -378,6 +382,17 @@ class Search:
         race = judged(self.runners, [*self.others, *self._too_late()], self.rounds)
         has_begun = race.winner is not None and self.rounds >= Rules().least
         return self.settled if self.settled is not None and not has_begun else race
+
+
+@contextmanager
+def _starting(ways: Collection[Way]) -> Iterator[Callable[[float], object]]:
+    """Have all engines start at once; what is yielded waits for them, for so many seconds. Who fails says so when it is tried."""
+    threads = ThreadPoolExecutor(max(len(ways), 1), "xrt-start")
+    started = [threads.submit(way.meet) for way in ways]
+    try:
+        yield lambda seconds: wait(started, seconds)
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
 
 
 def placing(plan: Plan) -> Placing:

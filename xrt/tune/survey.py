@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from xrt.engines import CompileContext
-from xrt.errors import CompileRefused, EngineError, InputError
-from xrt.graph import Function, shape_key
+from xrt.errors import CompileRefused, EngineError, InputError, OutOfDeviceMemory
+from xrt.graph import FrozenDict, Function, shape_key
 from xrt.partition import Launch
 from xrt.partition.costs import CostTable, Measured, RegionCost
 from xrt.runtime.timing import Clock, median_interval
@@ -71,13 +71,18 @@ class Survey:
         limit: float,
         slice_: float,
         clock: Clock,
+        contexts: Mapping[str, CompileContext] = FrozenDict(),
     ) -> None:
-        """Each compile and each measurement may take ``limit`` seconds, the samples of one about ``slice_``."""
+        """Each compile and each measurement may take ``limit`` seconds, the samples of one about ``slice_``.
+
+        ``contexts`` are those of engines, by spec, that run elsewhere than the context says.
+        """
         self.table = table
         self.count = 0
         """How many measurements were made."""
         self._ways = ways
         self._context = context
+        self._contexts = contexts
         self._values = values
         self._reference = reference
         self._limit = limit
@@ -118,7 +123,11 @@ class Survey:
         left = until - self._clock()
         limit = min(self._limit, left)
         try:
-            trial = self._ways[subject.spec].trial(function, self._context, given, min(self._slice, limit / 4), limit)
+            context = self._contexts.get(subject.spec, self._context)
+            trial = self._ways[subject.spec].trial(function, context, given, min(self._slice, limit / 4), limit)
+        except OutOfDeviceMemory as error:
+            self._skip(subject, str(error))  # with less beside it on the device, another search may know more
+            return
         except (EngineError, InputError) as error:
             self._failed(subject, error, by_budget=limit < self._limit)
             return

@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.engines.deferred import loaded
-from xrt.errors import EngineError, OptionError, RunFailed
+from xrt.errors import EngineError, OptionError, OutOfDeviceMemory, RunFailed
 from xrt.graph import Function
+from xrt.runtime import hosted, repeated
 from xrt.runtime.isolation import Isolated, Limits, RemoteExecutable
 from xrt.runtime.timing import sampled
 from xrt.verify.running import copied
@@ -37,6 +38,9 @@ class Way(Protocol):
     def front(self) -> GraphCompiler:
         """What the contest compiles with, in this process."""
 
+    def meet(self) -> None:
+        """Start and import what a trial needs; raises EngineError."""
+
     def trial(
         self, function: Function, context: CompileContext, inputs: Sequence[Any], seconds: float, limit: float | None
     ) -> Trial:
@@ -53,6 +57,7 @@ class Apart(Isolated):
         """Raises OptionError where no other process can import the engine's class."""
         super().__init__(engine, limits, runs=False)
         self.runs = False  # what cannot be saved is compiled here: in the worker it did no harm
+        self.devices = engine.devices  # type: ignore[misc]  # there it runs on a device of its own process
         self._kept: dict[str, RemoteExecutable] = {}
 
     @property
@@ -94,20 +99,22 @@ class Here:
     def __init__(self, engine: GraphCompiler) -> None:
         self.front = engine
 
+    def meet(self) -> None:
+        """The engine is here."""
+
     def trial(
         self, function: Function, context: CompileContext, inputs: Sequence[Any], seconds: float, limit: float | None
     ) -> Trial:
         given = [copied(value) for value in inputs]
         try:
-            executable = self.front.compile(function, context)
+            executable = hosted(self.front.compile(function, context), context)
             try:
                 executable.prepare()
                 results = [copied(value) for value in executable.run(given)]
-                call = executable.direct()
-                return Trial(results, sampled(lambda: call(*given), seconds))
+                return Trial(results, sampled(repeated(executable, given), seconds))
             finally:
                 executable.close()
-        except EngineError:
+        except (EngineError, OutOfDeviceMemory):
             raise
         except Exception as error:
             raise RunFailed(f"engine {self.front.spec!r} failed: {type(error).__name__}: {error}") from error

@@ -19,6 +19,7 @@ from xrt.engines import CompileContext, GraphCompiler
 from xrt.errors import CompileRefused
 from xrt.graph import DType, Function, Node, TensorType, Type, Value
 from xrt.partition import Plan
+from xrt.runtime import available_cores, on_device
 from xrt.verify.judge import Verdict, judge
 from xrt.verify.progress import Progress, unheard
 from xrt.verify.regions import with_everything_out
@@ -94,7 +95,8 @@ def bisect_plan(
     values.update((value.name, given) for value, given in zip(plan.function.inputs, inputs, strict=True))
     for launch in plan.launches:
         given = [values[name] for name in launch.inputs]
-        found = bisect(launch.function, engines[launch.engine], given, reference, context, progress=progress)
+        where = on_device(plan.device_of(launch), context or CompileContext(threads=available_cores()))
+        found = bisect(launch.function, engines[launch.engine], given, reference, where, progress=progress)
         if found is not None:
             return found
         results = reference(launch.function.replace(aliases=()), [copied(value) for value in given])

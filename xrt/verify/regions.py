@@ -10,6 +10,7 @@ from xrt.engines import CompileContext, GraphCompiler
 from xrt.errors import EngineError, RunFailed
 from xrt.graph import Function, Value
 from xrt.partition import Launch, Plan
+from xrt.runtime import hosted, on_device
 from xrt.runtime.faults import failure
 from xrt.verify.judge import Judgement, Verdict, judge
 from xrt.verify.progress import Progress, unheard
@@ -102,17 +103,19 @@ def verify(
 ) -> Verification:
     """Return what each region computes beside the reference, and what they compute together.
 
-    ``plan`` is that of ``function``; ``engines`` maps each spec that it names to the engine. Every region gets inputs that
-    the reference computed, so an error shows where it is made and not where it arrives. With ``inner`` each region is
-    compiled once more to give out all that it computes. ``progress`` is told how many regions of how many are done. Raises
-    EngineError where a region does not compile or run.
+    ``plan`` is that of ``function``, and its regions run on its devices; ``inputs`` lie on the host. ``engines`` maps each
+    spec that it names to the engine. Every region gets inputs that the reference computed, so an error shows where it is made
+    and not where it arrives. With ``inner`` each region is compiled once more to give out all that it computes. ``progress``
+    is told how many regions of how many are done. Raises EngineError where a region does not compile or run, DeviceError
+    where a device is not at hand.
     """
     right = _inputs(plan, inputs)
     actual = dict(right)
     checks = []
     for done, launch in enumerate(plan.launches):
         progress(done, len(plan.launches))
-        checks.append(_region(launch, engines[launch.engine], context, right, actual, reference, inner=inner))
+        where = on_device(plan.device_of(launch), context)
+        checks.append(_region(launch, engines[launch.engine], where, right, actual, reference, inner=inner))
     progress(len(plan.launches), len(plan.launches))
     names = [value.name for value in function.outputs]
     whole = judge(function, inputs, [actual[name] for name in names], [right[name] for name in names], reference)
@@ -153,7 +156,7 @@ def _region(
 
 def _runs(engine: GraphCompiler, function: Function, context: CompileContext, calls: Sequence[Sequence[Any]]) -> list[list[Any]]:
     """Run an engine's executable once for each list of inputs, and keep nothing of it."""
-    executable = engine.compile(fitted(function, calls[0], engine), context)
+    executable = hosted(engine.compile(fitted(function, calls[0], engine), context), context)
     try:
         executable.prepare()
         return [_copies(executable.run(_copies(inputs))) for inputs in calls]

@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 from xrt import passes
 from xrt.engines import CompileContext, Executable, GraphCompiler
-from xrt.errors import CompileRefused, DeviceError
+from xrt.errors import CompileRefused
 from xrt.graph import Function, Node, TensorType, Value
-from xrt.runtime import available_cores
+from xrt.runtime import available_cores, hosted
 
 __all__ = ["Run", "compiled", "copied", "fitted", "part_of", "pieces", "run_alone", "run_in_pieces", "with_inner_values"]
 
@@ -23,16 +23,16 @@ def compiled(
 ) -> Executable:
     """Return a prepared executable, made by the engine's contract alone with nothing of XRT in between.
 
-    Without a context it may use all cores. Raises CompileRefused when `why_not` answers for a node, or the engine refuses.
+    On the device of the context it takes and gives arrays of the host all the same. Without a context it may use all cores
+    of the host. Raises CompileRefused when `why_not` answers for a node, or the engine refuses.
     """
-    if context is not None and context.device != "cpu":
-        told = f"verify and bisect hold values against the reference on the cpu, and the module runs on {context.device}"
-        raise DeviceError(f"{told}; pass check='first' to the module, which looks at calls where they run")
+    context = context or CompileContext(threads=available_cores())
     ready = fitted(function, inputs, engine)
     for node in ready.nodes:
-        if (reason := engine.why_not(node, ready)) is not None:
+        placed = node if context.device == "cpu" else replace(node, device=context.device)
+        if (reason := engine.why_not(placed, ready)) is not None:
             raise CompileRefused(f"{node.op}: {reason}")
-    executable = engine.compile(ready, context or CompileContext(threads=available_cores()))
+    executable = hosted(engine.compile(ready, context), context)
     executable.prepare()
     return executable
 

@@ -172,7 +172,8 @@ class _Memory:
             return self._answers[question]
 
     def _unknown(self, asked: _Question, function: Function) -> list[_Question]:
-        kinds = dict.fromkeys(_question(n, function) for n in function.nodes if _plain_refusal(n, function) is None)
+        asking = [n for n in function.nodes if _plain_refusal(n, function) is None and not (n.inputs and _is_plain(n, function))]
+        kinds = dict.fromkeys(_question(n, function) for n in asking)
         return [kind for kind in kinds if kind not in self._answers and kind != asked][: AT_ONCE - 1]
 
     def _learn(self, questions: Sequence[_Question]) -> None:

@@ -144,21 +144,24 @@ def _is_inf(node: Node, dtypes: Sequence[DType]) -> Steps:
     return (Step("IsInf", node.inputs, DType.BOOL, wanted),)
 
 
+ATTRIBUTES = {
+    "HardSigmoid": (FLOATS, (("alpha", 0.2), ("beta", 0.5))),
+    "LeakyRelu": (FLOATS, (("alpha", 0.01),)),
+    "Shrink": (FLOATS - NARROW, (("bias", 0.0), ("lambd", 0.5))),
+    "ThresholdedRelu": (FLOATS, (("alpha", 1.0),)),
+    "Celu": (SINGLE, (("alpha", 1.0),)),
+    "Elu": (SINGLE, (("alpha", 1.0),)),
+    "Selu": (SINGLE, (("alpha", 1.67326319217681884765625), ("gamma", 1.05070102214813232421875))),
+    "Swish": (SINGLE, (("alpha", 1.0),)),
+}
+"""Operators that take numbers as attributes: their types, and each attribute with its default."""
+
+
 def _rows() -> dict[str, Row]:
     predicate = partial(_plain, gives=DType.BOOL)
     comparisons = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual")
     exact = ("Ceil", "Floor", "HardSwish", "Reciprocal", "Round", "Softsign", "Sqrt")
     curves = ("Erf", "Exp", "Log", "Mish", "Sigmoid", "Softplus", "Tanh")
-    attributes = {
-        "HardSigmoid": (FLOATS, (("alpha", 0.2), ("beta", 0.5))),
-        "LeakyRelu": (FLOATS, (("alpha", 0.01),)),
-        "Shrink": (FLOATS - NARROW, (("bias", 0.0), ("lambd", 0.5))),
-        "ThresholdedRelu": (FLOATS, (("alpha", 1.0),)),
-        "Celu": (SINGLE, (("alpha", 1.0),)),
-        "Elu": (SINGLE, (("alpha", 1.0),)),
-        "Selu": (SINGLE, (("alpha", 1.67326319217681884765625), ("gamma", 1.05070102214813232421875))),
-        "Swish": (SINGLE, (("alpha", 1.0),)),
-    }
     return {
         **{op: Row(_plain, NUMBERS, BROADCASTING) for op in ("Add", "Div", "Mul", "PRelu", "Sub")},
         **{op: Row(predicate, NUMBERS, BROADCASTING) for op in comparisons},
@@ -167,7 +170,7 @@ def _rows() -> dict[str, Row]:
         **{op: Row(_plain, NUMBERS) for op in ("Abs", "Neg", "Relu", "Sign")},
         **{op: Row(_plain, FLOATS) for op in exact},
         **{op: Row(_plain, SINGLE) for op in curves},
-        **{op: Row(partial(_with_attributes, defaults=d), types) for op, (types, d) in attributes.items()},
+        **{op: Row(partial(_with_attributes, defaults=d), types) for op, (types, d) in ATTRIBUTES.items()},
         "Cast": Row(_cast, NUMBERS | BOOL | BYTES, 6),
         "Clip": Row(_clip, NUMBERS, 6),
         "Equal": Row(predicate, NUMBERS | BOOL, BROADCASTING),

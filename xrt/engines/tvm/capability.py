@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from xrt.engines.tvm.cuda.code import OLDEST, build
+from xrt.engines.tvm.cuda.code import target_of as device_target
 from xrt.engines.tvm.defects import known_defect
 from xrt.engines.tvm.host import target_of
 from xrt.engines.tvm.importer import INLINE, compiler_lock, constant_of, import_function
 from xrt.engines.tvm.pipeline import legalise
 from xrt.engines.tvm.reasons import shortened
+from xrt.errors import CompileRefused
 from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, Type, Value, schema_of, since_version
 
 __all__ = ["positions_read_at_import", "refusal"]
@@ -20,7 +23,7 @@ DTYPES = _FLOATS | _INTEGERS | {DType.BOOL}
 
 
 def refusal(node: Node, function: Function) -> str | None:
-    """Return why TVM cannot take the node as a Function of its own; None when it can."""
+    """Return why TVM cannot take the node, on the device that it names, as a Function of its own; None when it can."""
     if node.domain:
         return f"TVM's importer does not tell operator domains apart, so that {node.op} could mean another operator"
     if node.bodies:
@@ -32,7 +35,9 @@ def refusal(node: Node, function: Function) -> str | None:
     for name in (*node.uses, *used):
         if reason := _type_refusal(name, function.type_of(name), produced=name in used):
             return reason
-    return known_defect(node, function) or _trial(_question(node, function, version, used))
+    question = _question(node, function, version, used)
+    reason = known_defect(node, function) or _trial(question)
+    return reason if reason or node.device.partition(":")[0] in ("", "cpu") else _trial_on_device(question)
 
 
 def _is_used(name: str, function: Function) -> bool:
@@ -97,6 +102,20 @@ def _trial(question: _Question) -> str | None:
         return f"TVM takes this {question.op_type} for one of {len(imported.results)} results, where {len(wanted)} are asked for"
     reasons = (_disagreement(question.op_type, got, want) for got, want in zip(imported.results, wanted, strict=True))
     return next((reason for reason in reasons if reason), None)
+
+
+@lru_cache(maxsize=4096)
+def _trial_on_device(question: _Question) -> str | None:
+    """Generate the node's CUDA C++, some 60 milliseconds. It takes no GPU, and nothing of CUDA's."""
+    try:
+        with compiler_lock:
+            imported = import_function(_alone(question), polynomials=False)
+            build(imported.module, imported.weights, device_target(OLDEST, target_of(None, 3)), 3)
+    except CompileRefused as refused:
+        return f"TVM cannot take this {question.op_type} on CUDA: {refused}"
+    except Exception as cause:  # noqa: BLE001  # whatever TVM raises is why it cannot
+        return f"TVM's schedules for GPUs cannot take this {question.op_type}: {shortened(cause)}"
+    return None
 
 
 def _disagreement(op_type: str, got: TensorType, want: Type | None) -> str | None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import lru_cache
+from importlib import metadata
+from typing import Any, ClassVar
 
 import tvm
 import tvm_ffi
 from tvm.target import codegen
 
+from xrt.engines.accelerator import Accelerator
 from xrt.engines.contract import Executable, GraphCompiler
 from xrt.engines.options import CompileContext
 from xrt.engines.tvm.capability import refusal
+from xrt.engines.tvm.cuda import code, saving
+from xrt.engines.tvm.cuda.executable import TvmOnDevice
+from xrt.engines.tvm.cuda.library import load_runtime
 from xrt.engines.tvm.executable import RelaxExecutable
 from xrt.engines.tvm.host import check_mcpu, target_of
 from xrt.engines.tvm.importer import compiler_lock, import_function
@@ -27,18 +33,22 @@ __all__ = ["Tvm"]
 
 @dataclass(frozen=True)
 class Tvm(GraphCompiler):
-    """Apache TVM on the CPU: quick to compile, best at chains of elementwise operators, elsewhere untuned unless asked."""
+    """Apache TVM: quick to compile, best at chains of elementwise operators, elsewhere untuned unless asked.
+
+    On CUDA its own schedules for GPUs serve, and what they make is compiled by NVRTC for the device at hand.
+    """
 
     name: ClassVar[str] = "tvm"
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     compiles_in_parallel: ClassVar[bool] = False  # the importer and the pass contexts keep state of the process
 
     opt_level: int = 3
     """0 to 3: how much TVM fuses (nothing at 0) and LLVM optimises."""
     tune: int = 0
     """Schedules that MetaSchedule may try for each region, in a process of its own; 0 follows fixed rules. A trial takes a second
-    or two; what is found is kept, and used for the same loops ever after."""
+    or two; what is found is kept, and used for the same loops ever after. Of the CPU: on CUDA it is refused."""
     mcpu: str | None = None
-    """The processor to compile for, as LLVM names it (``"x86-64-v3"``); None is this one."""
+    """The processor to compile for, as LLVM names it (``"x86-64-v3"``); None is this one. On CUDA it is the one that launches."""
 
     def __post_init__(self) -> None:
         if type(self.opt_level) is not int or not 0 <= self.opt_level <= 3:
@@ -51,9 +61,13 @@ class Tvm(GraphCompiler):
             check_mcpu(self.mcpu)
 
     def why_not(self, node: Node, function: Function) -> str | None:
+        if self.tune and node.device.partition(":")[0] not in ("", "cpu"):
+            return "tune= measures on the CPU, and on CUDA TVM's own schedules serve; leave it out"
         return refusal(node, function)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
+        if context.device != "cpu":
+            return self._on_device(function, context)
         target = target_of(self.mcpu, self.opt_level)
         tuning = Tuning(self.tune, context.threads, context.keep, context.report) if self.tune else None
         try:
@@ -66,17 +80,45 @@ class Tvm(GraphCompiler):
             raise CompileRefused(f"TVM cannot compile {function.name!r}: {shortened(cause)}") from cause
         return RelaxExecutable(program, context.threads, function)
 
+    def _on_device(self, function: Function, context: CompileContext) -> TvmOnDevice:
+        """Return a program for the device's own architecture; raises CompileRefused where something of CUDA's is missing."""
+        accelerator = _addressed(context)
+        load_runtime()
+        host, architecture = target_of(self.mcpu, self.opt_level), accelerator.architecture
+        try:
+            with compiler_lock:
+                imported = import_function(function, polynomials=False)
+                target = code.target_of(architecture, host)
+                program = code.build(imported.module, imported.weights, target, self.opt_level, architecture)
+        except CompileRefused:
+            raise
+        except Exception as cause:
+            raise CompileRefused(f"TVM cannot compile {function.name!r} for {context.device}: {shortened(cause)}") from cause
+        return TvmOnDevice(program, function, accelerator, _device(context))
+
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         """Return the exported library, with those constants beside it that are not the Function's; needs a C compiler."""
-        if not isinstance(executable, RelaxExecutable):
+        if not isinstance(executable, RelaxExecutable | TvmOnDevice):
             raise CompileRefused("it is no executable of TVM's")
         if executable.saved is not None:
             return executable.saved
         with compiler_lock:
+            if isinstance(executable, TvmOnDevice):
+                return saving.exported(executable.program, executable.function, context.workdir)
             return exported(executable.program, executable.function, context.workdir)
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
+        if context.device != "cpu":
+            return self._loaded_on_device(data, function, context)
         executable = RelaxExecutable(imported_program(data, function, context.workdir), context.threads, function)
+        executable.saved = data
+        return executable
+
+    def _loaded_on_device(self, data: memoryview, function: Function, context: CompileContext) -> TvmOnDevice:
+        accelerator = _addressed(context)
+        load_runtime()
+        program = saving.imported_program(data, function, context.workdir)
+        executable = TvmOnDevice(program, function, accelerator, _device(context))
         executable.saved = data
         return executable
 
@@ -86,4 +128,26 @@ class Tvm(GraphCompiler):
         return ("untuned: loops follow fixed rules, not measurements on this processor",)
 
     def version(self) -> str:
-        return f"tvm {tvm.__version__}, llvm {codegen.llvm_version_major()}, tvm-ffi {tvm_ffi.__version__}"
+        compilers = f"llvm {codegen.llvm_version_major()}{_installed_nvrtc()}"
+        return f"tvm {tvm.__version__}, {compilers}, tvm-ffi {tvm_ffi.__version__}"
+
+
+@lru_cache(maxsize=1)
+def _installed_nvrtc() -> str:
+    """Return which NVRTC compiles for CUDA, where it was installed as a package; it is not loaded for that."""
+    try:
+        return f", nvrtc {metadata.version('nvidia-cuda-nvrtc')}"
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _addressed(context: CompileContext) -> Accelerator:
+    """Return the device of a compile; raises CompileRefused where it has no memory that a library could be handed."""
+    if context.accelerator is None or not context.accelerator.has_addresses:
+        raise CompileRefused(f"TVM needs memory of {context.device} at addresses, and is given none")
+    return context.accelerator
+
+
+def _device(context: CompileContext) -> Any:
+    """Return the device as TVM names it."""
+    return tvm.runtime.device("cuda", int(context.device.partition(":")[2] or 0))

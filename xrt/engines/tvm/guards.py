@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,9 @@ from xrt.engines.tvm.polynomials import POLYNOMIALS, dtype_of, scalar
 __all__ = ["guarded"]
 
 
-def guarded(module: IRModule) -> IRModule:
-    """Return the module with the calls of its ``main`` rewritten by `_REWRITES`."""
-    guard = _Guard(module)
+def guarded(module: IRModule, polynomials: bool = True) -> IRModule:
+    """Return the module with the calls of its ``main`` rewritten by `_REWRITES`, and exponentials by `POLYNOMIALS`."""
+    guard = _Guard(module, {**_REWRITES, **POLYNOMIALS} if polynomials else _REWRITES)
     guard.builder_.update_func(module.get_global_var("main"), guard.visit_expr(module["main"]))
     rewritten: IRModule = guard.builder_.finalize()
     return rewritten
@@ -36,10 +36,14 @@ def guarded(module: IRModule) -> IRModule:
 
 @mutator
 class _Guard(PyExprMutator):  # type: ignore[misc]  # TVM has no types
+    def __init__(self, module: IRModule, rewrites: Mapping[str, Callable[[Call, BlockBuilder], Any]]) -> None:
+        super().__init__(module)
+        self.rewrites = rewrites
+
     def visit_call_(self, call: Call) -> Any:
         call = self.visit_expr_post_order(call)
         name = getattr(call.op, "name", "")
-        rewrite = _REWRITES.get(name, _as_it_is)
+        rewrite = self.rewrites.get(name, _as_it_is)
         if name in _IN_FLOAT32 and (narrow := dtype_of(call.args[0])) in ("float16", "bfloat16"):
             return relax.op.astype(rewrite(_widened(call, self.builder_), self.builder_), narrow)
         return rewrite(call, self.builder_)
@@ -134,7 +138,6 @@ def _reaching(limit: float) -> Callable[[Call, BlockBuilder], Any]:
 
 
 _REWRITES: dict[str, Callable[[Call, BlockBuilder], Any]] = {
-    **POLYNOMIALS,
     "relax.take": _take,
     "relax.gather_elements": _gather_elements,
     "relax.gather_nd": _gather_nd,

@@ -19,7 +19,7 @@ from xrt.formats.onnx import lowest_model
 from xrt.graph import Constant, DType, Function, TensorType, Value
 from xrt.passes import fold_constants, known_value
 
-__all__ = ["Imported", "compiler_lock", "constant_of", "import_function"]
+__all__ = ["Imported", "compiler_lock", "constant_of", "import_function", "tensor_type"]
 
 log = logging.getLogger("xrt.engines.tvm")
 
@@ -40,13 +40,13 @@ class Imported:
     """What the importer says that ``main`` returns; a shape is None where it cannot tell."""
 
 
-def import_function(function: Function) -> Imported:
+def import_function(function: Function, polynomials: bool = True) -> Imported:
     """Import a Function whose inputs have static shapes.
 
     Constant nodes and the Shape of a static value become constants first: the importer has kinds of value of its own for
     them, which few of its operators take. What it imports badly is spelled otherwise. Weights (constants of more than
     `INLINE` elements) become parameters, so that no copy of them goes through protobuf, and the cost of a compile does not
-    depend on them. Raises whatever TVM's importer raises.
+    depend on them. With ``polynomials`` exponentials are written out, for processors. Raises whatever TVM's importer raises.
     """
     function = spelled(fold_constants(function, _no_evaluation))
     heavy = {name: c for name, c in function.constants.items() if c.array.size > INLINE}
@@ -58,7 +58,7 @@ def import_function(function: Function) -> Imported:
     opset = next(entry.version for entry in model.opset_import if not entry.domain)
     importer = onnx_frontend.ONNXGraphImporter(_shapes(lifted), {}, sanitize=False)
     with compiler_lock, _quiet(importer):
-        module = guarded(importer.from_onnx(model.graph, opset))
+        module = guarded(importer.from_onnx(model.graph, opset), polynomials)
     return Imported(module, tuple(heavy.values()), _result_types(module))
 
 
@@ -94,10 +94,11 @@ def _quiet(importer: onnx_frontend.ONNXGraphImporter) -> Iterator[None]:
 def _result_types(module: IRModule) -> tuple[TensorType, ...]:
     returned = module["main"].ret_ty
     fields = returned.fields if hasattr(returned, "fields") else (returned,)
-    return tuple(_tensor_type(field) for field in fields)
+    return tuple(tensor_type(field) for field in fields)
 
 
-def _tensor_type(type_: Any) -> TensorType:
+def tensor_type(type_: Any) -> TensorType:
+    """Return a type of Relax's as XRT's; raises TypeError for what is no tensor."""
     if not isinstance(type_, relax.TensorType):
         raise TypeError(f"the result is {type_}, which is not a tensor")
     dtype = DType.parse(str(type_.dtype).replace("_", ""))

@@ -20,7 +20,7 @@ from xrt.engines.tvm.schedules import CpuSchedule
 from xrt.engines.tvm.tuning import Tuning
 from xrt.graph import Constant
 
-__all__ = ["Program", "build", "legalise"]
+__all__ = ["FUSION", "LOWERING", "PLANNING", "Program", "build", "legalise"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def build(
 ) -> Program:
     """Compile the module's ``main``, whose last parameters are the weights; its loops are shared between that many threads."""
     with target, tvm.transform.PassContext(opt_level=opt_level):
-        fused = tvm.transform.Sequential(_FUSION)(legalise(module, target))
+        fused = tvm.transform.Sequential(FUSION)(legalise(module, target))
         fresh = _fresh(fused["main"])
         wrapping = wrapping_functions(fused)
         loops = _any_alignment(fused)
@@ -62,26 +62,26 @@ def build(
             loops = tuning.applied(loops, target, wrapping)
         scheduled = dlight.ApplyDefaultSchedule(CpuSchedule(threads))(loops)
         free, constants = lifted(set_apart(scheduled, wrapping, target))
-        planned = tvm.transform.Sequential(_PLANNING)(free)
-        code = relax.build(tvm.transform.Sequential(_LOWERING)(planned), target, relax_pipeline=None)
+        planned = tvm.transform.Sequential(PLANNING)(free)
+        code = relax.build(tvm.transform.Sequential(LOWERING)(planned), target, relax_pipeline=None)
     return Program(code, (*weights, *constants), fresh, _storage(planned["main"]))
 
 
-_FUSION = [
+FUSION = [
     relax.transform.AnnotateTIROpPattern(),
     relax.transform.FuseOps(),
     relax.transform.FuseTIR(),
     relax.transform.DeadCodeElimination(),
 ]
 
-_PLANNING = [
+PLANNING = [
     relax.transform.ToNonDataflow(),
     relax.transform.RemovePurityChecking(),
     relax.transform.CallTIRRewrite(),
     relax.transform.StaticPlanBlockMemory(),
 ]
 
-_LOWERING = [
+LOWERING = [
     relax.transform.LowerAllocTensor(),
     relax.transform.KillAfterLastUse(),
     relax.transform.LowerRuntimeBuiltin(),

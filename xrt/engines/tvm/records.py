@@ -74,9 +74,10 @@ def keep(folder: Path | None, key: str, record: Record) -> None:
         return
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".partial", delete=False) as file:
-            file.write(str(record))
-        Path(file.name).replace(folder / f"{key}.json")
+        with tempfile.TemporaryDirectory(suffix=".partial", dir=folder) as beside:
+            whole = Path(beside) / "record"
+            whole.write_text(str(record))
+            whole.replace(folder / f"{key}.json")
 
 
 def scheduled(function: tirx.PrimFunc, trace: str) -> tirx.PrimFunc:

@@ -4,7 +4,7 @@ TVM exports code by way of a C compiler, which it calls as a linker (its ``.tar`
 Constants that are the Function's own are named by their place in it and not stored.
 
     8 bytes      length of the header
-    header       JSON: the results that are fresh, the workspace, the constants, the length of the library
+    header       JSON: what is told of the program beside its code, the constants, the length of the library
     library
     constants    each at a multiple of 64 bytes
 """
@@ -24,7 +24,7 @@ from xrt.engines.tvm.pipeline import Program
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function
 
-__all__ = ["exported", "imported_program"]
+__all__ = ["exported", "imported_program", "packed", "unpacked"]
 
 ALIGNMENT = 64
 _LIBRARY = "library.so"
@@ -35,15 +35,21 @@ def exported(program: Program, function: Function, folder: Path | None) -> bytes
 
     Raises CompileRefused where no C compiler is at hand, or no folder.
     """
+    return packed(program.code, program.constants, {"fresh": program.fresh, "workspace": program.workspace}, function, folder)
+
+
+def packed(
+    code: Any, constants: tuple[Constant, ...], details: Mapping[str, Any], function: Function, folder: Path | None
+) -> bytes:
+    """Return code, constants and details as `unpacked` reads them."""
     if folder is None:
         raise CompileRefused("TVM exports by way of a file, and there is no working directory")
     if cc.get_cc() is None:
         raise CompileRefused("TVM exports by way of a C compiler, and none is at hand; install gcc or clang")
-    program.code.export_library(str(folder / _LIBRARY), workspace_dir=str(folder))
+    code.export_library(str(folder / _LIBRARY), workspace_dir=str(folder))
     library = (folder / _LIBRARY).read_bytes()
-    constants, parts = _described(program.constants, function)
-    header = {"fresh": program.fresh, "workspace": program.workspace, "constants": constants, "library": len(library)}
-    text = json.dumps(header).encode()
+    described, parts = _described(constants, function)
+    text = json.dumps({**details, "constants": described, "library": len(library)}).encode()
     start = len(text).to_bytes(8, "little") + text + library
     return b"".join([start, bytes(-len(start) % ALIGNMENT), *parts])
 
@@ -73,6 +79,12 @@ def _in_order(function: Function) -> list[Constant]:
 
 def imported_program(data: memoryview, function: Function, folder: Path | None) -> Program:
     """Return the program that `exported` wrote, for an equal Function; its checksum has been checked."""
+    code, constants, details = unpacked(data, function, folder)
+    return Program(code, constants, tuple(details["fresh"]), details["workspace"])
+
+
+def unpacked(data: memoryview, function: Function, folder: Path | None) -> tuple[Any, tuple[Constant, ...], dict[str, Any]]:
+    """Return code, constants and details that `packed` wrote, for an equal Function."""
     if folder is None:
         raise CompileRefused("TVM loads a library from a file, and there is no working directory")
     start = 8 + int.from_bytes(data[:8], "little")
@@ -83,7 +95,7 @@ def imported_program(data: memoryview, function: Function, folder: Path | None) 
     stored = data[end + -end % ALIGNMENT :]
     own = _in_order(function)
     constants = tuple(own[e["place"]] if "place" in e else _stored(e, stored) for e in header["constants"])
-    return Program(code, constants, tuple(header["fresh"]), header["workspace"])
+    return code, constants, header
 
 
 def _stored(entry: Mapping[str, Any], data: memoryview) -> Constant:

@@ -14,6 +14,7 @@ from xrt.engines import GraphCompiler
 from xrt.graph import Function, TensorType, Type, shape_key
 from xrt.partition.choices import Choices
 from xrt.partition.dependencies import DependencyGraph
+from xrt.partition.devices import Homes
 from xrt.partition.excerpt import excerpt
 
 if TYPE_CHECKING:
@@ -65,9 +66,10 @@ class Ground:
     """Those of them that have been asked for since the ground was made or `unasked`."""
 
     @classmethod
-    def of(cls, function: Function, engines: Sequence[GraphCompiler], device: str = "cpu") -> Ground:
+    def of(cls, function: Function, engines: Sequence[GraphCompiler], device: str | Homes = "cpu") -> Ground:
         """Ask the engines about the nodes. Linear in nodes and edges."""
-        choices = Choices.of(function, engines, (), (), device)
+        homes = Homes.at(device)
+        choices = Choices.of(function, engines, (), (), [homes.of(engine.spec) for engine in engines])
         takes = [0] * len(engines)
         for place, willing in enumerate(choices.candidates()):
             for engine in willing:
@@ -95,6 +97,10 @@ class Ground:
             if node.device:
                 found[node.device] = found.get(node.device, 0) | 1 << place
         return found
+
+    def holds(self, engine: int, mask: int) -> bool:
+        """Whether an engine takes all of some nodes, and they are of one device."""
+        return not mask & ~self.takes[engine] and sum(1 for device in self.devices.values() if device & mask) < 2
 
     # ------------------------------------------------------------------ values
 

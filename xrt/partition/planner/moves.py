@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from itertools import product
 
 from xrt.partition.planner.board import SMALL, Account, Board, Layout, Region
 from xrt.partition.planner.ground import bits, places_of
 
-__all__ = ["changes", "improved", "improved_beyond", "merged", "parted"]
+__all__ = ["changes", "improved", "improved_beyond", "merged", "parted", "recoloured"]
 
 FEW = 16
 """The most atoms of a region of which every stretch is tried apart; of larger ones single atoms, ends and likely stretches. Also
@@ -97,6 +98,16 @@ def _recoloured(board: Board, layout: Layout, at: int) -> Iterator[Layout]:
     for other in range(len(board.takes)):
         if other != engine and board.allows((other, mask)):
             yield (*layout[:at], (other, mask), *layout[at + 1 :])
+
+
+def recoloured(board: Board, layout: Layout) -> Iterator[Layout]:
+    """Yield the layouts with the same regions in which one of them, or all that an engine has, are on another engine."""
+    for at in range(len(layout)):
+        yield from _recoloured(board, layout, at)
+    for mine, other in product(dict.fromkeys(engine for engine, _ in layout), range(len(board.takes))):
+        moved = tuple((other if engine == mine else engine, mask) for engine, mask in layout)
+        if other != mine and all(map(board.allows, moved)):
+            yield moved
 
 
 def _joined(board: Board, layout: Layout, second: int) -> Iterator[Layout]:

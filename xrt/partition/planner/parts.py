@@ -36,6 +36,8 @@ class Part:
 
     mask: int
     why: str
+    is_rough: bool = False
+    """Whether it was cut by size alone, or out of a run of its like, and not where another sort of work begins."""
 
 
 def family(node: Node) -> str:
@@ -116,7 +118,7 @@ def _divisions(ground: Ground, cuts: Sequence[int]) -> Iterator[Part]:
         wanted = [len(ground) * i / count for i in range(count + 1)]
         places = sorted({min(cuts, key=lambda cut, at=at: (abs(cut - at), cut)) for at in wanted})  # type: ignore[misc]
         for first, end in pairwise(places):
-            yield Part(_between(first, end), f"one of {count} divisions")
+            yield Part(_between(first, end), f"one of {count} divisions", is_rough=True)
 
 
 def _segments(cuts: Sequence[int]) -> Iterator[Part]:
@@ -138,9 +140,12 @@ def _runs(ground: Ground) -> Iterator[Part]:
 
 
 def _singles(ground: Ground) -> Iterator[Part]:
-    """Yield one node of each kind."""
-    seen: set[str] = set()
+    """Yield one node of each kind, where there is one such a node that has no neighbour of its family in the order."""
+    families = ["", *(family(node) for node in ground.function.nodes), ""]
+    found: dict[str, Part] = {}
     for place, kind in enumerate(ground.kinds):
-        if kind not in seen:
-            seen.add(kind)
-            yield Part(bits([place]), f"{ground.function.nodes[place].op} alone")
+        before, own, after = families[place : place + 3]
+        part = Part(bits([place]), f"{ground.function.nodes[place].op} alone", is_rough=own in (before, after))
+        if kind not in found or (found[kind].is_rough and not part.is_rough):
+            found[kind] = part
+    yield from found.values()

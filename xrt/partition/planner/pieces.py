@@ -11,11 +11,12 @@ from typing import TypeAlias
 from xrt.engines import GraphCompiler
 from xrt.graph import Function
 from xrt.partition.costs import CostTable
+from xrt.partition.devices import Homes
 from xrt.partition.planner.board import TINY, Board, Layout, Region, View
 from xrt.partition.planner.ground import Ground, places_of
 from xrt.partition.planner.moves import changes
 from xrt.partition.planner.options import SearchOptions
-from xrt.partition.planner.parts import standard_parts
+from xrt.partition.planner.parts import family, standard_parts
 from xrt.partition.planner.proposing import Ranking
 
 __all__ = ["Piece", "next_pieces", "pieces"]
@@ -31,6 +32,12 @@ SURPRISE = 2.0
 
 LEAST = 0.02
 """What is hoped of a part on an engine that looks hopeless, as a part of its cost."""
+
+FEW = 2
+"""The most nodes of a part whose cost tells of each of them."""
+
+ROUGH = 0.25
+"""What a part is worth that was cut by size, against one of the same cost that was cut by what its nodes do."""
 
 NEAR = 24
 """The most regions that are asked for at once because a plan near the best has them."""
@@ -64,13 +71,13 @@ def pieces(
     table: CostTable = CostTable(),
     options: SearchOptions = SearchOptions(),
     *,
-    device: str = "cpu",
+    device: str | Homes = "cpu",
 ) -> tuple[Piece, ...]:
     """Return at most ``options.pieces`` parts to measure next, the most useful first; none where all is known.
 
-    First the whole model on each engine that takes all of it, then the regions of the plans that are best by what is
-    known, then parts of the model, those first in which most time might be saved. What the table has is not asked again,
-    and equal parts once.
+    First, and at first only, the whole model on each engine that takes all of it, then the regions of the plans that are best
+    by what is known, then parts of the model, those first in which most time might be saved. What the table has is not
+    asked again, and equal parts once.
     """
     return tuple(islice(next_pieces(Ground.of(function, engines, device), table, options), options.pieces))
 
@@ -88,9 +95,12 @@ def next_pieces(ground: Ground, table: CostTable, options: SearchOptions) -> Ite
 
 def _wanted(ground: Ground, table: CostTable, options: SearchOptions, asked: Set[tuple[str, str]]) -> Iterator[_Wish]:
     """Yield regions in nodes, the most useful first, those among them that are known; ``asked`` grows by the others."""
+    yield from (
+        ((engine, ground.whole), "the whole") for engine in range(len(ground.engines)) if ground.holds(engine, ground.whole)
+    )
+    if asked:
+        return  # what is worth asking next depends on the answers
     ranking = Ranking.of(ground, table, options)
-    engines = range(len(ground.engines))
-    yield from (((engine, ground.whole), "the whole") for engine in engines if ranking.board.allows((engine, ground.whole)))
     yield from _alternately(_of_plans(ranking, options.plans), _promising(ranking))
     for layout in Ranking.of(ground, table, options, View(HOPE)).layouts[: options.plans]:
         yield from ((region, "a region of a plan that might save more") for region in layout)
@@ -125,20 +135,36 @@ def _promising(ranking: Ranking) -> Iterator[_Wish]:
     """Yield the standard parts on the engines that take them, those first where most might be saved.
 
     That is what the part costs now, as often as the model has it, less what it might cost if the engine were `SURPRISE`
-    times as quick as it looks.
+    times as quick as it looks; where the engine has not shown what it does on such nodes, as quick as the best.
     """
     board = ranking.board
+    shown = [_shown(board, engine) for engine in range(len(board.takes))]
     parts = [part for part in standard_parts(board.ground) if part.mask != board.ground.whole]
     often = Counter(board.ground.kinds)
     often.update(board.ground.key(part.mask) for part in parts if part.mask.bit_count() > 1)
     found = []
     for part in parts:
-        now = _cost_now(ranking, part.mask) * often[board.ground.key(part.mask)]
+        now, count, ops = _cost_now(ranking, part.mask), often[board.ground.key(part.mask)], _operators(board, part.mask)
         for engine in range(len(board.takes)):
             if board.allows((engine, part.mask)):
-                then = board.estimate((engine, part.mask)) * often[board.ground.key(part.mask)] / SURPRISE
-                found.append((max(now - then, LEAST * now), (engine, part.mask), part.why))
+                then = board.estimate((engine, part.mask))
+                then = (then if part.is_rough or ops <= shown[engine] else min(then, now)) / SURPRISE
+                saved = count * max(now - then, LEAST * now) * (ROUGH if part.is_rough else 1)
+                found.append((saved, (engine, part.mask), part.why))
     yield from ((region, why) for _, region, why in sorted(found, key=lambda one: (-one[0], one[1])))
+
+
+def _shown(board: Board, engine: int) -> set[str]:
+    """Return the operators that were tried on an engine in a part of few nodes, or of one sort of work."""
+    ground, spec = board.ground, board.ground.engines[engine]
+    tried = [mask for mask, key in ground.known().items() if board.table.region(key, spec) is not None]
+    nodes = ground.function.nodes
+    pure = [mask for mask in tried if mask.bit_count() <= FEW or len({family(nodes[place]) for place in places_of(mask)}) == 1]
+    return set().union(*(_operators(board, mask) for mask in pure))
+
+
+def _operators(board: Board, mask: int) -> set[str]:
+    return {board.ground.function.nodes[place].op for place in places_of(mask)}
 
 
 def _cost_now(ranking: Ranking, mask: int) -> float:

@@ -12,12 +12,13 @@ from xrt.graph import Function
 from xrt.partition.assigned import assigned
 from xrt.partition.costs import CostTable
 from xrt.partition.dependencies import DependencyGraph
+from xrt.partition.devices import Homes
 from xrt.partition.placement import settled
 from xrt.partition.plan import Plan
 from xrt.partition.planner.board import PLAIN, SMALL, TINY, Board, Effort, Layout, View
 from xrt.partition.planner.ground import Ground, bits, places_of
 from xrt.partition.planner.linear import best_stretches, cheapest_homes
-from xrt.partition.planner.moves import improved, improved_beyond
+from xrt.partition.planner.moves import improved, improved_beyond, recoloured
 from xrt.partition.planner.options import SearchOptions
 from xrt.partition.planner.parts import survey
 from xrt.partition.planner.prediction import predicted
@@ -32,6 +33,10 @@ STRETCHES = 48
 CUTS = 256
 """The most cuts in two of a tiny model that are tried."""
 
+MOST_RECOLOURED = 32
+"""The most regions of a layout that is also proposed in other colours: what was measured region by region may be otherwise in
+a row, and a race tells."""
+
 REPEATS = 4
 """How often plans are proposed anew, at most, because the table knew regions of theirs."""
 
@@ -43,7 +48,7 @@ def propose(
     *,
     limit: int = 8,
     options: SearchOptions = SearchOptions(),
-    device: str = "cpu",
+    device: str | Homes = "cpu",
 ) -> tuple[Plan, ...]:
     """Return plans, the best predicted first: every single-engine plan there is, and at most ``limit`` others.
 
@@ -59,7 +64,7 @@ def propose(
     return tuple(plans[at] for at in sorted(range(len(plans)), key=lambda at: (costs[at], at)))
 
 
-def plan_of(ground: Ground, layout: Layout, engines: Sequence[GraphCompiler], device: str = "cpu") -> Plan:
+def plan_of(ground: Ground, layout: Layout, engines: Sequence[GraphCompiler], device: str | Homes = "cpu") -> Plan:
     """Return the Plan of a layout in nodes."""
     names = [node.name for node in ground.function.nodes]
     groups = {names[place]: number for number, (_, mask) in enumerate(layout) for place in places_of(mask)}
@@ -129,9 +134,11 @@ def _searched(board: Board, options: SearchOptions) -> Iterator[Layout]:
     found = [improved(board, start) for start in _cheapest(board, starts, options.starts)]
     if len(board) <= TINY:
         found += [improved(board, start) for start in _cheapest(board, halves(board), options.starts)]
-    yield from found
     if found and len(board) <= SMALL:
-        yield improved_beyond(board, min(found, key=lambda layout: (board.total(layout), layout)), options.width)
+        found.append(improved_beyond(board, min(found, key=lambda layout: (board.total(layout), layout)), options.width))
+    yield from found
+    for layout in _cheapest(board, found, options.starts):
+        yield from recoloured(board, layout) if len(layout) <= MOST_RECOLOURED else ()
 
 
 def _cheapest(board: Board, layouts: Iterable[Layout], count: int) -> list[Layout]:

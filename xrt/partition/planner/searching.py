@@ -9,6 +9,7 @@ from itertools import islice
 from xrt.engines import GraphCompiler
 from xrt.graph import Function
 from xrt.partition.costs import CostTable, RegionCost
+from xrt.partition.devices import Homes
 from xrt.partition.plan import Plan
 from xrt.partition.planner.ground import Ground
 from xrt.partition.planner.options import SearchOptions
@@ -39,7 +40,7 @@ def search(
     options: SearchOptions = SearchOptions(),
     *,
     table: CostTable = CostTable(),
-    device: str = "cpu",
+    device: str | Homes = "cpu",
 ) -> Found:
     """Measure piece after piece, the most useful first, and return the plans that come of it.
 

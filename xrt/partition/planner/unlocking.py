@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from xrt.engines import GraphCompiler
 from xrt.graph import Function
 from xrt.partition.costs import CostTable
+from xrt.partition.devices import Homes
 from xrt.partition.planner.board import Board, Effort
 from xrt.partition.planner.ground import Ground, places_of
 from xrt.partition.planner.moves import improved
@@ -42,7 +43,7 @@ def unlocks(
     table: CostTable,
     options: SearchOptions = SearchOptions(),
     *,
-    device: str = "cpu",
+    device: str | Homes = "cpu",
 ) -> tuple[Unlock, ...]:
     """Return what would unlock the model, the largest saving first; what saves nothing is left out.
 

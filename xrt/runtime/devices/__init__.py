@@ -6,6 +6,18 @@ host, streams and events. Nothing here knows a plan; what runs a plan over sever
 
 from xrt.runtime.devices.interface import Device, MemoryInfo, Recording, Sent
 from xrt.runtime.devices.names import check_device, kind_of, one_name
-from xrt.runtime.devices.registry import device, plugged, to_host
+from xrt.runtime.devices.registry import beside, device, plugged, to_host
 
-__all__ = ["Device", "MemoryInfo", "Recording", "Sent", "check_device", "device", "kind_of", "one_name", "plugged", "to_host"]
+__all__ = [
+    "Device",
+    "MemoryInfo",
+    "Recording",
+    "Sent",
+    "beside",
+    "check_device",
+    "device",
+    "kind_of",
+    "one_name",
+    "plugged",
+    "to_host",
+]

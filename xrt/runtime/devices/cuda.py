@@ -41,6 +41,11 @@ class CudaDevice(Device):
         model = f"{known['name'].decode()} {known['major']}.{known['minor']}"
         return f"{model}, driver {runtime.driverGetVersion()}, cuda {runtime.runtimeGetVersion()}, cupy {self._cupy.__version__}"
 
+    @cached_property
+    def architecture(self) -> str:
+        known = self._cupy.cuda.runtime.getDeviceProperties(self.index)
+        return f"sm_{known['major']}{known['minor']}"
+
     @property
     def xp(self) -> Any:
         return self._cupy

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from xrt.runtime.devices.dlpack import place_of
 from xrt.runtime.devices.interface import Device
 from xrt.runtime.devices.names import index_of, kind_of, one_name
 
-__all__ = ["Maker", "device", "plugged", "to_host"]
+__all__ = ["Maker", "beside", "device", "origins", "plug", "plugged", "to_host"]
 
 Maker = Callable[[int], Device]
 """Opens the device of that number, of one kind; raises DeviceError where there is none."""
@@ -26,6 +27,8 @@ def _cuda(index: int) -> Device:
 
 
 _makers: dict[str, Maker] = {"cuda": _cuda}
+_origins: dict[str, str] = {}
+"""By kind what gives another process the maker of its devices, where that is not the one above."""
 _opened: dict[str, Device] = {}
 _lock = threading.Lock()
 
@@ -45,22 +48,46 @@ def to_host(value: Any) -> Any:
         return [to_host(item) for item in value]
     if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack_device__"):
         return value
+    with beside(value):
+        return device(place_of(value)).download(value)
+
+
+def beside(value: Any) -> AbstractContextManager[object]:
+    """Make the device of an array current, on the stream that is current there; for what lies on no device it is nothing."""
+    if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack_device__"):
+        return nullcontext()
     there = device(place_of(value))
-    with there.using(there.current_stream()):
-        return there.download(value)
+    return there.using(there.current_stream())
+
+
+def origins() -> dict[str, str]:
+    """Return by kind what `plug` takes in another process, for devices like those that are plugged in here."""
+    return dict(_origins)
+
+
+def plug(kind: str, origin: str) -> None:
+    """Let devices of a kind be those of a maker that ``module:function`` returns, for as long as the process lives."""
+    with _lock:
+        if _origins.get(kind) != origin:
+            module, _, name = origin.partition(":")
+            _makers[kind], _origins[kind] = getattr(importlib.import_module(module), name)(), origin
 
 
 @contextmanager
-def plugged(kind: str, maker: Maker) -> Iterator[None]:
-    """Let devices of a kind be those of another maker, as long as the context lasts: a simulated one in place of CUDA."""
+def plugged(kind: str, maker: Maker, origin: str = "") -> Iterator[None]:
+    """Let devices of a kind be those of another maker, as long as the context lasts: a simulated one in place of CUDA.
+
+    ``origin`` is what gives such devices to the worker processes of this one: see `plug`.
+    """
     with _lock:
         before, opened = _makers[kind], {name: _opened.pop(name) for name in list(_opened) if kind_of(name) == kind}
-        _makers[kind] = maker
+        _makers[kind], _origins[kind] = maker, origin
     try:
         yield
     finally:
         with _lock:
             _makers[kind] = before
+            del _origins[kind]
             for name in [name for name in _opened if kind_of(name) == kind]:
                 del _opened[name]
             _opened.update(opened)

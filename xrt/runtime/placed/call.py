@@ -13,7 +13,7 @@ from xrt.runtime.devices.interface import Device, Event, Sent, Stream
 from xrt.runtime.devices.traffic import Counter
 from xrt.runtime.placed.route import HOST, Crossing
 
-__all__ = ["Call", "megabytes", "short_of"]
+__all__ = ["Call", "megabytes", "root", "short_of"]
 
 
 class Call:
@@ -111,6 +111,13 @@ def short_of(device: Device, error: BaseException, who: str, nbytes: int = 0) ->
     )
     short.__cause__ = error
     return short
+
+
+def root(error: BaseException) -> BaseException:
+    """Return what an error was raised from, first of all."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def megabytes(nbytes: int) -> str:

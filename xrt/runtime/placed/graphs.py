@@ -1,7 +1,8 @@
 """A whole call as one recorded piece of work: CUDA graphs.
 
 A call of a plan that puts all its work on one stream, and waits for nothing, is recorded once and replayed: what the host does
-between launches is left out. Inputs are copied to where the recording reads them, and outputs from where it writes them.
+between launches is left out. Inputs are copied to where the recording reads them, and outputs from where it writes them; a
+bound call has arrays that stay, which it reads and writes itself.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ _log = logging.getLogger(__name__)
 class Graphed:
     """A program's recording, or the reason why it has none. Calls go on one stream, one after the other."""
 
-    def __init__(self, program: PlacedProgram) -> None:
+    def __init__(self, program: PlacedProgram, buffers: Sequence[Array] | None = None) -> None:
+        """With ``buffers`` every call is given the same inputs, and leaves its outputs in those."""
         self._program = program
+        self._buffers = buffers
         self._reason = why_not_graphed(program)
         self._recording: Recording | None = None
         self._inputs: dict[int, Array] = {}
@@ -44,16 +47,23 @@ class Graphed:
             return None
         program = self._program
         with self._lock:
-            if self._recording is None and not self._recorded(inputs):
+            is_first = self._recording is None
+            if is_first and not self._recorded(inputs):
                 return None
             call = program.call()
             stream = call.streams[program.plan.device]
             program.begin(DEFAULT, call.streams)
-            self._fill(inputs, call)
-            self._recording.replay(stream)  # type: ignore[union-attr]  # `_recorded` said so
-            results = [self._fresh(output, stream) for output in self._outputs]
-            program.hold(call)
-        return results
+            if not is_first:  # those of the first are there, for it was recorded with them
+                self._fill(inputs, call)
+            try:
+                fresh = [self._allocated(output, stream) for output in self._outputs] if self._buffers is None else []
+                self._recording.replay(stream)  # type: ignore[union-attr]  # `_recorded` said so
+                call.held[program.plan.device] += [self._recording, self._outputs]  # and with it the memory that it works in
+                for result, output in zip(fresh, self._outputs if fresh else (), strict=True):
+                    program.home().copy_within(result, output, stream)
+            finally:
+                program.hold(call)
+        return fresh if self._buffers is None else list(self._buffers)
 
     def _recorded(self, inputs: Sequence[Any]) -> bool:
         """Record a call; where that fails the reason stays, and calls are played."""
@@ -62,13 +72,14 @@ class Graphed:
         alone = device.new_stream()  # what other threads put on the module's stream meanwhile is no part of the recording
         try:
             program.begin(DEFAULT, call.streams)
-            self._inputs = {i: device.allocate(x.shape, x.dtype, stream) for i, x in enumerate(inputs)}
+            self._inputs = {i: x if self._stays(x) else self._allocated(x, stream) for i, x in enumerate(inputs)}
             self._fill(inputs, call)
             device.follow(alone, stream)
             self._recording = device.record(alone, lambda: self._work(alone))
         except Exception as error:  # noqa: BLE001  # a library may raise anything where it cannot be recorded
             said = str(error) if isinstance(error, XRTError) else f"{type(error).__name__}: {error}"
             self._reason = f"recording a call failed: {' '.join(said.split())}"
+            device.wait([alone])  # what was begun there uses memory that is now let go
             _log.info("no graph of %s: %s", program.plan.function.name, self._reason)
             self.close()
         finally:
@@ -82,22 +93,27 @@ class Graphed:
                 call.places[place] = self._inputs[entry.slot]
         self._program.play(call)
         self._outputs = [call.places[place] for place in self._program.route.outputs]
+        for buffer, output in zip(self._buffers or (), self._outputs if self._buffers else (), strict=True):
+            self._program.home().copy_within(buffer, output, stream)
+
+    def _stays(self, value: Any) -> bool:
+        """Whether an input is read where it lies."""
+        return self._buffers is not None and self._program.is_at_home(value)
 
     def _fill(self, inputs: Sequence[Any], call: Call) -> None:
         """Copy the inputs of a call to where the recording reads them."""
         device, home = self._program.home(), self._program.plan.device
         for slot, target in self._inputs.items():
             value = inputs[slot]
+            if value is target:
+                continue
             if not self._program.is_at_home(value):
                 value = call.sent_in(value, home)
             call.held[home].append(value)
             device.copy_within(target, value, call.streams[home])
 
-    def _fresh(self, output: Array, stream: Stream) -> Array:
-        device = self._program.home()
-        result = device.allocate(output.shape, output.dtype, stream)
-        device.copy_within(result, output, stream)
-        return result
+    def _allocated(self, like: Any, stream: Stream) -> Array:
+        return self._program.allocated(like.shape, like.dtype, stream, "a recorded call")
 
     def close(self) -> None:
         """Let go of the recording and of its memory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -25,8 +26,9 @@ from xrt.runtime.devices.traffic import Counter, Traffic
 from xrt.runtime.faults import Inspection, failure, kept
 from xrt.runtime.inputs import check_updated
 from xrt.runtime.layout import Layout
-from xrt.runtime.placed.call import Call, short_of
+from xrt.runtime.placed.call import Call, root, short_of
 from xrt.runtime.placed.graphs import Graphed
+from xrt.runtime.placed.hosted import sent
 from xrt.runtime.placed.looking import host_of, shown
 from xrt.runtime.placed.route import HOST, Crossing, Launching, route_of
 from xrt.runtime.profile import Profile
@@ -86,7 +88,9 @@ class PlacedProgram(Program):
         if self._graphed is not None and plain:
             results = self._graphed.run(inputs)
             if results is not None:
-                self._end(options, self._streams(options))
+                streams = self._streams(options)
+                self.end(options, streams)
+                self._wait(options, streams)
                 return results
         return self._played(inputs, options, inspection)
 
@@ -99,7 +103,8 @@ class PlacedProgram(Program):
             results = self._outputs(call, inputs, options)
         finally:
             self.hold(call)
-        self._end(options, call.streams)
+            self.end(options, call.streams)  # where a region has failed too: what was begun may still read the inputs
+        self._wait(options, call.streams)
         return results
 
     def call(self, options: RunOptions = DEFAULT) -> Call:
@@ -162,7 +167,7 @@ class PlacedProgram(Program):
         if on_host:
             call.arrived(one.reads)
         given = [call.places[place] for place in one.reads]
-        before = kept(one.step, given) if inspection is not None and inspection.needs_inputs and on_host else given
+        before = self._before(one, call, given) if inspection is not None and inspection.needs_inputs else given
         began = perf_counter()
         try:
             results = self._computed(one, call, given)
@@ -177,6 +182,11 @@ class PlacedProgram(Program):
             call.places[place] = result
         for place in one.frees:
             call.places[place] = None
+
+    def _before(self, one: Launching, call: Call, given: Sequence[Any]) -> Sequence[Any]:
+        """Return the inputs of a launch as they will still be after it."""
+        with nullcontext() if one.device == HOST else self._devices[one.device].using(call.streams[one.device]):
+            return kept(one.step, given)
 
     def _computed(self, one: Launching, call: Call, given: Sequence[Any]) -> Sequence[Any]:
         executable = one.step.executable
@@ -196,7 +206,7 @@ class PlacedProgram(Program):
     def _error(self, one: Launching, error: Exception) -> Exception:
         launch = one.step.launch
         where = self._devices.get(one.device)
-        short = short_of(where, _root(error), f"engine {launch.engine!r} in {launch.name}") if where else None
+        short = short_of(where, root(error), f"engine {launch.engine!r} in {launch.name}") if where else None
         return short or failure(launch, error)
 
     def _look(self, one: Launching, call: Call, inspection: Inspection, given: Sequence[Any], results: Sequence[Any]) -> None:
@@ -219,10 +229,11 @@ class PlacedProgram(Program):
         results = [call.places[place] for place in self.route.outputs]
         with nullcontext() if self._is_on_host() else self.home().using(call.streams[self.plan.device]):
             self._unshare_placed(results, inputs)
+            computed = tuple(results)
             for source, target in self._slots.aliases:
                 results[source] = self._updated(call, inputs[target], results[source])
             if options.out is not None:
-                _filled(results, options.out)
+                _fill(results, computed, options.out)
         return results
 
     def _unshare_placed(self, results: list[Any], inputs: Sequence[Any]) -> None:
@@ -258,13 +269,14 @@ class PlacedProgram(Program):
         if not self._is_on_host() and options.stream is None:
             self.home().follow(streams[self.plan.device], self.home().current_stream())
 
-    def _end(self, options: RunOptions, streams: Mapping[str, Stream]) -> None:
-        """Let what the caller puts on its current stream come after our work; wait if we are told to."""
-        if self._is_on_host():
-            return
-        if options.stream is None:
+    def end(self, options: RunOptions, streams: Mapping[str, Stream]) -> None:
+        """Let what the caller puts on its current stream come after our work."""
+        if not self._is_on_host() and options.stream is None:
             self.home().follow(self.home().current_stream(), streams[self.plan.device])
-        if options.block:
+
+    def _wait(self, options: RunOptions, streams: Mapping[str, Stream]) -> None:
+        """Wait for our work, if we are told to."""
+        if options.block and not self._is_on_host():
             self._counter.add(waits=1)
             self.home().wait([streams[self.plan.device]])
 
@@ -289,14 +301,49 @@ class PlacedProgram(Program):
 
     # ------------------------------------------------------------------ the rest
 
+    def repeated(self, inputs: Sequence[Any]) -> Callable[[], Sequence[Any]]:
+        """Return the call as a module makes it, on copies of the inputs where the module runs; it waits for its results."""
+        given, options = list(inputs), RunOptions(block=True)
+        if not self._is_on_host():
+            with self.home().using(self._own.on(self.plan.device)):
+                given = sent(inputs, self.home())
+        return lambda: self.run(given, options)
+
     def bind(
         self, inputs: Sequence[Any], buffers: Sequence[Any], types: Mapping[str, Type | None] | None = None
     ) -> Callable[[], None]:
-        """Raise DeviceError: fixed arrays are the CPU's way of saving time; a graph is the device's."""
-        raise DeviceError(
-            f"bind() fixes arrays of the cpu, and the module uses {', '.join(self._devices)}; call the module, with "
-            f"cuda_graph=True where its calls are short"
-        )
+        """Return a call that reads those inputs as they are when it is made and leaves the outputs in those buffers.
+
+        The inputs are arrays of the plan's device, or of the host, from where each call copies them; a buffer is an array of
+        the plan's device, or None where the output updates an input. The call returns when its work is on the streams, and
+        is replayed where the program's are. It is for one thread at a time.
+        """
+        options = RunOptions(out=tuple(buffers))
+        graphed = Graphed(self, buffers) if self._graphed is not None else None
+
+        def call() -> None:
+            self._let_go()
+            self._counter.add(calls=1)
+            if graphed is not None and graphed.run(inputs) is not None:
+                self.end(DEFAULT, self._streams(DEFAULT))
+            else:
+                self._played(inputs, options, None)
+
+        return call
+
+    def buffer(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+        """Return an array of any content on the plan's device; raises OutOfDeviceMemory."""
+        if self._is_on_host():
+            return super().buffer(shape, dtype)
+        return self.allocated(shape, dtype, self._own.on(self.plan.device), "a buffer of a bound call")
+
+    def allocated(self, shape: Sequence[int], dtype: np.dtype[Any], stream: Stream, who: str) -> Any:
+        """Return an array of any content on the plan's device, for work on the stream; raises OutOfDeviceMemory."""
+        try:
+            return self.home().allocate(shape, dtype, stream)
+        except Exception as error:  # noqa: BLE001  # of which only a lack of memory has another name
+            nbytes = math.prod(shape) * dtype.itemsize
+            raise short_of(self.home(), error, who, nbytes) or error  # noqa: B904
 
     def profile(self) -> Profile:
         """Return the times of the launches over the calls that asked for them, which wait for each, and what crossed."""
@@ -320,19 +367,13 @@ def _settled(under_way: deque[tuple[Device, Event, list[object]]], streams: Stre
             where.wait([stream])
 
 
-def _root(error: BaseException) -> BaseException:
-    """Return what an error was raised from, first of all."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
 def _copied(value: Any) -> Any:
     return [_copied(item) for item in value] if isinstance(value, list) else None if value is None else value.copy()
 
 
-def _filled(results: list[Any], buffers: Sequence[Any]) -> None:
+def _fill(results: list[Any], computed: Sequence[Any], buffers: Sequence[Any]) -> None:
+    """Leave what was computed in the buffers that there are, and put those among the results."""
     for index, buffer in enumerate(buffers):
-        if buffer is not None and buffer is not results[index]:
-            buffer[...] = results[index]
+        if buffer is not None:
+            buffer[...] = computed[index]
             results[index] = buffer

@@ -243,6 +243,11 @@ class _Recorded(Recording):
         self._machine.replay(stream, self._pieces)
 
 
+def another() -> Callable[[int], SimulatedDevice]:
+    """Return what opens devices of a machine of its own: those of a worker process."""
+    return World(Machine("eager"), 2).device
+
+
 @contextmanager
 def simulated(devices: int = 2, order: Order = "late", seed: int = 0, limit: int = 1 << 30) -> Iterator[Machine]:
     """Put simulated devices in the place of CUDA's, and yield the machine; raises AssertionError at the end where work raced.
@@ -251,7 +256,7 @@ def simulated(devices: int = 2, order: Order = "late", seed: int = 0, limit: int
     ``limit`` is the memory of each device.
     """
     machine = Machine(order, seed, limit)
-    with plugged("cuda", World(machine, devices).device):
+    with plugged("cuda", World(machine, devices).device, f"{__name__}:another"):
         yield machine
     if machine.races:
         raise AssertionError("\n".join(["work raced on a simulated device:", *dict.fromkeys(machine.races)]))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 from typing import Any
 
+from xrt.engines.precision import rounded_once
 from xrt.engines.toy.env import Env
 from xrt.engines.toy.kernels.layout import padded
-from xrt.engines.toy.kernels.precision import rounded_once
-from xrt.engines.toy.kernels.windows import Placement, Window, fold, window_of
+from xrt.engines.toy.kernels.windows import around, fold
 from xrt.engines.toy.table import Array, Run, ops
+from xrt.engines.windows import Placement, Window, trims, window_of
 from xrt.graph import Node
 
 __all__ = ["convolve", "with_bias"]
@@ -23,7 +24,7 @@ BLOCK = 1 << 23
 def convolve(xp: Any, x: Array, w: Array, window: Window, group: int) -> Array:
     """Return the convolution of (N, C, *spatial) by (M, C/group, *kernel), summed in the tensors' own dtype."""
     place = window.over(x.shape[2:])
-    x = place.around(xp, x, 0)
+    x = around(xp, place, x, 0)
     if group == x.shape[1] and w.shape[1] == 1:
         return _per_channel(xp, x, w, place)
     weights = w.reshape(group, w.shape[0] // group, -1)
@@ -107,25 +108,10 @@ def conv_transpose(node: Node, env: Env) -> Run:
         extents = [s * (n - 1) + span for s, n, span in zip(window.strides, x.shape[2:], window.spans, strict=True)]
         nowhere = (0,) * len(extents)
         whole = fold(xp, columns, Placement(window, tuple(extents), nowhere, nowhere, nowhere, x.shape[2:]), extents)
-        return with_bias(_cropped(xp, whole, node, window, x.shape[2:]), bias)
+        pads = trims(node, window, extents, x.shape[2:])
+        return with_bias(padded(xp, whole, pads, "constant", 0, range(2, x.ndim)), bias)
 
     return rounded_once(run)
-
-
-def _cropped(xp: Any, whole: Array, node: Node, window: Window, inputs: Sequence[int]) -> Array:
-    """Cut off the declared padding; where an output shape is asked for, as much as leaves that shape."""
-    extra = node.attr("output_padding") or (0,) * len(inputs)
-    asked = node.attr("output_shape")
-    if asked is None and window.auto_pad.startswith("SAME"):
-        asked = [n * s for n, s in zip(inputs, window.strides, strict=True)]
-    begins, ends = window.begins, window.ends
-    if asked is not None:
-        totals = [n + e - a for n, e, a in zip(whole.shape[2:], extra, asked, strict=True)]
-        halves = [total // 2 for total in totals]
-        rests = [total - half for total, half in zip(totals, halves, strict=True)]
-        begins, ends = (halves, rests) if window.auto_pad == "SAME_UPPER" else (rests, halves)  # type: ignore[assignment]  # lists serve as well
-    pads = [*(-b for b in begins), *(x - e for x, e in zip(extra, ends, strict=True))]
-    return padded(xp, whole, pads, "constant", 0, range(2, whole.ndim))
 
 
 @ops("Col2Im", host=(1, 2))

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from xrt.engines.precision import NARROW
 from xrt.engines.toy.env import Env
-from xrt.engines.toy.kernels.precision import NARROW
 from xrt.engines.toy.table import CPU, Array, Run, ops
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Node

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from xrt.engines.precision import rounded_once
 from xrt.engines.toy.env import Env
-from xrt.engines.toy.kernels.precision import rounded_once
 from xrt.engines.toy.kernels.special import erf
 from xrt.engines.toy.table import Array, Factory, Run, ops
 from xrt.graph import Node

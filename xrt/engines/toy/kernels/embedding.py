@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from xrt.engines.precision import rounded_once
 from xrt.engines.toy.env import Env
 from xrt.engines.toy.kernels.elementwise import swish
-from xrt.engines.toy.kernels.precision import rounded_once
 from xrt.engines.toy.table import Array, Run, ops
 from xrt.graph import Node
 

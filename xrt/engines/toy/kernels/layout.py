@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from xrt.engines.layout import centred, depth_to_space, even, parts, reshaped, space_to_depth, trimmed
 from xrt.engines.toy.env import Env
 from xrt.engines.toy.table import Array, Run, ops
 from xrt.graph import Node
@@ -30,23 +30,16 @@ def size(node: Node, env: Env) -> Run:
     return lambda x: np.array(x.size, dtype=np.int64)
 
 
-def _reshaped(x: Array, target: Sequence[int], allow_zero: bool) -> Array:
-    """A zero copies the extent in that place, unless zeros are allowed."""
-    if not allow_zero:
-        target = [x.shape[i] if extent == 0 else extent for i, extent in enumerate(target)]
-    return x.reshape(target)
-
-
 @ops("Reshape", until=4)
 def reshape_by_attribute(node: Node, env: Env) -> Run:
     target = node.attr("shape", ())
-    return lambda x: _reshaped(x, target, False)
+    return lambda x: reshaped(x, target, False)
 
 
 @ops("Reshape", since=5, host=(1,))
 def reshape(node: Node, env: Env) -> Run:
     allow_zero = bool(node.attr("allowzero", 0))
-    return lambda x, target: _reshaped(x, target.tolist(), allow_zero)
+    return lambda x, target: reshaped(x, target.tolist(), allow_zero)
 
 
 @ops("Flatten")
@@ -114,32 +107,11 @@ def transpose(node: Node, env: Env) -> Run:
     return lambda x: x.transpose(order)
 
 
-@ops("DepthToSpace")
-def depth_to_space(node: Node, env: Env) -> Run:
+@ops("DepthToSpace", "SpaceToDepth")
+def blocks(node: Node, env: Env) -> Run:
+    move = depth_to_space if node.op_type == "DepthToSpace" else space_to_depth
     block, column_first = node.attr("blocksize"), node.attr("mode", "DCR") == "CRD"
-
-    def run(x: Array) -> Array:
-        n, c, h, w = x.shape
-        if column_first:
-            parts = x.reshape(n, c // block**2, block, block, h, w).transpose(0, 1, 4, 2, 5, 3)
-        else:
-            parts = x.reshape(n, block, block, c // block**2, h, w).transpose(0, 3, 4, 1, 5, 2)
-        return parts.reshape(n, c // block**2, h * block, w * block)
-
-    return run
-
-
-@ops("SpaceToDepth")
-def space_to_depth(node: Node, env: Env) -> Run:
-    block, column_first = node.attr("blocksize"), node.attr("mode", "DCR") == "CRD"
-
-    def run(x: Array) -> Array:
-        n, c, h, w = x.shape
-        parts = x.reshape(n, c, h // block, block, w // block, block)
-        parts = parts.transpose(0, 1, 3, 5, 2, 4) if column_first else parts.transpose(0, 3, 5, 1, 2, 4)
-        return parts.reshape(n, c * block**2, h // block, w // block)
-
-    return run
+    return lambda x: move(x, block, column_first)
 
 
 @ops("ReverseSequence")
@@ -171,18 +143,6 @@ def concat(node: Node, env: Env) -> Run:
     return lambda *parts: env.xp.concatenate(parts, axis=axis)
 
 
-def _parts(x: Array, sizes: Sequence[int], axis: int) -> tuple[Array, ...]:
-    ends = list(accumulate(sizes))
-    lead = (slice(None),) * (axis % x.ndim)
-    return tuple(x[(*lead, slice(end - size, end))] for size, end in zip(sizes, ends, strict=True))
-
-
-def _even(extent: int, count: int) -> list[int]:
-    """Return ``count`` equal sizes, the last one smaller where they do not divide the extent."""
-    each = -(-extent // count)
-    return [max(0, min(each, extent - i * each)) for i in range(count)]
-
-
 @ops("Split", until=12, host=(1,))
 def split_by_attribute(node: Node, env: Env) -> Run:
     """Version 1 may also take the sizes as an input."""
@@ -190,7 +150,7 @@ def split_by_attribute(node: Node, env: Env) -> Run:
 
     def run(x: Array, given: Array | None = None) -> tuple[Array, ...]:
         chosen = given.tolist() if given is not None else sizes
-        return _parts(x, chosen or _even(x.shape[axis], count), axis)
+        return parts(x, chosen or even(x.shape[axis], count), axis)
 
     return run
 
@@ -198,7 +158,7 @@ def split_by_attribute(node: Node, env: Env) -> Run:
 @ops("Split", since=13, host=(1,))
 def split(node: Node, env: Env) -> Run:
     axis, count = node.attr("axis", 0), node.attr("num_outputs", env.n_outputs)
-    return lambda x, sizes=None: _parts(x, _even(x.shape[axis], count) if sizes is None else sizes.tolist(), axis)
+    return lambda x, sizes=None: parts(x, even(x.shape[axis], count) if sizes is None else sizes.tolist(), axis)
 
 
 # ---------------------------------------------------------------------- padding
@@ -206,12 +166,7 @@ def split(node: Node, env: Env) -> Run:
 
 def padded(xp: Any, x: Array, pads: Sequence[int], mode: str, value: Any, axes: Sequence[int] | None = None) -> Array:
     """Return the tensor with ``pads`` (all begins, then all ends) elements more at each axis; fewer where negative."""
-    chosen = range(x.ndim) if axes is None else [axis % x.ndim for axis in axes]
-    widths = [(0, 0)] * x.ndim
-    for axis, begin, end in zip(chosen, pads[: len(chosen)], pads[len(chosen) :], strict=True):
-        widths[axis] = (begin, end)
-    x = x[tuple(slice(max(0, -b), n + min(0, e)) for n, (b, e) in zip(x.shape, widths, strict=True))]
-    more = [(max(0, b), max(0, e)) for b, e in widths]
+    x, more = trimmed(x, pads, axes)
     if mode != "constant":
         return xp.pad(x, more, mode=mode)
     out = xp.full([n + b + e for n, (b, e) in zip(x.shape, more, strict=True)], value, dtype=x.dtype)
@@ -238,14 +193,10 @@ def pad(node: Node, env: Env) -> Run:
 
 @ops("CenterCropPad", host=(1,))
 def center_crop_pad(node: Node, env: Env) -> Run:
-    """An odd number of elements more, or fewer, is one more at the end."""
     xp, axes = env.xp, node.attr("axes")
 
     def run(x: Array, target: Array) -> Array:
         chosen = range(x.ndim) if axes is None else axes
-        more = [int(extent) - x.shape[axis] for extent, axis in zip(target.tolist(), chosen, strict=True)]
-        begins = [abs(extra) // 2 * (1 if extra > 0 else -1) for extra in more]
-        ends = [extra - begin for extra, begin in zip(more, begins, strict=True)]
-        return padded(xp, x, [*begins, *ends], "constant", 0, chosen)
+        return padded(xp, x, centred([x.shape[axis] for axis in chosen], target.tolist()), "constant", 0, chosen)
 
     return run

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from xrt.engines.precision import rounded_once, widened
 from xrt.engines.toy.env import Env
-from xrt.engines.toy.kernels.precision import rounded_once, widened
 from xrt.engines.toy.table import Array, Run, ops
 from xrt.graph import DType, Node
 

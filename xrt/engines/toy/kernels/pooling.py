@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from xrt.engines.precision import extreme, rounded_once
 from xrt.engines.toy.env import Env
-from xrt.engines.toy.kernels.precision import rounded_once
-from xrt.engines.toy.kernels.reduction import extreme
-from xrt.engines.toy.kernels.windows import Placement, window_of
+from xrt.engines.toy.kernels.windows import around
 from xrt.engines.toy.table import Array, Run, ops
+from xrt.engines.windows import Placement, window_of
 from xrt.graph import Node
 
 __all__: list[str] = []
@@ -26,11 +26,11 @@ def max_pool(node: Node, env: Env) -> Run:
 
     def run(x: Array) -> Array:
         place = window.over(x.shape[2:])
-        around = place.around(xp, x, extreme(x.dtype, lowest=True))
+        x = around(xp, place, x, extreme(x.dtype, lowest=True))
         picks = place.offsets()
-        top = around[next(picks)[1]].copy()
+        top = x[next(picks)[1]].copy()
         for _, picked in picks:
-            xp.maximum(top, around[picked], out=top)
+            xp.maximum(top, x[picked], out=top)
         return top
 
     return run
@@ -40,11 +40,11 @@ def _max_and_places(xp: Any, x: Array, place: Placement, column_major: bool) -> 
     """Return each window's greatest element and its place in the flattened tensor (planes flattened by columns if asked)."""
     order = "F" if column_major else "C"
     own = xp.arange(prod(place.extents), dtype=np.int64).reshape(place.extents, order=order)
-    around, places = place.around(xp, x, extreme(x.dtype, lowest=True)), place.around(xp, own, -1)
+    whole, places = around(xp, place, x, extreme(x.dtype, lowest=True)), around(xp, place, own, -1)
     shape = (*x.shape[:2], *place.positions)
     top, where = xp.empty(shape, dtype=x.dtype), xp.full(shape, -1, dtype=np.int64)
     for _, picked in place.offsets():
-        seen, index = around[picked], places[picked]
+        seen, index = whole[picked], places[picked]
         better = (index >= 0) & ((where < 0) | (seen > top))
         xp.copyto(top, seen, where=better)
         xp.copyto(where, index, where=better)
@@ -54,24 +54,12 @@ def _max_and_places(xp: Any, x: Array, place: Placement, column_major: bool) -> 
 
 def _sum(xp: Any, x: Array, place: Placement) -> Array:
     """Return the sum of what each window sees, padding being zero."""
-    around = place.around(xp, x, 0)
+    x = around(xp, place, x, 0)
     picks = place.offsets()
-    total = around[next(picks)[1]].copy()
+    total = x[next(picks)[1]].copy()
     for _, picked in picks:
-        total += around[picked]
+        total += x[picked]
     return total
-
-
-def _counts(xp: Any, place: Placement, with_padding: bool) -> Array:
-    """Return how many elements each window sees; of the padding only what is declared, if asked, and none otherwise."""
-    counts = xp.ones((), dtype=np.int64)
-    for axis, extent in enumerate(place.extents):
-        begin, end = (place.begins[axis], place.declared_ends[axis]) if with_padding else (0, 0)
-        starts = xp.arange(place.positions[axis]) * place.window.strides[axis] - place.begins[axis]
-        seen = starts[:, None] + xp.arange(place.window.kernel[axis]) * place.window.dilations[axis]
-        inside = ((seen >= -begin) & (seen < extent + end)).sum(axis=1)
-        counts = counts[..., None] * inside
-    return counts
 
 
 @ops("AveragePool")
@@ -81,7 +69,7 @@ def average_pool(node: Node, env: Env) -> Run:
 
     def run(x: Array) -> Array:
         place = window.over(x.shape[2:])
-        return _sum(xp, x, place) / _counts(xp, place, with_padding).astype(x.dtype)
+        return _sum(xp, x, place) / place.counts(xp, with_padding).astype(x.dtype)
 
     return rounded_once(run)
 
@@ -114,9 +102,7 @@ def max_unpool(node: Node, env: Env) -> Run:
     xp, window = env.xp, window_of(node, node.attr("kernel_shape"))
 
     def run(x: Array, places: Array, asked: Array | None = None) -> Array:
-        pads = zip(window.begins, window.ends, strict=True)
-        steps = zip(x.shape[2:], window.strides, window.kernel, pads, strict=True)
-        natural = (*x.shape[:2], *((n - 1) * s - sum(both) + k for n, s, k, both in steps))
+        natural = (*x.shape[:2], *window.spread(x.shape[2:]))
         flat = xp.zeros(prod(natural), dtype=x.dtype)
         flat[places.reshape(-1)] = x.reshape(-1)
         if asked is None:

@@ -6,28 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from xrt.engines.scales import beside, laid_out, limits
 from xrt.engines.toy.env import Env
 from xrt.engines.toy.kernels.casting import conversion
 from xrt.engines.toy.kernels.convolution import convolve
-from xrt.engines.toy.kernels.windows import window_of
 from xrt.engines.toy.table import Array, Run, ops
+from xrt.engines.windows import window_of
 from xrt.graph import DType, Node
 
 __all__: list[str] = []
-
-
-def _laid_out(xp: Any, v: Array, x: Array, axis: int, block: int) -> Array:
-    """Return a scale or zero point so that it broadcasts over the tensor: one for all, one per index of an axis, or per block."""
-    if v.size == 1:
-        return v.reshape(())
-    if block:
-        return xp.take(xp.repeat(v, block, axis=axis), xp.arange(x.shape[axis]), axis=axis)
-    return v.reshape([-1 if i == axis % x.ndim else 1 for i in range(x.ndim)])
-
-
-def _range(dtype: DType) -> tuple[int, int]:
-    """Return the least and the greatest value of an integer type."""
-    return (-(1 << dtype.bits - 1), (1 << dtype.bits - 1) - 1) if dtype.text.startswith("int") else (0, (1 << dtype.bits) - 1)
 
 
 def _quantised(xp: Any, ratio: Array, zero: Array | None, to: DType, saturate: bool) -> Array:
@@ -36,7 +23,7 @@ def _quantised(xp: Any, ratio: Array, zero: Array | None, to: DType, saturate: b
         shifted = ratio if zero is None else ratio + zero.astype(ratio.dtype)
         return conversion(to, saturate)(shifted)
     wide = xp.rint(ratio).astype(np.float64) + (0 if zero is None else zero.astype(np.float64))
-    return xp.clip(wide, *_range(to)).astype(np.int64).astype(to.numpy)
+    return xp.clip(wide, *limits(to)).astype(np.int64).astype(to.numpy)
 
 
 @ops("QuantizeLinear")
@@ -47,8 +34,8 @@ def quantize_linear(node: Node, env: Env) -> Run:
     def run(x: Array, scale: Array, zero: Array | None = None) -> Array:
         to = DType.of(zero) if zero is not None else DType.from_onnx(asked or DType.UINT8.onnx)
         dtype = DType.from_onnx(precision).numpy if precision else scale.dtype
-        ratio = x.astype(dtype) / _laid_out(xp, scale, x, axis, block).astype(dtype)
-        return _quantised(xp, ratio, None if zero is None else _laid_out(xp, zero, x, axis, block), to, saturate)
+        ratio = x.astype(dtype) / laid_out(xp, scale, x, axis, block).astype(dtype)
+        return _quantised(xp, ratio, None if zero is None else laid_out(xp, zero, x, axis, block), to, saturate)
 
     return run
 
@@ -60,9 +47,9 @@ def dequantize_linear(node: Node, env: Env) -> Run:
     def run(x: Array, scale: Array, zero: Array | None = None) -> Array:
         wide = x.astype(np.float32)
         if zero is not None:
-            wide = wide - _laid_out(xp, zero, x, axis, block).astype(np.float32)
+            wide = wide - laid_out(xp, zero, x, axis, block).astype(np.float32)
         to = DType.from_onnx(asked).numpy if asked else scale.dtype
-        return (wide * _laid_out(xp, scale, x, axis, block).astype(np.float32)).astype(to)
+        return (wide * laid_out(xp, scale, x, axis, block).astype(np.float32)).astype(to)
 
     return run
 
@@ -89,13 +76,7 @@ def dynamic_quantize_linear(node: Node, env: Env) -> Run:
 def _centred(x: Array, zero: Array | None, axis: int | None) -> Array:
     """Return the tensor less its zero point, exact; a vector of zero points lies along the axis."""
     wide = x.astype(np.float64)
-    if zero is None:
-        return wide
-    if zero.ndim == 1 and zero.size > 1 and axis is not None:
-        zero = zero.reshape([-1 if i == axis % x.ndim else 1 for i in range(x.ndim)])
-    elif zero.size == 1:
-        zero = zero.reshape(())
-    return wide - zero.astype(np.float64)
+    return wide if zero is None else wide - beside(zero, axis, x.ndim).astype(np.float64)
 
 
 def _int32(exact: Array) -> Array:
@@ -132,18 +113,11 @@ def qlinear_matmul(node: Node, env: Env) -> Run:
         a: Array, a_scale: Array, a_zero: Array, b: Array, b_scale: Array, b_zero: Array, y_scale: Array, y_zero: Array
     ) -> Array:
         exact = xp.matmul(_centred(a, a_zero, -2), _centred(b, b_zero, -1))
-        factor = _beside(a_scale, -2, a.ndim) * _beside(b_scale, -1, b.ndim) / _beside(y_scale, -2, a.ndim)
-        zero = _beside(y_zero, -2, a.ndim)
+        factor = beside(a_scale, -2, a.ndim) * beside(b_scale, -1, b.ndim) / beside(y_scale, -2, a.ndim)
+        zero = beside(y_zero, -2, a.ndim)
         return _quantised(xp, _int32(exact) * factor.astype(np.float64), zero, DType.of(y_zero), True)
 
     return run
-
-
-def _beside(v: Array, axis: int, rank: int) -> Array:
-    """Return one number, or a vector of one per row (axis -2) or column (axis -1), to broadcast with a product."""
-    if v.size == 1:
-        return v.reshape(())
-    return v.reshape([-1 if i == axis % rank else 1 for i in range(rank)]) if v.ndim == 1 else v
 
 
 @ops("QLinearConv")
@@ -163,8 +137,8 @@ def qlinear_conv(node: Node, env: Env) -> Run:
     ) -> Array:
         exact = convolve(xp, _centred(x, x_zero, None), _centred(w, w_zero, 0), window_of(node, w.shape[2:]), group)
         if bias is not None:
-            exact += _beside(bias, 1, x.ndim)
-        factor = x_scale.reshape(()) * _beside(w_scale, 1, x.ndim) / y_scale.reshape(())
+            exact += beside(bias, 1, x.ndim)
+        factor = x_scale.reshape(()) * beside(w_scale, 1, x.ndim) / y_scale.reshape(())
         return _quantised(xp, exact * factor.astype(np.float64), y_zero.reshape(()), DType.of(y_zero), True)
 
     return run

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from xrt.engines.precision import widened
 from xrt.engines.toy.env import Env
 from xrt.engines.toy.kernels import elementwise as e
-from xrt.engines.toy.kernels.precision import widened
 from xrt.engines.toy.table import Array, Run, ops
 from xrt.graph import Node
 

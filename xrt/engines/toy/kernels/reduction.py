@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from xrt.engines.precision import NARROW, extreme, widened
 from xrt.engines.toy.env import Env
-from xrt.engines.toy.kernels.precision import NARROW, widened
 from xrt.engines.toy.table import Array, Factory, Run, ops
 from xrt.graph import Node
 
-__all__ = ["extreme", "greatest"]
+__all__ = ["greatest"]
 
 Axes = tuple[int, ...] | None
 Reduce = Callable[[Any, Array, Axes, bool], Array]
@@ -97,16 +97,6 @@ def _reduced(shape: tuple[int, ...], axis: Axes | int, keep: bool) -> tuple[int,
     over = range(len(shape)) if axis is None else (axis,) if isinstance(axis, int) else axis
     gone = {i % len(shape) for i in over}
     return tuple(1 if i in gone else n for i, n in enumerate(shape) if keep or i not in gone)
-
-
-def extreme(dtype: Any, *, lowest: bool) -> Any:
-    """Return what the extreme of no elements is: the value that every other one beats."""
-    if dtype.kind == "b":
-        return not lowest
-    if dtype.kind in "iu":
-        info = np.iinfo(dtype)
-        return info.min if lowest else info.max
-    return dtype.type(-np.inf if lowest else np.inf)
 
 
 @reduction("ReduceL1")

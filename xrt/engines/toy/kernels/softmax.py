@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from xrt.engines.precision import rounded_once, widened
 from xrt.engines.toy.env import Env
-from xrt.engines.toy.kernels.precision import rounded_once, widened
 from xrt.engines.toy.kernels.reduction import greatest
 from xrt.engines.toy.table import Array, Factory, Run, ops
 from xrt.graph import Node

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 
 import jax
 import jax.numpy as jnp
 
+from xrt.engines.precision import rounded_once
+from xrt.engines.windows import Window, trims, window_of
 from xrt.engines.xla.kernels.layout import padded
-from xrt.engines.xla.kernels.precision import rounded_once
-from xrt.engines.xla.kernels.windows import Window, fold, window_of
+from xrt.engines.xla.kernels.windows import fold
 from xrt.engines.xla.site import Site
 from xrt.engines.xla.table import Operand, ops
 
@@ -38,18 +38,19 @@ def with_bias(y: Operand, bias: Operand) -> Operand:
 
 @ops("Conv")
 def conv(at: Site, x: Operand, w: Operand, bias: Operand = None) -> Operand:
-    window, group = window_of(at, w.shape[2:]), at.attr("group", 1)
+    window, group = window_of(at.node, w.shape[2:]), at.attr("group", 1)
     return rounded_once(lambda x, w, bias: with_bias(convolve(x, w, window, group), bias))(x, w, bias)
 
 
 @ops("ConvTranspose")
 def conv_transpose(at: Site, x: Operand, w: Operand, bias: Operand = None) -> Operand:
     """The gradient of a convolution: a convolution of x spread out by the strides, with the kernel turned around."""
-    window, group = window_of(at, w.shape[2:]), at.attr("group", 1)
+    window, group = window_of(at.node, w.shape[2:]), at.attr("group", 1)
 
     def compute(x: Operand, w: Operand, bias: Operand) -> Operand:
         whole = _transposed(x, w, window, group)
-        return with_bias(_cropped(at, whole, window, x.shape[2:]), bias)
+        pads = trims(at.node, window, whole.shape[2:], x.shape[2:])
+        return with_bias(padded(whole, pads, "constant", 0, range(2, x.ndim)), bias)
 
     return rounded_once(compute)(x, w, bias)
 
@@ -70,26 +71,10 @@ def _transposed(x: Operand, w: Operand, window: Window, group: int) -> Operand:
     )
 
 
-def _cropped(at: Site, whole: Operand, window: Window, inputs: Sequence[int]) -> Operand:
-    """Cut off the declared padding; where an output shape is asked for, as much as leaves that shape."""
-    extra = at.attr("output_padding") or (0,) * len(inputs)
-    asked = at.attr("output_shape")
-    if asked is None and window.auto_pad.startswith("SAME"):
-        asked = [n * s for n, s in zip(inputs, window.strides, strict=True)]
-    begins, ends = list(window.begins), list(window.ends)
-    if asked is not None:
-        totals = [n + e - a for n, e, a in zip(whole.shape[2:], extra, asked, strict=True)]
-        halves = [total // 2 for total in totals]
-        rests = [total - half for total, half in zip(totals, halves, strict=True)]
-        begins, ends = (halves, rests) if window.auto_pad == "SAME_UPPER" else (rests, halves)
-    pads = [*(-b for b in begins), *(x - e for x, e in zip(extra, ends, strict=True))]
-    return padded(whole, pads, "constant", 0, range(2, whole.ndim))
-
-
 @ops("Col2Im")
 def col2im(at: Site, x: Operand, extents: Operand, kernel: Operand) -> Operand:
     """Columns of windows back to images: what overlaps is summed."""
-    window, sizes = window_of(at, at.ints(kernel, 2)), at.ints(extents, 1)
+    window, sizes = window_of(at.node, at.ints(kernel, 2)), at.ints(extents, 1)
     place = window.over(sizes)
     columns = x.reshape(len(x), x.shape[1] // prod(window.kernel), *window.kernel, *place.positions)
     whole = fold(columns, place, [b + n + e for b, n, e in zip(place.begins, sizes, place.ends, strict=True)])

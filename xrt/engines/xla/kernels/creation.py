@@ -8,8 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from xrt.engines.precision import NARROW
 from xrt.engines.xla.kernels.layout import MOST_KNOWN
-from xrt.engines.xla.kernels.precision import NARROW
 from xrt.engines.xla.site import Site
 from xrt.engines.xla.table import Operand, ops
 from xrt.passes import known_value

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrt.engines.xla.kernels.precision import rounded_once
+from xrt.engines.precision import rounded_once
 from xrt.engines.xla.site import Site
 from xrt.engines.xla.table import Kernel, Operand, either, ops
 

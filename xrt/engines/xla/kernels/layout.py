@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from math import prod
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
+from xrt.engines.layout import centred, depth_to_space, even, parts, reshaped, space_to_depth, trimmed
 from xrt.engines.xla.site import Site
 from xrt.engines.xla.table import Operand, either, ops
 
@@ -29,23 +29,16 @@ def size(at: Site, x: Operand) -> Operand:
     return np.array(x.size, dtype=np.int64)
 
 
-def _reshaped(x: Operand, target: Sequence[int], allow_zero: bool) -> Operand:
-    """A zero copies the extent in that place, unless zeros are allowed."""
-    if not allow_zero:
-        target = [x.shape[i] if extent == 0 else extent for i, extent in enumerate(target)]
-    return x.reshape(tuple(target))
-
-
 @ops("Reshape", until=4)
 @either
 def reshape_by_attribute(at: Site, x: Operand) -> Operand:
-    return _reshaped(x, at.attr("shape", ()), False)
+    return reshaped(x, at.attr("shape", ()), False)
 
 
 @ops("Reshape", since=5)
 @either
 def reshape(at: Site, x: Operand, target: Operand) -> Operand:
-    return _reshaped(x, at.ints(target, 1), bool(at.attr("allowzero", 0)))
+    return reshaped(x, at.ints(target, 1), bool(at.attr("allowzero", 0)))
 
 
 @ops("Flatten")
@@ -110,22 +103,10 @@ def transpose(at: Site, x: Operand) -> Operand:
     return x.transpose(at.attr("perm"))
 
 
-@ops("DepthToSpace")
-def depth_to_space(at: Site, x: Operand) -> Operand:
-    block, (n, c, h, w) = at.attr("blocksize"), x.shape
-    if at.attr("mode", "DCR") == "CRD":
-        parts = x.reshape(n, c // block**2, block, block, h, w).transpose(0, 1, 4, 2, 5, 3)
-    else:
-        parts = x.reshape(n, block, block, c // block**2, h, w).transpose(0, 3, 4, 1, 5, 2)
-    return parts.reshape(n, c // block**2, h * block, w * block)
-
-
-@ops("SpaceToDepth")
-def space_to_depth(at: Site, x: Operand) -> Operand:
-    block, (n, c, h, w) = at.attr("blocksize"), x.shape
-    parts = x.reshape(n, c, h // block, block, w // block, block)
-    parts = parts.transpose(0, 1, 3, 5, 2, 4) if at.attr("mode", "DCR") == "CRD" else parts.transpose(0, 3, 5, 1, 2, 4)
-    return parts.reshape(n, c * block**2, h // block, w // block)
+@ops("DepthToSpace", "SpaceToDepth")
+def blocks(at: Site, x: Operand) -> Operand:
+    move = depth_to_space if at.node.op_type == "DepthToSpace" else space_to_depth
+    return move(x, at.attr("blocksize"), at.attr("mode", "DCR") == "CRD")
 
 
 @ops("ReverseSequence")
@@ -156,31 +137,19 @@ def concat(at: Site, *parts: Operand) -> Operand:
     return at.xp.concatenate(parts, axis=at.attr("axis", 1))  # the default is version 1's; later ones require it
 
 
-def _parts(x: Operand, sizes: Sequence[int], axis: int) -> tuple[Operand, ...]:
-    ends = list(accumulate(sizes))
-    lead = (slice(None),) * (axis % x.ndim)
-    return tuple(x[(*lead, slice(end - size, end))] for size, end in zip(sizes, ends, strict=True))
-
-
-def _even(extent: int, count: int) -> list[int]:
-    """Return ``count`` equal sizes, the last one smaller where they do not divide the extent."""
-    each = -(-extent // count)
-    return [max(0, min(each, extent - i * each)) for i in range(count)]
-
-
 @ops("Split", since=2, until=12)
 @either
 def split_by_attribute(at: Site, x: Operand) -> tuple[Operand, ...]:
     axis = at.attr("axis", 0)
-    return _parts(x, at.attr("split") or _even(x.shape[axis], at.n_outputs), axis)
+    return parts(x, at.attr("split") or even(x.shape[axis], at.n_outputs), axis)
 
 
 @ops("Split", since=13)
 @either
 def split(at: Site, x: Operand, sizes: Operand = None) -> tuple[Operand, ...]:
     axis = at.attr("axis", 0)
-    even = _even(x.shape[axis], at.attr("num_outputs", at.n_outputs))
-    return _parts(x, even if sizes is None else at.ints(sizes, 1), axis)
+    chosen = even(x.shape[axis], at.attr("num_outputs", at.n_outputs)) if sizes is None else at.ints(sizes, 1)
+    return parts(x, chosen, axis)
 
 
 # ---------------------------------------------------------------------- padding
@@ -188,12 +157,7 @@ def split(at: Site, x: Operand, sizes: Operand = None) -> tuple[Operand, ...]:
 
 def padded(x: Operand, pads: Sequence[int], mode: str, value: Any, axes: Sequence[int] | None = None) -> Operand:
     """Return the tensor with ``pads`` (all begins, then all ends) elements more at each axis; fewer where negative."""
-    chosen = range(x.ndim) if axes is None else [axis % x.ndim for axis in axes]
-    widths = [(0, 0)] * x.ndim
-    for axis, begin, end in zip(chosen, pads[: len(chosen)], pads[len(chosen) :], strict=True):
-        widths[axis] = (begin, end)
-    x = x[tuple(slice(max(0, -b), n + min(0, e)) for n, (b, e) in zip(x.shape, widths, strict=True))]
-    more = [(max(0, b), max(0, e)) for b, e in widths]
+    x, more = trimmed(x, pads, axes)
     if mode == "constant":
         return jnp.pad(x, more, constant_values=value)
     return jnp.pad(x, more, mode=mode)
@@ -212,9 +176,5 @@ def pad(at: Site, x: Operand, pads: Operand, value: Operand = None, axes: Operan
 
 @ops("CenterCropPad")
 def center_crop_pad(at: Site, x: Operand, target: Operand) -> Operand:
-    """An odd number of elements more, or fewer, is one more at the end."""
     chosen = at.attr("axes") or range(x.ndim)
-    more = [extent - x.shape[axis] for extent, axis in zip(at.ints(target, 1), chosen, strict=True)]
-    begins = [abs(extra) // 2 * (1 if extra > 0 else -1) for extra in more]
-    ends = [extra - begin for extra, begin in zip(more, begins, strict=True)]
-    return padded(x, [*begins, *ends], "constant", 0, chosen)
+    return padded(x, centred([x.shape[axis] for axis in chosen], at.ints(target, 1)), "constant", 0, chosen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from xrt.engines.xla.kernels.precision import rounded_once, widened
+from xrt.engines.precision import rounded_once, widened
 from xrt.engines.xla.site import Site
 from xrt.engines.xla.table import Operand, ops
 

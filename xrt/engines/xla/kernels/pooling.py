@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrt.engines.xla.kernels.precision import rounded_once
-from xrt.engines.xla.kernels.reduction import extreme
-from xrt.engines.xla.kernels.windows import Placement, window_of
+from xrt.engines.precision import extreme, rounded_once
+from xrt.engines.windows import Placement, window_of
+from xrt.engines.xla.kernels.windows import around, combined
 from xrt.engines.xla.site import Site
 from xrt.engines.xla.table import Operand, ops
 
@@ -20,21 +20,21 @@ __all__: list[str] = []
 
 @ops("MaxPool")
 def max_pool(at: Site, x: Operand) -> Operand | tuple[Operand, Operand]:
-    place = window_of(at, at.attr("kernel_shape")).over(x.shape[2:])
+    place = window_of(at.node, at.attr("kernel_shape")).over(x.shape[2:])
     if at.wants(1):
         return _max_and_places(x, place, bool(at.attr("storage_order", 0)))
-    return place.combined(x, jax.lax.max, extreme(x.dtype, lowest=True))
+    return combined(place, x, jax.lax.max, extreme(x.dtype, lowest=True))
 
 
 def _max_and_places(x: Operand, place: Placement, column_major: bool) -> tuple[Operand, Operand]:
     """Return each window's greatest element and its place in the flattened tensor (planes flattened by columns if asked)."""
     own = np.arange(prod(place.extents), dtype=np.int64).reshape(place.extents, order="F" if column_major else "C")
-    around, places = place.around(x, extreme(x.dtype, lowest=True)), np.pad(own, place.pads, constant_values=-1)
+    whole, places = around(place, x, extreme(x.dtype, lowest=True)), np.pad(own, place.pads, constant_values=-1)
     shape = (*x.shape[:2], *place.positions)
     top: Any = jnp.full(shape, extreme(x.dtype, lowest=True), x.dtype)
     where: Any = jnp.full(shape, -1, jnp.int64)
     for _, picked in place.offsets():
-        seen, index = around[picked], places[picked]
+        seen, index = whole[picked], places[picked]
         better = (index >= 0) & ((where < 0) | (seen > top))
         top, where = jnp.where(better, seen, top), jnp.where(better, index, where)
     planes = np.arange(prod(x.shape[:2]), dtype=np.int64) * own.size
@@ -43,9 +43,9 @@ def _max_and_places(x: Operand, place: Placement, column_major: bool) -> tuple[O
 
 @ops("AveragePool")
 def average_pool(at: Site, x: Operand) -> Operand:
-    place = window_of(at, at.attr("kernel_shape")).over(x.shape[2:])
-    counts = place.counts(bool(at.attr("count_include_pad", 0)))
-    return rounded_once(lambda x: place.combined(x, jax.lax.add, 0) / counts.astype(x.dtype))(x)
+    place = window_of(at.node, at.attr("kernel_shape")).over(x.shape[2:])
+    counts = place.counts(np, bool(at.attr("count_include_pad", 0)))
+    return rounded_once(lambda x: combined(place, x, jax.lax.add, 0) / counts.astype(x.dtype))(x)
 
 
 def _power(x: Operand, p: int) -> Operand:
@@ -58,8 +58,8 @@ def _root(x: Operand, p: int) -> Operand:
 
 @ops("LpPool", since=2)
 def lp_pool(at: Site, x: Operand) -> Operand:
-    place, p = window_of(at, at.attr("kernel_shape")).over(x.shape[2:]), at.attr("p", 2)
-    return rounded_once(lambda x: _root(place.combined(_power(x, p), jax.lax.add, 0), p))(x)
+    place, p = window_of(at.node, at.attr("kernel_shape")).over(x.shape[2:]), at.attr("p", 2)
+    return rounded_once(lambda x: _root(combined(place, _power(x, p), jax.lax.add, 0), p))(x)
 
 
 @ops("GlobalAveragePool")
@@ -81,10 +81,8 @@ def global_lp_pool(at: Site, x: Operand) -> Operand:
 @ops("MaxUnpool")
 def max_unpool(at: Site, x: Operand, places: Operand, asked: Operand = None) -> Operand:
     """Each element goes back to the place it came from; the rest is zero."""
-    window = window_of(at, at.attr("kernel_shape"))
-    pads = zip(window.begins, window.ends, strict=True)
-    steps = zip(x.shape[2:], window.strides, window.kernel, pads, strict=True)
-    natural = (*x.shape[:2], *((n - 1) * s - sum(both) + k for n, s, k, both in steps))
+    window = window_of(at.node, at.attr("kernel_shape"))
+    natural = (*x.shape[:2], *window.spread(x.shape[2:]))
     flat: Any = jnp.zeros(prod(natural), x.dtype)
     whole = flat.at[places.reshape(-1)].set(x.reshape(-1)).reshape(natural)
     if asked is None:

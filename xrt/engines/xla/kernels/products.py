@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from xrt.engines.xla.kernels.precision import widened
+from xrt.engines.precision import widened
 from xrt.engines.xla.site import Site
 from xrt.engines.xla.table import Operand, ops
 

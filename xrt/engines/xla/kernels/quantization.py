@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from xrt.engines.scales import beside, laid_out, limits
+from xrt.engines.windows import window_of
 from xrt.engines.xla.kernels.casting import converted
 from xrt.engines.xla.kernels.convolution import convolve
-from xrt.engines.xla.kernels.windows import window_of
 from xrt.engines.xla.site import Site
 from xrt.engines.xla.table import Operand, ops
 from xrt.graph import DType
@@ -14,26 +15,12 @@ from xrt.graph import DType
 __all__: list[str] = []
 
 
-def _laid_out(v: Operand, x: Operand, axis: int, block: int) -> Operand:
-    """Return a scale or zero point so that it broadcasts over the tensor: one for all, one per index of an axis, or per block."""
-    if v.size == 1:
-        return v.reshape(())
-    if block:
-        return jnp.take(jnp.repeat(v, block, axis=axis), jnp.arange(x.shape[axis]), axis=axis)
-    return v.reshape([-1 if i == axis % x.ndim else 1 for i in range(x.ndim)])
-
-
-def _range(dtype: DType) -> tuple[int, int]:
-    """Return the least and the greatest value of an integer type."""
-    return (-(1 << dtype.bits - 1), (1 << dtype.bits - 1) - 1) if dtype.text.startswith("int") else (0, (1 << dtype.bits) - 1)
-
-
 def _quantised(ratio: Operand, zero: Operand, to: DType, saturate: bool = True) -> Operand:
     """Round to the nearest (ties to even), add the zero point, and limit to the type's range."""
     if not to.is_integer:
         return converted(jnp, ratio if zero is None else ratio + zero.astype(ratio.dtype), to, saturate)
     wide = jnp.rint(ratio).astype(jnp.float64) + (0 if zero is None else zero.astype(jnp.float64))
-    return jnp.clip(wide, *_range(to)).astype(jnp.int32).astype(to.numpy)
+    return jnp.clip(wide, *limits(to)).astype(jnp.int32).astype(to.numpy)
 
 
 @ops("QuantizeLinear")
@@ -41,8 +28,8 @@ def quantize_linear(at: Site, x: Operand, scale: Operand, zero: Operand = None) 
     axis, block = at.attr("axis", 1), at.attr("block_size", 0)
     to = DType.from_onnx(at.attr("output_dtype", 0) or DType.UINT8.onnx) if zero is None else DType.of(zero)
     dtype = at.dtype("precision", scale.dtype)
-    ratio = x.astype(dtype) / _laid_out(scale, x, axis, block).astype(dtype)
-    shift = None if zero is None else _laid_out(zero, x, axis, block)
+    ratio = x.astype(dtype) / laid_out(jnp, scale, x, axis, block).astype(dtype)
+    shift = None if zero is None else laid_out(jnp, zero, x, axis, block)
     return _quantised(ratio, shift, to, bool(at.attr("saturate", 1)))
 
 
@@ -51,8 +38,8 @@ def dequantize_linear(at: Site, x: Operand, scale: Operand, zero: Operand = None
     axis, block = at.attr("axis", 1), at.attr("block_size", 0)
     wide = x.astype(jnp.float32)
     if zero is not None:
-        wide = wide - _laid_out(zero, x, axis, block).astype(jnp.float32)
-    return (wide * _laid_out(scale, x, axis, block).astype(jnp.float32)).astype(at.dtype("output_dtype", scale.dtype))
+        wide = wide - laid_out(jnp, zero, x, axis, block).astype(jnp.float32)
+    return (wide * laid_out(jnp, scale, x, axis, block).astype(jnp.float32)).astype(at.dtype("output_dtype", scale.dtype))
 
 
 @ops("DynamicQuantizeLinear")
@@ -70,16 +57,7 @@ def dynamic_quantize_linear(at: Site, x: Operand) -> tuple[Operand, Operand, Ope
 def _centred(x: Operand, zero: Operand, axis: int | None) -> Operand:
     """Return the tensor less its zero point in int32; a vector of zero points lies along the axis."""
     wide = x.astype(jnp.int32)
-    return wide if zero is None else wide - _beside(zero, axis, x.ndim).astype(jnp.int32)
-
-
-def _beside(v: Operand, axis: int | None, rank: int) -> Operand:
-    """Return one number, or a vector of one per row (axis -2) or column (axis -1), to broadcast with a product."""
-    if v.size == 1:
-        return v.reshape(())
-    if v.ndim != 1 or axis is None:
-        return v
-    return v.reshape([-1 if i == axis % rank else 1 for i in range(rank)])
+    return wide if zero is None else wide - beside(zero, axis, x.ndim).astype(jnp.int32)
 
 
 @ops("MatMulInteger")
@@ -89,7 +67,7 @@ def matmul_integer(at: Site, a: Operand, b: Operand, a_zero: Operand = None, b_z
 
 @ops("ConvInteger")
 def conv_integer(at: Site, x: Operand, w: Operand, x_zero: Operand = None, w_zero: Operand = None) -> Operand:
-    window = window_of(at, w.shape[2:])
+    window = window_of(at.node, w.shape[2:])
     return convolve(_centred(x, x_zero, None), _centred(w, w_zero, 0), window, at.attr("group", 1))
 
 
@@ -106,8 +84,8 @@ def qlinear_matmul(
     y_zero: Operand,
 ) -> Operand:
     exact = jnp.matmul(_centred(a, a_zero, -2), _centred(b, b_zero, -1))
-    factor = _beside(a_scale, -2, a.ndim) * _beside(b_scale, -1, b.ndim) / _beside(y_scale, -2, a.ndim)
-    return _quantised(exact * factor.astype(jnp.float64), _beside(y_zero, -2, a.ndim), DType.of(y_zero))
+    factor = beside(a_scale, -2, a.ndim) * beside(b_scale, -1, b.ndim) / beside(y_scale, -2, a.ndim)
+    return _quantised(exact * factor.astype(jnp.float64), beside(y_zero, -2, a.ndim), DType.of(y_zero))
 
 
 @ops("QLinearConv")
@@ -123,9 +101,9 @@ def qlinear_conv(
     y_zero: Operand,
     bias: Operand = None,
 ) -> Operand:
-    window = window_of(at, w.shape[2:])
+    window = window_of(at.node, w.shape[2:])
     exact = convolve(_centred(x, x_zero, None), _centred(w, w_zero, 0), window, at.attr("group", 1))
     if bias is not None:
-        exact += _beside(bias, 1, x.ndim)
-    factor = x_scale.reshape(()) * _beside(w_scale, 1, x.ndim) / y_scale.reshape(())
+        exact += beside(bias, 1, x.ndim)
+    factor = x_scale.reshape(()) * beside(w_scale, 1, x.ndim) / y_scale.reshape(())
     return _quantised(exact * factor.astype(jnp.float64), y_zero.reshape(()), DType.of(y_zero))

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
+from xrt.engines.precision import widened
 from xrt.engines.xla.kernels import elementwise as e
-from xrt.engines.xla.kernels.precision import widened
 from xrt.engines.xla.site import Site
 from xrt.engines.xla.table import Operand, ops
 

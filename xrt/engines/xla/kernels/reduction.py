@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
-from xrt.engines.xla.kernels.precision import widened
+from xrt.engines.precision import extreme, widened
 from xrt.engines.xla.site import Site
 from xrt.engines.xla.table import Kernel, Operand, either, is_either, ops
 
-__all__ = ["extreme"]
+__all__: list[str] = []
 
 Axes = tuple[int, ...] | None
 Reduce = Callable[[Site, Operand, Axes, bool], Operand]
@@ -81,16 +79,6 @@ def reduce_max(at: Site, x: Operand, axis: Axes, keep: bool) -> Operand:
 @either
 def reduce_min(at: Site, x: Operand, axis: Axes, keep: bool) -> Operand:
     return at.xp.min(x, axis=axis, keepdims=keep, initial=extreme(x.dtype, lowest=False))
-
-
-def extreme(dtype: Any, *, lowest: bool) -> Any:
-    """Return what the extreme of no elements is: the value that every other one beats."""
-    if dtype.kind == "b":
-        return np.bool_(not lowest)
-    if dtype.kind in "iu":
-        info = np.iinfo(dtype)
-        return dtype.type(info.min if lowest else info.max)
-    return dtype.type(-np.inf if lowest else np.inf)
 
 
 @reduction("ReduceL1")

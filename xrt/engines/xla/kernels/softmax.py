@@ -7,7 +7,7 @@ from math import prod
 
 import jax.numpy as jnp
 
-from xrt.engines.xla.kernels.precision import rounded_once, widened
+from xrt.engines.precision import rounded_once, widened
 from xrt.engines.xla.site import Site
 from xrt.engines.xla.table import Kernel, Operand, ops
 

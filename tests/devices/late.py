@@ -1,0 +1,77 @@
+"""An engine whose work on a device takes the time that it is told to, there: whoever does not wait sees nothing of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions, registry
+from xrt.engines.accelerator import Accelerator, Elementwise
+from xrt.graph import Function, Node
+from xrt.module.settings import REFERENCE
+
+FLOAT = np.dtype("float32")
+
+
+@dataclass(frozen=True)
+class Late(GraphCompiler):
+    """The reference, and so many seconds of the device for each node of some operators."""
+
+    name: ClassVar[str] = "late"
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    slow: str = ""
+    """Operators, with ``|`` between them."""
+    seconds: float = 0.004
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        return registry.create(REFERENCE).why_not(node, function)
+
+    def version(self) -> str:
+        return "1"
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        count = sum(node.op in self.slow.split("|") for node in function.nodes)
+        return _Late(registry.create(REFERENCE).compile(function, context), count * self.seconds, context.accelerator)
+
+
+@dataclass(frozen=True)
+class OnCpu(Late):
+    """The same, which has never heard of devices."""
+
+    name: ClassVar[str] = "on_cpu"
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+
+
+class _Late(Executable):
+    def __init__(self, inner: Executable, seconds: float, accelerator: Accelerator | None) -> None:
+        self.inner = inner
+        self.seconds = seconds
+        self.sleep = time.sleep if accelerator is None else accelerator.fused(_sleeping(seconds))
+        self.on_host = accelerator is None
+
+    def prepare(self) -> None:
+        self.inner.prepare()
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        results = list(self.inner.run(inputs, options))
+        if self.on_host:
+            time.sleep(self.seconds)
+        elif self.seconds:
+            results[0] = self.sleep(results[0])
+        return results
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def _sleeping(seconds: float) -> Elementwise:
+    def meaning(xp: Any, x: Any) -> Any:
+        if x.any():  # what only wants to know the type of the result gives zeros
+            time.sleep(seconds)
+        return x
+
+    return Elementwise(f"late_{round(1e6 * seconds)}", (FLOAT,), FLOAT, "y = x0;", meaning)

@@ -1,0 +1,252 @@
+"""Placement by measurement on devices: who is timed is waited for, and what is kept says on which device it was found."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xrt
+from tests.devices.late import Late, OnCpu
+from tests.devices.models import numbers
+from tests.devices.worlds import TOY, World, world
+from tests.module.test_faults import chain
+from xrt.engines import CompileContext
+from xrt.errors import DeviceError, LockError, OptionError, PlacementWarning
+from xrt.formats.lock import read_lock, write_lock
+from xrt.module.locked import check_module, lock_module
+from xrt.partition.assigned import homes_of
+from xrt.runtime import on_device
+from xrt.runtime.isolation import Limits
+from xrt.testing.simulated import SimulatedDevice
+from xrt.tune.survey import Region
+from xrt.tune.walls import Apart, Here
+
+X = numbers(2, 3)
+PAIR = chain("Exp", "Cos")
+RIGHT = np.cos(np.exp(X))
+SLOW_EXP, SLOW_COS = Late(slow="Exp"), Late(slow="Cos", seconds=0.005)
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure in this process: the start of a worker takes longer than all that is measured."""
+    monkeypatch.setattr("xrt.tune.search.way_of", lambda engine, limits: Here(engine))
+
+
+def module(found: World, *engines: Any, where: str = "cuda", **options: Any) -> xrt.XRTModule:
+    options = {"budget": 30.0, "cache": xrt.cache.CompileCache(), "strict": True} | options
+    return xrt.XRTModule(PAIR, [*engines, "auto"], where, **options)
+
+
+# ---------------------------------------------------------------------- who wins, and how it is measured
+
+
+@pytest.mark.parametrize("order", ["late", "random"])
+def test_a_mixture_wins_on_a_device_by_the_time_of_the_device(order: str) -> None:
+    with world(order) as found:
+        m = module(found, SLOW_EXP, SLOW_COS)
+        result = m(X)
+        assert homes_of(m.plan) == {"n0": SLOW_COS.spec, "n1": SLOW_EXP.spec}
+        assert {m.plan.device_of(launch) for launch in m.plan.launches} == {"cuda:0"}
+        assert found.device().owns(result)
+        np.testing.assert_allclose(found.down(result), RIGHT, rtol=1e-6)
+        assert m.tuned is not None and m.tuned.how == "measured"
+        single = next(one for one in m.tuned.race.contenders if one.is_single)
+        assert single.seconds is not None and single.seconds > 0.003, "a call that is timed is waited for"
+        assert all(cost.seconds > 0.003 for cost in _whole_costs(m))
+        assert "placed by measurement" in str(m.explain())
+
+
+def _whole_costs(m: xrt.XRTModule) -> list[Any]:
+    assert m.tuned is not None
+    whole = [plan.plan.launches[0] for plan in m.tuned.race.contenders if len(plan.plan.launches) == 1]
+    return [m.tuned.table.region(Region.of(launch).key, launch.engine) for launch in whole]
+
+
+def test_it_serves_wherever_there_are_devices(world: World) -> None:
+    m = module(world, TOY, "toy", budget=4.0)
+    np.testing.assert_allclose(world.down(m(X)), RIGHT, rtol=1e-5)
+    assert m.tuned is not None and m.tuned.how == "measured"
+
+
+def test_arrays_of_the_device_are_measured_with_and_left_alone() -> None:
+    with world("late") as found:
+        x = found.up(X)
+        np.testing.assert_allclose(found.down(module(found, SLOW_EXP, TOY, budget=3.0)(x)), RIGHT, rtol=1e-6)
+        np.testing.assert_array_equal(found.down(x), X)
+
+
+def test_calls_that_are_recorded_are_measured_as_such() -> None:
+    with world("late") as found:
+        assert found.machine is not None
+        m = module(found, TOY, SLOW_EXP, budget=3.0, cuda_graph=True)
+        m.tune(X)
+        assert found.machine.kernels.count("graph") > 10
+        np.testing.assert_allclose(found.down(m(X)), RIGHT, rtol=1e-6)
+
+
+# ---------------------------------------------------------------------- who drops out
+
+
+def test_an_engine_that_does_not_run_there_is_left_out_with_its_reason() -> None:
+    with world("late") as found, pytest.warns(PlacementWarning, match="engine 'on_cpu' is left out") as caught:
+        m = module(found, OnCpu(), TOY, budget=3.0)
+        m(X)
+    assert [str(one.message) for one in caught] == ["engine 'on_cpu' is left out: it runs on cpu, and not on cuda"]
+    assert "engine 'on_cpu' is left out: it runs on cpu, and not on cuda" in str(m.explain())
+    assert m.engines == (TOY,)
+
+
+def test_nobody_is_left() -> None:
+    with world("late") as found, pytest.warns(PlacementWarning), pytest.raises(OptionError, match=r"^no engine is left for"):
+        module(found, OnCpu())
+
+
+def test_an_engine_that_takes_nothing_there_is_told_with_its_reason() -> None:
+    with world("late") as found:
+        m = module(found, "ort", TOY, budget=3.0)
+        m(X)
+        told = str(m.explain())
+    assert "engine 'ort' takes nothing on cuda: this build of" in told
+    assert {launch.engine for launch in m.plan.launches} == {TOY}
+
+
+def test_all_that_are_ready_stand_for_auto(capsys: Any) -> None:
+    with world("late") as found, warnings.catch_warnings():
+        warnings.simplefilter("ignore", PlacementWarning)
+        m = xrt.XRTModule(PAIR, "auto", "cuda", budget=3.0, cache=xrt.cache.CompileCache())
+        np.testing.assert_allclose(found.down(m(X)), RIGHT, rtol=1e-5)
+    assert {launch.engine for launch in m.plan.launches} == {"toy"}
+    assert "engine 'openvino' is left out: it runs on cpu, and not on cuda" in str(m.explain()) or "openvino" not in m.engines
+
+
+def test_a_device_that_is_not_there() -> None:
+    with world("late") as found, pytest.raises(DeviceError, match="'cuda:7' was asked for"):
+        module(found, TOY, where="cuda:7").plan_for(X)
+
+
+# ---------------------------------------------------------------------- what is kept
+
+
+def test_decisions_and_costs_are_of_a_device_and_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def how(where: str) -> str:
+        with world("eager") as found:
+            m = module(found, SLOW_EXP, TOY, where=where, cache=tmp_path, budget=3.0)
+            m.plan_for(X)
+            assert m.tuned is not None
+            return f"{m.tuned.how} {m.tuned.measurements > 0}"
+
+    assert how("cuda") == "measured True"
+    assert how("cuda") == "remembered False"
+    assert how("cpu") == "measured True", "what was found on a device says nothing of the cpu"
+    monkeypatch.setattr(SimulatedDevice, "hardware", "another model")
+    assert how("cuda") == "measured True"
+    assert how("cuda") == "remembered False"
+
+
+def test_a_lock_holds_on_the_device_that_it_was_made_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.lock"
+    with world("eager") as found:
+        m = module(found, SLOW_EXP, SLOW_COS)
+        lock = lock_module(m, [X], {}, 0.5)
+        write_lock(lock, path)
+        assert (lock.machine["cuda:0"], lock.options["device"]) == ("simulated", "cuda")
+        again = module(found, SLOW_EXP, SLOW_COS, lock=path)
+        np.testing.assert_allclose(found.down(again(found.up(X))), RIGHT, rtol=1e-6)
+        assert again.tuned is not None and again.tuned.how == "locked"
+        assert homes_of(again.plan) == homes_of(m.plan)
+        outcome, elsewhere = check_module(module(found, SLOW_EXP, SLOW_COS), read_lock(path), [X], 0.5, 1.0)
+        assert outcome and elsewhere == ()
+    monkeypatch.setattr(SimulatedDevice, "hardware", "another model")
+    with world("eager") as found, pytest.raises(LockError, match="cuda:0 was simulated and is another model"):
+        module(found, SLOW_EXP, SLOW_COS, lock=path).plan_for(X)
+    with world("eager", devices=0) as found, pytest.raises(LockError, match="cuda:0 was simulated and is not there"):
+        module(found, SLOW_EXP, SLOW_COS, lock=path).plan_for(X)
+
+
+def test_the_commands_take_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from xrt.cli.app import main
+    from xrt.formats.onnx import save
+
+    monkeypatch.setenv("XRT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    save(PAIR, "m.onnx")
+
+    def run(*arguments: str) -> str:
+        with pytest.raises(SystemExit) as caught:
+            main(list(arguments))
+        told = capsys.readouterr()
+        assert caught.value.code in (0, None), told.err
+        return told.out
+
+    asked = ("--device", "cuda", "--engines", f"{TOY},toy", "--budget", "4s")
+    with world("eager"):
+        assert json.loads(run("tune", "m.onnx", *asked, "--json"))["how"] == "measured"
+        run("lock", "m.onnx", *asked, "--gate", "1s", "-o", "m.lock")
+        assert json.loads(run("check", "m.lock", "--budget", "1s", "--max-regress", "300%", "--once", "--json"))["differs"] == []
+
+
+# ---------------------------------------------------------------------- in a worker
+
+
+@pytest.mark.parametrize("way", [Here, lambda engine: Apart(engine, Limits(60.0))], ids=["here", "apart"])
+def test_a_piece_is_measured_on_a_device_here_and_in_a_worker(way: Any) -> None:
+    with world("late"):
+        context = on_device("cuda", CompileContext(threads=1))
+        with_engine = way(SLOW_EXP)
+        try:
+            trial = with_engine.trial(PAIR, context, [X], 0.05, 60.0)
+        finally:
+            with_engine.close()
+    np.testing.assert_allclose(trial.results[0], RIGHT, rtol=1e-6)
+    assert min(trial.samples) >= 0.004
+
+
+def test_a_search_goes_through_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    with world("random") as found:
+        m = module(found, SLOW_EXP, SLOW_COS)
+        np.testing.assert_allclose(found.down(m(X)), RIGHT, rtol=1e-6)
+        assert homes_of(m.plan) == {"n0": SLOW_COS.spec, "n1": SLOW_EXP.spec}
+
+
+# ---------------------------------------------------------------------- engines on devices of their own
+
+
+def test_a_mixture_of_devices_is_placed_by_measurement(tmp_path: Path) -> None:
+    on_cpu = OnCpu(slow="Cos", seconds=0.02)
+    with world("eager") as found:
+        m = module(found, Late(slow="Exp", seconds=0.02), on_cpu, devices={"on_cpu": "cpu"}, budget=60.0)
+        result = m(X)
+        assert found.device().owns(result)
+        np.testing.assert_allclose(found.down(result), RIGHT, rtol=1e-6)
+        placed = [(launch.engine, m.plan.device_of(launch)) for launch in m.plan.launches]
+        assert placed == [
+            (on_cpu.spec, "cpu"),
+            ("late{seconds=0.02, slow=Exp}", "cuda:0"),
+        ], str(m.explain())
+        assert [(copy.source, copy.target) for copy in m.plan.copies] == [("cuda:0", "cpu"), ("cpu", "cuda:0")]
+        path = tmp_path / "m.lock"
+        write_lock(lock_module(m, [X], {}, 0.2), path)
+        again = module(found, Late(slow="Exp", seconds=0.02), on_cpu, devices={"on_cpu": "cpu"}, lock=path)
+        assert (homes_of(again.plan_for(X)), again.plan.copies) == (homes_of(m.plan), m.plan.copies)
+        assert again.tuned is not None and again.tuned.how == "locked"
+        with pytest.raises(LockError, match="device of on_cpu"):
+            module(found, Late(slow="Exp", seconds=0.02), on_cpu, where="cpu", lock=path).plan_for(X)
+
+
+def test_a_remembered_mixture_is_of_its_devices(tmp_path: Path) -> None:
+    with world("eager") as found:
+        given = Late(slow="Exp", seconds=0.02), OnCpu(slow="Cos", seconds=0.02)
+        first = module(found, *given, devices={"on_cpu": "cpu"}, cache=tmp_path, budget=3.0)
+        first.plan_for(X)
+        again = module(found, *given, devices={"on_cpu": "cpu"}, cache=tmp_path, budget=3.0)
+        assert again.plan_for(X) == first.plan and again.tuned is not None and again.tuned.how == "remembered"
+        other = module(found, *given, devices={"late": "cuda:1", "on_cpu": "cpu"}, where="cpu", cache=tmp_path, budget=3.0)
+        other.plan_for(X)
+        assert other.tuned is not None and other.tuned.how == "measured"

@@ -1,0 +1,162 @@
+"""Calls over fixed arrays of a device: read where they lie, played and recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xrt
+from tests.devices.models import Counter, Forked, Net, Two, numbers
+from tests.devices.worlds import TOY, World, same, traffic, world
+from xrt.errors import DeviceError, InputError, OutOfDeviceMemory
+
+X, W, ONE = numbers(3, 4), numbers(4, 5, seed=1), np.ones((3, 4), "float32")
+CPU = xrt.XRTModule(Net(), TOY)
+GRAPHS = pytest.mark.parametrize("graph", [False, True], ids=["played", "recorded"])
+
+
+def put(world: World, target: Any, array: np.ndarray[Any, Any]) -> None:
+    """Write to an array of a device, as a caller does on its current stream."""
+    target[...] = world.up(array)
+
+
+@GRAPHS
+def test_it_reads_what_the_inputs_hold_and_writes_the_same_outputs(world: World, graph: bool) -> None:
+    m, x, w = world.module(Net(), cuda_graph=graph), world.up(X), world.up(W)
+    bound = m.bind(x, w)
+    assert bound.inputs == (x, w) and all(world.device().owns(one) for one in bound.outputs)
+    first = bound()
+    for seed in range(4):
+        given = numbers(3, 4, seed=seed)
+        put(world, x, given)
+        results = bound()
+        assert all(a is b for a, b in zip(results, first, strict=True))
+        same(world, results, CPU(given, W))
+    assert (traffic(m).copies_in, traffic(m).copies_out, traffic(m).waits) == (0, 0, 0)
+
+
+@GRAPHS
+def test_inputs_of_the_host_are_copied_by_each_call(world: World, graph: bool) -> None:
+    m, x, w = world.module(Net(), cuda_graph=graph), X.copy(), world.up(W)
+    bound = m.bind(x, w)
+    for seed in range(4):
+        x[...] = numbers(3, 4, seed=seed)
+        results = bound()
+        x[...] = np.nan  # the call has read it by then
+        same(world, results, CPU(numbers(3, 4, seed=seed), W))
+    assert traffic(m).copies_in == 4 and traffic(m).waits == 0
+
+
+@GRAPHS
+def test_buffers_of_the_caller(world: World, graph: bool) -> None:
+    m, p = world.module(Net(), cuda_graph=graph), world.up(np.zeros((3, 5), "float32"))
+    bound = m.bind(X, W, out=[p, None])
+    for _ in range(3):
+        results = bound()
+        assert results[0] is p
+        same(world, results, CPU(X, W))
+
+
+def test_a_recorded_call_launches_one_graph_and_copies_nothing() -> None:
+    with world("late") as found:
+        assert found.machine is not None
+        bound = found.module(Net(), cuda_graph=True).bind(found.up(X), found.up(W))
+        bound()
+        del found.machine.kernels[:]
+        bound()
+        assert found.machine.kernels == ["graph"]
+
+
+def test_it_stands_beside_other_calls_and_outlives_its_module(world: World) -> None:
+    m, x = world.module(Net(), cuda_graph=True), world.up(X)
+    with m.bind(x, W) as one, m.bind(world.up(X * 2), W) as other:
+        for _ in range(3):
+            same(world, one(), CPU(X, W))
+            same(world, m(X + 1, W), CPU(X + 1, W))
+            same(world, other(), CPU(X * 2, W))
+        m.close()
+        same(world, one(), CPU(X, W))
+    with pytest.raises(InputError, match=r"^the bound call is closed; bind the module's inputs anew$"):
+        one()
+
+
+def test_a_call_returns_before_its_work_is_done() -> None:
+    for graph in (False, True):
+        with world("late") as found:
+            assert found.machine is not None
+            bound = found.module(Net(), cuda_graph=graph).bind(found.up(X), found.up(W))
+            bound()
+            found.down(bound()[0])
+            waits = found.machine.waits
+            bound()
+            assert found.machine.waits == waits
+            assert any(stream.queue for stream in found.machine._streams)
+
+
+def test_updates_of_arrays_of_the_device_and_of_the_host(world: World) -> None:
+    m = world.module(Counter(), cuda_graph=True)  # which no recording can have, and so it is played
+    state, expected = world.up(X), X
+    bound = m.bind(state, world.up(ONE))
+    for _ in range(3):
+        expected = expected + ONE
+        same(world, bound(), [expected * expected, expected])
+        same(world, state, expected)
+    here = X.copy()
+    on_host = m.bind(here, ONE)
+    on_host()
+    on_host()
+    np.testing.assert_array_equal(here, X + ONE + ONE)
+
+
+def test_plans_over_several_devices() -> None:
+    for order in ("eager", "late", "random"):
+        with world(order) as found:
+            x = found.up(X)
+            bound = found.module(Two()).bind(x)
+            same(found, bound(), found.down(found.module(Two())(X)))
+            put(found, x, X + 1)
+            same(found, bound(), found.down(found.module(Two())(X + 1)))
+
+
+def test_a_mixture_whose_values_come_and_go_on_the_host(world: World) -> None:
+    options: dict[str, Any] = {"devices": {"ort": "cpu", "toy": "cuda"}, "pins": ["Exp|Sqrt=ort"], "strict": True}
+    x = X.copy()
+    bound = world.module(Forked(), [TOY, "ort"], "cpu", **options).bind(x)
+    for seed in range(3):
+        x[...] = numbers(3, 4, seed=seed)
+        result = bound()
+        assert isinstance(result, np.ndarray) and result is bound.outputs[0]
+        np.testing.assert_allclose(result, xrt.XRTModule(Forked(), TOY)(x), rtol=1e-5)
+
+
+# ---------------------------------------------------------------------- what cannot be fixed
+
+
+def test_an_input_that_does_not_lie_in_one_piece(world: World) -> None:
+    x = world.up(np.ascontiguousarray(X.T)).transpose()
+    text = (
+        r"^input 'x' is not C-contiguous; a bound input is read where it lies: bind a C-contiguous copy of it, and write to that$"
+    )
+    with pytest.raises(InputError, match=text):
+        world.module(Net()).bind(x, W)
+
+
+def test_arrays_of_another_device() -> None:
+    with world("late") as found:
+        m = found.module(Net(), where="cuda:1")
+        with pytest.raises(DeviceError, match=r"^input 'x' .* lies on cuda:0, and the module runs on cuda:1; copy it there$"):
+            m.bind(found.up(X), W)
+        with pytest.raises(DeviceError, match=r"^out\[0\] for output 'p' does not lie on cuda:1, where the module runs"):
+            m.bind(X, W, out=[np.zeros((3, 5), "float32"), None])
+
+
+def test_a_lack_of_memory_says_for_what() -> None:
+    with world("late", limit=100_000) as found:
+        m, x = found.module(Net()), numbers(4000, 4)
+        with pytest.raises(OutOfDeviceMemory, match=r"^(a buffer of a bound call|.*) asked cuda:0 for"):
+            m.bind(x, W)()
+        with pytest.raises(OutOfDeviceMemory, match=r"^a buffer of a bound call asked cuda:0 for 0\.1 MB; "):
+            m.bind(numbers(6000, 4), W)
+        same(found, m.bind(X, W)(), CPU(X, W))

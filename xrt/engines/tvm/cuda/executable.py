@@ -1,0 +1,136 @@
+"""Running a program for CUDA on arrays of the device, on the stream of the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import relax
+from tvm.runtime import Tensor
+
+from xrt.engines.accelerator import Accelerator
+from xrt.engines.contract import Executable
+from xrt.engines.memory import MemoryUse
+from xrt.engines.options import RunOptions
+from xrt.engines.tvm.cuda.code import DeviceProgram
+from xrt.engines.tvm.reasons import shortened
+from xrt.errors import RunFailed
+from xrt.graph import Function
+
+__all__ = ["TvmOnDevice", "shared"]
+
+ALIGNMENT = 64
+"""Bytes: at multiples of it TVM's code expects every array."""
+_NO_WAIT = -1
+"""What DLPack calls a stream that nothing has to follow: the runtime has put all in order."""
+
+
+class TvmOnDevice(Executable):
+    """Launches one program, with a virtual machine per concurrent call, on memory of the device's own pool."""
+
+    outputs_are_fresh: ClassVar[bool] = True
+
+    def __init__(self, program: DeviceProgram, function: Function, accelerator: Accelerator, device: Any) -> None:
+        """`device` is the accelerator's, as TVM names it."""
+        self.program = program
+        self.function = function
+        self.saved: memoryview | None = None
+        """What it was loaded from, where it was not compiled."""
+        self._accelerator = accelerator
+        self._device = device
+        self._stream = accelerator.new_stream()
+        self._constants: list[Any] = []
+        self._idle: list[Callable[..., Any]] = []
+        self._closed = False
+
+    def prepare(self) -> None:
+        """Bring the constants to the device."""
+        accelerator = self._accelerator
+        with accelerator.using(self._stream):
+            self._constants = [accelerator.upload(constant.array) for constant in self.program.constants]
+        accelerator.wait([self._stream])
+        self._idle.append(self._machine())
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        """Put the work on the stream of the options, which is the thread's current one; without one, wait for it."""
+        if options.stream is not None:
+            return self._put(inputs, options.stream)
+        with self._accelerator.using(self._stream):
+            results = self._put(inputs, self._stream)
+        self._accelerator.wait([self._stream])
+        return results
+
+    def _put(self, inputs: Sequence[Any], stream: Any) -> list[Any]:
+        if self._closed:
+            raise RunFailed(f"the executable of {self.function.name!r} is closed")
+        program, empty = self.program, self._accelerator.xp.empty
+        arrays = [*map(self._laid, inputs), *self._constants]
+        arrays += [empty((nbytes,), np.dtype(np.uint8)) for nbytes in program.workspace]
+        first_made = len(arrays)
+        arrays += [empty(type_.shape, type_.dtype.numpy) for type_ in program.made]
+        main = self._idle.pop() if self._idle else self._machine()
+        try:
+            with self._on(stream):
+                main(*map(shared, arrays))
+        except Exception as cause:
+            raise RunFailed(f"TVM failed while it ran {self.function.name!r}: {shortened(cause)}") from cause
+        self._idle.append(main)
+        return _fresh(arrays, program.results, first_made)
+
+    def _on(self, stream: Any) -> AbstractContextManager[object]:
+        context: AbstractContextManager[object] = tvm_ffi.use_raw_stream(self._device, self._accelerator.address(stream))
+        return context
+
+    def _laid(self, array: Any) -> Any:
+        """Return the array as TVM's code reads it: in order, and at an address that it expects."""
+        if array.flags.c_contiguous and not self._accelerator.address(array) % ALIGNMENT:
+            return array
+        return array.copy(order="C")
+
+    def _machine(self) -> Callable[..., Any]:
+        machine: Callable[..., Any] = relax.VirtualMachine(self.program.code, self._device)["main"]
+        return machine
+
+    def why_not_recorded(self) -> str | None:
+        """None: a run launches kernels and nothing else."""
+        return None
+
+    def memory(self) -> tuple[MemoryUse, ...]:
+        weights = sum(constant.nbytes for constant in self.program.constants)
+        return (
+            MemoryUse("weights on the device", weights, "a copy of the constants in the device's own memory"),
+            MemoryUse(
+                "workspace on the device", sum(self.program.workspace), "inner values, as planned by the compiler", per_call=True
+            ),
+        )
+
+    def close(self) -> None:
+        self._closed = True
+        self._idle.clear()
+        self._constants = []
+
+
+def shared(array: Any) -> Tensor:
+    """Return the array as TVM's, over the same memory; types of which DLPack's other side may know nothing go as plain bits."""
+    if array.dtype.kind in "biuf":
+        return tvm_ffi.from_dlpack(array.__dlpack__(stream=_NO_WAIT))
+    bits = array.view(np.dtype(f"u{array.dtype.itemsize}"))
+    return _view(tvm_ffi.from_dlpack(bits.__dlpack__(stream=_NO_WAIT)), array.shape, tvm.DataType(array.dtype.name), 0)
+
+
+_view = tvm.get_global_func("runtime.TVMTensorCreateView")
+
+
+def _fresh(arrays: Sequence[Any], results: Sequence[int], first_made: int) -> list[Any]:
+    """Return the results, each array that was made at most once, and copies of the others."""
+    given: set[int] = set()
+    returned = []
+    for position in results:
+        new = position >= first_made and position not in given
+        given.add(position)
+        returned.append(arrays[position] if new else arrays[position].copy())
+    return returned

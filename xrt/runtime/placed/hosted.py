@@ -1,0 +1,93 @@
+"""An executable of a device by itself, without a plan: called with arrays of the host, or over and over to be timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from xrt.engines import CompileContext, Executable, MemoryUse, RunOptions
+from xrt.runtime.devices.interface import Device
+from xrt.runtime.devices.registry import device
+from xrt.runtime.placed.call import root, short_of
+from xrt.runtime.placed.looking import host_of
+
+__all__ = ["Hosted", "hosted", "on_device", "repeated", "sent"]
+
+
+def on_device(name: str, context: CompileContext) -> CompileContext:
+    """Return the context of a compile for a device, which is opened; raises DeviceError where it is not at hand."""
+    return replace(context, device=name, accelerator=None if name == "cpu" else device(name))
+
+
+def hosted(executable: Executable, context: CompileContext) -> Executable:
+    """Return the executable as one that takes and gives arrays of the host, wherever the context is of."""
+    where = context.accelerator
+    return Hosted(executable, where) if isinstance(where, Device) else executable
+
+
+def repeated(executable: Executable, inputs: Sequence[Any]) -> Callable[[], object]:
+    """Return a call on those arrays of the host, to be timed: on a device they are there already, and it waits for its work."""
+    if isinstance(executable, Hosted):
+        return executable.repeated(inputs)
+    call = executable.direct()
+    return lambda: call(*inputs)
+
+
+def sent(values: Sequence[Any], where: Device) -> list[Any]:
+    """Return copies of the host's arrays on a device, made on the current stream; all else stays what it is."""
+    return [
+        sent(value, where) if isinstance(value, list) else where.upload(value) if isinstance(value, np.ndarray) else value
+        for value in values
+    ]
+
+
+class Hosted(Executable):
+    """Brings the inputs to the device, runs there, waits, and brings the outputs back: all on one stream of its own."""
+
+    outputs_are_fresh = True
+
+    def __init__(self, inner: Executable, where: Device) -> None:
+        self.inner = inner
+        self.where = where
+        self.stream = where.new_stream()
+
+    def prepare(self) -> None:
+        with self._in_memory():
+            self.inner.prepare()
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        where = self.where
+        with where.using(self.stream), self._in_memory():
+            return host_of(self.inner.run(sent(inputs, where), RunOptions(stream=self.stream)), where)
+
+    def repeated(self, inputs: Sequence[Any]) -> Callable[[], object]:
+        """Return a call on copies of the inputs that stay on the device; it waits for its work, and leaves it there."""
+        where, stream, options = self.where, self.stream, RunOptions(stream=self.stream)
+        with where.using(stream), self._in_memory():
+            given = sent(inputs, where)
+
+        def call() -> None:
+            with where.using(stream):
+                self.inner.run(given, options)
+            where.wait([stream])
+
+        return call
+
+    @contextmanager
+    def _in_memory(self) -> Iterator[None]:
+        """Call a lack of memory by its name."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # whatever it is, only that has another name
+            raise short_of(self.where, root(error), "a region that is looked at") or error  # noqa: B904
+
+    def memory(self) -> Sequence[MemoryUse] | None:
+        return self.inner.memory()
+
+    def close(self) -> None:
+        self.where.wait([self.stream])
+        self.inner.close()

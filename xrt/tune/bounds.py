@@ -1,0 +1,42 @@
+"""What tuning may take: parts of its budget, and of the machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["BOUNDS", "Bounds"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What parts of the budget, and of the machine, tuning may take."""
+
+    survey: float = 0.55
+    """Share of the time left that goes to measuring pieces, before plans race."""
+    limit: float = 0.2
+    """Share of the budget that one compile, or one measurement, may take; it is also by how much the budget may be overrun, at
+    most: an engine that hangs in this process, where it did not in its worker, cannot be stopped."""
+    start: float = 0.3
+    """Share of the time left for which the survey waits until all engines have been imported, in workers of their own, at the
+    same time: while they are, nothing is measured well."""
+    slice: float = 0.025
+    """Share of the budget that the samples of one region may take, and not more than `longest`."""
+    longest: float = 0.6
+    """Seconds of samples after which a region is known well enough to plan by, however busy the machine is."""
+    calibration: float = 0.1
+    """Share of the budget after which no further launch or boundary is measured that is not known yet."""
+    far: float = 4.0
+    """An engine that takes so many times what the quickest takes on the whole is not calibrated."""
+    ready: float = 0.85
+    """Share of the same time after which no further plan is made ready."""
+    last: float = 0.1
+    """Share of the budget with which no further survey is begun."""
+    plans: int = 6
+    """Mixtures that join the contest at a time, at most."""
+    worse: float = 2.5
+    """A plan of one engine that was measured to take so many times the best is not made ready: it has lost."""
+    memory: int | None = None
+    """Bytes of address space for each worker; None is no limit."""
+
+
+BOUNDS = Bounds()
