@@ -1,4 +1,4 @@
-"""``xrt conform``: the tests of the installed onnx package on an engine, on a list of engines, or alternating between them."""
+"""``xrt conform``: the tests of the installed onnx package on an engine, on a list, alternating, or placed by measurement."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def command(
     operators: bool,
     as_json: bool,
 ) -> int:
-    """Count the tests of onnx that ENGINES (one, or several with commas) pass, decline and fail; exit code 1 when one fails."""
+    """Count the tests of onnx that ENGINES (one, or several with commas) pass, decline and fail; exit code 1 when one fails.
+
+    With "auto" among them each case is placed by measurement: on those beside it, or on all engines that are ready.
+    """
     listed = split_specs(engines)
     with Watched(f"{engines}{', alternating' * alternate}") as watched:
         report = conform(

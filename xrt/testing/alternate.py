@@ -18,7 +18,7 @@ from xrt.errors import CompileFailed, CompileRefused
 from xrt.graph import Function, Node
 from xrt.partition import ClusteringOptions, Pin, Plan, partition
 from xrt.runtime import Program, Refusal, available_cores, compile_plan
-from xrt.verify.running import fitted
+from xrt.testing.running import fitted_for
 
 __all__ = ["Alternation", "alternating_program"]
 
@@ -78,9 +78,7 @@ def alternating_program(function: Function, inputs: Sequence[Any], engines: Sequ
 
     Raises CompileRefused for a node that no engine takes, CompileFailed where an engine's library fails.
     """
-    wants_shapes = [engine for engine in engines if not engine.supports_dynamic_shapes]
-    fit = fitted(function, inputs, (*wants_shapes, *engines)[0])
-    round_, cache = Alternation(fit, engines, first), CompileCache()
+    round_, cache = Alternation(fitted_for(function, inputs, engines), engines, first), CompileCache()
     while True:
         context = CompileContext(threads=available_cores())
         made = compile_plan(round_.plan(), {engine.spec: engine for engine in engines}, context, cache)

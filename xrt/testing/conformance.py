@@ -1,4 +1,4 @@
-"""The conformance run: the tests of the installed ``onnx`` on an engine, on a list of engines, or alternating between them.
+"""The conformance run: the tests of the installed ``onnx`` on an engine, on a list, alternating, or placed by measurement.
 
 An engine is handed what XRT would hand it: types inferred, and the parts that are constant computed beforehand, unless
 nothing would be left of the case. A case is *declined* when the engine said so before the first run, *passed* when what
@@ -21,17 +21,31 @@ from xrt import passes
 from xrt.engines import GraphCompiler, registry
 from xrt.errors import CompileFailed, CompileRefused, OptionError, PlanError
 from xrt.graph import Function
+from xrt.module.automatic import asks_for_auto
 from xrt.module.build import simplified
 from xrt.partition import Launch
 from xrt.testing.alternate import alternating_program
 from xrt.testing.cases import Case, unchanged
 from xrt.testing.groups import cases_of
 from xrt.testing.ledgers import MIXTURES, Gap, gaps_of, settle
+from xrt.testing.measured import engines_for, placed_program
 from xrt.testing.report import Outcome, Report, Word
 from xrt.testing.running import module_of
 from xrt.verify.running import compiled
 
-__all__ = ["Engine", "Maker", "Ready", "alone", "alternating", "conform", "makers_for", "run_case", "run_reference", "together"]
+__all__ = [
+    "Engine",
+    "Maker",
+    "Ready",
+    "alone",
+    "alternating",
+    "by_measurement",
+    "conform",
+    "makers_for",
+    "run_case",
+    "run_reference",
+    "together",
+]
 
 Engine: TypeAlias = str | GraphCompiler
 
@@ -64,13 +78,17 @@ def conform(
 ) -> Report:
     """Run the cases of those groups (of all, when none is named) that match, or a share of them, and return the report.
 
+    With "auto" among the engines, every case is placed by a small search over those beside it, or over all that are ready.
+    A ledger excuses nothing but roundings then: the search holds what it takes against the reference.
     With ``alternate``, neighbouring nodes are kept on different engines (`xrt.testing.alternate`), and every case runs once
     for each engine to begin with. With ``reference``, ``onnx.reference.ReferenceEvaluator`` runs beside. Without ``gaps``,
     the report is settled with the ledgers that XRT ships for the engines. To use several processes, run each with a shard
     and without gaps (``gaps=()``), then settle the `Report.joined` of all.
     """
-    listed = _listed(engines)
-    makers = makers_for(listed, alternate=alternate)
+    asked = [engines] if isinstance(engines, str | GraphCompiler) else list(engines)
+    is_auto = asks_for_auto(asked)
+    listed = engines_for(asked) if is_auto else [registry.create(engine) for engine in asked]
+    makers = makers_for(listed, alternate=alternate, auto=is_auto)
     cases = cases_of(groups, pattern, shard=shard)
     outcomes = []
     for done, case in enumerate(cases, 1):
@@ -78,27 +96,28 @@ def conform(
         if progress is not None:
             progress(done, len(cases), outcomes[-1])
     beside = tuple(run_reference(case) for case in cases) if reference else ()
-    name = ",".join(engine.spec for engine in listed) + ", alternating" * alternate
-    known = _ledger(listed) if gaps is None else gaps
+    name = ",".join(map(str, asked) if is_auto else (engine.spec for engine in listed)) + ", alternating" * alternate
+    known = _ledger(listed, auto=is_auto) if gaps is None else gaps
     complete = pattern == "*" and shard == (0, 1) and not groups
-    return settle(Report(name, tuple(outcomes), beside), known, complete=complete, alone=len(listed) == 1)
+    return settle(Report(name, tuple(outcomes), beside), known, complete=complete, alone=len(listed) == 1 and not is_auto)
 
 
-def _ledger(engines: Sequence[GraphCompiler]) -> list[Gap]:
+def _ledger(engines: Sequence[GraphCompiler], *, auto: bool) -> list[Gap]:
+    """Return the gaps of all; for a search only those of rounding, since what is wrong it is to keep out by itself."""
     names = [engine.spec for engine in engines] + [MIXTURES] * (len(engines) > 1)
-    return [gap for name in names for gap in gaps_of(name)]
+    return [gap for name in names for gap in gaps_of(name) if not (auto and gap.everywhere)]
 
 
-def _listed(engines: Engine | Sequence[Engine]) -> tuple[GraphCompiler, ...]:
-    many = [engines] if isinstance(engines, str | GraphCompiler) else engines
-    return tuple(registry.create(engine) for engine in many)
-
-
-def makers_for(engines: Sequence[GraphCompiler], *, alternate: bool = False) -> tuple[Maker, ...]:
+def makers_for(engines: Sequence[GraphCompiler], *, alternate: bool = False, auto: bool = False) -> tuple[Maker, ...]:
     """Return how to compile for those engines, in every way that a case is to run.
 
-    One engine runs by the contract alone, several as a module makes a plan of them; or they alternate, each beginning once.
+    One engine runs by the contract alone, several as a module makes a plan of them; or they alternate, each beginning once;
+    or a search decides, with ``auto``, which of them is to run what.
     """
+    if auto and alternate:
+        raise OptionError("nodes that alternate are not placed by measurement; list the engines without 'auto'")
+    if auto:
+        return (by_measurement(engines),)
     if alternate and len(engines) < 2:
         raise OptionError("nodes alternate between two engines or more; list another")
     if alternate:
@@ -144,6 +163,19 @@ def alternating(engines: Sequence[GraphCompiler], first: int = 0) -> Maker:
 
     def make(function: Function, inputs: Sequence[Any]) -> Ready:
         program = alternating_program(_prepared(function), inputs, engines, first)
+        return Ready(program.run, _placed(program.plan.launches))
+
+    return make
+
+
+def by_measurement(engines: Sequence[GraphCompiler]) -> Maker:
+    """Return a maker that runs the plan which a search on the case's own inputs finds; what is wrong never enters its race."""
+
+    def make(function: Function, inputs: Sequence[Any]) -> Ready:
+        try:
+            program = placed_program(_prepared(function), inputs, engines)
+        except PlanError as error:
+            raise _refusal(error) from error
         return Ready(program.run, _placed(program.plan.launches))
 
     return make

@@ -9,8 +9,9 @@ from xrt.cache import CompileCache
 from xrt.engines import GraphCompiler
 from xrt.graph import Function
 from xrt.module import XRTModule
+from xrt.verify.running import fitted
 
-__all__ = ["module_of"]
+__all__ = ["fitted_for", "module_of"]
 
 
 def module_of(function: Function, engines: Sequence[GraphCompiler | str], **options: Any) -> XRTModule:
@@ -20,3 +21,9 @@ def module_of(function: Function, engines: Sequence[GraphCompiler | str], **opti
     """
     settings: dict[str, Any] = {"strict": True, "fold_constants": False, "cache": CompileCache()} | options
     return XRTModule(function, list(engines), **settings)
+
+
+def fitted_for(function: Function, inputs: Sequence[Any], engines: Sequence[GraphCompiler]) -> Function:
+    """Return the function with types inferred, and with the inputs' shapes where one of the engines wants them fixed."""
+    wants_shapes = [engine for engine in engines if not engine.supports_dynamic_shapes]
+    return fitted(function, inputs, (*wants_shapes, *engines)[0])

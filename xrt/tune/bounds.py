@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from xrt.tune.contest import Rules
 
 __all__ = ["BOUNDS", "Bounds"]
 
@@ -37,6 +39,11 @@ class Bounds:
     """A plan of one engine that was measured to take so many times the best is not made ready: it has lost."""
     memory: int | None = None
     """Bytes of address space for each worker; None is no limit."""
+    apart: bool = True
+    """Whether pieces are measured in a worker process per engine. In this process a search may take a fraction of a second, but a
+    hang is not cut off, and a crash is the process's own: only for engines that have proved themselves on what is searched."""
+    rules: Rules = field(default_factory=Rules)
+    """How plans race."""
 
 
 BOUNDS = Bounds()

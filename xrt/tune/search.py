@@ -25,13 +25,13 @@ from xrt.runtime.isolation import Isolated, Limits
 from xrt.runtime.timing import Clock
 from xrt.tune.bounds import Bounds
 from xrt.tune.calibration import crossing, launch_cost
-from xrt.tune.contest import Entrant, Rules, contested
+from xrt.tune.contest import Entrant, contested
 from xrt.tune.judging import Runner, judged
 from xrt.tune.programs import ready
 from xrt.tune.survey import Region, Subject, Survey
 from xrt.tune.tuned import Contender, How, Progress, Race, Tuned, title_of
 from xrt.tune.values import Reference, captured
-from xrt.tune.walls import Apart, Way, way_of
+from xrt.tune.walls import Apart, Here, Way, way_of
 
 __all__ = ["Search", "Told", "unheard"]
 
@@ -156,7 +156,7 @@ class Search:
     @contextmanager
     def _ways(self) -> Iterator[dict[str, Way]]:
         limits = Limits(self.budget * self.bounds.limit, self.bounds.memory)
-        ways = {engine.spec: way_of(engine, limits) for engine in self.engines}
+        ways = {engine.spec: way_of(engine, limits) if self.bounds.apart else Here.of(engine) for engine in self.engines}
         try:
             yield ways
         finally:
@@ -325,7 +325,9 @@ class Search:
     def _race(self) -> None:
         self.rounds = 0
         entrants = [runner.entrant for runner in self.runners]
-        self.rounds = contested(entrants, until=self.began + self.budget, clock=self.clock, watch=self._watch)
+        self.rounds = contested(
+            entrants, until=self.began + self.budget, rules=self.bounds.rules, clock=self.clock, watch=self._watch
+        )
         for runner in self.runners:
             if not runner.entrant.is_out and self._left() > 0:
                 runner.regions = runner.ready.profiled(self.inputs)
@@ -373,14 +375,22 @@ class Search:
         elif alone is not None:
             plan = alone[0]
         else:
-            plan, how = self.priority, "priority"
+            plan, how = self._unrefuted(), "priority"
         late = [f"the budget ended before {title_of(one)} was made ready" for one in self.late if self._alone(one) is None]
         return Tuned(plan, self.table, race, how, self.budget, spent, count, (*self.notes, *late))
+
+    def _unrefuted(self) -> Plan:
+        """Return the plan by priority; where a region of it is known to fail or to be wrong, one of a single engine."""
+        return next((plan for plan in (self.priority, *self._wholes) if not self._is_refuted(plan)), self.priority)
+
+    def _is_refuted(self, plan: Plan) -> bool:
+        regions = (Region.of(launch) for launch in plan.launches)
+        return any(isinstance(self.table.region(region.key, region.spec), str) for region in regions)
 
     def _judgement(self) -> Race:
         """Return the race as it stands; where one had been settled, and another has hardly begun, that one."""
         race = judged(self.runners, [*self.others, *self._too_late()], self.rounds)
-        has_begun = race.winner is not None and self.rounds >= Rules().least
+        has_begun = race.winner is not None and self.rounds >= self.bounds.rules.least
         return self.settled if self.settled is not None and not has_begun else race
 
 

@@ -94,10 +94,15 @@ class Apart(Isolated):
 
 
 class Here:
-    """An engine that can be in no other process; a hang or a crash of it is one of this process."""
+    """An engine that can, or is to, be in no other process; a hang or a crash of it is one of this process."""
 
     def __init__(self, engine: GraphCompiler) -> None:
         self.front = engine
+
+    @classmethod
+    def of(cls, engine: GraphCompiler) -> Here:
+        """Return the way of an engine without the worker that it may stand in front of."""
+        return cls(_inner(engine))
 
     def meet(self) -> None:
         """The engine is here."""
@@ -125,8 +130,11 @@ class Here:
 
 def way_of(engine: GraphCompiler, limits: Limits) -> Way:
     """Return how an engine is tried: behind a wall, where there can be one."""
-    inner = loaded(engine.inner if isinstance(engine, Isolated) else engine)
     try:
-        return Apart(inner, limits)
+        return Apart(_inner(engine), limits)
     except OptionError:
-        return Here(inner)
+        return Here.of(engine)
+
+
+def _inner(engine: GraphCompiler) -> GraphCompiler:
+    return loaded(engine.inner if isinstance(engine, Isolated) else engine)
