@@ -110,13 +110,19 @@ def _why_not_crossing(node: Node, function: Function) -> str | None:
 
 
 def _why_not_known_types(node: Node, function: Function) -> str | None:
-    for name in (*node.uses, *node.defines):
+    for name in (*node.uses, *_read(node, function)):
         type_ = function.type_of(name)
         if reason := why_not_carried(name, type_):
             return reason
         if not isinstance(type_, TensorType):
             return f"the type of {name!r} is not known before the run"
     return None
+
+
+def _read(node: Node, function: Function) -> list[str]:
+    """Return the results that somebody reads: a mask of Dropout that nobody does may be of whatever type."""
+    given = {value.name for value in function.outputs}
+    return [name for name in node.defines if name in given or function.users(name)]
 
 
 _WITH_NOTHING = {f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Min", "Prod", "Sum", "SumSquare")}

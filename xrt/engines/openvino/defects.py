@@ -53,7 +53,7 @@ def _flattens(node: Node, function: Function) -> bool:
     shape = _shape(node, 0, function)
     if (since_version(node, function) or 0) >= 13:
         return False
-    return shape is None or node.attr("axis", 1) not in (-1, len(shape) - 1)
+    return shape is None or any(extent != 1 for extent in shape[node.attr("axis", 1) :][1:])
 
 
 def _is_causal_after_past(node: Node, function: Function) -> bool:

@@ -4,4 +4,12 @@ from xrt.testing.ledgers import Gap
 
 __all__ = ["GAPS"]
 
-GAPS: tuple[Gap, ...] = ()
+GAPS: tuple[Gap, ...] = (
+    Gap(
+        "light_squeezenet",
+        "never",
+        "weights that are all one number make logits of 1e10, and the last bit of their sums, which is a thousand, decides the softmax",
+        "https://onnx.ai/onnx/operators/onnx__Softmax.html",
+        everywhere=False,
+    ),
+)
