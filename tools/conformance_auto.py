@@ -81,7 +81,7 @@ def section(record: Mapping[str, Any] | None = None) -> str:
     lines = [
         "## Placed by measurement",
         "",
-        f"`xrt conform auto` searches anew for every case, with {BUDGET} s. One in {EVERY} of the node tests ran, and of the groups",
+        f"`xrt conform auto` searches anew for every case, for {BUDGET} s. One node test in {EVERY} ran, and of the groups",
         f"{', '.join(f'`{name}`' for name in found['groups'] if name != 'node')} every case; no other group ran.",
         "",
         f"| group | {' | '.join(Word)} |",
