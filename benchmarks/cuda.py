@@ -3,7 +3,7 @@
 Four questions, on arrays that lie on the device. (1) ResNet-50 and a BERT-shaped model: a call of the module, with and without
 a recorded graph, against the engine's own call over bound device buffers. (2) Fifty elementwise operators on a large matrix:
 which part of the bandwidth that a copy reaches. (3) What crosses between host and device in a call, counted. (4) A mixture of
-two engines on one device: what it copies to the host, which must be nothing.
+toy and each other engine on one device: what it copies to the host, which must be nothing.
 
     python benchmarks/cuda.py [--json] [--quick] [--rounds N]
 
@@ -110,16 +110,19 @@ def _why_not(name: str, there: Device) -> str:
 
 
 def latencies(models: dict[str, Function], there: Device, ready: list[str], rounds: int) -> Iterator[Figures]:
-    """Yield, per model and engine, the seconds of a call, and their ratio to the engine's own call where there is one."""
+    """Yield, per model and engine, the seconds of a call and their ratio to the engine's own call, or why there are none."""
     for model, function in models.items():
         inputs = uploaded(function, there)
         for engine in ready:
-            candidates: dict[str, Callable[[], Any]] = {}
-            for name, options in (("call", {}), ("graph", {"cuda_graph": True})):
-                candidates[name] = called(function, engine, inputs, there, **options)
-            if engine == "ort":
-                candidates["own"] = own_ort(function, inputs, there)
-            yield {"model": model, "engine": engine, **_timed(candidates, rounds)}
+            try:
+                yield {"model": model, "engine": engine, **_timed(_candidates(function, engine, inputs, there), rounds)}
+            except XRTError as error:
+                yield {"model": model, "engine": engine, "seconds": {}, "to_own": {}, "said": " ".join(str(error).split())}
+
+
+def _candidates(function: Function, engine: str, inputs: dict[str, Any], there: Device) -> dict[str, Callable[[], Any]]:
+    found = {"call": called(function, engine, inputs, there), "graph": called(function, engine, inputs, there, cuda_graph=True)}
+    return found | ({"own": own_ort(function, inputs, there)} if engine == "ort" else {})
 
 
 def _timed(candidates: dict[str, Callable[[], Any]], rounds: int) -> Figures:
@@ -160,17 +163,16 @@ def copies(function: Function, there: Device) -> Figures:
     return found
 
 
-def mixture(function: Function, there: Device, ready: list[str], operators: str) -> Figures | None:
-    """Return what a mixture of two engines on the device copies; None where there are not two."""
-    others = [name for name in ready if name != "toy"]
-    if not others:
-        return None
-    module = xrt.XRTModule(function, [others[0], "toy"], there.name, pins=[f"{operators}=toy"], strict=True)
-    for _ in range(2):
-        module(**uploaded(function, there))
-    traffic = module.profile().traffic
-    engines = [launch.engine for launch in module.plan.launches]
-    return {"regions": engines, "traffic": None if traffic is None else asdict(traffic)}
+def mixtures(function: Function, there: Device, ready: list[str], operators: str) -> Iterator[Figures]:
+    """Yield what each mixture of toy and another engine on the device copies."""
+    for name in ready:
+        if name != "toy":
+            module = xrt.XRTModule(function, [name, "toy"], there.name, pins=[f"{operators}=toy"], strict=True)
+            for _ in range(2):
+                module(**uploaded(function, there))
+            traffic = module.profile().traffic
+            engines = [launch.engine for launch in module.plan.launches]
+            yield {"engines": [name, "toy"], "regions": engines, "traffic": None if traffic is None else asdict(traffic)}
 
 
 def measured(there: Device, *, quick: bool, rounds: int) -> Figures:
@@ -186,7 +188,7 @@ def measured(there: Device, *, quick: bool, rounds: int) -> Figures:
         "latency": list(latencies(models, there, [name for name in ready if name != "tensorrt"], rounds)),
         "chain": bandwidth(there, 64 if quick else 4096, rounds) if "toy" in ready else None,
         "copies": copies(first, there),
-        "mixture": mixture(first, there, ready, "Relu"),
+        "mixtures": list(mixtures(chain(256, 6), there, ready, "Relu")),
     }
 
 

@@ -63,6 +63,7 @@ def start(path: str, engine: str, way: str) -> dict[str, float]:
 def started(path: Path, engine: str, way: str, cache: Path) -> dict[str, float]:
     """Start in a fresh process, and return what it measured."""
     switch = {"XRT_CACHE": "off"} if way == "off" else {"XRT_CACHE": "on", "XRT_CACHE_DIR": str(cache)}
+    switch["PYTHONDONTWRITEBYTECODE"] = ""  # what is installed has its bytecode beside it
     command = [sys.executable, __file__, "--child", str(path), engine, way]
     done = subprocess.run(command, env={**os.environ, **switch}, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -90,7 +90,8 @@ def section(record: Mapping[str, Any] | None = None) -> str:
         "",
         f"Cases that ran on each engine: {ran_on}; {found['mixed']} ran on several.",
         "Which engine is the quickest at a case, and which is measured before the time is up, changes from run to run.",
-        *[f"\n- `{case}`: {word}: {reason}" for case, (word, reason) in found["not_passed"].items()],
+        "",
+        *[f"- `{case}`: {word}: {reason.rstrip(':')}" for case, (word, reason) in found["not_passed"].items()],
     ]
     return "\n".join(lines) + "\n"
 

@@ -65,7 +65,7 @@ def checked(hardware: str) -> dict[str, Any]:
     """Run all parts and return what they found."""
     tests = {"tests marked cuda": pytest_counts()}
     figures = run([sys.executable, "benchmarks/cuda.py", "--json"], BENCHMARK)
-    found: dict[str, Any] = json.loads(figures) if figures else {"engines": {}, "latency": [], "chain": None, "mixture": None}
+    found: dict[str, Any] = json.loads(figures) if figures else {"engines": {}, "latency": [], "chain": None, "mixtures": []}
     found.setdefault("copies", {"host": None, "device": None})
     if not figures:
         tests["benchmark"] = {"failed": 1}
@@ -80,7 +80,7 @@ def checked(hardware: str) -> dict[str, Any]:
 def versions() -> str:
     """Return the versions of what was used."""
     known = {dist.metadata["Name"].lower(): dist.version for dist in metadata.distributions()}
-    names = ("xrt", "numpy", "cupy-cuda13x", "cupy-cuda12x", "onnxruntime-gpu", "apache-tvm", "onnx")
+    names = ("xrt", "numpy", "cupy-cuda13x", "cupy-cuda12x", "onnxruntime-gpu", "apache-tvm", "nvidia-cuda-nvrtc", "onnx")
     return ", ".join(f"{name} {known[name]}" for name in names if name in known)
 
 

@@ -55,12 +55,10 @@ def _tables(results: Mapping[str, Any]) -> Iterator[str]:
         yield _chain(results["chain"])
     yield _copied("A call with arrays of the host", results["copies"]["host"])
     yield _copied("A call with arrays of the device", results["copies"]["device"])
-    mixed = results["mixture"]
-    yield (
-        _copied(f"Two calls of a mixture ({len(mixed['regions'])} regions)", mixed["traffic"])
-        if mixed
-        else "No mixture was at hand.\n"
-    )
+    for mixed in results["mixtures"]:
+        yield _copied(f"Two calls of {' and '.join(mixed['engines'])} ({len(mixed['regions'])} regions)", mixed["traffic"])
+    if not results["mixtures"]:
+        yield "No mixture was at hand.\n"
 
 
 def _tests(name: str, counts: Mapping[str, int]) -> list[str]:
@@ -71,7 +69,8 @@ def _latency(entry: Mapping[str, Any]) -> list[str]:
     shown = [f"{1e3 * entry['seconds'][name]:.3f}" if name in entry["seconds"] else "" for name in ("call", "graph", "own")]
     own = entry["to_own"].get("call")
     figure = f"{own['median']:.3f} ({own['low']:.3f} to {own['high']:.3f})" if own else ""
-    return [entry["model"], f"`{entry['engine']}`", *shown, figure, ("yes" if own["median"] <= TARGET else "no") if own else ""]
+    reached = entry.get("said", "") if own is None else "yes" if own["median"] <= TARGET else "no"
+    return [entry["model"], f"`{entry['engine']}`", *shown, figure, reached]
 
 
 def _chain(found: Mapping[str, Any]) -> str:

@@ -25,13 +25,13 @@ def measured() -> dict[str, Any]:
     with simulated():
         there = device("cuda")
         engines = cuda.status(there)
-        latency = list(cuda.latencies({"chain": cuda.chain(8)}, there, ["toy"], 2))
+        latency = list(cuda.latencies({"chain": cuda.chain(8)}, there, ["toy", "tvm"], 2))
         found = {
             "engines": engines,
             "latency": latency,
             "chain": cuda.bandwidth(there, 16, 2),
             "copies": cuda.copies(cuda.chain(8), there),
-            "mixture": cuda.mixture(cuda.chain(8), there, ["toy"], "Relu"),
+            "mixtures": list(cuda.mixtures(cuda.chain(8), there, ["toy"], "Relu")),
         }
     more = {"device": "simulated", "date": "2026-01-01", "versions": "none", "tests": {"all": {"passed": 3}}}
     return json.loads(json.dumps(found | more))  # as it is written and read
@@ -41,8 +41,10 @@ def test_every_question_is_answered(results: dict[str, Any]) -> None:
     assert results["engines"]["toy"] == "ready"
     assert "has no CUDAExecutionProvider" in results["engines"]["ort"] and results["engines"]["tensorrt"] != "ready"
     assert results["latency"][0]["seconds"].keys() == {"call", "graph"}
+    assert "TVM needs memory of cuda:0 at addresses, and is given none" in results["latency"][1]["said"]
+    assert "TVM needs memory of cuda:0 at addresses, and is given none" in results["engines"]["tvm"]
     assert (results["copies"]["host"]["copies_in"], results["copies"]["device"]["copies_in"]) == (1, 0)
-    assert results["mixture"] is None, "one engine is no mixture"
+    assert results["mixtures"] == [], "one engine is no mixture"
 
 
 def test_they_are_a_section(results: dict[str, Any]) -> None:
@@ -50,6 +52,12 @@ def test_they_are_a_section(results: dict[str, Any]) -> None:
     assert "| `toy` | ready |" in text and "| all | 3 | 0 | 0 | 0 |" in text
     assert "A call with arrays of the host: 1 arrays to the device, 0 to the host, 0 waits in 1 call(s)." in text
     assert "No mixture was at hand." in text
+
+
+def test_mixtures_are_told_by_their_engines(results: dict[str, Any]) -> None:
+    mixed = {"engines": ["tvm", "toy"], "regions": ["toy", "tvm", "toy"], "traffic": results["copies"]["device"]}
+    text = cuda_page.cuda_section(results | {"mixtures": [mixed]})
+    assert "Two calls of tvm and toy (3 regions): 0 arrays to the device, 0 to the host" in text
 
 
 def test_what_was_not_measured_is_said() -> None:

@@ -68,6 +68,12 @@ def _whole_costs(m: xrt.XRTModule) -> list[Any]:
     return [m.tuned.table.region(Region.of(launch).key, launch.engine) for launch in whole]
 
 
+def test_it_serves_wherever_there_are_devices(world: World) -> None:
+    m = module(world, TOY, "toy", budget=4.0)
+    np.testing.assert_allclose(world.down(m(X)), RIGHT, rtol=1e-5)
+    assert m.tuned is not None and m.tuned.how == "measured"
+
+
 def test_arrays_of_the_device_are_measured_with_and_left_alone() -> None:
     with world("late") as found:
         x = found.up(X)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines.test_iree import compiled, function, one, tensor, why
+from tests.engines.iree_running import compiled, function, one, tensor, why
 from xrt.engines.iree.capability import refusal
 from xrt.graph import DType, Function, Node, attributes_of
 

@@ -92,7 +92,7 @@ def test_integers_keep_their_low_bits(to: DType, source: DType) -> None:
 
 
 @pytest.mark.parametrize("to", CODED[:-1], ids=str)
-@pytest.mark.parametrize("source", CODED, ids=str)
+@pytest.mark.parametrize("source", [DType.INT4, DType.UINT4, DType.FLOAT4E2M1, DType.FLOAT8E5M2, DType.FLOAT8E8M0], ids=str)
 def test_codes_of_one_type_become_those_of_another(source: DType, to: DType) -> None:
     x = all_of(source)
     numbers = x.astype(np.float32)

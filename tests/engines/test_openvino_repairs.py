@@ -47,6 +47,13 @@ def test_a_range_that_leads_away_from_its_limit_is_empty(ends: tuple[int, int, i
     assert got.astype(np.int64).tolist() == list(range(*ends))
 
 
+def test_what_the_frontend_numbers_by_a_range_is_computed() -> None:
+    f = function({"x": tensor(2, "n", 3)}, {"y": tensor()}, [node("ReduceSum", "x", "y", keepdims=0)])
+    assert run(f, np.ones((2, 5, 3), np.float32))[0] == 30
+    f = function({"n": tensor(dtype=DType.INT64)}, {"y": tensor(None)}, [node("HannWindow", "n", "y")])
+    assert run(f, np.array(4))[0].tolist() == pytest.approx([0, 0.5, 1, 0.5])
+
+
 @pytest.mark.parametrize("threshold", [0.0, 0.3, 0.5, 1.0])
 def test_boxes_that_overlap_by_just_the_threshold_stay(threshold: float) -> None:
     rng = np.random.default_rng(3)

@@ -132,7 +132,7 @@ def test_what_cannot_be_is_refused(path: Path, options: dict[str, Any], error: t
 def test_a_lock_tells_the_whole_race(lock: Lock) -> None:
     assert {one.plan for one in lock.race} >= {"ort", "toy"}
     assert lock.race[0].verdict == "won"
-    assert lock.gate is not None and {lock.gate.plan, lock.race[0].plan} == {"ort", "toy"}
+    assert lock.gate is not None and lock.gate.plan in {one.plan for one in lock.race[1:]}, "whoever won"
     assert lock.engines == ENGINES_OF
     assert lock.inputs == {"x": "float32[2,3]"} and lock.model["source"] == "chain"
 

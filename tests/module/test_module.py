@@ -1,75 +1,24 @@
-"""XRTModule as its user meets it: models of every kind, signatures, outputs, options, fallbacks and errors."""
+"""XRTModule as its user meets it: models of every kind, signatures and outputs."""
 
 from __future__ import annotations
 
 import threading
-import warnings
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 
 import xrt
+from tests.module.small_models import ENGINES, Affine, Picky, X, chain, relu
 from xrt.cache import CompileCache
-from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, RunOptions, registry
 from xrt.errors import (
-    CompileRefused,
-    DeviceError,
-    FallbackWarning,
     InputError,
     ModelError,
-    OptionError,
-    PlanError,
     SignatureWarning,
-    UnknownEngine,
 )
 from xrt.formats import onnx
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
-
-ENGINES = ["toy", "ort", "tvm", ["tvm", "ort"]]
-
-
-class Affine(xrt.Graph):
-    def build(self, x, y):
-        return {"sum": xrt.ops.Relu(x + y), "product": x * y}
-
-
-def relu(shape: tuple[Any, ...] = (2, 3)) -> Function:
-    return Function(
-        (Value("x", TensorType(DType.FLOAT32, shape)),), (Value("y"),), (Node("Relu", ("x",), ("y",)),), opsets={"": 14}
-    )
-
-
-def chain(*ops: str, **fields: Any) -> Function:
-    """x -> op -> h0 -> op -> h1 ... -> y"""
-    names = ["x", *(f"h{i}" for i in range(len(ops) - 1)), "y"]
-    nodes = tuple(Node(op, (names[i],), (names[i + 1],), name=f"node{i}") for i, op in enumerate(ops))
-    type_ = TensorType(DType.FLOAT32, (2, 3))
-    return Function((Value("x", type_),), (Value("y", type_),), nodes, opsets={"": 20}, **fields)
-
-
-X = np.array([[-1, 0, 1], [2, -3, 4]], "float32")
-
-
-@dataclass(frozen=True)
-class Picky(GraphCompiler):
-    """Takes what `takes` names, compiles on toy, and refuses at compile what `refuses` names."""
-
-    name: ClassVar[str] = "picky"
-    takes: str = "Relu"
-    refuses: str = ""
-
-    def why_not(self, node: Node, function: Function) -> str | None:
-        return None if node.op_type in self.takes.split("|") else f"{node.op} is not among {self.takes}"
-
-    def compile(self, function: Function, context: CompileContext) -> Executable:
-        culprits = [n.name for n in function.nodes if n.op_type in self.refuses.split("|")]
-        if culprits:
-            raise CompileRefused(f"picky cannot compile {culprits[0]}", culprits)
-        return registry.create("toy").compile(function, context)
-
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 
 # ---------------------------------------------------------------------- kinds of models
 
@@ -236,199 +185,3 @@ def test_an_alias_updates_the_input(engine: Any) -> None:
         x = X.copy()
         assert m(x) is x
         np.testing.assert_array_equal(x, -X)
-
-
-# ---------------------------------------------------------------------- lists of engines
-
-
-def test_what_nobody_named_takes_goes_to_the_reference_with_one_warning() -> None:
-    m = xrt.XRTModule(chain("Relu", "Neg"), engine=Picky())
-    with pytest.warns(FallbackWarning) as caught:
-        m(X)
-        m(X, fetch=["h0"])
-    assert [Path(w.filename).name for w in caught] == ["test_module.py"], "a warning points at the caller's line"
-    (message,) = [str(w.message) for w in caught]
-    assert message == (
-        "1 node(s) run on 'toy', which was not named: first 'node1': Neg is not among Relu. m.explain() lists them; name 'toy' "
-        "in the list to accept it, or pass strict=True to refuse it"
-    )
-    assert "node1" in str(m.explain())
-    assert "Neg is not among Relu" in str(m.explain())
-
-
-def test_naming_the_reference_accepts_it_in_silence() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        xrt.XRTModule(chain("Relu", "Neg"), engine=[Picky(), "toy"])(X)
-
-
-def test_strict_refuses_with_each_reason() -> None:
-    with pytest.raises(PlanError, match="Neg is not among Relu"):
-        xrt.XRTModule(chain("Relu", "Neg"), engine=Picky(), strict=True)(X)
-
-
-def test_what_is_refused_at_compile_is_placed_elsewhere() -> None:
-    m = xrt.XRTModule(chain("Relu", "Neg", "Relu"), engine=[Picky(takes="Relu|Neg", refuses="Neg"), "toy"])
-    with pytest.warns(FallbackWarning, match="picky cannot compile node1; node 'node1' placed on another engine"):
-        y = m(X)
-    np.testing.assert_array_equal(y, np.maximum(-np.maximum(X, 0), 0))
-    assert [launch.engine.partition("{")[0] for launch in m.plan.launches] == ["picky", "toy", "picky"]
-
-
-def test_a_refusal_that_nobody_can_take_over_is_the_cause_of_the_error() -> None:
-    with pytest.raises(PlanError) as caught:
-        xrt.XRTModule(chain("Relu"), engine=Picky(refuses="Relu"), strict=True)(X)
-    assert isinstance(caught.value.__cause__, CompileRefused)
-
-
-# ---------------------------------------------------------------------- options and errors
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "text"),
-    [
-        ({"engine": "ort2"}, UnknownEngine, "Did you mean 'ort'?"),
-        ({"engine": []}, OptionError, "the list of engines is empty; name at least one, such as engine='toy'"),
-        ({"engine": ["toy", "toy"]}, OptionError, "engine 'toy' stands twice in the list ['toy', 'toy']; list each once"),
-        ({"engine": 5}, OptionError, "an engine is a name, a spec or a GraphCompiler instance; got int 5"),
-        ({"minimum_node": 2}, OptionError, "XRTModule has no option 'minimum_node'. Did you mean 'minimum_nodes'?"),
-        ({"device": "gpu"}, DeviceError, "unknown device 'gpu'; a device is 'cpu', 'cuda' or 'cuda:N'."),
-        ({"precision": "fp8"}, OptionError, "precision must be one of fp32, fp16, bf16, int8; got 'fp8'."),
-        ({"precision": "fp16"}, OptionError, "engine 'toy' does not honour precision='fp16'"),
-        ({"use_fp16": True}, OptionError, "engine 'toy' does not honour precision='fp16'"),
-        ({"use_fp16": True, "precision": "bf16"}, OptionError, "use_fp16=True contradicts precision='bf16'; give one of them"),
-        (
-            {"max_workspace_size": 10},
-            OptionError,
-            "engine 'toy' does not honour max_workspace_size=10: nothing limits what it allocates while it computes",
-        ),
-        ({"max_workspace_size": 10, "engine": "ort"}, OptionError, "its arena can be limited for the whole process only"),
-        ({"max_workspace_size": 10, "engine": "tvm"}, OptionError, "engine 'tvm' does not honour max_workspace_size=10: nothing"),
-        ({"threads": 0}, OptionError, "threads must be a positive integer or None; got 0"),
-        ({"max_signatures": 0}, OptionError, "max_signatures must be a positive integer; got 0"),
-    ],
-)
-def test_an_option_that_cannot_be_is_named(options: Any, error: type[Exception], text: str) -> None:
-    with pytest.raises(error) as caught:
-        xrt.XRTModule(relu(), **options)
-    assert text in str(caught.value)
-
-
-def test_a_device_that_no_listed_engine_runs_on_is_refused() -> None:
-    with pytest.raises(
-        DeviceError, match=r"^device 'cuda' was asked for, but no engine of the list runs on it: picky runs on cpu$"
-    ):
-        xrt.XRTModule(relu(), engine=Picky(), device="cuda")
-
-
-def test_options_have_homes_and_keywords_reach_them() -> None:
-    m = xrt.XRTModule(
-        relu(), execution=ExecutionOptions(threads=1), clustering=xrt.ClusteringOptions(minimum_nodes=2), maximum_nodes=5
-    )
-    assert (m._settings.clustering.minimum_nodes, m._settings.clustering.maximum_nodes) == (2, 5)
-    assert m._engines.context.threads == 1
-
-
-def test_a_model_that_breaks_a_rule_is_refused() -> None:
-    with pytest.raises(ModelError, match="Did you mean"):
-        xrt.XRTModule(Function((Value("x"),), (Value("y"),), (Node("Relo", ("x",), ("y",)),), opsets={"": 14}))
-
-
-def test_a_closed_module_says_so_and_leaves_others_alone() -> None:
-    cache = CompileCache(capacity=1)
-    with xrt.XRTModule(relu(), cache=cache) as m:
-        m(X)
-    other = xrt.XRTModule(relu(), cache=cache)
-    np.testing.assert_array_equal(other(X), np.maximum(X, 0))
-    for use in (lambda: m(X), m.compile, lambda: m.save("closed.xrt")):
-        with pytest.raises(InputError, match=r"^the module is closed; make a new XRTModule$"):
-            use()
-
-
-def test_buffers_given_twice_are_refused() -> None:
-    buffer = np.empty((2, 3), "float32")
-    with (
-        xrt.XRTModule(relu()) as m,
-        pytest.raises(InputError, match=r"^out= is given twice, as an argument and in options; give"),
-    ):
-        m(X, out=buffer, options=RunOptions(out=[buffer]))
-
-
-def test_a_stream_on_cpu_is_refused() -> None:
-    with pytest.raises(DeviceError, match="a stream was given, but the module runs on cpu, which has none; pass stream=None"):
-        xrt.XRTModule(relu())(X, options=RunOptions(stream=object()))
-
-
-# ---------------------------------------------------------------------- looking inside
-
-
-def test_compile_without_examples_needs_types_that_tell_enough() -> None:
-    assert len(xrt.XRTModule(relu()).compile().launches) == 1
-    with pytest.raises(InputError, match="the graph is traced for its inputs"):
-        xrt.XRTModule(Affine()).compile()
-    with pytest.raises(InputError, match="engine 'picky' needs every extent fixed"):
-        xrt.XRTModule(relu(("N", 3)), engine=[Picky(), "toy"]).compile()
-
-
-def test_plans_are_had_without_compiling() -> None:
-    cache = CompileCache()
-    m = xrt.XRTModule(chain("Relu", "Neg"), engine=[Picky(), "toy"], cache=cache)
-    assert len(m.plan.launches) == len(m.plan_for(X).launches) == 2
-    assert cache.statistics.misses == 0
-
-
-def test_a_profile_and_the_memory_of_the_last_signature() -> None:
-    m = xrt.XRTModule(chain("Relu", "Neg"), engine=[Picky(), "toy"])
-    m(X, options=RunOptions(profile=True))
-    assert [t.calls for t in m.profile().launches] == [1, 1]
-    assert str(m.profile()).splitlines()[-1] == f"on {m.threads} thread{'s' * (m.threads > 1)}"
-    assert m.memory().crossing == 2 * X.nbytes
-
-
-def test_stages_are_dumped_as_text_onnx_and_dot(tmp_path: Path) -> None:
-    xrt.XRTModule(chain("Relu", "Neg"), engine=[Picky(), "toy"], dump_subgraph_dir=tmp_path)(X)
-    stems = {p.stem for p in tmp_path.iterdir()}
-    assert {"1-model", "2-simplified", "3-plan", "xrt_picky_0", "xrt_toy_1"} <= stems
-    for stem in ("1-model", "xrt_toy_1"):
-        assert {p.suffix for p in tmp_path.glob(f"{stem}.*")} == {".txt", ".onnx", ".dot"}
-    np.testing.assert_array_equal(xrt.XRTModule(tmp_path / "xrt_toy_1.onnx")(X), -X)
-
-
-def test_constants_are_folded_unless_told_not_to() -> None:
-    function = Function(
-        (Value("x", TensorType(DType.FLOAT32, (2, 3))),),
-        (Value("y"),),
-        (Node("Neg", ("w",), ("v",)), Node("Add", ("x", "v"), ("y",))),
-        {"w": Constant(X)},
-        {"": 14},
-    )
-    folded, kept = (xrt.XRTModule(function, fold_constants=fold) for fold in (True, False))
-    np.testing.assert_array_equal(folded(X), kept(X))
-    assert [len(m.plan.launches[0].nodes) for m in (folded, kept)] == [1, 2]
-
-
-def test_a_pin_on_a_node_that_was_folded_is_no_mistake() -> None:
-    function = Function(
-        (Value("x", TensorType(DType.FLOAT32, (2, 3))),),
-        (Value("y"),),
-        (Node("Neg", ("w",), ("v",), name="minus"), Node("Add", ("x", "v"), ("y",), name="plus")),
-        {"w": Constant(X)},
-        {"": 14},
-    )
-    pinned = xrt.XRTModule(function, pins=["name:minus=toy"])
-    np.testing.assert_array_equal(pinned(X), np.zeros((2, 3)))
-    told = "pin name:minus=toy holds nothing: its nodes were computed ahead of time, or no output needs them"
-    assert str(pinned.explain()).splitlines()[-1] == told
-    assert pinned.explain().to_dict()["idle_pins"] == ("name:minus=toy",)
-    with pytest.raises(PlanError, match="pin 'name:minos=toy' matches no node"):
-        xrt.XRTModule(function, pins=["name:minos=toy"])(X)
-
-
-def test_attributes_are_part_of_the_signature() -> None:
-    cache = CompileCache()
-    type_ = TensorType(DType.FLOAT32, (2, 3))
-    for axis in (0, 1):
-        node = Node("Softmax", ("x",), ("y",), attributes_of({"axis": axis}))
-        m = xrt.XRTModule(Function((Value("x", type_),), (Value("y"),), (node,), opsets={"": 14}), cache=cache)
-        np.testing.assert_allclose(m(X).sum(axis=axis), 1, rtol=1e-6)
-    assert cache.statistics.misses == 2

@@ -17,7 +17,7 @@ from xrt.partition import Plan
 from xrt.partition.assigned import assigned, homes_of
 from xrt.partition.capability import Capability
 from xrt.partition.devices import Homes
-from xrt.runtime import kind_of, on_device
+from xrt.runtime import kind_of
 from xrt.tune import Account, CostStore, Tuned, tune
 from xrt.tune.account import account_of
 from xrt.tune.driving import by_priority, plain, table_of
@@ -200,7 +200,7 @@ class Automatic:
     ) -> Tuned:
         """Return the placement that a search of so many seconds finds, or has found before; ``anew`` searches in any case."""
         options, homes = self.settings.clustering, self.engines.homes
-        context = on_device(homes.device, self.engines.context)
+        context = self.engines.context
         engines, implicit, left_out = self._taking(function)
         if (name := _open_input(function)) is not None and values is None:
             reason = f"input {name!r} has extents that only a call tells; a call of the module measures"

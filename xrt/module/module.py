@@ -249,8 +249,8 @@ class XRTModule:
         """Fix the arrays of a serving loop: ``b = m.bind(x)``, and ``b()`` runs on what ``x`` holds then.
 
         Each input is read where it lies, so it must be C-contiguous, and one that is no array is held as it is. ``out`` is
-        one buffer (or None for a fresh one) per output; every call writes to the same ones and returns them. Compiles at
-        once. Raises InputError as a call does, and for what cannot be fixed.
+        one buffer (or None for a fresh one) per output, where the module runs; every call writes to the same ones and returns
+        them. Compiles at once. Raises InputError as a call does, and for what cannot be fixed.
         """
         values = self._accept(args, named)
         check_fixed(self._source.inputs, inputs.bind(self._source.inputs, args, named), values)

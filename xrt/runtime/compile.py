@@ -16,12 +16,14 @@ from weakref import WeakKeyDictionary
 
 from xrt.cache import CompileCache, Lease, Recipe, Signature, signature_of
 from xrt.engines import CompileContext, Executable, GraphCompiler
-from xrt.errors import CompileFailed, CompileRefused, EngineError
+from xrt.errors import CompileFailed, CompileRefused, EngineError, OutOfDeviceMemory
 from xrt.graph import Function
 from xrt.graph.mapping import release
 from xrt.partition import Launch, Plan
+from xrt.runtime.devices.interface import Device
 from xrt.runtime.devices.streams import Streams
 from xrt.runtime.placed import PlacedProgram, on_device
+from xrt.runtime.placed.call import root, short_of
 from xrt.runtime.program import Program
 
 __all__ = ["Progress", "Refusal", "RegionToCompile", "compile_plan", "regions_of"]
@@ -66,7 +68,8 @@ def compile_plan(
     ``context.threads``, those of an engine that does not compile in parallel one after the other. Each signature is
     compiled and prepared at most once while it stays cached, unless ``force``: then once for all launches of it.
     ``progress`` is called from the compiling threads, one at a time. ``streams`` are those of the module, for a plan on
-    devices, and ``graph`` is whether its calls are to be recorded. Raises DeviceError where a device is not at hand.
+    devices, and ``graph`` is whether its calls are to be recorded. Raises DeviceError where a device is not at hand,
+    OutOfDeviceMemory where its memory runs out.
     """
     outcomes = _Compilation(plan, engines, context, cache, force, progress).outcomes()
     leases = [outcome for outcome in outcomes if isinstance(outcome, Lease)]
@@ -213,9 +216,13 @@ def _made(region: RegionToCompile, context: CompileContext) -> Executable:
         with _turn(region.engine):
             executable = region.engine.compile(launch.function, context)
         executable.prepare()
-    except (CompileRefused, CompileFailed):
+    except CompileRefused:
         raise
     except Exception as error:
+        if short := _shortage(region, error):
+            raise short from error
+        if isinstance(error, CompileFailed):
+            raise
         shown = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         raise CompileFailed(
             f"engine {launch.engine!r} failed to compile {launch.name} ({len(launch.nodes)} nodes): {shown}"
@@ -223,6 +230,12 @@ def _made(region: RegionToCompile, context: CompileContext) -> Executable:
     _let_go(launch.function)
     _log.info("%s: compiled in %.3f s", launch.name, perf_counter() - began)
     return executable
+
+
+def _shortage(region: RegionToCompile, error: Exception) -> OutOfDeviceMemory | None:
+    """Return the error that says so, where it is memory of a device that is lacking; that is no fault of the engine."""
+    where, launch = region.context.accelerator, region.launch
+    return short_of(where, root(error), f"engine {launch.engine!r} in {launch.name}") if isinstance(where, Device) else None
 
 
 def _let_go(function: Function) -> None:

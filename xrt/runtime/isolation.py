@@ -22,7 +22,7 @@ import numpy as np
 
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.engines.contract import fill
-from xrt.errors import CompileFailed, CompileRefused, EngineError, InputError, OptionError, RunFailed
+from xrt.errors import CompileFailed, CompileRefused, EngineError, InputError, OptionError, OutOfDeviceMemory, RunFailed
 from xrt.formats.bundle import working_folder
 from xrt.graph import Function, Node
 from xrt.runtime.devices.registry import origins
@@ -164,7 +164,8 @@ def _raised(answer: Message) -> Exception:
     """Return the exception that a worker tells of."""
     if answer["kind"] == "CompileRefused":
         return CompileRefused(answer["error"], answer["nodes"])
-    return (InputError if answer["kind"] == "InputError" else _InWorker)(answer["error"])
+    passed_on = {"InputError": InputError, "OutOfDeviceMemory": OutOfDeviceMemory}
+    return passed_on.get(answer["kind"], _InWorker)(answer["error"])
 
 
 class _InWorker(EngineError):

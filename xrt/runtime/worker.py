@@ -18,7 +18,7 @@ from pathlib import Path
 
 from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, parse_spec
 from xrt.engines.spec import build
-from xrt.errors import CompileRefused, InputError
+from xrt.errors import CompileRefused, InputError, OutOfDeviceMemory
 from xrt.formats.bundle import working_folder
 from xrt.graph import Function
 from xrt.runtime.devices.registry import plug
@@ -82,7 +82,7 @@ class Served:
         return self._engine(message["class"], message["spec"]), function_in(memory, message["function"]), context
 
     def _kept(self, executable: Executable, engine: GraphCompiler, function: Function, context: CompileContext) -> Message:
-        executable.prepare()
+        hosted(executable, context).prepare()
         number = next(self._numbers)
         self._made[number] = executable, engine, function, context
         return {"made": number, "fresh": executable.outputs_are_fresh}
@@ -124,8 +124,10 @@ class Served:
 
 
 def _told(error: Exception) -> Message:
-    kind = next((one.__name__ for one in (CompileRefused, InputError, MemoryError) if isinstance(error, one)), "")
-    said = str(error) if kind in ("CompileRefused", "InputError") else f"{type(error).__name__}: {error}"
+    kind = next(
+        (one.__name__ for one in (CompileRefused, InputError, OutOfDeviceMemory, MemoryError) if isinstance(error, one)), ""
+    )
+    said = str(error) if kind in ("CompileRefused", "InputError", "OutOfDeviceMemory") else f"{type(error).__name__}: {error}"
     return {"error": said, "kind": kind, "nodes": list(getattr(error, "nodes", ()))}
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, GraphCompiler
-from xrt.errors import EngineError, PlanError
+from xrt.errors import EngineError, OutOfDeviceMemory, PlanError
 from xrt.graph import FrozenDict, Function, shape_key
 from xrt.partition import ClusteringOptions, Plan, partition
 from xrt.partition.assigned import assigned, homes_of
@@ -184,7 +184,7 @@ class Search:
         for engine in (engines := self._promising()):
             if engine.spec not in survey.table.launches and self.clock() < until:
                 self._tell(f"launching nothing on {engine.spec}")
-                with suppress(EngineError):
+                with suppress(EngineError, OutOfDeviceMemory):
                     if (seconds := launch_cost(engine, ways[engine.spec], self.contexts[engine.spec], LEAST, limit)) is not None:
                         survey.table = survey.table.with_launch(engine.spec, seconds)
         for source, target in permutations([one for one in engines if one.spec in survey.table.launches], 2):

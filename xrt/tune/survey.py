@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from xrt.engines import CompileContext
-from xrt.errors import CompileRefused, EngineError, InputError
+from xrt.errors import CompileRefused, EngineError, InputError, OutOfDeviceMemory
 from xrt.graph import FrozenDict, Function, shape_key
 from xrt.partition import Launch, Plan
 from xrt.partition.costs import CostTable, Measured, RegionCost
@@ -125,6 +125,9 @@ class Survey:
         try:
             context = self._contexts.get(subject.spec, self._context)
             trial = self._ways[subject.spec].trial(function, context, given, min(self._slice, limit / 4), limit)
+        except OutOfDeviceMemory as error:
+            self._skip(subject, str(error))  # with less beside it on the device, another search may know more
+            return
         except (EngineError, InputError) as error:
             self._failed(subject, error, by_budget=limit < self._limit)
             return

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.engines.deferred import loaded
-from xrt.errors import EngineError, OptionError, RunFailed
+from xrt.errors import EngineError, OptionError, OutOfDeviceMemory, RunFailed
 from xrt.graph import Function
 from xrt.runtime import hosted, repeated
 from xrt.runtime.isolation import Isolated, Limits, RemoteExecutable
@@ -119,7 +119,7 @@ class Here:
                 return Trial(results, sampled(repeated(executable, given), seconds))
             finally:
                 executable.close()
-        except EngineError:
+        except (EngineError, OutOfDeviceMemory):
             raise
         except Exception as error:
             raise RunFailed(f"engine {self.front.spec!r} failed: {type(error).__name__}: {error}") from error

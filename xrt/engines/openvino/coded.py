@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from xrt.engines.contract import Executable
-from xrt.engines.openvino.codes import border_of_codes, is_coded
+from xrt.engines.openvino.codes import is_coded, retyped
 from xrt.engines.openvino.executable import OpenVinoExecutable, Uses
 from xrt.engines.openvino.requests import Compiled
 from xrt.engines.options import RunOptions
@@ -31,7 +31,7 @@ class CodedExecutable(OpenVinoExecutable):
     """Runs on the bytes of what it is given: no value is copied or changed."""
 
     def __init__(self, function: Function, *rest: Any) -> None:
-        super().__init__(border_of_codes(function), *rest)
+        super().__init__(retyped(function), *rest)
         self._given, self._made = _places(function.inputs), _places(function.outputs)
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:

@@ -21,17 +21,17 @@ from xrt.engines.openvino.spelling import Pen
 from xrt.errors import ModelError
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value
 
+__all__ = ["has_codes", "in_codes", "is_coded", "retyped"]
+
 _limits: Callable[[Any], Any] = ml_dtypes.finfo
 
-__all__ = ["border_of_codes", "has_codes", "in_codes", "is_coded"]
-
-_INTEGERS = {DType.INT2: 2, DType.UINT2: 2, DType.INT4: 4, DType.UINT4: 4}
+_INTEGERS = frozenset({DType.INT2, DType.UINT2, DType.INT4, DType.UINT4})
 _FLOATS = frozenset(
     {DType.FLOAT4E2M1, DType.FLOAT6E2M3, DType.FLOAT6E3M2}
     | {DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ}
 )
 """What can be computed of other numbers; FLOAT8E8M0 is only looked up."""
-_CODED = frozenset({*_INTEGERS, *_FLOATS, DType.FLOAT8E8M0})
+_CODED = _INTEGERS | _FLOATS | {DType.FLOAT8E8M0}
 
 _EXACT_IN_FLOAT32 = frozenset(
     {DType.BOOL, DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32}
@@ -67,7 +67,7 @@ def in_codes(function: Function) -> Function | None:
             nodes += placed(said, node, constants, types)
         else:
             return None
-    return border_of_codes(function.replace(nodes=tuple(nodes), constants=constants, types=types))
+    return retyped(function.replace(nodes=tuple(nodes), constants=constants, types=types))
 
 
 def _border(function: Function) -> list[Type | None]:
@@ -100,7 +100,7 @@ def _cast(one: Function) -> Function | None:
     else:
         result = pen.cast(name, to)
     try:
-        return passes.infer_shapes(border_of_codes(pen.results(result)))
+        return passes.infer_shapes(retyped(pen.results(result)))
     except ModelError:
         return None
 
@@ -113,7 +113,7 @@ def _coded_type(type_: Type | None) -> Any:
     return replace(type_, dtype=DType.UINT8) if isinstance(type_, TensorType) and type_.dtype in _CODED else type_
 
 
-def border_of_codes(function: Function) -> Function:
+def retyped(function: Function) -> Function:
     """Return the Function with the types of codes."""
     inputs, outputs = (
         tuple(Value(value.name, _coded_type(value.type)) for value in values) for values in (function.inputs, function.outputs)

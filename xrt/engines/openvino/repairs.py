@@ -84,8 +84,8 @@ def _quotient(node: Any) -> Any:
 
 def _to_limit(node: Any) -> Any:
     """Let a range end where it begins when its steps lead away from the limit, where the plugin counts them all the same."""
-    start, limit, step = node.input_values()
-    falls = _ops.less(step, _ops.convert(_ops.constant(np.array(0, np.int8)), _element(step)))
+    start, limit, step = (_ops.convert(value, _element(node)) for value in node.input_values())
+    falls = _ops.less(step, _ops.convert(_ops.constant(np.array(0, np.int8)), _element(node)))
     end = _ops.select(falls, _ops.minimum(start, limit), _ops.maximum(start, limit))
     node.input(1).replace_source_output(end.output(0))
     return node

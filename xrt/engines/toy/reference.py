@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import threading
 from functools import lru_cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
-from onnx.reference import ReferenceEvaluator
-from onnx.reference.ops import load_op
-from onnx.reference.ops.aionnx_preview import load_op as load_preview
-from onnx.reference.ops.aionnx_preview_training import load_op as load_training
-from onnx.reference.ops.aionnxml import load_op as load_ml
 
 from xrt.engines.toy.env import Env
 from xrt.engines.toy.table import Run
@@ -22,11 +18,13 @@ from xrt.graph import Function, Node, schema_of
 __all__ = ["DOMAINS", "borrowed", "why_not"]
 
 _LOADERS = {
-    "": load_op,
-    "ai.onnx.ml": load_ml,
-    "ai.onnx.preview": load_preview,
-    "ai.onnx.preview.training": load_training,
+    "": "onnx.reference.ops",
+    "ai.onnx.ml": "onnx.reference.ops.aionnxml",
+    "ai.onnx.preview": "onnx.reference.ops.aionnx_preview",
+    "ai.onnx.preview.training": "onnx.reference.ops.aionnx_preview_training",
 }
+"""Where the implementations of each domain are. They are imported when one is needed: a tenth of a second, which a model that
+has its weights folded at the start would pay for."""
 
 DOMAINS = frozenset(_LOADERS)
 """The domains whose operators the onnx package describes."""
@@ -53,11 +51,11 @@ def _absence(domain: str, op_type: str, version: int) -> str | None:
     schema = schema_of(op_type, version, domain)
     if schema is not None and (schema.has_function or schema.has_context_dependent_function) and not domain:
         return None
-    load = _LOADERS.get(domain)
-    if load is None:
+    place = _LOADERS.get(domain)
+    if place is None:
         return f"neither toy nor onnx.reference has operators of domain {domain!r}"
     try:
-        load(domain, op_type, version)
+        import_module(place).load_op(domain, op_type, version)
     except Exception as error:  # noqa: BLE001  # the loaders say "no" by RuntimeError, NotImplementedError, ValueError and others
         return f"neither toy nor onnx.reference implements {op_type} in version {version}: {str(error).splitlines()[0]}"
     return None
@@ -68,6 +66,8 @@ def borrowed(node: Node, env: Env) -> Run:
 
     Each thread has an evaluator of its own: some of the operators keep what they work on in themselves.
     """
+    from onnx.reference import ReferenceEvaluator  # here, for what it takes to import
+
     model = to_model(_alone(node, env.function))
     names = (*node.inputs, *node.captures)
     own = threading.local()

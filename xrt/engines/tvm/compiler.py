@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib import metadata
 from typing import Any, ClassVar
 
 import tvm
@@ -128,17 +126,7 @@ class Tvm(GraphCompiler):
         return ("untuned: loops follow fixed rules, not measurements on this processor",)
 
     def version(self) -> str:
-        compilers = f"llvm {codegen.llvm_version_major()}{_installed_nvrtc()}"
-        return f"tvm {tvm.__version__}, {compilers}, tvm-ffi {tvm_ffi.__version__}"
-
-
-@lru_cache(maxsize=1)
-def _installed_nvrtc() -> str:
-    """Return which NVRTC compiles for CUDA, where it was installed as a package; it is not loaded for that."""
-    try:
-        return f", nvrtc {metadata.version('nvidia-cuda-nvrtc')}"
-    except metadata.PackageNotFoundError:
-        return ""
+        return f"tvm {tvm.__version__}, llvm {codegen.llvm_version_major()}, tvm-ffi {tvm_ffi.__version__}"
 
 
 def _addressed(context: CompileContext) -> Accelerator:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, lru_cache
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,8 @@ class CudaDevice(Device):
         runtime = self._cupy.cuda.runtime
         known = runtime.getDeviceProperties(self.index)
         model = f"{known['name'].decode()} {known['major']}.{known['minor']}"
-        return f"{model}, driver {runtime.driverGetVersion()}, cuda {runtime.runtimeGetVersion()}, cupy {self._cupy.__version__}"
+        libraries = f"cuda {runtime.runtimeGetVersion()}{_installed_nvrtc()}, cupy {self._cupy.__version__}"
+        return f"{model}, driver {runtime.driverGetVersion()}, {libraries}"
 
     @cached_property
     def architecture(self) -> str:
@@ -249,6 +251,14 @@ def _address(given: Any) -> int | None:
         if isinstance(address := getattr(given, name, None), int):
             return address
     return None
+
+
+def _installed_nvrtc() -> str:
+    """Return which compiler of CUDA's serves, where it was installed as a package; it is not loaded for that."""
+    try:
+        return f", nvrtc {metadata.version('nvidia-cuda-nvrtc')}"
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def _c_type(dtype: np.dtype[Any]) -> str:

@@ -58,6 +58,7 @@ class Graphed:
             try:
                 fresh = [self._allocated(output, stream) for output in self._outputs] if self._buffers is None else []
                 self._recording.replay(stream)  # type: ignore[union-attr]  # `_recorded` said so
+                call.held[program.plan.device] += [self._recording, self._outputs]  # and with it the memory that it works in
                 for result, output in zip(fresh, self._outputs if fresh else (), strict=True):
                     program.home().copy_within(result, output, stream)
             finally:
@@ -78,6 +79,7 @@ class Graphed:
         except Exception as error:  # noqa: BLE001  # a library may raise anything where it cannot be recorded
             said = str(error) if isinstance(error, XRTError) else f"{type(error).__name__}: {error}"
             self._reason = f"recording a call failed: {' '.join(said.split())}"
+            device.wait([alone])  # what was begun there uses memory that is now let go
             _log.info("no graph of %s: %s", program.plan.function.name, self._reason)
             self.close()
         finally:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -55,20 +56,18 @@ class Hosted(Executable):
         self.stream = where.new_stream()
 
     def prepare(self) -> None:
-        self.inner.prepare()
+        with self._in_memory():
+            self.inner.prepare()
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         where = self.where
-        with where.using(self.stream):
-            try:
-                return host_of(self.inner.run(sent(inputs, where), RunOptions(stream=self.stream)), where)
-            except Exception as error:  # noqa: BLE001  # of which only a lack of memory has another name
-                raise short_of(where, root(error), "a region that is looked at") or error  # noqa: B904
+        with where.using(self.stream), self._in_memory():
+            return host_of(self.inner.run(sent(inputs, where), RunOptions(stream=self.stream)), where)
 
     def repeated(self, inputs: Sequence[Any]) -> Callable[[], object]:
         """Return a call on copies of the inputs that stay on the device; it waits for its work, and leaves it there."""
         where, stream, options = self.where, self.stream, RunOptions(stream=self.stream)
-        with where.using(stream):
+        with where.using(stream), self._in_memory():
             given = sent(inputs, where)
 
         def call() -> None:
@@ -77,6 +76,14 @@ class Hosted(Executable):
             where.wait([stream])
 
         return call
+
+    @contextmanager
+    def _in_memory(self) -> Iterator[None]:
+        """Call a lack of memory by its name."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # whatever it is, only that has another name
+            raise short_of(self.where, root(error), "a region that is looked at") or error  # noqa: B904
 
     def memory(self) -> Sequence[MemoryUse] | None:
         return self.inner.memory()

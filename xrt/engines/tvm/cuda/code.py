@@ -59,12 +59,22 @@ def build(module: IRModule, weights: Sequence[Constant], target: Target, opt_lev
     Raises CompileRefused for what is no work for a device alone, and where NVRTC is missing or refuses.
     """
     with target, tvm.transform.PassContext(opt_level=opt_level), compiling(lambda source: _machine_code(source, architecture)):
-        fused = tvm.transform.Sequential(FUSION)(legalise(module, target))
+        fused = tvm.transform.Sequential(FUSION)(legalise(_plainly_named(module), target))
         free, constants = lifted(dlight.ApplyDefaultSchedule(*_rules())(_quiet(fused)))
         bare = without_allocations(tvm.transform.Sequential(PLANNING)(free))
         code = relax.build(tvm.transform.Sequential(LOWERING)(bare.module), target, relax_pipeline=None)
     _check_memory(code)
     return _program(code, (*weights, *constants), bare)
+
+
+def _plainly_named(module: IRModule) -> IRModule:
+    """Return the module with parameters of ``main`` whose names are C's too: TVM writes them into its source as they are."""
+    main = module["main"]
+    plain = [relax.Var(f"given{place}", old.ty) for place, old in enumerate(main.params)]
+    bindings = [relax.VarBinding(old, new) for old, new in zip(main.params, plain, strict=True)]
+    body = relax.SeqExpr([relax.BindingBlock(bindings), *main.body.blocks], main.body.body)
+    functions = {**dict(module.functions_items()), module.get_global_var("main"): relax.Function(plain, body, main.ret_ty)}
+    return IRModule({gvar: f.with_attrs(main.attrs) if gvar.name_hint == "main" else f for gvar, f in functions.items()})
 
 
 def _program(code: Any, constants: tuple[Constant, ...], bare: Bare) -> DeviceProgram:

@@ -72,7 +72,7 @@ class TvmOnDevice(Executable):
         arrays += [empty((nbytes,), np.dtype(np.uint8)) for nbytes in program.workspace]
         first_made = len(arrays)
         arrays += [empty(type_.shape, type_.dtype.numpy) for type_ in program.made]
-        main = self._idle.pop() if self._idle else self._machine()
+        main = self._idle_machine()
         try:
             with self._on(stream):
                 main(*map(shared, arrays))
@@ -90,6 +90,12 @@ class TvmOnDevice(Executable):
         if array.flags.c_contiguous and not self._accelerator.address(array) % ALIGNMENT:
             return array
         return array.copy(order="C")
+
+    def _idle_machine(self) -> Callable[..., Any]:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._machine()
 
     def _machine(self) -> Callable[..., Any]:
         machine: Callable[..., Any] = relax.VirtualMachine(self.program.code, self._device)["main"]

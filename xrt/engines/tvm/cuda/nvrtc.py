@@ -1,7 +1,7 @@
 """CUDA C++ to machine code by NVRTC, NVIDIA's compiler as a library: no toolkit, and no GPU.
 
-TVM asks for NVRTC through ``cuda-bindings`` and a whole toolkit's headers, and has float32 functions approximated. Here a program
-of float32 needs no header of CUDA's, and compiles four times as quickly for it; float16 and bfloat16 need theirs.
+TVM asks for NVRTC through ``cuda-bindings`` and a whole toolkit's headers, and has functions of float32 approximated. Here they
+are as exact as CUDA has them, and a program of float32 needs no header of CUDA's; those of float16 and bfloat16 need theirs.
 """
 
 from __future__ import annotations
@@ -56,9 +56,6 @@ _NUMBERS = """\
 PROVIDED = {"cuda/std/cstdint": _TYPES, "cuda/std/type_traits": _TRAITS, "math_constants.h": _NUMBERS}
 """What every source of TVM's includes of CUDA's headers, as far as it uses it: those themselves take most of a compile."""
 
-EXACT = ("exp", "exp10", "log", "log2", "log10", "sin", "cos", "tan", "pow")
-"""Functions of float32 for which TVM calls the hardware's approximations, by their names in C."""
-
 _OWN = """\
 template <class T> __device__ __forceinline__ T xrt_max(T a, T b) { return a > b ? a : b; }
 template <class T> __device__ __forceinline__ T xrt_min(T a, T b) { return a < b ? a : b; }
@@ -69,9 +66,8 @@ template <class T> __device__ __forceinline__ T xrt_min(T a, T b) { return a < b
 
 
 def source_with_prelude(source: str) -> str:
-    """Return TVM's source, its functions as exact as CUDA has them; sources of narrow floats keep their own max and min."""
-    exact = "".join(f"#define __{name}f {name}f\n" for name in EXACT)
-    return exact + ("" if _needs_headers(source) else _OWN) + source
+    """Return TVM's source with max and min as they are to be; those of narrow floats come with their own."""
+    return source if _needs_headers(source) else _OWN + source
 
 
 def _needs_headers(source: str) -> tuple[str, ...]:
@@ -118,8 +114,7 @@ def folders(name: str) -> Iterator[Path]:
 
 @lru_cache(maxsize=1)
 def _library() -> ctypes.CDLL:
-    tried = [LIBRARY, *(str(folder / LIBRARY) for folder in folders("lib") if (folder / LIBRARY).is_file())]
-    for path in reversed(tried):
+    for path in (*(str(folder / LIBRARY) for folder in folders("lib") if (folder / LIBRARY).is_file()), LIBRARY):
         try:
             return ctypes.CDLL(path)
         except OSError as error:

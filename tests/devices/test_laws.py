@@ -1,0 +1,130 @@
+"""The laws on devices: generated graphs cut anywhere, with nodes on whichever device, compute what they do on the CPU."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xrt
+from tests.devices.worlds import TOY, World, world
+from xrt.engines import CompileContext
+from xrt.engines.toy import Toy
+from xrt.errors import CompileRefused
+from xrt.graph import Function
+from xrt.module.reference import evaluate
+from xrt.partition import Capability
+from xrt.passes import drop_dead_nodes, infer_shapes
+from xrt.runtime import on_device
+from xrt.testing.faulty import Recording
+from xrt.testing.generate import inputs_of, seeded_function
+from xrt.verify.running import compiled, run_in_pieces
+
+ORDERS = ("eager", "late", "random")
+GRAPHS = pytest.mark.parametrize("first", range(0, 120, 10))
+HERE, THERE = Recording(mark="here"), Recording(mark="there")
+"""One engine twice: it tells by the spec where it runs."""
+
+
+def graphs(first: int) -> list[tuple[int, Function, list[Any]]]:
+    seeds = range(first, first + 10)
+    made = [(seed, infer_shapes(drop_dead_nodes(seeded_function(seed)))) for seed in seeds]
+    return [(seed, function, inputs_of(function, seed)) for seed, function in made]
+
+
+def copies(values: Sequence[Any]) -> list[Any]:
+    return [copies(value) if isinstance(value, list) else value.copy() if hasattr(value, "dtype") else value for value in values]
+
+
+def right(function: Function, inputs: Sequence[Any]) -> list[Any]:
+    return evaluate(function.replace(aliases=()), copies(inputs))
+
+
+def same(found: World, results: Any, expected: Sequence[Any], what: str) -> None:
+    listed = list(results) if isinstance(results, tuple) else [results]
+    for mine, theirs in zip(listed, expected, strict=True):
+        _same(found, mine, theirs, what)
+
+
+def _same(found: World, mine: Any, theirs: Any, what: str) -> None:
+    if isinstance(theirs, list):
+        assert len(mine) == len(theirs), what
+        for one, other in zip(mine, theirs, strict=True):
+            _same(found, one, other, what)
+    elif theirs is None:
+        assert mine is None, what
+    else:
+        got = found.down(mine)
+        assert got.dtype == theirs.dtype, what
+        np.testing.assert_array_equal(got, theirs, err_msg=what)
+
+
+def is_held(function: Function) -> bool:
+    """Whether a device can have all of its nodes."""
+    return all(Capability.of(function, [Toy(native="off")], "cuda").willing())
+
+
+@GRAPHS
+def test_cut_law(first: int) -> None:
+    """Law 1: cut anywhere, and each piece run on a device by itself."""
+    for seed, function, inputs in graphs(first):
+        chance = random.Random(seed)
+        labels = sorted(chance.randrange(4) for _ in function.nodes)
+        with world(ORDERS[seed % 3]) as found:
+
+            def run(piece: Function, given: Sequence[Any]) -> Sequence[Any]:
+                context = on_device(f"cuda:{chance.randrange(2)}", CompileContext())  # noqa: B023  # it is run here
+                try:
+                    return compiled(Toy(native="off"), piece, given, context).run(given)
+                except CompileRefused:  # it has what no device has: texts, narrow types
+                    return right(piece, given)
+
+            results = run_in_pieces(function.replace(aliases=()), labels, copies(inputs), run)
+            same(found, tuple(results), right(function, inputs), f"seed {seed}, cut by {labels}\n{function}")
+
+
+@GRAPHS
+def test_fallback_law(first: int) -> None:
+    """Law 4: what a device does not take is taken behind it; nothing is lost, wherever values come in and go out."""
+    for seed, function, inputs in graphs(first):
+        homes = ["cpu", "cuda"] if is_held(function) else ["cpu"]
+        for home in homes:
+            with world(ORDERS[seed % 3]) as found, warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that something falls back is the matter
+                devices = {HERE.spec: "cuda:1" if seed % 4 == 0 else "cuda", THERE.spec: "cpu"}
+                m = found.module(function, [HERE, THERE], home, devices=devices, strict=True)
+                same(found, m(*copies(inputs)), right(function, inputs), f"seed {seed} at {home}\n{m.plan}")
+
+
+@GRAPHS
+def test_mixture_law(first: int) -> None:
+    """Law 5: nodes that alternate between the host and a device, or two devices, compute what each of them does."""
+    for seed, function, inputs in graphs(first):
+        other = "cuda:1" if is_held(function) and seed % 2 else "cpu"
+        willing = Capability.of(function, [HERE, THERE], ["cuda", other]).willing()
+        names = [(node.name, (at + seed) % 2) for at, node in enumerate(function.nodes)]
+        pins = [
+            f"name:{name}={(HERE, THERE)[to].spec}" for (name, to), may in zip(names, willing, strict=True) if to in may and name
+        ]
+        with world(ORDERS[seed % 3]) as found:
+            devices = {HERE.spec: "cuda", THERE.spec: other}
+            home = "cuda" if is_held(function) else "cpu"
+            m = found.module(function, [HERE, THERE], home, devices=devices, strict=True, pins=pins, check=1.0)
+            for _ in range(2):
+                same(found, m(*copies(inputs)), right(function, inputs), f"seed {seed}\n{m.plan}")
+            assert len(m.plan.launches) <= 1 or m.plan.copies or len({launch.device for launch in m.plan.launches}) == 1
+
+
+def test_a_plan_that_is_not_all_toys_is_the_cpus_too() -> None:
+    """Law 5 with another engine, to rounding: ONNX Runtime on the host between kernels of the device."""
+    for seed, function, inputs in graphs(0):
+        with world(ORDERS[seed % 3]) as found, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            m = found.module(function, ["ort", TOY], "cpu", devices={"ort": "cpu", "toy": "cuda"}, minimum_nodes=1)
+            expected = xrt.XRTModule(function, ["ort", TOY])(*copies(inputs))
+            listed = list(expected) if isinstance(expected, tuple) else [expected]
+            same(found, m(*copies(inputs)), listed, f"seed {seed}\n{m.plan}")

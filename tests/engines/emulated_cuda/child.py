@@ -1,0 +1,157 @@
+"""Run models on the emulated device, and print as JSON what came of it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import xrt
+from tests.devices.models import numbers
+from tests.devices.worlds import TOY
+from tests.engines.emulated_cuda import binary
+from tests.engines.emulated_cuda.device import EmulatedDevice
+from tests.engines.emulated_cuda.models import MODELS
+from xrt.engines import CompileContext, RunOptions
+from xrt.engines.tvm import Tvm
+from xrt.engines.tvm.cuda import code
+from xrt.passes import infer_shapes
+
+STREAM = 4660
+compiled: list[str] = []
+
+
+def main(folder: Path) -> None:
+    def compiler(source: str, architecture: str) -> bytes:
+        compiled.append(architecture)
+        return binary(source, folder)
+
+    code.binary = compiler
+    driver, runtime = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL("libcudart.so.13")
+    for log in (driver.cuEmulatedLog, runtime.cudaEmulatedLog):
+        log.restype = ctypes.c_char_p
+    found: dict[str, Any] = {name: outcome(*MODELS[name], "tvm" if name == "nan" else TOY) for name in MODELS}
+    found["driver"] = driver.cuEmulatedLog().decode().splitlines()
+    found["runtime"] = runtime.cudaEmulatedLog().decode().splitlines()
+    found |= {"saved": saved(), "threads": in_threads(), "misplaced": misplaced(), "alone": alone(), "closed": closed()}
+    found["architectures"] = sorted(set(compiled))
+    sys.stdout.write(json.dumps(found))
+
+
+def made(model: xrt.Graph, inputs: Any, device: EmulatedDevice) -> Any:
+    executable = Tvm().compile(infer_shapes(model.trace(*inputs)), context(device))
+    executable.prepare()
+    return executable
+
+
+def context(device: EmulatedDevice, workdir: Path | None = None) -> CompileContext:
+    return CompileContext(device="cuda:0", accelerator=device, workdir=workdir)
+
+
+def outcome(model: xrt.Graph, inputs: Any, engine: str) -> dict[str, Any]:
+    """Return how far results lie from an engine's on the CPU, and whether any is memory of another."""
+    device = EmulatedDevice()
+    given = [device.upload(array) for array in inputs]
+    executable = made(model, inputs, device)
+    results = executable.run(given, RunOptions(stream=STREAM))
+    expected = reference(model, inputs, engine)
+    apart = all(not np.shares_memory(a, b) for k, a in enumerate(results) for b in [*given, *results[:k]])
+    return {
+        "differs": [differs(*pair) for pair in zip(results, expected, strict=True)],
+        "apart": apart,
+        "waits": device.waits - 1,
+    }
+
+
+def reference(model: xrt.Graph, inputs: Any, engine: str = TOY) -> list[Any]:
+    with np.errstate(all="ignore"):
+        expected = xrt.XRTModule(model, engine)(*inputs)
+    return list(expected) if isinstance(expected, tuple | list) else [expected]
+
+
+def differs(got: Any, want: Any) -> str:
+    try:
+        np.testing.assert_allclose(np.asarray(got), want, rtol=2e-5, atol=2e-6, strict=True)
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
+def saved() -> dict[str, Any]:
+    """Save an executable, and run what is loaded: without a compile."""
+    model, inputs = MODELS["net"]
+    device, engine = EmulatedDevice(), Tvm()
+    function = infer_shapes(model.trace(*inputs))
+    with tempfile.TemporaryDirectory() as workdir:
+        data = engine.save(made(model, inputs, device), context(device, Path(workdir)))
+    before = len(compiled)
+    with tempfile.TemporaryDirectory() as workdir:
+        executable = engine.load(memoryview(data), function, context(device, Path(workdir)))
+        executable.prepare()
+    results = executable.run([device.upload(array) for array in inputs], RunOptions(stream=STREAM))
+    worst = [differs(*pair) for pair in zip(results, reference(model, inputs), strict=True)]
+    return {"differs": worst, "compiles": len(compiled) - before}
+
+
+def in_threads() -> list[str]:
+    """Call one executable from several threads; the emulated device has one place for a block, so launches take turns."""
+    model, inputs = MODELS["moved"]
+    device = EmulatedDevice()
+    executable, turn = made(model, inputs, device), threading.Lock()
+    wrong: list[str] = []
+
+    def work(seed: int) -> None:
+        x = numbers(3, 4, seed=seed)
+        for _ in range(5):
+            with turn:
+                (got,) = executable.run([device.upload(x)], RunOptions(stream=STREAM + seed))
+            wrong.append(differs(got, reference(model, [x])[0]))
+
+    workers = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return wrong
+
+
+def misplaced() -> list[str]:
+    """Hand over arrays that lie at odd addresses, or not in order."""
+    model, (x, w) = MODELS["product"]
+    device = EmulatedDevice()
+    executable = made(model, (x, w), device)
+    odd = device.upload(x, gap=4), device.upload(np.ascontiguousarray(w.T)).T
+    (result,) = executable.run(odd, RunOptions(stream=STREAM))
+    return [differs(result, reference(model, (x, w))[0])]
+
+
+def alone() -> int:
+    """Return how often a run without a stream of the caller's waits."""
+    model, inputs = MODELS["chain"]
+    device = EmulatedDevice()
+    executable = made(model, inputs, device)
+    before = device.waits
+    executable.run([device.upload(array) for array in inputs])
+    return device.waits - before
+
+
+def closed() -> str:
+    model, inputs = MODELS["chain"]
+    device = EmulatedDevice()
+    executable = made(model, inputs, device)
+    executable.close()
+    try:
+        executable.run([device.upload(array) for array in inputs])
+    except xrt.errors.RunFailed as error:
+        return str(error)
+    return ""
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

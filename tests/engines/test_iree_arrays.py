@@ -1,0 +1,243 @@
+"""The iree engine's executables: arrays in and out, weights, and threads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.engines.iree_running import CONTEXT, IREE, compiled, function, negation, one, tensor
+from xrt.engines import RunOptions
+from xrt.engines.iree import Iree
+from xrt.engines.iree.devices import device_of, is_small
+from xrt.engines.iree.lowering import prepared
+from xrt.engines.iree.mlir import parameters_of
+from xrt.errors import RunFailed
+from xrt.graph import Constant, DType, Function, Node, attributes_of
+
+# ---------------------------------------------------------------------- arrays in and out
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int64", "uint8", "bfloat16"])
+def test_types_of_numbers(dtype: str) -> None:
+    type_ = DType.parse(dtype)
+    x = np.arange(8).astype(type_.numpy)
+    (y,) = compiled(one("Add", tensor(8, dtype=type_), tensor(8, dtype=type_))).run([x, x])
+    assert y.dtype == x.dtype and np.array_equal(y, x + x)
+
+
+def test_booleans_and_scalars() -> None:
+    f = function(
+        Node("Greater", ("x", "z"), ("g",)),
+        Node("Not", ("b",), ("n",)),
+        Node("And", ("g", "n"), ("y",)),
+        inputs={"x": tensor(), "z": tensor(), "b": tensor(dtype=DType.BOOL)},
+        outputs=("y", "g"),
+    )
+    two, one_, no = np.float32(2)[...], np.array(1, np.float32), np.array(False)
+    y, g = compiled(f).run([two, one_, no])
+    assert all(isinstance(a, np.ndarray) and a.shape == () and a.dtype == np.bool_ and bool(a) for a in (y, g))
+
+
+@pytest.mark.parametrize("offset", [0, 4, 16, 36])
+def test_any_alignment_is_taken(offset: int) -> None:
+    raw = np.zeros(256, np.uint8)
+    start = (offset - raw.ctypes.data) % 64
+    x = raw[start : start + 96].view(np.float32).reshape(4, 6)
+    x[:] = np.arange(24).reshape(4, 6)
+    assert x.ctypes.data % 64 == offset
+    assert np.array_equal(negation().run([x])[0], -x)
+    buffer = raw[start + 96 : start + 192].view(np.float32).reshape(4, 6)
+    (y,) = negation().run([x], RunOptions(out=[buffer]))
+    assert y is buffer and np.array_equal(buffer, -x)
+
+
+def test_strided_and_read_only_inputs() -> None:
+    base = np.arange(24, dtype=np.float32).reshape(4, 6)
+    frozen = base.copy()
+    frozen.flags.writeable = False
+    for x in (base, np.asfortranarray(base), np.repeat(base, 2, axis=0)[::2], frozen):
+        assert np.array_equal(negation().run([x])[0], -base)
+        assert np.array_equal(negation().direct()(x)[0], -base)
+    assert np.array_equal(frozen, base)
+
+
+def test_read_only_arrays_of_a_type_that_numpy_lacks() -> None:
+    x = np.linspace(-2, 2, 9).astype(ml_dtypes.bfloat16)
+    x.flags.writeable = False
+    (y,) = compiled(one("Neg", tensor(9, dtype=DType.BFLOAT16))).run([x])
+    assert np.array_equal(y, -x)
+
+
+def test_results_are_memory_of_their_own() -> None:
+    """Outputs that are an input, a constant, the same twice."""
+    constant = np.arange(100, dtype=np.float32)
+    f = function(
+        Node("Identity", ("x",), ("same",)),
+        Node("Neg", ("x",), ("y",)),
+        Node("Identity", ("y",), ("z",)),
+        inputs={"x": tensor(100)},
+        outputs=("x", "same", "y", "z", "c", "y"),
+        constants={"c": constant},
+    )
+    x = np.ones(100, np.float32)
+    executable = compiled(f)
+    first, second = (list(executable.run([x])) for _ in range(2))
+    assert executable.outputs_are_fresh
+    assert all(np.array_equal(r, w) for r, w in zip(first, (x, x, -x, -x, constant, -x), strict=True))
+    everything = [x, constant, *first, *second]
+    assert not any(np.shares_memory(a, b) for i, a in enumerate(everything) for b in everything[:i])
+    assert all(result.flags.writeable and result.flags.owndata for result in first)
+
+
+def test_results_outlive_what_made_them() -> None:
+    executable = compiled(one("Sqrt", tensor(1000)))
+    (y,) = executable.run([np.full(1000, 4, np.float32)])
+    executable.close()
+    del executable
+    assert y.tolist() == [2.0] * 1000
+
+
+def test_no_inputs_and_no_nodes() -> None:
+    made = function(Node("Neg", ("c",), ("y",)), inputs={}, constants={"c": np.ones(3, np.float32)})
+    assert compiled(made).run([])[0].tolist() == [-1, -1, -1]
+
+
+def test_what_is_sorted_is_not_written_to() -> None:
+    f = function(
+        Node("TopK", ("x", "k"), ("y", "i")),
+        inputs={"x": tensor(3, 4)},
+        outputs=("y", "i"),
+        constants={"k": np.array([3])},
+    )
+    x = np.random.default_rng(0).random((3, 4), dtype=np.float32)
+    kept, executable = x.copy(), compiled(f)
+    buffers = [np.empty((3, 3), np.float32), np.empty((3, 3), np.int64)]
+    calls = [lambda: executable.run([x]), lambda: executable.direct()(x), executable.bind([x], buffers)]
+    for call in calls:
+        call()
+        assert np.array_equal(x, kept)
+    executable.into(buffers)(x)
+    assert np.array_equal(x, kept) and np.array_equal(buffers[0], -np.sort(-kept, axis=1)[:, :3])
+
+
+def test_a_bound_call_reads_and_writes_where_the_arrays_lie() -> None:
+    x, y = np.ones((4, 6), np.float32), np.empty((4, 6), np.float32)
+    executable = negation()
+    assert executable.binds() and executable.fills_from() == [0]
+    call = executable.bind([x], [y])
+    for value in (1, 2):
+        x[...] = value
+        call()
+        assert (y == -value).all()
+
+
+def test_a_failure_to_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RunFailed, match=r"^IREE failed while it ran 'main': .*"):
+        negation()._invoke([])  # type: ignore[attr-defined]  # no way of the contract's reaches the library with too few arguments
+
+
+# ---------------------------------------------------------------------- weights, saving
+
+
+def weighted() -> Function:
+    w = np.random.default_rng(0).random((64, 32), dtype=np.float32)
+    return function(Node("MatMul", ("x", "w"), ("y",)), inputs={"x": tensor(3, 64)}, constants={"w": w})
+
+
+def test_weights_are_handed_over_and_not_compiled_in(tmp_path: Path) -> None:
+    f = weighted()
+    x = np.random.default_rng(1).random((3, 64), dtype=np.float32)
+    executable = compiled(f)
+    (y,) = executable.run([x])
+    assert np.allclose(y, x @ f.constants["w"].array, rtol=1e-5)
+    saved = bytes(IREE.save(executable, CONTEXT))
+    assert f.constants["w"].array[:4].tobytes() not in saved
+    other = f.replace(constants={"w": Constant(np.ones((64, 32), np.float32))})
+    loaded = IREE.load(memoryview(saved), other, CONTEXT)
+    loaded.prepare()
+    assert np.allclose(loaded.run([x])[0], x.sum(1, keepdims=True) * np.ones(32), rtol=1e-5)
+    assert [use.name for use in executable.memory() or ()] == ["workspace"]
+
+
+def test_weights_that_lie_badly_are_copied_and_told() -> None:
+    raw = np.zeros(64 * 32 * 4 + 64, np.uint8)
+    start = (4 - raw.ctypes.data) % 64
+    w = raw[start : start + 64 * 32 * 4].view(np.float32).reshape(64, 32)
+    executable = compiled(weighted().replace(constants={"w": Constant(w)}))
+    copied = [use.nbytes for use in executable.memory() or () if use.name == "copied weights"]
+    assert copied in ([w.nbytes], [])  # a Constant may have copied it already
+    assert not executable.run([np.ones((3, 64), np.float32)])[0].any()
+
+
+def test_parameters_are_found_by_place() -> None:
+    f = prepared(weighted())
+    assert list(parameters_of(f)) == ["w"]
+
+
+# ---------------------------------------------------------------------- threads
+
+
+def test_small_work_stays_in_the_calling_thread() -> None:
+    assert is_small(one("Relu", tensor(100, 100)))
+    assert not is_small(one("Relu", tensor(1024, 1024)))
+    assert not is_small(one("MatMul", tensor(100, 100), tensor(100, 100)))
+    assert device_of(1) is device_of(1) is not device_of(2)
+
+
+def test_a_pool_has_as_many_workers_as_the_budget() -> None:
+    code = (
+        "from pathlib import Path; from xrt.engines.iree.devices import device_of\n"
+        "def workers(): return sum('iree-worker' in (t / 'comm').read_text() for t in Path('/proc/self/task').iterdir())\n"
+        "device_of(1); first = workers(); device_of(3); import time\n"
+        "while workers() < 3: time.sleep(0.01)\n"  # a thread has its name when it begins to run
+        "print(first, workers())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "3"]
+
+
+def test_eight_threads_share_a_pool() -> None:
+    """What is generated for the suite is so small that each calling thread does it alone."""
+    f = function(
+        Node("Exp", ("x",), ("e",)),
+        Node("ReduceSum", ("e",), ("s",), attributes_of({"keepdims": 1})),
+        Node("Div", ("e", "s"), ("y",)),
+        inputs={"x": tensor(64, 300)},
+    )
+    executable = compiled(f, Iree(device="local-task"))
+    inputs = [np.random.default_rng(seed).random((64, 300), dtype=np.float32) for seed in range(8)]
+    expected = [np.exp(x) / np.exp(x).sum() for x in inputs]
+    wrong: list[int] = []
+
+    def work(place: int) -> None:
+        for _ in range(100):
+            (y,) = executable.run([inputs[place]])
+            if not np.allclose(y, expected[place], rtol=1e-4):
+                wrong.append(place)
+
+    threads = [threading.Thread(target=work, args=(place,)) for place in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("device", ["local-sync", "local-task"])
+def test_the_process_ends_well_whatever_is_still_held(device: str) -> None:
+    code = (
+        "import numpy as np, xrt\n"
+        "class Net(xrt.Graph):\n"
+        "    def build(self, x): return xrt.ops.Neg(x)\n"
+        f"m = xrt.XRTModule(Net(), engine='iree{{device={device}}}', strict=True, threads=2)\n"
+        "kept = [m(np.ones((4, 4), 'float32')) for _ in range(3)]\n"
+        "print(kept[0].sum())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "-16.0\n", "")

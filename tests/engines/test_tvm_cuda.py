@@ -1,0 +1,351 @@
+"""tvm on CUDA: its source, what NVRTC makes of it, and how it runs, on an emulated device and on a GPU where there is one."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+
+import xrt
+from tests.devices.models import Net, numbers
+from tests.devices.worlds import World, traffic
+from tests.engines.emulated_cuda import run_child
+from tests.engines.emulated_cuda.device import EmulatedDevice
+from tests.engines.emulated_cuda.models import MODELS
+from xrt.cache import CompileCache
+from xrt.engines import CompileContext
+from xrt.engines.tvm import Tvm
+from xrt.engines.tvm.cuda import code, library, nvrtc
+from xrt.engines.tvm.host import target_of
+from xrt.engines.tvm.importer import import_function
+from xrt.errors import CompileRefused, PlanError
+from xrt.graph import Function
+from xrt.passes import infer_shapes
+from xrt.testing.simulated import simulated
+
+ops = xrt.ops
+
+
+def traced(model: xrt.Graph, *inputs: Any) -> Function:
+    return infer_shapes(model.trace(*inputs))
+
+
+def built(function: Function, architecture: str = "sm_90") -> code.DeviceProgram:
+    imported = import_function(function, polynomials=False)
+    return code.build(imported.module, imported.weights, code.target_of(architecture, target_of(None, 3)), 3)
+
+
+def source(name: str) -> str:
+    model, inputs = MODELS[name]
+    return code.source_of(built(traced(model, *inputs)))
+
+
+def kernels(text: str) -> list[str]:
+    return re.findall(r"__global__ void __launch_bounds__\(\d+\) (\w+)\([^;{]*\) \{", text)
+
+
+# ---------------------------------------------------------------------- source
+
+
+def test_a_chain_is_one_kernel_of_cudas_own_functions() -> None:
+    text = source("chain")
+    assert len(kernels(text)) == 1 and "tanhf(" in text and "threadIdx.x" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "held"),
+    [
+        ("product", 1, "__shared__"),
+        ("rows", 2, "__shfl_down_sync"),
+        ("convolution", 2, "__shared__"),
+        ("sums", 2, "__shfl_down_sync"),
+    ],
+)
+def test_operators_take_the_default_schedules(name: str, count: int, held: str) -> None:
+    text = source(name)
+    assert len(kernels(text)) == count and held in text
+
+
+def test_a_call_is_handed_all_its_memory() -> None:
+    program = built(traced(*_flat("net")))
+    assert len(program.made) == 2 and all(nbytes > 0 for nbytes in program.workspace)
+    first_made = 2 + len(program.constants) + len(program.workspace)
+    assert sorted(program.results) == [first_made, first_made + 1]
+
+
+def _flat(name: str) -> tuple[Any, ...]:
+    model, inputs = MODELS[name]
+    return model, *inputs
+
+
+def test_results_that_are_not_computed_are_told() -> None:
+    program = built(traced(*_flat("odd")))
+    assert len(program.made) == 1 and program.results[0] == program.results[2] and program.results[1] == 0
+
+
+class Named(xrt.Graph):
+    def build(self, x: Any) -> Any:
+        return ops.Neg(x)
+
+
+def test_names_that_are_not_cs_stay_out_of_the_source() -> None:
+    function = traced(Named(), numbers(2, 3))
+    old = function.inputs[0].name
+    (node,) = function.nodes
+    function = function.replace(
+        inputs=(replace(function.inputs[0], name="gpu_0/conv1-w"),), nodes=(replace(node, inputs=("gpu_0/conv1-w",)),), types={}
+    )
+    assert old != "gpu_0/conv1-w" and "gpu_0" not in code.source_of(built(infer_shapes(function)))
+
+
+def test_tvms_own_compiler_is_in_its_place_again() -> None:
+    before = tvm.get_global_func("tvm_callback_cuda_compile")
+    built(traced(*_flat("chain")))
+    with pytest.raises(CompileRefused, match=r"^not today$"), library.compiling(refuse):
+        tvm.get_global_func("tvm_callback_cuda_compile")("source")
+    assert tvm.get_global_func("tvm_callback_cuda_compile").same_as(before)
+
+
+def refuse(_: str) -> bytes:
+    raise CompileRefused("not today")
+
+
+# ---------------------------------------------------------------------- machine code
+
+ELF = b"\x7fELF"
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_90", "sm_120"])
+def test_nvrtc_makes_machine_code(architecture: str) -> None:
+    made = nvrtc.binary(source("net"), architecture)
+    assert made[:4] == ELF and all(name.encode() in made for name in kernels(source("net")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_nvrtc_takes_every_source(name: str) -> None:
+    assert nvrtc.binary(source(name), "sm_80")[:4] == ELF
+
+
+def test_what_nvrtc_refuses_is_told() -> None:
+    with pytest.raises(CompileRefused, match=r"^NVRTC refuses what TVM has generated: tvm.cu\(\d+\): error: .*nothing"):
+        nvrtc.binary("__global__ void f() { nothing; }", "sm_90")
+    with pytest.raises(CompileRefused, match=r"^NVRTC refuses what TVM has generated: nvrtc: error: invalid value"):
+        nvrtc.binary("", "sm_1")
+
+
+class Halved(xrt.Graph):
+    def build(self, x: Any) -> Any:
+        return ops.Softmax(ops.Max(ops.Cast(x, to=10), ops.Cast(ops.Neg(x), to=10)), axis=-1)
+
+
+def test_narrow_floats_compile_with_cudas_headers() -> None:
+    text = code.source_of(built(traced(Halved(), numbers(3, 40))))
+    assert "#include <cuda_fp16.h>" in text and nvrtc.binary(text, "sm_90")[:4] == ELF
+
+
+def test_the_version_is_told() -> None:
+    assert re.fullmatch(r"nvrtc 13\.\d+", nvrtc.version())
+
+
+def test_a_missing_nvrtc_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "LIBRARY", "libnvrtc.so.0")
+    nvrtc._library.cache_clear()
+    try:
+        with pytest.raises(
+            CompileRefused, match=r"compiled by NVRTC 13, which is not to be found: libnvrtc.so.0.*pip install nvidia"
+        ):
+            nvrtc.binary("", "sm_90")
+    finally:
+        nvrtc._library.cache_clear()
+
+
+def test_a_missing_header_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "folders", lambda name: iter(()))
+    with pytest.raises(
+        CompileRefused, match=r"need the header cuda_fp16.h, which is not to be found; pip install nvidia-cuda-runtime$"
+    ):
+        nvrtc._includes("#include <cuda_fp16.h>\n")
+    assert nvrtc._includes("") == []
+
+
+def test_headers_are_looked_for_beside_the_libraries(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "cuda_fp16.h").write_text("")
+    monkeypatch.setenv("CUDA_PATH", str(tmp_path))
+    assert nvrtc._includes("#include <cuda_fp16.h>\n")[0].startswith("-I")
+    assert tmp_path / "include" in nvrtc.folders("include")
+
+
+# ---------------------------------------------------------------------- what is taken
+
+
+class Sorted(xrt.Graph):
+    def build(self, x: Any) -> Any:
+        return ops.TopK(x, np.array([2], "int64"))
+
+
+class Sums(xrt.Graph):
+    def build(self, x: Any) -> Any:
+        return ops.CumSum(x, np.array(0, "int64"))
+
+
+def why_not(model: xrt.Graph, *inputs: Any, device: str = "cuda", engine: Tvm = Tvm()) -> list[str | None]:
+    function = traced(model, *inputs)
+    return [engine.why_not(replace(node, device=device), function) for node in function.nodes]
+
+
+def test_what_the_schedules_cannot_do_is_a_reason() -> None:
+    (reason,) = why_not(Sorted(), numbers(4, 8))
+    assert reason == (
+        "TVM cannot take this TopK on CUDA: TVM's schedule takes working memory that follows no stream, "
+        "as those that sort and scan do"
+    )
+    assert why_not(Sorted(), numbers(4, 8), device="cpu") == [None]
+    (reason,) = why_not(Sums(), numbers(4, 8))
+    assert reason is not None and reason.startswith("TVM cannot take this CumSum on CUDA: ")
+
+
+def test_what_serves_the_cpu_serves_the_device() -> None:
+    for name in ("net", "convolution", "moved"):
+        assert set(why_not(*_flat(name))) == {None}
+
+
+def test_tuning_is_of_the_cpu() -> None:
+    (reason,) = why_not(Named(), numbers(2, 3), engine=Tvm(tune=8))
+    assert reason == "tune= measures on the CPU, and on CUDA TVM's own schedules serve; leave it out"
+
+
+def test_a_plan_needs_no_gpu() -> None:
+    m = xrt.XRTModule(Net(), ["tvm", "toy"], "cuda", cache=CompileCache())
+    plan = m.plan_for(numbers(3, 4), numbers(4, 5))
+    assert [launch.engine for launch in plan.launches] == ["tvm"] and "; device cuda:0" in str(plan)
+    with pytest.raises(PlanError, match="follows no stream"):
+        xrt.XRTModule(Sorted(), "tvm", "cuda", strict=True, cache=CompileCache()).plan_for(numbers(4, 8))
+
+
+def test_a_device_without_addresses_is_refused() -> None:
+    with simulated():
+        context = CompileContext(device="cuda:0", accelerator=xrt.runtime.device("cuda"))
+        with pytest.raises(CompileRefused, match=r"^TVM needs memory of cuda:0 at addresses, and is given none$"):
+            Tvm().compile(traced(*_flat("chain")), context)
+
+
+def test_a_runtime_that_does_not_load_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(path: str, *_: Any) -> None:
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(tvm, "get_global_func", lambda name, allow_missing=False: None)
+    monkeypatch.setattr(ctypes, "CDLL", fails)
+    context = CompileContext(device="cuda:0", accelerator=EmulatedDevice())
+    with pytest.raises(CompileRefused, match=r"^TVM's runtime for CUDA does not load: libcuda.so.1: .*; it needs the driver"):
+        Tvm().compile(traced(*_flat("chain")), context)
+    monkeypatch.setattr(library, "package_lib_paths", list)
+    with pytest.raises(CompileRefused, match=r"^this build of TVM has no runtime for CUDA: there is no libtvm_runtime_cuda.so"):
+        library.load_runtime()
+
+
+# ---------------------------------------------------------------------- the emulated device
+
+
+@pytest.fixture(scope="module", name="found")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run_child(tmp_path_factory.mktemp("cuda"))
+
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler is at hand")
+
+
+@pytest.mark.slow
+@needs_compiler
+class TestEmulated:
+    @pytest.mark.parametrize("name", MODELS)
+    def test_the_kernels_compute_what_the_reference_does(self, found: dict[str, Any], name: str) -> None:
+        assert set(found[name]["differs"]) == {""}
+        assert found[name]["apart"] and found[name]["waits"] == 0
+
+    def test_all_is_launched_on_the_callers_stream(self, found: dict[str, Any]) -> None:
+        launches = [line.split() for line in found["driver"] if line.startswith("launch")]
+        assert len(launches) >= len(MODELS) and {stream for _, stream, _ in launches} == {"4660"}
+
+    def test_nothing_is_allocated_copied_or_waited_for(self, found: dict[str, Any]) -> None:
+        assert found["runtime"] == []
+
+    def test_code_is_for_the_device_at_hand(self, found: dict[str, Any]) -> None:
+        assert found["architectures"] == ["sm_90"]
+
+    def test_what_was_saved_runs_without_a_compile(self, found: dict[str, Any]) -> None:
+        assert found["saved"] == {"differs": ["", ""], "compiles": 0}
+
+    def test_threads_do_not_meet(self, found: dict[str, Any]) -> None:
+        assert len(found["threads"]) == 15 and set(found["threads"]) == {""}
+
+    def test_arrays_at_odd_places_are_copied_first(self, found: dict[str, Any]) -> None:
+        assert found["misplaced"] == [""]
+
+    def test_without_a_stream_the_call_waits_and_closed_it_refuses(self, found: dict[str, Any]) -> None:
+        assert found["alone"] == 1 and found["closed"] == "the executable of 'Chain' is closed"
+
+
+# ---------------------------------------------------------------------- a GPU
+
+
+def close_to_toys(world: World, results: Any, model: xrt.Graph, inputs: Any) -> None:
+    expected = xrt.XRTModule(model, "toy")(*inputs)
+    pairs = zip(_listed(world.down(results)), _listed(expected), strict=True)
+    for got, want in pairs:
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def _listed(values: Any) -> list[Any]:
+    return list(values) if isinstance(values, tuple | list) else [values]
+
+
+@pytest.mark.cuda
+class TestOnCuda:
+    @pytest.mark.parametrize("name", [name for name in MODELS if name != "nan"])
+    def test_results_and_no_copies_to_the_host(self, name: str) -> None:
+        model, inputs = MODELS[name]
+        world = World(None)
+        m = world.module(model, "tvm", strict=True)
+        given = [world.up(array) for array in inputs]
+        for _ in range(3):
+            results = m(*given)
+        close_to_toys(world, results, model, inputs)
+        assert (traffic(m).copies_in, traffic(m).copies_out, traffic(m).waits) == (0, 0, 0)
+
+    def test_a_call_is_recorded_and_replayed(self) -> None:
+        model, inputs = MODELS["net"]
+        world = World(None)
+        m = world.module(model, "tvm", strict=True, cuda_graph=True)
+        for _ in range(3):
+            results = m(*map(world.up, inputs))
+        close_to_toys(world, results, model, inputs)
+        assert "\na graph of the device" in str(m.explain())
+
+    @pytest.mark.parametrize("other", ["toy", "ort"])
+    def test_a_mixture_on_one_device_copies_nothing_to_the_host(self, other: str) -> None:
+        model, inputs = MODELS["net"]
+        world = World(None)
+        m = world.module(model, ["tvm", other], pins=[f"Tanh={other}"], strict=True)
+        close_to_toys(world, m(*map(world.up, inputs)), model, inputs)
+        assert {launch.engine for launch in m.plan.launches} == {"tvm", other}
+        assert (traffic(m).copies_in, traffic(m).copies_out) == (0, 0)
+
+    @pytest.mark.parametrize("dtype", ["float16", "float64", "int32", "bool"])
+    def test_element_types_cross(self, dtype: str) -> None:
+        class Twice(xrt.Graph):
+            def build(self, x: Any) -> Any:
+                return ops.Concat(x, x, axis=0)
+
+        x = (numbers(3, 4) > 0).astype(dtype)
+        world = World(None)
+        m = world.module(Twice(), "tvm", strict=True)
+        np.testing.assert_array_equal(world.down(m(world.up(x))), np.concatenate([x, x]))

@@ -1,0 +1,198 @@
+"""The xla engine's executables: arrays in and out, saving, threads, and what is left of JAX to the user."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.engines.xla_running import CONTEXT, INT, WHOLE, XLA, compiled, function, one, placed, run, tensor
+from xrt.engines import Executable, RunOptions
+from xrt.engines.xla.executable import _taken
+from xrt.errors import CompileRefused
+from xrt.graph import Function, Node, attributes_of
+
+# ---------------------------------------------------------------------- arrays in and out
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+def test_results_are_memory_of_their_own(size: int) -> None:
+    """Outputs that are an input, a constant, the same twice: small ones are copied, large ones are XLA's own memory."""
+    constant = np.arange(size, dtype=np.float32)
+    f = function(
+        Node("Identity", ("x",), ("same",)),
+        Node("Neg", ("x",), ("y",)),
+        Node("Identity", ("y",), ("z",)),
+        inputs={"x": tensor(size)},
+        outputs={name: tensor(size) for name in ("x", "same", "y", "z", "c")},
+        constants={"c": constant},
+    )
+    x = placed(size)
+    x[:] = 1
+    executable = compiled(f)
+    first, second = (list(executable.run([x])) for _ in range(2))
+    assert executable.outputs_are_fresh
+    assert all(np.array_equal(r, w) for r, w in zip(first, (x, x, -x, -x, constant), strict=True))
+    everything = [x, constant, *first, *second]
+    assert not any(np.shares_memory(a, b) for i, a in enumerate(everything) for b in everything[:i])
+    for result in first:
+        result[...] = 5
+    assert all(np.array_equal(r, w) for r, w in zip(second, (x, x, -x, -x, constant), strict=True))
+
+
+def test_a_large_result_outlives_its_executable() -> None:
+    f = one("Neg", tensor(300, 300), output=tensor(300, 300))
+    executable = compiled(f)
+    y = executable.run([np.ones((300, 300), np.float32)])[0]
+    executable.close()
+    del executable
+    assert (y == -1).all()
+
+
+@pytest.mark.parametrize("size", [4, 100_000])
+def test_an_updated_input_may_be_computed_into_and_is_never_spoilt(size: int) -> None:
+    f = function(Node("Add", ("x", "x"), ("y",)), inputs={"x": tensor(size)}, outputs={"y": tensor(size)}, aliases=(("x", "y"),))
+    executable = compiled(f)
+    for offset in (0, 4):
+        x = placed(size, offset=offset)
+        x[:] = 3
+        (y,) = executable.run([x])
+        assert (y == 6).all() and ((x == 3).all() or np.shares_memory(x, y))
+
+
+def test_strided_and_read_only_inputs() -> None:
+    base = np.arange(24, dtype=np.float32).reshape(4, 6)
+    frozen = base.copy()
+    frozen.flags.writeable = False
+    f = one("Neg", tensor(4, 6), output=tensor(4, 6))
+    for executable in (compiled(f), loaded(f)):
+        for x in (base, np.asfortranarray(base), np.repeat(base, 2, axis=0)[::2], base[::-1][::-1], frozen):
+            assert np.array_equal(executable.run([x])[0], -base)
+
+
+def test_given_buffers() -> None:
+    node = Node("Split", ("x",), ("a", "b"), attributes_of({"axis": 0, "num_outputs": 2}))
+    f = function(node, inputs={"x": tensor(4)}, outputs={"a": tensor(2), "b": tensor(2)})
+    buffer = np.empty(2, np.float32)
+    a, b = run(f, np.arange(4, dtype=np.float32), options=RunOptions(out=[None, buffer]))
+    assert a.tolist() == [0, 1] and b is buffer and buffer.tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("offset", [0, 4])
+def test_a_bound_call_reads_what_is_there_when_it_is_made(offset: int) -> None:
+    f = function(Node("Add", ("x", "n"), ("y",)), inputs={"x": WHOLE, "n": WHOLE}, outputs={"y": WHOLE})
+    x, n, buffer = placed(8, "int64", offset), placed(8, "int64"), np.empty(8, np.int64)
+    n[:] = 2**40
+    assert (_taken([x, n], XLA.compile(f, CONTEXT).program) is None) == bool(offset)
+    for executable in (compiled(f), loaded(f)):
+        bound = executable.bind([x, n], [buffer])
+        for value in (3, 2**50):
+            x[:] = value
+            bound()
+            assert (buffer == value + 2**40).all()
+
+
+# ---------------------------------------------------------------------- saved and loaded
+
+
+def loaded(f: Function) -> Executable:
+    data = XLA.save(compiled(f), CONTEXT)
+    executable = XLA.load(memoryview(data), f, CONTEXT)
+    executable.prepare()
+    return executable
+
+
+def test_a_saved_executable_runs_without_being_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    from xrt.engines.xla import engine
+
+    w = np.random.default_rng(0).random((64, 64)).astype(np.float32)
+    nodes = (
+        Node("MatMul", ("x", "w"), ("y",)),
+        Node("Cast", ("n",), ("m",), attributes_of({"to": 1})),
+        Node("Add", ("y", "m"), ("z",)),
+    )
+    f = function(
+        *nodes,
+        inputs={"x": tensor(2, 64), "n": tensor(64, dtype=INT)},
+        outputs={"z": tensor(2, 64)},
+        constants={"w": w},
+        types={"y": tensor(2, 64), "m": tensor(64)},
+    )
+    x, n = np.ones((2, 64), np.float32), np.arange(64) + 2**33
+    executable = compiled(f)
+    data = bytes(XLA.save(executable, CONTEXT))
+    assert not data.startswith(b"\x80"), "a pickle"
+    monkeypatch.setattr(engine, "compiled_program", pytest.fail)
+    again = XLA.load(memoryview(data), f, CONTEXT)
+    assert np.array_equal(again.run([x, n])[0], executable.run([x, n])[0])
+    assert bytes(XLA.save(again, CONTEXT)) == data
+
+
+def test_bytes_that_are_no_executable_are_refused() -> None:
+    with pytest.raises(CompileRefused, match=r"^XLA cannot load 'main': "):
+        XLA.load(memoryview(b"nothing of the kind"), one("Relu", tensor(2), output=tensor(2)), CONTEXT)
+
+
+# ---------------------------------------------------------------------- threads, and the process around
+
+
+def busy_threads() -> dict[str, int]:
+    """Return the processor time of each thread of this process, in ticks."""
+    times = {}
+    for task in Path("/proc/self/task").iterdir():
+        fields = (task / "stat").read_text().rpartition(")")[2].split()
+        times[task.name] = int(fields[11])
+    return times
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_budget_bounds_the_threads_that_work(threads: int) -> None:
+    f = one("MatMul", tensor(512, 512), tensor(512, 512), output=tensor(512, 512))
+    executable, x = compiled(f, threads), np.ones((512, 512), np.float32)
+    executable.run([x, x])
+    before = busy_threads()
+    for _ in range(60):
+        executable.run([x, x])
+    ticks = [after - before.get(name, 0) for name, after in busy_threads().items()]
+    busy = sum(5 * each > sum(ticks) for each in ticks)
+    assert 1 <= busy <= (1 if threads == 1 else 2 * threads)  # of both pools of the client; the caller waits meanwhile
+
+
+QUIET = """
+import os, sys
+import jax, numpy as np, xrt
+before = dict(jax.config.values)
+environment = dict(os.environ)
+class Net(xrt.Graph):
+    def build(self, x): return xrt.ops.Relu(x)
+m = xrt.XRTModule(Net(), engine="xla", strict=True)
+m(np.ones(3)); m(np.ones(3, "int64").astype("float32"))
+assert dict(jax.config.values) == before and dict(os.environ) == environment
+from jax._src import xla_bridge
+assert not xla_bridge.backends_are_initialized(), "a client of the user's was made"
+assert jax.numpy.ones(3, "float32").dtype == "float32" and jax.numpy.arange(2).dtype == "int32"
+"""
+
+
+def test_nothing_of_the_users_jax_is_changed_or_started() -> None:
+    done = subprocess.run([sys.executable, "-W", "error", "-c", QUIET], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_what_the_user_has_set_does_not_change_a_result() -> None:
+    import jax
+
+    f = function(
+        Node("Add", ("x", "n"), ("y",)),
+        inputs={"x": tensor(2, 2, dtype=INT), "n": tensor(2, dtype=INT)},
+        outputs={"y": tensor(2, 2, dtype=INT)},
+    )
+    x, n = np.full((2, 2), 2**40), np.arange(2)
+    with jax.enable_x64(False), jax.numpy_rank_promotion("raise"), jax.disable_jit(True), jax.debug_nans(True):
+        assert np.array_equal(run(f, x, n)[0], x + n)
+        assert np.isnan(run(one("Sqrt", tensor(1), output=tensor(1)), np.array([-1], np.float32))[0]).all()

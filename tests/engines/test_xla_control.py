@@ -1,0 +1,92 @@
+"""If, Loop and Scan on the xla engine: what is decided while a graph is traced, and what by the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engines.xla_running import INT, compiled, function, run, tensor, why
+from xrt.graph import DType, Function, Node, TensorType, attributes_of
+
+BOOL = TensorType(DType.BOOL, ())
+
+
+def body(*nodes: Node, inputs: dict[str, TensorType | None], outputs: dict[str, TensorType | None], **more: Any) -> Function:
+    return function(*nodes, inputs=inputs, outputs=outputs, **more)
+
+
+def test_a_condition_of_the_run_decides() -> None:
+    then = body(Node("Relu", ("x",), ("a",)), inputs={}, outputs={"a": tensor(2)})
+    otherwise = body(Node("Neg", ("x",), ("b",)), inputs={}, outputs={"b": tensor(2)})
+    node = Node("If", ("c",), ("y",), attributes_of({"then_branch": then, "else_branch": otherwise}))
+    f = function(node, inputs={"c": BOOL, "x": tensor(2)}, outputs={"y": tensor(2)})
+    x = np.array([-1, 2], np.float32)
+    assert why(f) == ""
+    executable = compiled(f)
+    assert [executable.run([np.array(c), x])[0].tolist() for c in (True, False)] == [[0, 2], [1, -2]]
+
+
+def test_branches_of_two_shapes_are_declined() -> None:
+    then = body(Node("Relu", ("x",), ("a",)), inputs={}, outputs={"a": tensor(2)})
+    other = body(Node("ReduceSum", ("x",), ("b",)), inputs={}, outputs={"b": tensor(1)})
+    node = Node("If", ("c",), ("y",), attributes_of({"then_branch": then, "else_branch": other}))
+    f = function(node, inputs={"c": BOOL, "x": tensor(2)}, outputs={"y": None})
+    assert why(f).startswith("XLA cannot take this If: ")
+
+
+def doubling(condition: str = "c") -> Function:
+    """A body that doubles what it carries and scans its square; it goes on as ``condition`` says."""
+    nodes = [
+        Node("Identity", (condition,), ("go",)),
+        Node("Add", ("v", "v"), ("w",)),
+        Node("Mul", ("w", "w"), ("q",)),
+        Node("Less", ("w", "limit"), ("low",)),
+        Node("Squeeze", ("low",), ("flag",)),
+    ]
+    return body(
+        *nodes,
+        inputs={"i": tensor(dtype=INT), "c": BOOL, "v": tensor(1)},
+        outputs={"go": BOOL, "w": tensor(1), "q": tensor(1)},
+        constants={"limit": np.array([10], np.float32)},
+    )
+
+
+@pytest.mark.parametrize("trips", [0, 3, 12])
+def test_a_counted_loop(trips: int) -> None:
+    node = Node("Loop", ("m", "", "x"), ("y", "squares"), attributes_of({"body": doubling()}))
+    outputs: dict[str, TensorType | None] = {"y": tensor(1), "squares": tensor(trips, 1)}
+    f = function(node, inputs={"x": tensor(1)}, outputs=outputs, constants={"m": np.array(trips)})
+    assert why(f) == ""
+    y, squares = run(f, np.array([1], np.float32))
+    assert y.tolist() == [2.0**trips]
+    assert squares.tolist() == [[4.0 ** (k + 1)] for k in range(trips)]
+
+
+def test_a_loop_that_the_run_ends() -> None:
+    inner = doubling("flag").replace(outputs=doubling("flag").outputs[:2])
+    node = Node("Loop", ("m", "", "x"), ("y",), attributes_of({"body": inner}))
+    f = function(node, inputs={"m": tensor(dtype=INT), "x": tensor(1)}, outputs={"y": tensor(1)})
+    assert why(f) == ""
+    executable = compiled(f)
+    assert [executable.run([np.array(m), np.array([1], np.float32)])[0].tolist() for m in (0, 2, 99)] == [[1], [4], [16]]
+
+
+def test_a_loop_whose_scan_is_as_long_as_the_run_says_is_declined() -> None:
+    node = Node("Loop", ("m", "", "x"), ("y", "squares"), attributes_of({"body": doubling()}))
+    f = function(node, inputs={"m": tensor(dtype=INT), "x": tensor(1)}, outputs={"y": tensor(1), "squares": None})
+    assert why(f) == "Loop scans as many results as only the run shows, and XLA has no such shape"
+
+
+def test_a_short_loop_may_change_shapes() -> None:
+    inner = body(
+        Node("Identity", ("c",), ("go",)),
+        Node("Concat", ("v", "x"), ("w",), attributes_of({"axis": 0})),
+        inputs={"i": tensor(dtype=INT), "c": BOOL, "v": None},
+        outputs={"go": BOOL, "w": None},
+    )
+    node = Node("Loop", ("m", "", "x"), ("y",), attributes_of({"body": inner}))
+    f = function(node, inputs={"x": tensor(1)}, outputs={"y": tensor(4)}, constants={"m": np.array(3)})
+    assert why(f) == ""
+    assert run(f, np.array([7], np.float32))[0].tolist() == [7] * 4
