@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from tools.conformance_auto import section
 from tools.conformance_record import ENGINES, TOP, WAYS, Entry, Record, Way
 from xrt.testing import Word, gaps_of
 from xrt.testing.ledgers import MIXTURES
@@ -36,7 +37,7 @@ run until it is deleted, unless it depends on how a processor rounds.
 
 def page(record: Record) -> str:
     """Return the page's text."""
-    sections = (_HEAD, _versions(record), _counts(record), _groups(record), _laws(record), _gaps(), _operators(record))
+    sections = (_HEAD, _versions(record), _counts(record), _groups(record), _laws(record), section(), _gaps(), _operators(record))
     return "\n".join([*sections, *_declined(record)])
 
 

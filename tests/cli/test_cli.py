@@ -131,6 +131,11 @@ def test_conform_counts_cases(xrt: Command) -> None:
     assert "toy: 1 passed, 0 declined, 0 failed, 0 gap of 1" in out
 
 
+def test_conform_places_by_measurement(xrt: Command) -> None:
+    code, out, _ = xrt("conform", "toy,ort,auto", "--cases", "test_relu,test_abs")
+    assert (code, "toy,ort,auto: 2 passed, 0 declined, 0 failed, 0 gap of 2" in out) == (0, True)
+
+
 def test_conform_runs_groups_and_alternates(xrt: Command) -> None:
     arguments = ("conform", "ort,toy", "--group", "simple", "--group", "pytorch-operator", "--cases", "*relu*,operator_mm")
     code, out, err = xrt(*arguments, "--alternate", "--operators")
@@ -213,6 +218,7 @@ def test_conform_runs_groups_and_alternates(xrt: Command) -> None:
         (["run", "model.onnx", "--bogus"], "No such option"),
         (["explain", "model.onnx", "--pin", "Relu=nobody"], "nobody"),
         (["conform", "toy", "--alternate"], "nodes alternate between two engines or more; list another"),
+        (["conform", "ort,toy,auto", "--alternate"], "nodes that alternate are not placed by measurement"),
         (["conform", "nobody"], "no engine is named 'nobody'"),
     ],
 )

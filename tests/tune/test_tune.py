@@ -22,10 +22,11 @@ from xrt.cache import CompileCache
 from xrt.cache.signature import CODE_UNKNOWN, code_of
 from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler, registry
 from xrt.errors import CacheWarning, OptionError, PlacementWarning
-from xrt.graph import Function
+from xrt.graph import Function, shape_key
 from xrt.module.reference import evaluate
 from xrt.partition import ClusteringOptions, Pin
 from xrt.partition.assigned import homes_of
+from xrt.partition.costs import CostTable
 from xrt.partition.devices import Homes
 from xrt.testing.faulty import Faulty
 from xrt.tune import Bounds, CostStore, Tuned, decision, tune
@@ -197,6 +198,26 @@ def test_a_budget_too_small_for_one_measurement_says_so_and_goes_by_priority() -
     )
     assert (found.how, found.measurements, homes_of(found.plan)) == ("priority", 0, dict.fromkeys(("n0", "n1"), SLOW_EXP.spec))
     assert str(found) == f"placed by the order of the list, without a measurement: {SLOW_EXP.spec}"
+
+
+def test_without_a_measurement_nothing_known_to_be_wrong_is_chosen() -> None:
+    liar = Faulty(how="value")
+    given = (
+        CompileContext(threads=1),
+        [X],
+        evaluate,
+        CompileCache(),
+        ClusteringOptions(),
+        None,
+        1.0,
+        Bounds(),
+        lambda told: None,
+    )
+    search = Search(PAIR, [liar, TOY], *given)
+    assert search.tuned("measured").plan.launches[0].engine == liar.spec
+    search.table = CostTable().with_region(shape_key(search.priority.launches[0].function), liar.spec, "wrong: by one")
+    found = search.tuned("measured")
+    assert (found.how, {launch.engine for launch in found.plan.launches}) == ("priority", {"toy"})
 
 
 @pytest.mark.parametrize("budget", [0, -1, float("inf"), float("nan"), True, "60s"])

@@ -11,10 +11,12 @@ from xrt.cache import CompileCache
 from xrt.engines import CompileContext, GraphCompiler
 from xrt.graph import Function
 from xrt.module.automatic import AUTO, engines_at_hand
+from xrt.module.build import Build
 from xrt.module.reference import evaluate
-from xrt.runtime import Program, available_cores, compile_plan
+from xrt.module.settings import EngineList, Settings
+from xrt.runtime import Program, available_cores
 from xrt.testing.running import fitted_for
-from xrt.tune import Bounds, tune
+from xrt.tune import Bounds, Tuned, tune
 from xrt.tune.contest import Rules
 
 __all__ = ["engines_for", "placed_program"]
@@ -46,24 +48,19 @@ def engines_for(asked: Sequence[str | GraphCompiler]) -> list[GraphCompiler]:
 def placed_program(function: Function, inputs: Sequence[Any], engines: Sequence[GraphCompiler]) -> Program:
     """Return the compiled Program of the plan that a search on those inputs finds.
 
-    Raises PlanError for a node that no engine takes, CompileRefused or CompileFailed where what was chosen does not compile.
+    What the search had no time for may be refused at compile: as in a module, the next best plan takes its place. Raises
+    PlanError for a node that no engine takes, CompileFailed where an engine's library fails.
     """
-    fit, engines = fitted_for(function, inputs, engines), _turned(engines, function)
     context, cache = CompileContext(threads=available_cores()), CompileCache()
-    tuned = tune(
-        fit,
-        engines,
-        context,
-        budget=BUDGET,
-        cache=cache,
-        reference=partial(evaluate, threads=context.threads),
-        inputs=inputs,
-        bounds=BOUNDS,
-    )
-    made = compile_plan(tuned.plan, {engine.spec: engine for engine in engines}, context, cache)
-    if isinstance(made, Program):
-        return made
-    raise made[0].error
+    listed = EngineList(tuple(_turned(engines, function)), None, context, is_auto=True)
+
+    def place(function: Function) -> Tuned:
+        reference = partial(evaluate, threads=context.threads)
+        engines = listed.engines
+        return tune(function, engines, context, budget=BUDGET, cache=cache, reference=reference, inputs=inputs, bounds=BOUNDS)
+
+    fit = fitted_for(function, inputs, engines)
+    return Build(fit, listed, Settings(strict=True), cache, original=fit, place=place).program()
 
 
 def _turned(engines: Sequence[GraphCompiler], function: Function) -> list[GraphCompiler]:

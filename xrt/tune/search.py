@@ -28,7 +28,7 @@ from xrt.tune.calibration import crossing, launch_cost
 from xrt.tune.contest import Entrant, contested
 from xrt.tune.judging import Runner, judged
 from xrt.tune.programs import ready
-from xrt.tune.survey import Region, Subject, Survey
+from xrt.tune.survey import Region, Subject, Survey, unrefuted
 from xrt.tune.tuned import Contender, How, Progress, Race, Tuned, title_of
 from xrt.tune.values import Reference, captured
 from xrt.tune.walls import Apart, Here, Way, way_of
@@ -324,10 +324,8 @@ class Search:
 
     def _race(self) -> None:
         self.rounds = 0
-        entrants = [runner.entrant for runner in self.runners]
-        self.rounds = contested(
-            entrants, until=self.began + self.budget, rules=self.bounds.rules, clock=self.clock, watch=self._watch
-        )
+        entrants, end = [runner.entrant for runner in self.runners], self.began + self.budget
+        self.rounds = contested(entrants, until=end, rules=self.bounds.rules, clock=self.clock, watch=self._watch)
         for runner in self.runners:
             if not runner.entrant.is_out and self._left() > 0:
                 runner.regions = runner.ready.profiled(self.inputs)
@@ -375,17 +373,9 @@ class Search:
         elif alone is not None:
             plan = alone[0]
         else:
-            plan, how = self._unrefuted(), "priority"
+            plan, how = unrefuted([self.priority, *self._wholes], self.table), "priority"
         late = [f"the budget ended before {title_of(one)} was made ready" for one in self.late if self._alone(one) is None]
         return Tuned(plan, self.table, race, how, self.budget, spent, count, (*self.notes, *late))
-
-    def _unrefuted(self) -> Plan:
-        """Return the plan by priority; where a region of it is known to fail or to be wrong, one of a single engine."""
-        return next((plan for plan in (self.priority, *self._wholes) if not self._is_refuted(plan)), self.priority)
-
-    def _is_refuted(self, plan: Plan) -> bool:
-        regions = (Region.of(launch) for launch in plan.launches)
-        return any(isinstance(self.table.region(region.key, region.spec), str) for region in regions)
 
     def _judgement(self) -> Race:
         """Return the race as it stands; where one had been settled, and another has hardly begun, that one."""

@@ -10,14 +10,14 @@ from typing import Any, Protocol
 from xrt.engines import CompileContext
 from xrt.errors import CompileRefused, EngineError, InputError, OutOfDeviceMemory
 from xrt.graph import FrozenDict, Function, shape_key
-from xrt.partition import Launch
+from xrt.partition import Launch, Plan
 from xrt.partition.costs import CostTable, Measured, RegionCost
 from xrt.runtime.timing import Clock, median_interval
 from xrt.tune.right import held
 from xrt.tune.values import Reference, first_drawn, values_of
 from xrt.tune.walls import Trial, Way
 
-__all__ = ["Region", "Subject", "Survey"]
+__all__ = ["Region", "Subject", "Survey", "unrefuted"]
 
 _log = logging.getLogger(__name__)
 
@@ -164,3 +164,13 @@ class Survey:
     def _skip(self, subject: Subject, reason: str) -> None:
         self._skipped.add((subject.key, subject.spec))
         _log.debug("%s: %d nodes not measured: %s", subject.spec, len(subject.function.nodes), reason)
+
+
+def unrefuted(plans: Sequence[Plan], table: CostTable) -> Plan:
+    """Return the first plan of which no region is known to fail or to be wrong; the first of all where there is none."""
+    return next((plan for plan in plans if not _is_refuted(plan, table)), plans[0])
+
+
+def _is_refuted(plan: Plan, table: CostTable) -> bool:
+    regions = (Region.of(launch) for launch in plan.launches)
+    return any(isinstance(table.region(region.key, region.spec), str) for region in regions)
