@@ -8,7 +8,7 @@ GAPS: tuple[Gap, ...] = (
     Gap(
         "light_squeezenet",
         "never",
-        "weights that are all one number make logits of 1e10, and the last bit of their sums, which is a thousand, decides the softmax",
+        "weights that are all one number make logits of 1e10, of which the last bit, a thousand, decides the softmax",
         "https://onnx.ai/onnx/operators/onnx__Softmax.html",
         everywhere=False,
     ),
