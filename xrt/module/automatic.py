@@ -63,7 +63,7 @@ def engines_at_hand(
     """
     named = [one for one in asked if one != AUTO]
     if named:
-        found, left_out = _those_of(named, context, devices, strict=strict)
+        found, left_out = _those_of(named, context, store, devices, strict=strict)
     else:
         found, left_out = _all_of(context, store, devices, strict=strict)
     if not found and named:
@@ -74,14 +74,15 @@ def engines_at_hand(
 
 
 def _those_of(
-    named: Sequence[Any], context: CompileContext, devices: Mapping[str, str], *, strict: bool
+    named: Sequence[Any], context: CompileContext, store: CostStore | None, devices: Mapping[str, str], *, strict: bool
 ) -> tuple[list[GraphCompiler], list[str]]:
     found: list[GraphCompiler] = []
     left_out = []
+    known = _remembered(store)
     for one in named:
         reason: str | None
         try:
-            engine = registry.create(one)
+            engine = Deferred(known[one]) if isinstance(one, str) and one in known else registry.create(one)
             reason = _not_there(engine, context, devices)
             found += [] if reason else [engine]
         except EngineUnavailable as error:
@@ -91,7 +92,21 @@ def _those_of(
         if reason:
             left_out.append(f"engine {str(one)!r} is left out: {reason}")
             warn(left_out[-1], PlacementWarning)
+    _remember([engine.name for engine in found if engine.spec == engine.name and engine.name not in known], store)
     return found, left_out
+
+
+def _remembered(store: CostStore | None) -> dict[str, EngineStatus]:
+    """Return what an earlier process has found of engines that were ready: their libraries need not be imported to know."""
+    known = store.statuses() if store is not None else {}
+    return {name: status for name, status in known.items() if status.state == "ready"}
+
+
+def _remember(names: Sequence[str], store: CostStore | None) -> None:
+    """Keep what is the case with engines that were created just now, beside what is known of others."""
+    probed = [registry.probe(name) for name in names if name in registry.names()] if store is not None else []
+    if store is not None and probed:
+        store.keep_statuses(list({**store.statuses(), **{status.name: status for status in probed}}.values()))
 
 
 def _all_of(

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from xrt.partition import Plan
+from xrt.partition.costs import Measured
 from xrt.runtime.rounds import FLOOR, Ratio, within_rounds
 from xrt.runtime.timing import median_interval
 from xrt.tune.contest import Entrant, against
 from xrt.tune.programs import Ready
 from xrt.tune.tuned import Contender, Race, Verdict
 
-__all__ = ["Runner", "judged"]
+__all__ = ["Runner", "judged", "won_alone"]
 
 _ORDER: dict[Verdict, int] = {"won": 0, "tie": 1, "lost": 2, "wrong": 3, "failed": 4}
 
@@ -55,6 +57,13 @@ def judged(runners: Sequence[Runner], others: Sequence[Contender], rounds: int) 
     baseline = found[[runner.entrant for runner in ran].index(base)]
     contenders = sorted([*found, *failed, *others], key=_place)
     return Race(tuple(contenders), rounds, next(i for i, one in enumerate(contenders) if one is baseline))
+
+
+def won_alone(race: Race, plan: Plan, cost: Measured) -> Race:
+    """Return a race that nobody has finished with a winner: the plan of one region that was measured to be the quickest."""
+    note = "measured alone; the budget ended before it was held against the others"
+    winner = Contender(plan, "won", cost.seconds, cost.low, cost.high, note=note)
+    return Race((winner, *(one for one in race.contenders if one.plan != plan)), race.rounds)
 
 
 def _chosen(ran: Sequence[Runner], base: Entrant, ratios: dict[int, Ratio]) -> Runner:

@@ -26,7 +26,7 @@ from xrt.runtime.timing import Clock
 from xrt.tune.bounds import Bounds
 from xrt.tune.calibration import crossing, launch_cost
 from xrt.tune.contest import Entrant, contested
-from xrt.tune.judging import Runner, judged
+from xrt.tune.judging import Runner, judged, won_alone
 from xrt.tune.programs import ready
 from xrt.tune.survey import Region, Subject, Survey, unrefuted
 from xrt.tune.tuned import Contender, How, Progress, Race, Tuned, title_of
@@ -371,7 +371,7 @@ class Search:
         if (winner := race.winner) is not None:
             plan = winner.plan
         elif alone is not None:
-            plan = alone[0]
+            plan, race = alone[0], won_alone(race, *alone)
         else:
             plan, how = unrefuted([self.priority, *self._wholes], self.table), "priority"
         late = [f"the budget ended before {title_of(one)} was made ready" for one in self.late if self._alone(one) is None]
