@@ -56,7 +56,7 @@ class Asked:
     """A directory for decisions, compiled engines and what each step found."""
     budget: float = 20.0
     """Seconds of a search."""
-    small_budget: float = 8.0
+    small_budget: float = 20.0
     seconds: float = 6.0
     """Of the turns of one model."""
     limit: float = 15.0
