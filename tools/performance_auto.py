@@ -67,7 +67,8 @@ def is_mixture(row: Figures) -> bool:
 
 def nearest_row(row: Figures) -> tuple[str, ...]:
     one = row["nearest"]
-    return (f"`{row['model']}`", one["plan"], spread(one["ratio"]), one["lost_on"] or "nothing beyond the noise")
+    unknown = "it had lost before its regions were timed" if one["ratio"]["low"] > 1 else "nothing beyond the noise"
+    return (f"`{row['model']}`", one["plan"], spread(one["ratio"]), one["lost_on"] or unknown)
 
 
 def small_row(row: Figures) -> tuple[str, ...]:
