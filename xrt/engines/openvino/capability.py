@@ -110,7 +110,7 @@ def _why_not_crossing(node: Node, function: Function) -> str | None:
 
 
 def _why_not_known_types(node: Node, function: Function) -> str | None:
-    for name in (*node.uses, *_read(node, function)):
+    for name in (*node.uses, *_typed(node, function)):
         type_ = function.type_of(name)
         if reason := why_not_carried(name, type_):
             return reason
@@ -119,10 +119,16 @@ def _why_not_known_types(node: Node, function: Function) -> str | None:
     return None
 
 
-def _read(node: Node, function: Function) -> list[str]:
-    """Return the results that somebody reads: a mask of Dropout that nobody does may be of whatever type."""
-    given = {value.name for value in function.outputs}
-    return [name for name in node.defines if name in given or function.users(name)]
+def _typed(node: Node, function: Function) -> list[str]:
+    """Return the results whose types must be known: all but a Dropout's mask that nobody reads, which is often not inferred.
+
+    Results that an operator does not have are of no type either, and the library ends the process where it is given them.
+    """
+    if node.op_type != "Dropout" or len(node.outputs) != 2 or not node.outputs[1]:
+        return list(node.defines)
+    mask = node.outputs[1]
+    is_read = function.users(mask) or mask in {value.name for value in function.outputs}
+    return list(node.defines) if is_read else [node.outputs[0]]
 
 
 _WITH_NOTHING = {f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Min", "Prod", "Sum", "SumSquare")}
