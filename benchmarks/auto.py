@@ -54,10 +54,10 @@ class Asked:
     threads: int
     store: str
     """A directory for decisions, compiled engines and what each step found."""
-    budget: float = 20.0
+    budget: float = 40.0
     """Seconds of a search."""
     small_budget: float = 20.0
-    seconds: float = 6.0
+    seconds: float = 5.0
     """Of the turns of one model."""
     limit: float = 15.0
     """Seconds that an engine may take to import, compile and be called twice, where the search found no time for it."""
@@ -245,8 +245,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two tiny models and a tiny graph on ort and toy: it works, no more")
     parser.add_argument("--model", action="append", help="a model, again for another (default: all shipped ones)")
     parser.add_argument("--engines", help="which engines (default: all that are ready)")
-    parser.add_argument("--budget", type=float, default=20.0, help="seconds of each search (default 20)")
-    parser.add_argument("--seconds", type=float, default=6.0, help="seconds of turns for each model (default 6)")
+    parser.add_argument("--budget", type=float, default=40.0, help="seconds of each search (default 40)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds of turns for each model (default 5)")
     parser.add_argument("--threads", type=int, default=available_cores(), help="what all engines may use (default: all cores)")
     parser.add_argument("--store", help="a directory to keep what is found, and to go on from")
     parser.add_argument("--judge-anew", action="store_true", help="with --store: repeat the judged runs")

@@ -9,33 +9,24 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions, registry
+from tests.tune.uneven import Uneven
+from xrt.engines import CompileContext, Executable, RunOptions, registry
 from xrt.engines.accelerator import Accelerator, Elementwise
-from xrt.graph import Function, Node
+from xrt.graph import Function
 from xrt.module.settings import REFERENCE
 
 FLOAT = np.dtype("float32")
 
 
 @dataclass(frozen=True)
-class Late(GraphCompiler):
+class Late(Uneven):
     """The reference, and so many seconds of the device for each node of some operators."""
 
     name: ClassVar[str] = "late"
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
-    slow: str = ""
-    """Operators, with ``|`` between them."""
-    seconds: float = 0.004
-
-    def why_not(self, node: Node, function: Function) -> str | None:
-        return registry.create(REFERENCE).why_not(node, function)
-
-    def version(self) -> str:
-        return "1"
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
-        count = sum(node.op in self.slow.split("|") for node in function.nodes)
-        return _Late(registry.create(REFERENCE).compile(function, context), count * self.seconds, context.accelerator)
+        return _Late(registry.create(REFERENCE).compile(function, context), self.seconds_of(function), context.accelerator)
 
 
 @dataclass(frozen=True)

@@ -104,9 +104,9 @@ def _remembered(store: CostStore | None) -> dict[str, EngineStatus]:
 
 def _remember(names: Sequence[str], store: CostStore | None) -> None:
     """Keep what is the case with engines that were created just now, beside what is known of others."""
-    probed = [registry.probe(name) for name in names if name in registry.names()] if store is not None else []
-    if store is not None and probed:
-        store.keep_statuses(list({**store.statuses(), **{status.name: status for status in probed}}.values()))
+    registered = [name for name in names if name in registry.names()]
+    if store is not None and registered:
+        store.keep_statuses(list({**store.statuses(), **{name: registry.probe(name) for name in registered}}.values()))
 
 
 def _all_of(
