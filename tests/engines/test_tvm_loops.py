@@ -12,7 +12,7 @@ from tests.engines.test_tvm import CONTEXT, function, one, run, tensor
 from xrt.engines import CompileContext
 from xrt.engines.tvm import Tvm
 from xrt.engines.tvm.nests import Machine, Nest
-from xrt.graph import Function, Node, attributes_of
+from xrt.graph import Function, Node, TensorType, attributes_of
 from xrt.module import XRTModule
 
 Array = np.ndarray[Any, Any]
@@ -70,8 +70,8 @@ def in_a_row(length: int, shape: tuple[int, ...], op: str = "Abs") -> Function:
     names = [f"v{k}" for k in range(length + 1)]
     nodes = [Node(op, (a,), (b,)) if k % 2 else Node("Add", (a, "c"), (b,)) for k, (a, b) in enumerate(pairwise(names))]
     types = {name: tensor(*shape) for name in names[1:-1]}
-    inputs, outputs = {names[0]: tensor(*shape)}, {names[-1]: tensor(*shape)}
-    return function(*nodes, inputs=inputs, outputs=outputs, constants={"c": np.array(0.25, np.float32)}, types=types)
+    ends: list[dict[str, TensorType | None]] = [{names[0]: tensor(*shape)}, {names[-1]: tensor(*shape)}]
+    return function(*nodes, inputs=ends[0], outputs=ends[1], constants={"c": np.array(0.25, np.float32)}, types=types)
 
 
 @pytest.mark.parametrize(
