@@ -131,6 +131,7 @@ class Search:
                 slice_=slice_,
                 clock=self.clock,
                 contexts=self.contexts,
+                returned=[value.name for value in self.function.outputs],
             )
             expected = [values[value.name] for value in self.function.outputs]
             while self._passes(self.survey, ways, expected):
