@@ -57,7 +57,8 @@ def _is_float(value: Any) -> bool:
 
 def _extreme(edge: float, is_beyond: Callable[..., Any]) -> Callable[[Any], Any]:
     """Return how to keep NaN in an extreme, and the extreme of nothing but infinities, where the plugin gives the number that
-    it begins with: a second extreme, of what each number is."""
+    it begins with: a second extreme, of what each number is.
+    """
 
     def mended(node: Any) -> Any:
         if not _is_float(node):

@@ -1,6 +1,6 @@
-"""Maxima and minima that keep a NaN, which TVM's lose: of two it takes the second where one is NaN, and a fold begins with a number.
+"""Maxima and minima that keep NaN and infinities, where TVM's lose them.
 
-So of a constant and a tensor the tensor stands second, at no cost. A fold looks at each number itself: whether it is NaN
+Of two numbers TVM takes the second where one is NaN, and its folds begin with a finite number. So of a constant and a tensor the tensor stands second, at no cost. A fold looks at each number itself: whether it is NaN
 does not depend on what was folded before, so that the next step waits for one maximum and one choice only.
 """
 
@@ -79,7 +79,9 @@ def _max_pool(x: te.Tensor, shape: Sequence[int], window: _Window) -> te.Tensor:
     behind = [max(end - int(x.shape[lead + a]) - window.before[a], 0) for a, end in enumerate(ends)]
     padded = x
     if any(window.before) or any(behind):
-        padded = topi.nn.pad(x, [0] * lead + list(window.before), [0] * lead + behind, tirx.const(-math.inf, x.dtype), name="pad_temp")
+        padded = topi.nn.pad(
+            x, [0] * lead + list(window.before), [0] * lead + behind, tirx.const(-math.inf, x.dtype), name="pad_temp"
+        )
     folds = [te.reduce_axis((0, window.sizes[a]), f"k{a}") for a in spatial]
 
     def element(*place: Any) -> Any:
@@ -154,7 +156,9 @@ def _reduced(name: str) -> Rewrite:
 
 def _pooled(call: Call, builder: BlockBuilder) -> Any:
     shape = [int(extent) for extent in call.ty.shape]
-    return builder.call_te(partial(_max_pool, shape=shape, window=_Window.of(call.attrs)), call.args[0], primfunc_name_hint="max_pool")
+    return builder.call_te(
+        partial(_max_pool, shape=shape, window=_Window.of(call.attrs)), call.args[0], primfunc_name_hint="max_pool"
+    )
 
 
 EXTREMES: Mapping[str, Rewrite] = {
