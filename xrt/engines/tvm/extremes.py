@@ -1,7 +1,8 @@
 """Maxima and minima that keep NaN and infinities, where TVM's lose them.
 
-Of two numbers TVM takes the second where one is NaN, and its folds begin with a finite number. So of a constant and a tensor the tensor stands second, at no cost. A fold looks at each number itself: whether it is NaN
-does not depend on what was folded before, so that the next step waits for one maximum and one choice only.
+Of two numbers TVM takes the second where one is NaN, and its folds begin with a finite number. So of a constant and a
+tensor the tensor stands second, at no cost. A fold looks at each number itself: whether it is NaN does not depend on what
+was folded before, so that the next step waits for one maximum and one choice only.
 """
 
 from __future__ import annotations
