@@ -13,12 +13,6 @@ class TestOpenVino(EngineSuite):
     engine = "openvino"
     gaps = (
         Gap(
-            "nan_goes_through",
-            "not upstream",
-            "the CPU plugin's kernels compare before they compute, and lose NaN in Relu, Max and Min",
-            "https://docs.openvino.ai/2026/documentation/openvino-ir-format/operation-sets/operation-specs/arithmetic/maximum-1.html",
-        ),
-        Gap(
             "rounded_by_a_large_sum",
             "not upstream",
             "OpenVINO makes one sum of the constants of neighbouring additions, and what they rounded is not rounded",

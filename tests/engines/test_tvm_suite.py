@@ -18,11 +18,5 @@ class TestTvm(EngineSuite):
             "TVM's simplifier makes one sum of the constants of neighbouring additions, and what they rounded is not rounded",
             "https://github.com/apache/tvm/blob/main/src/arith/rewrite_simplify.cc",
         ),
-        Gap(
-            "sign_of_nan",
-            "not implemented",
-            "TVM's sign asks whether a number is above or below zero, and NaN is neither: it gives 0",
-            "https://github.com/apache/tvm/blob/main/include/tvm/topi/elemwise.h",
-        ),
     )
     test_conformance = None  # run in tests/conformance

@@ -121,6 +121,9 @@ class GraphCompiler(abc.ABC):
     """Whether one executable serves every size of a symbolic dimension. False is conservative: one is compiled per shape."""
     compiles_in_parallel: ClassVar[bool] = True
     """Whether threads may call `compile` at once. With False XRT compiles one region of the engine at a time."""
+    loses_nan: ClassVar[tuple[str, ...]] = ()
+    """Operators that give a number where NaN is due, because the library does and anything else would cost too much. ``explain``
+    says so of each region that has one, and the suite holds the list to be just these."""
 
     @abc.abstractmethod
     def why_not(self, node: Node, function: Function) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -159,9 +159,16 @@ def _region(launch: Launch, engine: GraphCompiler, more: Sequence[str]) -> Regio
         inputs=_shown(function.inputs),
         outputs=_shown(function.outputs),
         weights=_weights([function]),
-        remarks=(*engine.remarks(function), *more),
+        remarks=(*engine.remarks(function), *_of_nan(engine, function), *more),
         device=launch.device,
     )
+
+
+def _of_nan(engine: GraphCompiler, function: Function) -> Iterator[str]:
+    """Say which of the operators lose NaN on the engine, if any do."""
+    used = {node.op_type for _, node in function.walk() if not node.domain}
+    if lost := sorted(used & set(engine.implementation.loses_nan)):
+        yield f"NaN is not carried through {', '.join(lost)}: a number may come out in its place"
 
 
 def _shown(values: Sequence[Value]) -> tuple[str, ...]:

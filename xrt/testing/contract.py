@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,6 +20,7 @@ from xrt.testing.corpus import CORPUS, entry
 from xrt.testing.proof import Proof, alone_or_skip, bounded, compiled_or_skip, outputs_of
 from xrt.testing.renaming import renamed
 from xrt.testing.running import module_of
+from xrt.testing.special import SPECIALS, Special, special
 from xrt.testing.strategies import functions, inputs_of
 from xrt.verify.running import fitted, run_alone
 
@@ -98,6 +100,23 @@ class Contract(Proof):
             place = [v.name for v in one.function.inputs].index(before)
             result = one.expected[[v.name for v in one.function.outputs].index(after)]
             assert compare_all([given[place]], [result]), f"input {before!r} does not hold {after!r} after the call"
+
+    # ------------------------------------------------------------------ NaN, infinities, and zeros of both signs
+
+    @pytest.mark.parametrize("name", [one.name for one in SPECIALS])
+    def test_special_numbers(self, name: str) -> None:
+        one = special(name)
+        found = self.found_of(one)
+        if found is None:
+            return
+        lost = one.operators & set(self.made().implementation.loses_nan)
+        verdict = one.judge(*found, loses_nan=bool(lost))
+        assert verdict, f"{name}: {verdict.message}\n{_told_of_nan(one, *found)}{one.function}"
+
+    def test_nan_is_lost_where_it_says_so(self) -> None:
+        declared = set(self.made().implementation.loses_nan)
+        kept = {op for op in declared if not any(self.loses(one) for one in SPECIALS if one.operators == {op})}
+        assert not kept, f"loses_nan names operators that lose none: {', '.join(sorted(kept))}; take them out"
 
     # ------------------------------------------------------------------ its executables
 
@@ -221,6 +240,13 @@ class Contract(Proof):
         executable.close()
         if results is not None:
             self.same(results, function, 1, "saved, loaded for the same Function under other names, and run")
+
+
+def _told_of_nan(one: Special, results: Sequence[Any], expected: Sequence[Any]) -> str:
+    """Say what mends it where NaN is all that differs."""
+    if not one.judge(results, expected, loses_nan=True):
+        return ""
+    return f"NaN is all that is lost; if that must be so, name {', '.join(sorted(one.operators))} in the engine's loses_nan\n"
 
 
 def _saved_and_run(engine: GraphCompiler, executable: Any, function: Function, context: CompileContext) -> list[Any] | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, settings
 
@@ -17,6 +18,7 @@ from xrt.module.settings import REFERENCE
 from xrt.testing.corpus import Entry
 from xrt.testing.faulty import Recording
 from xrt.testing.ledgers import Gap
+from xrt.testing.special import Special
 from xrt.testing.strategies import Form, inputs_of
 from xrt.testing.taking import TakenBy
 from xrt.verify.running import compiled, run_alone
@@ -94,6 +96,22 @@ class Proof:
         """
         engine, reference = cls.made(), registry.create(cls.reference)
         return [engine, Recording(inner=reference.spec) if engine.name == reference.name else reference]
+
+    @classmethod
+    def found_of(cls, one: Special) -> tuple[list[Any], list[Any]] | None:
+        """Return what the engine and the reference make of special numbers; None where the engine declines."""
+        with np.errstate(all="ignore"):
+            try:
+                results = run_alone(cls.made(), one.function, [array.copy() for array in one.inputs])
+            except CompileRefused:
+                return None
+            return results, cls.truth(one.function, [array.copy() for array in one.inputs])
+
+    @classmethod
+    def loses(cls, one: Special) -> bool:
+        """Whether the engine gives a number where NaN is due."""
+        found = cls.found_of(one)
+        return found is not None and not one.judge(*found)
 
     def same(self, results: Sequence[Any], function: Function, seed: int, what: str) -> None:
         """Fail, saying what was done, unless the results are the reference engine's."""

@@ -187,6 +187,15 @@ def _sign(page: Page) -> str | None:
     return page.op("Where", page.op("IsNaN", page.x), page.x, page.op("Sign", page.x))
 
 
+def _mod(page: Page) -> str | None:
+    """Write the remainder of a finite number by an infinite one, of which IREE makes NaN, apart: it is the number."""
+    if not page.is_float or not page.node.attr("fmod", 0):
+        return None
+    a, b = page.node.inputs
+    is_whole = page.op("And", page.op("IsInf", b), page.op("Not", page.op("IsInf", a)))
+    return page.op("Where", is_whole, a, page.op("Mod", a, b, fmod=1))
+
+
 # ---------------------------------------------------------------------- formulas
 
 
@@ -270,6 +279,7 @@ SPELLED: Mapping[str, tuple[int, Callable[[Page], str | None]]] = {
     "Clip": (9, _clip),
     "Equal": (12, _equal),
     "Sign": (9, _sign),
+    "Mod": (10, _mod),
     "CastLike": (15, _cast_like),
     "Pow": (7, _pow),
     "Gelu": (20, _gelu),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from xrt.engines.defects import Defect, Test, attribute_is, first_defect
+from xrt.engines.defects import Defect, Test, always, attribute_is, first_defect
 from xrt.engines.openvino.library import LIBRARY
 from xrt.graph import Constant, DType, Function, Node, Shape, TensorType, is_training, since_version
 
@@ -137,7 +137,33 @@ def _counts_what_is_not_there(node: Node, function: Function) -> bool:
     return counts and _rounds_up_too_far(_ends_behind_padding)(node, function)
 
 
+def _lacks_a_bound(node: Node, function: Function) -> bool:
+    """Whether a Clip of floats is given one of its bounds only."""
+    dtype = _dtype(node, 0, function)
+    return (
+        (since_version(node, function) or 0) >= 11 and not (_has(node, 1) and _has(node, 2)) and (dtype is None or dtype.is_float)
+    )
+
+
 DEFECTS: tuple[Defect, ...] = (
+    Defect(
+        ("Shrink", "ThresholdedRelu"),
+        always,
+        "multiplies by zero what is not above the threshold, which makes NaN of it where it is none or is infinite",
+        ("chosen_not_multiplied of the corpus",),
+    ),
+    Defect(
+        ("ReduceLogSumExp",),
+        always,
+        "takes an infinity away from itself in a ReduceLogSumExp, which makes NaN of it",
+        ("logarithm_of_an_infinite_sum of the corpus",),
+    ),
+    Defect(
+        ("Clip",),
+        _lacks_a_bound,
+        "takes the largest finite number for a bound of Clip that is left out, and makes it of an infinity",
+        ("clipped_on_one_side of the corpus",),
+    ),
     Defect(
         ("Tile",),
         _varies(1),

@@ -35,6 +35,7 @@ class OpenVino(GraphCompiler):
     """Compiles a Function into a model of OpenVINO's CPU plugin."""
 
     name: ClassVar[str] = "openvino"
+    loses_nan: ClassVar[tuple[str, ...]] = ("Clip", "LogSoftmax", "MaxPool", "Relu", "Softmax")
 
     streams: int = 1
     """How many calls of one executable compute at once, each with its share of the threads; others wait."""
@@ -97,9 +98,6 @@ class OpenVino(GraphCompiler):
             return None
         shown = ", ".join(f"{name}={value!r}" for name, value in refused.items())
         return f"engine 'openvino' computes in the model's own types or, where it sees fit, in bf16: it does not honour {shown}"
-
-    def remarks(self, function: Function) -> tuple[str, ...]:
-        return ("NaN is not carried through everywhere: Relu, Clip, Max, Min and comparisons may give a number for it",)
 
     def version(self) -> str:
         return f"openvino {openvino.__version__}"

@@ -46,24 +46,79 @@ def _element(value: Any) -> str:
     return str(value.get_element_type().get_type_name())
 
 
+def _number(value: float, like: Any) -> Any:
+    """Return a constant of a value's element type."""
+    return _ops.convert(_ops.constant(np.array(value, np.float32)), _element(like))
+
+
+def _is_float(value: Any) -> bool:
+    return _element(value) in ("f16", "bf16", "f32")
+
+
 def _extreme(edge: float, is_beyond: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Return how to keep the extreme of nothing but infinities, where the plugin gives the number that it begins with."""
+    """Return how to keep NaN in an extreme, and the extreme of nothing but infinities, where the plugin gives the number that
+    it begins with: a second extreme, of what each number is.
+    """
 
     def mended(node: Any) -> Any:
-        if _element(node) not in ("f16", "bf16", "f32"):
+        if not _is_float(node):
             return node
         value, axes = node.input_value(0), node.input_value(1)
-        limit = _ops.convert(_ops.constant(np.array(edge, np.float32)), _element(node))
-        beyond = _ops.convert(is_beyond(value, limit), "f32")  # any of it; a logical reduction wants its axes as a constant
-        most = _ops.reduce_max(beyond, axes, node.get_attributes()["keep_dims"])
-        return _ops.select(_ops.greater(most, _ops.constant(np.float32(0.5))), node.output(0), limit)
+        limit, nan = _number(edge, node), _number(math.nan, node)
+        none, some, lost = (_ops.constant(np.float32(k)) for k in (0, 1, 2))
+        kind = _ops.select(_ops.is_nan(value), lost, _ops.select(is_beyond(value, limit), some, none))
+        most = _ops.reduce_max(kind, axes, node.get_attributes()["keep_dims"])  # a logical one wants its axes as a constant
+        number = _ops.select(_ops.greater(most, _ops.constant(np.float32(0.5))), node.output(0), limit)
+        return _ops.select(_ops.greater(most, _ops.constant(np.float32(1.5))), nan, number)
 
     return mended
 
 
 def _of_nan(node: Any) -> Any:
-    """Keep NaN, whose exponential the plugin makes infinity."""
+    """Keep NaN, of which the plugin makes infinity or a number."""
+    if not _is_float(node):
+        return node
     return _ops.select(_ops.is_nan(node.input_value(0)), node.input_value(0), node.output(0))
+
+
+def _of_two(node: Any) -> Any:
+    """Keep the NaN of the first of two numbers; that of the second the plugin keeps, so that a constant comes first."""
+    first, second = node.input_values()
+    if not _is_float(node):
+        return node
+    if _maker_is_constant(second):
+        node.input(0).replace_source_output(second)
+        node.input(1).replace_source_output(first)
+        return node
+    return node if _maker_is_constant(first) else _ops.select(_ops.is_nan(first), first, node.output(0))
+
+
+def _maker_is_constant(value: Any) -> bool:
+    return bool(value.get_node().get_type_name() == "Constant")
+
+
+def _turned(compare: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Return how to ask what is greater by asking what is less: the plugin finds NaN greater than any number, and not less."""
+
+    def mended(node: Any) -> Any:
+        first, second = node.input_values()
+        return compare(second, first) if _is_float(first) else node
+
+    return mended
+
+
+def _true_of_nan(node: Any) -> Any:
+    """Make NaN true, which the plugin takes for zero."""
+    value = node.input_value(0)
+    if _element(node) != "boolean" or not _is_float(value):
+        return node
+    return _ops.not_equal(value, _number(0, value))
+
+
+def _gelu(node: Any) -> Any:
+    """Keep infinity, of which the plugin makes NaN."""
+    value = node.input_value(0)
+    return _ops.select(_ops.equal(value, _number(math.inf, value)), value, node.output(0)) if _is_float(node) else node
 
 
 def _sign_taken(node: Any) -> Any:
@@ -128,7 +183,12 @@ _OF_CONSTANTS: Mapping[str, Callable[[Any], Any]] = {"Abs": _sign_taken, "Divide
 _REPAIRS: Mapping[str, Callable[[Any], Any]] = {
     "ReduceMax": _extreme(-math.inf, _ops.greater),
     "ReduceMin": _extreme(math.inf, _ops.less),
-    "Exp": _of_nan,
+    **dict.fromkeys(["Exp", "HardSigmoid"], _of_nan),
+    **dict.fromkeys(["Maximum", "Minimum"], _of_two),
+    "Greater": _turned(_ops.less),
+    "GreaterEqual": _turned(_ops.less_equal),
+    "Convert": _true_of_nan,
+    "Gelu": _gelu,
     "NonMaxSuppression": _above_threshold,
     "Range": _to_limit,
     "TopK": _stable,

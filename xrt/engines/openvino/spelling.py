@@ -21,6 +21,11 @@ _SIGNED = frozenset({DType.INT8, DType.INT16, DType.INT32})
 _BYTES = frozenset({DType.INT8, DType.UINT8})
 _NARROWER = frozenset({DType.INT2, DType.UINT2, DType.INT4, DType.UINT4})
 
+BOUNDS_ARE_INPUTS = 11
+"""The first opset in which those of Clip are; before, what is left out is the largest finite number by ONNX's own word."""
+SUM_TAKES_AXES = 13
+"""The first opset in which ReduceSum reads its axes from an input."""
+
 _limits: Callable[[Any], Any] = ml_dtypes.iinfo
 
 
@@ -33,6 +38,7 @@ class Pen:
         self._constants = dict(alone.constants)
         (self.node,) = alone.nodes
         self.inputs = self.node.inputs
+        self.opset = alone.opset()
 
     def write(self, op: str, *inputs: str, **attributes: Any) -> str:
         """Write a node and return the name of its result."""
@@ -253,6 +259,46 @@ def _quantised_product(pen: Pen) -> Function | None:
     return pen.results(_stopped(pen, number, to))
 
 
+# ---------------------------------------------------------------------- infinities
+
+
+def _threshold(pen: Pen) -> Function | None:
+    """Say ThresholdedRelu by a choice, where the library multiplies."""
+    type_ = pen.type_of(0)
+    if type_ is None:
+        return None
+    alpha, zero = (pen.cast(pen.constant(k, np.float32), type_.dtype) for k in (pen.node.attr("alpha", 1.0), 0))
+    return pen.results(pen.write("Where", pen.write("Greater", pen.inputs[0], alpha), pen.inputs[0], zero))
+
+
+def _bounded(pen: Pen) -> Function | None:
+    """Say Clip with an infinity for a bound that is left out."""
+    type_ = pen.type_of(0)
+    if type_ is None or not type_.dtype.is_float or pen.opset < BOUNDS_ARE_INPUTS or (pen.given(1) and pen.given(2)):
+        return None
+    low, high = (
+        pen.given(place) or pen.constant(np.array(end, type_.dtype.numpy), type_.dtype.numpy.type)
+        for place, end in ((1, -math.inf), (2, math.inf))
+    )
+    return pen.whole(Node("Clip", (pen.inputs[0], low, high), pen.node.outputs))
+
+
+def _log_sum_exp(pen: Pen) -> Function | None:
+    """Say ReduceLogSumExp beside a finite number: an infinity less itself would be NaN."""
+    type_, node = pen.type_of(0), pen.node
+    if type_ is None or not type_.dtype.is_float or node.attr("noop_with_empty_axes", 0):
+        return None
+    along = {"axes": list(axes)} if (axes := node.attr("axes")) is not None else {}
+    x, rest = pen.inputs[0], pen.inputs[1:]
+    widest = pen.write("ReduceMax", x, *rest, **along)
+    beside = pen.write("Where", pen.write("IsInf", widest), pen.cast(pen.constant(0, np.float32), type_.dtype), widest)
+    powers, keepdims = pen.write("Exp", pen.write("Sub", x, beside)), node.attr("keepdims", 1)
+    axes_read = (pen.constant(list(axes), np.int64),) if axes is not None and pen.opset >= SUM_TAKES_AXES else rest
+    total = pen.write("ReduceSum", powers, *axes_read, **({} if axes_read is not rest else along), keepdims=keepdims)
+    aside = beside if keepdims else pen.write("ReduceMax", beside, *rest, **along, keepdims=0)
+    return pen.results(pen.write("Add", pen.write("Log", total), aside))
+
+
 # ---------------------------------------------------------------------- layouts and places
 
 
@@ -302,6 +348,9 @@ SPELLINGS: Mapping[str, Spelling] = {
     "QLinearMatMul": _quantised_product,
     **dict.fromkeys(["GRU", "LSTM", "RNN"], _sequence_first),
     "OneHot": _one_hot,
+    "Clip": _bounded,
+    "ThresholdedRelu": _threshold,
+    "ReduceLogSumExp": _log_sum_exp,
     **dict.fromkeys(["Einsum", "Range", "ReverseSequence", "Unique"], _in_float32),
 }
 """How each operator is said, where its types and attributes are such that it can be."""

@@ -56,6 +56,7 @@ class Ort(GraphCompiler):
     """
 
     name: ClassVar[str] = "ort"
+    loses_nan: ClassVar[tuple[str, ...]] = ("GlobalMaxPool", "LogSoftmax", "MaxPool", "ReduceMax", "ReduceMin", "Sign")
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     on_device: ClassVar[str] = CUDA
     """The provider that computes on a device."""

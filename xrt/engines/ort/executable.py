@@ -16,6 +16,7 @@ from xrt.engines.contract import Executable
 from xrt.engines.memory import MemoryUse
 from xrt.engines.options import RunOptions
 from xrt.engines.ort.calls import Fixed, SessionCalls, through_frames
+from xrt.engines.ort.clips import with_both_bounds
 from xrt.engines.ort.names import LIBRARY, sense
 from xrt.errors import InputError, RunFailed
 from xrt.graph import Function, TensorType, Value
@@ -41,8 +42,8 @@ def computed_outputs(function: Function) -> tuple[Value, ...]:
 
 
 def session_function(function: Function) -> Function:
-    """Return the Function with just the outputs that its session computes."""
-    computed = computed_outputs(function)
+    """Return the Function with just the outputs that its session computes, in words that the library takes as ONNX means them."""
+    computed, function = computed_outputs(function), with_both_bounds(function)
     return function if computed == function.outputs else function.replace(outputs=computed, aliases=())
 
 

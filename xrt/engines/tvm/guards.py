@@ -5,24 +5,23 @@
 - Shifts: by the width or more they are whatever the processor does; ONNX defines them (opset 28).
 - The remainder of floats with the sign of the divisor: NaN where one side is infinite.
 - Sums of float16 and bfloat16, and exponentials of them: accumulated in as few digits, where everybody else has float32.
-- The largest of a row of nothing but minus infinity is the lowest finite number, and the smallest likewise.
+- Maxima, minima and what is made of them: a NaN is lost, and the largest of nothing but minus infinity is a number.
 - A choice between two numbers by which is larger: TVM computes it with 64-bit conditions; it is one instruction.
 - Powers: a call into the C library for each element, of which TVM warns on stderr; small whole ones are products.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import tvm_ffi
 from tvm import relax
 from tvm.ir import Call, GenericConst, IRModule
 from tvm.relax import BlockBuilder
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from xrt.engines.tvm.extremes import EXTREMES
 from xrt.engines.tvm.polynomials import POLYNOMIALS, dtype_of, scalar
 
 __all__ = ["guarded"]
@@ -124,38 +123,6 @@ def _floor_mod(call: Call, builder: BlockBuilder) -> Any:
     return relax.op.where(wrong, relax.op.add(rest, divisor), rest)
 
 
-def _reaching(limit: float) -> Callable[[Call, BlockBuilder], Any]:
-    """Return a rewrite of max or min that gives the limit, an infinity, where everything is."""
-
-    def rewrite(call: Call, builder: BlockBuilder) -> Any:
-        (x,) = call.args
-        if "float" not in dtype_of(x):
-            return call
-        other = relax.op.astype(relax.op.not_equal(x, scalar(limit, x)), dtype_of(x))
-        axes = None if call.attrs.axis is None else [int(axis) for axis in call.attrs.axis]
-        any_other = relax.op.max(other, axes, bool(call.attrs.keepdims))
-        return relax.op.where(relax.op.greater(any_other, scalar(0, x)), call, scalar(limit, x))
-
-    return rewrite
-
-
-def _where(call: Call, builder: BlockBuilder) -> Any:
-    """Choose the larger or the smaller of two by one instruction, which of NaN does as the comparison: it takes the second."""
-    condition, *branches = call.args
-    compared = builder.lookup_binding(condition) if isinstance(condition, relax.Var) else None
-    if not isinstance(compared, Call) or not all(map(_is_same, compared.args, branches)):
-        return call
-    extreme = _EXTREMES.get(getattr(compared.op, "name", ""))
-    return call if extreme is None else extreme(*branches)
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    return bool(a.same_as(b) or (isinstance(a, GenericConst) and tvm_ffi.structural_equal(a, b)))
-
-
-_EXTREMES = {"relax.greater": relax.op.maximum, "relax.less": relax.op.minimum}
-
-
 _REWRITES: dict[str, Callable[[Call, BlockBuilder], Any]] = {
     "relax.take": _take,
     "relax.gather_elements": _gather_elements,
@@ -163,12 +130,10 @@ _REWRITES: dict[str, Callable[[Call, BlockBuilder], Any]] = {
     "relax.scatter_elements": _scatter_elements,
     "relax.scatter_nd": _scatter_nd,
     "relax.power": _power,
-    "relax.max": _reaching(-math.inf),
-    "relax.min": _reaching(math.inf),
     "relax.left_shift": _left_shift,
     "relax.right_shift": _right_shift,
     "relax.floor_mod": _floor_mod,
-    "relax.where": _where,
+    **EXTREMES,
 }
 
 

@@ -1,8 +1,9 @@
 """Operators that TVM's importer gets slow or wrong, spelled in others that it gets right.
 
 It stacks the inputs of Sum, Mean, Max and Min and reduces the stack; it drops a NaN in Max, Min and Clip, ignores which
-side IsInf asks for, has no power of one type to another, and loses all digits of a softplus below -16. What depends on
-weights alone, the factors of a BatchNormalization and the transposed weight of a Gemm, it would compute in every run.
+side IsInf asks for, has no power of one type to another, and loses all digits of a softplus below -16. It multiplies by
+zero, which makes NaN of infinities, where ONNX chooses. What depends on weights alone, the factors of a
+BatchNormalization and the transposed weight of a Gemm, it would compute in every run.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from xrt.formats.onnx import raised
 from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, attributes_of
 from xrt.passes import drop_dead_nodes
 
@@ -22,6 +24,12 @@ __all__ = ["SPELLED", "spelled"]
 OLDEST = 9
 """The first opset with Where and IsNaN, and with broadcasting everywhere."""
 
+LOSING = frozenset({"Clip", "PRelu", "ReduceLogSumExp", "ThresholdedRelu"})
+"""What loses NaN or an infinity as TVM imports it; a Function of an older opset is brought to `OLDEST` for it."""
+
+SUM_TAKES_AXES = 13
+MEAN_TAKES_AXES = 18
+"""The first opsets in which ReduceSum and ReduceMean read their axes from an input."""
 
 FARTHEST = 16384
 """Where the corner of a box of RoiAlign ends at the latest; no image is as large."""
@@ -29,8 +37,12 @@ FARTHEST = 16384
 
 def spelled(function: Function) -> Function:
     """Return the Function with the operators of `SPELLED` written out, their results under the same names."""
-    if function.opsets.get("", 0) < OLDEST or not any(node.op in SPELLED for node in function.nodes):
+    if not any(node.op in SPELLED for node in function.nodes):
         return function
+    if function.opset() < OLDEST:
+        if not any(node.op in LOSING for node in function.nodes):
+            return function
+        function = raised(function, OLDEST)
     nodes: list[Node] = []
     constants = dict(function.constants)
     for node in function.nodes:
@@ -113,23 +125,82 @@ def _mean(page: Page) -> str:
 
 
 def _extreme(comparison: str) -> Callable[[Page], str]:
-    """Return a spelling of Max or Min: the second where it wins, else the first, NaN or not; and the second where it is NaN."""
-
-    def of_two(page: Page, a: str, b: str) -> str:
-        extreme = page.op("Where", page.op(comparison, b, a), b, a)
-        return page.op("Where", page.op("IsNaN", b), b, extreme) if page.may_be_nan(b) else extreme
+    """Return a spelling of Max or Min, constants last: what is no NaN needs no look."""
 
     def of_all(page: Page) -> str:
-        """Constants last: what is no NaN needs no look."""
-        return reduce(lambda a, b: of_two(page, a, b), sorted(page.node.inputs, key=page.function.constants.__contains__))
+        ordered = sorted(page.node.inputs, key=page.function.constants.__contains__)
+        return reduce(lambda a, b: _winner(page, comparison, a, b), ordered)
 
     return of_all
 
 
+def _winner(page: Page, comparison: str, a: str, b: str) -> str:
+    """Write the second where it wins, else the first, NaN or not; and the second where it is NaN."""
+    extreme = page.op("Where", page.op(comparison, b, a), b, a)
+    return page.op("Where", page.op("IsNaN", b), b, extreme) if page.may_be_nan(b) else extreme
+
+
 def _clip(page: Page) -> str:
+    result = page.x
+    for place, (name, comparison) in enumerate((("min", "Greater"), ("max", "Less")), 1):
+        bound = page.node.attr(name)
+        end = page.number(bound) if bound is not None else "".join(page.node.inputs[place : place + 1])
+        result = _winner(page, comparison, result, end) if end else result
+    return result
+
+
+def _threshold(page: Page) -> str:
+    """Write zero for what is not above the threshold; a product with zero would be NaN for NaN and for infinity."""
+    above = page.op("Greater", page.x, page.number(page.node.attr("alpha", 1.0)))
+    return page.op("Where", above, page.x, page.number(0))
+
+
+def _prelu(page: Page) -> str:
+    """Write the choice; a product of zero and an infinite slope would be NaN."""
+    x, slope = page.node.inputs
+    return page.op("Where", page.op("Less", x, page.number(0)), page.op("Mul", x, slope), x)
+
+
+def _log_sum_exp(page: Page) -> str | None:
+    """Write it beside a finite number: an infinity less itself would be NaN."""
     node = page.node
-    clipped = page.op("Clip", *node.inputs, attributes=node.attributes)
-    return page.op("Where", page.op("IsNaN", page.x), page.x, clipped) if page.dtype(page.x).is_float else clipped
+    if node.attr("noop_with_empty_axes", 0):
+        return None
+    rest = node.inputs[1:]
+    widest = page.op("ReduceMax", page.x, *rest, attributes=_without(node, "keepdims"))
+    beside = page.op("Where", page.op("IsInf", widest), page.number(0), widest)
+    total = _sum_along(page, page.op("Exp", page.op("Sub", page.x, beside)))
+    aside = beside if node.attr("keepdims", 1) else page.op("ReduceMax", beside, *rest, attributes=node.attributes)
+    return page.op("Add", page.op("Log", total), aside)
+
+
+def _sum_along(page: Page, summands: str) -> str:
+    """Write the sum over the axes of the page's own reduction, which may be an attribute where those of a sum are an input."""
+    node, axes = page.node, page.node.attr("axes")
+    if axes is None or page.function.opset() < SUM_TAKES_AXES:
+        return page.op("ReduceSum", summands, *node.inputs[1:], attributes=node.attributes)
+    return page.op("ReduceSum", summands, page.constant(np.array(axes)), attributes=_without(node, "axes"))
+
+
+def _mean_variance(page: Page) -> str | None:
+    """Write it with what keeps rows of one number from a division by zero, which TVM leaves out; float16 cannot hold it."""
+    if page.dtype(page.x) not in (DType.FLOAT32, DType.FLOAT64):
+        return None
+    axes = attributes_of({"axes": page.node.attr("axes", (0, 2, 3))})
+    mean = _mean_along(page, page.x, axes)
+    variance = page.op("Sub", _mean_along(page, page.op("Mul", page.x, page.x), axes), page.op("Mul", mean, mean))
+    deviation = page.op("Add", page.op("Sqrt", variance), page.number(1e-9))
+    return page.op("Div", page.op("Sub", page.x, mean), deviation)
+
+
+def _mean_along(page: Page, x: str, axes: tuple[Attribute, ...]) -> str:
+    if page.function.opset() < MEAN_TAKES_AXES:
+        return page.op("ReduceMean", x, attributes=axes)
+    return page.op("ReduceMean", x, page.constant(np.array(axes[0].value)))
+
+
+def _without(node: Node, name: str) -> tuple[Attribute, ...]:
+    return tuple(attribute for attribute in node.attributes if attribute.name != name)
 
 
 def _is_inf(page: Page) -> str:
@@ -217,6 +288,10 @@ SPELLED: Mapping[str, Callable[[Page], str | None]] = {
     "Max": _extreme("Greater"),
     "Min": _extreme("Less"),
     "Clip": _clip,
+    "ThresholdedRelu": _threshold,
+    "PRelu": _prelu,
+    "ReduceLogSumExp": _log_sum_exp,
+    "MeanVarianceNormalization": _mean_variance,
     "IsInf": _is_inf,
     "Pow": _pow,
     "Softplus": _softplus,

@@ -1,0 +1,194 @@
+"""Maxima and minima that keep NaN and infinities, where TVM's lose them.
+
+Of two numbers TVM takes the second where one is NaN, and its folds begin with a finite number. So of a constant and a
+tensor the tensor stands second, at no cost. A fold looks at each number itself: whether it is NaN does not depend on what
+was folded before, so that the next step waits for one maximum and one choice only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self, TypeAlias
+
+import tvm
+from tvm import relax, te, tirx, topi
+from tvm.ir import Call, GenericConst
+from tvm.relax import BlockBuilder
+from tvm_ffi import convert, structural_equal
+
+from xrt.engines.tvm.polynomials import dtype_of
+
+__all__ = ["EXTREMES"]
+
+
+# ---------------------------------------------------------------------- of one number
+
+
+def _relu(x: te.Tensor) -> te.Tensor:
+    return _each("relu", x, lambda value: tirx.max(tirx.const(0, x.dtype), value))
+
+
+def _clip(x: te.Tensor, low: float, high: float) -> te.Tensor:
+    ends = tirx.const(low, x.dtype), tirx.const(high, x.dtype)
+    return _each("clip", x, lambda value: tirx.min(ends[1], tirx.max(ends[0], value)))
+
+
+def _sign(x: te.Tensor) -> te.Tensor:
+    zero, one, minus = (tirx.const(k, x.dtype) for k in (0, 1, -1))
+    return _each("sign", x, lambda value: tirx.Select(value > zero, one, tirx.Select(value < zero, minus, value)))
+
+
+def _each(name: str, x: te.Tensor, expression: Callable[[Any], Any]) -> te.Tensor:
+    return te.compute(x.shape, lambda *place: expression(x(*place)), name=name, tag=topi.tag.ELEMWISE)
+
+
+# ---------------------------------------------------------------------- of many
+
+_FOLDS: Mapping[str, tuple[Callable[[Any, Any], Any], float]] = {
+    "max": (lambda sofar, value: tirx.Select(tirx.isnan(value), value, tirx.max(value, sofar)), -math.inf),
+    "min": (lambda sofar, value: tirx.Select(tirx.isnan(value), value, tirx.min(value, sofar)), math.inf),
+}
+"""The step, and where it begins: every number wins against it, itself included."""
+
+
+def _folded(name: str, value: Any, axes: Sequence[Any]) -> Any:
+    step, start = _FOLDS[name]
+    return te.comm_reducer(step, lambda dtype: tirx.const(start, dtype), name=name)(value, axis=axes)
+
+
+def _extreme(x: te.Tensor, name: str, axes: Sequence[int], keepdims: bool) -> te.Tensor:
+    """Return the extreme over some axes."""
+    every = range(len(x.shape))
+    folds = {axis: te.reduce_axis((0, x.shape[axis]), f"k{axis}") for axis in axes}
+    kept = [axis for axis in every if keepdims or axis not in folds]
+
+    def element(*place: Any) -> Any:
+        at = dict(zip(kept, place, strict=True)) | folds
+        return _folded(name, x(*(at[axis] for axis in every)), list(folds.values()))
+
+    return te.compute([1 if axis in folds else x.shape[axis] for axis in kept], element, name=name, tag=topi.tag.COMM_REDUCE)
+
+
+def _max_pool(x: te.Tensor, shape: Sequence[int], window: _Window) -> te.Tensor:
+    """Return the largest of each window; behind the padding, where a rounded size may reach, there is more of it."""
+    lead, spatial = len(x.shape) - len(window.sizes), range(len(window.sizes))
+    ends = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(shape[lead:], *window.steps, strict=True)]
+    behind = [max(end - int(x.shape[lead + a]) - window.before[a], 0) for a, end in enumerate(ends)]
+    padded = x
+    if any(window.before) or any(behind):
+        padded = topi.nn.pad(
+            x, [0] * lead + list(window.before), [0] * lead + behind, tirx.const(-math.inf, x.dtype), name="pad_temp"
+        )
+    folds = [te.reduce_axis((0, window.sizes[a]), f"k{a}") for a in spatial]
+
+    def element(*place: Any) -> Any:
+        inner = [place[lead + a] * window.strides[a] + folds[a] * window.dilations[a] for a in spatial]
+        return _folded("max", padded(*place[:lead], *inner), folds)
+
+    return te.compute(shape, element, name="pool_max", tag="pool_max")
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """How a pool goes over the spatial axes."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    before: tuple[int, ...]
+    """Padding at the front."""
+
+    @classmethod
+    def of(cls, attrs: Any) -> Self:
+        sizes, strides, dilations, padding = (
+            tuple(map(int, getattr(attrs, name))) for name in ("pool_size", "strides", "dilation", "padding")
+        )
+        return cls(sizes, strides, dilations, padding[: len(sizes)])
+
+    @property
+    def steps(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        return self.strides, self.dilations, self.sizes
+
+
+def _register() -> None:
+    """Let TVM's schedules know these folds as folds, which may be done in parts; it tells them by their form.
+
+    What TVM is given it holds until after the interpreter has gone, and must not give back then: it is never given back.
+    """
+    register = tvm.get_global_func("s_tir.schedule.RegisterReducer")
+    for step, start in _FOLDS.values():
+        form = convert(lambda sofar, values, step=step: [step(sofar[0], values[0])])
+        begin = convert(lambda values, start=start: [tirx.const(start, values[0].ty.dtype)])
+        for held in (form, begin):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+        register(1, form, begin)
+
+
+_register()
+
+
+# ---------------------------------------------------------------------- rewrites
+
+Rewrite: TypeAlias = Callable[[Call, BlockBuilder], Any]
+
+
+def _of_floats(rewrite: Rewrite) -> Rewrite:
+    return lambda call, builder: rewrite(call, builder) if "float" in dtype_of(call) else call
+
+
+def _clipped(call: Call, builder: BlockBuilder) -> Any:
+    x, low, high = call.args
+    return builder.call_te(_clip, x, float(low.value), float(high.value))
+
+
+def _reduced(name: str) -> Rewrite:
+    def rewrite(call: Call, builder: BlockBuilder) -> Any:
+        (x,) = call.args
+        rank = len(x.ty.shape)
+        axes = range(rank) if call.attrs.axis is None else sorted({int(axis) % rank for axis in call.attrs.axis})
+        return builder.call_te(_extreme, x, name, list(axes), bool(call.attrs.keepdims)) if axes else call
+
+    return rewrite
+
+
+def _pooled(call: Call, builder: BlockBuilder) -> Any:
+    shape = [int(extent) for extent in call.ty.shape]
+    return builder.call_te(
+        partial(_max_pool, shape=shape, window=_Window.of(call.attrs)), call.args[0], primfunc_name_hint="max_pool"
+    )
+
+
+def _chosen(call: Call, builder: BlockBuilder) -> Any:
+    """Choose the larger or the smaller of two by one instruction, which of NaN does as the comparison: it takes the second."""
+    condition, *branches = call.args
+    compared = builder.lookup_binding(condition) if isinstance(condition, relax.Var) else None
+    if not isinstance(compared, Call) or not all(map(_is_same, compared.args, branches)):
+        return call
+    extreme = _CHOICES.get(getattr(compared.op, "name", ""))
+    return call if extreme is None else extreme(*branches)
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    return bool(a.same_as(b) or (isinstance(a, GenericConst) and structural_equal(a, b)))
+
+
+_CHOICES = {"relax.greater": relax.op.maximum, "relax.less": relax.op.minimum}
+
+_ON_FLOATS: Mapping[str, Rewrite] = {
+    name: _of_floats(rewrite)
+    for name, rewrite in {
+        "relax.nn.relu": lambda call, builder: builder.call_te(_relu, call.args[0]),
+        "relax.sign": lambda call, builder: builder.call_te(_sign, call.args[0]),
+        "relax.clip": _clipped,
+        "relax.max": _reduced("max"),
+        "relax.min": _reduced("min"),
+        **dict.fromkeys((f"relax.nn.max_pool{n}d" for n in (1, 2, 3)), _pooled),
+    }.items()
+}
+
+EXTREMES: Mapping[str, Rewrite] = {**_ON_FLOATS, "relax.where": _chosen}
+"""How each operator is rewritten, by its name in Relax."""
