@@ -310,7 +310,7 @@ def _listed(values: Any) -> list[Any]:
 
 @pytest.mark.cuda
 class TestOnCuda:
-    @pytest.mark.parametrize("name", [name for name in MODELS if name != "nan"])
+    @pytest.mark.parametrize("name", MODELS)
     def test_results_and_no_copies_to_the_host(self, name: str) -> None:
         model, inputs = MODELS[name]
         world = World(None)

@@ -124,6 +124,8 @@ class GraphCompiler(abc.ABC):
     loses_nan: ClassVar[tuple[str, ...]] = ()
     """Operators that give a number where NaN is due, because the library does and anything else would cost too much. ``explain``
     says so of each region that has one, and the suite holds the list to be just these."""
+    loses_infinity: ClassVar[tuple[str, ...]] = ()
+    """Operators that give a number or NaN where an infinity is due; told and held likewise."""
 
     @abc.abstractmethod
     def why_not(self, node: Node, function: Function) -> str | None:

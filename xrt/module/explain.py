@@ -159,16 +159,17 @@ def _region(launch: Launch, engine: GraphCompiler, more: Sequence[str]) -> Regio
         inputs=_shown(function.inputs),
         outputs=_shown(function.outputs),
         weights=_weights([function]),
-        remarks=(*engine.remarks(function), *_of_nan(engine, function), *more),
+        remarks=(*engine.remarks(function), *_lost(engine, function), *more),
         device=launch.device,
     )
 
 
-def _of_nan(engine: GraphCompiler, function: Function) -> Iterator[str]:
-    """Say which of the operators lose NaN on the engine, if any do."""
-    used = {node.op_type for _, node in function.walk() if not node.domain}
-    if lost := sorted(used & set(engine.implementation.loses_nan)):
-        yield f"NaN is not carried through {', '.join(lost)}: a number may come out in its place"
+def _lost(engine: GraphCompiler, function: Function) -> Iterator[str]:
+    """Say which of the operators lose NaN or infinities on the engine, where any do."""
+    used, kind = {node.op_type for _, node in function.walk() if not node.domain}, engine.implementation
+    for number, losing in (("NaN is", kind.loses_nan), ("an infinity is", kind.loses_infinity)):
+        if found := sorted(used & set(losing)):
+            yield f"{number} not carried through {', '.join(found)}: something else may come out in its place"
 
 
 def _shown(values: Sequence[Value]) -> tuple[str, ...]:

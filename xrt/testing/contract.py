@@ -20,7 +20,7 @@ from xrt.testing.corpus import CORPUS, entry
 from xrt.testing.proof import Proof, alone_or_skip, bounded, compiled_or_skip, outputs_of
 from xrt.testing.renaming import renamed
 from xrt.testing.running import module_of
-from xrt.testing.special import SPECIALS, Special, special
+from xrt.testing.special import SPECIALS, Lost, Special, special
 from xrt.testing.strategies import functions, inputs_of
 from xrt.verify.running import fitted, run_alone
 
@@ -109,14 +109,13 @@ class Contract(Proof):
         found = self.found_of(one)
         if found is None:
             return
-        lost = one.operators & set(self.made().implementation.loses_nan)
-        verdict = one.judge(*found, loses_nan=bool(lost))
-        assert verdict, f"{name}: {verdict.message}\n{_told_of_nan(one, *found)}{one.function}"
+        verdict = one.judge(*found, [lost for lost, ops in self.losses().items() if ops & one.operators])
+        assert verdict, f"{name}: {verdict.message}\n{_told_of_losses(one, *found)}{one.function}"
 
-    def test_nan_is_lost_where_it_says_so(self) -> None:
-        declared = set(self.made().implementation.loses_nan)
-        kept = {op for op in declared if not any(self.loses(one) for one in SPECIALS if one.operators == {op})}
-        assert not kept, f"loses_nan names operators that lose none: {', '.join(sorted(kept))}; take them out"
+    def test_special_numbers_are_lost_where_it_says_so(self) -> None:
+        for lost, declared in self.losses().items():
+            kept = sorted(op for op in declared if not self.loses(lost, op))
+            assert not kept, f"loses_{lost} names operators that lose none: {', '.join(kept)}; take them out"
 
     # ------------------------------------------------------------------ its executables
 
@@ -242,11 +241,13 @@ class Contract(Proof):
             self.same(results, function, 1, "saved, loaded for the same Function under other names, and run")
 
 
-def _told_of_nan(one: Special, results: Sequence[Any], expected: Sequence[Any]) -> str:
-    """Say what mends it where NaN is all that differs."""
-    if not one.judge(results, expected, loses_nan=True):
-        return ""
-    return f"NaN is all that is lost; if that must be so, name {', '.join(sorted(one.operators))} in the engine's loses_nan\n"
+def _told_of_losses(one: Special, results: Sequence[Any], expected: Sequence[Any]) -> str:
+    """Say what else there is to do where one kind of number is all that differs."""
+    kinds: tuple[Lost, ...] = ("nan", "infinity")
+    for lost in kinds:
+        if one.judge(results, expected, [lost]):
+            return f"If that must be so, name {' or '.join(sorted(one.operators))} in the engine's loses_{lost}\n"
+    return ""
 
 
 def _saved_and_run(engine: GraphCompiler, executable: Any, function: Function, context: CompileContext) -> list[Any] | None:

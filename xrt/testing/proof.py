@@ -18,7 +18,7 @@ from xrt.module.settings import REFERENCE
 from xrt.testing.corpus import Entry
 from xrt.testing.faulty import Recording
 from xrt.testing.ledgers import Gap
-from xrt.testing.special import Special
+from xrt.testing.special import SPECIALS, Lost, Special
 from xrt.testing.strategies import Form, inputs_of
 from xrt.testing.taking import TakenBy
 from xrt.verify.running import compiled, run_alone
@@ -108,10 +108,18 @@ class Proof:
             return results, cls.truth(one.function, [array.copy() for array in one.inputs])
 
     @classmethod
-    def loses(cls, one: Special) -> bool:
-        """Whether the engine gives a number where NaN is due."""
-        found = cls.found_of(one)
-        return found is not None and not one.judge(*found)
+    def losses(cls) -> dict[Lost, frozenset[str]]:
+        """Return the operators in which the engine says that it loses what."""
+        kind = cls.made().implementation
+        return {"nan": frozenset(kind.loses_nan), "infinity": frozenset(kind.loses_infinity)}
+
+    @classmethod
+    def loses(cls, lost: Lost, op: str) -> bool:
+        """Whether there are special numbers that come out right only because the operator, no other, is said to lose these."""
+        losses = cls.losses()
+        cases = ((one, cls.found_of(one)) for one in SPECIALS if one.operators & losses[lost] == {op})
+        others = [kind for kind, ops in losses.items() if op in ops and kind != lost]
+        return any(pair is not None and not one.judge(*pair, others) for one, pair in cases)
 
     def same(self, results: Sequence[Any], function: Function, seed: int, what: str) -> None:
         """Fail, saying what was done, unless the results are the reference engine's."""

@@ -7,18 +7,21 @@ What comes out is to be what the reference engine computes: ONNX says little of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from xrt.compare import Comparison, Tolerance, compare_all, tolerance_for
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
 
-__all__ = ["SPECIALS", "Special", "special"]
+__all__ = ["SPECIALS", "Lost", "Special", "special"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
+
+Lost: TypeAlias = Literal["nan", "infinity"]
+"""What an engine may declare to lose in an operator, by `loses_nan` and `loses_infinity`."""
 
 NUMBERS = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1.5, -2.0, 0.25)
 SIZES = (1, 7, 64)
@@ -45,9 +48,9 @@ class Special:
     def operators(self) -> frozenset[str]:
         return frozenset(node.op_type for node in self.function.nodes)
 
-    def judge(self, results: Sequence[Any], expected: Sequence[Any], *, loses_nan: bool = False) -> Comparison:
-        """Compare results with the expected ones; with ``loses_nan`` any number may stand where NaN is due."""
-        mine = [_with_nan_of(*pair) if loses_nan else pair[0] for pair in zip(results, expected, strict=True)]
+    def judge(self, results: Sequence[Any], expected: Sequence[Any], losing: Collection[Lost] = ()) -> Comparison:
+        """Compare results with the expected ones; what is lost may be anything where it is due."""
+        mine = [_excused(*pair, losing) for pair in zip(results, expected, strict=True)]
         return compare_all(mine, list(expected), self._tolerance, names=[value.name for value in self.function.outputs])
 
     @property
@@ -57,10 +60,17 @@ class Special:
         return tolerance_for("float16" if "float16" in dtypes else "float32", "network")
 
 
-def _with_nan_of(array: Array, expected: Array) -> Array:
+def _excused(array: Array, expected: Array, losing: Collection[Lost]) -> Array:
+    """Return the array with what is expected in the places where anything may be."""
     if array.dtype.kind != "f" or array.shape != expected.shape:
         return array
-    return np.where(np.isnan(expected), expected, array)
+    places = np.zeros(expected.shape, bool)
+    for lost in losing:
+        places |= _IS[lost](expected)
+    return np.where(places, expected, array)
+
+
+_IS: Mapping[Lost, Callable[[Array], Array]] = {"nan": np.isnan, "infinity": np.isinf}
 
 
 # ---------------------------------------------------------------------- data
@@ -69,12 +79,16 @@ def _with_nan_of(array: Array, expected: Array) -> Array:
 def _line(size: int, dtype: DType) -> Array:
     """Return the numbers over and over, so that each stands in each lane; of a single one, NaN."""
     places = np.arange(size)
-    return np.array(NUMBERS, dtype.numpy)[(places + places // 8) % 8]
+    return _numbers((places + places // 8) % 8, dtype)
 
 
 def _other_line(size: int, dtype: DType) -> Array:
     """Return what meets each number of `_line` with each, within 64 places."""
-    return np.array(NUMBERS, dtype.numpy)[np.arange(size) // 8 % 8]
+    return _numbers(np.arange(size) // 8 % 8, dtype)
+
+
+def _numbers(places: Array, dtype: DType) -> Array:
+    return np.array(NUMBERS)[places].astype(dtype.numpy)
 
 
 def _rows(length: int, dtype: DType) -> Array:
@@ -181,7 +195,11 @@ def _with(
     return _Row(((op, attributes or {}),), makes, opset, (constants,), note)
 
 
-def _chain(makes: Makes, *steps: tuple[str, Constants, Mapping[str, Any]]) -> _Row:
+Step: TypeAlias = tuple[str, Constants, Mapping[str, Any]]
+"""An operator of a chain, what it reads beside the one before it, and its attributes."""
+
+
+def _chain(makes: Makes, *steps: Step) -> _Row:
     return _Row(tuple((op, attributes) for op, _, attributes in steps), makes, 18, tuple(given for _, given, _ in steps))
 
 
@@ -240,16 +258,19 @@ def _chains() -> Iterator[_Row]:
     """Chains of which engines make one loop: the last operator is then computed by other code than alone."""
     kernel = np.array([1, 0.5, 0.25], np.float32).reshape(1, 1, 3)
     wide = _of_rows(-1, 1)
-    conv = ("Conv", {"w": kernel}, {"pads": [1, 1]})
+    conv: Step = ("Conv", {"w": kernel}, {"pads": [1, 1]})
     yield _chain(wide, conv)
     last: list[tuple[str, Constants]] = [
         *((op, {}) for op in ["Relu", "Elu", "HardSigmoid", "LeakyRelu", "Sigmoid", "Tanh", "Sign"]),
         *(("Clip", {"low": 0, "high": 6}), ("Max", {"other": 0}), ("Min", {"other": 1}), ("PRelu", {"other": 0.5})),
     ]
     yield from (_chain(wide, conv, (op, given, {})) for op, given in last)
-    yield from (_chain(wide, conv, ("Relu", {}, {}), (op, {}, {"keepdims": 0})) for op in ("ReduceMax", "ReduceSum"))
+    fold = {"keepdims": 0}
+    yield _chain(wide, conv, ("Relu", {}, {}), ("ReduceMax", {}, fold))
+    along: Constants = {"axis": np.array([1])}
+    yield from (_chain(_of_rows(-1), (op, given, {}), ("ReduceSum", along, fold)) for op, given in last)
     weights = np.eye(8, dtype=np.float32) + 1
-    matmul = ("MatMul", {"w": weights}, {})
+    matmul: Step = ("MatMul", {"w": weights}, {})
     yield from (_chain(_squares, matmul, ("Add", {"bias": 1}, {}), (op, given, {})) for op, given in last[:1] + last[-4:])
     yield _chain(_of_lines(1), ("Mul", {"two": 2}, {}), ("Relu", {}, {}), ("Tanh", {}, {}), ("Neg", {}, {}))
 

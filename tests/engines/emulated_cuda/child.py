@@ -36,7 +36,7 @@ def main(folder: Path) -> None:
     driver, runtime = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL("libcudart.so.13")
     for log in (driver.cuEmulatedLog, runtime.cudaEmulatedLog):
         log.restype = ctypes.c_char_p
-    found: dict[str, Any] = {name: outcome(*MODELS[name], "tvm" if name == "nan" else TOY) for name in MODELS}
+    found: dict[str, Any] = {name: outcome(*MODELS[name], TOY) for name in MODELS}
     found["driver"] = driver.cuEmulatedLog().decode().splitlines()
     found["runtime"] = runtime.cudaEmulatedLog().decode().splitlines()
     found |= {"saved": saved(), "threads": in_threads(), "misplaced": misplaced(), "alone": alone(), "closed": closed()}

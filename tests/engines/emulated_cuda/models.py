@@ -67,11 +67,14 @@ class Odd(xrt.Graph):
 
 
 class Nan(xrt.Graph):
-    """The largest and smallest beside NaN, of which the processor's code and the device's are to make the same."""
+    """The largest and smallest beside NaN, which the device's code is to keep as the processor's does."""
 
     def build(self, x: Any) -> Any:
         bad = ops.Sqrt(x)
-        return ops.Max(bad, x), ops.Min(x, bad), ops.Relu(bad), ops.ReduceMax(bad, np.array([1], "int64")), ops.ReduceMin(bad)
+        image = ops.Reshape(bad, np.array([1, 1, 4, 5], "int64"))
+        pooled = ops.MaxPool(image, kernel_shape=[2, 2]), ops.MaxPool(image, kernel_shape=[2, 2], strides=[2, 2])
+        folded = ops.ReduceMax(bad, np.array([1], "int64")), ops.ReduceMin(bad), ops.ReduceMax(bad, np.array([0], "int64"))
+        return ops.Max(bad, x), ops.Min(x, bad), ops.Relu(bad), ops.Sign(bad), ops.HardSigmoid(bad), *folded, *pooled
 
 
 MODELS: dict[str, tuple[xrt.Graph, tuple[Any, ...]]] = {

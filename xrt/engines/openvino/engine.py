@@ -36,6 +36,7 @@ class OpenVino(GraphCompiler):
 
     name: ClassVar[str] = "openvino"
     loses_nan: ClassVar[tuple[str, ...]] = ("Clip", "LogSoftmax", "MaxPool", "Relu", "Softmax")
+    loses_infinity: ClassVar[tuple[str, ...]] = ("Gelu", "MaxPool")
 
     streams: int = 1
     """How many calls of one executable compute at once, each with its share of the threads; others wait."""

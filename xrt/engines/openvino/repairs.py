@@ -115,12 +115,6 @@ def _true_of_nan(node: Any) -> Any:
     return _ops.not_equal(value, _number(0, value))
 
 
-def _gelu(node: Any) -> Any:
-    """Keep infinity, of which the plugin makes NaN."""
-    value = node.input_value(0)
-    return _ops.select(_ops.equal(value, _number(math.inf, value)), value, node.output(0)) if _is_float(node) else node
-
-
 def _sign_taken(node: Any) -> Any:
     """Take the sign from what is computed of constants alone, which the library leaves where it folds them."""
     value = node.input_value(0)
@@ -188,7 +182,6 @@ _REPAIRS: Mapping[str, Callable[[Any], Any]] = {
     "Greater": _turned(_ops.less),
     "GreaterEqual": _turned(_ops.less_equal),
     "Convert": _true_of_nan,
-    "Gelu": _gelu,
     "NonMaxSuppression": _above_threshold,
     "Range": _to_limit,
     "TopK": _stable,

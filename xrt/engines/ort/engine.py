@@ -57,6 +57,7 @@ class Ort(GraphCompiler):
 
     name: ClassVar[str] = "ort"
     loses_nan: ClassVar[tuple[str, ...]] = ("GlobalMaxPool", "LogSoftmax", "MaxPool", "ReduceMax", "ReduceMin", "Sign")
+    loses_infinity: ClassVar[tuple[str, ...]] = ("GlobalMaxPool", "MaxPool")
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     on_device: ClassVar[str] = CUDA
     """The provider that computes on a device."""

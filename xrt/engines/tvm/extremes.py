@@ -74,22 +74,57 @@ def _extreme(x: te.Tensor, name: str, axes: Sequence[int], keepdims: bool) -> te
 
 
 def _max_pool(x: te.Tensor, shape: Sequence[int], window: _Window) -> te.Tensor:
-    """Return the largest of each window; behind the padding, where a rounded size may reach, there is more of it."""
-    lead, spatial = len(x.shape) - len(window.sizes), range(len(window.sizes))
-    ends = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(shape[lead:], *window.steps, strict=True)]
-    behind = [max(end - int(x.shape[lead + a]) - window.before[a], 0) for a, end in enumerate(ends)]
-    padded = x
-    if any(window.before) or any(behind):
-        padded = topi.nn.pad(
-            x, [0] * lead + list(window.before), [0] * lead + behind, tirx.const(-math.inf, x.dtype), name="pad_temp"
-        )
-    folds = [te.reduce_axis((0, window.sizes[a]), f"k{a}") for a in spatial]
+    """Return the largest of each window; behind the padding, where a rounded size may reach, there is more of it.
+
+    Where windows share numbers, each is looked at once: it becomes an integer of the same order, above all of which is NaN.
+    """
+    lead = len(x.shape) - len(window.sizes)
+    ordered = _ordered(x) if window.share else x
+    padded = _padded(ordered, lead, shape, window)
+    folds = [te.reduce_axis((0, size), f"k{axis}") for axis, size in enumerate(window.sizes)]
 
     def element(*place: Any) -> Any:
-        inner = [place[lead + a] * window.strides[a] + folds[a] * window.dilations[a] for a in spatial]
-        return _folded("max", padded(*place[:lead], *inner), folds)
+        steps = zip(place[lead:], window.strides, folds, window.dilations, strict=True)
+        value = padded(*place[:lead], *(at * stride + k * dilation for at, stride, k, dilation in steps))
+        return tirx.max(value, axis=folds) if window.share else _folded("max", value, folds)
 
-    return te.compute(shape, element, name="pool_max", tag="pool_max")
+    largest = te.compute(shape, element, name="pool_max", tag="pool_max")
+    return _numbers(largest, x.dtype) if window.share else largest
+
+
+def _padded(x: te.Tensor, lead: int, shape: Sequence[int], window: _Window) -> te.Tensor:
+    """Return the tensor with as much of the least around it as the windows reach."""
+    behind = [max(end - int(n), 0) for n, end in zip(x.shape[lead:], window.ends(shape[lead:]), strict=True)]
+    if not any(window.before) and not any(behind):
+        return x
+    least = tirx.const(-math.inf, x.dtype) if "float" in _name(x) else tirx.min_value(x.dtype)
+    return topi.nn.pad(x, [0] * lead + list(window.before), [0] * lead + behind, least, name="pad_temp")
+
+
+def _ordered(x: te.Tensor) -> te.Tensor:
+    """Return integers in the order of the numbers, NaN above all: of those below zero, all bits but the sign are turned."""
+    dtype = _INTEGERS[_name(x)]
+    highest = tirx.max_value(dtype)
+
+    def order(value: Any) -> Any:
+        bits = tirx.reinterpret(dtype, value)
+        return tirx.Select(tirx.isnan(value), highest, tirx.Select(bits < 0, bits ^ highest, bits))
+
+    return _each("ordered", x, order)
+
+
+def _numbers(x: te.Tensor, dtype: str) -> te.Tensor:
+    """Return what `_ordered` was made of."""
+    highest = tirx.max_value(x.dtype)
+    return _each("numbers", x, lambda key: tirx.reinterpret(dtype, tirx.Select(key < 0, key ^ highest, key)))
+
+
+def _name(x: te.Tensor) -> str:
+    """Return the element type by TVM's name."""
+    return str(x.dtype).removeprefix("T.")
+
+
+_INTEGERS = {"float16": "int16", "bfloat16": "int16", "float32": "int32", "float64": "int64"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +145,14 @@ class _Window:
         return cls(sizes, strides, dilations, padding[: len(sizes)])
 
     @property
-    def steps(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        return self.strides, self.dilations, self.sizes
+    def share(self) -> bool:
+        """Whether a number may be in several windows."""
+        return any(size > stride for size, stride in zip(self.sizes, self.strides, strict=True))
+
+    def ends(self, counts: Sequence[int]) -> list[int]:
+        """Return, per axis, how far so many windows reach, counted from the data's beginning."""
+        axes = zip(counts, self.strides, self.dilations, self.sizes, self.before, strict=True)
+        return [(count - 1) * stride + dilation * (size - 1) + 1 - before for count, stride, dilation, size, before in axes]
 
 
 def _register() -> None:

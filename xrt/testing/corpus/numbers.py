@@ -267,13 +267,6 @@ ENTRIES: tuple[Entry, ...] = (
         tuple(np.array(row) for row in ([False, True, False], [False, False, True], [True, True, False])),
     ),
     Entry(
-        "gelu_of_infinity",
-        "an infinity times one plus its error function is that infinity",
-        graph({"x": "float32[2]"}, {"y": "float32[2]"}, node("Gelu", "x", "y"), opset=20),
-        (f32(INF, 3),),
-        (f32(INF, 2.99595),),
-    ),
-    Entry(
         "remainder_by_infinity",
         "the remainder of a number by an infinity is the number; that of an infinity is none",
         graph({"x": "float32[3]", "y": "float32[3]"}, {"r": "float32[3]"}, node("Mod", "x y", "r", fmod=1)),

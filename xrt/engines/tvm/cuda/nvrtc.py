@@ -62,16 +62,19 @@ template <class T> __device__ __forceinline__ T xrt_min(T a, T b) { return a < b
 #define max xrt_max
 #define min xrt_min
 """
-"""Of NaN TVM's code for the CPU takes the second argument, CUDA's functions the other; both devices are to agree."""
+"""Of two numbers one of which is NaN, TVM's code for the CPU takes the second, CUDA's functions the other. XRT has put what must
+not be lost second (`xrt.engines.tvm.extremes`), and both devices are to agree."""
 
 
 def source_with_prelude(source: str) -> str:
-    """Return TVM's source with max and min as they are to be; those of narrow floats come with their own."""
-    return source if _needs_headers(source) else _OWN + source
+    """Return TVM's source with max and min as they are to be, behind the headers of CUDA's that declare some of their own."""
+    headers = [f"#include <{name}>\n" for name in _needs_headers(source)]
+    place = max((source.index(header) + len(header) for header in headers), default=0)
+    return source[:place] + _OWN + source[place:]
 
 
 def _needs_headers(source: str) -> tuple[str, ...]:
-    return tuple(name for name in ("cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h") if f"#include <{name}>" in source)
+    return tuple(name for name in ("cuda_fp16.h", "cuda_bf16.h", "cuda_fp8.h") if f"#include <{name}>\n" in source)
 
 
 def binary(source: str, architecture: str) -> bytes:
