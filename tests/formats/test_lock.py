@@ -79,7 +79,7 @@ WRONG = [
     (lambda f: f.update(kind="plan"), r"^it is no lock of XRT: its kind is 'plan', not 'xrt lock'$"),
     (
         lambda f: f.update(format=7, writer="9.0"),
-        r"^it has lock format 7, written by xrt 9.0, and this version of XRT reads 1; read it with the version that wrote it",
+        r"^it has lock format 7, written by xrt 9.0, and this version of XRT reads 1; the version that wrote it reads it$",
     ),
     (lambda f: f.update(format="1"), r"^format must be a count, at most 10000000; it is '1'$"),
     (lambda f: f.pop("plan"), r"^it lacks 'plan'$"),
@@ -141,13 +141,18 @@ def test_a_file_is_written_whole_and_named_where_it_cannot_be_read(tmp_path: Pat
     assert to_text(read_lock(path)) == to_text(LOCK)
     assert [one.name for one in tmp_path.iterdir()] == ["net.lock"]
     path.write_text("{")
-    with pytest.raises(LockError, match=r"^cannot read the lock '.*net.lock': line 1 is no JSON"):
+    with pytest.raises(
+        LockError,
+        match=r"^cannot read the lock '.*net.lock': line 1 is no JSON.*; mend it, or make it anew with `xrt lock ",
+    ):
         read_lock(path)
     with pytest.raises(LockError, match=r"^cannot write '.*none/net.lock': No such file or directory$"):
         write_lock(LOCK, tmp_path / "none" / "net.lock")
     os.mkfifo(tmp_path / "pipe")
     for odd in (tmp_path / "pipe", tmp_path):
-        with pytest.raises(LockError, match=r"^cannot read the lock '.*': it is no file$"):
+        with pytest.raises(
+            LockError, match=r"^cannot read the lock '.*': it is no file; mend it, or make it anew with `xrt lock MODEL -o "
+        ):
             read_lock(odd)
     with pytest.raises(LockError, match="cannot read the lock"):
         read_lock("a\0b")

@@ -168,7 +168,8 @@ def read_lock(path: str | os.PathLike[str]) -> Lock:
         raise LockError(f"there is no lock {os.fspath(path)!r}; `xrt lock MODEL -o {os.fspath(path)}` writes one") from None
     except (OSError, ValueError) as error:  # a ValueError for a NUL in the path
         told = error.strerror if isinstance(error, OSError) else error
-        raise LockError(f"cannot read the lock {os.fspath(path)!r}: {told}") from error
+        advice = f"mend it, or make it anew with `xrt lock MODEL -o {os.fspath(path)}`"
+        raise LockError(f"cannot read the lock {os.fspath(path)!r}: {told}; {advice}") from error
 
 
 def _content(path: Path) -> bytes:
@@ -202,8 +203,7 @@ def _check_format(facts: Mapping[str, Any]) -> None:
         writer = facts.get("writer")
         by = f", written by xrt {writer}" if isinstance(writer, str) and len(writer) < 40 else ""
         raise LockError(
-            f"it has lock format {told}{by}, and this version of XRT reads {FORMAT}; read it with the version that wrote it, or "
-            f"make it anew with `xrt lock`"
+            f"it has lock format {told}{by}, and this version of XRT reads {FORMAT}; the version that wrote it reads it"
         )
 
 
@@ -241,7 +241,10 @@ def _no_number(text: str) -> NoReturn:
 
 def _shown(value: object) -> str:
     """Return a value as an error shows it: short, whatever it is."""
-    shown = ascii(value)
+    try:
+        shown = ascii(value)
+    except RecursionError:  # it was nested just so deep that it could be read
+        shown = "nested too deeply to be shown"
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
 
