@@ -40,11 +40,16 @@ class Locked:
         return tuple(dict.fromkeys(run.engine for run in self.lock.plan))
 
     def engines(self, named: Sequence[Any]) -> list[GraphCompiler] | None:
-        """Return the engines of the plan, so that no other need be loaded; None where one is not at hand, or not named."""
+        """Return the engines of the plan, so that no other need be loaded; None where one is not at hand, or not named.
+
+        One whose options may name files or code must be named: a file is not to choose what code is run.
+        """
         known = {one.spec if isinstance(one, GraphCompiler) else str(one): one for one in named}
         if known and not known.keys() >= set(self.specs):
             return None
         try:
+            if not known and any(map(registry.free_options, self.specs)):
+                return None
             return [registry.create(known.get(spec, spec)) for spec in self.specs]
         except (EngineError, OptionError):
             return None
