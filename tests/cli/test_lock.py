@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -17,6 +18,7 @@ from xrt.cli.tune import INTERRUPTED
 from xrt.formats import onnx
 from xrt.formats.lock import Lock, read_lock
 from xrt.tune import Tuned
+from xrt.tune.gate import Outcome
 
 BUDGET = ("--budget", "40s", "--gate", "1s")
 
@@ -84,6 +86,9 @@ def test_a_regression_is_exit_code_1(lock: Path, capsys: pytest.CaptureFixture[s
         ('{"state": "undecided"}', 0, "not decided, the noise is too large: +"),
         ('{"state": "cannot run"}', 1, "regressed: +"),
         ("it crashed", 1, "regressed: +"),
+        ("[]", 1, "regressed: +"),
+        ("3", 1, "regressed: +"),
+        ('{"state": ["held"]}', 1, "regressed: +"),
     ],
 )
 def test_a_regression_is_one_that_two_processes_have_seen(
@@ -103,6 +108,49 @@ def test_a_regression_is_one_that_two_processes_have_seen(
     assert command[1:] == ["-m", "xrt.cli", "check", path, "--max-regress", "0.05", "--budget", "1.000s", "--once", "--json"]
     said = "one process saw a regression; a second one, asked to confirm it: "
     assert (said in out) == (code == 0)
+
+
+def test_a_second_process_that_hangs_is_an_error(
+    lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The plan is on an engine that runs for an hour; only the second process, a real one, has to do with it."""
+    info = tmp_path / "found" / "xrt_faulty-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: xrt-faulty\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[xrt.engines]\nfaulty = xrt.testing.faulty:Faulty\n")
+    monkeypatch.syspath_prepend(str(info.parent))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(info.parent), os.environ.get("PYTHONPATH", "")]))
+
+    def regressed(facts: Any) -> None:
+        for run in facts["plan"]:
+            run.update(engine="faulty{how=hang}", region=0)
+
+    path = altered(lock, regressed)
+    seen = Outcome("regressed", 0.05), ()
+    monkeypatch.setattr("xrt.cli.check._checked", lambda *given: seen)
+    code, out, err = call(capsys, "check", path, "--budget", "1s", "--confirm-limit", "6s")
+    assert (code, out) == (2, "")
+    assert err == (
+        "error: the plan has regressed, and the process that was to confirm it hung: it was not done after 1 s of --budget and "
+        "6 s more. --confirm-limit gives it longer, --once does without it\n"
+    )
+
+
+def test_engines_that_may_run_code_are_named_by_who_checks(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def with_library(facts: Any) -> None:
+        for run in facts["plan"]:
+            run.update(engine="toy{libraries=(nowhere.so)}", region=0)
+
+    path = altered(lock, with_library)
+    code, out, _ = call(capsys, "check", path, "--json")
+    assert code == 1
+    assert json.loads(out)["reason"] == (
+        "the lock has engine 'toy{libraries=(nowhere.so)}', whose libraries may name files or code, and a lock does not choose "
+        "what is run; pass --engines 'toy{libraries=(nowhere.so)}' if that is what you want"
+    )
+    code, out, _ = call(capsys, "check", path, "--engines", "toy{libraries=(nowhere.so)}")
+    assert code == 1
+    assert "nowhere.so" in out and "does not choose" not in out, "it is opened, or would be"
 
 
 def test_noise_is_told_and_passes(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
