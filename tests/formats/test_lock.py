@@ -45,6 +45,14 @@ def test_what_is_written_is_read_back() -> None:
     assert text.isascii() and text.endswith("}\n")
 
 
+def test_a_lock_of_an_earlier_version_names_no_files() -> None:
+    """They have no place for the files of inputs, and say nothing where there are none."""
+    assert '"values"' not in to_text(LOCK)
+    with_files = replace(LOCK, values={"x": "../x.npy"})
+    assert parse(to_text(with_files)).values == {"x": "../x.npy"}
+    assert parse(to_text(LOCK)).values == {}
+
+
 def test_it_says_one_fact_on_a_line_in_a_fixed_order() -> None:
     text = to_text(LOCK)
     tops = [line for line in text.splitlines() if line.startswith('  "')]
@@ -93,6 +101,7 @@ WRONG = [
     (lambda f: f["gate"].update(low=0), r"^gate needs 0 < low <= ratio <= high; it has 0, 0.72 and 0.735$"),
     (lambda f: f["gate"].pop("runs"), r"^gate lacks 'runs'$"),
     (lambda f: f["engines"].update(ort=["a"]), r"^engines\.ort must be a text; it is \['a'\]$"),
+    (lambda f: f.update(values=["x"]), r"^values must be an object; it is \['x'\]$"),
     (lambda f: f.update(engines=[]), r"^engines must be an object; it is \[\]$"),
     (lambda f: f.update(writer="x" * 5000), r"^writer must be a text; it is 'xxx.*\.\.\.$"),
     (lambda f: f.update(signed="me"), r"^it has 'signed', which no lock has$"),

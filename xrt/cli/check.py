@@ -17,14 +17,17 @@ from xrt.cli.options import dims_of, loaded, seconds_of
 from xrt.cli.screen import err, out
 from xrt.engines import split_specs
 from xrt.engines.registry import free_options
-from xrt.errors import EngineError, LockError, OptionError, PlanError, RunFailed, XRTError
+from xrt.errors import EngineError, InputError, LockError, ModelError, OptionError, PlanError, RunFailed, XRTError
+from xrt.formats.arrays import read_npy, read_npz
 from xrt.formats.lock import Lock, read_lock
 from xrt.graph import Function
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
 from xrt.module.locked import check_module
+from xrt.passes import specialise
+from xrt.runtime.inputs import type_of
 from xrt.tune.gate import Outcome
-from xrt.tune.lock import DEVICE_OF
+from xrt.tune.lock import DEVICE_OF, shapes_of
 
 __all__ = ["command"]
 
@@ -146,7 +149,7 @@ def _checked(lock: Lock, path: Path, model: str | None, limit: float, budget: fl
     engines = _specs(lock)
     if not engines:
         raise LockError("the lock has no plan")
-    values = sample_inputs(function, _number(lock.model.get("seed", "0"), "seed"))
+    values, stand_ins = _values(function, lock, path)
     options: dict[str, Any] = {"precision": lock.options.get("precision", "fp32"), "device": lock.options.get("device", "cpu")}
     options["devices"] = {
         name.removeprefix(DEVICE_OF): device
@@ -155,7 +158,36 @@ def _checked(lock: Lock, path: Path, model: str | None, limit: float, budget: fl
     }
     threads = _number(lock.options.get("threads", "1"), "threads")
     with err.status("running the plan"), XRTModule(function, engines, strict=True, threads=threads, **options) as module:
-        return check_module(module, lock, [values[value.name] for value in function.inputs], limit, budget)
+        outcome, told = check_module(module, lock, [values[value.name] for value in function.inputs], limit, budget)
+    return outcome, (*told, *stand_ins)
+
+
+def _values(function: Function, lock: Lock, path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the values that the lock was made on, and a line for each that is not to be had: a random one stands in."""
+    values = sample_inputs(function, _number(lock.model.get("seed", "0"), "seed"))
+    told = []
+    for name in lock.values.keys() & values.keys():
+        file = path.absolute().parent / lock.values[name]
+        try:
+            found = _array(file, name)
+            is_ = str(type_of(found))
+        except (InputError, ModelError) as error:
+            told.append(f"the values of input {name!r}, in {lock.values[name]}, are not to be had: {error}")
+            continue
+        if is_ == (was := lock.inputs.get(name, "")):
+            values[name] = found
+        else:
+            told.append(f"the values of input {name!r}, in {lock.values[name]}, were {was} and are {is_}")
+    return values, sorted(told)
+
+
+def _array(file: Path, name: str) -> Any:
+    if file.suffix != ".npz":
+        return read_npy(file)
+    arrays = read_npz(file)
+    if name not in arrays:
+        raise InputError(f"it has no array {name!r}")
+    return arrays[name]
 
 
 def _model(lock: Lock, path: Path, model: str | None) -> Function:
@@ -166,7 +198,11 @@ def _model(lock: Lock, path: Path, model: str | None) -> Function:
         raise LockError("the lock does not say where its model is; pass --model")
     text = model or (str(beside) if beside.is_file() else source)
     dims = tuple(filter(None, lock.model.get("dims", "").split(",")))
-    return with_dims(loaded(text), dims_of(dims))
+    function = with_dims(loaded(text), dims_of(dims))
+    try:
+        return specialise(function, shapes_of(lock, function))
+    except InputError:  # it is another model, of which more is to be told
+        return function
 
 
 def _number(text: str, what: str) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from xrt.engines import GraphCompiler, registry
 from xrt.errors import EngineError, LockError, OptionError, PlacementWarning, warn
 from xrt.formats.lock import Lock, Run, Standing, read_lock
-from xrt.graph import Function
+from xrt.graph import FrozenDict, Function
 from xrt.module.reference import evaluate
 from xrt.runtime import to_host
 from xrt.tune import Tuned
@@ -113,8 +113,14 @@ def locked(asked: Any) -> Locked | None:
 # ---------------------------------------------------------------------- locks and gates of a module
 
 
-def lock_module(module: XRTModule, values: Sequence[Any], source: Mapping[str, str], seconds: float) -> Lock:
-    """Return the lock of a module that places by measurement, for such inputs.
+def lock_module(
+    module: XRTModule,
+    values: Sequence[Any],
+    source: Mapping[str, str],
+    seconds: float,
+    files: Mapping[str, str] = FrozenDict(),
+) -> Lock:
+    """Return the lock of a module that places by measurement, for such inputs; ``files`` says where which of them came from.
 
     The plan then takes turns with the best other one for up to so many seconds, so that `xrt check` has something to hold
     a later run against. Raises LockError where the plan was not measured, or does not run.
@@ -136,6 +142,7 @@ def lock_module(module: XRTModule, values: Sequence[Any], source: Mapping[str, s
         options,
         gate=gate,
         source=source,
+        values=files,
         devices=engines.devices,
     )
 
