@@ -14,15 +14,16 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.damaging import WHOLE, mutants
-from tests.tune.test_lock import CONTEXT, ENGINES, NET, locked, mixed, single
+from tests.tune.test_lock import CONTEXT, ENGINES, NET, X, locked, mixed, single
 from xrt.cache.disk.tier import DiskTier
 from xrt.engines import registry
-from xrt.errors import CacheWarning, LockError, PlacementWarning
+from xrt.errors import CacheWarning, LockError, NativeWarning, PlacementWarning
 from xrt.formats.lock import Gate, Lock, parse, read_lock, to_text
 from xrt.module import XRTModule
 from xrt.module.asking import tried
@@ -34,6 +35,7 @@ from xrt.tune import CostStore, Tuned, decision
 from xrt.tune.driving import remembered
 from xrt.tune.lock import differences, placed, runs_of
 from xrt.tune.tuned import Contender, Race
+from xrt.tune.walls import Here
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 
@@ -48,6 +50,7 @@ TABLE = CostTable(
 WON = Contender(mixed(), "won", 1e-3, 9e-4, 2e-3, 0.9, 0.8, 0.95, "a note", (1e-4, 2e-4, 1e-4))
 TUNED = Tuned(mixed(), race=Race((WON, Contender(single("ort"), "lost")), 9, 1), budget=60.0, spent=4.0, notes=("a note",))
 ANSWERS = Capability.of(NET, ENGINES, "cpu")
+RIGHT = np.abs(np.cos(-np.exp(np.abs(X))))
 STATUSES = {name: registry.probe(name) for name in ("toy", "ort")}
 
 
@@ -287,6 +290,30 @@ def test_processes_that_write_at_once_lose_nothing_and_tear_nothing(tmp_path: Pa
     assert [writer.wait() for writer in writers] == [0, 0]
     table = CostStore(tmp_path).table(ENGINES[:1], CONTEXT)
     assert {key[:3] for key, _ in table.regions} >= {f"{name}{number:02}" for name, number in itertools.product("ab", range(15))}
+
+
+@pytest.mark.slow
+def test_a_module_runs_whatever_has_become_of_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xrt.tune.search.way_of", lambda engine, limits: Here(engine))
+    monkeypatch.setattr("xrt.module.asking.WORTHWHILE", 0.0)
+
+    def placed() -> tuple[str, list[str]]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with XRTModule(NET, ["toy", "ort", "auto"], cache=tmp_path, budget=10) as module:
+                np.testing.assert_allclose(module(X), RIGHT, rtol=1e-5)
+                assert module.tuned is not None
+                return module.tuned.how, told([one for one in caught if one.category is not NativeWarning])
+
+    assert placed() == ("measured", [])
+    files = [*tmp_path.rglob("*.json")]
+    assert {file.parent.name for file in files} >= {"costs", "decisions", "engines"}
+    for file, damaged in zip(files, itertools.cycle(WHOLE)):
+        file.write_bytes(damaged)
+    how, lines = placed()
+    assert how == "measured"
+    assert lines and all("could not serve: " in line and "\n" not in line for line in lines)
+    assert placed() == ("remembered", [])
 
 
 # ---------------------------------------------------------------------- locks
