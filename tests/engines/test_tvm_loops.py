@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines.test_tvm import CONTEXT, function, one, run, tensor
+from tests.engines.tvm_running import CONTEXT, run
+from tests.engines.written import function, one, tensor
 from xrt.engines import CompileContext
 from xrt.engines.tvm import Tvm
 from xrt.engines.tvm.nests import Machine, Nest

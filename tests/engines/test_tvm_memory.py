@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines.test_tvm import CONTEXT, function, one, tensor
+from tests.engines.tvm_running import CONTEXT
+from tests.engines.written import function, one, tensor
 from xrt.engines import CompileContext, RunOptions
 from xrt.engines.tvm import Tvm
 from xrt.engines.tvm.executable import RelaxExecutable

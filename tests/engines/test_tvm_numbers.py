@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines.test_tvm import function, one, run, tensor
+from tests.engines.tvm_running import run
+from tests.engines.written import function, one, tensor
 from xrt.engines.tvm import Tvm
 from xrt.engines.tvm.capability import positions_read_at_import
 from xrt.errors import CompileRefused
