@@ -32,8 +32,8 @@ FLOATS = (DType.FLOAT32, DType.FLOAT64, DType.FLOAT16)
 
 
 def _lengths(all_of_them: Sequence[int], dtype: DType) -> Sequence[int]:
-    """Return what to compute in an element type: all sizes in float32, which is what models are made of, else two."""
-    return all_of_them if dtype is DType.FLOAT32 else all_of_them[1:3]
+    """Return what to compute in an element type: all sizes in float32, which is what models are made of, else one."""
+    return all_of_them if dtype is DType.FLOAT32 else all_of_them[2:3]
 
 
 @dataclass(frozen=True, slots=True)
