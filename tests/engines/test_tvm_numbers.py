@@ -7,11 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 
 from tests.engines.tvm_running import run
 from tests.engines.written import function, one, tensor
 from xrt.engines.tvm import Tvm
 from xrt.engines.tvm.capability import positions_read_at_import
+from xrt.engines.tvm.host import target_of
+from xrt.engines.tvm.importer import import_function
+from xrt.engines.tvm.pipeline import FUSION, legalise
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, attributes_of
 from xrt.testing.cases import Case, node_cases
@@ -208,3 +212,60 @@ def test_node_tests_with_constants() -> None:
         failed += [] if verdict else [f"{case.name}: {verdict.message}"]
     assert failed == []
     assert passed >= 175
+
+
+# ---------------------------------------------------------------------- numbers that are none
+
+SHORT, LONG = (3, 5), (24, 1024)
+
+
+@pytest.mark.parametrize("shape", [SHORT, LONG], ids=["a few", "enough for threads"])
+@pytest.mark.parametrize(("op", "fold"), [("ReduceMax", np.max), ("ReduceMin", np.min)])
+def test_a_fold_keeps_nan_wherever_it_stands(op: str, fold: Any, shape: tuple[int, int]) -> None:
+    for place in (0, shape[1] // 2, shape[1] - 1):
+        x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+        x[1, place], x[2, place] = np.nan, math.inf if op == "ReduceMax" else -math.inf
+        for axis in (0, 1):
+            node = Node(op, ("x", "a"), ("y",), attributes_of({"keepdims": 0}))
+            f = function(node, inputs={"x": tensor(*shape)}, outputs={"y": None}, constants={"a": np.array([axis])})
+            assert np.array_equal(run(f, x)[0], fold(x, axis=axis), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16], ids=str)
+@pytest.mark.parametrize("stride", [1, 2], ids=["shared", "apart"])
+def test_a_pool_keeps_nan_and_infinities(stride: int, dtype: DType) -> None:
+    x = np.arange(-8, 8, dtype=dtype.numpy).reshape(1, 1, 4, 4)
+    x[0, 0, 0, 0], x[0, 0, 2:, 2:], x[0, 0, 0, 3] = -np.nan, -math.inf, math.inf
+    size = 3 if stride == 1 else 2
+    pool = one("MaxPool", tensor(1, 1, 4, 4, dtype=dtype), kernel_shape=[2, 2], strides=[stride, stride])
+    windows = [
+        [x[0, 0, i : i + 2, j : j + 2].max() for j in range(0, size * stride, stride)] for i in range(0, size * stride, stride)
+    ]
+    assert np.array_equal(run(pool, x)[0][0, 0], np.array(windows, dtype.numpy), equal_nan=True)
+    assert np.isnan(windows[0][0]) and windows[-1][-1] == -math.inf
+
+
+@pytest.mark.parametrize("opset", [6, 8, 10])
+def test_clip_and_max_of_old_opsets_keep_nan(opset: int) -> None:
+    x = np.array([np.nan, 5, -5], np.float32)
+    clip = one("Clip", tensor(3), output=tensor(3), opset=opset, min=-1.0, max=1.0)
+    assert np.array_equal(run(clip, x)[0], np.array([np.nan, 1, -1], np.float32), equal_nan=True)
+    if opset >= 8:
+        most = one("Max", tensor(3), tensor(3), output=tensor(3), opset=opset)
+        assert np.array_equal(run(most, x, x[::-1].copy())[0], np.array([np.nan, 5, np.nan], np.float32), equal_nan=True)
+
+
+def test_relu_is_still_one_loop_with_what_comes_before() -> None:
+    f = function(
+        Node("Conv", ("x", "w"), ("c",)),
+        Node("Relu", ("c",), ("r",)),
+        Node("HardSigmoid", ("r",), ("y",)),
+        inputs={"x": tensor(1, 3, 8, 8), "w": tensor(4, 3, 3, 3)},
+        outputs={"y": None},
+        types={"c": tensor(1, 4, 6, 6), "r": tensor(1, 4, 6, 6)},
+    )
+    target = target_of(None, 3)
+    with target, tvm.transform.PassContext(opt_level=3):
+        fused = tvm.transform.Sequential(FUSION)(legalise(import_function(f).module, target))
+    names = [gvar.name_hint for gvar in fused.get_global_vars() if gvar.name_hint != "main"]
+    assert names == ["fused_conv2d_relu_multiply_add_clip"]

@@ -32,8 +32,8 @@ FLOATS = (DType.FLOAT32, DType.FLOAT64, DType.FLOAT16)
 
 
 def _lengths(all_of_them: Sequence[int], dtype: DType) -> Sequence[int]:
-    """Return what to compute in an element type: all sizes in float32, which is what models are made of, else two."""
-    return all_of_them if dtype is DType.FLOAT32 else all_of_them[1:3]
+    """Return what to compute in an element type: all sizes in float32, which is what models are made of, else one."""
+    return all_of_them if dtype is DType.FLOAT32 else all_of_them[2:3]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def _rows(length: int, dtype: DType) -> Array:
     """Return rows of ordinary numbers with a special one at the front, inside and at the end, and rows of nothing else."""
     places = sorted({0, length // 3, length // 2, length - 1})
     singles = [(place, number) for number in (np.nan, np.inf, -np.inf) for place in places]
-    rows = np.array([[(3 * i + 7 * j) % 5 / 2 - 0.75 for j in range(length)] for i in range(len(singles) + 7)])
+    rows = np.add.outer(3 * np.arange(len(singles) + 7), 7 * np.arange(length)) % 5 / 2 - 0.75
     for row, (place, number) in zip(rows, singles, strict=False):
         row[place] = number
     for row, number in zip(rows[len(singles) :], (np.nan, np.inf, -np.inf, -0.0), strict=False):
@@ -125,6 +125,10 @@ def _of_columns(dtype: DType) -> Iterator[Sequence[Array]]:
     return ([np.ascontiguousarray(_rows(length, dtype).T)] for length in _lengths(ROWS, dtype))
 
 
+def _of_one(length: int) -> Makes:
+    return lambda dtype: iter([[_rows(length, dtype)]])
+
+
 def _of_windows(dtype: DType) -> Iterator[Sequence[Array]]:
     return ([_rows(length, dtype).reshape(1, -1, 1, length).repeat(3, 2)] for length in ROWS[1:3])
 
@@ -146,8 +150,9 @@ class _Row:
 
     def case(self, dtype: DType) -> Special:
         told = [f"{op}{list(attributes.values()) or ''}".replace(" ", "") for op, attributes in self.nodes]
-        name = "-".join([*told, *filter(None, [self.note]), str(self.opset), dtype.text])
         applied = [tuple(arrays) for arrays in self.makes(dtype)]
+        of = f"of{len(applied[0])}" if len(applied[0]) > 1 else ""
+        name = "-".join([*told, *filter(None, [of, self.note]), str(self.opset), dtype.text])
         draft = _Draft(self, dtype)
         for place, arrays in enumerate(applied):
             draft.apply(place, arrays)
@@ -244,6 +249,11 @@ def _folds() -> Iterator[_Row]:
     yield from _each("Softmax LogSoftmax", rows, 11, 13)
     yield from _each("Softmax", _of_columns, 13, axis=0)
     yield from _each("LpNormalization", rows, 18, axis=-1)
+    one_channel = _of_rows(-1, 1)
+    yield _with("InstanceNormalization", one_channel, {"scale": [2], "bias": [1]})
+    yield _with("BatchNormalization", one_channel, {"scale": [2], "bias": [1], "mean": [0.5], "variance": [4]})
+    yield _with("LayerNormalization", _of_one(64), {"scale": [2] * 64})
+    yield _with("RMSNormalization", _of_one(64), {"scale": [2] * 64}, opset=23)
 
 
 def _poolings() -> Iterator[_Row]:
@@ -271,12 +281,8 @@ def _chains() -> Iterator[_Row]:
     yield from (_chain(_of_rows(-1), (op, given, {}), ("ReduceSum", along, fold)) for op, given in last)
     weights = np.eye(8, dtype=np.float32) + 1
     matmul: Step = ("MatMul", {"w": weights}, {})
-    yield from (_chain(_squares, matmul, ("Add", {"bias": 1}, {}), (op, given, {})) for op, given in last[:1] + last[-4:])
+    yield from (_chain(_of_one(8), matmul, ("Add", {"bias": 1}, {}), (op, given, {})) for op, given in last[:1] + last[-4:])
     yield _chain(_of_lines(1), ("Mul", {"two": 2}, {}), ("Relu", {}, {}), ("Tanh", {}, {}), ("Neg", {}, {}))
-
-
-def _squares(dtype: DType) -> Iterator[Sequence[Array]]:
-    return ([_rows(8, dtype)] for _ in range(1))
 
 
 def _made() -> Iterator[Special]:

@@ -196,6 +196,22 @@ def _mod(page: Page) -> str | None:
     return page.op("Where", is_whole, a, page.op("Mod", a, b, fmod=1))
 
 
+def _log_sum_exp(page: Page) -> str | None:
+    """Write it beside the largest where that is finite: an infinity less itself is NaN, and a large exponential an infinity."""
+    node, rest = page.node, page.node.inputs[1:]
+    if not page.is_float or node.attr("noop_with_empty_axes", 0):
+        return None
+    axes = node.attr("axes")
+    along: dict[str, Any] = {} if axes is None else {"axes": tuple(axes)}
+    widest = page.op("ReduceMax", page.x, *rest, **along)
+    beside = page.op("Where", page.op("IsInf", widest), page.number(0), widest)
+    powers, keepdims = page.op("Exp", page.op("Sub", page.x, beside)), node.attr("keepdims", 1)
+    summed = (page.constant(np.array(axes)),) if along else rest
+    total = page.op("ReduceSum", powers, *summed, keepdims=keepdims)
+    aside = beside if keepdims else page.op("ReduceMax", beside, *rest, keepdims=0, **along)
+    return page.op("Add", page.op("Log", total), aside)
+
+
 # ---------------------------------------------------------------------- formulas
 
 
@@ -280,6 +296,7 @@ SPELLED: Mapping[str, tuple[int, Callable[[Page], str | None]]] = {
     "Equal": (12, _equal),
     "Sign": (9, _sign),
     "Mod": (10, _mod),
+    "ReduceLogSumExp": (13, _log_sum_exp),
     "CastLike": (15, _cast_like),
     "Pow": (7, _pow),
     "Gelu": (20, _gelu),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self, TypeAlias
 
+import numpy as np
 import tvm
 from tvm import relax, te, tirx, topi
 from tvm.ir import Call, GenericConst
@@ -21,6 +22,7 @@ from tvm.relax import BlockBuilder
 from tvm_ffi import convert, structural_equal
 
 from xrt.engines.tvm.polynomials import dtype_of
+from xrt.graph import DType
 
 __all__ = ["EXTREMES"]
 
@@ -48,16 +50,22 @@ def _each(name: str, x: te.Tensor, expression: Callable[[Any], Any]) -> te.Tenso
 
 # ---------------------------------------------------------------------- of many
 
+
+def _is_nan(value: Any) -> Any:
+    """Return whether a number is NaN; TVM can tell that of bfloat16 as float32 only."""
+    return tirx.isnan(value.astype("float32") if str(value.ty.dtype).endswith("bfloat16") else value)
+
+
 _FOLDS: Mapping[str, tuple[Callable[[Any, Any], Any], float]] = {
-    "max": (lambda sofar, value: tirx.Select(tirx.isnan(value), value, tirx.max(value, sofar)), -math.inf),
-    "min": (lambda sofar, value: tirx.Select(tirx.isnan(value), value, tirx.min(value, sofar)), math.inf),
+    "max": (lambda sofar, value: tirx.Select(_is_nan(value), value, tirx.max(value, sofar)), -math.inf),
+    "min": (lambda sofar, value: tirx.Select(_is_nan(value), value, tirx.min(value, sofar)), math.inf),
 }
 """The step, and where it begins: every number wins against it, itself included."""
 
 
-def _folded(name: str, value: Any, axes: Sequence[Any]) -> Any:
+def _folded(name: str, value: Any, axis: Sequence[Any]) -> Any:
     step, start = _FOLDS[name]
-    return te.comm_reducer(step, lambda dtype: tirx.const(start, dtype), name=name)(value, axis=axes)
+    return te.comm_reducer(step, lambda dtype: tirx.const(start, dtype), name=name)(value, axis=axis)
 
 
 def _extreme(x: te.Tensor, name: str, axes: Sequence[int], keepdims: bool) -> te.Tensor:
@@ -78,26 +86,30 @@ def _max_pool(x: te.Tensor, shape: Sequence[int], window: _Window) -> te.Tensor:
 
     Where windows share numbers, each is looked at once: it becomes an integer of the same order, above all of which is NaN.
     """
-    lead = len(x.shape) - len(window.sizes)
-    ordered = _ordered(x) if window.share else x
-    padded = _padded(ordered, lead, shape, window)
+    dtype = _name(x)
+    if not window.share or dtype not in _INTEGERS:
+        return _windows(x, tirx.const(-math.inf, dtype), shape, window, partial(_folded, "max"))
+    return _numbers(_windows(_ordered(x), _place_of_least(dtype), shape, window, tirx.max), dtype)
+
+
+def _windows(x: te.Tensor, least: Any, shape: Sequence[int], window: _Window, fold: Callable[..., Any]) -> te.Tensor:
+    lead, padded = len(x.shape) - len(window.sizes), _padded(x, least, shape, window)
     folds = [te.reduce_axis((0, size), f"k{axis}") for axis, size in enumerate(window.sizes)]
 
     def element(*place: Any) -> Any:
         steps = zip(place[lead:], window.strides, folds, window.dilations, strict=True)
-        value = padded(*place[:lead], *(at * stride + k * dilation for at, stride, k, dilation in steps))
-        return tirx.max(value, axis=folds) if window.share else _folded("max", value, folds)
+        inner = [at * stride + k * dilation for at, stride, k, dilation in steps]
+        return fold(padded(*place[:lead], *inner), axis=folds)
 
-    largest = te.compute(shape, element, name="pool_max", tag="pool_max")
-    return _numbers(largest, x.dtype) if window.share else largest
+    return te.compute(shape, element, name="pool_max", tag="pool_max")
 
 
-def _padded(x: te.Tensor, lead: int, shape: Sequence[int], window: _Window) -> te.Tensor:
+def _padded(x: te.Tensor, least: Any, shape: Sequence[int], window: _Window) -> te.Tensor:
     """Return the tensor with as much of the least around it as the windows reach."""
+    lead = len(x.shape) - len(window.sizes)
     behind = [max(end - int(n), 0) for n, end in zip(x.shape[lead:], window.ends(shape[lead:]), strict=True)]
     if not any(window.before) and not any(behind):
         return x
-    least = tirx.const(-math.inf, x.dtype) if "float" in _name(x) else tirx.min_value(x.dtype)
     return topi.nn.pad(x, [0] * lead + list(window.before), [0] * lead + behind, least, name="pad_temp")
 
 
@@ -113,9 +125,15 @@ def _ordered(x: te.Tensor) -> te.Tensor:
     return _each("ordered", x, order)
 
 
+def _place_of_least(dtype: str) -> Any:
+    """Return what `_ordered` makes of minus infinity: nothing is below it."""
+    bits = np.array(-math.inf, DType.parse(dtype).numpy).view(_INTEGERS[dtype])
+    return tirx.const(int(bits ^ np.iinfo(bits.dtype).max), _INTEGERS[dtype])
+
+
 def _numbers(x: te.Tensor, dtype: str) -> te.Tensor:
     """Return what `_ordered` was made of."""
-    highest = tirx.max_value(x.dtype)
+    highest = tirx.max_value(_name(x))
     return _each("numbers", x, lambda key: tirx.reinterpret(dtype, tirx.Select(key < 0, key ^ highest, key)))
 
 
@@ -124,7 +142,7 @@ def _name(x: te.Tensor) -> str:
     return str(x.dtype).removeprefix("T.")
 
 
-_INTEGERS = {"float16": "int16", "bfloat16": "int16", "float32": "int32", "float64": "int64"}
+_INTEGERS = {"float16": "int16", "float32": "int32", "float64": "int64"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +201,7 @@ def _of_floats(rewrite: Rewrite) -> Rewrite:
 
 def _clipped(call: Call, builder: BlockBuilder) -> Any:
     x, low, high = call.args
-    return builder.call_te(_clip, x, float(low.value), float(high.value))
+    return builder.call_te(_clip, x, float(low.value), float(high.value), primfunc_name_hint="clip")
 
 
 def _reduced(name: str) -> Rewrite:
@@ -191,7 +209,9 @@ def _reduced(name: str) -> Rewrite:
         (x,) = call.args
         rank = len(x.ty.shape)
         axes = range(rank) if call.attrs.axis is None else sorted({int(axis) % rank for axis in call.attrs.axis})
-        return builder.call_te(_extreme, x, name, list(axes), bool(call.attrs.keepdims)) if axes else call
+        if not axes:
+            return call
+        return builder.call_te(_extreme, x, name, list(axes), bool(call.attrs.keepdims), primfunc_name_hint=name)
 
     return rewrite
 
@@ -222,8 +242,8 @@ _CHOICES = {"relax.greater": relax.op.maximum, "relax.less": relax.op.minimum}
 _ON_FLOATS: Mapping[str, Rewrite] = {
     name: _of_floats(rewrite)
     for name, rewrite in {
-        "relax.nn.relu": lambda call, builder: builder.call_te(_relu, call.args[0]),
-        "relax.sign": lambda call, builder: builder.call_te(_sign, call.args[0]),
+        "relax.nn.relu": lambda call, builder: builder.call_te(_relu, call.args[0], primfunc_name_hint="relu"),
+        "relax.sign": lambda call, builder: builder.call_te(_sign, call.args[0], primfunc_name_hint="sign"),
         "relax.clip": _clipped,
         "relax.max": _reduced("max"),
         "relax.min": _reduced("min"),

@@ -26,7 +26,7 @@ class Xla(GraphCompiler):
     """XLA on the CPU, through JAX: fuses chains of elementwise operators best of all, and is slow at grouped convolutions."""
 
     name: ClassVar[str] = "xla"
-    loses_nan: ClassVar[tuple[str, ...]] = ("Clip", "Max", "Min", "ReduceMax", "ReduceMin", "Relu")  # where it folds long rows
+    loses_nan: ClassVar[tuple[str, ...]] = ("Max", "Min", "ReduceMax", "ReduceMin", "Relu")  # where it folds long rows
 
     def why_not(self, node: Node, function: Function) -> str | None:
         return refusal(node, function)

@@ -1,0 +1,127 @@
+"""Special numbers: what an engine loses is found, and what it says to lose is held against it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from xrt import OpTable, XRTModule
+from xrt.engines import registry
+from xrt.engines.toy import Env, Run, Toy
+from xrt.graph import Node
+from xrt.testing.contract import Contract
+from xrt.testing.special import SPECIALS, special
+from xrt.verify.running import run_alone
+
+GUIDE = Path(__file__).parents[2] / "docs" / "user-guide.md"
+
+ops: OpTable[Any] = Toy.kernels.extended("losing")
+
+
+@ops("Relu", priority=9)
+def relu(node: Node, env: Env) -> Run:
+    return lambda x: np.fmax(x, x.dtype.type(0))
+
+
+@ops("Abs", priority=9)
+def absolute(node: Node, env: Env) -> Run:
+    return lambda x: np.minimum(np.abs(x), np.finfo(x.dtype).max)
+
+
+@dataclass(frozen=True)
+class Losing(Toy):
+    """Loses NaN in Relu and infinities in Abs, and says nothing of it."""
+
+    name: ClassVar[str] = "losing"
+    kernels: ClassVar[OpTable[Any]] = ops
+
+
+@dataclass(frozen=True)
+class Honest(Losing):
+    name: ClassVar[str] = "honest"
+    loses_nan: ClassVar[tuple[str, ...]] = ("Relu",)
+    loses_infinity: ClassVar[tuple[str, ...]] = ("Abs",)
+
+
+@dataclass(frozen=True)
+class Modest(Honest):
+    name: ClassVar[str] = "modest"
+    loses_nan: ClassVar[tuple[str, ...]] = ("Relu", "Tanh")
+
+
+class OfLosing(Contract):
+    engine = Losing(native="off")
+
+
+class OfHonest(Contract):
+    engine = Honest(native="off")
+
+
+class OfModest(Contract):
+    engine = Modest(native="off")
+
+
+def test_a_lost_number_is_found_and_how_to_declare_it_told() -> None:
+    with pytest.raises(AssertionError, match=r"(?s)Relu-18-float32: y0 differs.*name Relu in the engine's loses_nan\n"):
+        OfLosing().test_special_numbers("Relu-18-float32")
+    with pytest.raises(AssertionError, match=r"(?s)Abs-18-float64: .*name Abs in the engine's loses_infinity\n"):
+        OfLosing().test_special_numbers("Abs-18-float64")
+
+
+@pytest.mark.parametrize("name", ["Relu-18-float32", "Abs-18-float16", "Tanh-18-float32", "Conv[[1,1]]-Relu-18-float32"])
+def test_what_is_declared_may_be_lost(name: str) -> None:
+    OfHonest().test_special_numbers(name)
+
+
+def test_nothing_but_what_is_declared_may_differ() -> None:
+    one = special("Relu-18-float32")
+    expected = run_alone(Toy(native="off"), one.function, one.inputs)
+    wrong = [array + 1 for array in expected]
+    assert one.judge(expected, expected)
+    assert not one.judge(wrong, expected, ["nan"])
+    assert not one.judge([np.where(np.isinf(array), 5, array) for array in expected], expected, ["nan"])
+
+
+def test_a_declaration_that_does_not_hold_is_found() -> None:
+    OfHonest().test_special_numbers_are_lost_where_it_says_so()
+    with pytest.raises(AssertionError, match=r"^loses_nan names operators that lose none: Tanh; take them out"):
+        OfModest().test_special_numbers_are_lost_where_it_says_so()
+
+
+def test_a_person_is_told() -> None:
+    function = special("Relu-18-float32").function
+    with XRTModule(function, [Honest()]) as module:
+        module(*special("Relu-18-float32").inputs)
+        told = str(module.explain())
+    assert "NaN is not carried through Relu: something else may come out in its place" in told
+    assert "infinity" not in told
+
+
+@pytest.mark.parametrize("name", ["iree", "openvino", "ort", "toy", "tvm", "xla"])
+def test_the_user_guide_lists_what_engines_lose(name: str) -> None:
+    kind = registry.engine_class(name)
+    rows = [line.split("|") for line in GUIDE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    row = next(row for row in rows if f"`{name}`" in row[1] and len(row) == 5)
+    told = [tuple(sorted(set(re.findall(r"\b[A-Z]\w*[a-z]\b", cell)) - {"XLA"})) for cell in row[2:4]]
+    assert told == [kind.loses_nan, kind.loses_infinity]
+
+
+def test_names_tell_cases_apart_and_numbers_meet_each_other() -> None:
+    assert len({one.name for one in SPECIALS}) == len(SPECIALS)
+    a, b = special("Add-of2-18-float32").inputs[-2:]
+    met = {(np.float32(x).tobytes(), np.float32(y).tobytes()) for x, y in zip(a, b, strict=True)}
+    assert len(met) == 64
+
+
+def test_the_reference_agrees_with_numpy() -> None:
+    for name, fold in (("ReduceMax[0]-rows-18-float32", np.max), ("ReduceMin[0]-rows-18-float32", np.min)):
+        one = special(name)
+        expected = [fold(x, axis=1) for x in one.inputs]
+        assert one.judge(run_alone(Toy(native="off"), one.function, one.inputs), expected)
+    one = special("Relu-18-float32")
+    assert one.judge(run_alone(Toy(native="off"), one.function, one.inputs), [np.maximum(x, 0) for x in one.inputs])
