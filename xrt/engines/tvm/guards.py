@@ -6,6 +6,7 @@
 - The remainder of floats with the sign of the divisor: NaN where one side is infinite.
 - Sums of float16 and bfloat16, and exponentials of them: accumulated in as few digits, where everybody else has float32.
 - The largest of a row of nothing but minus infinity is the lowest finite number, and the smallest likewise.
+- A choice between two numbers by which is larger: TVM computes it with 64-bit conditions; it is one instruction.
 - Powers: a call into the C library for each element, of which TVM warns on stderr; small whole ones are products.
 """
 
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import tvm_ffi
 from tvm import relax
 from tvm.ir import Call, GenericConst, IRModule
 from tvm.relax import BlockBuilder
@@ -30,7 +32,7 @@ def guarded(module: IRModule, polynomials: bool = True) -> IRModule:
     """Return the module with the calls of its ``main`` rewritten by `_REWRITES`, and exponentials by `POLYNOMIALS`."""
     guard = _Guard(module, {**_REWRITES, **POLYNOMIALS} if polynomials else _REWRITES)
     guard.builder_.update_func(module.get_global_var("main"), guard.visit_expr(module["main"]))
-    rewritten: IRModule = guard.builder_.finalize()
+    rewritten: IRModule = relax.transform.DeadCodeElimination()(guard.builder_.finalize())
     return rewritten
 
 
@@ -137,6 +139,23 @@ def _reaching(limit: float) -> Callable[[Call, BlockBuilder], Any]:
     return rewrite
 
 
+def _where(call: Call, builder: BlockBuilder) -> Any:
+    """Choose the larger or the smaller of two by one instruction, which of NaN does as the comparison: it takes the second."""
+    condition, *branches = call.args
+    compared = builder.lookup_binding(condition) if isinstance(condition, relax.Var) else None
+    if not isinstance(compared, Call) or not all(map(_is_same, compared.args, branches)):
+        return call
+    extreme = _EXTREMES.get(getattr(compared.op, "name", ""))
+    return call if extreme is None else extreme(*branches)
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    return bool(a.same_as(b) or (isinstance(a, GenericConst) and tvm_ffi.structural_equal(a, b)))
+
+
+_EXTREMES = {"relax.greater": relax.op.maximum, "relax.less": relax.op.minimum}
+
+
 _REWRITES: dict[str, Callable[[Call, BlockBuilder], Any]] = {
     "relax.take": _take,
     "relax.gather_elements": _gather_elements,
@@ -149,6 +168,7 @@ _REWRITES: dict[str, Callable[[Call, BlockBuilder], Any]] = {
     "relax.left_shift": _left_shift,
     "relax.right_shift": _right_shift,
     "relax.floor_mod": _floor_mod,
+    "relax.where": _where,
 }
 
 

@@ -94,6 +94,11 @@ class Page:
         type_ = self.function.type_of(name)
         return type_.dtype if isinstance(type_, TensorType) else DType.FLOAT32
 
+    def may_be_nan(self, name: str) -> bool:
+        """Whether a value may hold one: it is of a float type, and no constant that shows otherwise."""
+        constant = self.function.constants.get(name) or self.constants.get(name)
+        return self.dtype(name).is_float and (constant is None or bool(np.isnan(constant.array.astype(np.float64)).any()))
+
     @property
     def x(self) -> str:
         return self.node.inputs[0]
@@ -108,15 +113,17 @@ def _mean(page: Page) -> str:
 
 
 def _extreme(comparison: str) -> Callable[[Page], str]:
-    """Return a spelling of Max or Min: the first where it wins or is NaN, else the second."""
+    """Return a spelling of Max or Min: the second where it wins, else the first, NaN or not; and the second where it is NaN."""
 
     def of_two(page: Page, a: str, b: str) -> str:
-        wins = page.op(comparison, a, b)
-        if page.dtype(page.x).is_float:
-            wins = page.op("Or", wins, page.op("IsNaN", a))
-        return page.op("Where", wins, a, b)
+        extreme = page.op("Where", page.op(comparison, b, a), b, a)
+        return page.op("Where", page.op("IsNaN", b), b, extreme) if page.may_be_nan(b) else extreme
 
-    return lambda page: reduce(lambda a, b: of_two(page, a, b), page.node.inputs)
+    def of_all(page: Page) -> str:
+        """Constants last: what is no NaN needs no look."""
+        return reduce(lambda a, b: of_two(page, a, b), sorted(page.node.inputs, key=page.function.constants.__contains__))
+
+    return of_all
 
 
 def _clip(page: Page) -> str:
