@@ -155,6 +155,23 @@ def test_what_another_process_removes_meanwhile_is_nobodys_trouble(tmp_path: Pat
     assert len(answers(tmp_path)) == 1 and answers(tmp_path) != [older]
 
 
+def test_what_is_removed_before_it_is_read_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, plan = started(tmp_path)
+    (path,) = answers(tmp_path)
+    is_file = Path.is_file
+
+    def seen(self: Path) -> bool:
+        found = is_file(self)
+        if self == path:
+            path.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(Path, "is_file", seen)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CacheWarning)
+        assert started(tmp_path) == (asked, plan)
+
+
 def test_a_folder_that_is_cleared_meanwhile_is_nobodys_trouble(tmp_path: Path) -> None:
     AnswersMemo._make_room(tmp_path / "gone")
 

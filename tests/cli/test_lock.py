@@ -11,8 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.cli.test_cache_and_bundles import call
+from tests.damaging import mutants
 from tests.module.test_faults import chain
 from xrt.cache import default_cache
 from xrt.cli import check
@@ -182,6 +185,21 @@ def test_another_version_is_told_and_checked(lock: Path, capsys: pytest.CaptureF
         (lambda facts: facts["plan"][0].update(nodes=3), (), "the lock places 3 of 5 nodes, and not 'n3'"),
         (lambda facts: facts["model"].update(seed="x"), (), "the lock's seed must be a number; it is 'x'"),
         (lambda facts: facts["options"].update(threads="9" * 20), (), "the lock's threads must be a number; it is '999"),
+        (
+            lambda facts: facts["model"].update(dims="batch"),
+            (),
+            "the lock's model cannot be used: --dim takes NAME=SIZE, such as ",
+        ),
+        (
+            lambda facts: facts["options"].update(precision="fp17"),
+            (),
+            "the lock's options cannot be used: precision must be one of",
+        ),
+        (
+            lambda facts: facts["model"].update(fingerprint="\ud800"),
+            (),
+            "the lock is of another model: the model 'main' had fing",
+        ),
     ],
 )
 def test_what_cannot_run_is_exit_code_1(
@@ -208,6 +226,22 @@ def test_what_cannot_run_is_exit_code_1(
 )
 def test_a_mistake_is_exit_code_2(arguments: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, *arguments)[::2] == (2, f"error: {told}\n")
+
+
+@pytest.mark.slow
+@given(data=st.data())
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_has_become_of_a_lock_a_check_ends_with_an_answer(
+    data: st.DataObject, lock: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = lock.with_name("damaged.lock")
+    damaged.write_bytes(data.draw(mutants(lock.read_bytes())))
+    code, out, err = call(capsys, "check", str(damaged), "--budget", "0.01s", "--once", "--json")
+    assert code in (0, 1, 2)
+    assert "this should not happen" not in err
+    assert bool(out) != err.startswith("error: "), "either an outcome or an error"
+    if out:
+        assert json.loads(out)["state"] in ("held", "regressed", "undecided", "alone", "cannot run")
 
 
 def test_what_is_interrupted_is_not_locked(

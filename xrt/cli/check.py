@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,8 @@ def _specs(lock: Lock) -> list[str]:
 
 
 def _checked(lock: Lock, path: Path, model: str | None, limit: float, budget: float) -> Any:
-    function = _model(lock, path, model)
+    with _of_the_lock("model"):
+        function = _model(lock, path, model)
     engines = _specs(lock)
     if not engines:
         raise LockError("the lock has no plan")
@@ -157,9 +159,21 @@ def _checked(lock: Lock, path: Path, model: str | None, limit: float, budget: fl
         if name.startswith(DEVICE_OF) and name.removeprefix(DEVICE_OF) in engines
     }
     threads = _number(lock.options.get("threads", "1"), "threads")
-    with err.status("running the plan"), XRTModule(function, engines, strict=True, threads=threads, **options) as module:
+    with _of_the_lock("options"):
+        made = XRTModule(function, engines, strict=True, threads=threads, **options)
+    with err.status("running the plan"), made as module:
         outcome, told = check_module(module, lock, [values[value.name] for value in function.inputs], limit, budget)
     return outcome, (*told, *stand_ins)
+
+
+@contextmanager
+def _of_the_lock(what: str) -> Iterator[None]:
+    """Say of an OptionError that it is about what the lock holds, and what to do."""
+    try:
+        yield
+    except OptionError as error:
+        told = str(error).rstrip(".")
+        raise LockError(f"the lock's {what} cannot be used: {told}; mend it, or make it anew with `xrt lock`") from error
 
 
 def _values(function: Function, lock: Lock, path: Path) -> tuple[dict[str, Any], list[str]]:

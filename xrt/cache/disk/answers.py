@@ -46,9 +46,11 @@ class AnswersMemo:
         path = self._path(function, engines, homes, context)
         if path is None or not path.is_file():
             return None
-        with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
-        return parsed(data, len(function.nodes), len(engines))
+        with suppress(FileNotFoundError):  # another process removed it meanwhile
+            with path.open("rb") as file:
+                data = file.read(MOST_BYTES + 1)
+            return parsed(data, len(function.nodes), len(engines))
+        return None
 
     def keep(
         self,
