@@ -80,6 +80,15 @@ def test_buffers_that_compiled_code_cannot_write_to_are_filled() -> None:
     assert np.array_equal(over, -x)
 
 
+def test_a_buffer_that_may_not_be_written_to_is_not() -> None:
+    executable, x = compiled(one("Neg", tensor(9), output=tensor(9))), random(9)
+    frozen = np.zeros(9, np.float32)
+    frozen.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        executable.into([frozen])(x)
+    assert not frozen.any()
+
+
 def test_a_buffer_over_an_input_that_is_read_across_is_filled_at_the_end() -> None:
     f = function(
         Node("Transpose", ("x",), ("t",)),

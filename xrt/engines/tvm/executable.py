@@ -71,11 +71,8 @@ class RelaxExecutable(Executable):
         """Return a call over prepared tensors, where the code can compute into such outputs."""
         if not all(map(_is_shared, inputs)) or not self._fills(outputs):
             return super().bind(inputs, outputs)
-        tensors, into, threads = (
-            [*map(to_tensor, inputs), *self._constants, *map(to_tensor, outputs)],
-            self._machine()[INTO],
-            self._threads,
-        )
+        tensors = [*map(to_tensor, inputs), *self._constants, *map(to_tensor, outputs)]
+        into, threads = self._machine()[INTO], self._threads
 
         def run() -> None:
             try:
@@ -105,7 +102,7 @@ class RelaxExecutable(Executable):
         return [(argument, 0) for argument in self.program.in_place if argument < len(self.function.inputs)]
 
     def _fills(self, outputs: Sequence[Any]) -> bool:
-        return self.program.fills and all(map(_is_shared, outputs))
+        return self.program.fills and all(_is_shared(buffer) and buffer.flags.writeable for buffer in outputs)
 
     def _call(self, entry: str, tensors: Sequence[Any]) -> Any:
         """Return what a machine that is idle gives; a call that fails leaves it to be collected."""

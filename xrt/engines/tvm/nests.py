@@ -111,8 +111,9 @@ class Nest:
         if operations(body) < LONG or not is_arithmetic(body):
             return loop
         vectors = self.machine.accumulators // (3 if loads(body) == 1 else 6)
-        lanes = _divisor(self.work, vectors * self.machine.lanes(self._bits))
-        if lanes < 2 * self.machine.lanes(self._bits):
+        wide = self.machine.lanes(self._widest)
+        lanes = _divisor(self.work, vectors * wide)
+        if lanes < 2 * wide:
             return loop
         outer, lane = self.schedule.split(loop, [None, lanes])
         self.schedule.vectorize(lane)
@@ -234,6 +235,12 @@ class Nest:
             return None
         _, side = self.schedule.split(self.schedule.get_loops(self.block)[-1], [None, width])
         return self.schedule.rfactor(side, -1)
+
+    @property
+    def _widest(self) -> int:
+        """The bits of the widest element that the block reads or writes."""
+        stmt = self.schedule.get(self.block)
+        return max(int(access.source.dtype.bits) for access in (*stmt.reads, *stmt.writes))
 
     @property
     def _bits(self) -> int:
