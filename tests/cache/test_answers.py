@@ -14,6 +14,7 @@ import pytest
 import xrt
 from tests.module.test_faults import X, chain
 from xrt.cache import CompileCache, tier_of
+from xrt.cache.disk.answers import AnswersMemo
 from xrt.errors import CacheWarning
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.testing.faulty import Recording
@@ -92,6 +93,9 @@ DAMAGES = [
     broken(lambda facts: facts["questions"].__setitem__(0, True)),
     broken(lambda facts: facts["answers"][0].append(None)),
     broken(lambda facts: facts["answers"][0].__setitem__(0, 3)),
+    broken(lambda facts: facts.update(answers=["no"] * 9)),
+    broken(lambda facts: facts.update(answers={"no": None, "nope": 3}, questions=[0, 0, 0])),
+    broken(lambda facts: facts.update(questions={"0": 1, "1": 2, "2": 3})),
 ]
 
 
@@ -131,6 +135,45 @@ def test_the_oldest_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         started(tmp_path, chain(op))
     assert len(answers(tmp_path)) == 2
     assert started(tmp_path, chain("Cos"))[0] == 0
+
+
+def test_what_another_process_removes_meanwhile_is_nobodys_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the list of files and the question how old each is, `xrt cache clear` or another process may remove some."""
+    monkeypatch.setattr("xrt.cache.disk.answers.MOST", 1)
+    started(tmp_path, chain("Abs"))
+    (older,) = answers(tmp_path)
+    listed = Path.iterdir
+
+    def quicker(folder: Path) -> Any:
+        found = list(listed(folder))
+        if folder == older.parent:
+            older.unlink(missing_ok=True)
+        return iter(found)
+
+    monkeypatch.setattr(Path, "iterdir", quicker)
+    started(tmp_path, chain("Exp"))
+    assert len(answers(tmp_path)) == 1 and answers(tmp_path) != [older]
+
+
+def test_what_is_removed_before_it_is_read_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, plan = started(tmp_path)
+    (path,) = answers(tmp_path)
+    is_file = Path.is_file
+
+    def seen(self: Path) -> bool:
+        found = is_file(self)
+        if self == path:
+            path.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(Path, "is_file", seen)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CacheWarning)
+        assert started(tmp_path) == (asked, plan)
+
+
+def test_a_folder_that_is_cleared_meanwhile_is_nobodys_trouble(tmp_path: Path) -> None:
+    AnswersMemo._make_room(tmp_path / "gone")
 
 
 def test_without_a_disk_each_signature_is_asked_once() -> None:

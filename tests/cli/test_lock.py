@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.cli.test_cache_and_bundles import call
+from tests.damaging import mutants
 from tests.module.test_faults import chain
 from xrt.cache import default_cache
+from xrt.cli import check
 from xrt.cli.tune import INTERRUPTED
 from xrt.formats import onnx
 from xrt.formats.lock import Lock, read_lock
+from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.models import sample_inputs
+from xrt.passes import specialise
 from xrt.tune import Tuned
+from xrt.tune.gate import Outcome
 
 BUDGET = ("--budget", "40s", "--gate", "1s")
 
@@ -84,6 +94,9 @@ def test_a_regression_is_exit_code_1(lock: Path, capsys: pytest.CaptureFixture[s
         ('{"state": "undecided"}', 0, "not decided, the noise is too large: +"),
         ('{"state": "cannot run"}', 1, "regressed: +"),
         ("it crashed", 1, "regressed: +"),
+        ("[]", 1, "regressed: +"),
+        ("3", 1, "regressed: +"),
+        ('{"state": ["held"]}', 1, "regressed: +"),
     ],
 )
 def test_a_regression_is_one_that_two_processes_have_seen(
@@ -103,6 +116,49 @@ def test_a_regression_is_one_that_two_processes_have_seen(
     assert command[1:] == ["-m", "xrt.cli", "check", path, "--max-regress", "0.05", "--budget", "1.000s", "--once", "--json"]
     said = "one process saw a regression; a second one, asked to confirm it: "
     assert (said in out) == (code == 0)
+
+
+def test_a_second_process_that_hangs_is_an_error(
+    lock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The plan is on an engine that runs for an hour; only the second process, a real one, has to do with it."""
+    info = tmp_path / "found" / "xrt_faulty-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: xrt-faulty\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[xrt.engines]\nfaulty = xrt.testing.faulty:Faulty\n")
+    monkeypatch.syspath_prepend(str(info.parent))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(info.parent), os.environ.get("PYTHONPATH", "")]))
+
+    def regressed(facts: Any) -> None:
+        for run in facts["plan"]:
+            run.update(engine="faulty{how=hang}", region=0)
+
+    path = altered(lock, regressed)
+    seen = Outcome("regressed", 0.05), ()
+    monkeypatch.setattr("xrt.cli.check._checked", lambda *given: seen)
+    code, out, err = call(capsys, "check", path, "--budget", "1s", "--confirm-limit", "6s")
+    assert (code, out) == (2, "")
+    assert err == (
+        "error: the plan has regressed, and the process that was to confirm it hung: it was not done after 1 s of --budget and "
+        "6 s more. --confirm-limit gives it longer, --once does without it\n"
+    )
+
+
+def test_engines_that_may_run_code_are_named_by_who_checks(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def with_library(facts: Any) -> None:
+        for run in facts["plan"]:
+            run.update(engine="toy{libraries=(nowhere.so)}", region=0)
+
+    path = altered(lock, with_library)
+    code, out, _ = call(capsys, "check", path, "--json")
+    assert code == 1
+    assert json.loads(out)["reason"] == (
+        "the lock has engine 'toy{libraries=(nowhere.so)}', whose libraries may name files or code, and a lock does not choose "
+        "what is run; pass --engines 'toy{libraries=(nowhere.so)}' if that is what you want"
+    )
+    code, out, _ = call(capsys, "check", path, "--engines", "toy{libraries=(nowhere.so)}")
+    assert code == 1
+    assert "nowhere.so" in out and "does not choose" not in out, "it is opened, or would be"
 
 
 def test_noise_is_told_and_passes(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,6 +185,21 @@ def test_another_version_is_told_and_checked(lock: Path, capsys: pytest.CaptureF
         (lambda facts: facts["plan"][0].update(nodes=3), (), "the lock places 3 of 5 nodes, and not 'n3'"),
         (lambda facts: facts["model"].update(seed="x"), (), "the lock's seed must be a number; it is 'x'"),
         (lambda facts: facts["options"].update(threads="9" * 20), (), "the lock's threads must be a number; it is '999"),
+        (
+            lambda facts: facts["model"].update(dims="batch"),
+            (),
+            "the lock's model cannot be used: --dim takes NAME=SIZE, such as ",
+        ),
+        (
+            lambda facts: facts["options"].update(precision="fp17"),
+            (),
+            "the lock's options cannot be used: precision must be one of",
+        ),
+        (
+            lambda facts: facts["model"].update(fingerprint="\ud800"),
+            (),
+            "the lock is of another model: the model 'main' had fing",
+        ),
     ],
 )
 def test_what_cannot_run_is_exit_code_1(
@@ -157,6 +228,22 @@ def test_a_mistake_is_exit_code_2(arguments: tuple[str, ...], told: str, capsys:
     assert call(capsys, *arguments)[::2] == (2, f"error: {told}\n")
 
 
+@pytest.mark.slow
+@given(data=st.data())
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_has_become_of_a_lock_a_check_ends_with_an_answer(
+    data: st.DataObject, lock: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = lock.with_name("damaged.lock")
+    damaged.write_bytes(data.draw(mutants(lock.read_bytes())))
+    code, out, err = call(capsys, "check", str(damaged), "--budget", "0.01s", "--once", "--json")
+    assert code in (0, 1, 2)
+    assert "this should not happen" not in err
+    assert bool(out) != err.startswith("error: "), "either an outcome or an error"
+    if out:
+        assert json.loads(out)["state"] in ("held", "regressed", "undecided", "alone", "cannot run")
+
+
 def test_what_is_interrupted_is_not_locked(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,6 +255,92 @@ def test_what_is_interrupted_is_not_locked(
     code, _, err = call(capsys, "lock", str(place / "model.onnx"), "-e", "ort,toy", "-o", str(target), *BUDGET)
     assert (code, target.exists()) == (INTERRUPTED, False)
     assert err.endswith(f"interrupted: nothing is locked; {target} is as it was\n")
+
+
+# ---------------------------------------------------------------------- the inputs that it was measured on
+
+
+@pytest.fixture(scope="module")
+def of_four(place: Path) -> Path:
+    """A model of any batch, and its lock for inputs of which one is from a file, and says that it is of four."""
+    rows = TensorType(DType.FLOAT32, ("batch", 3))
+    nodes = (Node("Add", ("x", "z"), ("s",), name="add"), Node("Exp", ("s",), ("e",), name="exp"), Node("Cos", ("e",), ("y",)))
+    inputs = (Value("x", rows), Value("z", rows))
+    onnx.save(Function(inputs, (Value("y", rows),), nodes, opsets={"": 20}, name="rows"), place / "rows.onnx")
+    np.save(place / "x.npy", np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3))
+    return place / "rows.onnx"
+
+
+@pytest.fixture
+def rows(of_four: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    target = place / "locks" / "rows.lock"
+    if not target.exists():
+        given = ("--input", f"x={place / 'x.npy'}", "--seed", "7")
+        code, _, err = call(capsys, "lock", str(of_four), "-e", "ort,toy", "-o", str(target), *given, *BUDGET)
+        assert code == 0, err
+    (tmp_path / "locks").mkdir()
+    for file in (of_four, place / "x.npy"):
+        shutil.copy(file, tmp_path)
+    return Path(shutil.copy(target, tmp_path / "locks"))
+
+
+def test_a_lock_tells_what_it_was_measured_on(rows: Path) -> None:
+    made = read_lock(rows)
+    assert made.inputs == {"x": "float32[4,3]", "z": "float32[4,3]"}, "the other one is as large"
+    assert made.values == {"x": "../x.npy"} and made.model["seed"] == "7"
+
+
+def test_a_check_is_made_on_what_the_lock_was_measured_on(
+    rows: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    checked = check.check_module
+
+    def noted(module: Any, lock: Lock, values: Any, *more: Any) -> Any:
+        seen.extend(values)
+        return checked(module, lock, values, *more)
+
+    monkeypatch.setattr(check, "check_module", noted)
+    code, out, _ = call(capsys, "check", str(rows), "--budget", "1s", "--max-regress", "9900%")
+    assert (code, "not where it was locked" in out) == (0, False)
+    np.testing.assert_array_equal(seen[0], np.load(rows.parent.parent / "x.npy"))
+    drawn = sample_inputs(specialise(onnx.load(rows.parent.parent / "rows.onnx"), {"x": (4, 3)}), 7)
+    np.testing.assert_array_equal(seen[1], drawn["z"])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (Path.unlink, "the values of input 'x', in ../x.npy, are not to be had: there is no input file "),
+        (lambda path: path.write_bytes(b"torn"), "the values of input 'x', in ../x.npy, are not to be had: "),
+        (
+            lambda path: np.save(path, np.zeros((2, 3))),
+            "the values of input 'x', in ../x.npy, were float32[4,3] and are float64[2,3]",
+        ),
+    ],
+)
+def test_values_that_are_not_to_be_had_are_told_and_drawn(
+    change: Any, told: str, rows: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(rows.parent.parent / "x.npy")
+    code, out, _ = call(capsys, "check", str(rows), "--budget", "1s", "--max-regress", "9900%")
+    assert code == 0
+    assert out.startswith(f"not where it was locked: {told}")
+
+
+def test_a_lock_of_an_earlier_version_is_checked_on_its_shapes(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = altered(rows, lambda facts: facts.pop("values"))
+    code, out, _ = call(capsys, "check", path, "--budget", "1s", "--max-regress", "9900%")
+    assert (code, "not where it was locked" in out) == (0, False)
+
+
+def test_arrays_of_an_archive_are_found_again(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(rows.parent.parent / "all.npz", x=np.ones((4, 3), np.float32), other=np.ones(2))
+    path = altered(rows, lambda facts: facts.update(values={"x": "../all.npz", "z": "../all.npz"}))
+    code, out, _ = call(capsys, "check", path, "--budget", "1s", "--max-regress", "9900%")
+    assert code == 0
+    (line,) = [line for line in out.splitlines() if line.startswith("not where it was locked: ")]
+    assert line == "not where it was locked: the values of input 'z', in ../all.npz, are not to be had: it has no array 'z'"
 
 
 def test_a_lock_that_holds_places_the_model_of_the_command_line(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,6 +97,15 @@ def test_a_budget_too_small_is_exit_code_1(command: Command) -> None:
         (["--budget", "0"], "error: --budget takes a time such as 60s or 2m; got '0'\n"),
         (["--budget", "soon"], "error: --budget takes a time such as 60s or 2m; got 'soon'\n"),
         (["--engines", "orr"], "error: no engine is named 'orr'. Did you mean 'ort'?"),
+        *(
+            (
+                ["--devices", text],
+                f"error: --devices takes ENGINE=DEVICE, each engine once, such as ort=cuda,tvm=cpu; got {text!r}\n",
+            )
+            for text in ("cuda", "ort=", "=cuda", "ort=cuda,", "ort=cuda,ort=cpu", "ort{=cuda", "")
+        ),
+        (["--devices", "ort=gpu"], "error: "),
+        (["--devices", "orr=cpu", "--engines", "ort"], "error: devices names 'orr', which is not in the list of engines: "),
     ],
 )
 def test_mistakes_are_one_line(arguments: list[str], text: str, command: Command) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from tests.devices.late import Late, OnCpu
 from tests.devices.models import numbers
 from tests.devices.worlds import TOY, World, world
 from tests.module.test_faults import chain
+from xrt.cli.app import main
 from xrt.engines import CompileContext
 from xrt.errors import DeviceError, LockError, OptionError, PlacementWarning
 from xrt.formats.lock import read_lock, write_lock
+from xrt.formats.onnx import save
 from xrt.module.locked import check_module, lock_module
 from xrt.partition.assigned import homes_of
 from xrt.runtime import on_device
@@ -169,10 +172,12 @@ def test_a_lock_holds_on_the_device_that_it_was_made_on(tmp_path: Path, monkeypa
         module(found, SLOW_EXP, SLOW_COS, lock=path).plan_for(X)
 
 
-def test_the_commands_take_a_device(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from xrt.cli.app import main
-    from xrt.formats.onnx import save
+Command = Callable[..., str]
 
+
+@pytest.fixture
+def command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run the command where m.onnx is the pair; returns standard output."""
     monkeypatch.setenv("XRT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     save(PAIR, "m.onnx")
@@ -184,11 +189,45 @@ def test_the_commands_take_a_device(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert caught.value.code in (0, None), told.err
         return told.out
 
+    return run
+
+
+def test_the_commands_take_a_device(command: Command) -> None:
     asked = ("--device", "cuda", "--engines", f"{TOY},toy", "--budget", "4s")
     with world("eager"):
-        assert json.loads(run("tune", "m.onnx", *asked, "--json"))["how"] == "measured"
-        run("lock", "m.onnx", *asked, "--gate", "1s", "-o", "m.lock")
-        assert json.loads(run("check", "m.lock", "--budget", "1s", "--max-regress", "300%", "--once", "--json"))["differs"] == []
+        assert json.loads(command("tune", "m.onnx", *asked, "--json"))["how"] == "measured"
+        command("lock", "m.onnx", *asked, "--gate", "1s", "-o", "m.lock")
+        check = ("check", "m.lock", "--budget", "1s", "--max-regress", "300%", "--once", "--json")
+        assert json.loads(command(*check))["differs"] == []
+
+
+APART = ("--pin", f"Exp={TOY}", "--pin", "Cos=ort", "--devices", f"{TOY}=cuda:1,ort=cpu")
+
+
+def test_the_commands_take_a_device_for_each_engine(command: Command) -> None:
+    with world("eager") as found:
+        assert found.machine is not None
+        told = json.loads(command("tune", "m.onnx", "--engines", f"{TOY},ort", *APART, "--budget", "40s", "--json"))
+        (won,) = [one for one in told["contenders"] if one["verdict"] == "won"]
+        assert (told["how"], [region["engine"] for region in won["plan"]]) == ("measured", [TOY, "ort"])
+        command("lock", "m.onnx", "--engines", f"{TOY},ort", *APART, "--budget", "40s", "--gate", "1s", "-o", "m.lock")
+        lock = read_lock("m.lock")
+        assert {name: device for name, device in lock.options.items() if "device" in name} == {
+            "device": "cpu",
+            f"device of {TOY}": "cuda:1",
+            "device of ort": "cpu",
+        }
+        assert lock.machine["cuda:1"] == "simulated"
+        check = ("check", "m.lock", "--budget", "1s", "--max-regress", "900%", "--once", "--json")
+        assert json.loads(command(*check))["differs"] == []
+        assert found.machine.kernels.count("exp") > 10
+
+
+def test_other_commands_take_a_device_for_each_engine_too(command: Command) -> None:
+    with world("eager"):
+        shown = json.loads(command("explain", "m.onnx", "-e", f"{TOY},ort", *APART, "--json"))
+        assert [region["device"] for region in shown["regions"]] == ["cuda:1", "cpu"]
+        assert "2 regions" in command("run", "m.onnx", "-e", f"{TOY},ort", *APART)
 
 
 # ---------------------------------------------------------------------- in a worker
@@ -200,7 +239,7 @@ def test_a_piece_is_measured_on_a_device_here_and_in_a_worker(way: Any) -> None:
         context = on_device("cuda", CompileContext(threads=1))
         with_engine = way(SLOW_EXP)
         try:
-            trial = with_engine.trial(PAIR, context, [X], 0.05, 60.0)
+            trial = with_engine.trial(PAIR, context, [X], 0.05, 60.0, False)
         finally:
             with_engine.close()
     np.testing.assert_allclose(trial.results[0], RIGHT, rtol=1e-6)

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines.iree_running import CONTEXT, IREE, function, one, tensor, why
+from tests.engines.iree_running import CONTEXT, IREE, function, one, why
+from tests.engines.written import tensor
 from xrt.engines import CompileContext, registry
 from xrt.engines.iree import Iree, capability, compiler
 from xrt.engines.iree.gaps import GAPS

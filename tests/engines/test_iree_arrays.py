@@ -11,7 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.engines.iree_running import CONTEXT, IREE, compiled, function, negation, one, tensor
+from tests.engines.iree_running import CONTEXT, IREE, compiled, function, negation, one
+from tests.engines.written import tensor
 from xrt.engines import RunOptions
 from xrt.engines.iree import Iree
 from xrt.engines.iree.devices import device_of, is_small
@@ -72,27 +73,6 @@ def test_read_only_arrays_of_a_type_that_numpy_lacks() -> None:
     x.flags.writeable = False
     (y,) = compiled(one("Neg", tensor(9, dtype=DType.BFLOAT16))).run([x])
     assert np.array_equal(y, -x)
-
-
-def test_results_are_memory_of_their_own() -> None:
-    """Outputs that are an input, a constant, the same twice."""
-    constant = np.arange(100, dtype=np.float32)
-    f = function(
-        Node("Identity", ("x",), ("same",)),
-        Node("Neg", ("x",), ("y",)),
-        Node("Identity", ("y",), ("z",)),
-        inputs={"x": tensor(100)},
-        outputs=("x", "same", "y", "z", "c", "y"),
-        constants={"c": constant},
-    )
-    x = np.ones(100, np.float32)
-    executable = compiled(f)
-    first, second = (list(executable.run([x])) for _ in range(2))
-    assert executable.outputs_are_fresh
-    assert all(np.array_equal(r, w) for r, w in zip(first, (x, x, -x, -x, constant, -x), strict=True))
-    everything = [x, constant, *first, *second]
-    assert not any(np.shares_memory(a, b) for i, a in enumerate(everything) for b in everything[:i])
-    assert all(result.flags.writeable and result.flags.owndata for result in first)
 
 
 def test_results_outlive_what_made_them() -> None:

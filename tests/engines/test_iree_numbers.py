@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines.iree_running import compiled, function, one, tensor, why
+from tests.engines.iree_running import compiled, function, one, why
+from tests.engines.written import tensor
 from xrt.engines.iree.capability import refusal
 from xrt.graph import DType, Function, Node, attributes_of
 

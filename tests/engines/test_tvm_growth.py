@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from tvm import tirx
 
-from tests.engines.test_tvm import CONTEXT, function, one, run, tensor
+from tests.engines.tvm_running import CONTEXT, run
+from tests.engines.written import function, one, tensor
 from xrt.engines.tvm import Tvm
 from xrt.engines.tvm.expressions import loads, operations
 from xrt.engines.tvm.rows import in_rows

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.engines.test_tvm import CONTEXT, function, one, run, tensor
+from tests.engines.tvm_running import CONTEXT, run
+from tests.engines.written import function, one, tensor
 from xrt.engines import CompileContext
 from xrt.engines.tvm import Tvm
 from xrt.engines.tvm.nests import Machine, Nest
-from xrt.graph import Function, Node, attributes_of
+from xrt.graph import Function, Node, TensorType, attributes_of
+from xrt.module import XRTModule
 
 Array = np.ndarray[Any, Any]
 
@@ -23,13 +26,14 @@ def random(*shape: int) -> Array:
 def arrangements(f: Function, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Return the names of the arrangements that some nest of the Function was given."""
     found: set[str] = set()
-    for name in ("tile", "split_rows", "_turn"):
+    for name in ("tile", "split_rows", "_turn", "_several_vectors"):
         way = getattr(Nest, name)
 
         def noting(nest: Nest, *rest: Any, name: str = name, way: Any = way) -> Any:
+            across = name == "_turn" and nest._read_across(*rest[:1]) is not None
             result = way(nest, *rest)
-            if name != "_turn" or nest._read_across(*rest[:1]) is not None:
-                found.update({name} if result else ())
+            plain = {"_turn": not across, "_several_vectors": bool(rest) and result is rest[0]}
+            found.update({name} if result and not plain.get(name, False) else ())
             return result
 
         monkeypatch.setattr(Nest, name, noting)
@@ -62,9 +66,22 @@ def reduction(op: str, shape: tuple[int, ...], axes: list[int], *, keepdims: int
     return function(node, inputs={"x": tensor(*shape)}, outputs={"y": tensor(*result)}, constants={"a": np.array(axes)})
 
 
+def in_a_row(length: int, shape: tuple[int, ...], op: str = "Abs") -> Function:
+    """Return sums with an elementwise operator between them, which TVM makes one loop of."""
+    names = [f"v{k}" for k in range(length + 1)]
+    nodes = [Node(op, (a,), (b,)) if k % 2 else Node("Add", (a, "c"), (b,)) for k, (a, b) in enumerate(pairwise(names))]
+    types = {name: tensor(*shape) for name in names[1:-1]}
+    ends: list[dict[str, TensorType | None]] = [{names[0]: tensor(*shape)}, {names[-1]: tensor(*shape)}]
+    return function(*nodes, inputs=ends[0], outputs=ends[1], constants={"c": np.array(0.25, np.float32)}, types=types)
+
+
 @pytest.mark.parametrize(
     ("f", "expected"),
     [
+        (in_a_row(30, (256, 512)), {"_several_vectors"}),
+        (in_a_row(6, (256, 512)), set()),
+        (in_a_row(30, (256, 512), "Sin"), set()),
+        (in_a_row(30, (3, 5)), set()),
         (product(64, 48, 96), {"tile"}),
         (convolution(16, 28, 32, 3, pads=[1, 1, 1, 1]), {"tile"}),
         (reduction("ReduceSum", (256, 512), [0]), {"tile"}),
@@ -74,10 +91,31 @@ def reduction(op: str, shape: tuple[int, ...], axes: list[int], *, keepdims: int
         (product(4, 4, 4), set()),
         (one("MaxPool", tensor(1, 16, 32, 32), output=tensor(1, 16, 16, 16), kernel_shape=[2, 2], strides=[2, 2]), set()),
     ],
-    ids=["product", "convolution", "columns", "rows", "transpose", "elementwise", "small", "pool"],
+    ids=[
+        "chain",
+        "short chain",
+        "library calls",
+        "few",
+        "product",
+        "convolution",
+        "columns",
+        "rows",
+        "transpose",
+        "elementwise",
+        "small",
+        "pool",
+    ],
 )
 def test_arrangements(f: Function, expected: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert arrangements(f, monkeypatch) == expected
+
+
+@pytest.mark.parametrize("shape", [(256, 512), (3, 5), (7, 1000), (1021,)], ids=str)
+@pytest.mark.parametrize("op", ["Abs", "Relu", "Sqrt", "Floor", "Sigmoid", "Softplus"])
+def test_chains(op: str, shape: tuple[int, ...]) -> None:
+    f, x = in_a_row(30, shape, op), np.abs(random(*shape))
+    expected = XRTModule(f, "toy")(x)
+    assert np.allclose(run(f, x)[0], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("m", "k", "n"), [(64, 48, 96), (1, 300, 500), (37, 41, 43), (13, 64, 7), (128, 1, 200)])

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tvm
 
-from tests.engines.test_tvm import function, one, run, tensor
+from tests.engines.tvm_running import run
+from tests.engines.written import function, one, tensor
 from xrt.engines.tvm import Tvm
 from xrt.engines.tvm.capability import positions_read_at_import
 from xrt.engines.tvm.host import target_of

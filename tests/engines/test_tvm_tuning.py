@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import subprocess
 import sys
 import tomllib
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +16,17 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm_ffi
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tvm import te
 from tvm.ir import IRModule
 
+from tests.damaging import mutants
 from xrt.engines import CompileContext
 from xrt.engines.tvm import Tvm, records, tuner, tuning
 from xrt.engines.tvm.host import target_of
 from xrt.engines.tvm.records import Record
-from xrt.errors import CompileRefused, OptionError
+from xrt.errors import CacheWarning, CompileRefused, OptionError
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 
 PIN = "apache-tvm-ffi=="
@@ -161,13 +167,87 @@ def test_a_record_reads_as_it_was_written(tmp_path: Path) -> None:
         assert records.kept(tmp_path / "a" / "b", "key") == record
 
 
+FIELDS = '{"format": 1, "trials": %s, "seconds": %s, "default_seconds": 1.0, "trace": %s}'
+
+
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"format": 9}', '{"format": 1, "trials": "x", "seconds": 1.0, "default_seconds": 1.0, "trace": null}'],
+    [
+        "",
+        "{",
+        "[]",
+        '{"format": 9}',
+        FIELDS % ('"x"', "1.0", "null"),
+        FIELDS % ("true", "1.0", "null"),
+        FIELDS % ("-1", "1.0", "null"),
+        FIELDS % ("1", "NaN", "null"),
+        FIELDS % ("1", "-1.0", "null"),
+        FIELDS % ("1", "1.0", '"no JSON"'),
+        FIELDS % ("1", "1.0", "[]"),
+        FIELDS % ("1", "1.0", '"[[[\\"RunThis\\", [], [], []]], []]"'),
+    ],
 )
-def test_a_damaged_record_is_none(text: str, tmp_path: Path) -> None:
+def test_a_damaged_record_is_none_with_a_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "key.json").write_text(text)
-    assert records.kept(tmp_path, "key") is None
+    with pytest.warns(CacheWarning, match=r"^the record of tuning .*key\.json cannot be used: .*\. The loops are tuned again"):
+        assert records.kept(tmp_path, "key") is None
+    records.keep(tmp_path, "key", Record(1, 1.0, 1.0, None))
+    assert records.kept(tmp_path, "key") == Record(1, 1.0, 1.0, None)
+
+
+TRACE = '[[["GetSBlock", [], ["y", "main"], ["b0"]], ["Annotate", ["b0", 1], ["meta_schedule.parallel"], []]], []]'
+
+
+@given(data=st.data())
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_has_become_of_a_record_it_is_one_or_none(data: st.DataObject, tmp_path: Path) -> None:
+    path = tmp_path / "key.json"
+    path.write_bytes(data.draw(mutants(str(Record(4, 0.5, 1.0, TRACE)).encode())))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = records.kept(tmp_path, "key")
+    if found is None:
+        (warning,) = caught
+        assert warning.category is CacheWarning and "\n" not in str(warning.message)
+    else:
+        assert not caught and found.trials >= 0 and found.seconds >= 0 and found.default_seconds >= 0
+        assert found.trace is None or records.is_plain(json.loads(found.trace))
+
+
+@pytest.mark.parametrize("obstacle", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_file_is_no_record(obstacle: Any, tmp_path: Path) -> None:
+    obstacle(tmp_path / "key.json")
+    with pytest.warns(CacheWarning, match="it is no record, which is a regular file of at most 4 MB"):
+        assert records.kept(tmp_path, "key") is None
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        ["Annotate", ["l1", "define i32 @evil()"], ["pragma_import_llvm"], []],
+        ["Annotate", ["l1", "evil.c"], [["pragma_import_c"]], []],
+        ["UnsafeHideBufferAccess", ["b0"], ["read", [0]], []],
+        ["Annotate", ["l1", 1], "pragma_unroll_explicit", []],
+        ["Parallel", ["l1"], []],
+        [["Parallel"], ["l1"], [], []],
+        "Parallel",
+    ],
+)
+def test_a_trace_that_does_more_than_arrange_loops_is_not_taken(step: Any, tmp_path: Path) -> None:
+    trace = json.dumps([[step], []])
+    assert not records.is_plain(json.loads(trace))
+    records.keep(tmp_path, "key", Record(1, 0.5, 1.0, trace))
+    with pytest.warns(CacheWarning, match="the trace of the record does more than arrange loops"):
+        assert records.kept(tmp_path, "key") is None
+
+
+def test_what_the_search_writes_is_taken() -> None:
+    """Each way of arranging that the search has for these loops."""
+    context = tuner._task("loops", loops(), target_of(None, 3), 2, 7)
+    for space in context.generate_design_space():
+        with target_of(None, 3):
+            assert all(processor.apply(space) for processor in context.space_generator.postprocs or ())
+        assert records.is_plain(tuner._plain(space.trace.as_json()))
 
 
 def test_where_nothing_can_be_kept_nothing_is(tmp_path: Path) -> None:

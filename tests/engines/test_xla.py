@@ -8,7 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.engines.xla_running import CONTEXT, INT, XLA, compiled, function, one, placed, run, tensor, why
+from tests.engines.written import function, one, tensor
+from tests.engines.xla_running import CONTEXT, INT, XLA, compiled, placed, run, why
 from xrt.engines import registry
 from xrt.engines.xla.executable import XlaExecutable
 from xrt.engines.xla.program import lowered_text

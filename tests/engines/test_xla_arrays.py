@@ -9,38 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.engines.xla_running import CONTEXT, INT, WHOLE, XLA, compiled, function, one, placed, run, tensor
-from xrt.engines import Executable, RunOptions
+from tests.engines.written import function, one, tensor
+from tests.engines.xla_running import CONTEXT, INT, WHOLE, XLA, compiled, placed, run
+from xrt.engines import Executable
 from xrt.engines.xla.executable import _taken
 from xrt.errors import CompileRefused
 from xrt.graph import Function, Node, attributes_of
 
 # ---------------------------------------------------------------------- arrays in and out
-
-
-@pytest.mark.parametrize("size", [100, 100_000])
-def test_results_are_memory_of_their_own(size: int) -> None:
-    """Outputs that are an input, a constant, the same twice: small ones are copied, large ones are XLA's own memory."""
-    constant = np.arange(size, dtype=np.float32)
-    f = function(
-        Node("Identity", ("x",), ("same",)),
-        Node("Neg", ("x",), ("y",)),
-        Node("Identity", ("y",), ("z",)),
-        inputs={"x": tensor(size)},
-        outputs={name: tensor(size) for name in ("x", "same", "y", "z", "c")},
-        constants={"c": constant},
-    )
-    x = placed(size)
-    x[:] = 1
-    executable = compiled(f)
-    first, second = (list(executable.run([x])) for _ in range(2))
-    assert executable.outputs_are_fresh
-    assert all(np.array_equal(r, w) for r, w in zip(first, (x, x, -x, -x, constant), strict=True))
-    everything = [x, constant, *first, *second]
-    assert not any(np.shares_memory(a, b) for i, a in enumerate(everything) for b in everything[:i])
-    for result in first:
-        result[...] = 5
-    assert all(np.array_equal(r, w) for r, w in zip(second, (x, x, -x, -x, constant), strict=True))
 
 
 def test_a_large_result_outlives_its_executable() -> None:
@@ -71,14 +47,6 @@ def test_strided_and_read_only_inputs() -> None:
     for executable in (compiled(f), loaded(f)):
         for x in (base, np.asfortranarray(base), np.repeat(base, 2, axis=0)[::2], base[::-1][::-1], frozen):
             assert np.array_equal(executable.run([x])[0], -base)
-
-
-def test_given_buffers() -> None:
-    node = Node("Split", ("x",), ("a", "b"), attributes_of({"axis": 0, "num_outputs": 2}))
-    f = function(node, inputs={"x": tensor(4)}, outputs={"a": tensor(2), "b": tensor(2)})
-    buffer = np.empty(2, np.float32)
-    a, b = run(f, np.arange(4, dtype=np.float32), options=RunOptions(out=[None, buffer]))
-    assert a.tolist() == [0, 1] and b is buffer and buffer.tolist() == [2, 3]
 
 
 @pytest.mark.parametrize("offset", [0, 4])

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines.xla_running import INT, compiled, function, run, tensor, why
+from tests.engines.written import function, tensor
+from tests.engines.xla_running import INT, compiled, run, why
 from xrt.graph import DType, Function, Node, TensorType, attributes_of
 
 BOOL = TensorType(DType.BOOL, ())

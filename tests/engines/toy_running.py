@@ -13,6 +13,7 @@ from xrt.engines.toy.executable import ToyExecutable
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of, latest_opset
 
 Array = np.ndarray[Any, Any]
+GENERATOR = np.random.default_rng(3)
 
 
 def f32(*values: Any) -> Array:
@@ -22,6 +23,11 @@ def f32(*values: Any) -> Array:
 
 def i64(*values: Any) -> Array:
     return np.array(values[0] if len(values) == 1 else values, dtype=np.int64)
+
+
+def drawn(*shape: int) -> Array:
+    """Return random numbers, others each time."""
+    return GENERATOR.standard_normal(shape).astype(np.float32)
 
 
 def node(op_type: str, inputs: str, outputs: str, **attributes: Any) -> Node:

@@ -1,50 +1,18 @@
-"""Functions for the xla engine, and running them on it."""
+"""Compiling and running Functions on the xla engine."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from tests.engines.written import Array
 from xrt.engines import CompileContext, Executable, RunOptions
 from xrt.engines.xla import Xla
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
+from xrt.graph import DType, Function, TensorType
 
-Array = np.ndarray[Any, Any]
 XLA = Xla()
 CONTEXT = CompileContext(threads=2)
-FLOAT, INT = DType.FLOAT32, DType.INT64
+INT = DType.INT64
 WHOLE = TensorType(INT, (8,))
-
-
-def tensor(*shape: int | str, dtype: DType = FLOAT) -> TensorType:
-    return TensorType(dtype, shape)
-
-
-def function(
-    *nodes: Node,
-    inputs: dict[str, TensorType | None],
-    outputs: dict[str, TensorType | None],
-    constants: dict[str, Array] | None = None,
-    opset: int = 18,
-    types: dict[str, TensorType] | None = None,
-    aliases: tuple[tuple[str, str], ...] = (),
-) -> Function:
-    return Function(
-        tuple(Value(name, type_) for name, type_ in inputs.items()),
-        tuple(Value(name, type_) for name, type_ in outputs.items()),
-        nodes,
-        {name: Constant(array) for name, array in (constants or {}).items()},
-        {"": opset},
-        types=types or {},
-        aliases=aliases,
-    )
-
-
-def one(op_type: str, *shapes: TensorType, output: TensorType | None = None, opset: int = 18, **attributes: Any) -> Function:
-    names = [f"x{k}" for k in range(len(shapes))]
-    node = Node(op_type, tuple(names), ("y",), attributes_of(attributes))
-    return function(node, inputs=dict(zip(names, shapes, strict=True)), outputs={"y": output}, opset=opset)
 
 
 def compiled(f: Function, threads: int = 2) -> Executable:

@@ -45,6 +45,14 @@ def test_what_is_written_is_read_back() -> None:
     assert text.isascii() and text.endswith("}\n")
 
 
+def test_a_lock_of_an_earlier_version_names_no_files() -> None:
+    """They have no place for the files of inputs, and say nothing where there are none."""
+    assert '"values"' not in to_text(LOCK)
+    with_files = replace(LOCK, values={"x": "../x.npy"})
+    assert parse(to_text(with_files)).values == {"x": "../x.npy"}
+    assert parse(to_text(LOCK)).values == {}
+
+
 def test_it_says_one_fact_on_a_line_in_a_fixed_order() -> None:
     text = to_text(LOCK)
     tops = [line for line in text.splitlines() if line.startswith('  "')]
@@ -79,7 +87,7 @@ WRONG = [
     (lambda f: f.update(kind="plan"), r"^it is no lock of XRT: its kind is 'plan', not 'xrt lock'$"),
     (
         lambda f: f.update(format=7, writer="9.0"),
-        r"^it has lock format 7, written by xrt 9.0, and this version of XRT reads 1; read it with the version that wrote it",
+        r"^it has lock format 7, written by xrt 9.0, and this version of XRT reads 1; the version that wrote it reads it$",
     ),
     (lambda f: f.update(format="1"), r"^format must be a count, at most 10000000; it is '1'$"),
     (lambda f: f.pop("plan"), r"^it lacks 'plan'$"),
@@ -93,6 +101,7 @@ WRONG = [
     (lambda f: f["gate"].update(low=0), r"^gate needs 0 < low <= ratio <= high; it has 0, 0.72 and 0.735$"),
     (lambda f: f["gate"].pop("runs"), r"^gate lacks 'runs'$"),
     (lambda f: f["engines"].update(ort=["a"]), r"^engines\.ort must be a text; it is \['a'\]$"),
+    (lambda f: f.update(values=["x"]), r"^values must be an object; it is \['x'\]$"),
     (lambda f: f.update(engines=[]), r"^engines must be an object; it is \[\]$"),
     (lambda f: f.update(writer="x" * 5000), r"^writer must be a text; it is 'xxx.*\.\.\.$"),
     (lambda f: f.update(signed="me"), r"^it has 'signed', which no lock has$"),
@@ -141,13 +150,18 @@ def test_a_file_is_written_whole_and_named_where_it_cannot_be_read(tmp_path: Pat
     assert to_text(read_lock(path)) == to_text(LOCK)
     assert [one.name for one in tmp_path.iterdir()] == ["net.lock"]
     path.write_text("{")
-    with pytest.raises(LockError, match=r"^cannot read the lock '.*net.lock': line 1 is no JSON"):
+    with pytest.raises(
+        LockError,
+        match=r"^cannot read the lock '.*net.lock': line 1 is no JSON.*; mend it, or make it anew with `xrt lock ",
+    ):
         read_lock(path)
     with pytest.raises(LockError, match=r"^cannot write '.*none/net.lock': No such file or directory$"):
         write_lock(LOCK, tmp_path / "none" / "net.lock")
     os.mkfifo(tmp_path / "pipe")
     for odd in (tmp_path / "pipe", tmp_path):
-        with pytest.raises(LockError, match=r"^cannot read the lock '.*': it is no file$"):
+        with pytest.raises(
+            LockError, match=r"^cannot read the lock '.*': it is no file; mend it, or make it anew with `xrt lock MODEL -o "
+        ):
             read_lock(odd)
     with pytest.raises(LockError, match="cannot read the lock"):
         read_lock("a\0b")

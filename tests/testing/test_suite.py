@@ -15,8 +15,30 @@ from xrt.testing.suite import EngineSuite
 pytestmark = pytest.mark.slow
 
 FILE = """
-from xrt.testing.faulty import Faulty, Recording
+import numpy as np
+from xrt.engines import RunOptions
+from xrt.testing.faulty import Faulty, Recording, Watched
 from xrt.testing.suite import EngineSuite
+
+class Lent(Watched):
+    outputs_are_fresh = True
+
+    def run(self, inputs, options=RunOptions()):
+        return [next((x for x in inputs if np.array_equal(x, result)), result) for result in super().run(inputs, options)]
+
+class Lender(Recording):
+    # says that results are the caller's own, and hands out inputs
+    def compile(self, function, context):
+        return Lent(self._engine.compile(function, context), self.journal)
+
+class Withholder(Recording):
+    # fills buffers only where there is one for each output
+    def compile(self, function, context):
+        return Withheld(self._engine.compile(function, context), self.journal)
+
+class Withheld(Watched):
+    def run(self, inputs, options=RunOptions()):
+        return super().run(inputs, options if options.out and None not in options.out else RunOptions())
 
 class TestIt(EngineSuite):
     engine = {engine}
@@ -78,6 +100,24 @@ def test_an_engine_that_takes_almost_nothing_is_proved_on_that(takes, tmp_path):
 def test_a_bad_engine_is_caught(told, caught_by, tmp_path):
     chosen = " or ".join(sorted(caught_by))
     assert failed_of(f"Faulty({told})", tmp_path, chosen) == caught_by
+
+
+@pytest.mark.parametrize(
+    ("engine", "caught_by"),
+    [
+        (
+            "Lender()",
+            {
+                "test_given_buffers_hold_the_results",
+                "test_results_that_are_said_to_be_fresh_are",
+                "test_results_of_every_origin_are_right_and_of_their_own",
+            },
+        ),
+        ("Withholder()", {"test_given_buffers_hold_the_results"}),
+    ],
+)
+def test_an_engine_whose_results_are_not_as_said_is_caught(engine, caught_by, tmp_path):
+    assert failed_of(engine, tmp_path, "fresh or every_origin or given_buffers") == caught_by
 
 
 LAWS = ("cut", "acyclic", "order", "fallback", "mixture", "round_trip", "signature", "once", "reason")

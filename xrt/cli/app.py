@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import sys
 from typing import Any
 
@@ -57,6 +58,8 @@ def cli(debug: bool) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command and leave the process: 0 when it succeeded, 1 for a finding, 2 for an error, 130 when interrupted."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name may hold half a character, which no encoding has
     given = sys.argv[1:] if arguments is None else arguments
     sys.exit(_run([a for a in given if a != "--debug"], debug="--debug" in given))
 

@@ -8,11 +8,10 @@ from typing import Any
 import click
 
 from xrt.cli.explain import with_dims
-from xrt.cli.inputs import from_files
+from xrt.cli.inputs import all_inputs
 from xrt.cli.options import check_writable, dims_of, input_options, isolation_options, loaded, module_keywords, module_options
 from xrt.cli.screen import err, out
 from xrt.formats.onnx import save_case
-from xrt.models import sample_inputs
 from xrt.module import XRTModule
 
 __all__ = ["command"]
@@ -35,7 +34,7 @@ def command(model: str, files: tuple[str, ...], seed: int, target: str | None, *
     if target is not None:
         check_writable(Path(target))
     function = with_dims(loaded(model), dims_of(given["dims"]))
-    values = sample_inputs(function, seed) | from_files(files, function)
+    values = all_inputs(files, function, seed)
     status = err.status("looking for a difference")
     progress = lambda runs, nodes: status.update(f"{runs} parts tried, the smallest that differs has {nodes} nodes")  # noqa: E731  # told once per part
     with XRTModule(function, **module_keywords(given)) as module, status:

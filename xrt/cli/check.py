@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,19 @@ import click
 from xrt.cli.explain import with_dims
 from xrt.cli.options import dims_of, loaded, seconds_of
 from xrt.cli.screen import err, out
-from xrt.errors import EngineError, LockError, OptionError, PlanError, XRTError
+from xrt.engines import split_specs
+from xrt.engines.registry import free_options
+from xrt.errors import EngineError, InputError, LockError, ModelError, OptionError, PlanError, RunFailed, XRTError
+from xrt.formats.arrays import read_npy, read_npz
 from xrt.formats.lock import Lock, read_lock
 from xrt.graph import Function
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
 from xrt.module.locked import check_module
+from xrt.passes import specialise
+from xrt.runtime.inputs import type_of
 from xrt.tune.gate import Outcome
-from xrt.tune.lock import DEVICE_OF
+from xrt.tune.lock import DEVICE_OF, shapes_of
 
 __all__ = ["command"]
 
@@ -43,21 +50,40 @@ def part_of(context: click.Context, option: click.Parameter, text: str) -> float
 @click.option("--max-regress", "limit", default="5%", show_default=True, callback=part_of, help="By how much the ratio may grow")
 @click.option("--budget", default="30s", show_default=True, callback=seconds_of, help="How long plans take turns at most")
 @click.option("--model", "model", help="The model [default: where the lock says it is]")
+@click.option(
+    "--engines",
+    "--engine",
+    "-e",
+    "named",
+    help="Those of the lock's engines whose options may name files or code, as it has them",
+)
 @click.option("--once", is_flag=True, help="Do not ask a second process before calling it a regression")
+@click.option(
+    "--confirm-limit",
+    "patience",
+    default="5m",
+    show_default=True,
+    callback=seconds_of,
+    help="How much longer than --budget the second process may take before it counts as hung",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
-def command(lock: str, limit: float, budget: float, model: str | None, once: bool, as_json: bool) -> int:
+def command(
+    lock: str, limit: float, budget: float, model: str | None, named: str | None, once: bool, patience: float, as_json: bool
+) -> int:
     """Hold the plan of LOCK against the plan that it was locked beside: both take turns here, and the ratio is compared.
 
     Exit code 1 when it has become slower by more than --max-regress for certain, or cannot run, or computes wrongly; 0 when it
-    has not, and when the noise is too large to tell, which is said. A regression is one that two processes have seen.
+    has not, and when the noise is too large to tell, which is said. A regression is one that two processes have seen; exit code 2
+    when the second one hangs.
     """
     held = read_lock(lock)
     try:
+        _check_named(held, split_specs(named) if named is not None else [])
         outcome, elsewhere = _checked(held, Path(lock), model, limit, budget)
     except (LockError, EngineError, PlanError) as error:
         return _failed(error, as_json=as_json)
     if outcome.state == "regressed" and not once:
-        outcome = _confirmed(outcome, lock, model, limit, budget)
+        outcome = _confirmed(outcome, lock, limit, budget, patience, {"--model": model, "--engines": named})
     if as_json:
         out.print_json(json.dumps({**outcome.to_dict(), "differs": list(elsewhere)}))
         return 0 if outcome else 1
@@ -67,21 +93,32 @@ def command(lock: str, limit: float, budget: float, model: str | None, once: boo
     return 0 if outcome else 1
 
 
-def _confirmed(outcome: Outcome, lock: str, model: str | None, limit: float, budget: float) -> Outcome:
-    """Return the outcome, undecided where another process does not see the regression.
+def _confirmed(
+    outcome: Outcome, lock: str, limit: float, budget: float, patience: float, more: Mapping[str, str | None]
+) -> Outcome:
+    """Return the outcome, undecided where another process does not see the regression; raises RunFailed where that hangs.
 
     Where memory and threads come to lie differs from one process to the next, and with it sometimes the ratio, which is
     steady within each.
     """
     asked = ["check", lock, "--max-regress", repr(limit), "--budget", f"{budget:.3f}s", "--once", "--json"]
-    command = [sys.executable, "-m", "xrt.cli", *asked, *(["--model", model] if model else [])]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    given = [word for option, value in more.items() if value for word in (option, value)]
+    command = [sys.executable, "-m", "xrt.cli", *asked, *given]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=budget + patience
+        )
+    except subprocess.TimeoutExpired:
+        raise RunFailed(
+            f"the plan has regressed, and the process that was to confirm it hung: it was not done after {budget:g} s of "
+            f"--budget and {patience:g} s more. --confirm-limit gives it longer, --once does without it"
+        ) from None
     try:
         second = json.loads(done.stdout)["state"]
-    except (ValueError, KeyError):
-        second = "regressed"  # it says nothing that could speak against it
-    if second in ("regressed", "cannot run"):
-        return outcome
+    except (ValueError, KeyError, TypeError):
+        second = ""
+    if second not in ("held", "undecided", "alone"):
+        return outcome  # nothing speaks against it
     return replace(outcome, state="undecided", note=f"one process saw a regression; a second one, asked to confirm it: {second}")
 
 
@@ -94,12 +131,27 @@ def _failed(error: XRTError, *, as_json: bool) -> int:
     return 1
 
 
+def _check_named(lock: Lock, named: Sequence[str]) -> None:
+    """Raise LockError for an engine of the lock that only who checks may ask for, and has not: a file chooses no code."""
+    for spec in _specs(lock):
+        if spec not in named and (options := free_options(spec)):
+            raise LockError(
+                f"the lock has engine {spec!r}, whose {' and '.join(options)} may name files or code, and a lock does not choose "
+                f"what is run; pass --engines {spec!r} if that is what you want"
+            )
+
+
+def _specs(lock: Lock) -> list[str]:
+    return list(dict.fromkeys(run.engine for run in (*lock.plan, *(lock.gate.runs if lock.gate else ()))))
+
+
 def _checked(lock: Lock, path: Path, model: str | None, limit: float, budget: float) -> Any:
-    function = _model(lock, path, model)
-    engines = list(dict.fromkeys(run.engine for run in (*lock.plan, *(lock.gate.runs if lock.gate else ()))))
+    with _of_the_lock("model"):
+        function = _model(lock, path, model)
+    engines = _specs(lock)
     if not engines:
         raise LockError("the lock has no plan")
-    values = sample_inputs(function, _number(lock.model.get("seed", "0"), "seed"))
+    values, stand_ins = _values(function, lock, path)
     options: dict[str, Any] = {"precision": lock.options.get("precision", "fp32"), "device": lock.options.get("device", "cpu")}
     options["devices"] = {
         name.removeprefix(DEVICE_OF): device
@@ -107,8 +159,49 @@ def _checked(lock: Lock, path: Path, model: str | None, limit: float, budget: fl
         if name.startswith(DEVICE_OF) and name.removeprefix(DEVICE_OF) in engines
     }
     threads = _number(lock.options.get("threads", "1"), "threads")
-    with err.status("running the plan"), XRTModule(function, engines, strict=True, threads=threads, **options) as module:
-        return check_module(module, lock, [values[value.name] for value in function.inputs], limit, budget)
+    with _of_the_lock("options"):
+        made = XRTModule(function, engines, strict=True, threads=threads, **options)
+    with err.status("running the plan"), made as module:
+        outcome, told = check_module(module, lock, [values[value.name] for value in function.inputs], limit, budget)
+    return outcome, (*told, *stand_ins)
+
+
+@contextmanager
+def _of_the_lock(what: str) -> Iterator[None]:
+    """Say of an OptionError that it is about what the lock holds, and what to do."""
+    try:
+        yield
+    except OptionError as error:
+        told = str(error).rstrip(".")
+        raise LockError(f"the lock's {what} cannot be used: {told}; mend it, or make it anew with `xrt lock`") from error
+
+
+def _values(function: Function, lock: Lock, path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the values that the lock was made on, and a line for each that is not to be had: a random one stands in."""
+    values = sample_inputs(function, _number(lock.model.get("seed", "0"), "seed"))
+    told = []
+    for name in lock.values.keys() & values.keys():
+        file = path.absolute().parent / lock.values[name]
+        try:
+            found = _array(file, name)
+            is_ = str(type_of(found))
+        except (InputError, ModelError) as error:
+            told.append(f"the values of input {name!r}, in {lock.values[name]}, are not to be had: {error}")
+            continue
+        if is_ == (was := lock.inputs.get(name, "")):
+            values[name] = found
+        else:
+            told.append(f"the values of input {name!r}, in {lock.values[name]}, were {was} and are {is_}")
+    return values, sorted(told)
+
+
+def _array(file: Path, name: str) -> Any:
+    if file.suffix != ".npz":
+        return read_npy(file)
+    arrays = read_npz(file)
+    if name not in arrays:
+        raise InputError(f"it has no array {name!r}")
+    return arrays[name]
 
 
 def _model(lock: Lock, path: Path, model: str | None) -> Function:
@@ -119,7 +212,11 @@ def _model(lock: Lock, path: Path, model: str | None) -> Function:
         raise LockError("the lock does not say where its model is; pass --model")
     text = model or (str(beside) if beside.is_file() else source)
     dims = tuple(filter(None, lock.model.get("dims", "").split(",")))
-    return with_dims(loaded(text), dims_of(dims))
+    function = with_dims(loaded(text), dims_of(dims))
+    try:
+        return specialise(function, shapes_of(lock, function))
+    except InputError:  # it is another model, of which more is to be told
+        return function
 
 
 def _number(text: str, what: str) -> int:

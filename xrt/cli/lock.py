@@ -9,12 +9,11 @@ from typing import Any
 import click
 
 from xrt.cli.explain import with_dims
-from xrt.cli.inputs import from_files
+from xrt.cli.inputs import all_inputs, files_of
 from xrt.cli.options import check_writable, dims_of, input_options, loaded, module_keywords, seconds_of, tuning_options
 from xrt.cli.screen import complain, err, out
 from xrt.cli.tune import INTERRUPTED, shown
 from xrt.formats.lock import Gate, write_lock
-from xrt.models import sample_inputs
 from xrt.module import XRTModule
 from xrt.module.locked import lock_module
 
@@ -45,12 +44,14 @@ def command(
     """Write where the nodes of MODEL go, why, and on which machine and versions, as a file for version control.
 
     XRTModule(MODEL, engine="auto", lock=FILE) takes the plan without measuring; `xrt check FILE` tells whether it is still as
-    quick, beside another plan, as it was. The placement is measured as by `xrt tune`, unless that has been done.
+    quick, beside another plan, as it was, on the same inputs: their shapes, and the seed or the files of their values, are in the
+    lock. The placement is measured as by `xrt tune`, unless that has been done.
     """
     path = Path(target) if target else Path(f"{Path(model).stem}.lock")
     check_writable(path)
     function = with_dims(loaded(model), dims_of(given["dims"]))
-    values = sample_inputs(function, seed) | from_files(files, function)
+    values = all_inputs(files, function, seed)
+    given_by = {name: _beside(file, path) for name, file in files_of(files, function).items()}
     keywords = module_keywords(given)
     with XRTModule(function, **{**keywords, "engine": [*keywords["engine"], "auto"]}, budget=budget) as module:
         tuned = _tuned(module, values, budget, anew=anew)
@@ -59,7 +60,7 @@ def command(
             return INTERRUPTED
         with err.status("holding the plan against another"):
             source = {"source": _source(model, path), "seed": str(seed), "dims": ",".join(given["dims"])}
-            lock = lock_module(module, [values[value.name] for value in function.inputs], source, gate)
+            lock = lock_module(module, [values[value.name] for value in function.inputs], source, gate, given_by)
     write_lock(lock, path)
     out.print(str(tuned), markup=False)
     out.print(f"{path}: {_told(lock.gate)}", markup=False)
@@ -76,7 +77,11 @@ def _tuned(module: XRTModule, values: dict[str, Any], budget: float, *, anew: bo
 
 def _source(model: str, lock: Path) -> str:
     """Return how the lock calls its model: a file as it is found from the lock's folder, anything else as it was given."""
-    return os.path.relpath(model, lock.absolute().parent) if os.path.lexists(model) else model
+    return _beside(model, lock) if os.path.lexists(model) else model
+
+
+def _beside(file: str | Path, lock: Path) -> str:
+    return os.path.relpath(file, lock.absolute().parent)
 
 
 def _told(gate: Gate | None) -> str:

@@ -76,9 +76,24 @@ def dims_of(given: tuple[str, ...]) -> dict[str, int]:
     return sizes
 
 
+def devices_of(context: click.Context, option: click.Parameter, text: str | None) -> dict[str, str] | None:
+    """Return devices by engine from a text such as ``ort=cuda,tvm{opt_level=2}=cpu``; raises OptionError for another form."""
+    if text is None:
+        return None
+    try:
+        pairs = [one.rpartition("=") for one in split_specs(text)]
+    except OptionError:
+        pairs = [("", "", "")]
+    found = {engine.strip(): device.strip() for engine, _, device in pairs}
+    if len(found) < len(pairs) or not all((*found, *found.values())):
+        raise OptionError(f"--devices takes ENGINE=DEVICE, each engine once, such as ort=cuda,tvm=cpu; got {text!r}")
+    return found
+
+
 _SHARED = (
     click.option("--engine", "-e", default="toy", show_default=True, help="Engines, first choice first: tvm,ort"),
     click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N"),
+    click.option("--devices", callback=devices_of, help="Where engines run that run elsewhere: ort=cuda,tvm=cpu"),
     click.option(
         "--pin", "pins", multiple=True, help="Force or forbid an engine: 'Conv|Gemm=ort', 'Softmax!=tvm', 'name:/layer1/*=ort'"
     ),
@@ -183,7 +198,7 @@ def seconds_of(context: click.Context, option: click.Parameter, text: str) -> fl
 def module_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return XRTModule's keywords from what `module_options` collected; what was not given is left out."""
     kept = {name: given[name] for name in ("minimum_nodes", "maximum_nodes", "precision", "threads")}
-    kept |= {name: given.get(name) for name in ("dump_subgraph_dir", "check", "lock")}
+    kept |= {name: given.get(name) for name in ("devices", "dump_subgraph_dir", "check", "lock")}
     chosen = {name: value for name, value in kept.items() if value is not None}
     if given["pins"]:
         chosen["pins"] = given["pins"]

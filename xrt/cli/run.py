@@ -13,7 +13,7 @@ from rich.status import Status
 
 from xrt.cli.bundles import opened
 from xrt.cli.explain import with_dims
-from xrt.cli.inputs import from_files
+from xrt.cli.inputs import all_inputs
 from xrt.cli.options import (
     check_of,
     check_writable,
@@ -29,7 +29,6 @@ from xrt.compare import compare, tolerance_for
 from xrt.errors import EngineError, InputError, PlanError
 from xrt.formats.bundle import is_bundle
 from xrt.graph import Function
-from xrt.models import sample_inputs
 from xrt.module import XRTModule
 from xrt.module.settings import REFERENCE
 from xrt.runtime import to_host
@@ -56,7 +55,7 @@ def command(model: str, files: tuple[str, ...], seed: int, target: str | None, r
         check_writable(Path(target))
     status = err.status("compiling")
     function, module = _opened(model, given, status)
-    values = sample_inputs(function, seed) | from_files(files, function)
+    values = all_inputs(files, function, seed)
     with module:
         with status:
             began = perf_counter()

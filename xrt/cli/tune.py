@@ -13,11 +13,10 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from xrt.cli.explain import with_dims
-from xrt.cli.inputs import from_files
+from xrt.cli.inputs import all_inputs
 from xrt.cli.options import dims_of, input_options, loaded, module_keywords, seconds_of, tuning_options
 from xrt.cli.screen import err, out, show_table
 from xrt.graph import Function, TensorType
-from xrt.models import sample_inputs
 from xrt.module import XRTModule
 from xrt.tune import Contender, Progress, Told, Tuned
 
@@ -58,9 +57,8 @@ def command(model: str, files: tuple[str, ...], seed: int, budget: float, as_jso
 
 def _values(function: Function, files: tuple[str, ...], seed: int) -> dict[str, Any]:
     """Return inputs from files, and random ones for the others; none where extents are open, so that the module says so."""
-    given = from_files(files, function)
     is_closed = all(isinstance(v.type, TensorType) and v.type.is_static for v in function.inputs)
-    return sample_inputs(function, seed) | given if is_closed or given else {}
+    return all_inputs(files, function, seed) if is_closed or files else {}
 
 
 # ---------------------------------------------------------------------- while it goes on

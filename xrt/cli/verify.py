@@ -8,10 +8,9 @@ from typing import Any
 import click
 
 from xrt.cli.explain import with_dims
-from xrt.cli.inputs import from_files
+from xrt.cli.inputs import all_inputs
 from xrt.cli.options import dims_of, input_options, isolation_options, loaded, module_keywords, module_options
 from xrt.cli.screen import err, out
-from xrt.models import sample_inputs
 from xrt.module import XRTModule
 
 __all__ = ["command"]
@@ -27,7 +26,7 @@ __all__ = ["command"]
 def command(model: str, files: tuple[str, ...], seed: int, outputs_only: bool, as_json: bool, **given: Any) -> int:
     """Hold each region of MODEL, and each value inside, against the reference engine; exit code 1 where one differs."""
     function = with_dims(loaded(model), dims_of(given["dims"]))
-    values = sample_inputs(function, seed) | from_files(files, function)
+    values = all_inputs(files, function, seed)
     status = err.status("verifying")
     progress = lambda done, count: status.update(f"verifying region {done}/{count}")  # noqa: E731  # told once per region
     with XRTModule(function, **module_keywords(given)) as module, status:

@@ -19,7 +19,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from xrt.errors import OptionError
 from xrt.graph import FrozenDict
 
-__all__ = ["field_types", "is_mapping", "read_pairs", "read_value", "spell_text", "split", "unquote", "write_value"]
+__all__ = ["field_types", "is_bounded", "is_mapping", "read_pairs", "read_value", "spell_text", "split", "unquote", "write_value"]
 
 _PLAIN = re.compile(r"[\w.+\-/:@*]+", re.ASCII)
 LONG = 200
@@ -81,6 +81,13 @@ def field_types(cls: type) -> Mapping[str, Any]:
 def is_mapping(hint: Any) -> bool:
     """Whether the type is a mapping from text: a field whose entries a spec spells ``field.key=value``."""
     return get_origin(hint) in (Mapping, dict, FrozenDict) and get_args(hint)[0] is str
+
+
+def is_bounded(hint: Any) -> bool:
+    """Whether values of the type are numbers, flags, or words of the engine's choice: no other text is among them."""
+    if get_origin(hint) in (Union, types.UnionType, tuple):
+        return all(one is Ellipsis or is_bounded(one) for one in get_args(hint))
+    return get_origin(hint) is Literal or hint in (type(None), bool, int, float)
 
 
 def spell_text(text: str) -> str:

@@ -17,6 +17,7 @@ from importlib import metadata
 from typing import Literal, TypeAlias
 
 from xrt.engines.contract import GraphCompiler
+from xrt.engines.fields import field_types, is_bounded
 from xrt.engines.spec import build, parse_spec, spec_of
 from xrt.errors import EngineError, EngineUnavailable, OptionError, UnknownEngine, XRTError, did_you_mean
 
@@ -26,6 +27,7 @@ __all__ = [
     "check_registered",
     "create",
     "engine_class",
+    "free_options",
     "module_of",
     "names",
     "pip_line",
@@ -122,6 +124,17 @@ def probe(name: str) -> EngineStatus:
         if says_so or _is_missing(error.__cause__):
             return replace(status, state="missing", pip=pip_line(_entry(name)), cause=_one_line(error))
         return replace(status, cause=_one_line(error))
+
+
+def free_options(spec: str) -> tuple[str, ...]:
+    """Return the options in a spec that are any text at all, and so may name files and code, without making the engine.
+
+    Numbers, flags and choices of a few words are none of them. Raises what `create` raises for the name.
+    """
+    name, fields = parse_spec(spec)
+    kinds = field_types(engine_class(name))
+    given = {key.partition(".")[0] for key in fields}
+    return tuple(sorted(field for field in given if not is_bounded(kinds.get(field))))
 
 
 def module_of(name: str) -> str:

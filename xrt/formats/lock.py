@@ -94,7 +94,7 @@ class Lock:
     model: Mapping[str, str] = FrozenDict()
     """Its name, source, fingerprint, number of nodes."""
     inputs: Mapping[str, str] = FrozenDict()
-    """Name to type."""
+    """Name to type, extents as they were when it was measured."""
     engines: Mapping[str, str] = FrozenDict()
     """Spec to version, of all engines that took part."""
     machine: Mapping[str, str] = FrozenDict()
@@ -105,9 +105,12 @@ class Lock:
     """The contenders, best first."""
     gate: Gate | None = None
     """None where no other plan ran."""
+    values: Mapping[str, str] = FrozenDict()
+    """Name of an input to the file that its values were in, as seen from the lock's folder; those of the others are random, by
+    the seed that is among the facts of the model."""
 
     def __post_init__(self) -> None:
-        for name in _MAPS:
+        for name in (*_MAPS, "values"):
             object.__setattr__(self, name, FrozenDict(getattr(self, name)))
 
 
@@ -121,6 +124,7 @@ def to_text(lock: Lock) -> str:
     """Return the lock as text; equal locks give equal text."""
     facts: dict[str, Any] = {name: dict(getattr(lock, name)) for name in _MAPS}
     facts |= {"kind": KIND, "format": FORMAT, "writer": lock.writer, "date": lock.date}
+    facts |= {"values": dict(lock.values)} if lock.values else {}
     facts |= {"plan": [_row(run) for run in lock.plan], "race": [_row(one) for one in lock.race]}
     facts["gate"] = None if lock.gate is None else {**_row(lock.gate), "runs": [_row(run) for run in lock.gate.runs]}
     return f"{_lines(facts, '')}\n"
@@ -168,7 +172,8 @@ def read_lock(path: str | os.PathLike[str]) -> Lock:
         raise LockError(f"there is no lock {os.fspath(path)!r}; `xrt lock MODEL -o {os.fspath(path)}` writes one") from None
     except (OSError, ValueError) as error:  # a ValueError for a NUL in the path
         told = error.strerror if isinstance(error, OSError) else error
-        raise LockError(f"cannot read the lock {os.fspath(path)!r}: {told}") from error
+        advice = f"mend it, or make it anew with `xrt lock MODEL -o {os.fspath(path)}`"
+        raise LockError(f"cannot read the lock {os.fspath(path)!r}: {told}; {advice}") from error
 
 
 def _content(path: Path) -> bytes:
@@ -191,6 +196,7 @@ def parse(data: str | bytes) -> Lock:
     found |= {name: _take(facts, name, _texts) for name in _MAPS}
     found |= {"plan": _take(facts, "plan", _runs), "race": _take(facts, "race", partial(_rows, Standing))}
     found["gate"] = _take(facts, "gate", _gate)
+    found["values"] = _texts(facts.get("values", {}), "values")
     if left := sorted(facts.keys() - {*found, "kind", "format"}):
         raise LockError(f"it has {_shown(left[0])}, which no lock has")
     return Lock(**found)
@@ -202,8 +208,7 @@ def _check_format(facts: Mapping[str, Any]) -> None:
         writer = facts.get("writer")
         by = f", written by xrt {writer}" if isinstance(writer, str) and len(writer) < 40 else ""
         raise LockError(
-            f"it has lock format {told}{by}, and this version of XRT reads {FORMAT}; read it with the version that wrote it, or "
-            f"make it anew with `xrt lock`"
+            f"it has lock format {told}{by}, and this version of XRT reads {FORMAT}; the version that wrote it reads it"
         )
 
 
@@ -241,7 +246,10 @@ def _no_number(text: str) -> NoReturn:
 
 def _shown(value: object) -> str:
     """Return a value as an error shows it: short, whatever it is."""
-    shown = ascii(value)
+    try:
+        shown = ascii(value)
+    except RecursionError:  # it was nested just so deep that it could be read
+        shown = "nested too deeply to be shown"
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
 

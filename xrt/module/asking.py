@@ -14,7 +14,7 @@ from xrt.module.settings import EngineList
 from xrt.partition import Capability
 from xrt.tune.driving import plain
 
-__all__ = ["Asking"]
+__all__ = ["Asking", "tried"]
 
 WORTHWHILE = 0.02
 """Seconds that the answers must have cost to be written down."""
@@ -36,7 +36,7 @@ class Asking:
         """The answers."""
         function, asked, homes = self._whole(), plain(self._engines.engines), self._homes
         context, tier = self._engines.context, self._tier
-        known = _tried(tier, lambda: tier.answers.recall(function, asked, homes, context)) if tier else None
+        known = tried(tier, lambda: tier.answers.recall(function, asked, homes, context)) if tier else None
         if known is not None:
             return known
         began = perf_counter()
@@ -55,10 +55,11 @@ class Asking:
         if tier is None or seconds < WORTHWHILE:
             return
         function, asked, context = self._whole(), plain(self._engines.engines), self._engines.context
-        _tried(tier, lambda: tier.answers.keep(self.capability, function, asked, self._homes, context))
+        tried(tier, lambda: tier.answers.keep(self.capability, function, asked, self._homes, context))
 
 
-def _tried(tier: DiskTier, what: Callable[[], T]) -> T | None:
+def tried(tier: DiskTier, what: Callable[[], T]) -> T | None:
+    """Return what comes of it; None, with a warning, where the tier's files are in the way."""
     try:
         return what()
     except (OSError, CacheError) as error:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from xrt.engines import GraphCompiler, registry
 from xrt.errors import EngineError, LockError, OptionError, PlacementWarning, warn
 from xrt.formats.lock import Lock, Run, Standing, read_lock
-from xrt.graph import Function
+from xrt.graph import FrozenDict, Function
 from xrt.module.reference import evaluate
 from xrt.runtime import to_host
 from xrt.tune import Tuned
@@ -40,11 +40,16 @@ class Locked:
         return tuple(dict.fromkeys(run.engine for run in self.lock.plan))
 
     def engines(self, named: Sequence[Any]) -> list[GraphCompiler] | None:
-        """Return the engines of the plan, so that no other need be loaded; None where one is not at hand, or not named."""
+        """Return the engines of the plan, so that no other need be loaded; None where one is not at hand, or not named.
+
+        One whose options may name files or code must be named: a file is not to choose what code is run.
+        """
         known = {one.spec if isinstance(one, GraphCompiler) else str(one): one for one in named}
         if known and not known.keys() >= set(self.specs):
             return None
         try:
+            if not known and any(map(registry.free_options, self.specs)):
+                return None
             return [registry.create(known.get(spec, spec)) for spec in self.specs]
         except (EngineError, OptionError):
             return None
@@ -108,8 +113,14 @@ def locked(asked: Any) -> Locked | None:
 # ---------------------------------------------------------------------- locks and gates of a module
 
 
-def lock_module(module: XRTModule, values: Sequence[Any], source: Mapping[str, str], seconds: float) -> Lock:
-    """Return the lock of a module that places by measurement, for such inputs.
+def lock_module(
+    module: XRTModule,
+    values: Sequence[Any],
+    source: Mapping[str, str],
+    seconds: float,
+    files: Mapping[str, str] = FrozenDict(),
+) -> Lock:
+    """Return the lock of a module that places by measurement, for such inputs; ``files`` says where which of them came from.
 
     The plan then takes turns with the best other one for up to so many seconds, so that `xrt check` has something to hold
     a later run against. Raises LockError where the plan was not measured, or does not run.
@@ -131,6 +142,7 @@ def lock_module(module: XRTModule, values: Sequence[Any], source: Mapping[str, s
         options,
         gate=gate,
         source=source,
+        values=files,
         devices=engines.devices,
     )
 

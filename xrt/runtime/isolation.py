@@ -300,12 +300,16 @@ class RemoteExecutable(Executable):
                 raise RunFailed(str(error)) from error.__cause__  # which region it is, the program knows
         return _filled(values_in(memory, answer["outputs"]), options)
 
-    def measured(self, inputs: Sequence[Any], seconds: float) -> tuple[list[Any], list[float]]:
-        """Return what it computes, and the seconds of a call, sample by sample, measured where it lives; raises RunFailed."""
+    def measured(self, inputs: Sequence[Any], seconds: float, *, inner: bool = False) -> tuple[list[Any], list[float]]:
+        """Return what it computes, and the seconds of a call, sample by sample, measured where it lives; raises RunFailed.
+
+        With ``inner`` its results lie in memory that is there, as between two regions.
+        """
         room = Room()
         given = [room.put_value(value) for value in inputs]
         try:
-            answer, memory = self._home.ask({"do": "measure", "made": self._made, "inputs": given, "seconds": seconds}, room)
+            asked = {"do": "measure", "made": self._made, "inputs": given, "seconds": seconds, "inner": inner}
+            answer, memory = self._home.ask(asked, room)
         except (Lost, _InWorker) as error:
             raise RunFailed(str(error)) from error.__cause__
         return values_in(memory, answer["outputs"]), answer["samples"]

@@ -15,6 +15,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, parse_spec
 from xrt.engines.spec import build
@@ -109,18 +112,24 @@ class Served:
         return {"outputs": [room.put_value(result) for result in results]}
 
     def measure(self, message: Message, memory: memoryview, room: Room) -> Message:
-        """Run an executable once for what it computes, and then over and over for how long that takes."""
+        """Run an executable once for what it computes, and then over and over for how long that takes, alone or among others."""
         made, _, _, context = self._made[message["made"]]
         executable = hosted(made, context)
-        inputs = values_in(memory, message["inputs"])
+        inputs = [_own(value) for value in values_in(memory, message["inputs"])]
         results = executable.run(inputs)
-        samples = sampled(repeated(executable, inputs), message["seconds"])
+        call = repeated(executable, inputs, results if message["inner"] else None)
+        samples = sampled(call, message["seconds"])
         return {"outputs": [room.put_value(result) for result in results], "samples": samples}
 
     def close(self, message: Message, memory: memoryview, room: Room) -> Message:
         """Let go of an executable."""
         self._made.pop(message["made"])[0].close()
         return {}
+
+
+def _own(value: Any) -> Any:
+    """Return a copy of an array in memory of this process's own, which may lie on larger pages than what is shared."""
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def _told(error: Exception) -> Message:

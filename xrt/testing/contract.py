@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 from xrt.compare import Comparison, compare_all
 from xrt.engines import CompileContext, GraphCompiler, MemoryUse, RunOptions, registry
 from xrt.errors import CompileRefused
-from xrt.graph import DType, Function, Node
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.testing.corpus import CORPUS, entry
 from xrt.testing.proof import Proof, alone_or_skip, bounded, compiled_or_skip, outputs_of
 from xrt.testing.renaming import renamed
 from xrt.testing.running import module_of
 from xrt.testing.special import SPECIALS, Lost, Special, special
 from xrt.testing.strategies import functions, inputs_of
-from xrt.verify.running import fitted, run_alone
+from xrt.testing.taking import TakenBy
+from xrt.verify.running import compiled, fitted, run_alone
 
 __all__ = ["Contract"]
 
@@ -152,6 +153,29 @@ class Contract(Proof):
             sharing = any(_share(result, other) for other in [*results[:index], *held])
             assert not sharing, f"outputs_are_fresh is True, and output {index} shares memory\n{function}"
 
+    @pytest.mark.parametrize("size", [100, 100_000], ids=["small", "large"])
+    def test_results_of_every_origin_are_right_and_of_their_own(self, size: int) -> None:
+        """Outputs that are an input, a constant, computed, passed on, and the same twice, in two runs."""
+        function, engine = _of_every_origin(size), self.made()
+        inputs = inputs_of(function, 1)
+        try:
+            executable = compiled(engine, function, inputs) if TakenBy(engine)(function) else None
+        except CompileRefused:
+            executable = None
+        if executable is None:
+            return
+        runs = [list(executable.run(inputs)) for _ in range(2)]
+        for results in runs:
+            self.same(results, function, 1, "outputs of every origin")
+        held = [*inputs, *(constant.array for constant in function.constants.values()), *runs[0], *runs[1]]
+        is_fresh = not any(_share(one, other) for place, one in enumerate(held) for other in held[:place])
+        assert is_fresh or not executable.outputs_are_fresh, "outputs_are_fresh is True, and two results share memory"
+        for result in (result for result in runs[1] if executable.outputs_are_fresh and result.flags.writeable):
+            result[...] = 7
+        self.same(executable.run(inputs), function, 1, "outputs of every origin, after earlier ones were written to")
+        executable.close()
+        self.same(runs[0], function, 1, "results after close()")
+
     @bounded
     @given(data=st.data())
     def test_what_it_tells_of_its_memory_is_sound(self, data: st.DataObject) -> None:
@@ -171,11 +195,13 @@ class Contract(Proof):
         inputs = inputs_of(function, 1)
         executable = compiled_or_skip(self.made(), function, inputs)
         buffers = [np.empty_like(result, order="C") for result in executable.run(inputs)]
-        results = executable.run(inputs, RunOptions(out=buffers))
+        some = [np.empty_like(buffer) if data.draw(st.booleans()) else None for buffer in buffers]
+        results = [list(executable.run(inputs, RunOptions(out=out))) for out in (buffers, some)]
         executable.close()
-        returned = all(result is buffer for result, buffer in zip(results, buffers, strict=True))
-        assert returned, "run() with options.out must return the given buffers themselves; it returned other arrays"
-        self.same(buffers, function, 1, "the buffers given as options.out")
+        for found, out in zip(results, (buffers, some), strict=True):
+            returned = all(buffer is None or result is buffer for result, buffer in zip(found, out, strict=True))
+            assert returned, "run() with options.out must return the given buffers themselves; it returned other arrays"
+            self.same(found, function, 1, "the results where buffers are given as options.out")
 
     @bounded
     @given(data=st.data())
@@ -248,6 +274,17 @@ def _told_of_losses(one: Special, results: Sequence[Any], expected: Sequence[Any
         if one.judge(results, expected, [lost]):
             return f"If that must be so, name {' or '.join(sorted(one.operators))} in the engine's loses_{lost}\n"
     return ""
+
+
+def _of_every_origin(size: int) -> Function:
+    flat, folded = (TensorType(DType.FLOAT32, shape) for shape in ((size,), (2, size // 2)))
+    types = dict.fromkeys(("x", "passed", "y", "again", "c", "held"), flat) | {"bent": folded, "turned": folded}
+    nodes = [Node("Neg", ("x",), ("y",))]
+    nodes += [Node("Identity", (source,), (name,)) for source, name in (("x", "passed"), ("y", "again"), ("c", "held"))]
+    nodes += [Node("Reshape", (source, "shape"), (name,)) for source, name in (("x", "bent"), ("y", "turned"))]
+    constants = {"c": Constant(np.arange(size, dtype=np.float32)), "shape": Constant(np.array([2, size // 2]))}
+    outputs = tuple(Value(name, types[name]) for name in (*types, "y"))
+    return Function((Value("x", flat),), outputs, tuple(nodes), constants, {"": 18})
 
 
 def _saved_and_run(engine: GraphCompiler, executable: Any, function: Function, context: CompileContext) -> list[Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -21,7 +22,7 @@ from xrt.runtime import on_device
 from xrt.tune.driving import plain
 from xrt.tune.tuned import Contender, Race
 
-__all__ = ["DEVICE_OF", "differences", "lock_of", "placed", "runs_of", "standing_of", "standings_of"]
+__all__ = ["DEVICE_OF", "differences", "lock_of", "placed", "runs_of", "shapes_of", "standing_of", "standings_of"]
 
 KEPT = 16
 """Contenders that a lock names."""
@@ -46,10 +47,12 @@ def lock_of(
     *,
     gate: Gate | None = None,
     source: Mapping[str, str] | None = None,
+    values: Mapping[str, str] = FrozenDict(),
     devices: Mapping[str, str] = FrozenDict(),
     now: datetime | None = None,
 ) -> Lock:
-    """Return the lock of a plan of that Function. ``source`` says where the model came from, for who checks the lock later.
+    """Return the lock of a plan of that Function. ``source`` says where the model came from, for who checks the lock later, and
+    ``values`` in which files the inputs were that are not random.
 
     ``devices`` says by spec where engines run that run elsewhere than the context says.
     """
@@ -65,7 +68,18 @@ def lock_of(
         runs_of(plan, function),
         standings_of(race)[:KEPT],
         gate,
+        values,
     )
+
+
+def shapes_of(lock: Lock, function: Function) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the Function's inputs that the lock was made for, as far as it tells them."""
+    told = {value.name: _SHAPED.fullmatch(lock.inputs.get(value.name[:LONGEST], "")) for value in function.inputs}
+    return {name: tuple(map(int, filter(None, match[1].split(",")))) for name, match in told.items() if match}
+
+
+_SHAPED = re.compile(r"\w+\[((?:\d{1,18}(?:,\d{1,18})*)?)\]", re.ASCII)
+"""A tensor's type whose extents are all numbers."""
 
 
 def runs_of(plan: Plan, function: Function) -> tuple[Run, ...]:

@@ -121,16 +121,14 @@ class Search:
                 all_started(max(self._left() * self.bounds.start, 0.0))
             limit = self.budget * self.bounds.limit
             slice_ = min(self.budget * self.bounds.slice, self.bounds.longest)
+            returned = [value.name for value in self.function.outputs]
             self.survey = Survey(
-                ways,
-                self.context,
-                values,
-                self.reference,
-                self.table,
+                *(ways, self.context, values, self.reference, self.table),
                 limit=limit,
                 slice_=slice_,
                 clock=self.clock,
                 contexts=self.contexts,
+                returned=returned,
             )
             expected = [values[value.name] for value in self.function.outputs]
             while self._passes(self.survey, ways, expected):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -72,10 +72,12 @@ class Survey:
         slice_: float,
         clock: Clock,
         contexts: Mapping[str, CompileContext] = FrozenDict(),
+        returned: Collection[str] = (),
     ) -> None:
         """Each compile and each measurement may take ``limit`` seconds, the samples of one about ``slice_``.
 
-        ``contexts`` are those of engines, by spec, that run elsewhere than the context says.
+        ``contexts`` are those of engines, by spec, that run elsewhere than the context says. ``returned`` are the names of
+        the model's outputs: what makes one makes memory for it, and what makes none computes into memory that is there.
         """
         self.table = table
         self.count = 0
@@ -83,6 +85,7 @@ class Survey:
         self._ways = ways
         self._context = context
         self._contexts = contexts
+        self._returned = frozenset(returned)
         self._values = values
         self._reference = reference
         self._limit = limit
@@ -124,7 +127,8 @@ class Survey:
         limit = min(self._limit, left)
         try:
             context = self._contexts.get(subject.spec, self._context)
-            trial = self._ways[subject.spec].trial(function, context, given, min(self._slice, limit / 4), limit)
+            inner = self._returned.isdisjoint(value.name for value in function.outputs)
+            trial = self._ways[subject.spec].trial(function, context, given, min(self._slice, limit / 4), limit, inner)
         except OutOfDeviceMemory as error:
             self._skip(subject, str(error))  # with less beside it on the device, another search may know more
             return

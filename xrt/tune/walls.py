@@ -42,9 +42,12 @@ class Way(Protocol):
         """Start and import what a trial needs; raises EngineError."""
 
     def trial(
-        self, function: Function, context: CompileContext, inputs: Sequence[Any], seconds: float, limit: float | None
+        self, function: Function, context: CompileContext, inputs: Sequence[Any], seconds: float, limit: float | None, inner: bool
     ) -> Trial:
-        """Compile, run, and take samples for so long; compile and run may take the limit each. Raises EngineError."""
+        """Compile, run, and take samples for so long; compile and run may take the limit each. Raises EngineError.
+
+        With ``inner`` it is timed as what other regions read: its results lie in memory that is there.
+        """
 
     def close(self) -> None:
         """Let go of what it holds."""
@@ -65,14 +68,14 @@ class Apart(Isolated):
         return self
 
     def trial(
-        self, function: Function, context: CompileContext, inputs: Sequence[Any], seconds: float, limit: float | None
+        self, function: Function, context: CompileContext, inputs: Sequence[Any], seconds: float, limit: float | None, inner: bool
     ) -> Trial:
         self.bound(limit)
         began = perf_counter()
         remote = RemoteExecutable(self._home, function, context)
         took = perf_counter() - began
         try:
-            results, samples = remote.measured(inputs, seconds)
+            results, samples = remote.measured(inputs, seconds, inner=inner)
         except BaseException:
             remote.close()
             raise
@@ -108,7 +111,7 @@ class Here:
         """The engine is here."""
 
     def trial(
-        self, function: Function, context: CompileContext, inputs: Sequence[Any], seconds: float, limit: float | None
+        self, function: Function, context: CompileContext, inputs: Sequence[Any], seconds: float, limit: float | None, inner: bool
     ) -> Trial:
         given = [copied(value) for value in inputs]
         try:
@@ -116,7 +119,7 @@ class Here:
             try:
                 executable.prepare()
                 results = [copied(value) for value in executable.run(given)]
-                return Trial(results, sampled(repeated(executable, given), seconds))
+                return Trial(results, sampled(repeated(executable, given, results if inner else None), seconds))
             finally:
                 executable.close()
         except (EngineError, OutOfDeviceMemory):

@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,11 @@ class AnswersMemo:
         path = self._path(function, engines, homes, context)
         if path is None or not path.is_file():
             return None
-        with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
-        return parsed(data, len(function.nodes), len(engines))
+        with suppress(FileNotFoundError):  # another process removed it meanwhile
+            with path.open("rb") as file:
+                data = file.read(MOST_BYTES + 1)
+            return parsed(data, len(function.nodes), len(engines))
+        return None
 
     def keep(
         self,
@@ -69,10 +72,9 @@ class AnswersMemo:
 
     @staticmethod
     def _make_room(folder: Path) -> None:
-        kept = list(folder.iterdir())
-        if len(kept) > MOST:
-            for path in sorted(kept, key=lambda one: one.stat().st_mtime)[: len(kept) - MOST]:
-                path.unlink(missing_ok=True)
+        kept = sorted(_written(folder))
+        for _, path in kept[: max(len(kept) - MOST, 0)]:
+            path.unlink(missing_ok=True)
 
     def _path(
         self, function: Function, engines: Sequence[GraphCompiler], homes: Sequence[str], context: CompileContext
@@ -88,6 +90,14 @@ class AnswersMemo:
         return self._store.root / "answers" / f"{Signature((*own, *told)).key}.json"
 
 
+def _written(folder: Path) -> Iterator[tuple[float, Path]]:
+    """Yield the files with the times when they were written; those that another process removes meanwhile are left out."""
+    with suppress(FileNotFoundError):
+        for path in folder.iterdir():
+            with suppress(FileNotFoundError):
+                yield path.stat().st_mtime, path
+
+
 def _names(function: Function) -> str:
     """Return a hash of what nodes and values are called, which a reason may repeat."""
     names = [name for node in function.nodes for name in (node.name, *node.uses, *node.outputs)]
@@ -100,11 +110,12 @@ def parsed(data: bytes, nodes: int, engines: int) -> Capability:
         facts: Any = json.loads(data)
         questions, answers = facts["questions"], facts["answers"]
         is_whole = facts["format"] == FORMAT and len(data) <= MOST_BYTES and len(questions) == nodes
+        are_lists = all(type(one) is list for one in (questions, answers, *answers))
         are_numbers = all(type(one) is int and 0 <= one < len(answers) for one in questions)
         are_rows = all(len(row) == engines and all(map(_is_answer, row)) for row in answers)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CacheError(f"it holds no answers of engines: {type(error).__name__}: {error}") from error
-    if not (is_whole and are_numbers and are_rows):
+    if not (is_whole and are_lists and are_numbers and are_rows):
         raise CacheError("it holds no answers of these engines about this model")
     return Capability(array("l", questions), tuple(tuple(row) for row in answers))
 

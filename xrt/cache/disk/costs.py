@@ -31,10 +31,12 @@ from xrt.engines.registry import EngineStatus, State
 from xrt.errors import CacheError, CacheWarning, warn
 from xrt.partition.costs import CostTable
 
-__all__ = ["CostStore"]
+__all__ = ["CostStore", "parsed_statuses"]
 
 MOST_BYTES = 64 << 20
 """A larger file is not ours."""
+LONGEST = 1000
+"""Characters of a warning's cause: some of it may come from the file."""
 
 _log = logging.getLogger(__name__)
 
@@ -100,9 +102,9 @@ class CostStore:
         """Return what an earlier process has found of each engine; nothing where something was installed or removed since."""
         data = self._read(self._statuses_path())
         try:
-            return {} if data is None else {one["name"]: _status(one) for one in json.loads(data)}
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
-            self.trouble(f"{self._statuses_path()}: {type(error).__name__}: {error}")
+            return {} if data is None else parsed_statuses(data)
+        except CacheError as error:
+            self.trouble(f"{self._statuses_path()}: {error}")
             return {}
 
     def keep_statuses(self, statuses: Sequence[EngineStatus]) -> None:
@@ -135,7 +137,8 @@ class CostStore:
             self.trouble(f"{path}: {error}")
 
     def trouble(self, what: str) -> None:
-        """Log that a file could not serve, and warn the first time."""
+        """Log that a file could not serve, and warn the first time, in one line."""
+        what = " ".join(what.split())[:LONGEST]
         _log.info("the cost store: %s", what)
         first, self._warned = not self._warned, True
         if first:
@@ -145,12 +148,22 @@ class CostStore:
             )
 
 
+def parsed_statuses(data: bytes) -> dict[str, EngineStatus]:
+    """Return the engines' statuses, by name, that a file holds; raises CacheError where it holds none."""
+    try:
+        return {one["name"]: _status(one) for one in json.loads(data)}
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise CacheError(f"it holds no statuses of engines: {type(error).__name__}: {error}") from error
+
+
 def _status(told: Mapping[str, Any]) -> EngineStatus:
     """Return the status that the text tells of; raises ValueError for what cannot be one."""
     texts = [told[name] for name in ("name", "state", "distribution", "pip", "version", "cause", "lacks")]
-    if not all(isinstance(text, str) for text in (*texts, *told["devices"])) or told["state"] not in get_args(State):
+    devices = told["devices"]
+    are_texts = isinstance(devices, list) and all(isinstance(text, str) for text in (*texts, *devices))
+    if not are_texts or told["state"] not in get_args(State):
         raise ValueError(f"{told!r:.80} is no status of an engine")
-    return EngineStatus(**{**told, "devices": tuple(told["devices"])})
+    return EngineStatus(**{**told, "devices": tuple(devices)})
 
 
 def _installed() -> str:

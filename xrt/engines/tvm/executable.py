@@ -11,18 +11,22 @@ import tvm_ffi
 from tvm import relax
 from tvm.runtime import Tensor
 
-from xrt.engines.contract import Executable, fill
+from xrt.engines.contract import Executable
 from xrt.engines.memory import MemoryUse
 from xrt.engines.options import RunOptions
 from xrt.engines.tvm.host import called
 from xrt.engines.tvm.pipeline import Program
 from xrt.engines.tvm.reasons import shortened
+from xrt.engines.tvm.results import INTO
 from xrt.errors import RunFailed
 from xrt.graph import Function
 
 __all__ = ["RelaxExecutable", "to_tensor"]
 
 Array = np.ndarray[Any, Any]
+
+FILLED_FROM = 0
+"""Bytes from which computing into a given buffer is quicker than into a new one: always, it takes one array less."""
 
 
 class RelaxExecutable(Executable):
@@ -39,58 +43,82 @@ class RelaxExecutable(Executable):
         self._copied = sum(constant.nbytes for constant in program.constants if not _is_shared(constant.array))
         self._threads = threads
         self._name = function.name
-        self._idle: list[Callable[..., Any]] = []
+        self._idle: list[dict[str, Callable[..., Any]]] = []
 
     def prepare(self) -> None:
         self._idle.append(self._machine())
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        try:
-            main = self._idle.pop()
-        except IndexError:
-            main = self._machine()
-        try:
-            returned = called(main, [*map(to_tensor, inputs), *self._constants], self._threads)
-        except Exception as cause:
-            raise self._failed(cause) from cause
-        self._idle.append(main)
-        results = self._arrays(returned)
-        return results if options.out is None else _placed(results, options.out)
+        tensors, out = [*map(to_tensor, inputs), *self._constants], options.out
+        if out is not None and self._fills(out) and not _overlap(inputs, out):
+            self._call(INTO, [*tensors, *map(to_tensor, out)])
+            return out
+        results = self._arrays(self._call("main", tensors))
+        return results if out is None else _placed(results, out)
 
     def direct(self) -> Callable[..., Sequence[Any]]:
         if self.program.fresh != (True,):
             return super().direct()
-        idle, threads, machine, failed, constants = self._idle, self._threads, self._machine, self._failed, self._constants
+        call, constants = self._call, self._constants
 
         def run(*inputs: Any) -> Sequence[Any]:
-            try:
-                main = idle.pop()
-            except IndexError:
-                main = machine()
-            try:
-                returned = called(main, [*map(to_tensor, inputs), *constants], threads)
-            except Exception as cause:
-                raise failed(cause) from cause
-            idle.append(main)
+            returned = call("main", [*map(to_tensor, inputs), *constants])
             return [_to_array(returned if type(returned) is Tensor else returned[0])]
 
         return run
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
-        """Return a call over prepared tensors; TVM allocates what it computes, so each output is then copied to its buffer."""
-        if not all(_is_shared(array) for array in inputs):
+        """Return a call over prepared tensors, where the code can compute into such outputs."""
+        if not all(map(_is_shared, inputs)) or not self._fills(outputs):
             return super().bind(inputs, outputs)
-        tensors, main = [*map(to_tensor, inputs), *self._constants], self._machine()
+        tensors, into, threads = (
+            [*map(to_tensor, inputs), *self._constants, *map(to_tensor, outputs)],
+            self._machine()[INTO],
+            self._threads,
+        )
 
         def run() -> None:
             try:
-                returned = called(main, tensors, self._threads)
+                called(into, tensors, threads)
             except Exception as cause:
                 raise self._failed(cause) from cause
-            for result, buffer in zip(self._views(returned), outputs, strict=True):
-                fill(buffer, result)
 
         return run
+
+    def into(self, outputs: Sequence[Any]) -> Callable[..., None]:
+        if not self._fills(outputs):
+            return super().into(outputs)
+        call, rest = self._call, [*self._constants, *map(to_tensor, outputs)]
+
+        def run(*inputs: Any) -> None:
+            call(INTO, [*map(to_tensor, inputs), *rest])
+
+        return run
+
+    def binds(self) -> bool:
+        return self.program.fills
+
+    def fills_from(self) -> Sequence[int | None]:
+        return [FILLED_FROM] * len(self.function.outputs) if self.program.fills else ()
+
+    def in_place(self) -> Sequence[tuple[int, int]]:
+        return [(argument, 0) for argument in self.program.in_place if argument < len(self.function.inputs)]
+
+    def _fills(self, outputs: Sequence[Any]) -> bool:
+        return self.program.fills and all(map(_is_shared, outputs))
+
+    def _call(self, entry: str, tensors: Sequence[Any]) -> Any:
+        """Return what a machine that is idle gives; a call that fails leaves it to be collected."""
+        try:
+            machine = self._idle.pop()
+        except IndexError:
+            machine = self._machine()
+        try:
+            returned = called(machine[entry], tensors, self._threads)
+        except Exception as cause:
+            raise self._failed(cause) from cause
+        self._idle.append(machine)
+        return returned
 
     def _failed(self, cause: Exception) -> RunFailed:
         return RunFailed(f"TVM failed while it ran {self._name!r}: {shortened(cause)}")
@@ -103,9 +131,9 @@ class RelaxExecutable(Executable):
     def close(self) -> None:
         self._idle.clear()
 
-    def _machine(self) -> Callable[..., Any]:
-        machine: Callable[..., Any] = relax.VirtualMachine(self.program.code, tvm.cpu())["main"]
-        return machine
+    def _machine(self) -> dict[str, Callable[..., Any]]:
+        machine = relax.VirtualMachine(self.program.code, tvm.cpu())
+        return {entry: machine[entry] for entry in (("main", INTO) if self.program.fills else ("main",))}
 
     def _arrays(self, returned: Any) -> list[Array]:
         pairs = zip(self._views(returned), self.program.fresh, strict=True)
@@ -114,6 +142,10 @@ class RelaxExecutable(Executable):
     def _views(self, returned: Any) -> list[Array]:
         """Return what the machine gave as arrays over the same memory."""
         return [_to_array(tensor) for tensor in ((returned,) if isinstance(returned, Tensor) else returned)]
+
+
+def _overlap(inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
+    return any(np.may_share_memory(array, buffer) for array in inputs for buffer in outputs)
 
 
 def _is_shared(array: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm.ir import TensorLoad
 
-__all__ = ["differences", "loads", "operations"]
+__all__ = ["differences", "is_arithmetic", "loads", "operations"]
 
 _FIELDS = ("a", "b", "condition", "true_value", "false_value", "value", "body")
 
@@ -17,14 +17,36 @@ def operations(statement: Any) -> int:
     return _total(statement, lambda node: 1 if next(_parts(node), None) is not None else 0, {})
 
 
-def loads(statement: Any, buffer: Any) -> int:
-    """Return how often a block's body reads a buffer."""
-    return _total(statement, lambda node: int(isinstance(node, TensorLoad) and node.source.same_as(buffer)), {})
+def loads(statement: Any, buffer: Any = None) -> int:
+    """Return how often a block's body reads a buffer; without one, how often it reads at all."""
+    return _total(
+        statement, lambda node: int(isinstance(node, TensorLoad) and (buffer is None or node.source.same_as(buffer))), {}
+    )
 
 
 def differences(statement: Any) -> int:
     """Return how many subtractions a block's body has of two floating-point numbers that are not literals."""
     return _total(statement, lambda node: int(_is_difference(node)), {})
+
+
+def is_arithmetic(statement: Any) -> bool:
+    """Whether a block's body has nothing but operations that are one instruction on a whole vector."""
+    return not _total(statement, lambda node: int(not _is_instruction(node)), {})
+
+
+def _is_instruction(node: Any) -> bool:
+    name = getattr(getattr(node, "op", None), "name", "")
+    return type(node).__name__ in _INSTRUCTIONS or name in _INTRINSICS or next(_parts(node), None) is None
+
+
+_INSTRUCTIONS = {
+    *("TensorStore", "BufferStore", "TensorLoad", "Add", "Sub", "Mul", "Div", "Max", "Min", "Select", "Cast"),
+    *("LT", "LE", "GT", "GE", "EQ", "NE", "And", "Or", "Not"),
+}
+_INTRINSICS = {
+    f"tirx.{name}"
+    for name in ("fabs", "sqrt", "floor", "ceil", "trunc", "fma", "isnan", "reinterpret", "shift_left", "shift_right")
+}
 
 
 def _is_difference(node: Any) -> bool:

@@ -16,10 +16,10 @@ from typing import Any, Self, TypeAlias
 
 import numpy as np
 import tvm
-from tvm import te, tirx, topi
-from tvm.ir import Call
+from tvm import relax, te, tirx, topi
+from tvm.ir import Call, GenericConst
 from tvm.relax import BlockBuilder
-from tvm_ffi import convert
+from tvm_ffi import convert, structural_equal
 
 from xrt.engines.tvm.polynomials import dtype_of
 from xrt.graph import DType
@@ -223,7 +223,23 @@ def _pooled(call: Call, builder: BlockBuilder) -> Any:
     )
 
 
-EXTREMES: Mapping[str, Rewrite] = {
+def _chosen(call: Call, builder: BlockBuilder) -> Any:
+    """Choose the larger or the smaller of two by one instruction, which of NaN does as the comparison: it takes the second."""
+    condition, *branches = call.args
+    compared = builder.lookup_binding(condition) if isinstance(condition, relax.Var) else None
+    if not isinstance(compared, Call) or not all(map(_is_same, compared.args, branches)):
+        return call
+    extreme = _CHOICES.get(getattr(compared.op, "name", ""))
+    return call if extreme is None else extreme(*branches)
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    return bool(a.same_as(b) or (isinstance(a, GenericConst) and structural_equal(a, b)))
+
+
+_CHOICES = {"relax.greater": relax.op.maximum, "relax.less": relax.op.minimum}
+
+_ON_FLOATS: Mapping[str, Rewrite] = {
     name: _of_floats(rewrite)
     for name, rewrite in {
         "relax.nn.relu": lambda call, builder: builder.call_te(_relu, call.args[0], primfunc_name_hint="relu"),
@@ -234,4 +250,6 @@ EXTREMES: Mapping[str, Rewrite] = {
         **dict.fromkeys((f"relax.nn.max_pool{n}d" for n in (1, 2, 3)), _pooled),
     }.items()
 }
-"""How each operator on floats is rewritten, by its name in Relax."""
+
+EXTREMES: Mapping[str, Rewrite] = {**_ON_FLOATS, "relax.where": _chosen}
+"""How each operator is rewritten, by its name in Relax."""

@@ -6,6 +6,7 @@
 - The remainder of floats with the sign of the divisor: NaN where one side is infinite.
 - Sums of float16 and bfloat16, and exponentials of them: accumulated in as few digits, where everybody else has float32.
 - Maxima, minima and what is made of them: a NaN is lost, and the largest of nothing but minus infinity is a number.
+- A choice between two numbers by which is larger: TVM computes it with 64-bit conditions; it is one instruction.
 - Powers: a call into the C library for each element, of which TVM warns on stderr; small whole ones are products.
 """
 
@@ -30,7 +31,7 @@ def guarded(module: IRModule, polynomials: bool = True) -> IRModule:
     """Return the module with the calls of its ``main`` rewritten by `_REWRITES`, and exponentials by `POLYNOMIALS`."""
     guard = _Guard(module, {**_REWRITES, **POLYNOMIALS} if polynomials else _REWRITES)
     guard.builder_.update_func(module.get_global_var("main"), guard.visit_expr(module["main"]))
-    rewritten: IRModule = guard.builder_.finalize()
+    rewritten: IRModule = relax.transform.DeadCodeElimination()(guard.builder_.finalize())
     return rewritten
 
 

@@ -11,12 +11,17 @@ from typing import Any, TypeAlias
 from tvm import s_tir, tirx
 from tvm.s_tir.dlight.analysis import SBlockInfo
 
+from xrt.engines.tvm.expressions import is_arithmetic, loads, operations
+
 __all__ = ["PARALLEL_WORK", "Machine", "Nest", "along_lanes"]
 
 Loop: TypeAlias = "s_tir.schedule.LoopRV"
 
 PARALLEL_WORK = 16384
 """Loop iterations from which on waking a second thread (some 5 us) pays, and from which on a nest is worth arranging."""
+
+LONG = 16
+"""Operations in a row of which LLVM no longer interleaves several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,10 @@ class Nest:
         """Collapse what is walked as one, go across in squares, and share the outermost loop."""
         runs = self._runs()
         loops = self._collapse(runs)
-        self._share(loops[0] if self.spatial < len(self.kinds) else self._turn(runs, loops))
+        if self.spatial < len(self.kinds):
+            self._share(loops[0])
+        else:
+            self._share(self._several_vectors(loops[0]) if len(runs) == 1 else self._turn(runs, loops))
 
     @property
     def work(self) -> int:
@@ -92,6 +100,23 @@ class Nest:
         """Fuse each run, so that LLVM can vectorise the last of them."""
         loops = self.schedule.get_loops(self.block)
         return [self.schedule.fuse(*(loops[i] for i in run)) if len(run) > 1 else loops[run[0]] for run in runs]
+
+    def _several_vectors(self, loop: Loop) -> Loop:
+        """Compute several vectors of a long expression side by side, if it is one of plain arithmetic; return the outer loop.
+
+        Each of its operations waits for the one before. A processor looks some hundred operations ahead, and of 50 in a row
+        finds too few to do at once; LLVM interleaves short loops only.
+        """
+        body = self.schedule.get(self.block).body
+        if operations(body) < LONG or not is_arithmetic(body):
+            return loop
+        vectors = self.machine.accumulators // (3 if loads(body) == 1 else 6)
+        lanes = _divisor(self.work, vectors * self.machine.lanes(self._bits))
+        if lanes < 2 * self.machine.lanes(self._bits):
+            return loop
+        outer, lane = self.schedule.split(loop, [None, lanes])
+        self.schedule.vectorize(lane)
+        return outer
 
     def _turn(self, runs: list[list[int]], loops: list[Loop]) -> Loop:
         """Walk in squares of a cache line where something is read across the order of writing; return the outermost loop.

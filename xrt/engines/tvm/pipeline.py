@@ -16,6 +16,8 @@ from tvm_ffi.serialization import from_json_graph_str, to_json_graph_str
 
 from xrt.engines.tvm.apart import set_apart, wrapping_functions
 from xrt.engines.tvm.lifting import lifted
+from xrt.engines.tvm.overwriting import overwritable
+from xrt.engines.tvm.results import fresh_results, with_twin
 from xrt.engines.tvm.schedules import CpuSchedule
 from xrt.engines.tvm.tuning import Tuning
 from xrt.graph import Constant
@@ -33,6 +35,10 @@ class Program:
     """The last arguments of ``main``: the weights, and the constants that compiling has left or made."""
     fresh: tuple[bool, ...]
     """False for a result that is an argument, a constant, or an earlier result: it must be copied."""
+    fills: bool
+    """Whether the code has a twin of ``main`` that computes into given arrays."""
+    in_place: tuple[int, ...]
+    """The arguments whose memory may be given for the result."""
     workspace: int
     """Bytes that the planned storage of inner values takes in a call."""
 
@@ -55,16 +61,19 @@ def build(
     """Compile the module's ``main``, whose last parameters are the weights; its loops are shared between that many threads."""
     with target, tvm.transform.PassContext(opt_level=opt_level):
         fused = tvm.transform.Sequential(FUSION)(legalise(module, target))
-        fresh = _fresh(fused["main"])
+        fresh = fresh_results(fused["main"])
         wrapping = wrapping_functions(fused)
         loops = _any_alignment(fused)
         if tuning is not None:
             loops = tuning.applied(loops, target, wrapping)
         scheduled = dlight.ApplyDefaultSchedule(CpuSchedule(threads))(loops)
+        scheduled, in_place = overwritable(scheduled)
         free, constants = lifted(set_apart(scheduled, wrapping, target))
         planned = tvm.transform.Sequential(PLANNING)(free)
-        code = relax.build(tvm.transform.Sequential(LOWERING)(planned), target, relax_pipeline=None)
-    return Program(code, (*weights, *constants), fresh, _storage(planned["main"]))
+        workspace = _storage(planned["main"])
+        both, fills = with_twin(planned)
+        code = relax.build(tvm.transform.Sequential(LOWERING)(both), target, relax_pipeline=None)
+    return Program(code, (*weights, *constants), fresh, fills, in_place if fills else (), workspace)
 
 
 FUSION = [
@@ -100,20 +109,6 @@ def _any_alignment(module: IRModule) -> IRModule:
     """
     text = to_json_graph_str(module).replace('"data_alignment":64', '"data_alignment":1')
     return from_json_graph_str(text.replace('"pragma_scope"', '"scope"'))
-
-
-def _fresh(main: relax.Function) -> tuple[bool, ...]:
-    """Tell which results come out of a call, each for the first time."""
-    values = {binding.var: binding.value for block in main.body.blocks for binding in block.bindings}
-    returned = _origin(main.body.body, values)
-    results = [_origin(field, values) for field in returned.fields] if isinstance(returned, relax.Tuple) else [returned]
-    return tuple(isinstance(r, tvm.ir.Call | relax.TupleGetItem) and r not in results[:i] for i, r in enumerate(results))
-
-
-def _origin(expression: Any, values: dict[Any, Any]) -> Any:
-    while expression in values and not isinstance(expression, tvm.ir.Call):
-        expression = values[expression]
-    return expression
 
 
 def _storage(main: relax.Function) -> int:

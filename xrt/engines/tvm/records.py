@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import stat
 import tempfile
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import tvm
 import tvm_ffi
@@ -16,11 +17,27 @@ from tvm import s_tir, tirx
 from tvm.ir import IRModule
 from tvm.target import Target
 
-__all__ = ["Record", "keep", "kept", "key_of", "scheduled"]
+from xrt.errors import CacheWarning, warn
+
+__all__ = ["Record", "is_plain", "keep", "kept", "key_of", "scheduled"]
 
 FORMAT = 1
 LARGEST = 4_000_000
 """Bytes of a record; a trace has some kilobytes."""
+SHOWN = 200
+"""Characters of what is wrong with a record."""
+
+_ARRANGING = frozenset(
+    {
+        *("GetSBlock", "GetLoops", "GetChildBlocks", "GetConsumers", "GetProducers", "GetOutputBlocks", "EnterPostproc"),
+        *("SamplePerfectTile", "SamplePartitionedTile", "SampleCategorical", "SampleComputeLocation", "Annotate", "Unannotate"),
+        *("Split", "Fuse", "Reorder", "AddUnitLoop", "Parallel", "Vectorize", "Unroll", "CacheRead", "CacheWrite", "RFactor"),
+        *("ComputeAt", "ReverseComputeAt", "ComputeInline", "ReverseComputeInline", "DecomposeReduction"),
+    }
+)
+"""What a trace may consist of: these arrange loops, and TVM checks that they compute the same. Others take the trace's word."""
+_NOTES = ("meta_schedule.", "pragma_auto_unroll_max_step", "pragma_unroll_explicit")
+"""How the annotations of such a trace begin. There are some with which TVM links code that stands in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +62,10 @@ class Record:
         kinds = {"trials": int, "seconds": float, "default_seconds": float, "trace": str | None}
         if data.keys() != kinds.keys() or not all(isinstance(data[name], kind) for name, kind in kinds.items()):
             raise ValueError("a field of the record is missing, or of another type")
+        if not (data["seconds"] >= 0 and data["default_seconds"] >= 0 and type(data["trials"]) is int and data["trials"] >= 0):
+            raise ValueError("a number of the record is none of trials or of seconds")
+        if data["trace"] is not None and not is_plain(json.loads(data["trace"])):
+            raise ValueError("the trace of the record does more than arrange loops")
         return cls(**data)
 
     def __str__(self) -> str:
@@ -59,13 +80,39 @@ def key_of(function: tirx.PrimFunc, target: Target, threads: int) -> str:
 
 
 def kept(folder: Path | None, key: str) -> Record | None:
-    """Return the record in the folder; None where there is none, or one that cannot be read."""
+    """Return the record in the folder; None where there is none, and with a warning where it cannot be read."""
     if folder is None:
         return None
-    with suppress(OSError, ValueError, RecursionError):
-        path = folder / f"{key}.json"
-        return Record.parse(path.read_text()) if path.stat().st_size <= LARGEST else None
-    return None
+    path = folder / f"{key}.json"
+    try:
+        return Record.parse(_content(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        told = " ".join(str(error).split())[:SHOWN]
+        warn(f"the record of tuning {path} cannot be used: {told}. The loops are tuned again where tune= says so", CacheWarning)
+        return None
+
+
+def _content(path: Path) -> str:
+    state = path.stat()
+    if not stat.S_ISREG(state.st_mode) or state.st_size > LARGEST:
+        raise ValueError("it is no record, which is a regular file of at most 4 MB")
+    return path.read_text(encoding="utf-8")
+
+
+def is_plain(trace: Any) -> bool:
+    """Whether a trace does nothing but arrange loops; raises nothing, whatever it is."""
+    if not isinstance(trace, list) or len(trace) != 2 or not all(isinstance(part, list) for part in trace):
+        return False
+    return all(isinstance(step, list) and len(step) == 4 and _arranges(step[0], step[2]) for step in trace[0])
+
+
+def _arranges(kind: object, attributes: object) -> bool:
+    if not isinstance(kind, str) or kind not in _ARRANGING:
+        return False
+    notes = attributes if kind == "Annotate" else []
+    return isinstance(notes, list) and all(isinstance(note, str) and note.startswith(_NOTES) for note in notes)
 
 
 def keep(folder: Path | None, key: str, record: Record) -> None:

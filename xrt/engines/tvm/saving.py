@@ -28,6 +28,8 @@ __all__ = ["exported", "imported_program", "packed", "unpacked"]
 
 ALIGNMENT = 64
 _LIBRARY = "library.so"
+_TOLD = ("fresh", "fills", "in_place", "workspace")
+"""What the header tells of a program for this processor."""
 
 
 def exported(program: Program, function: Function, folder: Path | None) -> bytes:
@@ -35,7 +37,12 @@ def exported(program: Program, function: Function, folder: Path | None) -> bytes
 
     Raises CompileRefused where no C compiler is at hand, or no folder.
     """
-    return packed(program.code, program.constants, {"fresh": program.fresh, "workspace": program.workspace}, function, folder)
+    return packed(program.code, program.constants, _details(program), function, folder)
+
+
+def _details(program: Program) -> dict[str, Any]:
+    """Return the header's part that is a program's own."""
+    return {name: getattr(program, name) for name in _TOLD}
 
 
 def packed(
@@ -80,7 +87,8 @@ def _in_order(function: Function) -> list[Constant]:
 def imported_program(data: memoryview, function: Function, folder: Path | None) -> Program:
     """Return the program that `exported` wrote, for an equal Function; its checksum has been checked."""
     code, constants, details = unpacked(data, function, folder)
-    return Program(code, constants, tuple(details["fresh"]), details["workspace"])
+    told: dict[str, Any] = {name: details[name] for name in _TOLD}
+    return Program(code, constants, **{**told, "fresh": tuple(told["fresh"]), "in_place": tuple(told["in_place"])})
 
 
 def unpacked(data: memoryview, function: Function, folder: Path | None) -> tuple[Any, tuple[Constant, ...], dict[str, Any]]:

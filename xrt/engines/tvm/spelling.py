@@ -106,6 +106,11 @@ class Page:
         type_ = self.function.type_of(name)
         return type_.dtype if isinstance(type_, TensorType) else DType.FLOAT32
 
+    def may_be_nan(self, name: str) -> bool:
+        """Whether a value may hold one: it is of a float type, and no constant that shows otherwise."""
+        constant = self.function.constants.get(name) or self.constants.get(name)
+        return self.dtype(name).is_float and (constant is None or bool(np.isnan(constant.array.astype(np.float64)).any()))
+
     @property
     def x(self) -> str:
         return self.node.inputs[0]
@@ -120,21 +125,28 @@ def _mean(page: Page) -> str:
 
 
 def _extreme(comparison: str) -> Callable[[Page], str]:
-    """Return a spelling of Max or Min: the first where it wins or is NaN, else the second."""
+    """Return a spelling of Max or Min, constants last: what is no NaN needs no look."""
 
-    def of_two(page: Page, a: str, b: str) -> str:
-        wins = page.op(comparison, a, b)
-        if page.dtype(page.x).is_float:
-            wins = page.op("Or", wins, page.op("IsNaN", a))
-        return page.op("Where", wins, a, b)
+    def of_all(page: Page) -> str:
+        ordered = sorted(page.node.inputs, key=page.function.constants.__contains__)
+        return reduce(lambda a, b: _winner(page, comparison, a, b), ordered)
 
-    return lambda page: reduce(lambda a, b: of_two(page, a, b), page.node.inputs)
+    return of_all
+
+
+def _winner(page: Page, comparison: str, a: str, b: str) -> str:
+    """Write the second where it wins, else the first, NaN or not; and the second where it is NaN."""
+    extreme = page.op("Where", page.op(comparison, b, a), b, a)
+    return page.op("Where", page.op("IsNaN", b), b, extreme) if page.may_be_nan(b) else extreme
 
 
 def _clip(page: Page) -> str:
-    node = page.node
-    clipped = page.op("Clip", *node.inputs, attributes=node.attributes)
-    return page.op("Where", page.op("IsNaN", page.x), page.x, clipped) if page.dtype(page.x).is_float else clipped
+    result = page.x
+    for place, (name, comparison) in enumerate((("min", "Greater"), ("max", "Less")), 1):
+        bound = page.node.attr(name)
+        end = page.number(bound) if bound is not None else "".join(page.node.inputs[place : place + 1])
+        result = _winner(page, comparison, result, end) if end else result
+    return result
 
 
 def _threshold(page: Page) -> str:

@@ -27,7 +27,7 @@ from tvm.target import Target
 from tvm_ffi.serialization import from_json_graph_str
 
 from xrt.compare import compare, tolerance_for
-from xrt.engines.tvm.records import Record, scheduled
+from xrt.engines.tvm.records import Record, is_plain, scheduled
 from xrt.engines.tvm.schedules import CpuSchedule
 
 __all__ = ["judged", "main", "tune"]
@@ -108,9 +108,12 @@ class Told(ms.measure_callback.PyMeasureCallback):  # type: ignore[misc]  # TVM 
 
 
 def _trace(record: Any) -> str | None:
-    """Return what `records.scheduled` reads of a record; None where it cannot be said in JSON."""
+    """Return what `records.scheduled` reads of a record; None where it cannot be said in JSON, or would not be taken."""
+    if record is None:
+        return None
+    trace = _plain(record.trace.as_json())
     try:
-        return json.dumps(_plain(record.trace.as_json())) if record is not None else None
+        return json.dumps(trace) if is_plain(trace) else None
     except TypeError:
         return None
 

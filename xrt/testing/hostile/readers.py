@@ -8,6 +8,7 @@ from pathlib import Path
 
 from xrt.cache import CompileCache
 from xrt.cache.disk import Entry, Store, WeightsMemo, answers
+from xrt.cache.disk.costs import parsed_statuses
 from xrt.engines import CompileContext, registry, split_specs
 from xrt.engines.native import library
 from xrt.formats.arrays import read_npy, read_npz
@@ -19,6 +20,8 @@ from xrt.graph import Function
 from xrt.graph.verify import verify
 from xrt.module import bundle
 from xrt.partition import ClusteringOptions, Pin
+from xrt.partition.costs import CostTable
+from xrt.partition.devices import Homes
 from xrt.partition.serial import from_bytes
 from xrt.passes import infer_shapes
 from xrt.testing import corpus
@@ -28,6 +31,7 @@ from xrt.testing.hostile.case import Crafted, Reader
 from xrt.testing.hostile.damage import BLIND, TEXTUAL, Damage
 from xrt.testing.hostile.messages import alter_field
 from xrt.testing.hostile.sealed import alter_section, alter_table
+from xrt.tune import decision
 from xrt.tune.lock import differences, placed
 
 __all__ = ["READERS"]
@@ -104,6 +108,21 @@ def _answers(path: Path) -> None:
     answers.parsed(path.read_bytes(), nodes=3, engines=2)
 
 
+def _costs(path: Path) -> None:
+    CostTable.parse(path.read_bytes()).to_text()
+
+
+def _decision(path: Path) -> None:
+    function, engines = samples.small_function(), [registry.create("toy")]
+    found = decision.parse(path.read_bytes(), function, engines, Homes(), None)
+    str(found)
+    found.to_dict()
+
+
+def _statuses(path: Path) -> None:
+    parsed_statuses(path.read_bytes())
+
+
 def _lock(path: Path) -> None:
     lock = read_lock(path)
     text_of_lock(lock)
@@ -127,6 +146,9 @@ _ALL: Sequence[Reader] = (
     Reader("lock", _lock, samples.locks, TEXTUAL, crafted.locks),
     Reader("cache entry", Entry.read, samples.cache_entries, _SEALED),
     Reader("answers", _answers, samples.answers, TEXTUAL),
+    Reader("costs", _costs, samples.costs, TEXTUAL),
+    Reader("decision", _decision, samples.decisions, TEXTUAL),
+    Reader("statuses", _statuses, samples.statuses, TEXTUAL),
     Reader("weights memo", _memo, samples.memos, _SEALED),
     Reader("spec", _spec, samples.specs, TEXTUAL, crafted.specs),
     Reader("pin", _pin, samples.pins, TEXTUAL, crafted.pins),

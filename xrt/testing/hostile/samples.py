@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,6 +17,7 @@ from xrt.cache import CompileCache
 from xrt.cache.disk import Failure, Store
 from xrt.cache.signature import Signature
 from xrt.engines import CompileContext, registry
+from xrt.engines.registry import EngineStatus
 from xrt.formats.lock import Gate
 from xrt.formats.lock import to_text as to_lock_text
 from xrt.formats.onnx import save, to_model
@@ -24,14 +26,17 @@ from xrt.formats.text import to_text
 from xrt.graph import Function
 from xrt.module import XRTModule
 from xrt.partition import ClusteringOptions, Pin, partition
+from xrt.partition.costs import CostTable, Measured, RegionCost
+from xrt.partition.devices import Homes
 from xrt.partition.serial import to_bytes
 from xrt.testing import corpus
 from xrt.testing.corpus.entry import f32, graph, i64, node
 from xrt.testing.files import write_entry
 from xrt.testing.hostile.laid import Files
 from xrt.testing.hostile.sealed import sealed
+from xrt.tune import decision
 from xrt.tune.lock import lock_of, runs_of
-from xrt.tune.tuned import Contender, Race
+from xrt.tune.tuned import Contender, Race, Tuned
 
 __all__ = [
     "answers",
@@ -39,6 +44,8 @@ __all__ = [
     "bundles",
     "cache_entries",
     "corpus_entries",
+    "costs",
+    "decisions",
     "external",
     "locks",
     "memos",
@@ -47,6 +54,7 @@ __all__ = [
     "plans",
     "small_function",
     "specs",
+    "statuses",
     "texts",
 ]
 
@@ -148,14 +156,42 @@ def small_function() -> Function:
     return graph({"x": x}, {"y": x}, *nodes)
 
 
+def _race() -> Race:
+    """Return a race of two plans of the small Function, that of three regions first."""
+    function, toy = small_function(), registry.create("toy")
+    plan, whole = (partition(function, [toy], one) for one in (ClusteringOptions(maximum_nodes=1), ClusteringOptions()))
+    won = Contender(plan, "won", 1e-3, 9e-4, 2e-3, 0.9, 0.8, 0.95, regions=(1e-4, 2e-4, 1e-4))
+    return Race((won, Contender(whole, "lost", note="slow")), 12, 1)
+
+
+def costs() -> tuple[Files, ...]:
+    """Return a table of costs with one of each kind."""
+    regions: dict[tuple[str, str], RegionCost] = {("ab" * 32, "toy"): Measured(2e-3, 1e-3, 3e-3), ("cd" * 32, "toy"): "it hung"}
+    table = CostTable(regions, {"toy": 1e-5}, {("toy", "ort"): (1e-5, 1e-10)})
+    return ({"costs.json": table.to_text().encode()},)
+
+
+def decisions() -> tuple[Files, ...]:
+    """Return a placement that was chosen for the small Function."""
+    race = _race()
+    tuned = Tuned(race.contenders[0].plan, race=race, budget=60.0, spent=3.0, measurements=4, notes=("a note",))
+    return ({"decision.json": decision.to_text(tuned, small_function(), [registry.create("toy")], Homes()).encode()},)
+
+
+def statuses() -> tuple[Files, ...]:
+    """Return what is the case with two engines."""
+    ready = EngineStatus("toy", "ready", "xrt 0.1.0", version="xrt 0.1.0", devices=("cpu", "cuda"))
+    missing = EngineStatus("tvm", "missing", "xrt 0.1.0", pip="pip install 'xrt[tvm]'", cause="tvm is not installed")
+    return ({"statuses.json": json.dumps([asdict(one) for one in (ready, missing)]).encode()},)
+
+
 def locks() -> tuple[Files, ...]:
     """Return locks: of a plan with another to hold it against, and of one without."""
-    function, toy = small_function(), registry.create("toy")
+    function, toy, race = small_function(), registry.create("toy"), _race()
     context, options = CompileContext(), ClusteringOptions(maximum_nodes=1)
-    plan, whole = (partition(function, [toy], one) for one in (options, ClusteringOptions()))
-    won, lost = Contender(plan, "won", 1e-3, 9e-4, 2e-3, 0.9, 0.8, 0.95), Contender(whole, "lost", note="slow")
+    plan, whole = (contender.plan for contender in race.contenders)
     gate = Gate("toy", 0.9, 0.8, 0.95, 12, runs_of(whole, function))
-    made = [lock_of(plan, Race((won, lost), 12, 1), function, [toy], context, options, gate=one) for one in (gate, None)]
+    made = [lock_of(plan, race, function, [toy], context, options, gate=one) for one in (gate, None)]
     return tuple({"model.lock": to_lock_text(lock).encode()} for lock in made)
 
 

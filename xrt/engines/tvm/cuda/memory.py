@@ -16,6 +16,7 @@ from tvm import relax
 from tvm.ir import Call, GlobalVar, IRModule
 
 from xrt.engines.tvm.importer import tensor_type
+from xrt.engines.tvm.results import RESULT, fields_of, op_of, origin_of
 from xrt.errors import CompileRefused
 from xrt.graph import TensorType
 
@@ -23,8 +24,7 @@ __all__ = ["Bare", "without_allocations"]
 
 _STORAGE = tvm.ir.Op.get("relax.memory.alloc_storage")
 _WITHIN = tvm.ir.Op.get("relax.memory.alloc_tensor")
-_RESULT = tvm.ir.Op.get("relax.builtin.alloc_tensor")
-_DROPPED = (_STORAGE, _RESULT, tvm.ir.Op.get("relax.memory.kill_storage"), tvm.ir.Op.get("relax.memory.kill_tensor"))
+_DROPPED = (_STORAGE, RESULT, tvm.ir.Op.get("relax.memory.kill_storage"), tvm.ir.Op.get("relax.memory.kill_tensor"))
 _VIEW = relax.ExternFunc("runtime.TVMTensorCreateView")
 
 
@@ -48,20 +48,16 @@ def without_allocations(module: IRModule) -> Bare:
     """
     main = module["main"]
     bindings = [binding for block in main.body.blocks for binding in block.bindings]
-    blocks = {binding.var: _block(binding) for binding in bindings if _op(binding) == _STORAGE}
-    made = [binding.var for binding in bindings if _op(binding) == _RESULT]
-    kept = [_rewritten(binding, blocks) for binding in bindings if _op(binding) not in _DROPPED]
+    blocks = {binding.var: _block(binding) for binding in bindings if op_of(binding) == _STORAGE}
+    made = [binding.var for binding in bindings if op_of(binding) == RESULT]
+    kept = [_rewritten(binding, blocks) for binding in bindings if op_of(binding) not in _DROPPED]
     parameters = [*main.params, *blocks.values(), *made]
     body = relax.SeqExpr([relax.BindingBlock(kept)], main.body.body)
     module["main"] = relax.Function(parameters, body, main.ret_ty, main.is_pure, main.attrs)
     values = {binding.var: binding.value for binding in kept}
-    results = tuple(_position(field, values, parameters) for field in _fields(main.body.body, values))
+    results = tuple(_position(field, values, parameters) for field in fields_of(main.body.body, values))
     sizes = tuple(int(block.ty.shape.values[0]) for block in blocks.values())
     return Bare(module, sizes, tuple(tensor_type(variable.ty) for variable in made), results)
-
-
-def _op(binding: Any) -> Any:
-    return binding.value.op if isinstance(binding.value, Call) else None
 
 
 def _block(binding: Any) -> relax.Var:
@@ -90,24 +86,8 @@ def _called(call: Call) -> str:
     return str(first.global_symbol) if isinstance(first, relax.ExternFunc) else str(getattr(call.op, "name", call.op))
 
 
-def _fields(returned: Any, values: Mapping[Any, Any]) -> list[Any]:
-    whole = _origin(returned, values)
-    return list(whole.fields) if isinstance(whole, relax.Tuple) else [whole]
-
-
-def _origin(expression: Any, values: Mapping[Any, Any]) -> Any:
-    """Return the parameter, or whatever else, that an expression is another name of."""
-    while True:
-        if isinstance(expression, relax.TupleGetItem):
-            expression = _origin(expression.tuple_value, values).fields[expression.index]
-        elif expression in values and not isinstance(values[expression], Call):
-            expression = values[expression]
-        else:
-            return expression
-
-
 def _position(result: Any, values: Mapping[Any, Any], parameters: Sequence[Any]) -> int:
-    origin = _origin(result, values)
+    origin = origin_of(result, values)
     for position, parameter in enumerate(parameters):
         if parameter.same_as(origin):
             return position

@@ -1,0 +1,153 @@
+"""Where the tvm engine's results go: to the caller's buffers, and over an input where that is safe."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engines.tvm_running import CONTEXT
+from tests.engines.written import function, one, tensor
+from xrt.engines import CompileContext, RunOptions
+from xrt.engines.tvm import Tvm
+from xrt.engines.tvm.executable import RelaxExecutable
+from xrt.graph import Function, Node
+
+Array = np.ndarray[Any, Any]
+
+
+def compiled(f: Function) -> RelaxExecutable:
+    executable = Tvm().compile(f, CONTEXT)
+    assert isinstance(executable, RelaxExecutable)
+    executable.prepare()
+    return executable
+
+
+def random(*shape: int) -> Array:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def forbid_allocating(executable: RelaxExecutable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail where a result is computed into memory of TVM's and copied."""
+
+    def failing(*_: Any) -> Any:
+        raise AssertionError("a result was computed elsewhere")
+
+    monkeypatch.setattr(executable, "_arrays", failing)
+
+
+TWO_RESULTS = function(
+    Node("Relu", ("x",), ("y",)),
+    Node("Softmax", ("y",), ("z",)),
+    inputs={"x": tensor(5, 7)},
+    outputs={"y": tensor(5, 7), "z": tensor(5, 7)},
+)
+
+
+def test_results_are_computed_into_given_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    executable, x = compiled(TWO_RESULTS), random(5, 7)
+    expected = [array.copy() for array in executable.run([x])]
+    forbid_allocating(executable, monkeypatch)
+    assert executable.binds()
+    bound, aimed, given = ([np.zeros_like(array) for array in expected] for _ in range(3))
+    executable.bind([x], bound)()
+    executable.into(aimed)(x)
+    returned = executable.run([x], RunOptions(out=given))
+    assert all(a is b for a, b in zip(returned, given, strict=True))
+    for buffers in (bound, aimed, given):
+        assert all(map(np.array_equal, buffers, expected))
+
+
+def test_a_bound_call_reads_its_inputs_when_it_is_made() -> None:
+    executable, x, y = compiled(one("Neg", tensor(9), output=tensor(9))), random(9), np.zeros(9, np.float32)
+    call = executable.bind([x], [y])
+    for value in (1, 2):
+        x[:] = value
+        call()
+        assert y.tolist() == [-value] * 9
+
+
+def test_buffers_that_compiled_code_cannot_write_to_are_filled() -> None:
+    executable, x = compiled(one("Neg", tensor(4, 6), output=tensor(4, 6))), random(4, 6)
+    strided = np.zeros((4, 12), np.float32)[:, ::2]
+    executable.into([strided])(x)
+    assert np.array_equal(strided, -x)
+    over = x.copy()
+    assert executable.run([over.T.copy().T], RunOptions(out=[over]))[0] is over
+    assert np.array_equal(over, -x)
+
+
+def test_a_buffer_over_an_input_that_is_read_across_is_filled_at_the_end() -> None:
+    f = function(
+        Node("Transpose", ("x",), ("t",)),
+        Node("Add", ("x", "t"), ("y",)),
+        inputs={"x": tensor(40, 40)},
+        outputs={"y": tensor(40, 40)},
+    )
+    executable, x = compiled(f), random(40, 40)
+    assert executable.in_place() == []
+    over = x.copy()
+    executable.run([over], RunOptions(out=[over]))
+    assert np.array_equal(over, x + x.T)
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [("x", "y"), ("y", "z"), ("y", "c"), ("y", "x")],
+    ids=["an input", "twice the same", "a constant", "an input behind it"],
+)
+def test_what_is_not_computed_by_itself_is_copied(outputs: tuple[str, ...]) -> None:
+    f = function(
+        Node("Neg", ("x",), ("y",)),
+        Node("Identity", ("y",), ("z",)),
+        inputs={"x": tensor(100)},
+        outputs={name: tensor(100) for name in outputs},
+        constants={"c": np.arange(100, dtype=np.float32)},
+    )
+    executable, x = compiled(f), random(100)
+    buffers = [np.zeros(100, np.float32) for _ in outputs]
+    assert not executable.binds() and list(executable.fills_from()) == []
+    executable.bind([x], buffers)()
+    assert all(np.array_equal(b, r) for b, r in zip(buffers, executable.run([x]), strict=True))
+
+
+def chain(length: int) -> Function:
+    """Return products and sums in a row, which TVM makes one loop of."""
+    names = [f"v{k}" for k in range(length + 1)]
+    nodes = [Node("Mul" if k % 2 else "Add", (a, "c"), (b,)) for k, (a, b) in enumerate(pairwise(names))]
+    types = {name: tensor(64, 96) for name in names[1:-1]}
+    constants = {"c": np.array(1.01, np.float32)}
+    return function(*nodes, inputs={"v0": tensor(64, 96)}, outputs={names[-1]: tensor(64, 96)}, constants=constants, types=types)
+
+
+@pytest.mark.parametrize("length", [1, 7, 40])
+def test_a_chain_may_write_over_its_input(length: int) -> None:
+    executable, x = compiled(chain(length)), random(64, 96)
+    expected = executable.run([x])[0].copy()
+    assert executable.in_place() == [(0, 0)]
+    over = x.copy()
+    executable.bind([over], [over])()
+    assert np.array_equal(over, expected)
+
+
+def test_only_what_has_the_shape_of_the_result_is_written_over() -> None:
+    f = one("Add", tensor(6, 8), tensor(8), output=tensor(6, 8))
+    assert compiled(f).in_place() == [(0, 0)]
+    assert compiled(one("Softmax", tensor(6, 8), output=tensor(6, 8))).in_place() == []
+    assert compiled(TWO_RESULTS).in_place() == []
+
+
+@pytest.mark.parametrize("f", [chain(3), TWO_RESULTS], ids=["in place", "two results"])
+def test_saved_code_computes_into_buffers_too(f: Function, tmp_path: Path) -> None:
+    context = CompileContext(threads=1, workdir=tmp_path)
+    made = compiled(f)
+    loaded = Tvm().load(memoryview(bytes(Tvm().save(made, context))), f, context)
+    loaded.prepare()
+    assert (loaded.binds(), list(loaded.in_place())) == (True, list(made.in_place()))
+    x = random(*f.inputs[0].type.shape)  # type: ignore[union-attr, misc]
+    buffers = [np.zeros_like(array) for array in made.run([x])]
+    loaded.bind([x], buffers)()
+    assert all(map(np.array_equal, buffers, made.run([x])))

@@ -1,0 +1,47 @@
+"""Functions as the tests of engines write them: nodes between typed inputs and outputs, or one node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
+
+__all__ = ["Array", "function", "one", "tensor"]
+
+Array = np.ndarray[Any, Any]
+
+
+def tensor(*shape: int | str | None, dtype: DType = DType.FLOAT32) -> TensorType:
+    return TensorType(dtype, shape)
+
+
+def function(
+    *nodes: Node,
+    inputs: Mapping[str, TensorType | None],
+    outputs: Mapping[str, TensorType | None] | Sequence[str] = ("y",),
+    constants: Mapping[str, Array] | None = None,
+    opset: int = 18,
+    types: Mapping[str, TensorType] | None = None,
+    aliases: tuple[tuple[str, str], ...] = (),
+) -> Function:
+    """Return the Function; outputs that are names alone are of unknown type."""
+    typed = outputs if isinstance(outputs, Mapping) else None
+    return Function(
+        tuple(Value(name, type_) for name, type_ in inputs.items()),
+        tuple(Value(name, typed[name] if typed else None) for name in outputs),
+        nodes,
+        {name: Constant(array) for name, array in (constants or {}).items()},
+        {"": opset},
+        types=types or {},
+        aliases=aliases,
+    )
+
+
+def one(op_type: str, *shapes: TensorType, output: TensorType | None = None, opset: int = 18, **attributes: Any) -> Function:
+    """Return the Function of one node, whose inputs x0, x1, ... are of those types."""
+    names = [f"x{k}" for k in range(len(shapes))]
+    node = Node(op_type, tuple(names), ("y",), attributes_of(attributes))
+    return function(node, inputs=dict(zip(names, shapes, strict=True)), outputs={"y": output}, opset=opset)
