@@ -271,6 +271,17 @@ def _threshold(pen: Pen) -> Function | None:
     return pen.results(pen.write("Where", pen.write("Greater", pen.inputs[0], alpha), pen.inputs[0], zero))
 
 
+def _shrink(pen: Pen) -> Function | None:
+    """Say Shrink by choices likewise."""
+    type_, x = pen.type_of(0), pen.inputs[0]
+    if type_ is None:
+        return None
+    lambd, bias = pen.node.attr("lambd", 0.5), pen.node.attr("bias", 0.0)
+    above, below, bias, zero = (pen.cast(pen.constant(k, np.float32), type_.dtype) for k in (lambd, -lambd, bias, 0))
+    inner = pen.write("Where", pen.write("Greater", x, above), pen.write("Sub", x, bias), zero)
+    return pen.results(pen.write("Where", pen.write("Less", x, below), pen.write("Add", x, bias), inner))
+
+
 def _bounded(pen: Pen) -> Function | None:
     """Say Clip with an infinity for a bound that is left out."""
     type_ = pen.type_of(0)
@@ -349,6 +360,7 @@ SPELLINGS: Mapping[str, Spelling] = {
     **dict.fromkeys(["GRU", "LSTM", "RNN"], _sequence_first),
     "OneHot": _one_hot,
     "Clip": _bounded,
+    "Shrink": _shrink,
     "ThresholdedRelu": _threshold,
     "ReduceLogSumExp": _log_sum_exp,
     **dict.fromkeys(["Einsum", "Range", "ReverseSequence", "Unique"], _in_float32),
