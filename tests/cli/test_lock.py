@@ -161,6 +161,12 @@ def test_engines_that_may_run_code_are_named_by_who_checks(lock: Path, capsys: p
     assert "nowhere.so" in out and "does not choose" not in out, "it is opened, or would be"
 
 
+def test_engines_that_the_lock_does_not_have_are_a_mistake(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys, "check", str(lock), "--engines", "nobody")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: --engines names 'nobody'; the lock has ")
+
+
 def test_noise_is_told_and_passes(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = altered(lock, lambda facts: facts["gate"].update(low=1e-6, high=1e6))
     code, out, _ = call(capsys, "check", path, "--budget", "1s")

@@ -102,7 +102,7 @@ def test_a_budget_too_small_is_exit_code_1(command: Command) -> None:
                 ["--devices", text],
                 f"error: --devices takes ENGINE=DEVICE, each engine once, such as ort=cuda,tvm=cpu; got {text!r}\n",
             )
-            for text in ("cuda", "ort=", "=cuda", "ort=cuda,", "ort=cuda,ort=cpu", "ort{=cuda", "")
+            for text in ("cuda", "ort=", "=cuda", "ort=cuda,", "ort=cuda,ort=cpu", "ort{=cuda", "ort{level=2}", "")
         ),
         (["--devices", "ort=gpu"], "error: "),
         (["--devices", "orr=cpu", "--engines", "ort"], "error: devices names 'orr', which is not in the list of engines: "),
@@ -112,3 +112,10 @@ def test_mistakes_are_one_line(arguments: list[str], text: str, command: Command
     code, _, err = command(*arguments)
     assert code == 2
     assert err.startswith(text)
+
+
+def test_a_device_that_is_not_there_is_told_before_anything_is_measured(command: Command) -> None:
+    code, out, err = command("--engines", "ort,toy", "--devices", "ort=cuda:77", "--budget", "30s")
+    assert (code, out) == (2, "")
+    assert "device 'cuda:77' was asked for" in err
+    assert "measuring" not in err and "starting" not in err

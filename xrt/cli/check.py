@@ -18,7 +18,7 @@ from xrt.cli.options import dims_of, loaded, seconds_of
 from xrt.cli.screen import err, out
 from xrt.engines import split_specs
 from xrt.engines.registry import free_options
-from xrt.errors import EngineError, InputError, LockError, ModelError, OptionError, PlanError, RunFailed, XRTError
+from xrt.errors import EngineError, InputError, LockError, ModelError, OptionError, PlanError, RunFailed, XRTError, did_you_mean
 from xrt.formats.arrays import read_npy, read_npz
 from xrt.formats.lock import Lock, read_lock
 from xrt.graph import Function
@@ -132,8 +132,15 @@ def _failed(error: XRTError, *, as_json: bool) -> int:
 
 
 def _check_named(lock: Lock, named: Sequence[str]) -> None:
-    """Raise LockError for an engine of the lock that only who checks may ask for, and has not: a file chooses no code."""
-    for spec in _specs(lock):
+    """Raise LockError for an engine of the lock that only who checks may ask for, and has not: a file chooses no code.
+
+    Raises OptionError for one that the lock does not have.
+    """
+    specs = _specs(lock)
+    for spec in named:
+        if spec not in specs:
+            raise OptionError(f"--engines names {spec!r}; the lock has {', '.join(specs)}.{did_you_mean(spec, specs)}")
+    for spec in specs:
         if spec not in named and (options := free_options(spec)):
             raise LockError(
                 f"the lock has engine {spec!r}, whose {' and '.join(options)} may name files or code, and a lock does not choose "

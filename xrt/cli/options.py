@@ -13,7 +13,7 @@ import click
 from xrt.bench import Subject
 from xrt.cache import default_cache
 from xrt.cache.disk.places import bytes_of
-from xrt.engines import split_specs
+from xrt.engines import parse_spec, split_specs
 from xrt.errors import InputError, OptionError
 from xrt.graph import Function
 from xrt.module.source import source_of
@@ -76,15 +76,21 @@ def dims_of(given: tuple[str, ...]) -> dict[str, int]:
     return sizes
 
 
+def _checked_spec(text: str) -> str:
+    """Return the text; raises OptionError for one that is no spec."""
+    parse_spec(text)
+    return text
+
+
 def devices_of(context: click.Context, option: click.Parameter, text: str | None) -> dict[str, str] | None:
     """Return devices by engine from a text such as ``ort=cuda,tvm{opt_level=2}=cpu``; raises OptionError for another form."""
     if text is None:
         return None
     try:
         pairs = [one.rpartition("=") for one in split_specs(text)]
+        found = {_checked_spec(engine.strip()): device.strip() for engine, _, device in pairs}
     except OptionError:
-        pairs = [("", "", "")]
-    found = {engine.strip(): device.strip() for engine, _, device in pairs}
+        pairs, found = [("", "", "")], {"": ""}
     if len(found) < len(pairs) or not all((*found, *found.values())):
         raise OptionError(f"--devices takes ENGINE=DEVICE, each engine once, such as ort=cuda,tvm=cpu; got {text!r}")
     return found

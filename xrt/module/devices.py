@@ -8,6 +8,7 @@ from typing import Any
 from xrt.engines import GraphCompiler
 from xrt.errors import DeviceError, OptionError, did_you_mean
 from xrt.graph import FrozenDict
+from xrt.graph.places import one_name
 from xrt.partition.devices import Homes
 from xrt.runtime import check_device, kind_of
 from xrt.runtime.isolation import Isolated, Limits
@@ -24,10 +25,13 @@ def checked_devices(value: Any) -> Mapping[str, str]:
     return FrozenDict({name: check_device(device) for name, device in value.items()})
 
 
-def devices_of(engines: Sequence[GraphCompiler], asked: Mapping[str, str], others: Sequence[str] = ()) -> Mapping[str, str]:
+def devices_of(
+    engines: Sequence[GraphCompiler], asked: Mapping[str, str], here: str, others: Sequence[str] = ()
+) -> Mapping[str, str]:
     """Return by spec what was asked for each engine by name or spec, the spec's word before the name's.
 
-    What was asked for ``others``, which might be in the list, is nothing. Raises OptionError for an engine that is not in the
+    What was asked for ``others``, which might be in the list, is nothing; so is the device ``here``, where engines run anyway.
+    Raises OptionError for an engine that is not in the
     list, DeviceError for one that does not run there.
     """
     known = sorted({word for engine in engines for word in (engine.name, engine.spec)})
@@ -43,7 +47,8 @@ def devices_of(engines: Sequence[GraphCompiler], asked: Mapping[str, str], other
             continue
         if kind_of(device) not in engine.devices:
             raise DeviceError(f"devices asks for {engine.spec} on {device!r}, and it runs on {', '.join(engine.devices)}")
-        found[engine.spec] = device
+        if one_name(device) != one_name(here):
+            found[engine.spec] = device
     return FrozenDict(found)
 
 

@@ -216,7 +216,7 @@ def engine_list(asked: Any, device: str, settings: Settings, store: CostStore | 
     context = CompileContext(settings.execution, check_device(device), checked_budget(settings.execution), report=settings.report)
     engines, left_out = _created(asked, context, settings, store)
     _check_list(engines)
-    devices = devices_of(engines, settings.devices, registry.names() if asks_for_auto(asked) else ())
+    devices = devices_of(engines, settings.devices, context.device, registry.names() if asks_for_auto(asked) else ())
     check_engines_run(engines, context.device, devices)
     check_recorded(settings.cuda_graph, context.device)
     for engine in engines:

@@ -111,6 +111,7 @@ class Search:
 
     def run(self) -> None:
         """Survey, propose and race; ends early where there is nothing left to find out."""
+        _ = self.contexts  # raises where a device is not to be had, before anything is begun
         with self._ways() as ways:
             with _starting(ways.values()) as all_started:
                 self._tell("asking the engines")
@@ -121,14 +122,13 @@ class Search:
                 all_started(max(self._left() * self.bounds.start, 0.0))
             limit = self.budget * self.bounds.limit
             slice_ = min(self.budget * self.bounds.slice, self.bounds.longest)
-            returned = [value.name for value in self.function.outputs]
             self.survey = Survey(
                 *(ways, self.context, values, self.reference, self.table),
                 limit=limit,
                 slice_=slice_,
                 clock=self.clock,
                 contexts=self.contexts,
-                returned=returned,
+                returned=[value.name for value in self.function.outputs],
             )
             expected = [values[value.name] for value in self.function.outputs]
             while self._passes(self.survey, ways, expected):
