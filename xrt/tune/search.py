@@ -120,12 +120,10 @@ class Search:
                 values = captured(self.function, self.inputs, self.reference)
                 self._tell("starting the engines")
                 all_started(max(self._left() * self.bounds.start, 0.0))
-            limit = self.budget * self.bounds.limit
-            slice_ = min(self.budget * self.bounds.slice, self.bounds.longest)
             self.survey = Survey(
                 *(ways, self.context, values, self.reference, self.table),
-                limit=limit,
-                slice_=slice_,
+                limit=self.budget * self.bounds.limit,
+                slice_=min(self.budget * self.bounds.slice, self.bounds.longest),
                 clock=self.clock,
                 contexts=self.contexts,
                 returned=[value.name for value in self.function.outputs],
@@ -279,7 +277,7 @@ class Search:
         """Return why a plan may not be compiled in this process: a region of it has not been right, and in time, in a worker."""
         assert self.survey is not None  # it comes before this
         regions = [Region.of(launch) for launch in plan.launches]
-        self.survey.measure(regions, self.began + self.budget, self._told_of(self.survey))
+        self.survey.measure(regions, self._end, self._told_of(self.survey))
         self.table = self.survey.table
         costs = ((region, self.table.region(region.key, region.spec)) for region in regions)
         reasons = (
@@ -322,8 +320,8 @@ class Search:
 
     def _race(self) -> None:
         self.rounds = 0
-        entrants, end = [runner.entrant for runner in self.runners], self.began + self.budget
-        self.rounds = contested(entrants, until=end, rules=self.bounds.rules, clock=self.clock, watch=self._watch)
+        entrants = [runner.entrant for runner in self.runners]
+        self.rounds = contested(entrants, until=self._end, rules=self.bounds.rules, clock=self.clock, watch=self._watch)
         for runner in self.runners:
             if not runner.entrant.is_out and self._left() > 0:
                 runner.regions = runner.ready.profiled(self.inputs)
@@ -335,8 +333,12 @@ class Search:
 
     # ------------------------------------------------------------------ what is known
 
+    @property
+    def _end(self) -> float:
+        return self.began + self.budget * (1 - self.bounds.end)
+
     def _left(self) -> float:
-        return self.began + self.budget - self.clock()
+        return self._end - self.clock()
 
     def _tell(self, stage: str, best: tuple[str, float] | None = None) -> None:
         title, seconds = best or self._quickest() or ("", None)

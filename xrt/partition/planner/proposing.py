@@ -10,12 +10,12 @@ from itertools import permutations
 from xrt.engines import GraphCompiler
 from xrt.graph import Function
 from xrt.partition.assigned import assigned
-from xrt.partition.costs import CostTable
+from xrt.partition.costs import CostTable, Measured
 from xrt.partition.dependencies import DependencyGraph
 from xrt.partition.devices import Homes
 from xrt.partition.placement import settled
 from xrt.partition.plan import Plan
-from xrt.partition.planner.board import PLAIN, SMALL, TINY, Board, Effort, Layout, View
+from xrt.partition.planner.board import PLAIN, SMALL, TINY, Board, Effort, Layout, Region, View
 from xrt.partition.planner.ground import Ground, bits, places_of
 from xrt.partition.planner.linear import best_stretches, cheapest_homes
 from xrt.partition.planner.moves import improved, improved_beyond, recoloured
@@ -52,13 +52,14 @@ def propose(
 ) -> tuple[Plan, ...]:
     """Return plans, the best predicted first: every single-engine plan there is, and at most ``limit`` others.
 
+    Half of the others, if there are so many, have no region that was not measured: an estimate is a hope.
     Plans with a region that the table calls impossible are left out. The same Function, engines, table and options give
     the same plans, byte for byte. Empty where no engine takes some node.
     """
     ground = Ground.of(function, engines, device)
-    layouts = Ranking.of(ground, table, options).layouts
-    mixtures = [layout for layout in layouts if len(layout) > 1][:limit]
-    singles = [layout for layout in layouts if len(layout) == 1]
+    ranking = Ranking.of(ground, table, options)
+    mixtures = ranking.mixtures(limit)
+    singles = [layout for layout in ranking.layouts if len(layout) == 1]
     plans = [plan_of(ground, layout, engines, device) for layout in (*mixtures, *singles)]
     costs = [predicted(plan, table).seconds for plan in plans]
     return tuple(plans[at] for at in sorted(range(len(plans)), key=lambda at: (costs[at], at)))
@@ -114,6 +115,17 @@ class Ranking:
         board = self.board
         found = [layout for layout in dict.fromkeys((*self.layouts, *layouts)) if math.isfinite(board.total(layout))]
         return Ranking(board, tuple(sorted(found, key=lambda layout: (board.total(layout), layout))))
+
+    def mixtures(self, limit: int) -> list[Layout]:
+        """Return at most so many layouts of several regions, the cheapest; half of them, if there are any, of measured ones."""
+        mixtures = [layout for layout in self.layouts if len(layout) > 1]
+        known = [layout for layout in mixtures if all(map(self._is_measured, layout))][: (limit + 1) // 2]
+        return list(dict.fromkeys((*known, *mixtures)))[:limit]
+
+    def _is_measured(self, region: Region) -> bool:
+        engine, mask = region
+        ground, key = self.board.ground, self.board.ground.known().get(mask)
+        return key is not None and isinstance(self.board.table.region(key, ground.engines[engine]), Measured)
 
     def learnt(self, count: int) -> bool:
         """Look up the regions of the first layouts; return whether the table knew one that was only estimated."""
