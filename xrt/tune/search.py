@@ -45,7 +45,7 @@ def unheard(progress: Progress) -> None:
 
 Placing: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 
-AT_ONCE = SearchOptions(pieces=12)
+AT_ONCE = SearchOptions(pieces=6)
 """Few pieces are asked for at once: what is learnt from them says which are the most useful next."""
 
 LEAST = 0.1
