@@ -6,6 +6,9 @@
 - The remainder of floats with the sign of the divisor: NaN where one side is infinite.
 - Sums of float16 and bfloat16, and exponentials of them: accumulated in as few digits, where everybody else has float32.
 - Maxima, minima and what is made of them: a NaN is lost, and the largest of nothing but minus infinity is a number.
+- Comparisons of floats: TVM takes the opposite of one for another comparison, and a number for equal to itself, which NaN is not.
+- Zeros among literals: TVM takes a product with one for zero, and a sum with one for the summand, which NaN and -0 are not.
+- A number less itself, which TVM takes for zero.
 - A choice between two numbers by which is larger: TVM computes it with 64-bit conditions; it is one instruction.
 - Powers: a call into the C library for each element, of which TVM warns on stderr; small whole ones are products.
 """
@@ -21,7 +24,7 @@ from tvm.ir import Call, GenericConst, IRModule
 from tvm.relax import BlockBuilder
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from xrt.engines.tvm.extremes import EXTREMES
+from xrt.engines.tvm.extremes import EXTREMES, opaque
 from xrt.engines.tvm.polynomials import POLYNOMIALS, dtype_of, scalar
 
 __all__ = ["guarded"]
@@ -123,6 +126,50 @@ def _floor_mod(call: Call, builder: BlockBuilder) -> Any:
     return relax.op.where(wrong, relax.op.add(rest, divisor), rest)
 
 
+def _equal(call: Call, builder: BlockBuilder) -> Any:
+    """Write that neither is less than the other and that they compare, for floats, of which TVM takes each for equal to itself."""
+    if "float" not in dtype_of(call.args[0]):
+        return call
+    a, b = call.args
+    return opaque(relax.op.logical_and(relax.op.less_equal(a, b), relax.op.greater_equal(a, b)))
+
+
+def _comparison(call: Call, builder: BlockBuilder) -> Any:
+    return opaque(call) if "float" in dtype_of(call.args[0]) else call
+
+
+def _with_zero(call: Call, builder: BlockBuilder) -> Any:
+    """Hand a literal zero over as a tensor of one number: of what it will be TVM then knows nothing."""
+    if not any(map(_is_literal_zero, call.args)):
+        return call
+    args = [_tensor_of_one(arg) if _is_literal_zero(arg) else arg for arg in call.args]
+    result = builder.normalize(Call(call.op, args, call.attrs))
+    return result if call.ty.shape.values else relax.op.reshape(result, ())
+
+
+def _is_literal_zero(arg: Any) -> bool:
+    return isinstance(arg, GenericConst) and "float" in dtype_of(arg) and not arg.ty.shape.values and not arg.value.numpy()
+
+
+def _tensor_of_one(literal: GenericConst) -> Any:
+    return relax.const(literal.value.numpy().reshape(1), dtype_of(literal))
+
+
+def _subtract(call: Call, builder: BlockBuilder) -> Any:
+    """Add the negative where one side may be in the other, as it is when both are one value: TVM leaves such sums alone."""
+    a, b = call.args
+    if "float" in dtype_of(call) and not _summands(a, builder).isdisjoint(_summands(b, builder)):
+        return relax.op.add(a, relax.op.negative(b))
+    return _with_zero(call, builder)
+
+
+def _summands(value: Any, builder: BlockBuilder) -> set[relax.Var]:
+    """Return a value, and those that it is the sum or the difference of."""
+    bound = builder.lookup_binding(value) if isinstance(value, relax.Var) else None
+    is_sum = isinstance(bound, Call) and getattr(bound.op, "name", "") in ("relax.add", "relax.subtract")
+    return {value, *(bound.args if is_sum else ())}
+
+
 _REWRITES: dict[str, Callable[[Call, BlockBuilder], Any]] = {
     "relax.take": _take,
     "relax.gather_elements": _gather_elements,
@@ -133,6 +180,10 @@ _REWRITES: dict[str, Callable[[Call, BlockBuilder], Any]] = {
     "relax.left_shift": _left_shift,
     "relax.right_shift": _right_shift,
     "relax.floor_mod": _floor_mod,
+    "relax.equal": _equal,
+    **dict.fromkeys((f"relax.{name}" for name in ("less", "less_equal", "greater", "greater_equal")), _comparison),
+    **dict.fromkeys(("relax.add", "relax.multiply", "relax.divide"), _with_zero),
+    "relax.subtract": _subtract,
     **EXTREMES,
 }
 
