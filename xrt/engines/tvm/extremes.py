@@ -24,7 +24,7 @@ from tvm_ffi import convert, structural_equal
 from xrt.engines.tvm.polynomials import dtype_of
 from xrt.graph import DType
 
-__all__ = ["EXTREMES", "opaque"]
+__all__ = ["EXTREMES"]
 
 
 # ---------------------------------------------------------------------- of one number
@@ -226,24 +226,11 @@ def _pooled(call: Call, builder: BlockBuilder) -> Any:
 def _chosen(call: Call, builder: BlockBuilder) -> Any:
     """Choose the larger or the smaller of two by one instruction, which of NaN does as the comparison: it takes the second."""
     condition, *branches = call.args
-    compared = _compared(condition, builder)
+    compared = builder.lookup_binding(condition) if isinstance(condition, relax.Var) else None
     if not isinstance(compared, Call) or not all(map(_is_same, compared.args, branches)):
         return call
     extreme = _CHOICES.get(getattr(compared.op, "name", ""))
     return call if extreme is None else extreme(*branches)
-
-
-def opaque(comparison: Any) -> Any:
-    """Return what a comparison of floats tells, which TVM then draws no conclusions from; to LLVM it is the comparison."""
-    return relax.op.where(comparison, relax.const(True, "bool"), relax.const(False, "bool"))
-
-
-def _compared(condition: Any, builder: BlockBuilder) -> Any:
-    """Return what a condition is bound to, where it is `opaque` the comparison in it."""
-    bound = builder.lookup_binding(condition) if isinstance(condition, relax.Var) else None
-    if isinstance(bound, Call) and getattr(bound.op, "name", "") == "relax.where" and dtype_of(bound) == "bool":
-        return _compared(bound.args[0], builder)
-    return bound
 
 
 def _is_same(a: Any, b: Any) -> bool:

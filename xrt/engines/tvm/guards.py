@@ -19,12 +19,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from tvm import relax
+from tvm import relax, te, tirx, topi
 from tvm.ir import Call, GenericConst, IRModule
 from tvm.relax import BlockBuilder
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from xrt.engines.tvm.extremes import EXTREMES, opaque
+from xrt.engines.tvm.extremes import EXTREMES
 from xrt.engines.tvm.polynomials import POLYNOMIALS, dtype_of, scalar
 
 __all__ = ["guarded"]
@@ -32,7 +32,12 @@ __all__ = ["guarded"]
 
 def guarded(module: IRModule, polynomials: bool = True) -> IRModule:
     """Return the module with the calls of its ``main`` rewritten by `_REWRITES`, and exponentials by `POLYNOMIALS`."""
-    guard = _Guard(module, {**_REWRITES, **POLYNOMIALS} if polynomials else _REWRITES)
+    rewritten = _rewritten(module, {**_REWRITES, **POLYNOMIALS} if polynomials else _REWRITES)
+    return _rewritten(rewritten, _COMPARISONS)
+
+
+def _rewritten(module: IRModule, rewrites: Mapping[str, Callable[[Call, BlockBuilder], Any]]) -> IRModule:
+    guard = _Guard(module, rewrites)
     guard.builder_.update_func(module.get_global_var("main"), guard.visit_expr(module["main"]))
     rewritten: IRModule = relax.transform.DeadCodeElimination()(guard.builder_.finalize())
     return rewritten
@@ -127,15 +132,22 @@ def _floor_mod(call: Call, builder: BlockBuilder) -> Any:
 
 
 def _equal(call: Call, builder: BlockBuilder) -> Any:
-    """Write that neither is less than the other and that they compare, for floats, of which TVM takes each for equal to itself."""
+    """Write that each is at most the other, for floats: TVM takes whatever it sees on both sides for equal, NaN too."""
     if "float" not in dtype_of(call.args[0]):
         return call
     a, b = call.args
-    return opaque(relax.op.logical_and(relax.op.less_equal(a, b), relax.op.greater_equal(a, b)))
+    both = relax.op.logical_and(relax.op.less_equal(a, b), relax.op.greater_equal(a, b))
+    return builder.call_te(_opaque, builder.normalize(both))
 
 
 def _comparison(call: Call, builder: BlockBuilder) -> Any:
-    return opaque(call) if "float" in dtype_of(call.args[0]) else call
+    return builder.call_te(_opaque, builder.normalize(call)) if "float" in dtype_of(call.args[0]) else call
+
+
+def _opaque(truth: te.Tensor) -> te.Tensor:
+    """Return what a comparison of floats tells, which TVM then draws no conclusions from; to LLVM it is the comparison."""
+    yes, no = (tirx.const(value, "bool") for value in (True, False))
+    return te.compute(truth.shape, lambda *place: tirx.Select(truth(*place), yes, no), name="told", tag=topi.tag.ELEMWISE)
 
 
 def _with_zero(call: Call, builder: BlockBuilder) -> Any:
@@ -180,13 +192,16 @@ _REWRITES: dict[str, Callable[[Call, BlockBuilder], Any]] = {
     "relax.left_shift": _left_shift,
     "relax.right_shift": _right_shift,
     "relax.floor_mod": _floor_mod,
-    "relax.equal": _equal,
-    **dict.fromkeys((f"relax.{name}" for name in ("less", "less_equal", "greater", "greater_equal")), _comparison),
     **dict.fromkeys(("relax.add", "relax.multiply", "relax.divide"), _with_zero),
     "relax.subtract": _subtract,
     **EXTREMES,
 }
 
+_COMPARISONS: dict[str, Callable[[Call, BlockBuilder], Any]] = {
+    "relax.equal": _equal,
+    **dict.fromkeys((f"relax.{name}" for name in ("less", "less_equal", "greater", "greater_equal")), _comparison),
+}
+"""Rewritten last: choices by a comparison are recognised by it."""
 
 _IN_FLOAT32 = {
     *("relax.matmul", "relax.sum", "relax.mean", "relax.prod", "relax.exp", "relax.tanh", "relax.erf", "relax.sigmoid"),
