@@ -175,11 +175,12 @@ def _subtract(call: Call, builder: BlockBuilder) -> Any:
     return _with_zero(call, builder)
 
 
-def _summands(value: Any, builder: BlockBuilder) -> set[relax.Var]:
+def _summands(value: Any, builder: BlockBuilder) -> set[Any]:
     """Return a value, and those that it is the sum or the difference of."""
     bound = builder.lookup_binding(value) if isinstance(value, relax.Var) else None
-    is_sum = isinstance(bound, Call) and getattr(bound.op, "name", "") in ("relax.add", "relax.subtract")
-    return {value, *(bound.args if is_sum else ())}
+    if not isinstance(bound, Call) or getattr(bound.op, "name", "") not in ("relax.add", "relax.subtract"):
+        return {value}
+    return {value, *bound.args}
 
 
 _REWRITES: dict[str, Callable[[Call, BlockBuilder], Any]] = {
