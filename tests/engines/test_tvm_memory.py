@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tvm import relax, te
+from tvm.ir import IRModule
 
 from tests.engines.tvm_running import CONTEXT
 from tests.engines.written import function, one, tensor
 from xrt.engines import CompileContext, RunOptions
 from xrt.engines.tvm import Tvm
 from xrt.engines.tvm.executable import RelaxExecutable
+from xrt.engines.tvm.overwriting import overwritable
 from xrt.graph import Function, Node
 
 Array = np.ndarray[Any, Any]
@@ -147,6 +150,23 @@ def test_only_what_has_the_shape_of_the_result_is_written_over() -> None:
     assert compiled(f).in_place() == [(0, 0)]
     assert compiled(one("Softmax", tensor(6, 8), output=tensor(6, 8))).in_place() == []
     assert compiled(TWO_RESULTS).in_place() == []
+
+
+def reversed_sum(names: str) -> IRModule:
+    """Return a module of one loop: the first of two arguments, plus the second from its end."""
+    a, b = (te.placeholder((8,), name=name) for name in "ab")
+    loop = te.create_prim_func([a, b, te.compute((8,), lambda i: a[i] + b[7 - i], name="c")])
+    variables = {name: relax.Var(name, relax.TensorType((8,), "float32")) for name in dict.fromkeys(names)}
+    builder = relax.BlockBuilder()
+    with builder.function("main", list(variables.values())):
+        given = [variables[name] for name in names]
+        builder.emit_func_output(builder.emit(relax.call_tir(builder.add_func(loop, "loop"), given, given[0].ty)))
+    return builder.get()
+
+
+@pytest.mark.parametrize(("names", "expected"), [("ab", (0,)), ("aa", ())])
+def test_what_is_read_elsewhere_by_another_name_is_not_written_over(names: str, expected: tuple[int, ...]) -> None:
+    assert overwritable(reversed_sum(names))[1] == expected
 
 
 @pytest.mark.parametrize("f", [chain(3), TWO_RESULTS], ids=["in place", "two results"])

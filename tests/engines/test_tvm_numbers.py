@@ -23,6 +23,7 @@ from xrt.verify.running import run_alone
 
 Array = np.ndarray[Any, Any]
 INT64 = DType.INT64
+ZERO = np.array(0, np.float32)
 
 
 # ---------------------------------------------------------------------- indices outside of their axis
@@ -63,6 +64,26 @@ def test_boxes_stay_inside() -> None:
 
 
 # ---------------------------------------------------------------------- edges
+
+
+@pytest.mark.parametrize("opset", [13, 18])
+@pytest.mark.parametrize("number", [0.1, 1e6 / 3, -7e-6])
+def test_what_does_not_vary_is_normalised_to_nothing(number: float, opset: int) -> None:
+    f = one("MeanVarianceNormalization", tensor(1, 2, 7, 9), output=tensor(1, 2, 7, 9), opset=opset)
+    (y,) = run(f, np.full((1, 2, 7, 9), number, np.float32))
+    assert np.abs(y).max() < 1e-2
+
+
+@pytest.mark.parametrize("op", ["Add", "Mul", "Div"])
+def test_a_literal_zero_beside_a_number_alone(op: str) -> None:
+    f = function(Node(op, ("x", "zero"), ("y",)), inputs={"x": tensor()}, outputs={"y": tensor()}, constants={"zero": ZERO})
+    (y,) = run(f, np.array(np.nan, np.float32))
+    assert y.shape == () and np.isnan(y)
+
+
+def test_zero_added_to_minus_zero_is_zero() -> None:
+    f = function(Node("Add", ("x", "zero"), ("y",)), inputs={"x": tensor(2)}, outputs={"y": tensor(2)}, constants={"zero": ZERO})
+    assert not np.signbit(run(f, np.array([-0.0, 0.0], np.float32))[0]).any()
 
 
 def test_shifts_by_the_width_and_more() -> None:

@@ -1,8 +1,9 @@
-"""Operators on numbers that are easily lost: NaN, the infinities and zeros of both signs, at every place of a vector.
+"""Operators on numbers that are easily lost: NaN, the infinities and zeros, at every place of a vector.
 
 Each case is one operator, or a chain that engines like to make one, in one element type. A loop over whole vectors and the
 loop over what they leave are different code, so each is computed of several sizes; a fold of rows also of one that threads share.
 What comes out is to be what the reference engine computes: ONNX says little of these numbers, and IEEE 754 the rest.
+Zeros of both signs go in; which of them comes out is not looked at.
 """
 
 from __future__ import annotations
@@ -136,6 +137,9 @@ def _of_windows(dtype: DType) -> Iterator[Sequence[Array]]:
 Constants: TypeAlias = Mapping[str, Any]
 """By name: numbers, which become the element type of the case, and arrays, which stay as they are."""
 
+LEFT = "left"
+"""The name of a constant that is read before everything else."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Row:
@@ -145,7 +149,7 @@ class _Row:
     makes: Makes
     opset: int
     constants: tuple[Constants, ...] = ({},)
-    """What each operator of the chain reads behind its first inputs."""
+    """What each operator of the chain reads behind its first inputs, or before them: `LEFT`."""
     note: str = ""
 
     def case(self, dtype: DType) -> Special:
@@ -182,7 +186,8 @@ class _Draft:
         self.inputs += [Value(name, TensorType(DType.of(array), array.shape)) for name, array in pairs]
         for step, ((op, attributes), constants) in enumerate(zip(self.row.nodes, self._read, strict=True)):
             made = f"y{place}" if step == len(self.row.nodes) - 1 else f"t{place}_{step}"
-            self.nodes.append(Node(op, (*names, *constants), (made,), attributes_of(attributes)))
+            read = sorted((*names, *constants), key=lambda name: name != LEFT)
+            self.nodes.append(Node(op, tuple(read), (made,), attributes_of(attributes)))
             names = [made]
         self.outputs.append(Value(f"y{place}"))
 
@@ -235,6 +240,11 @@ def _elementwise() -> Iterator[_Row]:
     for note, given in (("", {"low": -1, "high": 1}), ("low", {"low": -1}), ("high", {"low": None, "high": 1})):
         yield _with("Clip", one, given, note)
     yield from (_with(op, one, {"other": 1}, "constant") for op in ("Max", "Min", "Pow", "Mul", "PRelu"))
+    yield from (_with(op, one, {"other": 0}, "zero") for op in ("Mul", "Div", "Add", "Sub"))
+    yield from (_with(op, one, {LEFT: 0}, "zero_left") for op in ("Mul", "Div", "Sub"))
+    yield from (
+        _chain(one, (op, {"zero": 0}, {}), ("Not", {}, {})) for op in ("Less", "Greater", "LessOrEqual", "GreaterOrEqual")
+    )
     yield _chain(one, ("Less", {"zero": 0}, {}), ("Where", {"a": np.float32(1), "b": np.float32(2)}, {}))
 
 

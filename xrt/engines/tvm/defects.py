@@ -63,12 +63,6 @@ def _scales_by_a_fraction(node: Node, function: Function) -> bool:
 
 DEFECTS: tuple[Defect, ...] = (
     Defect(
-        ("Sub",),
-        lambda node, function: node.inputs[0] == node.inputs[1] and _is_float(node, function),
-        "TVM takes a number minus itself for zero inside of a larger expression, and of an infinity or NaN it is not",
-        ("number_less_itself of the corpus",),
-    ),
-    Defect(
         ("BatchNormalization", "Dropout"),
         is_training,
         "TVM's importer ignores the training mode",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tvm import relax, s_tir
@@ -25,9 +26,13 @@ def overwritable(module: IRModule) -> tuple[IRModule, tuple[int, ...]]:
         return module, ()
     function, arguments = bindings[0].value.args[:2]
     places = _read_where_written(module[function])
-    given = [arguments.fields[place] for place in places]
-    found = tuple(number for number, parameter in enumerate(main.params) if any(parameter.same_as(g) for g in given))
+    found = tuple(number for number, parameter in enumerate(main.params) if _given_only_at(places, parameter, arguments.fields))
     return (_shared(module, function), found) if found else (module, ())
+
+
+def _given_only_at(places: Sequence[int], parameter: relax.Var, arguments: Sequence[Any]) -> bool:
+    given = {place for place, argument in enumerate(arguments) if parameter.same_as(argument)}
+    return bool(given) and given.issubset(places)
 
 
 def _shared(module: IRModule, function: GlobalVar) -> IRModule:

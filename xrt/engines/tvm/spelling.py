@@ -183,14 +183,23 @@ def _sum_along(page: Page, summands: str) -> str:
 
 
 def _mean_variance(page: Page) -> str | None:
-    """Write it with what keeps rows of one number from a division by zero, which TVM leaves out; float16 cannot hold it."""
+    """Write it with what keeps rows of one number from a division by zero, which TVM leaves out; float16 cannot hold it.
+
+    The mean of the squares less the square of the mean may be rounded below zero, which has no root; and next to 1e-9 it
+    matters by how little rows of one number miss their mean.
+    """
     if page.dtype(page.x) not in (DType.FLOAT32, DType.FLOAT64):
         return None
     axes = attributes_of({"axes": page.node.attr("axes", (0, 2, 3))})
-    mean = _mean_along(page, page.x, axes)
-    variance = page.op("Sub", _mean_along(page, page.op("Mul", page.x, page.x), axes), page.op("Mul", mean, mean))
+    centred = _centred(page, _centred(page, page.x, axes), axes)
+    variance = _mean_along(page, page.op("Mul", centred, centred), axes)
     deviation = page.op("Add", page.op("Sqrt", variance), page.number(1e-9))
-    return page.op("Div", page.op("Sub", page.x, mean), deviation)
+    return page.op("Div", centred, deviation)
+
+
+def _centred(page: Page, x: str, axes: tuple[Attribute, ...]) -> str:
+    """Write the numbers less their mean. What the mean was rounded by stays in them, and goes when they are centred again."""
+    return page.op("Sub", x, _mean_along(page, x, axes))
 
 
 def _mean_along(page: Page, x: str, axes: tuple[Attribute, ...]) -> str:

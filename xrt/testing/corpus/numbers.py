@@ -21,6 +21,43 @@ ENTRIES: tuple[Entry, ...] = (
         (f32(NAN, NAN, INF, 1),),
     ),
     Entry(
+        "number_less_itself",
+        "an infinity less itself is NaN, and no number makes zero of it, inside of a larger expression either",
+        graph(
+            {"x": "float32[4]"},
+            {"y": "float32[4]"},
+            node("Mul", "x two", "t"),
+            node("Sub", "t t", "d"),
+            node("Exp", "d", "y"),
+            constants={"two": f32(2)},
+        ),
+        (f32(NAN, INF, -INF, 1.5),),
+        (f32(NAN, NAN, NAN, 1),),
+    ),
+    Entry(
+        "equal_to_itself",
+        "NaN is not equal to itself, which is how some models look for it",
+        graph(
+            {"x": "float32[4]"}, {"y": "bool[4]"}, node("Mul", "x two", "t"), node("Equal", "t t", "y"), constants={"two": f32(2)}
+        ),
+        (f32(NAN, INF, -INF, 1.5),),
+        (np.array([False, True, True, True]),),
+    ),
+    Entry(
+        "less_or_not_less",
+        "of two numbers one may be NaN, and then neither of two opposite comparisons holds",
+        graph(
+            {"x": "float32[4]"},
+            {"y": "bool[4]"},
+            node("Less", "x one", "a"),
+            node("GreaterOrEqual", "x one", "b"),
+            node("Or", "a b", "y"),
+            constants={"one": f32(1)},
+        ),
+        (f32(NAN, INF, -INF, 1.5),),
+        (np.array([False, True, True, True]),),
+    ),
+    Entry(
         "round_half_to_even",
         "a half rounds to the even neighbour",
         graph({"x": "float32[6]"}, {"y": "float32[6]"}, node("Round", "x", "y")),
