@@ -235,6 +235,7 @@ def _elementwise() -> Iterator[_Row]:
     for note, given in (("", {"low": -1, "high": 1}), ("low", {"low": -1}), ("high", {"low": None, "high": 1})):
         yield _with("Clip", one, given, note)
     yield from (_with(op, one, {"other": 1}, "constant") for op in ("Max", "Min", "Pow", "Mul", "PRelu"))
+    yield from (_with(op, one, {"other": np.nan}, "nan") for op in ("Max", "Min"))
     yield _chain(one, ("Less", {"zero": 0}, {}), ("Where", {"a": np.float32(1), "b": np.float32(2)}, {}))
 
 
