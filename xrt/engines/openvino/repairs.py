@@ -82,7 +82,7 @@ def _of_nan(node: Any) -> Any:
 
 
 def _of_two(node: Any) -> Any:
-    """Keep the NaN of the first of two numbers; that of the second the plugin keeps, so that a constant without one comes first."""
+    """Keep the NaN of the first of two numbers; that of the second the plugin keeps, so a constant without one comes first."""
     first, second = node.input_values()
     if not _is_float(node):
         return node
