@@ -91,8 +91,9 @@ def kernel_of(node: Node, function: Function) -> native.NativeKernel:
 
 def ulps(actual: Array, expected: Array) -> Array:
     """Return by how many units in the last place floats differ; 0 where both are NaN, or both the same infinity."""
-    exact, spacing = expected.astype(np.float64), np.spacing(np.abs(expected)).astype(np.float64)
+    exact = expected.astype(np.float64)
     with np.errstate(all="ignore"):
+        spacing = np.spacing(np.abs(expected)).astype(np.float64)
         apart = np.abs(actual.astype(np.float64) - exact) / spacing
     same = (np.isnan(actual) & np.isnan(expected)) | (actual == expected)
     return np.where(same, 0.0, np.where(np.isnan(apart), np.inf, apart))

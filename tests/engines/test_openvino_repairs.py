@@ -98,6 +98,16 @@ def test_poolings_whose_windows_reach_too_far_are_declined(pooling: Node, extent
     assert text in str(OpenVino().why_not(pooling, f))
 
 
+@pytest.mark.parametrize("place", [1, 2], ids=["lower", "upper"])
+def test_a_clip_bounded_by_nan_is_declined_before_it_is_compiled(place: int) -> None:
+    clip = node("Clip", "x low high", "y")
+    bounds = {"low": np.array(-1, np.float32), "high": np.array(1, np.float32)}
+    f = function({"x": tensor(3)}, {"y": tensor(3)}, [clip], bounds)
+    assert OpenVino().why_not(clip, f) is None
+    nan = function({"x": tensor(3)}, {"y": tensor(3)}, [clip], {**bounds, clip.inputs[place]: np.array(np.nan, np.float32)})
+    assert "a bound that is not a number" in str(OpenVino().why_not(clip, nan))
+
+
 @pytest.mark.parametrize("op", ["ReverseSequence", "Unique", "Einsum"])
 def test_halves_go_by_way_of_float32(op: str) -> None:
     x = np.array([[1, 2, 3], [4, 5, 6]]).astype(DType.BFLOAT16.numpy)

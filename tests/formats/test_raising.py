@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from xrt.engines import registry
 from xrt.formats.onnx import raised, why_not_raised
@@ -30,6 +31,17 @@ def test_attributes_become_inputs_and_numbers_stay() -> None:
     toy = registry.create("toy")
     assert np.array_equal(run_alone(toy, newer, [x])[0], run_alone(toy, f, [x])[0])
     assert run_alone(toy, newer, [x])[0].tolist() == [[2.5, 2.0]]
+
+
+@pytest.mark.parametrize("given", [{}, {"min": 1.0}, {"max": 1.0}], ids=["no bound", "lower", "upper"])
+def test_a_bound_that_is_left_out_keeps_its_default(given: dict[str, float]) -> None:
+    f = old(Node("Clip", ("x",), ("y",), attributes_of(given)))
+    x = np.array([[np.inf, -np.inf, 3], [0, 1, 2]], np.float32)
+    most = np.finfo(np.float32).max
+    want = np.clip(x, given.get("min", -most), given.get("max", most))
+    toy = registry.create("toy")
+    for function in (f, raised(f, 18)):
+        np.testing.assert_array_equal(run_alone(toy, function, [x])[0], want)
 
 
 def test_what_is_new_enough_stays_itself() -> None:

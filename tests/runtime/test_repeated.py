@@ -60,3 +60,10 @@ def test_an_engine_that_cannot_is_timed_as_it_is() -> None:
     values = Counting(binds=True)
     repeated(values, [X], like=[[X]])()  # a sequence has no memory to be left in
     assert values.made == 1
+
+
+@pytest.mark.parametrize("result", [np.array(["a"], object), np.zeros((0, 3), np.float32)], ids=["text", "no elements"])
+def test_what_no_program_lays_down_is_timed_as_it_is(result: Any) -> None:
+    executable = Counting(binds=True)
+    repeated(executable, [X], like=[X, result])()
+    assert (executable.made, executable.written) == (1, [])

@@ -16,7 +16,7 @@ from xrt.graph import DType, TensorType, Type
 from xrt.partition import Launch, Plan
 from xrt.runtime.arena import Arena, Lifetime, place
 
-__all__ = ["Layout", "Slots", "Step", "laid_out"]
+__all__ = ["Layout", "Slots", "Step", "is_known", "laid_out"]
 
 SMALL = 8 * 1024
 """Bytes up to which a copy (0.2 to 0.6 us) costs less than a bound call saves (1.3 us against ONNX Runtime's plain one)."""
@@ -117,7 +117,7 @@ class _Decisions:
         self.slots = slots
         self.own = own
         self.outputs = frozenset(slots.outputs)
-        self.types = {slot: type_ for slot, type_ in types.items() if _is_known(type_)}
+        self.types = {slot: type_ for slot, type_ in types.items() if is_known(type_)}
         small = () if own else (slot for slot in slots.inputs if self._is_small(slot))
         self.copied: set[int] = set(small)
         self.stored: set[int] = set()
@@ -166,7 +166,7 @@ class _Decisions:
 
     def _tensor(self, slot: int) -> TensorType:
         type_ = self.types[slot]
-        assert isinstance(type_, TensorType)  # `_is_known` let no other in
+        assert isinstance(type_, TensorType)  # `is_known` let no other in
         return type_
 
     # ------------------------------------------------------------------ the arena
@@ -204,6 +204,6 @@ class _Decisions:
         return self.slots.last.get(slot) == step
 
 
-def _is_known(type_: Type | None) -> bool:
+def is_known(type_: Type | None) -> bool:
     """Whether it is a tensor of numbers whose bytes are known before the run, and not none."""
     return isinstance(type_, TensorType) and type_.dtype is not DType.STRING and bool(type_.nbytes)

@@ -245,6 +245,7 @@ def _elementwise() -> Iterator[_Row]:
     yield from (
         _chain(one, (op, {"zero": 0}, {}), ("Not", {}, {})) for op in ("Less", "Greater", "LessOrEqual", "GreaterOrEqual")
     )
+    yield from (_with(op, one, {"other": np.nan}, "nan") for op in ("Max", "Min"))
     yield _chain(one, ("Less", {"zero": 0}, {}), ("Where", {"a": np.float32(1), "b": np.float32(2)}, {}))
 
 

@@ -6,7 +6,6 @@ stays with the Python kernels.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +13,7 @@ from functools import partial
 import numpy as np
 
 from xrt.graph import DType, Function, Node, TensorType
+from xrt.graph.clipping import bounds_by_attributes
 
 __all__ = ["Step", "steps_of"]
 
@@ -113,8 +113,7 @@ def _clip(node: Node, dtypes: Sequence[DType]) -> Steps | None:
     if len(set(dtypes)) > 1:
         return None
     if len(node.inputs) == 1 and dtypes[0] in FLOATS:
-        bounds = (float(node.attr("min", -math.inf)), float(node.attr("max", math.inf)))
-        return (Step("Clip", node.inputs, dtypes[0], bounds),)
+        return (Step("Clip", node.inputs, dtypes[0], bounds_by_attributes(node)),)
     steps: list[Step] = []
     for operator, bound in zip(("Max", "Min"), node.inputs[1:], strict=False):
         if bound:

@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+
 from xrt.engines.defects import Defect, Test, always, attribute_is, first_defect
 from xrt.engines.openvino.library import LIBRARY
 from xrt.graph import Constant, DType, Function, Node, Shape, TensorType, is_training, since_version
+from xrt.graph.clipping import BOUNDS_ARE_INPUTS, with_bounds
 
 __all__ = ["DEFECTS", "known_defect"]
 
@@ -138,11 +141,17 @@ def _counts_what_is_not_there(node: Node, function: Function) -> bool:
 
 
 def _lacks_a_bound(node: Node, function: Function) -> bool:
-    """Whether a Clip of floats is given one of its bounds only."""
+    """Whether a Clip of floats is not given both of its bounds."""
+    if (since_version(node, function) or 0) < BOUNDS_ARE_INPUTS:
+        return with_bounds(node) is not node
     dtype = _dtype(node, 0, function)
-    return (
-        (since_version(node, function) or 0) >= 11 and not (_has(node, 1) and _has(node, 2)) and (dtype is None or dtype.is_float)
-    )
+    return not (_has(node, 1) and _has(node, 2)) and (dtype is None or dtype.is_float)
+
+
+def _is_bounded_by_nan(node: Node, function: Function) -> bool:
+    bounds = [bound.array for place in (1, 2) if (bound := _constant(node, place, function)) is not None]
+    attributes = [node.attr(name, 0.0) for name in ("min", "max")]
+    return any(np.isnan(np.asarray(bound, np.float64)).any() for bound in (*bounds, *attributes))
 
 
 DEFECTS: tuple[Defect, ...] = (
@@ -161,8 +170,14 @@ DEFECTS: tuple[Defect, ...] = (
     Defect(
         ("Clip",),
         _lacks_a_bound,
-        "takes the largest finite number for a bound of Clip that is left out, and makes it of an infinity",
-        ("clipped_on_one_side of the corpus",),
+        "takes the largest finite number for a bound of Clip that is left out, and makes it of an infinity; below opset 11 none",
+        ("clipped_on_one_side of the corpus", "clipped_on_one_side_by_attributes of the corpus"),
+    ),
+    Defect(
+        ("Clip",),
+        _is_bounded_by_nan,
+        "fails to compile a Clip with a bound that is not a number",
+        ("compiled with a constant bound of NaN",),
     ),
     Defect(
         ("Tile",),

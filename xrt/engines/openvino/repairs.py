@@ -82,19 +82,21 @@ def _of_nan(node: Any) -> Any:
 
 
 def _of_two(node: Any) -> Any:
-    """Keep the NaN of the first of two numbers; that of the second the plugin keeps, so that a constant comes first."""
+    """Keep the NaN of the first of two numbers; that of the second the plugin keeps, so a constant without one comes first."""
     first, second = node.input_values()
     if not _is_float(node):
         return node
-    if _maker_is_constant(second):
+    if _is_all_numbers(second):
         node.input(0).replace_source_output(second)
         node.input(1).replace_source_output(first)
         return node
-    return node if _maker_is_constant(first) else _ops.select(_ops.is_nan(first), first, node.output(0))
+    return node if _is_all_numbers(first) else _ops.select(_ops.is_nan(first), first, node.output(0))
 
 
-def _maker_is_constant(value: Any) -> bool:
-    return bool(value.get_node().get_type_name() == "Constant")
+def _is_all_numbers(value: Any) -> bool:
+    """Whether it is a constant in which no NaN stands."""
+    maker = value.get_node()
+    return maker.get_type_name() == "Constant" and not np.isnan(maker.get_data(dtype=np.float32)).any()
 
 
 def _turned(compare: Callable[..., Any]) -> Callable[[Any], Any]:

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from xrt.graph import Constant, DType, Function, Node, Shape, TensorType, attributes_of
+from xrt.graph.clipping import BOUNDS_ARE_INPUTS, with_bounds
 
 __all__ = ["SPELLINGS", "spelled"]
 
@@ -21,8 +22,6 @@ _SIGNED = frozenset({DType.INT8, DType.INT16, DType.INT32})
 _BYTES = frozenset({DType.INT8, DType.UINT8})
 _NARROWER = frozenset({DType.INT2, DType.UINT2, DType.INT4, DType.UINT4})
 
-BOUNDS_ARE_INPUTS = 11
-"""The first opset in which those of Clip are; before, what is left out is the largest finite number by ONNX's own word."""
 SUM_TAKES_AXES = 13
 """The first opset in which ReduceSum reads its axes from an input."""
 
@@ -283,9 +282,12 @@ def _shrink(pen: Pen) -> Function | None:
 
 
 def _bounded(pen: Pen) -> Function | None:
-    """Say Clip with an infinity for a bound that is left out."""
+    """Say Clip with what a bound is that is left out: an infinity, and the largest finite number where it is an attribute."""
     type_ = pen.type_of(0)
-    if type_ is None or not type_.dtype.is_float or pen.opset < BOUNDS_ARE_INPUTS or (pen.given(1) and pen.given(2)):
+    if pen.opset < BOUNDS_ARE_INPUTS:
+        bounded = with_bounds(pen.node)
+        return None if bounded is pen.node else pen.whole(bounded)
+    if type_ is None or not type_.dtype.is_float or (pen.given(1) and pen.given(2)):
         return None
     low, high = (
         pen.given(place) or pen.constant(np.array(end, type_.dtype.numpy), type_.dtype.numpy.type)

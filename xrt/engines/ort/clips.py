@@ -8,33 +8,46 @@ from dataclasses import replace
 import numpy as np
 
 from xrt.graph import Constant, DType, Function, Node, TensorType
+from xrt.graph.clipping import BOUNDS_ARE_INPUTS
 
 __all__ = ["with_both_bounds"]
 
-BOUNDS_ARE_INPUTS = 11
-"""The first opset in which they are; before, what is left out is the largest finite number by ONNX's own word."""
-
 
 def with_both_bounds(function: Function) -> Function:
-    """Return the Function with an infinity for each bound that a Clip is not given, in bodies too; itself where all are."""
+    """Return the Function with an infinity for each bound that a Clip is not given, in bodies too; itself where all are.
+
+    The infinities are constants of the Function, and bodies read them from there: no name stands for two values.
+    """
     if function.opsets.get("", 0) < BOUNDS_ARE_INPUTS:
         return function
     added: dict[str, Constant] = {}
-    nodes = tuple(_bounded(node.map_bodies(with_both_bounds), function, added) for node in function.nodes)
-    if all(new is old for new, old in zip(nodes, function.nodes, strict=True)):
-        return function
-    return function.replace(nodes=nodes, constants={**function.constants, **added})
+    bounded = _within((function,), added)
+    return bounded.replace(constants={**bounded.constants, **added}) if added else function
 
 
-def _bounded(node: Node, function: Function, added: dict[str, Constant]) -> Node:
-    type_ = function.type_of(node.inputs[0]) if node.op == "Clip" else None
-    if not isinstance(type_, TensorType) or not type_.dtype.is_float:
+def _within(scope: tuple[Function, ...], added: dict[str, Constant]) -> Function:
+    """Return the first of the Functions, which is a body of the next, and so on, with both bounds; itself where all are."""
+    nodes = tuple(_bounded(node.map_bodies(lambda body: _within((body, *scope), added)), scope, added) for node in scope[0].nodes)
+    unchanged = all(new is old for new, old in zip(nodes, scope[0].nodes, strict=True))
+    return scope[0] if unchanged else scope[0].replace(nodes=nodes)
+
+
+def _bounded(node: Node, scope: tuple[Function, ...], added: dict[str, Constant]) -> Node:
+    if node.op != "Clip":
         return node
     x, low, high = (*node.inputs, "", "")[:3]
-    if low and high:
+    dtype = _dtype(node, scope)
+    if (low and high) or dtype is None or not dtype.is_float:
         return node
-    low, high = low or _infinity(-math.inf, type_.dtype, added), high or _infinity(math.inf, type_.dtype, added)
+    low, high = low or _infinity(-math.inf, dtype, added), high or _infinity(math.inf, dtype, added)
     return replace(node, inputs=(x, low, high))
+
+
+def _dtype(node: Node, scope: tuple[Function, ...]) -> DType | None:
+    """Return the element type that all values of a Clip have; None where it is known of none."""
+    names = filter(None, (*node.inputs, *node.outputs))
+    types = (function.type_of(name) for name in names for function in scope)
+    return next((type_.dtype for type_ in types if isinstance(type_, TensorType)), None)
 
 
 def _infinity(value: float, dtype: DType, added: dict[str, Constant]) -> str:

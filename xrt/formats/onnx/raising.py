@@ -6,6 +6,7 @@ from xrt.errors import ModelError
 from xrt.formats.onnx.conversion import Scope, alone, convert, spliced
 from xrt.formats.onnx.names import FreshNames
 from xrt.graph import Function, Node, since_version
+from xrt.graph.clipping import BOUNDS_ARE_INPUTS, with_bounds
 from xrt.graph.operators import operator_of
 
 __all__ = ["raised", "why_not_raised"]
@@ -49,7 +50,12 @@ def _newer(node: Node, function: Function, scope: Scope, opset: int) -> Function
     newest = operator_of(node.op_type, opset)
     if node.domain or (newest is not None and newest.since_version == since_version(node, function)):
         return None
-    result, reason = (None, "it has a body") if node.bodies else convert(alone(node, scope), opset)
+    result, reason = (None, "it has a body") if node.bodies else convert(alone(_whole(node, function), scope), opset)
     if reason:
         raise ModelError(f"node {node.name!r} ({node.op}) cannot be brought from opset {function.opset()} to {opset}: {reason}")
     return result
+
+
+def _whole(node: Node, function: Function) -> Node:
+    """Return the node with attributes that the converter forgets where they are left out, though they have a meaning."""
+    return with_bounds(node) if node.op == "Clip" and function.opset() < BOUNDS_ARE_INPUTS else node

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from xrt.engines import CompileContext, Executable, MemoryUse, RunOptions
+from xrt.graph import DType, TensorType
 from xrt.runtime.devices.interface import Device
 from xrt.runtime.devices.registry import device
+from xrt.runtime.layout import is_known
 from xrt.runtime.placed.call import root, short_of
 from xrt.runtime.placed.looking import host_of
 
@@ -37,10 +39,15 @@ def repeated(executable: Executable, inputs: Sequence[Any], like: Sequence[Any] 
     """
     if isinstance(executable, Hosted):
         return executable.repeated(inputs)
-    if like is not None and executable.binds() and all(isinstance(value, np.ndarray) for value in like):
+    if like is not None and executable.binds() and all(map(_may_be_bound, like)):
         return executable.bind([_laid(value) for value in inputs], [np.empty(value.shape, value.dtype) for value in like])
     call = executable.direct()
     return lambda: call(*inputs)
+
+
+def _may_be_bound(value: Any) -> bool:
+    """Whether a program would have a result like it lie at a fixed place."""
+    return isinstance(value, np.ndarray) and is_known(TensorType(DType.of(value), value.shape))
 
 
 def _laid(value: Any) -> Any:

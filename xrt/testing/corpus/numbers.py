@@ -5,12 +5,16 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from xrt.testing.corpus.entry import Entry, f32, graph, i64, node
+from xrt.testing.corpus.entry import Entry, body, f32, graph, i64, node
 
 __all__ = ["ENTRIES"]
 
 NAN, INF = np.nan, np.inf
+MOST = np.finfo(np.float32).max
 INT4 = np.array([-8, -1, 0, 7]).astype(ml_dtypes.int4)
+
+_CLIPPED_BELOW = body({}, {"below": "float32[3]"}, node("Clip", "n one", "below"))
+_CLIPPED_ABOVE = body({}, {"above": "float32[3]"}, node("Clip", "n - one", "above"))
 
 ENTRIES: tuple[Entry, ...] = (
     Entry(
@@ -288,6 +292,48 @@ ENTRIES: tuple[Entry, ...] = (
         ),
         (f32(INF, -INF, 3),),
         (f32(INF, 1, 3), f32(1, -INF, 1)),
+    ),
+    Entry(
+        "a_constant_may_hold_nan",
+        "Max and Min keep a NaN of a constant, which other elements of it are not",
+        graph(
+            {"x": "float32[3]"},
+            {"a": "float32[3]", "b": "float32[3]", "c": "float32[3]"},
+            node("Max", "x c0", "a"),
+            node("Max", "c0 x", "b"),
+            node("Min", "x c0", "c"),
+            constants={"c0": f32(NAN, 1, 5)},
+        ),
+        (f32(1, 2, NAN),),
+        (f32(NAN, 2, NAN), f32(NAN, 2, NAN), f32(NAN, 1, NAN)),
+    ),
+    Entry(
+        "clipped_in_a_body",
+        "a Clip with one bound, in a body, of a value from outside of it; others of the same type around it",
+        graph(
+            {"x": "float32[3]", "p": "bool[]"},
+            {"y": "float32[3]", "z": "float32[3]"},
+            node("Neg", "x", "n"),
+            node("Clip", "n one", "z"),
+            node("If", "p", "y", then_branch=_CLIPPED_BELOW, else_branch=_CLIPPED_ABOVE),
+            constants={"one": np.array(1, np.float32)},
+        ),
+        (f32(INF, -INF, 3), np.array(True)),
+        (f32(1, INF, 1), f32(1, INF, 1)),
+    ),
+    Entry(
+        "clipped_on_one_side_by_attributes",
+        "a Clip below opset 11 with one bound has the largest finite number for the other, and makes it of an infinity",
+        graph(
+            {"x": "float32[3]"},
+            {"l": "float32[3]", "h": "float32[3]", "n": "float32[3]"},
+            node("Clip", "x", "l", min=1.0),
+            node("Clip", "x", "h", max=1.0),
+            node("Clip", "x", "n"),
+            opset=9,
+        ),
+        (f32(INF, -INF, 3),),
+        (f32(MOST, 1, 3), f32(1, -MOST, 1), f32(MOST, -MOST, 3)),
     ),
     Entry(
         "nan_is_not_greater",

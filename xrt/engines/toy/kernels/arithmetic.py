@@ -11,6 +11,7 @@ from xrt.engines.toy.env import Env
 from xrt.engines.toy.kernels.elementwise import universal
 from xrt.engines.toy.table import Array, Factory, Run, ops
 from xrt.graph import Node
+from xrt.graph.clipping import bounds_by_attributes
 
 __all__: list[str] = []
 
@@ -148,7 +149,7 @@ def _clipped(env: Env, x: Array, low: Array | float | None, high: Array | float 
 
 @ops("Clip", until=10)
 def clip_by_attributes(node: Node, env: Env) -> Run:
-    low, high = node.attr("min"), node.attr("max")
+    low, high = bounds_by_attributes(node)
     return lambda x: _clipped(env, x, low, high)
 
 

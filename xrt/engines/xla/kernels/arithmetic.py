@@ -12,6 +12,7 @@ import numpy as np
 from xrt.engines.xla.kernels.elementwise import array_function
 from xrt.engines.xla.site import Site
 from xrt.engines.xla.table import Kernel, Operand, either, is_either, ops
+from xrt.graph.clipping import bounds_by_attributes
 
 __all__: list[str] = []
 
@@ -158,7 +159,7 @@ def _clipped(x: Operand, low: Operand, high: Operand) -> Operand:
 
 @ops("Clip", until=10)
 def clip_by_attributes(at: Site, x: Operand) -> Operand:
-    return _clipped(x, at.attr("min"), at.attr("max"))
+    return _clipped(x, *bounds_by_attributes(at.node))
 
 
 @ops("Clip", since=11)
