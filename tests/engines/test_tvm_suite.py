@@ -18,11 +18,5 @@ class TestTvm(EngineSuite):
             "TVM's simplifier makes one sum of the constants of neighbouring additions, and what they rounded is not rounded",
             "https://github.com/apache/tvm/blob/main/src/arith/rewrite_simplify.cc",
         ),
-        Gap(
-            "clipped_on_one_side_by_attributes",
-            "not implemented",
-            "an attribute of Clip that is left out bounds nothing, where ONNX has the largest finite number for it",
-            "https://onnx.ai/onnx/operators/onnx__Clip.html",
-        ),
     )
     test_conformance = None  # run in tests/conformance
