@@ -225,6 +225,7 @@ def _elementwise() -> Iterator[_Row]:
     yield from _each("Swish", one, 24)
     yield from _each("LeakyRelu Elu ThresholdedRelu Celu", one, alpha=2.0)
     yield from _each("Clip", one, 6, min=-1.0, max=1.0)
+    yield from (row for given in ({"min": -1.0}, {"max": 1.0}) for row in _each("Clip", one, 6, 9, **given))
     yield from _each("Cast", one, to=DType.FLOAT32.onnx)
     yield from _each("Cast", one, to=DType.FLOAT64.onnx)
     yield from _each("Cast", one, to=DType.FLOAT16.onnx)

@@ -17,6 +17,7 @@ import numpy as np
 
 from xrt.formats.onnx import raised
 from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, attributes_of
+from xrt.graph.clipping import BOUNDS_ARE_INPUTS, bounds_by_attributes
 from xrt.passes import drop_dead_nodes
 
 __all__ = ["SPELLED", "spelled"]
@@ -141,10 +142,12 @@ def _winner(page: Page, comparison: str, a: str, b: str) -> str:
 
 
 def _clip(page: Page) -> str:
+    ends = (*page.node.inputs[1:], "", "")[:2]
+    if page.function.opset() < BOUNDS_ARE_INPUTS:
+        with np.errstate(over="ignore"):  # the default is an infinity in float16
+            ends = tuple(map(page.number, bounds_by_attributes(page.node)))
     result = page.x
-    for place, (name, comparison) in enumerate((("min", "Greater"), ("max", "Less")), 1):
-        bound = page.node.attr(name)
-        end = page.number(bound) if bound is not None else "".join(page.node.inputs[place : place + 1])
+    for comparison, end in zip(("Greater", "Less"), ends, strict=True):
         result = _winner(page, comparison, result, end) if end else result
     return result
 
