@@ -99,13 +99,23 @@ def environment_of(asked: Mapping[str, Any], more: Mapping[str, str]) -> dict[st
 
 def kept(store: str, name: str, find: Any, *, anew: bool = False) -> dict[str, Any]:
     """Return what was found under that name before, or find it now and keep it."""
-    path = Path(store, "found", "".join(c if c.isalnum() else "-" for c in name) + ".json")
+    path = place_of(store, name)
     if path.exists() and not anew:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     found: dict[str, Any] = find()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found), encoding="utf-8")
     return found
+
+
+def place_of(store: str, name: str) -> Path:
+    return Path(store, "found", "".join(c if c.isalnum() else "-" for c in name) + ".json")
+
+
+def found_before(asked: Asked, *, anew: bool) -> list[str]:
+    """Return the models and graphs whose figures are those of an earlier run with the same store."""
+    judged = [] if anew else [model for model in asked.models if place_of(asked.store, f"judge {model}").exists()]
+    return [*judged, *(graph for graph in asked.small if place_of(asked.store, f"exhaust {graph}").exists())]
 
 
 # ---------------------------------------------------------------------- one model
@@ -154,7 +164,7 @@ def judged_of(step: dict[str, Any], limit: float) -> dict[str, Any]:
 def figures(asked: Asked, *, anew: bool = False) -> dict[str, Any]:
     """Measure everything, and return what the page needs."""
     began, load = time.perf_counter(), os.getloadavg()[0]
-    records = []
+    records, before = [], found_before(asked, anew=anew)
     for number, model in enumerate(asked.models, 1):
         told(f"[{number}/{len(asked.models)}] {model}", began)
         records.append(measured(model, asked, anew=anew))
@@ -172,6 +182,7 @@ def figures(asked: Asked, *, anew: bool = False) -> dict[str, Any]:
         "to_ort": mean_of(records, rows, "ort"),
         "small": small,
         "same_plans": same_plans(asked),
+        "kept": before,
         "run": {"date": datetime.now(UTC).date().isoformat(), "load": load, "seconds": time.perf_counter() - began},
     }
 

@@ -36,7 +36,8 @@ def auto_tables(figures: Figures) -> Iterator[str]:
 
 def circumstances(figures: Figures) -> str:
     versions = "; ".join(f"`{name}`: {version}" for name, version in figures["versions"].items())
-    return f"{figures['threads']} threads, {figures['budget']:g} s for a search. {versions}\n"
+    kept = f" Kept from an earlier run on this machine: {', '.join(figures['kept'])}." if figures.get("kept") else ""
+    return f"{figures['threads']} threads, {figures['budget']:g} s for a search. {versions}{'.' * bool(kept)}{kept}\n"
 
 
 VERDICTS = {"win": "won", "same": "chose the best single engine", "tie": "ties", "loss": "lost", "none": "without a figure"}
