@@ -213,8 +213,8 @@ def _chain(makes: Makes, *steps: Step) -> _Row:
     return _Row(tuple((op, attributes) for op, _, attributes in steps), makes, 18, tuple(given for _, given, _ in steps))
 
 
-def _elementwise() -> Iterator[_Row]:
-    one, two, three = map(_of_lines, (1, 2, 3))
+def _of_one_number() -> Iterator[_Row]:
+    one = _of_lines(1)
     yield from _each("Abs Neg Exp Log Sqrt Reciprocal Floor Ceil Elu HardSigmoid LeakyRelu Selu Sigmoid Softplus", one)
     yield from _each("Softsign Tanh Identity ThresholdedRelu Erf Sign IsNaN IsInf Celu HardSwish Round Mish", one)
     yield from _each("Sin Cos Tan Asin Acos Atan Sinh Cosh Asinh Acosh Atanh", one)
@@ -231,6 +231,10 @@ def _elementwise() -> Iterator[_Row]:
     yield from _each("Cast", one, to=DType.FLOAT16.onnx)
     yield from _each("Cast", one, to=DType.BFLOAT16.onnx)
     yield from _each("Cast", one, to=DType.BOOL.onnx)
+
+
+def _of_several_numbers() -> Iterator[_Row]:
+    one, two, three = map(_of_lines, (1, 2, 3))
     yield from _each("Add Sub Mul Div Pow PRelu Equal Less Greater", two)
     yield from _each("LessOrEqual GreaterOrEqual", two)
     yield from _each("Mod", two, fmod=1)
@@ -238,6 +242,10 @@ def _elementwise() -> Iterator[_Row]:
     yield from _each("Max Min", one)
     yield from _each("Max Min", two, 8, 12, 18)
     yield from _each("Max Min Sum Mean", three)
+
+
+def _of_a_constant_and_a_number() -> Iterator[_Row]:
+    one = _of_lines(1)
     for note, given in (("", {"low": -1, "high": 1}), ("low", {"low": -1}), ("high", {"low": None, "high": 1})):
         yield _with("Clip", one, given, note)
     yield from (_with(op, one, {"other": 1}, "constant") for op in ("Max", "Min", "Pow", "Mul", "PRelu"))
@@ -298,7 +306,7 @@ def _chains() -> Iterator[_Row]:
 
 
 def _made() -> Iterator[Special]:
-    for row in (*_elementwise(), *_folds(), *_poolings()):
+    for row in (*_of_one_number(), *_of_several_numbers(), *_of_a_constant_and_a_number(), *_folds(), *_poolings()):
         yield from (row.case(dtype) for dtype in FLOATS)
     yield from (row.case(DType.FLOAT32) for row in _chains())
 
