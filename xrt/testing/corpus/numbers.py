@@ -25,7 +25,7 @@ ENTRIES: tuple[Entry, ...] = (
         (f32(NAN, NAN, INF, 1),),
     ),
     Entry(
-        "number_less_itself",
+        "infinity_less_itself",
         "an infinity less itself is NaN, and no number makes zero of it, inside of a larger expression either",
         graph(
             {"x": "float32[4]"},
