@@ -45,7 +45,7 @@ def launch_cost(engine: GraphCompiler, way: Way, context: CompileContext, second
     op = light_operator(engine, context.device)
     if op is None:
         return None
-    return median_interval(way.trial(_chain([op], SIZES[0]), context, [_values(SIZES[0])], seconds, limit, False).samples)[0]
+    return median_interval(way.trial(_chain([op], SIZES[0]), context, [_values(SIZES[0])], seconds, limit).samples)[0]
 
 
 def crossing(

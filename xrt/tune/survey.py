@@ -128,7 +128,7 @@ class Survey:
         try:
             context = self._contexts.get(subject.spec, self._context)
             inner = self._returned.isdisjoint(value.name for value in function.outputs)
-            trial = self._ways[subject.spec].trial(function, context, given, min(self._slice, limit / 4), limit, inner)
+            trial = self._ways[subject.spec].trial(function, context, given, min(self._slice, limit / 4), limit, inner=inner)
         except OutOfDeviceMemory as error:
             self._skip(subject, str(error))  # with less beside it on the device, another search may know more
             return

@@ -42,7 +42,14 @@ class Way(Protocol):
         """Start and import what a trial needs; raises EngineError."""
 
     def trial(
-        self, function: Function, context: CompileContext, inputs: Sequence[Any], seconds: float, limit: float | None, inner: bool
+        self,
+        function: Function,
+        context: CompileContext,
+        inputs: Sequence[Any],
+        seconds: float,
+        limit: float | None,
+        *,
+        inner: bool = False,
     ) -> Trial:
         """Compile, run, and take samples for so long; compile and run may take the limit each. Raises EngineError.
 
@@ -68,7 +75,14 @@ class Apart(Isolated):
         return self
 
     def trial(
-        self, function: Function, context: CompileContext, inputs: Sequence[Any], seconds: float, limit: float | None, inner: bool
+        self,
+        function: Function,
+        context: CompileContext,
+        inputs: Sequence[Any],
+        seconds: float,
+        limit: float | None,
+        *,
+        inner: bool = False,
     ) -> Trial:
         self.bound(limit)
         began = perf_counter()
@@ -111,7 +125,14 @@ class Here:
         """The engine is here."""
 
     def trial(
-        self, function: Function, context: CompileContext, inputs: Sequence[Any], seconds: float, limit: float | None, inner: bool
+        self,
+        function: Function,
+        context: CompileContext,
+        inputs: Sequence[Any],
+        seconds: float,
+        limit: float | None,
+        *,
+        inner: bool = False,
     ) -> Trial:
         given = [copied(value) for value in inputs]
         try:
