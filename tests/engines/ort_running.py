@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from tests.engines.written import node
 from xrt.engines import CompileContext
 from xrt.engines.ort import Ort
 from xrt.engines.ort.executable import OrtExecutable
-from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, attributes_of
+from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value
+
+__all__ = ["CONTEXT", "F32", "SQUARE", "compiled", "function", "node", "relu", "run", "two_outputs"]
 
 F32 = DType.FLOAT32
 CONTEXT = CompileContext(threads=2)
@@ -32,10 +35,6 @@ def function(
         {name: Constant(array) for name, array in (constants or {}).items()},
         {"": opset, **{domain.replace("_", "."): version for domain, version in opsets.items()}},
     )
-
-
-def node(op: str, inputs: str, outputs: str, **attributes: Any) -> Node:
-    return Node(op, tuple(inputs.split()), tuple(outputs.split()), attributes_of(attributes))
 
 
 def relu() -> Function:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engines.test_openvino import function, node, tensor
+from tests.engines.openvino_running import function, node, tensor
 from xrt.engines.defects import Defect, Test, always, attribute_is, first_defect
 from xrt.graph import Function, Node
 

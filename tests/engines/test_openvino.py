@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,59 +13,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from xrt.engines import CompileContext, ExecutionOptions, RunOptions, create
+from tests.engines.openvino_running import CONTEXT, F32, LARGE, SQUARE, compiled, function, node, relu, run, tensor, two_outputs
+from xrt.engines import CompileContext, ExecutionOptions, create
 from xrt.engines.openvino import OpenVino
-from xrt.engines.openvino.executable import OpenVinoExecutable
-from xrt.engines.openvino.importing import HEAVY
 from xrt.engines.openvino.library import LIBRARY
 from xrt.engines.openvino.requests import COPY_TO
-from xrt.errors import CompileRefused, InputError, OptionError, RunFailed
-from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, attributes_of
-
-F32 = DType.FLOAT32
-CONTEXT = CompileContext(threads=2)
-SQUARE = np.arange(6, dtype=np.float32).reshape(2, 3) - 2
-LARGE = COPY_TO  # columns of float32, so that two rows are well over what is copied
-
-
-def function(
-    inputs: dict[str, Type | None],
-    outputs: dict[str, Type | None],
-    nodes: Sequence[Node],
-    constants: dict[str, np.ndarray[Any, Any]] | None = None,
-    opset: int = 21,
-) -> Function:
-    return Function(
-        tuple(Value(name, type_) for name, type_ in inputs.items()),
-        tuple(Value(name, type_) for name, type_ in outputs.items()),
-        tuple(nodes),
-        {name: Constant(array) for name, array in (constants or {}).items()},
-        {"": opset},
-    )
-
-
-def node(op: str, inputs: str, outputs: str, **attributes: Any) -> Node:
-    return Node(op, tuple(inputs.split()), tuple(outputs.split()), attributes_of(attributes))
-
-
-def tensor(*shape: int | str | None, dtype: DType = F32) -> TensorType:
-    return TensorType(dtype, shape)
-
-
-def relu(columns: int = 3) -> Function:
-    return function({"x": tensor(2, columns)}, {"y": tensor(2, columns)}, [node("Relu", "x", "y")])
-
-
-def compiled(f: Function, engine: OpenVino = OpenVino()) -> OpenVinoExecutable:
-    assert [engine.why_not(n, f) for n in f.nodes] == [None] * len(f.nodes)
-    executable = engine.compile(f, CONTEXT)
-    executable.prepare()
-    return executable
-
-
-def run(f: Function, *inputs: Any) -> Sequence[Any]:
-    return compiled(f).run(inputs)
-
+from xrt.errors import CompileRefused, OptionError, RunFailed
+from xrt.graph import DType, Function, Node, TensorType
 
 # ---------------------------------------------------------------------- values in and out
 
@@ -175,47 +128,6 @@ def test_odd_names() -> None:
     assert run(f, np.array([1, -1], np.float32))[0].tolist() == [1, 0]
 
 
-# ---------------------------------------------------------------------- buffers of the caller's
-
-
-def two_outputs(columns: int) -> Function:
-    type_ = tensor(2, columns)
-    return function({"x": type_}, {"y": type_, "z": type_}, [node("Relu", "x", "y"), node("Neg", "x", "z")])
-
-
-@pytest.mark.parametrize("columns", [3, LARGE], ids=["copied", "set"])
-def test_a_buffer_holds_the_output_and_is_returned(columns: int) -> None:
-    x = np.random.default_rng(0).standard_normal((2, columns)).astype(np.float32)
-    out = np.empty_like(x)
-    executable = compiled(two_outputs(columns))
-    y, z = executable.run([x], RunOptions(out=[None, out]))
-    assert z is out
-    assert np.array_equal(out, -x)
-    assert np.array_equal(y, np.maximum(x, 0))
-    executable.run([x + 1])
-    assert np.array_equal(out, -x)
-    assert np.array_equal(y, np.maximum(x, 0))
-
-
-def test_a_buffer_may_be_an_inputs_own() -> None:
-    x = np.random.default_rng(0).standard_normal((2, LARGE)).astype(np.float32)
-    buffer = x.copy()
-    y, z = compiled(two_outputs(LARGE)).run([buffer], RunOptions(out=[None, buffer]))
-    assert z is buffer
-    assert np.array_equal(z, -x)
-    assert np.array_equal(y, np.maximum(x, 0))
-
-
-@pytest.mark.parametrize("buffer", [np.empty((2, 3)), np.empty((1, 3), np.float32), np.empty(6, np.float32)])
-def test_a_buffer_of_another_type_or_shape_is_refused(buffer: np.ndarray[Any, Any]) -> None:
-    with pytest.raises(InputError) as error:
-        compiled(relu()).run([SQUARE], RunOptions(out=[buffer]))
-    assert str(error.value) == (
-        f"a buffer given in out= is {buffer.dtype}{list(buffer.shape)}, and the output is float32[2, 3]; "
-        "give one just like it, or None"
-    )
-
-
 def test_a_bound_call_reads_and_writes_where_it_was_bound() -> None:
     executable = compiled(two_outputs(LARGE))
     x, y, z = (np.zeros((2, LARGE), np.float32) for _ in range(3))
@@ -227,74 +139,6 @@ def test_a_bound_call_reads_and_writes_where_it_was_bound() -> None:
         assert np.array_equal(z, -x)
     assert executable.binds()
     assert list(executable.fills_from()) == [COPY_TO, COPY_TO]
-
-
-# ---------------------------------------------------------------------- weights
-
-
-def resident() -> int:
-    """Bytes that the process holds in memory, by Linux's own account."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def test_large_constants_are_not_copied() -> None:
-    compiled(relu())
-    weights = np.random.default_rng(0).standard_normal((1024, 16384), np.float32)
-    f = function({"i": tensor(1, dtype=DType.INT64)}, {"y": tensor(1, 16384)}, [node("Gather", "w i", "y")], {"w": weights})
-    before = resident()
-    executable = compiled(f)
-    (y,) = executable.run([np.array([3])])
-    assert np.array_equal(y[0], weights[3])
-    assert resident() - before < weights.nbytes / 4
-    assert weights.nbytes > 4 * HEAVY
-
-
-def test_a_large_constant_may_be_mapped_or_lie_in_any_order(tmp_path: Path) -> None:
-    np.save(tmp_path / "w.npy", np.arange(60000, dtype=np.float32).reshape(20000, 3))
-    mapped = np.load(tmp_path / "w.npy", mmap_mode="r")
-    turned = np.arange(60000, dtype=np.float32).reshape(3, 20000).T
-    small = np.ones(50000, ml_dtypes.bfloat16)
-    f = function(
-        {"x": tensor(2, 3)},
-        {"a": tensor(2, 20000), "b": tensor(3, 20000), "c": tensor(50000)},
-        [
-            node("Gemm", "x m", "a", transB=1),
-            node("Transpose", "t", "b"),
-            node("Cast", "s", "c", to=F32.onnx),
-        ],
-        {"m": mapped, "t": turned, "s": small},
-    )
-    executable = compiled(f)
-    a, b, c = executable.run([SQUARE])
-    assert np.allclose(a, SQUARE @ mapped.T, rtol=1e-5)
-    assert np.array_equal(b, turned.T)
-    assert np.array_equal(c, np.ones(50000, np.float32))
-    assert {use.name: use.nbytes for use in executable.memory()}["copied weights"] == turned.nbytes
-    assert [use.name for use in executable.memory()] == ["copied weights", "model", "workspace"]
-
-
-# ---------------------------------------------------------------------- saving
-
-
-def test_a_saved_model_runs_the_same(tmp_path: Path) -> None:
-    weights = np.random.default_rng(0).standard_normal((300, 100)).astype(np.float32)
-    f = function(
-        {"like": tensor(1), "x": tensor(2, 300)},
-        {"y": tensor(2, 100), "x": tensor(2, 300)},
-        [node("MatMul", "x w", "p"), node("CastLike", "p like", "q"), node("Relu", "q", "y")],
-        {"w": weights},
-    )
-    engine = OpenVino()
-    executable = engine.compile(f, CONTEXT)
-    x = np.random.default_rng(1).standard_normal((2, 300)).astype(np.float32)
-    inputs = [np.ones(1, np.float32), x]
-    expected = executable.run(inputs)
-    data = bytes(engine.save(executable, CONTEXT))
-    executable.close()
-    loaded = engine.load(memoryview(data), f, CONTEXT)
-    for got, want in zip(loaded.run(inputs), expected, strict=True):
-        assert np.array_equal(got, want)
-    assert bytes(engine.save(loaded, CONTEXT)) == data
 
 
 # ---------------------------------------------------------------------- threads, errors, noise, options
@@ -311,15 +155,6 @@ def test_threads_share_an_executable(engine: OpenVino, columns: int) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(right, inputs))
-
-
-def test_a_closed_executable_says_so() -> None:
-    executable = compiled(relu())
-    (y,) = executable.run([SQUARE])
-    executable.close()
-    assert np.array_equal(y, np.maximum(SQUARE, 0))
-    with pytest.raises(RunFailed, match="the executable is closed"):
-        executable.run([SQUARE])
 
 
 def test_what_cannot_cross_is_refused_at_compile() -> None:

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.engines.test_openvino import CONTEXT, F32, compiled, function, node, run, tensor
+from tests.engines.openvino_running import CONTEXT, F32, compiled, function, node, run, tensor
 from xrt.engines import RunOptions
 from xrt.engines.openvino import OpenVino
 from xrt.engines.toy.kernels.casting import conversion

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines.test_openvino import F32, compiled, function, node, run, tensor
+from tests.engines.openvino_running import F32, compiled, function, node, run, tensor
 from xrt.engines import CompileContext
 from xrt.engines.openvino import OpenVino
 from xrt.engines.openvino.capability import in_words_taken

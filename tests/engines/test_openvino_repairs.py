@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines.test_openvino import F32, function, node, run, tensor
+from tests.engines.openvino_running import F32, function, node, run, tensor
 from xrt.engines import CompileContext
 from xrt.engines.openvino import OpenVino
 from xrt.engines.toy import Toy

@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 
 from tests.engines.ort_running import CONTEXT, F32, SQUARE, compiled, function, node, relu, two_outputs
-from xrt.engines import Executable, RunOptions
+from xrt.engines import Executable
 from xrt.engines.ort import Ort
 from xrt.engines.ort.calls import SessionCalls
 from xrt.engines.ort.memory import Growth
@@ -58,17 +58,6 @@ def test_an_error_while_running_has_its_cause_and_its_sense() -> None:
         "following indices index: 1 Got: 4 Expected: 3 Please fix either the inputs/outputs or the model"
     )
     assert np.array_equal(executable.run([SQUARE])[0], np.maximum(SQUARE, 0))
-
-
-def test_a_closed_executable_says_so() -> None:
-    executable = compiled(relu())
-    (y,) = executable.run([SQUARE])
-    executable.close()
-    assert np.array_equal(y, np.maximum(SQUARE, 0))
-    with pytest.raises(RunFailed, match="the executable is closed"):
-        executable.run([SQUARE])
-    with pytest.raises(RunFailed, match="the executable is closed"):
-        executable.run([SQUARE], RunOptions(out=[y]))
 
 
 def test_what_cannot_cross_is_refused_at_compile() -> None:

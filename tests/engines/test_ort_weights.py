@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
 from tests.engines.ort_running import F32, SQUARE, compiled, function, node, relu, run
+from tests.engines.resident import resident
 from xrt.engines.ort.handing import hand_over
 from xrt.graph import Constant, DType, Function, TensorType, Value
-
-
-def resident() -> int:
-    """Bytes that the process holds in memory, by Linux's own account."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_large_constants_are_not_copied() -> None:

@@ -9,13 +9,18 @@ import numpy as np
 
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
 
-__all__ = ["Array", "function", "one", "tensor"]
+__all__ = ["Array", "function", "node", "one", "tensor"]
 
 Array = np.ndarray[Any, Any]
 
 
 def tensor(*shape: int | str | None, dtype: DType = DType.FLOAT32) -> TensorType:
     return TensorType(dtype, shape)
+
+
+def node(op: str, inputs: str, outputs: str, **attributes: Any) -> Node:
+    """Return a node from names with blanks between them."""
+    return Node(op, tuple(inputs.split()), tuple(outputs.split()), attributes_of(attributes))
 
 
 def function(
@@ -43,5 +48,5 @@ def function(
 def one(op_type: str, *shapes: TensorType, output: TensorType | None = None, opset: int = 18, **attributes: Any) -> Function:
     """Return the Function of one node, whose inputs x0, x1, ... are of those types."""
     names = [f"x{k}" for k in range(len(shapes))]
-    node = Node(op_type, tuple(names), ("y",), attributes_of(attributes))
-    return function(node, inputs=dict(zip(names, shapes, strict=True)), outputs={"y": output}, opset=opset)
+    single = Node(op_type, tuple(names), ("y",), attributes_of(attributes))
+    return function(single, inputs=dict(zip(names, shapes, strict=True)), outputs={"y": output}, opset=opset)
