@@ -31,6 +31,10 @@ class Rules:
     most: int = 60
     """Rounds after which it ends: what is not decided then is a tie."""
 
+    def seconds(self, calls: Iterable[float]) -> float:
+        """Return what the fewest rounds take, and the turns that come before them, of those whose calls take so many seconds."""
+        return (self.least + 1) * sum(call + max(call, self.turn) for call in calls)
+
 
 @dataclass(slots=True, eq=False)
 class Entrant:

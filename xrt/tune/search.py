@@ -13,10 +13,9 @@ from typing import Any, TypeAlias
 
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, GraphCompiler
-from xrt.errors import EngineError, OutOfDeviceMemory, PlanError
+from xrt.errors import EngineError, OutOfDeviceMemory
 from xrt.graph import FrozenDict, Function, shape_key
 from xrt.partition import ClusteringOptions, Plan, partition
-from xrt.partition.assigned import assigned, homes_of
 from xrt.partition.costs import CostTable, Measured
 from xrt.partition.devices import Homes
 from xrt.partition.planner import SearchOptions, pieces, propose
@@ -25,6 +24,7 @@ from xrt.runtime.isolation import Isolated, Limits
 from xrt.runtime.timing import Clock
 from xrt.tune.bounds import Bounds
 from xrt.tune.calibration import crossing, launch_cost
+from xrt.tune.candidates import Placing, is_allowed, placing, single_plans
 from xrt.tune.contest import Entrant, contested
 from xrt.tune.judging import Runner, judged, won_alone
 from xrt.tune.programs import ready
@@ -42,8 +42,6 @@ Told: TypeAlias = Callable[[Progress], object]
 def unheard(progress: Progress) -> None:
     """Hear nothing."""
 
-
-Placing: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 
 AT_ONCE = SearchOptions(pieces=6)
 """Few pieces are asked for at once: what is learnt from them says which are the most useful next."""
@@ -212,31 +210,9 @@ class Search:
         self._tell("planning")
         limit = self.bounds.plans + sum(len(plan.launches) > 1 for plan in self.proposals)
         found = propose(self.function, self.engines, self.table, limit=limit, options=AT_ONCE, device=self.homes)
-        plans = {placing(plan): plan for plan in (*found, *self._singles()) if self._is_allowed(plan)}
+        plans = {placing(plan): plan for plan in (*found, *self._wholes) if self._is_allowed(plan)}
         plans.setdefault(placing(self.priority), self.priority)
         return tuple(plans.values())
-
-    def _singles(self) -> Iterator[Plan]:
-        """Yield the plan of each engine that takes all nodes, those that are known to fail among them."""
-        for engine in self.engines:
-            homes = {node.name: engine.spec for node in self.function.nodes}
-            with suppress(PlanError):
-                yield assigned(self.function, self.engines, homes, device=self.homes)
-
-    def _is_allowed(self, plan: Plan) -> bool:
-        """Whether a plan keeps pins and sizes."""
-        sizes = [len(launch.nodes) for launch in plan.launches] or [1]
-        most = self.options.maximum_nodes or max(sizes)
-        return self.options.minimum_nodes <= min(sizes) and max(sizes) <= most and self._keeps_pins(plan)
-
-    def _keeps_pins(self, plan: Plan) -> bool:
-        homes, names = homes_of(plan), {engine.spec: engine.name for engine in self.engines}
-        return not any(
-            pin.covers(names[homes[node.name]], homes[node.name]) is pin.forbid
-            for pin in self.options.pins
-            for node in self.function.nodes
-            if pin.matches(pin.subject(node))
-        )
 
     # ------------------------------------------------------------------ the contest
 
@@ -254,17 +230,34 @@ class Search:
             runner.entrant.rounds.clear()
 
     def _make_ready(self, plans: Sequence[Plan], ways: Mapping[str, Way], expected: Sequence[Any], until: float) -> None:
-        """Compile plans here, those of one engine first, and hold each against the reference; no more of them after ``until``."""
-        for plan in sorted(plans, key=lambda plan: placing(plan) not in self._simple):
+        """Compile plans here, those of one engine first, and hold each against the reference; no more of them after ``until``.
+
+        Nor is there one more where the race would not have its rounds then.
+        """
+        for plan in sorted(plans, key=self._rank):
             if (known := self._hopeless(plan)) is not None:
                 self.others.append(known)
-            elif self.clock() >= until and self.runners:
+            elif self.runners and self.clock() >= min(until, self._end - self._race_needs(plan)):
                 self.late.append(plan)
             elif unproved := self._unproved(plan):
                 self.others.append(Contender(plan, "wrong" if unproved.startswith("wrong") else "failed", note=unproved))
+            elif (known := self._hopeless(plan)) is not None:  # it has been measured just now
+                self.others.append(known)
             else:
                 self._tell(f"compiling {title_of(plan)}")
                 self._enter(plan, ways, expected)
+
+    def _rank(self, plan: Plan) -> tuple[bool, float]:
+        """Return what plans are made ready by: those of one engine first, of these the quickest, as far as is known."""
+        cost = self._alone(plan)
+        return placing(plan) not in self._simple, cost.seconds if isinstance(cost, Measured) else float("inf")
+
+    def _race_needs(self, plan: Plan) -> float:
+        """Return the seconds of the fewest rounds of a race that one more plan has joined, as far as is known."""
+        best = found[1].seconds if (found := self._best_alone()) else 0.0
+        costs = (self._alone(one) for one in (plan, *(runner.ready.plan for runner in self.runners)))
+        known = (cost.seconds if isinstance(cost, Measured) else best for cost in costs)
+        return self.bounds.rules.seconds(known)
 
     def _too_late(self) -> Iterator[Contender]:
         """Yield the plans of one engine for which there was no time left, with what they were measured to take alone."""
@@ -362,7 +355,11 @@ class Search:
 
     @cached_property
     def _wholes(self) -> tuple[Plan, ...]:
-        return tuple(plan for plan in self._singles() if self._is_allowed(plan))
+        """The plans of one engine each that keep the caller's options, those that are known to fail among them."""
+        return tuple(filter(self._is_allowed, single_plans(self.function, self.engines, self.homes)))
+
+    def _is_allowed(self, plan: Plan) -> bool:
+        return is_allowed(plan, self.engines, self.options)
 
     def tuned(self, how: How) -> Tuned:
         """Return the best by what is known now: who won, else the engine that was quickest alone, else the list's order."""
@@ -393,8 +390,3 @@ def _starting(ways: Collection[Way]) -> Iterator[Callable[[float], object]]:
         yield lambda seconds: wait(started, seconds)
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
-
-
-def placing(plan: Plan) -> Placing:
-    """Return what makes two plans the same: which nodes are together, on which engine."""
-    return tuple((launch.engine, launch.nodes) for launch in plan.launches)
