@@ -57,6 +57,15 @@ def test_each_turn_is_several_calls_and_the_first_does_not_count() -> None:
     assert clock.calls == ["a"] * 4
 
 
+def test_a_race_takes_its_fewest_rounds_and_the_turns_before_them() -> None:
+    clock = Clock()
+    given = entrants(clock, 1.0, 0.01)
+    needed = Rules().seconds([1.0, 0.01])
+    contested(given, until=needed + 1e-9, clock=clock)
+    assert [len(one.rounds) for one in given] == [Rules().least] * 2
+    assert clock.now == pytest.approx(needed, rel=0.01)
+
+
 def test_turns_rotate_and_then_go_backwards() -> None:
     assert ["".join(rotated("abc", turn)) for turn in range(6)] == ["abc", "bac", "cab", "acb", "bca", "cba"]
     clock = Clock()

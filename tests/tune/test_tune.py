@@ -178,6 +178,14 @@ def test_an_engine_that_hangs_is_not_asked_for_ever() -> None:
     assert found.plan.launches[0].engine == "toy"
 
 
+@pytest.mark.slow
+def test_a_run_that_is_far_slower_than_anothers_is_cut_off_before_its_limit() -> None:
+    found = tuned(chain("Exp"), TOY, Faulty(how="hang"), budget=60.0, bounds=Bounds(limit=0.5, calibration=0.0))
+    (other,) = (one for one in found.race.contenders if one.title != "toy")
+    assert "it gave no answer within 2 s" in other.note
+    assert found.spent < 0.5 * 60.0
+
+
 @pytest.mark.usefixtures("here")
 def test_a_call_that_raises_in_the_race_costs_the_plan_its_place() -> None:
     found = tuned(chain("Exp"), Faulty(nth=2_000), TOY)

@@ -84,7 +84,7 @@ class Worker:
             return receive(self._channel)
         except TimeoutError as error:
             self.end()
-            raise Lost(f"it gave no answer within {seconds:g} s, and its process was killed") from error
+            raise Lost(f"it gave no answer within {seconds:.3g} s, and its process was killed") from error
         except (OSError, EOFError) as error:
             raise Lost(self._how_it_ended()) from error
 

@@ -24,6 +24,12 @@ _log = logging.getLogger(__name__)
 MOST_HANGS = 2
 """Times that an engine may use up its limit; after that, it is asked no more in this search."""
 
+FAR = 10.0
+"""A run of a piece is cut off that takes so many times what the quickest engine by now takes of it, a few calls in all..."""
+
+GRACE = 2.0
+"""... and so many seconds more: a first call may have something to make ready."""
+
 LEAST = 0.05
 """Seconds of the budget with which nothing more is begun."""
 
@@ -128,7 +134,9 @@ class Survey:
         try:
             context = self._contexts.get(subject.spec, self._context)
             inner = self._returned.isdisjoint(value.name for value in function.outputs)
-            trial = self._ways[subject.spec].trial(function, context, given, min(self._slice, limit / 4), limit, inner=inner)
+            seconds, patience = min(self._slice, limit / 4), min(limit, self._patience(subject))
+            way = self._ways[subject.spec]
+            trial = way.trial(function, context, given, seconds, limit, inner=inner, patience=patience)
         except OutOfDeviceMemory as error:
             self._skip(subject, str(error))  # with less beside it on the device, another search may know more
             return
@@ -141,6 +149,12 @@ class Survey:
         """Whether the engine has hung on what is no larger, or too often."""
         sizes = self._hung.get(subject.spec, [])
         return len(sizes) >= MOST_HANGS or any(size <= len(subject.function.nodes) for size in sizes)
+
+    def _patience(self, subject: Subject) -> float:
+        """Return for how many seconds a run of a piece is awaited: who is far slower than another has lost."""
+        costs = (self.table.region(subject.key, spec) for spec in self._ways)
+        best = min((cost.seconds for cost in costs if isinstance(cost, Measured)), default=float("inf"))
+        return GRACE + FAR * best
 
     def _failed(self, subject: Subject, error: EngineError | InputError, *, by_budget: bool) -> None:
         """Remember why there is no cost; what only the end of the budget has cut off may be measured another time."""

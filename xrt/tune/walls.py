@@ -50,10 +50,12 @@ class Way(Protocol):
         limit: float | None,
         *,
         inner: bool = False,
+        patience: float | None = None,
     ) -> Trial:
         """Compile, run, and take samples for so long; compile and run may take the limit each. Raises EngineError.
 
-        With ``inner`` it is timed as what other regions read: its results lie in memory that is there.
+        With ``inner`` it is timed as what other regions read: its results lie in memory that is there. With ``patience``
+        the run may take so many seconds, and no more.
         """
 
     def close(self) -> None:
@@ -83,11 +85,13 @@ class Apart(Isolated):
         limit: float | None,
         *,
         inner: bool = False,
+        patience: float | None = None,
     ) -> Trial:
         self.bound(limit)
         began = perf_counter()
         remote = RemoteExecutable(self._home, function, context)
         took = perf_counter() - began
+        self.bound(limit if patience is None else patience)
         try:
             results, samples = remote.measured(inputs, seconds, inner=inner)
         except BaseException:
@@ -133,6 +137,7 @@ class Here:
         limit: float | None,
         *,
         inner: bool = False,
+        patience: float | None = None,  # nothing is cut off in this process
     ) -> Trial:
         given = [copied(value) for value in inputs]
         try:
