@@ -288,7 +288,7 @@ def test_a_failure_that_no_ledger_knows_is_one():
 
 @pytest.mark.parametrize("engine", ["toy", "ort"])
 def test_the_record_holds_in_a_small_sample(engine):
-    """Of the node tests only, and not on tvm, to be quick; tests/conformance tries a tenth of everything."""
+    """Of the node tests only, and not on tvm, to be quick; tests/conformance tries a share of everything."""
     assert differences(engine, conform(engine, groups=["node"], shard=(zlib.crc32(engine.encode()) % 50, 50))) == []
 
 
