@@ -107,14 +107,14 @@ def speech(
     mels: int = 80,
     channels: int = 32,
     layers: int = 5,
-    hidden: int = 256,
+    hidden: int = 400,
     letters: int = 29,
     batch: int = 1,
 ) -> Function:
     """Return a recogniser from waveform to letters with the shape of Deep Speech 2 (Amodei et al. 2015).
 
     Windows of 20 ms each 10 ms, two convolutions over time and frequency, and gated layers that read in both directions,
-    with fewer units than there.
+    with half of the units that they have there.
     """
     with Network("speech", seed) as net:
         x = _over_time(net, _log_mel(net, net.input("waveform", batch, samples), window, hop, mels))
