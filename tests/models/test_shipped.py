@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,25 @@ def test_the_encoder_does_not_see_what_is_masked() -> None:
     seen = [0, 1, 2, 3, 5]
     assert np.allclose(one[:, seen], other[:, seen], atol=1e-6)
     assert np.abs(one[:, 4] - other[:, 4]).max() > 1e-3
+
+
+def test_every_band_of_pitch_hears_some_frequency() -> None:
+    """One that does not is constant, and normalised to the rounding errors of its mean."""
+    sizes = sizes_of("speech")
+    shape = (sizes["window"] // 2 + 1, sizes["mels"])
+    (filters,) = (c.array for c in load("speech", layers=1, hidden=1).constants.values() if c.shape == shape)
+    assert filters.sum(axis=0).min() > 0.1
+
+
+def test_boxes_of_one_class_hardly_overlap_and_the_best_come_first() -> None:
+    function = load("detector", **TINY["detector"])
+    boxes, scores, labels = run("toy", function, sample_inputs(function))
+    assert (np.diff(scores) <= 0).all() and set(labels) <= set(range(1, 7))
+    for label in set(labels):
+        these = boxes[labels == label]
+        for a, b in itertools.combinations(these, 2):
+            shared = np.prod(np.maximum(np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2]), 0))
+            assert shared <= 0.451 * (np.prod(a[2:] - a[:2]) + np.prod(b[2:] - b[:2]) - shared)
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def speech(
     samples: int = 32_000,
     window: int = 320,
     hop: int = 160,
-    mels: int = 80,
+    mels: int = 64,
     channels: int = 32,
     layers: int = 5,
     hidden: int = 400,
