@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -150,3 +150,21 @@ def test_a_node_that_waits_for_one_that_is_spelled_otherwise() -> None:
     second = Node("Neg", ("x",), ("n",), name="second", control=("first",))
     f = function(first, second, inputs={"x": tensor(2)}, outputs=("m", "n"))
     assert [result.tolist() for result in run(f, f32(1, -2))] == [[1, -2], [-1, 2]]
+
+
+@pytest.mark.parametrize("mode", ["reflect", "wrap"])
+def test_an_edge_is_mirrored_or_repeated_along_chosen_axes(mode: Literal["reflect", "wrap"]) -> None:
+    pad = Node("Pad", ("x", "pads", "", "axes"), ("y",), attributes_of({"mode": mode}))
+    constants = {"pads": np.array([16, 1, 0, 2]), "axes": np.array([-1, 0])}
+    x = np.arange(80, dtype=np.float32).reshape(4, 20)
+    f = function(pad, inputs={"x": tensor(4, 20)}, constants=constants, opset=19)
+    assert np.array_equal(run(f, x)[0], np.pad(x, ((1, 2), (16, 0)), mode))
+
+
+@pytest.mark.parametrize(("pads", "size"), [((1, 1, 1, 1), 2), ((1, 1, 1, 1), 3), ((0, 0, 0, 0), 5), ((0, 2, 0, 0), 3)])
+def test_a_window_that_fits_once_does_not_read_what_lies_behind_it(pads: tuple[int, ...], size: int) -> None:
+    conv = Node("Conv", ("x", "w"), ("y",), attributes_of({"strides": (3, 3), "pads": pads}))
+    f = function(conv, inputs={"x": tensor(1, 1, size, size)}, constants={"w": np.ones((1, 1, 3, 3), np.float32)})
+    x = np.arange(1, size * size + 1, dtype=np.float32).reshape(1, 1, size, size)
+    seen = np.pad(x, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])))[..., :3, :3]
+    assert run(f, x)[0].tolist() == [[[[seen.sum()]]]]

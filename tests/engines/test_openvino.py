@@ -123,6 +123,16 @@ def test_sizes_may_depend_on_the_data() -> None:
         assert np.array_equal(executable.run([x])[0], np.stack(np.nonzero(x)))
 
 
+def test_numbers_of_elements_are_computed_with() -> None:
+    """They are less than how many there are, and so is what is made of them."""
+    some = TensorType(DType.INT64, (2, None))
+    nodes, constants = [node("NonZero", "x", "n"), node("Mul", "n thousand", "y")], {"thousand": np.array(1000)}
+    n, y = run(function({"x": tensor(2, 3)}, {"n": some, "y": some}, nodes, constants), SQUARE)
+    assert np.array_equal(n, np.nonzero(SQUARE)) and np.array_equal(y, 1000 * n)
+    with pytest.raises(CompileRefused, match="not known to fit"):
+        compiled(function({"x": TensorType(DType.FLOAT32, (2, None))}, {"n": some, "y": some}, nodes, constants))
+
+
 def test_odd_names() -> None:
     f = function({'a b/ü"\n': tensor(2)}, {"\x01": tensor(2)}, [Node("Relu", ('a b/ü"\n',), ("\x01",), name="\n")])
     assert run(f, np.array([1, -1], np.float32))[0].tolist() == [1, 0]

@@ -6,7 +6,19 @@ import numpy as np
 import pytest
 
 from xrt.errors import InputError
-from xrt.graph import DType, Function, MapType, OptionalType, SequenceType, TensorType, Type, Value
+from xrt.graph import (
+    Attribute,
+    Constant,
+    DType,
+    Function,
+    MapType,
+    Node,
+    OptionalType,
+    SequenceType,
+    TensorType,
+    Type,
+    Value,
+)
 from xrt.models import sample_inputs
 
 
@@ -53,3 +65,26 @@ def test_what_cannot_be_guessed_is_asked_for(type_: Type | None, what: str) -> N
     with pytest.raises(InputError) as caught:
         sample_inputs(asking(type_))
     assert str(caught.value) == f"input {what}, so no random value can be made for it; give one"
+
+
+def test_bytes_are_any_and_indices_are_any_row_of_the_table_that_they_read() -> None:
+    ids, picture, mask = (Value(name, TensorType(dtype, (2, 500))) for name, dtype in INTEGERS.items())
+    nodes = (
+        Node("Gather", ("ids", "second"), ("part",)),
+        Node("Reshape", ("part", "flat"), ("some",)),
+        Node("Gather", ("table", "some"), ("rows",), (Attribute.of("axis", -1),)),
+        Node("Gather", ("wide", "ids"), ("more",)),
+    )
+    shapes = {"table": (2, 30), "wide": (40, 2)}
+    constants = {name: Constant(np.zeros(shape, np.float32)) for name, shape in shapes.items()}
+    constants |= {"second": Constant(np.array(1)), "flat": Constant(np.array([-1]))}
+    outputs = (Value("rows"), Value("more"), Value("picture"), Value("mask"))
+    given = sample_inputs(Function((ids, picture, mask), outputs, nodes, constants, {"": 20}))
+    assert {name: (int(x.min()), int(x.max())) for name, x in given.items()} == {
+        "ids": (0, 29),
+        "picture": (0, 255),
+        "mask": (0, 1),
+    }
+
+
+INTEGERS = {"ids": DType.INT64, "picture": DType.UINT8, "mask": DType.INT64}

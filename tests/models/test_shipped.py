@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,26 @@ TINY: dict[str, dict[str, int]] = {
     "chain": {"length": 7, "batch": 3, "columns": 5},
     "conv_chain": {"length": 5, "channels": 4, "image": 6, "batch": 2},
     "conv_tail": {"length": 5, "channels": 4, "image": 6, "batch": 2},
+    "detector": {"height": 40, "breadth": 50, "image": 32, "width": 25, "classes": 7, "detections": 9},
+    "dlrm": {"tables": 3, "entries": 11, "width": 4, "lookups": 2, "dense": 5, "bottom": 16, "top": 12, "batch": 6},
     "gather_softmax": {"length": 6, "entries": 9, "width": 8, "columns": 4, "batch": 3},
     "gpt": {"layers": 2, "hidden": 16, "heads": 4, "tokens": 5, "vocabulary": 11, "batch": 2},
     "mlp": {"layers": 3, "features": 8, "hidden": 12, "classes": 5, "batch": 2},
     "mobilenet": {"image": 32, "width": 25, "classes": 7, "batch": 2},
     "reductions": {"batch": 3, "rows": 4, "columns": 5},
     "softmax_chain": {"length": 6, "batch": 3, "columns": 8},
+    "speech": {
+        "samples": 640,
+        "window": 32,
+        "hop": 16,
+        "mels": 8,
+        "channels": 4,
+        "layers": 2,
+        "hidden": 6,
+        "letters": 5,
+        "batch": 2,
+    },
+    "unet": {"image": 16, "channels": 4, "depth": 2, "classes": 3, "batch": 2},
     "vit": {"layers": 2, "hidden": 16, "heads": 2, "image": 16, "patch": 8, "classes": 5, "batch": 2},
 }
 
@@ -100,6 +115,25 @@ def test_the_encoder_does_not_see_what_is_masked() -> None:
     assert np.abs(one[:, 4] - other[:, 4]).max() > 1e-3
 
 
+def test_every_band_of_pitch_hears_some_frequency() -> None:
+    """One that does not is constant, and normalised to the rounding errors of its mean."""
+    sizes = sizes_of("speech")
+    shape = (sizes["window"] // 2 + 1, sizes["mels"])
+    (filters,) = (c.array for c in load("speech", layers=1, hidden=1).constants.values() if c.shape == shape)
+    assert filters.sum(axis=0).min() > 0.1
+
+
+def test_boxes_of_one_class_hardly_overlap_and_the_best_come_first() -> None:
+    function = load("detector", **TINY["detector"])
+    boxes, scores, labels = run("toy", function, sample_inputs(function))
+    assert (np.diff(scores) <= 0).all() and set(labels) <= set(range(1, 7))
+    for label in set(labels):
+        these = boxes[labels == label]
+        for a, b in itertools.combinations(these, 2):
+            shared = np.prod(np.maximum(np.minimum(a[2:], b[2:]) - np.maximum(a[:2], b[:2]), 0))
+            assert shared <= 0.451 * (np.prod(a[2:] - a[:2]) + np.prod(b[2:] - b[:2]) - shared)
+
+
 @pytest.mark.parametrize(
     ("name", "sizes", "error", "text"),
     [
@@ -113,6 +147,7 @@ def test_the_encoder_does_not_see_what_is_masked() -> None:
         ("squeezenet", {"batch": 2}, OptionError, "model 'squeezenet' has no size 'batch'; it comes in one size."),
         ("mlp", {"layers": 0}, OptionError, "layers of model 'mlp' must be a positive integer; got 0"),
         ("bert", {"hidden": 10, "heads": 4}, OptionError, "hidden=10 does not divide among heads=4; choose a multiple"),
+        ("unet", {"image": 20, "depth": 3}, OptionError, "an image of 20 does not halve depth=3 times; choose a multiple of 8"),
         ("vit", {"image": 30}, OptionError, "an image of 30 does not divide into patches of 16; choose a multiple"),
     ],
 )

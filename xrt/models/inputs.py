@@ -16,25 +16,44 @@ Array: TypeAlias = np.ndarray[Any, Any]
 _LENGTH = 2
 """Elements of a sequence."""
 
+_HAND_ON = frozenset({"Cast", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"})
+"""Operators whose results are elements of their first input."""
+
 
 def sample_inputs(function: Function, seed: int = 0, sizes: Mapping[str, int] = FrozenDict()) -> dict[str, Any]:
     """Return a random value for each input, by name; the same seed and Function give the same ones.
 
-    Floating-point tensors are standard normal; integers are 0 or 1, which are also valid indices; an optional is there.
+    Floating-point tensors are standard normal. Integers that look rows up in a constant table are any of its rows, bytes
+    are any, as those of a picture are; other integers are 0 or 1, which are also valid indices. An optional is there.
     `sizes` gives extents by their symbolic names; every other extent that is not known is 1. Raises InputError for an
     input whose rank or type is not known.
     """
-    generator = np.random.default_rng(seed)
-    return {value.name: _value(value, value.type, sizes, generator) for value in function.inputs}
+    generator, rows = np.random.default_rng(seed), _rows_read(function)
+    return {value.name: _value(value, value.type, sizes, generator, rows.get(value.name)) for value in function.inputs}
 
 
-def _value(named: Value, type_: Type | None, sizes: Mapping[str, int], generator: np.random.Generator) -> Any:
+def _rows_read(function: Function) -> dict[str, int]:
+    """Map each value by which a constant table is read to the table's extent, the least of several.
+
+    Backwards, so that what hands indices on, or a part of them, has met those who read by them.
+    """
+    found: dict[str, int] = {}
+    for node in reversed(function.nodes):
+        if node.op_type == "Gather" and node.inputs[0] in function.constants:
+            extent = function.constants[node.inputs[0]].shape[node.attr("axis", 0)]
+            found[node.inputs[1]] = min(extent, found.get(node.inputs[1], extent))
+        elif node.op_type in _HAND_ON and (given := [found[name] for name in node.outputs if name in found]):
+            found[node.inputs[0]] = min(*given, found.get(node.inputs[0], given[0]))
+    return found
+
+
+def _value(named: Value, type_: Type | None, sizes: Mapping[str, int], generator: np.random.Generator, rows: int | None) -> Any:
     if isinstance(type_, OptionalType):
-        return _value(named, type_.element, sizes, generator)
+        return _value(named, type_.element, sizes, generator, rows)
     if isinstance(type_, SequenceType):
-        return [_value(named, type_.element, sizes, generator) for _ in range(_LENGTH)]
+        return [_value(named, type_.element, sizes, generator, rows) for _ in range(_LENGTH)]
     if isinstance(type_, TensorType) and type_.shape is not None:
-        return _tensor(type_.dtype, tuple(_extent(dim, sizes) for dim in type_.shape), generator)
+        return _tensor(type_.dtype, tuple(_extent(dim, sizes) for dim in type_.shape), generator, rows)
     what = "a map" if isinstance(type_, MapType) else "of unknown type" if type_ is None else "of unknown rank"
     raise InputError(f"input {named} is {what}, so no random value can be made for it; give one")
 
@@ -45,15 +64,15 @@ def _extent(dim: int | str | None, sizes: Mapping[str, int]) -> int:
     return sizes.get(dim, 1) if dim is not None else 1
 
 
-def _tensor(dtype: DType, shape: tuple[int, ...], generator: np.random.Generator) -> Array:
+def _tensor(dtype: DType, shape: tuple[int, ...], generator: np.random.Generator, rows: int | None) -> Array:
     if dtype is DType.STRING:
         return np.array([f"text {n}" for n in generator.integers(0, 10, shape).flat], dtype=object).reshape(shape)
-    return np.asarray(_numbers(dtype, shape, generator)).astype(dtype.numpy)
+    return np.asarray(_numbers(dtype, shape, generator, rows)).astype(dtype.numpy)
 
 
-def _numbers(dtype: DType, shape: tuple[int, ...], generator: np.random.Generator) -> Any:
+def _numbers(dtype: DType, shape: tuple[int, ...], generator: np.random.Generator, rows: int | None) -> Any:
     if dtype.is_integer or dtype is DType.BOOL:
-        return generator.integers(0, 2, shape)
+        return generator.integers(0, rows or (256 if dtype is DType.UINT8 else 2), shape)
     if dtype is DType.FLOAT8E8M0:  # powers of two, without a sign
         return np.exp2(generator.integers(-2, 3, shape))
     if dtype.numpy.kind == "c":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 
@@ -12,12 +12,15 @@ from xrt.errors import ModelError
 from xrt.formats.onnx.node_inference import node_types
 from xrt.graph import DType, Function, TensorType
 from xrt.graph.builder import Builder, Tensor
-from xrt.graph.builder.apply import emit
+from xrt.graph.builder.apply import apply, emit
 
-__all__ = ["Network", "shape_of"]
+__all__ = ["HE", "Network", "shape_of"]
 
 OPSET = 20
 """LayerNormalization came with 17; every engine here has kernels for 20."""
+
+HE = math.sqrt(2)
+"""The gain that makes up for what a rectifier cuts off (He et al. 2015)."""
 
 
 def shape_of(x: Tensor) -> tuple[int, ...]:
@@ -25,6 +28,11 @@ def shape_of(x: Tensor) -> tuple[int, ...]:
     if not isinstance(x.type, TensorType) or not x.type.is_static:
         raise ModelError(f"the extents of {x.value} are not all known; a layer needs them to draw its weights")
     return tuple(int(dim) for dim in x.type.shape or ())  # type: ignore[arg-type]  # static: no names among them
+
+
+def _pair(extent: int | tuple[int, int]) -> tuple[int, int]:
+    """Return the extents along both axes of an image, of which one number says the same."""
+    return (extent, extent) if isinstance(extent, int) else extent
 
 
 class Network:
@@ -83,19 +91,35 @@ class Network:
         self,
         x: Tensor,
         channels: int,
-        kernel: int,
+        kernel: int | tuple[int, int],
         *,
-        stride: int = 1,
+        stride: int | tuple[int, int] = 1,
         group: int = 1,
         padding: int | None = None,
         gain: float = 1.0,
     ) -> Tensor:
         """Convolve an image; without `padding` its edge is padded so that stride 1 keeps its size."""
-        terms = shape_of(x)[1] // group * kernel**2
-        weight = self.normal(channels, shape_of(x)[1] // group, kernel, kernel, deviation=gain / math.sqrt(terms))
-        pads = [kernel // 2 if padding is None else padding] * 4
+        window, strides, depth = _pair(kernel), _pair(stride), shape_of(x)[1] // group
+        weight = self.normal(channels, depth, *window, deviation=gain / math.sqrt(depth * math.prod(window)))
+        pads = [length // 2 if padding is None else padding for length in window] * 2
         bias = self.normal(channels, deviation=0.1)
-        return emit("Conv", x, weight, bias, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=pads, group=group)
+        return emit("Conv", x, weight, bias, kernel_shape=window, strides=strides, pads=pads, group=group)
+
+    def doubled(self, x: Tensor, channels: int) -> Tensor:
+        """Make an image twice as high and wide by a transposed convolution, each of whose elements is read once."""
+        given = shape_of(x)[1]
+        weight = self.normal(given, channels, 2, 2, deviation=1 / math.sqrt(given))
+        bias = self.normal(channels, deviation=0.1)
+        return emit("ConvTranspose", x, weight, bias, kernel_shape=[2, 2], strides=[2, 2])
+
+    def recurrent(self, x: Tensor, hidden: int) -> Tensor:
+        """Read a sequence (time, batch, features) forwards and backwards by gated units, and add up both readings."""
+        inner, outer = 1 / math.sqrt(hidden), 1 / math.sqrt(shape_of(x)[-1])
+        weights = (self.normal(2, 3 * hidden, n, deviation=d) for n, d in ((shape_of(x)[-1], outer), (hidden, inner)))
+        bias = self.normal(2, 6 * hidden, deviation=0.1)
+        how = {"hidden_size": hidden, "direction": "bidirectional", "linear_before_reset": 1}
+        both, _last = cast("tuple[Tensor, ...]", apply("GRU", (x, *weights, bias), how, outputs=2))
+        return emit("ReduceSum", both, self.constant(np.array([1])), keepdims=0)
 
     def normalise(self, x: Tensor) -> Tensor:
         """Normalise over the last axis, with a scale near one."""
@@ -107,9 +131,9 @@ class Network:
         """Apply the exact Gaussian error unit, in the operators that exporters write it in."""
         return x * 0.5 * (emit("Erf", x * math.sqrt(0.5)) + 1.0)
 
-    def embed(self, ids: Tensor, entries: int, width: int) -> Tensor:
+    def embed(self, ids: Tensor, entries: int, width: int, deviation: float = 1.0) -> Tensor:
         """Look rows up in a table."""
-        return emit("Gather", self.normal(entries, width), ids, axis=0)
+        return emit("Gather", self.normal(entries, width, deviation=deviation), ids, axis=0)
 
     def reshape(self, x: Tensor, shape: Sequence[int]) -> Tensor:
         """Give a tensor another shape; 0 keeps an extent, -1 takes the rest."""

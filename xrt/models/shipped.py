@@ -8,7 +8,7 @@ from typing import Any
 
 from xrt.errors import ModelError, OptionError, did_you_mean
 from xrt.graph import Function
-from xrt.models import small, transformers
+from xrt.models import applications, detection, small, transformers
 from xrt.models.light import light_models, load_light
 
 __all__ = ["check_sizes", "load", "names", "sizes_of"]
@@ -18,12 +18,16 @@ _BY_CODE: dict[str, Callable[..., Function]] = {
     "chain": small.chain,
     "conv_chain": small.conv_chain,
     "conv_tail": small.conv_tail,
+    "detector": detection.detector,
+    "dlrm": applications.dlrm,
     "gather_softmax": small.gather_softmax,
     "gpt": transformers.gpt,
     "mlp": small.mlp,
     "mobilenet": small.mobilenet,
     "reductions": small.reductions,
     "softmax_chain": small.softmax_chain,
+    "speech": applications.speech,
+    "unet": applications.unet,
     "vit": transformers.vit,
 }
 

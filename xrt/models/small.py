@@ -2,52 +2,23 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from xrt.graph import DType, Function
 from xrt.graph.builder import Tensor
 from xrt.graph.builder.apply import emit
-from xrt.models.network import Network, shape_of
+from xrt.models.mobile import mobile_features
+from xrt.models.network import HE, Network
 
 __all__ = ["chain", "conv_chain", "conv_tail", "gather_softmax", "mlp", "mobilenet", "reductions", "softmax_chain"]
-
-_HE = math.sqrt(2)
-"""The gain that makes up for what a rectifier cuts off (He et al. 2015)."""
-
-_BLOCKS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
-"""Expansion, channels, repeats and first stride of each group of blocks (Sandler et al. 2018, table 2)."""
 
 
 def mobilenet(seed: int = 0, *, image: int = 224, width: int = 100, classes: int = 1000, batch: int = 1) -> Function:
     """Return a network with the shape of MobileNet v2: depthwise convolutions between narrow ends; `width` is in per cent."""
     with Network("mobilenet", seed) as net:
-        x = _relu6(net.convolution(net.input("image", batch, 3, image, image), _scaled(32, width), 3, stride=2, gain=_HE))
-        for expansion, channels, repeats, stride in _BLOCKS:
-            for index in range(repeats):
-                x = _inverted_residual(net, x, expansion, _scaled(channels, width), stride if index == 0 else 1)
-        x = _relu6(net.convolution(x, _scaled(1280, max(width, 100)), 1, gain=_HE))
+        _, x = mobile_features(net, net.input("image", batch, 3, image, image), width)
         flat = emit("Flatten", emit("GlobalAveragePool", x))
         return net.finish(logits=net.linear(flat, classes))
-
-
-def _scaled(channels: int, width: int) -> int:
-    """Return a share of the channels, a multiple of 8."""
-    return max(8, round(channels * width / 800) * 8)
-
-
-def _relu6(x: Tensor) -> Tensor:
-    return emit("Clip", x, 0.0, 6.0)
-
-
-def _inverted_residual(net: Network, x: Tensor, expansion: int, channels: int, stride: int) -> Tensor:
-    """Widen, convolve each channel by itself, narrow; and add the input where the shapes allow it."""
-    given = shape_of(x)[1]
-    wide = x if expansion == 1 else _relu6(net.convolution(x, given * expansion, 1, gain=_HE))
-    deep = _relu6(net.convolution(wide, given * expansion, 3, stride=stride, group=given * expansion, gain=_HE))
-    narrow = net.convolution(deep, channels, 1)
-    return x + narrow if stride == 1 and given == channels else narrow
 
 
 def mlp(
@@ -57,7 +28,7 @@ def mlp(
     with Network("mlp", seed) as net:
         x = net.input("x", batch, features)
         for _ in range(layers - 1):
-            x = emit("Relu", net.linear(x, hidden, gain=_HE))
+            x = emit("Relu", net.linear(x, hidden, gain=HE))
         return net.finish(logits=net.linear(x, classes))
 
 

@@ -284,6 +284,53 @@ def _softsign(page: Page) -> str:
     return page.op("Div", page.x, page.op("Add", page.op("Abs", page.x), page.number(1)))
 
 
+# ---------------------------------------------------------------------- edges
+
+
+def _pad(page: Page) -> str | None:
+    """Write a mirrored or repeated edge as lookups: IREE fails to compile many a mirror, and hangs on repeats."""
+    mode, extents = page.node.attr("mode", "constant"), page.extents(page.x)
+    pads, axes = _known(page, 1), _known(page, 3) if len(page.node.inputs) > 3 else np.arange(len(extents))
+    if mode not in ("reflect", "wrap") or 0 in extents or pads is None or axes is None or (pads < 0).any():
+        return None
+    name = page.x
+    for axis, edges in zip(axes.tolist(), pads.reshape(2, -1).T.tolist(), strict=True):
+        if any(edges):
+            name = page.op("Gather", name, page.constant(np.pad(np.arange(extents[axis]), edges, mode)), axis=axis)
+    return name
+
+
+def _known(page: Page, place: int) -> Array | None:
+    constant = constant_of(page.node.inputs[place], page.function)
+    return None if constant is None else constant.array
+
+
+def _conv(page: Page) -> str | None:
+    """Write a window that fits once along an axis without what lies behind it, which IREE's compiler takes for a part of it."""
+    extents = np.array(page.extents(page.x)[2:])
+    if page.node.attr("auto_pad", "NOTSET") != "NOTSET" or not extents.all():
+        return None
+    fronts, backs = np.array(page.node.attr("pads") or [0] * 2 * len(extents)).reshape(2, -1)
+    unread = _unread(page, extents + fronts + backs)
+    padding = np.minimum(unread, backs)
+    ends = extents - unread + padding
+    if not unread.any() or (ends < 1).any():
+        return None
+    axes = np.arange(2, 2 + len(ends))
+    name = page.x if padding.sum() == unread.sum() else page.op("Slice", page.x, *map(page.constant, (axes * 0, ends, axes)))
+    pads = Attribute.of("pads", [*fronts.tolist(), *(backs - padding).tolist()])
+    others = (attribute for attribute in page.node.attributes if attribute.name != "pads")
+    return page.write("Conv", (name, *page.node.inputs[1:]), attributes=(*others, pads))
+
+
+def _unread(page: Page, extents: Array) -> Array:
+    """Return how many elements lie behind the only window of each axis; none where there are several."""
+    window = np.array(page.extents(page.node.inputs[1])[2:])
+    strides, dilations = (np.array(page.node.attr(name) or np.ones_like(window)) for name in ("strides", "dilations"))
+    behind = extents - (window - 1) * dilations - 1
+    return np.where(behind < strides, behind, 0)
+
+
 SPELLED: Mapping[str, tuple[int, Callable[[Page], str | None]]] = {
     "Gather": (12, _along_an_axis),
     "GatherElements": (12, _along_an_axis),
@@ -305,5 +352,7 @@ SPELLED: Mapping[str, tuple[int, Callable[[Page], str | None]]] = {
     "RMSNormalization": (23, _rms_normalization),
     "Swish": (24, _swish),
     "Softsign": (7, _softsign),
+    "Pad": (13, _pad),
+    "Conv": (11, _conv),
 }
 """By operator, from which opset on it can be written out, and how."""

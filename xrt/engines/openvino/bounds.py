@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from xrt.engines.openvino.library import LIBRARY
-from xrt.graph import Constant, DType, Function, Node, TensorType
+from xrt.graph import Constant, DType, Function, Node, TensorType, Type
 
 __all__ = ["LARGEST", "input_limits", "is_wide", "why_unbounded"]
 
@@ -92,7 +92,7 @@ def _bound(node: Node, function: Function, known: Known) -> int | None:
     if not any(is_wide(name, function) for name in node.defines):
         return max((known(name) or 0 for name in node.uses if is_wide(name, function)), default=0)
     if node.op_type in _COUNTS:
-        return LARGEST
+        return _counted(node, function, known)
     if node.op_type in _SIGNING and _dtype(node.outputs[0], function) in _UNSIGNED:
         return None
     inputs = [_input_bound(name, function, known) for name in node.inputs if name]
@@ -104,6 +104,21 @@ def _bound(node: Node, function: Function, known: Known) -> int | None:
     magnitudes = [LARGEST + 1 if bound is None else bound for bound in inputs]
     result = rule(magnitudes)
     return None if node.op_type in _IN_FLOAT32 and max(*magnitudes, result) > EXACT_IN_FLOAT32 else result
+
+
+def _counted(node: Node, function: Function, known: Known) -> int:
+    """Return the largest number or count of an element of an input, or one of its elements where these are wide."""
+    given = [name for name in node.inputs if name]
+    counts = [_elements(function.type_of(name)) for name in given]
+    element = (known(given[0]) or LARGEST) if is_wide(given[0], function) else 0
+    return min(LARGEST, max(element, *(LARGEST if count is None else count for count in counts)))
+
+
+def _elements(type_: Type | None) -> int | None:
+    """Return the number of elements, no extent being taken for less than one; None where one is not known."""
+    if not isinstance(type_, TensorType) or not type_.is_static:
+        return None
+    return math.prod(max(1, int(dim)) for dim in type_.shape or ())  # type: ignore[arg-type]  # static: no names among them
 
 
 def _input_bound(name: str, function: Function, known: Known) -> int | None:

@@ -10,6 +10,7 @@ __all__ = ["ENTRIES"]
 
 X = f32([[1, 2, 3], [4, 5, 6]])
 EMPTY = np.zeros((0, 3), np.float32)
+ROWS = np.arange(250, dtype=np.float32).reshape(5, 50)
 
 ENTRIES: tuple[Entry, ...] = (
     Entry(
@@ -141,6 +142,30 @@ ENTRIES: tuple[Entry, ...] = (
         graph({"x": "float32[2,3]"}, {"y": "float32[2,3]"}, node("Pad", "x k", "y"), constants={"k": i64([0, -1, 0, 1])}),
         (X,),
         (f32([[2, 3, 0], [5, 6, 0]]),),
+    ),
+    Entry(
+        "mirrored_edges",
+        "an edge is mirrored, and not with the outermost element",
+        graph(
+            {"x": "float32[5,50]"},
+            {"y": "float32[8,56]"},
+            node("Pad", "x k", "y", mode="reflect"),
+            constants={"k": i64([1, 3, 2, 3])},
+        ),
+        (ROWS,),
+        (np.pad(ROWS, ((1, 2), (3, 3)), "reflect"),),
+    ),
+    Entry(
+        "window_that_fits_once",
+        "a strided window fits once, with elements behind it that no window reads",
+        graph(
+            {"x": "float32[1,1,4,4]"},
+            {"y": "float32[1,1,1,1]"},
+            node("Conv", "x w", "y", strides=[2, 2]),
+            constants={"w": np.ones((1, 1, 3, 3), np.float32)},
+        ),
+        (ROWS[:1, :16].reshape(1, 1, 4, 4),),
+        (f32([[[[45]]]]),),
     ),
     Entry(
         "squeeze_everything",
