@@ -34,6 +34,7 @@ from xrt.partition import (
     search,
     unlocks,
 )
+from xrt.partition.planner.ground import Ground, bits
 
 TERMS = {"x": "x", "y": "y"}
 RATIO = 1.02
@@ -308,6 +309,26 @@ def test_an_engine_that_is_better_at_a_run_gets_it() -> None:
         ("fuser", 50),
         ("normal", 1),
     ]
+
+
+def test_what_was_measured_throughout_is_proposed_on_the_quickest_engines() -> None:
+    """Estimates of what was not measured look better, and lead the search elsewhere: they may be wrong."""
+    whole, engines = chain("RRBRRGRRGRR"), [engine("main", "Red", "Green"), engine("poor", "Blue"), engine("all")]
+    ground, table = Ground.of(whole, engines, "cpu"), CostTable()
+    known = {
+        (0, 2): {"main": 0.01},
+        (2, 3): {"poor": 13.0, "all": 2.24},
+        (3, 11): {"main": 24.0, "all": 92.0},
+        (3, 6): {"all": 1.0},
+        (0, 11): {"all": 97.0},
+    }
+    for (first, end), costs in known.items():
+        for spec, milliseconds in costs.items():
+            table = table.with_region(ground.key(bits(range(first, end))), spec, Measured.exactly(milliseconds * 1e-3))
+    plans = propose(whole, engines, table, limit=6)
+    (found,) = (plan for plan in plans if [len(launch.nodes) for launch in plan.launches] == [2, 1, 8])
+    assert [launch.engine for launch in found.launches] == ["main", "all", "main"]
+    assert predicted(found, table).is_measured
 
 
 def test_a_whole_that_fails_is_cut() -> None:

@@ -155,6 +155,8 @@ def spread(middle: float, by: float = 0.0) -> list[float]:
         ({"first": spread(1.0), "two": spread(0.9), "three": spread(0.895)}, "two", ["won", "tie", "lost"]),
         ({"first": spread(1.0), "two": spread(0.9), "three": spread(0.7)}, "three", ["won", "lost", "lost"]),
         ({"first": spread(1.0), "second": spread(0.95), "two": spread(0.945)}, "second", ["won", "tie", "lost"]),
+        ({"two": spread(0.9), "three": spread(0.895)}, "two", ["won", "tie"]),
+        ({"two": spread(0.9), "three": spread(0.7)}, "three", ["won", "lost"]),
     ],
 )
 def test_a_mixture_wins_by_more_than_the_noise_and_ties_go_to_the_simpler(

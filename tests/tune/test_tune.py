@@ -84,6 +84,18 @@ def test_the_quicker_engine_wins_where_none_mixes_well() -> None:
 
 
 @pytest.mark.usefixtures("here")
+def test_a_mixture_whose_regions_are_far_slower_than_the_best_engine_does_not_race() -> None:
+    found = tuned(PAIR, Uneven(slow="Exp|Cos"), TOY)
+    mixtures = [one for one in found.race.contenders if not one.is_single]
+    assert mixtures
+    for one in mixtures:
+        assert (one.verdict, one.ratio) == ("lost", None)
+        assert one.note == "its regions were measured one by one, and not held against the others"
+        assert one.seconds is not None
+        assert one.seconds > 0.004
+
+
+@pytest.mark.usefixtures("here")
 def test_a_search_that_has_time_left_goes_on() -> None:
     """By a clock that goes on when it is looked at: the first survey ends before all is known, and another race follows."""
     told, ticks = [], itertools.count()

@@ -38,7 +38,8 @@ class Bounds:
     plans: int = 6
     """Mixtures that join the contest at a time, at most."""
     worse: float = 2.5
-    """A plan of one engine that was measured to take so many times the best is not made ready: it has lost."""
+    """A plan of one engine that was measured to take so many times the best of these is not made ready: it has lost. So has a
+    mixture whose regions, measured one by one, take so many times what those of the best plan take."""
     memory: int | None = None
     """Bytes of address space for each worker; None is no limit."""
     apart: bool = True

@@ -1,4 +1,4 @@
-"""Which plans may race: those of one engine each, and of any plan whether it keeps the caller's options."""
+"""Which plans may race: those of one engine each; of any plan, whether it keeps the caller's options, and what is known of it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import TypeAlias
 
 from xrt.engines import GraphCompiler
 from xrt.errors import PlanError
-from xrt.graph import Function
+from xrt.graph import Function, shape_key
 from xrt.partition import ClusteringOptions, Plan
 from xrt.partition.assigned import assigned, homes_of
+from xrt.partition.costs import CostTable, Measured
 from xrt.partition.devices import Homes
 
-__all__ = ["Placing", "is_allowed", "placing", "single_plans"]
+__all__ = ["Placing", "is_allowed", "placing", "single_plans", "summed"]
 
 Placing: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 """For each region its engine and its nodes."""
@@ -47,3 +48,12 @@ def _keeps_pins(plan: Plan, engines: Sequence[GraphCompiler], options: Clusterin
         for node in launch.function.nodes
         if pin.matches(pin.subject(node))
     )
+
+
+def summed(plan: Plan, table: CostTable) -> Measured | None:
+    """Return what the regions of a plan were measured to take together; None where one of them was not."""
+    costs = [table.region(shape_key(launch.function), launch.engine) for launch in plan.launches]
+    known = [cost for cost in costs if isinstance(cost, Measured)]
+    if not costs or len(known) < len(costs):
+        return None
+    return Measured(*(sum(figures) for figures in zip(*((one.seconds, one.low, one.high) for one in known), strict=True)))

@@ -43,8 +43,8 @@ def judged(runners: Sequence[Runner], others: Sequence[Contender], rounds: int) 
     """Return the race: who ran, in the order given, and others, whose verdict is known without running.
 
     The baseline is the quickest simple plan. A plan that is not simple wins where the interval of its ratio to the baseline
-    lies wholly below one by more than the floor; of several winners those that cannot be told from the quickest are
-    tied, and the simplest of them is chosen.
+    lies wholly below one by more than the floor; of several winners, and of all where no simple plan ran, those that cannot
+    be told from the quickest are tied, and the simplest of them is chosen.
     """
     ran = [runner for runner in runners if runner.has_run]
     failed = [_failed(runner) for runner in runners if not runner.has_run]
@@ -67,7 +67,10 @@ def won_alone(race: Race, plan: Plan, cost: Measured) -> Race:
 
 
 def _chosen(ran: Sequence[Runner], base: Entrant, ratios: dict[int, Ratio]) -> Runner:
-    winners = [runner for runner in ran if runner.entrant is not base and _beats(runner, ratios[id(runner)])]
+    if base.is_simple:
+        winners = [runner for runner in ran if runner.entrant is not base and _beats(runner, ratios[id(runner)])]
+    else:
+        winners = [runner for runner in ran if not runner.entrant.is_out]
     if not winners:
         return next(runner for runner in ran if runner.entrant is base)
     quickest = min(winners, key=lambda runner: ratios[id(runner)].median)

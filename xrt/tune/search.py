@@ -24,7 +24,7 @@ from xrt.runtime.isolation import Isolated, Limits
 from xrt.runtime.timing import Clock
 from xrt.tune.bounds import Bounds
 from xrt.tune.calibration import crossing, launch_cost
-from xrt.tune.candidates import Placing, is_allowed, placing, single_plans
+from xrt.tune.candidates import Placing, is_allowed, placing, single_plans, summed
 from xrt.tune.contest import Entrant, contested
 from xrt.tune.judging import Runner, judged, won_alone
 from xrt.tune.programs import ready
@@ -302,14 +302,16 @@ class Search:
 
     def _hopeless(self, plan: Plan) -> Contender | None:
         """Return the verdict on a plan that need not run: it is known to fail, to be wrong, or to be far too slow."""
-        cost = self._alone(plan)
-        if isinstance(cost, str):
+        if isinstance(cost := self._alone(plan), str):
             return Contender(plan, "wrong" if cost.startswith("wrong") else "failed", note=cost)
-        known = [other.seconds for one in self.proposals if isinstance(other := self._alone(one), Measured)]
-        if cost is None or cost.low <= self.bounds.worse * min(known):
+        if (known := summed(plan, self.table)) is None:
             return None
-        note = "measured alone, and not held against the others"
-        return Contender(plan, "lost", cost.seconds, cost.low, cost.high, note=note)
+        others = [one for one in self.proposals if cost is None or len(one.launches) == 1]
+        best = min(found.seconds for one in others if (found := summed(one, self.table)) is not None)
+        if known.low <= self.bounds.worse * best:
+            return None
+        what = "measured alone" if cost is not None else "its regions were measured one by one"
+        return Contender(plan, "lost", known.seconds, known.low, known.high, note=f"{what}, and not held against the others")
 
     def _race(self) -> None:
         self.rounds = 0

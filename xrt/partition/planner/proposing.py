@@ -108,7 +108,19 @@ class Ranking:
         found = dict.fromkeys(map(coarse.on_nodes, _searched(coarse, options)))
         if coarse is not board:
             found.update(dict.fromkeys(simple_layouts(board)))
-        return cls(board, ()).with_layouts(found)
+        ranking = cls(board, ()).with_layouts(found)
+        return ranking.with_layouts(ranking._surest())
+
+    def _surest(self) -> Iterator[Layout]:
+        """Yield the layouts with each region on the engine that was measured to be its quickest, where each was measured."""
+        for layout in self.layouts:
+            best = [self._quickest(mask) for _, mask in layout]
+            if None not in best:
+                yield tuple(region for region in best if region is not None)
+
+    def _quickest(self, mask: int) -> Region | None:
+        known = [(engine, mask) for engine in range(len(self.board.takes)) if self._is_measured((engine, mask))]
+        return min(known, key=self.board.seconds, default=None)
 
     def with_layouts(self, layouts: Iterable[Layout]) -> Ranking:
         """Return the ranking with more layouts, those that are possible."""
