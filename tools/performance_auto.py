@@ -68,6 +68,8 @@ def is_mixture(row: Figures) -> bool:
 
 def nearest_row(row: Figures) -> tuple[str, ...]:
     one = row["nearest"]
+    if one["ratio"] is None:
+        return (f"`{row['model']}`", one["plan"], "it did not race", one["lost_on"])
     unknown = "it had lost before its regions were timed" if one["ratio"]["low"] > 1 else "nothing beyond the noise"
     return (f"`{row['model']}`", one["plan"], spread(one["ratio"]), one["lost_on"] or unknown)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tools.performance_auto import auto_tables, auto_verdicts
+from tools.performance_auto import auto_tables, auto_verdicts, nearest_row
 from xrt.bench import Ratio
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -160,6 +160,14 @@ def test_the_nearest_mixture_says_what_it_lost_on() -> None:
     assert told.lost_on(far) == "its regions take 19.9 ms, the best engine alone 10"
     assert told.lost_on({**between, "ratio": 0.9}) == ""
     assert told.nearest_mixture([contender("ort", 0.01)]) is None
+
+
+def test_the_nearest_of_mixtures_that_did_not_race_is_that_of_the_least_sum() -> None:
+    found = told.nearest_mixture([contender("ort", 0.01, "won"), contender("tvm + ort", 0.07), contender("ort + xla", 0.05)])
+    assert found is not None and (found["plan"], found["ratio"]) == ("ort + xla", None)
+    assert found["lost_on"] == "its regions, measured one by one, take 50 ms together, the best engine 10"
+    row = nearest_row({"model": "m", "nearest": found})
+    assert row == ("`m`", "ort + xla", "it did not race", found["lost_on"])
 
 
 def test_a_small_graph_is_held_against_the_best_placement() -> None:
