@@ -33,7 +33,7 @@ class Bounds:
     """Share of the same time after which no further plan is made ready."""
     last: float = 0.1
     """Share of the budget with which no further survey is begun."""
-    end: float = 0.015
+    end: float = 0.02
     """Share of the budget that is kept for the end, when workers are let go and what was found is written down."""
     plans: int = 6
     """Mixtures that join the contest at a time, at most."""

@@ -80,6 +80,8 @@ class Search:
     settled: Race | None = None
     """The last race but the one that is on."""
     is_calibrated: bool = False
+    planning: float = 0.0
+    """Seconds that proposing plans took the last time."""
     late: list[Plan] = field(default_factory=list)
     """Plans for which there was no time left."""
 
@@ -134,10 +136,12 @@ class Search:
         """Survey for a part of the time that is left, and let what is then proposed and new race; tell whether to go on."""
         began, left, count = self.clock(), self._left(), survey.count
         is_known = self._survey(survey, ways, began + left * self.bounds.survey)
-        if self._left() <= 0:
+        if self._left() <= self.planning:
             return False
         met = {placing(plan) for plan in self.proposals if plan not in self.late}
+        began_planning = self.clock()
         fresh = [plan for plan in self._proposed() if placing(plan) not in met]
+        self.planning = self.clock() - began_planning
         self.proposals = (*(plan for plan in self.proposals if plan not in self.late), *fresh)
         self.late.clear()
         if fresh:
