@@ -6,7 +6,7 @@ import json
 import platform
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,23 @@ class Record:
         )
         declined = {engine: dict(_declined(reports[engine])) for engine in ENGINES}
         return cls(versions(), {name: report.mixed for name, report in reports.items()}, declined, entries)
+
+    def renewed(self, reports: Mapping[str, Report]) -> Record:
+        """Return the record in which some ways are those of reports. Raises SystemExit where versions or cases are others."""
+        found = {name: {o.case: LETTERS[o.word] for o in report.outcomes} for name, report in reports.items()}
+        cases = {entry.case for entry in self.entries}
+        if self.versions != versions() or any(cases != set(letters) for letters in found.values()):
+            raise SystemExit("the record is of other versions or tests: run every way anew, without --only")
+        entries = tuple(
+            replace(
+                entry,
+                letters="".join(found.get(w.name, {}).get(entry.case, old) for w, old in zip(WAYS, entry.letters, strict=True)),
+            )
+            for entry in self.entries
+        )
+        declined = {engine: dict(_declined(reports[engine])) for engine in ENGINES if engine in reports}
+        mixed = {name: report.mixed for name, report in reports.items()}
+        return Record(self.versions, {**self.mixed, **mixed}, {**self.declined, **declined}, entries)
 
     @classmethod
     def read(cls, path: Path = RECORD) -> Record:

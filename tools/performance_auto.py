@@ -139,7 +139,7 @@ def searches(models: list[Figures]) -> Iterator[Verdict]:
     spent = [(row["search"]["spent"] / row["search"]["budget"], row["model"]) for row in models if row["search"].get("budget")]
     if spent:
         worst, model = max(spent)
-        yield Verdict("time of a search over its budget, the most", "at most 1 x", f"{worst:.2f} x ({model})", worst <= 1.0)
+        yield Verdict("time of a search over its budget, the most", "at most 1 x", f"{worst:.3f} x ({model})", worst <= 1.0)
     planned = [(row["planned"], row["model"]) for row in models if row.get("how") == "remembered"]
     if planned:
         slowest, model = max(planned)

@@ -217,7 +217,7 @@ def test_what_missed_is_told() -> None:
     judged = {verdict.what.partition(",")[0]: verdict for verdict in auto_verdicts(found)}
     assert not any(verdict.reached for verdict in judged.values())
     assert "under it: vgg19; no figure: gpt" in judged["gain over the best single engine"].figure
-    assert judged["time of a search over its budget"].figure == "1.05 x (bert)"
+    assert judged["time of a search over its budget"].figure == "1.050 x (bert)"
     assert judged["a second process plans"].figure == "1.40 s (bert)"
     text = "\n".join(auto_tables(found))
     assert "no figure: SIGSEGV" in text and "| loss |" in text

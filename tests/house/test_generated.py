@@ -14,9 +14,9 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from tools.conformance_page import PAGE, page
-from tools.conformance_record import ENGINES, LIBRARIES, WAYS, Entry, Record, pins
+from tools.conformance_record import ENGINES, LIBRARIES, WAYS, Entry, Record, pins, versions
 from tools.write_tables import README, WHAT, engines, with_table
-from xrt.testing import GROUPS, Gap, Word, gaps_of
+from xrt.testing import GROUPS, Gap, Outcome, Report, Word, gaps_of
 from xrt.testing.ledgers import MIXTURES
 
 RECORD = Record.read()
@@ -78,6 +78,25 @@ def test_the_record_has_every_stored_case(group: str) -> None:
     names = {path.parent.name for path in data.glob("*/model.onnx")}
     names |= {f"{path.stem}{tail}" for path in data.glob("*.onnx") for tail in ("", "_random")}
     assert {entry.case for entry in RECORD.of_group(group)} == names, AGAIN
+
+
+def test_ways_that_were_run_anew_replace_their_own_letters_only() -> None:
+    record = replace(RECORD, versions=versions())
+    outcomes = [Outcome(entry.case, Word.DECLINED, "why", entry.operators, group=entry.group) for entry in record.entries]
+    found = record.renewed({"iree": Report("iree", tuple(outcomes))})
+    assert found.count("iree", Word.DECLINED) == len(record.entries)
+    assert found.declined["iree"]["Abs"] == "why"
+    for way in WAYS:
+        if way.engines != ("iree",):
+            assert all(a.word(way.name) is b.word(way.name) for a, b in zip(found.entries, record.entries, strict=True))
+            assert found.mixed[way.name] == record.mixed[way.name]
+
+
+def test_ways_of_other_tests_or_versions_do_not_come_into_the_record() -> None:
+    few = Report("iree", (Outcome("test_abs", Word.PASSED),))
+    for record in (replace(RECORD, versions=versions()), replace(RECORD, versions={})):
+        with pytest.raises(SystemExit, match="without --only"):
+            record.renewed({"iree": few} if record.versions else {})
 
 
 def test_the_record_breaks_no_law() -> None:
