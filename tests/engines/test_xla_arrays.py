@@ -15,6 +15,7 @@ from xrt.engines import Executable
 from xrt.engines.xla.executable import _taken
 from xrt.errors import CompileRefused
 from xrt.graph import Function, Node, attributes_of
+from xrt.runtime.timing import await_idle
 
 # ---------------------------------------------------------------------- arrays in and out
 
@@ -122,8 +123,9 @@ def test_a_budget_bounds_the_threads_that_work(threads: int) -> None:
     f = one("MatMul", tensor(512, 512), tensor(512, 512), output=tensor(512, 512))
     executable, x = compiled(f, threads), np.ones((512, 512), np.float32)
     executable.run([x, x])
+    await_idle(longest=2.0)  # threads of what other tests ran may still spin
     before = busy_threads()
-    for _ in range(60):
+    for _ in range(120):
         executable.run([x, x])
     ticks = [after - before.get(name, 0) for name, after in busy_threads().items()]
     busy = sum(5 * each > sum(ticks) for each in ticks)

@@ -25,8 +25,8 @@ from xrt.errors import CacheWarning, OptionError, PlacementWarning
 from xrt.graph import Function, shape_key
 from xrt.module.reference import evaluate
 from xrt.partition import ClusteringOptions, Pin
-from xrt.partition.assigned import homes_of
-from xrt.partition.costs import CostTable
+from xrt.partition.assigned import assigned, homes_of
+from xrt.partition.costs import CostTable, Measured
 from xrt.partition.devices import Homes
 from xrt.testing.faulty import Faulty
 from xrt.tune import Bounds, CostStore, Tuned, decision, tune
@@ -83,16 +83,24 @@ def test_the_quicker_engine_wins_where_none_mixes_well() -> None:
     assert "the baseline" in str(found)
 
 
-@pytest.mark.usefixtures("here")
-def test_a_mixture_whose_regions_are_far_slower_than_the_best_engine_does_not_race() -> None:
-    found = tuned(PAIR, Uneven(slow="Exp|Cos"), TOY)
-    mixtures = [one for one in found.race.contenders if not one.is_single]
-    assert mixtures
-    for one in mixtures:
-        assert (one.verdict, one.ratio) == ("lost", None)
-        assert one.note == "its regions were measured one by one, and not held against the others"
-        assert one.seconds is not None
-        assert one.seconds > 0.004
+@pytest.mark.parametrize(("seconds", "is_out"), [(0.004, True), (0.0012, False)])
+def test_a_mixture_whose_regions_are_far_slower_than_the_best_engine_does_not_race(seconds: float, is_out: bool) -> None:
+    context, options = CompileContext(threads=1), ClusteringOptions()
+    search = Search(
+        PAIR, [SLOW_EXP, TOY], context, [X], evaluate, CompileCache(), options, None, 1.0, Bounds(), lambda told: None
+    )
+    mixture, single = (
+        assigned(PAIR, [SLOW_EXP, TOY], {"n0": spec, "n1": TOY.spec}, device="cpu") for spec in (SLOW_EXP.spec, TOY.spec)
+    )
+    for launch, cost in zip((*mixture.launches, *single.launches), (seconds, 0.001, 0.001), strict=True):
+        search.table = search.table.with_region(shape_key(launch.function), launch.engine, Measured.exactly(cost))
+    search.proposals = (mixture, single)
+    found = search._hopeless(mixture)
+    assert (found is not None) is is_out
+    if found is not None:
+        assert (found.verdict, found.seconds, found.ratio) == ("lost", pytest.approx(0.005), None)
+        assert found.note == "its regions were measured one by one, and not held against the others"
+    assert search._hopeless(single) is None
 
 
 @pytest.mark.usefixtures("here")

@@ -289,9 +289,12 @@ def _softsign(page: Page) -> str:
 
 def _pad(page: Page) -> str | None:
     """Write a mirrored or repeated edge as lookups: IREE fails to compile many a mirror, and hangs on repeats."""
-    mode, extents = page.node.attr("mode", "constant"), page.extents(page.x)
-    pads, axes = _known(page, 1), _known(page, 3) if len(page.node.inputs) > 3 else np.arange(len(extents))
-    if mode not in ("reflect", "wrap") or 0 in extents or pads is None or axes is None or (pads < 0).any():
+    mode, pads = page.node.attr("mode", "constant"), _known(page, 1)
+    if mode not in ("reflect", "wrap") or pads is None or (pads < 0).any():
+        return None
+    extents = page.extents(page.x)
+    axes = _known(page, 3) if len(page.node.inputs) > 3 else np.arange(len(extents))
+    if 0 in extents or axes is None:
         return None
     name = page.x
     for axis, edges in zip(axes.tolist(), pads.reshape(2, -1).T.tolist(), strict=True):
@@ -301,14 +304,16 @@ def _pad(page: Page) -> str | None:
 
 
 def _known(page: Page, place: int) -> Array | None:
-    constant = constant_of(page.node.inputs[place], page.function)
+    constant = constant_of(page.node.inputs[place], page.function) if place < len(page.node.inputs) else None
     return None if constant is None else constant.array
 
 
 def _conv(page: Page) -> str | None:
     """Write a window that fits once along an axis without what lies behind it, which IREE's compiler takes for a part of it."""
+    if len(page.node.inputs) < 2 or page.node.attr("auto_pad", "NOTSET") != "NOTSET":
+        return None
     extents = np.array(page.extents(page.x)[2:])
-    if page.node.attr("auto_pad", "NOTSET") != "NOTSET" or not extents.all():
+    if not extents.all():
         return None
     fronts, backs = np.array(page.node.attr("pads") or [0] * 2 * len(extents)).reshape(2, -1)
     unread = _unread(page, extents + fronts + backs)
