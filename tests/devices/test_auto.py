@@ -27,7 +27,7 @@ from xrt.runtime import on_device
 from xrt.runtime.isolation import Limits
 from xrt.testing.simulated import SimulatedDevice
 from xrt.tune.survey import Region
-from xrt.tune.walls import Apart, Here
+from xrt.tune.walls import Apart, Here, Terms
 
 X = numbers(2, 3)
 PAIR = chain("Exp", "Cos")
@@ -238,7 +238,7 @@ def test_a_piece_is_measured_on_a_device_here_and_in_a_worker(way: Any) -> None:
         context = on_device("cuda", CompileContext(threads=1))
         with_engine = way(SLOW_EXP)
         try:
-            trial = with_engine.trial(PAIR, context, [X], 0.05, 60.0)
+            trial = with_engine.trial(PAIR, context, [X], Terms(0.05, 60.0, 60.0))
         finally:
             with_engine.close()
     np.testing.assert_allclose(trial.results[0], RIGHT, rtol=1e-6)

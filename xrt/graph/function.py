@@ -186,6 +186,13 @@ class Function:
 
         return fingerprint(self)
 
+    @cached_property
+    def shape_key(self) -> str:
+        """The same without the constants' bytes: see `xrt.graph.shape_key`. Linear, computed once."""
+        from xrt.graph.fingerprint import shape_key
+
+        return shape_key(self)
+
     # ------------------------------------------------------------------ comparison and text
 
     def __eq__(self, other: object) -> bool:

@@ -18,7 +18,7 @@ from xrt.partition.devices import Homes
 from xrt.runtime import Program, compile_plan
 from xrt.runtime.rounds import rotated
 from xrt.runtime.timing import Clock, median_interval, repeats_for, seconds_per_call
-from xrt.tune.walls import Way
+from xrt.tune.walls import Terms, Way
 
 __all__ = ["crossing", "launch_cost", "light_operator"]
 
@@ -45,7 +45,8 @@ def launch_cost(engine: GraphCompiler, way: Way, context: CompileContext, second
     op = light_operator(engine, context.device)
     if op is None:
         return None
-    return median_interval(way.trial(_chain([op], SIZES[0]), context, [_values(SIZES[0])], seconds, limit).samples)[0]
+    trial = way.trial(_chain([op], SIZES[0]), context, [_values(SIZES[0])], Terms(seconds, limit, limit))
+    return median_interval(trial.samples)[0]
 
 
 def crossing(

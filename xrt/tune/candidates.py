@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from xrt.engines import GraphCompiler
 from xrt.errors import PlanError
-from xrt.graph import Function, shape_key
+from xrt.graph import Function
 from xrt.partition import ClusteringOptions, Plan
 from xrt.partition.assigned import assigned, homes_of
 from xrt.partition.costs import CostTable, Measured
@@ -52,7 +52,7 @@ def _keeps_pins(plan: Plan, engines: Sequence[GraphCompiler], options: Clusterin
 
 def summed(plan: Plan, table: CostTable) -> Measured | None:
     """Return what the regions of a plan were measured to take together; None where one of them was not."""
-    costs = [table.region(shape_key(launch.function), launch.engine) for launch in plan.launches]
+    costs = [table.region(launch.function.shape_key, launch.engine) for launch in plan.launches]
     known = [cost for cost in costs if isinstance(cost, Measured)]
     if not costs or len(known) < len(costs):
         return None

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, GraphCompiler
 from xrt.errors import EngineError, OutOfDeviceMemory
-from xrt.graph import FrozenDict, Function, shape_key
+from xrt.graph import FrozenDict, Function
 from xrt.partition import ClusteringOptions, Plan, partition
 from xrt.partition.costs import CostTable, Measured
 from xrt.partition.devices import Homes
@@ -214,7 +214,7 @@ class Search:
         self._tell("planning")
         limit = self.bounds.plans + sum(len(plan.launches) > 1 for plan in self.proposals)
         found = propose(self.function, self.engines, self.table, limit=limit, options=AT_ONCE, device=self.homes)
-        plans = {placing(plan): plan for plan in (*found, *self._wholes) if self._is_allowed(plan)}
+        plans = {placing(plan): plan for plan in (*filter(self._is_allowed, found), *self._wholes)}
         plans.setdefault(placing(self.priority), self.priority)
         return tuple(plans.values())
 
@@ -352,7 +352,7 @@ class Search:
         if len(plan.launches) != 1:
             return None
         (launch,) = plan.launches
-        return self.table.region(shape_key(launch.function), launch.engine)
+        return self.table.region(launch.function.shape_key, launch.engine)
 
     def _best_alone(self) -> tuple[Plan, Measured] | None:
         """Return the plan of one region that was measured to be the quickest."""

@@ -9,13 +9,13 @@ from typing import Any, Protocol
 
 from xrt.engines import CompileContext
 from xrt.errors import CompileRefused, EngineError, InputError, OutOfDeviceMemory
-from xrt.graph import FrozenDict, Function, shape_key
+from xrt.graph import FrozenDict, Function
 from xrt.partition import Launch, Plan
 from xrt.partition.costs import CostTable, Measured, RegionCost
 from xrt.runtime.timing import Clock, median_interval
 from xrt.tune.right import held
 from xrt.tune.values import Reference, first_drawn, values_of
-from xrt.tune.walls import Trial, Way
+from xrt.tune.walls import Terms, Trial, Way
 
 __all__ = ["Region", "Subject", "Survey", "unrefuted"]
 
@@ -60,7 +60,7 @@ class Region:
 
     @classmethod
     def of(cls, launch: Launch) -> Region:
-        return cls(shape_key(launch.function), launch.engine, launch.function)
+        return cls(launch.function.shape_key, launch.engine, launch.function)
 
 
 class Survey:
@@ -134,9 +134,8 @@ class Survey:
         try:
             context = self._contexts.get(subject.spec, self._context)
             inner = self._returned.isdisjoint(value.name for value in function.outputs)
-            seconds, patience = min(self._slice, limit / 4), min(limit, self._patience(subject))
-            way = self._ways[subject.spec]
-            trial = way.trial(function, context, given, seconds, limit, inner=inner, patience=patience)
+            terms = Terms(min(self._slice, limit / 4), limit, min(limit, self._patience(subject)), inner=inner)
+            trial = self._ways[subject.spec].trial(function, context, given, terms)
         except OutOfDeviceMemory as error:
             self._skip(subject, str(error))  # with less beside it on the device, another search may know more
             return

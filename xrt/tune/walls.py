@@ -16,7 +16,7 @@ from xrt.runtime.isolation import Isolated, Limits, RemoteExecutable
 from xrt.runtime.timing import sampled
 from xrt.verify.running import copied
 
-__all__ = ["Apart", "Here", "Trial", "Way", "way_of"]
+__all__ = ["Apart", "Here", "Terms", "Trial", "Way", "way_of"]
 
 KEPT = 0.25
 """Seconds of a compile from which on the worker keeps what it compiled, for the contest."""
@@ -31,6 +31,20 @@ class Trial:
     """Seconds per call."""
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How long a trial may take, and what is timed."""
+
+    seconds: float
+    """For how long samples are taken."""
+    compiling: float | None = None
+    """Seconds that the compile may take; None is no limit."""
+    running: float | None = None
+    """Seconds that the runs may take, all together."""
+    inner: bool = False
+    """Whether it is timed as what other regions read: its results lie in memory that is there."""
+
+
 class Way(Protocol):
     """How an engine is tried."""
 
@@ -41,22 +55,8 @@ class Way(Protocol):
     def meet(self) -> None:
         """Start and import what a trial needs; raises EngineError."""
 
-    def trial(
-        self,
-        function: Function,
-        context: CompileContext,
-        inputs: Sequence[Any],
-        seconds: float,
-        limit: float | None,
-        *,
-        inner: bool = False,
-        patience: float | None = None,
-    ) -> Trial:
-        """Compile, run, and take samples for so long; compile and run may take the limit each. Raises EngineError.
-
-        With ``inner`` it is timed as what other regions read: its results lie in memory that is there. With ``patience``
-        the run may take so many seconds, and no more.
-        """
+    def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], terms: Terms) -> Trial:
+        """Compile, run and take samples; raises EngineError."""
 
     def close(self) -> None:
         """Let go of what it holds."""
@@ -76,24 +76,14 @@ class Apart(Isolated):
     def front(self) -> GraphCompiler:
         return self
 
-    def trial(
-        self,
-        function: Function,
-        context: CompileContext,
-        inputs: Sequence[Any],
-        seconds: float,
-        limit: float | None,
-        *,
-        inner: bool = False,
-        patience: float | None = None,
-    ) -> Trial:
-        self.bound(limit)
+    def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], terms: Terms) -> Trial:
+        self.bound(terms.compiling)
         began = perf_counter()
         remote = RemoteExecutable(self._home, function, context)
         took = perf_counter() - began
-        self.bound(limit if patience is None else patience)
+        self.bound(terms.running)
         try:
-            results, samples = remote.measured(inputs, seconds, inner=inner)
+            results, samples = remote.measured(inputs, terms.seconds, inner=terms.inner)
         except BaseException:
             remote.close()
             raise
@@ -128,24 +118,14 @@ class Here:
     def meet(self) -> None:
         """The engine is here."""
 
-    def trial(
-        self,
-        function: Function,
-        context: CompileContext,
-        inputs: Sequence[Any],
-        seconds: float,
-        limit: float | None,
-        *,
-        inner: bool = False,
-        patience: float | None = None,  # nothing is cut off in this process
-    ) -> Trial:
+    def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], terms: Terms) -> Trial:
         given = [copied(value) for value in inputs]
         try:
             executable = hosted(self.front.compile(function, context), context)
             try:
                 executable.prepare()
                 results = [copied(value) for value in executable.run(given)]
-                return Trial(results, sampled(repeated(executable, given, results if inner else None), seconds))
+                return Trial(results, sampled(repeated(executable, given, results if terms.inner else None), terms.seconds))
             finally:
                 executable.close()
         except (EngineError, OutOfDeviceMemory):

@@ -114,9 +114,9 @@ class Ranking:
     def _surest(self) -> Iterator[Layout]:
         """Yield the layouts with each region on the engine that was measured to be its quickest, where each was measured."""
         for layout in self.layouts:
-            best = [self._quickest(mask) for _, mask in layout]
-            if None not in best:
-                yield tuple(region for region in best if region is not None)
+            best = [region for _, mask in layout if (region := self._quickest(mask)) is not None]
+            if len(best) == len(layout):
+                yield tuple(best)
 
     def _quickest(self, mask: int) -> Region | None:
         known = [(engine, mask) for engine in range(len(self.board.takes)) if self._is_measured((engine, mask))]
