@@ -16,7 +16,7 @@ demo: $(VENV)/engines.stamp ## run three real models on toy, on ort, and on tvm 
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/dev.stamp ## run all tests
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --durations=25 --durations-min=5
 
 check: $(VENV)/dev.stamp ## what to run before a commit: format, lint, types, quick tests
 	$(BIN)/ruff format --check .
@@ -31,8 +31,9 @@ fuzz: $(VENV)/engines.stamp ## run 10,000 generated graphs on every engine and o
 conform: $(VENV)/engines.stamp ## run the tests of onnx on every engine and on mixtures, and write docs/conformance.md
 	$(BIN)/python tools/write_conformance.py --jobs $(JOBS)
 
-tables: $(VENV)/engines.stamp ## rewrite the table in README and docs/conformance.md from the last run of make conform
+tables: $(VENV)/engines.stamp ## rewrite the tables in README, docs/conformance.md and docs/options.md
 	$(BIN)/python tools/write_conformance.py --from-record
+	$(BIN)/python tools/write_options.py
 
 soak: $(VENV)/dev.stamp ## 32 processes on one cache, 100 rounds of SIGKILL, an hour of calls
 	$(BIN)/python tools/soak.py

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -71,6 +72,7 @@ def called(function: Function, engine: Any, inputs: dict[str, Any], there: Devic
 
 def own_ort(function: Function, inputs: dict[str, Any], there: Device) -> Callable[[], Any]:
     """Return the library's own call: its defaults, inputs and outputs bound to memory of the device."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
 
     from xrt.formats import onnx

@@ -47,6 +47,7 @@ def resident() -> dict[str, int]:
 
 
 def alone_ort(path: Path) -> Callable[[Any], Any]:
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])

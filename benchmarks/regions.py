@@ -4,9 +4,11 @@ One model of about 10 ms, 16 blocks of convolution, Relu and addition. (1) Cut i
 module's call against the sum of the same regions, each called alone, and against the uncut model. What the regions alone take
 longer than the uncut model is lost fusion; only the rest is the cut's own cost. (2) The convolutions on one engine and the
 rest on another, so that they alternate, against the sum of the same regions alone. After each: the processor time that this
-process takes in a second in which it has nothing to do.
+process takes in a second in which it has nothing to do. (3) Every pair of engines on five kinds of region, and each engine's
+region into new memory, into given memory and over its input: `region_pairs`.
 
     python benchmarks/regions.py [--json] [--rounds N] [--counts 2,4,8,16] [--channels N] [--size N] [--threads N]
+        [--engines ort,tvm,...] [--kinds chain,softmax,...] [--side N] [--pair-rounds N]
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from region_pairs import ENGINES, KINDS, memory_kinds, pairs
 
 import xrt
 from xrt.bench import Ratio, Timing, interleaved, machine, ratio
@@ -106,14 +109,24 @@ def main() -> None:
     parser.add_argument("--channels", type=int, default=64, help="channels of the convolutions (default 64)")
     parser.add_argument("--size", type=int, default=40, help="height and width (default 40)")
     parser.add_argument("--threads", type=int, default=available_cores(), help="what all engines may use (default: all cores)")
+    parser.add_argument("--engines", type=_words, default=ENGINES, help=f"whose pairs (default {','.join(ENGINES)})")
+    parser.add_argument("--kinds", type=_words, default=KINDS, help=f"kinds of their regions (default {','.join(KINDS)})")
+    parser.add_argument("--side", type=int, default=512, help="rows and columns of their values (default 512)")
+    parser.add_argument("--pair-rounds", type=int, default=15, help="interleaved rounds of each (default 15)")
     a = parser.parse_args()
     figures = {
         "machine": machine("onnxruntime", "apache-tvm"),
         "native": why_not_shipped() is None,
         "cuts": cuts(a),
         "alternations": alternations(a),
+        "memory": list(memory_kinds(a)),
+        "pairs": list(pairs(a)),
     }
     print(json.dumps(figures, indent=2) if a.json else report(figures))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
 
 
 def prepared(a: argparse.Namespace) -> tuple[Function, Any, xrt.XRTModule]:
@@ -126,7 +139,7 @@ def prepared(a: argparse.Namespace) -> tuple[Function, Any, xrt.XRTModule]:
 def cuts(a: argparse.Namespace) -> list[dict[str, Any]]:
     function, x, whole = prepared(a)
     rows = []
-    for count in map(int, a.counts.split(",")):
+    for count in map(int, _words(a.counts)):
         most = len(function.nodes) // count
         cut = xrt.XRTModule(function, engine="ort", strict=True, maximum_nodes=most, threads=a.threads)
         rows.append(measured("ort", cut, whole, x, a.threads, a.rounds))
@@ -152,7 +165,19 @@ def report(figures: dict[str, Any]) -> str:
             f"one region {row['whole_ms']:.2f} ms: {shown[2]} x, lost fusion {row['lost_fusion_ms']:.2f} ms; "
             f"idle {row['idle_cpu']:.1%} of a core"
         )
+    lines += ["", "a region into given memory and over its input, over new memory: best (median)"]
+    for row in figures["memory"]:
+        ways = [f"{name} {_best(row[name])}" for name in ("given", "over") if name in row]
+        lines.append(f"  {row['engine']:9} {row['kind']:10} {row['us']:8.0f} us: {', '.join(ways)}")
+    lines += ["", "two engines in turns, less 20 us per boundary, over the same regions alone: best (median)"]
+    for row in figures["pairs"]:
+        found = row.get("why_not") or f"{row['us']:8.0f} us: {_best(row['to_parts'])}"
+        lines.append(f"  {', '.join(row['engines']):14} {row['kind']:10} {found}")
     return "\n".join(lines)
+
+
+def _best(found: dict[str, float]) -> str:
+    return f"{found['best']:.3f} ({found['median']:.3f})"
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ settings.load_profile("there" if os.environ.get("CI") else "here")
 _cache = tempfile.TemporaryDirectory(prefix="xrt-tests-")
 os.environ["XRT_CACHE_DIR"] = _cache.name
 os.environ.pop("XRT_CACHE", None)
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # for tests that import onnxruntime before XRT does
 os.environ.pop("XRT_CACHE_SIZE", None)
 
 

@@ -20,7 +20,7 @@ from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, GraphCompiler, OpTable, RunOptions
 from xrt.graph import Function, Node
 from xrt.partition import partition
-from xrt.testing.corpus import entry
+from xrt.testing.corpus import find_entry
 from xrt.testing.corpus.entry import f32, graph, node
 from xrt.testing.faulty import Recording
 from xrt.testing.running import module_of
@@ -30,7 +30,7 @@ TWO_ENGINES = [Recording(takes="Relu|Abs"), Recording(mark="rest")]
 
 def right(name: str, engines: list, **options) -> None:
     """Run a corpus entry on the engines, and again, and hold it against what must come out."""
-    one = entry(name)
+    one = find_entry(name)
     with module_of(one.function, engines, **options) as module:
         for _ in range(2):
             results = module(*one.given())
@@ -40,7 +40,7 @@ def right(name: str, engines: list, **options) -> None:
 
 def test_regions_of_two_engines_have_names_of_their_own():
     """Both engines numbered their regions from zero, so the second region of that name replaced the first."""
-    one = entry("engines_alternate")
+    one = find_entry("engines_alternate")
     with module_of(one.function, TWO_ENGINES) as module:
         assert one.judge([module(*one.given())])
         names = [launch.name for launch in module.plan.launches]
@@ -76,7 +76,7 @@ def _kernel() -> None: ...
 
 def test_a_training_node_stays_away_from_an_engine_without_training_kernels():
     """Whether a kernel may train was lost when an operator was copied into a region."""
-    one = entry("training_batch_normalization")
+    one = find_entry("training_batch_normalization")
     engine = Inference()
     with module_of(one.function, [engine, "toy"]) as module:
         results = module(*one.given())
@@ -91,7 +91,7 @@ def test_a_training_node_stays_away_from_an_engine_without_training_kernels():
 
 def test_a_forced_compile_frees_nothing_that_is_in_use():
     """A forced recompile destroyed the executable that another thread was running."""
-    one, cache, engine = entry("engines_alternate"), CompileCache(), Recording(inner="ort")
+    one, cache, engine = find_entry("engines_alternate"), CompileCache(), Recording(inner="ort")
     module = module_of(one.function, [engine], cache=cache)
     module(*one.given())
     judged: list[bool] = []
@@ -117,7 +117,7 @@ def test_a_forced_compile_frees_nothing_that_is_in_use():
 @pytest.mark.parametrize("name", ["engines_alternate", "two_branches_and_a_join", "one_node_many_readers"])
 def test_without_a_limit_everything_that_may_merge_is_merged(name):
     """-1 meant unlimited, was compared as a number, and so merged nothing."""
-    one = entry(name)
+    one = find_entry(name)
     with module_of(one.function, ["ort"], maximum_nodes=None) as module:
         module(*one.given())
         assert len(module.plan.launches) == 1
@@ -166,7 +166,7 @@ def test_one_operator_may_read_one_value_twice(name, engines):
 
 def test_a_control_edge_can_close_a_cycle():
     """The test for cycles looked at values alone."""
-    one = entry("control_edge_closes_a_cycle")
+    one = find_entry("control_edge_closes_a_cycle")
     engines = [Recording(takes="Relu|Neg"), "toy"]
     with module_of(one.function, engines) as module:
         results = module(*one.given())
@@ -199,7 +199,7 @@ def test_nodes_of_two_devices_are_not_merged():
 @pytest.mark.parametrize("engines", [["toy"], ["ort"], [Recording(takes="Add"), "toy"], [Recording(takes="Mul"), "toy"]], ids=str)
 def test_an_update_in_place_reaches_the_input(engines):
     """A region on an engine without in-place kernels computed the new value, and nobody wrote it back."""
-    one = entry("update_in_place")
+    one = find_entry("update_in_place")
     with module_of(one.function, engines) as module:
         state, x = one.given()
         new, y = module(state, x)

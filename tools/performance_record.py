@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from xrt.bench.machine import describe
+from xrt.bench.machine_info import describe
 from xrt.engines.native import why_not_shipped
 
 TOP = Path(__file__).parents[1]
@@ -44,7 +44,11 @@ class Benchmark:
 
 BENCHMARKS = (
     Benchmark("dispatch", quick="--rounds 3 --engines ort,toy --floats 1000 --threads 1"),
-    Benchmark("regions", quick="--rounds 3 --counts 2,8 --others toy --channels 2 --size 4 --threads 1"),
+    Benchmark(
+        "regions",
+        quick="--rounds 3 --counts 2,8 --others toy --channels 2 --size 4 --threads 1 "
+        "--engines ort,toy --side 16 --pair-rounds 3",
+    ),
     Benchmark("memory", quick="--megabytes 20 --large 0 --engines ort --regions 1,8"),
     Benchmark("partition", quick="--rounds 3 --sizes 100,10000 --seeds 3"),
     Benchmark("scale", quick="--rounds 1 --sizes 100,200 --written 100"),

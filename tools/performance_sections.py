@@ -106,6 +106,35 @@ def regions_tables(figures: Figures) -> Iterator[str]:
     ]
     yield table(columns, rows)
     yield f"`toy` ran {'with' if figures['native'] else 'WITHOUT'} native kernels.\n"
+    if figures.get("pairs"):  # a record from before these were measured has none
+        yield "Four regions of a kind on two engines in turns, to the same regions alone:\n\n" + pairs_table(figures["pairs"])
+        yield "One region into given memory, and over its input, to new memory:\n\n" + memory_kinds_table(figures["memory"])
+
+
+def pairs_table(rows: Sequence[Figures]) -> str:
+    """Return a line per pair of engines, with the ratio of the best times and the median for each kind of region."""
+    kinds = tuple(dict.fromkeys(row["kind"] for row in rows))
+    found = {(tuple(row["engines"]), row["kind"]): row for row in rows}
+    pairs = dict.fromkeys(tuple(row["engines"]) for row in rows)
+    lines = [(f"`{', '.join(pair)}`", *(best(found[pair, kind].get("to_parts")) for kind in kinds)) for pair in pairs]
+    return table(("engines", *kinds), lines)
+
+
+def memory_kinds_table(rows: Sequence[Figures]) -> str:
+    lines = [(f"`{r['engine']}`", r["kind"], f"{r['us']:,.0f}", best(r.get("given")), best(r.get("over"))) for r in rows]
+    return table(("engine", "region", "into new memory, us", "into given memory", "over its input"), lines)
+
+
+def best(found: Mapping[str, float] | None) -> str:
+    return f"{found['best']:.2f} ({found['median']:.2f})" if found else ""
+
+
+def slower(limit: float, rows: Iterable[tuple[str, Mapping[str, float] | None]]) -> tuple[str, bool]:
+    """Return which of the rows are over the limit by their best times, the worst first, and whether none is."""
+    measured = [(name, found["best"]) for name, found in rows if found]
+    over = sorted(((ratio, name) for name, ratio in measured if ratio > limit), reverse=True)
+    names = "; ".join(f"{name} {ratio:.2f}" for ratio, name in over)
+    return f"{len(over)} of {len(measured)}" + (f": {names}" if names else ""), not over
 
 
 def regions_verdicts(figures: Figures) -> Iterator[Verdict]:
@@ -115,6 +144,16 @@ def regions_verdicts(figures: Figures) -> Iterator[Verdict]:
             yield at_most(what, 1.05, row["to_regions_alone"], headline=True)
     for row in figures["alternations"]:
         yield at_most(f"`{row['what']}` in turns, {row['regions']} regions, to the same alone", 1.05, row["to_regions_alone"])
+    if figures.get("pairs"):
+        pairs = ((f"`{', '.join(row['engines'])}` {row['kind']}", row.get("to_parts")) for row in figures["pairs"])
+        what = "mixtures of two engines over 1.05 x their regions alone + 20 us per boundary"
+        yield Verdict(what, "none", *slower(1.05, pairs))
+        ways = (
+            (f"`{row['engine']}` {row['kind']} {way}", row.get(way)) for row in figures["memory"] for way in ("given", "over")
+        )
+        yield Verdict(
+            "regions over 1.05 x as slow into given memory, or over their input, as into new", "none", *slower(1.05, ways)
+        )
     idle = max(row["idle_cpu"] for row in (*figures["cuts"], *figures["alternations"]))
     yield Verdict("processor time while idle, the most", "about 0 %: under 1 % of a core", f"{idle:.1%}", idle < 0.01)
 

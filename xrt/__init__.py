@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from xrt.module import load as load
     from xrt.partition import ClusteringOptions as ClusteringOptions
     from xrt.partition import Plan as Plan
-    from xrt.partition import partition as partition
 
 from xrt.logs import follow
 
@@ -65,7 +64,6 @@ _HOMES = {
     "XRTWarning": "xrt.errors",
     "configure": "xrt.module",
     "load": "xrt.module",
-    "partition": "xrt.partition",
 }
 _MODULES = ("errors", "ops")
 

@@ -55,6 +55,7 @@ __all__ = [
     "OutOfDeviceMemory",
     "PlacementWarning",
     "PlanError",
+    "ReferenceWarning",
     "RunFailed",
     "SignatureWarning",
     "UnknownEngine",
@@ -122,6 +123,11 @@ class RunFailed(EngineError, RuntimeError):
 class PlanError(XRTError, ValueError):
     """No plan satisfies what was asked (``strict=True``, or a pin that cannot be kept)."""
 
+    def __init__(self, message: str, nodes: tuple[str, ...] = ()) -> None:
+        """Take the message, and the names of the nodes that nobody takes, where that is the reason."""
+        super().__init__(message)
+        self.nodes = nodes
+
 
 class CacheError(XRTError):
     """The cache cannot serve; a run goes on without it wherever it can."""
@@ -165,6 +171,10 @@ class NativeWarning(XRTWarning):
 
 class PlacementWarning(XRTWarning):
     """A placement that was to be measured was not, or without an engine of the list; the order of the list decides then."""
+
+
+class ReferenceWarning(XRTWarning):
+    """An engine differs from the reference, and other engines agree with it; its result is kept."""
 
 
 class SignatureWarning(XRTWarning):

@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 def figures(script: str, *arguments: str) -> Any:
     command = [sys.executable, str(FOLDER / script), *arguments, "--rounds", "2", "--threads", "1"]
-    printed = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=240, check=True)
+    printed = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=1800, check=True)
     return json.loads(printed.stdout)
 
 
@@ -31,8 +31,13 @@ def test_each_way_to_call_is_set_against_the_engines_own() -> None:
 
 @pytest.mark.slow
 def test_regions_are_set_against_themselves_alone() -> None:
-    found = figures("regions.py", "--counts", "2,16", "--others", "toy", "--channels", "2", "--size", "4")
+    small = ("--channels", "2", "--size", "4", "--engines", "ort,toy", "--side", "16", "--pair-rounds", "2")
+    found = figures("regions.py", "--counts", "2,16", "--others", "toy", *small)
     assert [row["regions"] for row in found["cuts"]] == [2, 16]
     assert [(row["what"], row["regions"]) for row in found["alternations"]] == [("ort, toy", 32)]
     for row in (*found["cuts"], *found["alternations"]):
         assert {"to_regions_alone", "to_one_region", "lost_fusion_ms", "idle_cpu"} < set(row)
+    kinds = ["chain", "softmax", "layernorm", "matmul", "conv"]
+    assert [(row["engines"], row["kind"]) for row in found["pairs"]] == [(["ort", "toy"], kind) for kind in kinds]
+    assert all("to_parts" in row for row in found["pairs"])
+    assert [(row["engine"], row["kind"]) for row in found["memory"]] == [(e, kind) for e in ("ort", "toy") for kind in kinds]

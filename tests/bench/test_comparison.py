@@ -202,6 +202,6 @@ def test_off_a_terminal_it_is_plain_text(capsys: pytest.CaptureFixture[str]) -> 
 def test_the_standing_comparison_takes_the_options_of_the_command() -> None:
     script = Path(__file__).parents[2] / "benchmarks" / "compare_engines.py"
     command = [sys.executable, str(script), "--model", TINY, "--", "-e", "ort", "--rounds", "2", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=True)
     data = json.loads(done.stdout)
     assert [group["model"] for group in data["groups"]] == [TINY]

@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "memory.py"
 @pytest.fixture(scope="module")
 def figures() -> dict[str, Any]:
     command = [sys.executable, str(SCRIPT), "--megabytes", "60", "--large", "0", "--engines", "ort", "--regions", "8", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 def ran(*arguments: str) -> str:
     command = [sys.executable, str(ROOT / "benchmarks" / "scale.py"), "--rounds", "1", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, env=environment).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=1800, check=True, env=environment).stdout
 
 
 def test_every_stage_is_measured_at_every_size() -> None:

@@ -6,9 +6,10 @@ import errno
 import os
 import random
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import BinaryIO, ClassVar
 
 import numpy as np
 import pytest
@@ -32,6 +33,12 @@ X = np.arange(4, dtype=np.float32)
 @pytest.fixture
 def engine(tmp_path: Path) -> Saving:
     return Saving(journal=str(tmp_path / "journal"))
+
+
+@pytest.fixture(autouse=True)
+def no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep no answers of engines, which a slow machine would: test_answers has these."""
+    monkeypatch.setattr("xrt.module.asking.WORTHWHILE", float("inf"))
 
 
 def run(engine: Saving, directory: Path, function: Function | None = None, limit: int = 10**9) -> XRTModule:
@@ -230,13 +237,22 @@ def test_a_directory_that_cannot_be_made_costs_one_warning(engine: Saving, tmp_p
     assert engine.count("compile") == 6
 
 
+@pytest.mark.parametrize("worthwhile", [0.0, float("inf")], ids=["answers-kept", "entries-alone"])
 def test_a_full_disk_costs_one_warning_and_leaves_nothing_behind(
-    engine: Saving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Saving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worthwhile: float
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    """Every file of the cache meets it, whether or not the answers of engines took long enough to be written down."""
+    place = Store.place
 
-    monkeypatch.setattr("xrt.cache.disk.store.write_entry", full)
+    def full(store: Store, path: Path, write: Callable[[BinaryIO], object]) -> None:
+        def half(file: BinaryIO) -> None:
+            file.write(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        place(store, path, half)
+
+    monkeypatch.setattr("xrt.module.asking.WORTHWHILE", worthwhile)
+    monkeypatch.setattr(Store, "place", full)
     with pytest.warns(CacheWarning, match="No space left on device") as caught:
         run(engine, tmp_path / "cache")
     assert len(caught) == 1

@@ -26,7 +26,7 @@ def start(cache: Path, journal: Path, how: str = "once") -> subprocess.Popen[str
 
 
 def finish(child: subprocess.Popen[str]) -> None:
-    _, errors = child.communicate(timeout=120)
+    _, errors = child.communicate(timeout=1800)
     assert child.returncode == 0, errors
 
 

@@ -51,7 +51,7 @@ def test_the_cache_is_listed_checked_and_cleared(model: str, directory: Path, ca
     code, out, _ = call(capsys, "cache", "verify")
     assert code == 1 and "cannot be used: it should have" in out
     assert call(capsys, "cache", "gc")[1].startswith("removed 1 damaged entries, 0 remembered failures, 0 entries over the limit")
-    call(capsys, "run", model, "-e", "ort", "--threads", "1")
+    call(capsys, "run", model, "-e", "ort{memory_arena=false}")
     assert call(capsys, "cache", "clear")[1].startswith("removed 1 entries")
     assert Store(directory).items() == []
 
@@ -97,3 +97,79 @@ def test_symbolic_extents_are_given_where_an_engine_needs_them(
     assert [str(v.type) for v in xrt.load(target, strict=True).inputs] == ["float32[4,3]"]
     code, _, err = call(capsys, "compile", model, "-o", str(tmp_path / "nowhere" / "model.xrt"))
     assert code == 2 and "there is no folder" in err
+
+
+@pytest.mark.parametrize("command", ["explain", "verify", "inspect", "bisect", "run"])
+def test_commands_take_a_bundle(command: str, model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "model.xrt")
+    assert call(capsys, "compile", model, "-e", "ort", "--strict", "-o", path)[0] == 0
+    code, out, _ = call(capsys, command, path)
+    assert code == 0
+    said = {
+        "explain": "its compiled form comes from the bundle",
+        "verify": "the whole: agrees",
+        "inspect": "a bundle of xrt",
+        "bisect": "no region differs from the reference engine",
+        "run": "1 region on",
+    }
+    assert said[command] in out
+    if command not in ("inspect",):
+        code, _, err = call(capsys, command, path, "--pin", "Relu=toy")
+        assert (code, err) == (2, f"error: {path} is a bundle, which settles --pin; leave that out, or compile the model anew\n")
+
+
+def test_a_bundle_is_compared_by_its_model(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "model.xrt")
+    assert call(capsys, "compile", model, "-e", "ort", "--strict", "-o", path)[0] == 0
+    code, out, _ = call(capsys, "bench", f"{path}{{N=4}}", "-e", "toy", "--rounds", "2", "--threads", "1")
+    assert code == 0
+    assert out.startswith(f"{path}{{N=4}}, 1 thread")
+
+
+def test_a_bundle_has_several_sizes(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "model.xrt")
+    code, out, _ = call(capsys, "compile", model, "-e", "openvino", "--strict", "-o", path, "--dim", "N=2", "--dim", "N=5")
+    assert code == 0
+    assert "compiled for N=2; N=5; for other sizes the bundle compiles when it meets them\n" in out
+    with xrt.load(path, cache=tmp_path / "empty", strict=True) as loaded:
+        assert str(loaded.inputs[0].type) == "float32[N,3]"
+        for rows in (2, 5):
+            loaded(np.ones((rows, 3), np.float32))
+        assert loaded._cache.statistics.disk.hits == 2 and loaded._cache.statistics.disk.misses == 0
+        assert loaded(np.ones((7, 3), np.float32)).shape == (7, 3)
+        assert loaded._cache.statistics.disk.misses == 1
+
+
+def test_all_combinations_of_sizes_are_compiled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    type_ = TensorType(DType.FLOAT32, ("a", "b"))
+    onnx.save(
+        Function((Value("x", type_),), (Value("y", type_),), (Node("Relu", ("x",), ("y",)),), opsets={"": 18}),
+        tmp_path / "m.onnx",
+    )
+    path = str(tmp_path / "model.xrt")
+    dims = [text for a in range(1, 5) for text in ("--dim", f"a={a}")] + [
+        text for b in range(1, 6) for text in ("--dim", f"b={b}")
+    ]
+    code, out, _ = call(capsys, "compile", str(tmp_path / "m.onnx"), "-e", "openvino", "--strict", "-o", path, *dims)
+    assert code == 0 and "compiled for a=1, b=1; a=1, b=2; " in out and "; a=4, b=5; for other sizes" in out
+    with xrt.load(path, cache=tmp_path / "empty", strict=True) as loaded:
+        for a in range(1, 5):
+            for b in range(1, 6):
+                loaded(np.ones((a, b), np.float32))
+        assert (loaded._cache.statistics.disk.hits, loaded._cache.statistics.disk.misses) == (20, 0)
+
+
+def test_the_sizes_that_were_compiled_for_are_told(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "model.xrt")
+    assert (
+        "compiled once for every size of N, which its engines leave open\n"
+        in call(capsys, "compile", model, "-e", "ort", "-o", path)[1]
+    )
+    out = call(capsys, "compile", model, "-e", "openvino", "-o", path)[1]
+    assert "compiled for N=1 (N as no --dim says otherwise); for other sizes the bundle compiles when it meets them\n" in out
+    out = call(capsys, "compile", model, "-e", "openvino", "-o", path, "--dim", "N=4")[1]
+    assert "fixed at N=4: an input of another size is an error\n" in out and "compiled for" not in out
+    code, _, err = call(capsys, "compile", model, "-e", "openvino", "-o", path, "--dim", "M=2")
+    assert code == 2 and err == "error: no input has a dimension 'M'. The model has: N\n"
+    code, _, err = call(capsys, "run", model, "--dim", "N=2", "--dim", "N=3")
+    assert code == 2 and err == "error: --dim gives N as 2 and as 3; only `xrt compile` takes several sizes\n"

@@ -47,7 +47,7 @@ def xrt(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 
 def in_a_process(*arguments: str) -> tuple[int, str, str]:
     command = [sys.executable, "-m", "xrt.cli", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -124,6 +124,11 @@ def test_explain_compiles_to_tell_of_memory(model: Path, xrt: Command) -> None:
 
 
 @pytest.mark.slow
+def test_conform_adds_up_the_cases_that_are_given_again(xrt: Command) -> None:
+    code, out, _ = xrt("conform", "toy", "--cases", "test_relu", "--cases", "test_abs", "--group", "node")
+    assert (code, out.splitlines()[-1]) == (0, "toy: 2 passed, 0 declined, 0 failed, 0 gap of 2")
+
+
 def test_conform_counts_cases(xrt: Command) -> None:
     code, out, err = xrt("conform", "toy", "--cases", "test_relu", "--reference", "--operators")
     assert (code, err) == (0, "")
@@ -202,7 +207,7 @@ def test_conform_runs_groups_and_alternates(xrt: Command) -> None:
         ),
         (["fuzz", "--engines", "nobody"], "no engine is named 'nobody'"),
         (["fuzz", "--keep", "model.onnx"], "Directory 'model.onnx' is a file."),
-        (["engines", "more"], "Got unexpected extra argument (more)"),
+        (["doctor", "more"], "Got unexpected extra argument (more)"),
         (["doctor", "--bogus"], "No such option '--bogus'"),
         (["run", "model.onnx", "--engine", "ort2"], "no engine is named 'ort2'. Did you mean 'ort'?"),
         (["run", "model.onnx", "--engine", "ort,"], "the engine list 'ort,' has an empty place; write it like 'tvm,ort'"),

@@ -88,7 +88,7 @@ def test_weights_that_find_no_room_are_told_by_the_region_that_has_them() -> Non
 def test_a_lack_of_memory_while_tuning_puts_one_engine_out_of_the_race() -> None:
     with world("eager", limit=3_000) as found, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        m = found.module(Weighty(), [TOY, "auto"], budget=2.0)
+        m = found.module(Weighty(), [TOY, "auto"], budget=60.0)
         with pytest.raises(OutOfDeviceMemory):
             m(numbers(100, 4))
         found.machine.limit = 1 << 30  # type: ignore[union-attr]  # it is simulated

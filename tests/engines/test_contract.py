@@ -55,9 +55,10 @@ def test_the_version_is_that_of_the_distribution_and_zero_outside_of_any(monkeyp
 
 
 def test_an_option_that_is_not_honoured_is_named() -> None:
-    asked = CompileContext(ExecutionOptions(precision="fp16", max_batch_size=4))
+    asked = CompileContext(ExecutionOptions(precision="fp16", max_workspace_size=4))
     assert Least().unsupported_options(CompileContext(ExecutionOptions(threads=2))) is None
-    assert Least().unsupported_options(asked) == "engine 'least' does not honour precision='fp16', max_batch_size=4"
+    refused = "precision='fp16', max_workspace_size=4: nothing limits what it allocates while it computes"
+    assert Least().unsupported_options(asked) == f"engine 'least' does not honour {refused}"
 
 
 def test_an_executable_cannot_be_saved_or_loaded() -> None:

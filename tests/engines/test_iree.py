@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.engines.iree_running import CONTEXT, IREE, function, one, why
+from tests.engines.iree_running import CONTEXT, IREE, compiled, function, one, why
 from tests.engines.written import tensor
 from xrt.engines import CompileContext, registry
 from xrt.engines.iree import Iree, capability, compiler
@@ -46,7 +48,7 @@ def test_impossible_options_are_told(option: dict[str, Any], told: str) -> None:
 
 
 def test_the_spec_makes_it_again() -> None:
-    engine = Iree(opt_level=1, device="local-task", compile_seconds=9.5, dump_dir="/tmp/x")
+    engine = Iree(opt_level=1, device="local-task", compile_seconds=9.5, dump_dir="mlir_of_regions")
     assert registry.create(engine.spec) == engine
     assert IREE.spec == "iree"
 
@@ -70,6 +72,25 @@ def test_the_level_reaches_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None
             engine.compile(one("Neg", tensor(2)), CompileContext(threads=threads))
     assert ["--iree-opt-level=O3" in asked[0], "--mlir-disable-threading" in asked[0]] == [True, True]
     assert ["--iree-opt-level=O2" in asked[1], "--mlir-disable-threading" in asked[1]] == [True, False]
+
+
+@pytest.mark.parametrize("handed", [True, False])
+def test_any_folder_may_hold_the_temporary_files(handed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler names them in a command line of its own without quoting."""
+    folder = tmp_path / 'it\'s "a" $HOME; (b) & c'
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    context = replace(CONTEXT, workdir=folder if handed else None)
+    executable = compiled(one("Neg", tensor(2)), context=context)
+    np.testing.assert_array_equal(executable.run([np.array([1, 2], np.float32)])[0], [-1, -2])
+    assert list(folder.iterdir()) == []
+
+
+def test_the_phases_are_written_to_a_folder_that_is_named_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Iree(dump_dir="dumped").compile(one("Neg", tensor(2)), CONTEXT)
+    assert list(tmp_path.glob("dumped/*/12.vm.mlir"))
 
 
 def test_the_mlir_of_every_phase_is_written_on_request(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_a_call_of_known_shapes_waits_for_nobody() -> None:
     def made(function: Function) -> Any:
         if function.inputs[0].type == TensorType(F32, (2,)):
             begun.set()
-            assert going_on.wait(20)
+            assert going_on.wait(300)
         return ready(function)
 
     relu = function("x", "y", node("Relu", "x", "y")).replace(inputs=(Value("x", TensorType(F32, ("n",))),))
@@ -210,13 +210,13 @@ def test_a_call_of_known_shapes_waits_for_nobody() -> None:
     by_shapes.run([known])
     with ThreadPoolExecutor(2) as pool:
         slow = pool.submit(by_shapes.run, [new])
-        assert begun.wait(20)
+        assert begun.wait(300)
         try:
-            assert pool.submit(by_shapes.run, [known]).result(20)[0].tolist() == [1]
+            assert pool.submit(by_shapes.run, [known]).result(300)[0].tolist() == [1]
             assert not slow.done()
         finally:
             going_on.set()
-        assert slow.result(20)[0].tolist() == [1, 1]
+        assert slow.result(300)[0].tolist() == [1, 1]
 
 
 def test_only_the_first_sets_of_shapes_have_tapes() -> None:

@@ -133,6 +133,68 @@ def test_numbers_of_elements_are_computed_with() -> None:
         compiled(function({"x": TensorType(DType.FLOAT32, (2, None))}, {"n": some, "y": some}, nodes, constants))
 
 
+def wide_of_narrow(source: DType) -> Function:
+    """Position ids as language models have them: the places of what is no padding, and one more."""
+    mask, places = TensorType(DType.INT32, (2, 6)), TensorType(DType.INT64, (2, 6))
+    nodes = [
+        node("Cast", "x", "m", to=DType.INT32.onnx),
+        node("CumSum", "m axis", "s"),
+        node("Mul", "s m", "p"),
+        node("Cast", "p", "w", to=DType.INT64.onnx),
+        node("Add", "w one", "y"),
+    ]
+    types = {"x": TensorType(source, (2, 6)), "m": mask, "s": mask, "p": mask, "w": places, "y": places}
+    constants = {"axis": np.array(1, np.int32), "one": np.array(1)}
+    return function({"x": types["x"]}, {"y": places}, nodes, constants).replace(types={n: types[n] for n in "mspw"})
+
+
+def test_sums_of_a_mask_are_as_large_as_it_is_long() -> None:
+    x = np.array([[1, 1, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0]], bool)
+    executable = compiled(wide_of_narrow(DType.BOOL))
+    assert executable.run([x])[0].tolist() == [[2, 3, 4, 5, 1, 1], [2, 3, 1, 1, 1, 1]]
+    assert executable._limits == ()
+
+
+def test_an_int32_input_is_compared_with_a_limit_where_wide_integers_are_made_of_it() -> None:
+    executable = compiled(wide_of_narrow(DType.INT32))
+    assert executable.run([np.full((2, 6), 100, np.int32)])[0][0].tolist() == [10001, 20001, 30001, 40001, 50001, 60001]
+    assert executable._limits == ((0, 1 << 7),)
+    with pytest.raises(RunFailed, match="input 'x' holds an integer beyond 128, and OpenVINO computes in int32"):
+        executable.run([np.full((2, 6), 1 << 20, np.int32)])
+
+
+def test_what_is_only_compared_has_the_limit_of_int32() -> None:
+    ids, mask = TensorType(DType.INT64, (1, 4)), TensorType(DType.INT64, (1, 4))
+    nodes = [
+        node("Equal", "ids pad", "e"),
+        node("CumSum", "mask axis", "s"),
+        node("Mul", "s mask", "p"),
+    ]
+    constants = {"axis": np.array(1), "pad": np.array(1)}
+    flags = TensorType(DType.BOOL, (1, 4))
+    f = function({"ids": ids, "mask": mask}, {"e": flags, "p": mask}, nodes, constants).replace(types={"s": mask})
+    executable = compiled(f)
+    assert executable._limits == ((0, 2**31 - 1), (1, 1 << 7))
+    e, p = executable.run([np.array([[50_000, 1, 7, 2**31 - 1]]), np.array([[1, 1, 0, 1]])])
+    assert e.tolist() == [[False, True, False, False]] and p.tolist() == [[1, 2, 0, 3]]
+
+
+def test_an_int32_input_without_wide_integers_has_no_limit() -> None:
+    f = function({"x": tensor(2, dtype=DType.INT32)}, {"y": tensor(2, dtype=DType.INT32)}, [node("Add", "x x", "y")])
+    assert run(f, np.array([2**31 - 1, 1], np.int32))[0].tolist() == [-2, 2]
+
+
+@pytest.mark.parametrize(("number", "fits"), [(3.0, True), (1e10, False), (np.inf, False)])
+def test_a_float_constant_may_not_fit_an_integer(number: float, fits: bool) -> None:
+    wide = TensorType(DType.INT64, (1,))
+    nodes = [node("Cast", "c", "n", to=DType.INT64.onnx), node("Add", "n x", "y")]
+    f = function({"x": wide}, {"y": wide}, nodes, {"c": np.array([number], np.float32)}).replace(types={"n": wide})
+    if not fits:
+        assert "not known to fit" in str(OpenVino().why_not(f.nodes[0], f))
+        return
+    assert run(f, np.array([4]))[0].tolist() == [7]
+
+
 def test_odd_names() -> None:
     f = function({'a b/ü"\n': tensor(2)}, {"\x01": tensor(2)}, [Node("Relu", ('a b/ü"\n',), ("\x01",), name="\n")])
     assert run(f, np.array([1, -1], np.float32))[0].tolist() == [1, 0]
@@ -230,17 +292,60 @@ def test_the_thread_budget_is_the_librarys(threads: int) -> None:
     executable = OpenVino(streams=4).compile(relu(), CompileContext(threads=threads))
     assert executable.compiled is not None
     model = executable.compiled.model
-    assert model.get_property("INFERENCE_NUM_THREADS") == threads
-    assert model.get_property("NUM_STREAMS") == threads
+    most = min(threads, len(os.sched_getaffinity(0)))  # the library takes no more than there are
+    streams = most if threads > 1 else 0  # none: the thread that calls computes
+    assert model.get_property("INFERENCE_NUM_THREADS") == streams
+    assert model.get_property("NUM_STREAMS") == streams
+    assert executable.idle_threads == (threads + 1 if threads > 1 else 0)
     assert not model.get_property("ENABLE_CPU_PINNING")
 
 
-@pytest.mark.parametrize("spec", ["openvino", "openvino{streams=2}", "openvino{arithmetic=native, pinning=true}"])
+@pytest.mark.parametrize(
+    "spec", ["openvino", "openvino{streams=2}", "openvino{arithmetic=native, pinning=true}", "openvino{float_tolerance=0.001}"]
+)
 def test_a_spec_makes_the_engine_whose_spec_it_is(spec: str) -> None:
     engine = create(spec)
     assert engine.spec == spec
     (y,) = engine.compile(relu(), CONTEXT).run([SQUARE])
     assert np.array_equal(y, np.maximum(SQUARE, 0))
+
+
+def test_native_arithmetic_rounds_no_halves_on_the_way() -> None:
+    nodes = [node("Cast", "x", "h", to=DType.FLOAT16.onnx), node("Cast", "h", "w", to=F32.onnx), node("Neg", "w", "y")]
+    f = function({"x": tensor(2)}, {"y": tensor(2)}, nodes).replace(types={"h": tensor(2, dtype=DType.FLOAT16), "w": tensor(2)})
+    x = np.array([70000, 1.0001], np.float32)
+    assert run(f, x)[0].tolist() == [-np.inf, -1]
+    assert compiled(f, OpenVino(arithmetic="native")).run([x])[0].tolist() == (-x).tolist()
+
+
+@pytest.mark.parametrize(("length", "axis"), [(8, 1), (60, 1), (1024, 1), (1000, 1)])
+def test_transforms_are_taken_by_how_exact_they_are(length: int, axis: int) -> None:
+    x = np.random.default_rng(0).standard_normal((2, length, 1)).astype(np.float32)
+    nodes = [node("DFT", "x", "y", axis=axis)]
+    f = function({"x": tensor(2, length, 1)}, {"y": tensor(2, length, 2)}, nodes, opset=17)
+    if length == 1000:
+        assert OpenVino().why_not(f.nodes[0], f) == (
+            f"{LIBRARY} computes the angles of this transform in float32, so that its error is beyond float_tolerance"
+        )
+    engine = OpenVino(float_tolerance=1e-4 if length != 1000 else 1e-3)
+    found = compiled(f, engine).run([x])[0]
+    expected = np.fft.fft(x[..., 0].astype(np.float64))
+    error = np.abs(found[..., 0] + 1j * found[..., 1] - expected).max() / np.abs(expected).max()
+    assert error <= engine.float_tolerance
+
+
+def test_a_transform_along_an_axis_that_is_an_input_or_negative_is_declined() -> None:
+    nodes = [Node("DFT", ("x", "", "axis"), ("y",))]
+    f = [
+        function({"x": tensor(4, 8, 2, 1)}, {"y": tensor(4, 8, 2, 2)}, nodes, {"axis": np.array(axis)}, opset=20)
+        for axis in (1, 2)
+    ]
+    f.append(function({"x": tensor(2, 8, 1)}, {"y": tensor(2, 8, 2)}, [node("DFT", "x", "y", axis=-2)], opset=17))
+    assert OpenVino().why_not(nodes[0], f[0]) is None
+    assert OpenVino().why_not(f[2].nodes[0], f[2]) == OpenVino().why_not(nodes[0], f[1])
+    assert OpenVino().why_not(nodes[0], f[1]) == (
+        f"{LIBRARY} transforms another axis than a DFT says where that is counted from the end, or is an input"
+    )
 
 
 @pytest.mark.parametrize(
@@ -249,6 +354,7 @@ def test_a_spec_makes_the_engine_whose_spec_it_is(spec: str) -> None:
         ({"streams": 0}, "streams of engine 'openvino' must be a positive integer; got 0"),
         ({"streams": True}, "streams of engine 'openvino' must be a positive integer; got True"),
         ({"arithmetic": "fast"}, "arithmetic of engine 'openvino' must be exact or native; got 'fast'"),
+        ({"float_tolerance": 0}, "float_tolerance of engine 'openvino' must be a number above 0, such as 1e-4; got 0"),
         ({"pinning": "no"}, "pinning of engine 'openvino' must be true or false; got 'no'"),
     ],
 )

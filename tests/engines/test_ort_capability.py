@@ -16,7 +16,7 @@ from xrt.engines.ort.library import kernels, newest_ir, newest_opset, schema
 from xrt.engines.ort.names import LIBRARY
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, attributes_of
 from xrt.passes import infer_shapes
-from xrt.testing.corpus import entry
+from xrt.testing.corpus import find_entry
 
 F32 = TensorType(DType.FLOAT32, (2, 3))
 
@@ -235,6 +235,8 @@ GAP_CASES: dict[str, tuple[Function, bool]] = {
     "corners of a size not whole": (resize(IMAGE, SCALES), True),
     "corners by unknown scales": (resize(IMAGE, tensor(FLOAT, 4)), True),
     "corners of unknown sizes": (resize(tensor(FLOAT, 1, 1, "H", 4), SCALES), True),
+    "corners of any batch of a whole size": (resize(tensor(FLOAT, "N", 1, 4, 4), np.array([1, 1, 2, 0.5], np.float32)), False),
+    "corners of any batch of a size not whole": (resize(tensor(FLOAT, "N", 1, 3, 4), np.array([1, 1, 0.5, 2], np.float32)), True),
     "corners of a whole size": (resize(IMAGE, np.full(4, 2, np.float32)), False),
     "other coordinates": (resize(IMAGE, SCALES, "half_pixel"), False),
     "half pixels of a single one": (resize(IMAGE, np.array([1, 1, 0.4, 1], np.float32), "pytorch_half_pixel"), True),
@@ -250,6 +252,9 @@ GAP_CASES: dict[str, tuple[Function, bool]] = {
     "a sum of whole products": (one("MatMulInteger", [tensor(DType.UINT8, 2, 3), tensor(DType.UINT8, 3, 3)]), False),
     "a scaled bias of nothing": (one("Gemm", [tensor(FLOAT, 2, 0), tensor(FLOAT, 0, 3), tensor(FLOAT, 3)], beta=2.0), True),
     "a bias of nothing": (one("Gemm", [tensor(FLOAT, 2, 0), tensor(FLOAT, 0, 3), tensor(FLOAT, 3)]), False),
+    "Shrink of float64": (one("Shrink", [tensor(DType.FLOAT64, 2)]), True),
+    "Shrink of int32": (one("Shrink", [tensor(DType.INT32, 2)]), True),
+    "Shrink": (one("Shrink", [tensor(FLOAT, 2)]), False),
     "signed without a zero point": (one("DequantizeLinear", [tensor(DType.INT8, 2), tensor(FLOAT)]), True),
     "unsigned without a zero point": (one("DequantizeLinear", [tensor(DType.UINT8, 2), tensor(FLOAT)]), False),
     "dilated to the same size": (window("Conv", auto_pad="SAME_UPPER", dilations=[2, 2]), True),
@@ -268,8 +273,16 @@ GAP_CASES: dict[str, tuple[Function, bool]] = {
     "scores with the mask": (scores(qk_matmul_output_mode=2), False),
     "scores before the cap": (scores(softcap=2.0), True),
     "scores after the cap": (scores(softcap=2.0, qk_matmul_output_mode=1), False),
-    "a transform in float32": (one("DFT", [tensor(FLOAT, 1, 8, 1)], opset=17), True),
-    "a transform in float64": (one("DFT", [tensor(DType.FLOAT64, 1, 8, 1)], opset=17), False),
+    "a long transform in float32": (one("DFT", [tensor(FLOAT, 1, 1000, 1)], opset=17), True),
+    "a transform of unknown length": (one("DFT", [tensor(FLOAT, 1, "N", 1)], opset=17), True),
+    "a long transform by an axis": (one("DFT", [tensor(FLOAT, 1000, 2, 1), None, np.array(0)], opset=20), True),
+    "long frames": (one("STFT", [tensor(FLOAT, 1, 9000, 1), np.array(8), None, np.array(1000)], opset=17), True),
+    "long windows": (one("STFT", [tensor(FLOAT, 1, 9000, 1), np.array(8), tensor(FLOAT, 1000)], opset=17), True),
+    "short frames": (one("STFT", [tensor(FLOAT, 1, 9000, 1), np.array(8), None, np.array(300)], opset=17), False),
+    "a transform along any axis": (one("DFT", [tensor(FLOAT, 1, 60, 1), None, tensor(DType.INT64)], opset=20), False),
+    "a transform of a power of two": (one("DFT", [tensor(FLOAT, 1, 4096, 1)], opset=17), False),
+    "a short transform in float32": (one("DFT", [tensor(FLOAT, 1, 60, 1)], opset=17), False),
+    "a transform in float64": (one("DFT", [tensor(DType.FLOAT64, 1, 1000, 1)], opset=17), False),
     "attention in float16": (one("Attention", [tensor(DType.FLOAT16, 1, 2, 4, 8)] * 3, opset=23), True),
     "attention in float32": (one("Attention", QKV, opset=23), False),
     "a short mask": (masked(4, 4), True),
@@ -284,6 +297,15 @@ def test_a_gap_declines_its_set_and_no_more(function: Function, applies: bool) -
     answer = why_not(function)
     reasons = [f"{LIBRARY} {gap.reason}" for gap in GAPS]
     assert answer in reasons if applies else answer is None
+
+
+def test_how_exact_a_transform_must_be_is_an_option() -> None:
+    short = GAP_CASES["a short transform in float32"][0]
+    long = GAP_CASES["a long transform in float32"][0]
+    assert Ort(float_tolerance=1e-6).why_not(short.nodes[0], short) == (
+        f"{LIBRARY} computes the angles of this transform in float32, so that its error is beyond float_tolerance"
+    )
+    assert Ort(float_tolerance=1e-3).why_not(long.nodes[0], long) is None
 
 
 @pytest.mark.parametrize(("axis", "applies"), [(-2, True), (0, False)])
@@ -333,7 +355,9 @@ def node_tests(names: Sequence[str]) -> list[Any]:
 def test_every_gap_is_still_one(gap: Any) -> None:
     """A row whose node tests and entries of the corpus ONNX Runtime passes by now must go."""
     evidence = " ".join(gap.evidence)
-    cases = node_tests(re.findall(r"\btest_\w+", evidence)) + [entry(n) for n in re.findall(r"(\w+) of the corpus", evidence)]
+    cases = node_tests(re.findall(r"\btest_\w+", evidence)) + [
+        find_entry(n) for n in re.findall(r"(\w+) of the corpus", evidence)
+    ]
     assert cases or any(item.startswith(("compared with", "refused by")) for item in gap.evidence)
     for case in cases:
         assert why_not(infer_shapes(case.function)) == f"{LIBRARY} {gap.reason}"

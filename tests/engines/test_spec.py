@@ -143,7 +143,7 @@ def test_every_engine_survives_its_spec(engine: Mine) -> None:
     assert split_specs(f"{spec_of(engine)}, ort") == [spec_of(engine), "ort"]
 
 
-NOT_A_SPEC = "{text!r} is not an engine's spec: {why}. One reads like 'tvm{{opt_level=3, target=llvm}}'"
+NOT_A_SPEC = "{text!r} is not an engine's spec: {why}. A spec reads like 'tvm{{opt_level=2}}'"
 
 
 @pytest.mark.parametrize(

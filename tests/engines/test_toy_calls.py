@@ -130,6 +130,9 @@ def test_a_stream_is_refused() -> None:
 # ---------------------------------------------------------------------- what it cannot take
 
 
+TRAINING = "ai.onnx.preview.training"
+
+
 def why(n: Node, opset: int = 18, **domains: int) -> str | None:
     f = Function(tuple(map(Value, dict.fromkeys(n.inputs))), (Value(n.outputs[0]),), (n,), opsets={"": opset, **domains})
     return Toy().why_not(f.nodes[0], f)
@@ -145,9 +148,9 @@ def test_reasons() -> None:
     assert why(node("Fused", "x", "y", domain="com.acme"), **{"com.acme": 1}) == (
         "the onnx package describes no operator 'Fused' in version 1 of domain 'com.acme'"
     )
-    absent = why(node("ZipMap", "x", "y", domain="ai.onnx.ml", classlabels_int64s=[1]), **{"ai.onnx.ml": 1})
+    absent = why(node("Gradient", "x", "y", domain=TRAINING, xs=["x"], y="y"), **{TRAINING: 1})
     assert absent is not None
-    assert absent.startswith("neither toy nor onnx.reference implements ZipMap in version 1: ")
+    assert absent.startswith("neither toy nor onnx.reference implements Gradient in version 1: ")
 
 
 def test_a_device_that_it_does_not_run_on_is_a_reason() -> None:
@@ -162,13 +165,13 @@ def test_a_device_that_it_does_not_run_on_is_a_reason() -> None:
 
 
 def test_a_body_that_it_cannot_take_is_a_reason() -> None:
-    inner = function("", "y", node("ZipMap", "x", "y", domain="ai.onnx.ml"), **{"ai.onnx.ml": 1})
-    f = function("c x", "y", node("If", "c", "y", then_branch=inner, else_branch=inner), **{"ai.onnx.ml": 1})
+    inner = function("", "y", node("Gradient", "x", "y", domain=TRAINING, xs=["x"], y="y"), **{TRAINING: 1})
+    f = function("c x", "y", node("If", "c", "y", then_branch=inner, else_branch=inner), **{TRAINING: 1})
     reason = Toy().why_not(f.nodes[0], f)
     assert reason is not None
-    assert reason.startswith("its body 'main' holds node 'zipmap_y' (ai.onnx.ml.ZipMap): neither toy nor ")
+    assert reason.startswith("its body 'main' holds node 'gradient_y' (ai.onnx.preview.training.Gradient): neither toy nor ")
     with pytest.raises(
-        CompileRefused, match=r"^engine 'toy' cannot take node 'if_y' \(If\): its body 'main' holds node 'zipmap_y' "
+        CompileRefused, match=r"^engine 'toy' cannot take node 'if_y' \(If\): its body 'main' holds node 'gradient_y' "
     ):
         Toy().compile(f, CompileContext())
 

@@ -86,7 +86,17 @@ def taken_from_numpy(tree: ast.AST) -> set[str]:
     return {node.attr for node in found}
 
 
-@pytest.mark.parametrize("path", KERNELS, ids=lambda path: path.name)
+CPU_ONLY = {"features", "linear_models", "maps", "scores", "support_vectors", "texts", "trees"}
+"""Modules whose kernels are all the CPU's, and what these share."""
+
+
+def test_kernels_that_compute_with_numpy_are_the_cpus() -> None:
+    homes = [(k.code.__module__.rpartition(".")[2], k.devices) for k in ops]
+    assert {name for name, devices in homes if name in CPU_ONLY} == CPU_ONLY - {"scores"}
+    assert [name for name, devices in homes if name in CPU_ONLY and devices != ("cpu",)] == []
+
+
+@pytest.mark.parametrize("path", [path for path in KERNELS if path.stem not in CPU_ONLY], ids=lambda path: path.name)
 def test_kernels_compute_with_the_array_module(path: Path) -> None:
     assert taken_from_numpy(ast.parse(path.read_text(encoding="utf-8"))) <= OF_TYPES | OF_THE_HOST.get(path.name, set())
 

@@ -16,9 +16,6 @@ X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 # ---------------------------------------------------------------------- the table against the schemas
 
 ABSENT = {
-    ("ai.onnx.ml", "CastMap"),
-    ("ai.onnx.ml", "CategoryMapper"),
-    ("ai.onnx.ml", "ZipMap"),
     ("ai.onnx.preview.training", "Gradient"),
 }
 """Operators of the standard domains that nobody here computes."""

@@ -20,7 +20,7 @@ EXP = Function((Value("x", T),), (Value("y", T),), (Node("Exp", ("x",), ("y",)),
 X = np.linspace(-1, 1, 512 * 512, dtype=np.float32).reshape(512, 512)
 
 
-def status_of(work: Callable[[], object], seconds: float = 30) -> int:
+def status_of(work: Callable[[], object], seconds: float = 300) -> int:
     """Return how a forked child that does the work leaves: 0 when it came to its end."""
     child = os.fork()
     if child == 0:

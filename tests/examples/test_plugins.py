@@ -39,7 +39,7 @@ class Place:
             cwd=self.sources,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=1800,
             check=False,
         )
         assert done.returncode == 0, f"{arguments}: {done.stdout}\n{done.stderr}"

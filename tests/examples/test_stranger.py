@@ -79,7 +79,7 @@ class Stranger:
         """Run a command at home and return what it says; a failure shows all of it."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "COV"))}
         environment = kept | {"PATH": f"{self.python.parent}{os.pathsep}{kept.get('PATH', '')}"}
-        done = subprocess.run(command, cwd=self.home, env=environment, capture_output=True, text=True, timeout=600, check=False)
+        done = subprocess.run(command, cwd=self.home, env=environment, capture_output=True, text=True, timeout=3600, check=False)
         assert done.returncode == 0, f"{shlex.join(command)}: {done.stdout}\n{done.stderr}"
         return done.stdout
 

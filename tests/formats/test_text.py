@@ -327,7 +327,7 @@ def test_hostile_text_is_refused_quickly(text: str, message: str) -> None:
         parse(text)
     assert message in str(caught.value)
     assert len(str(caught.value)) < 500
-    assert time.process_time() - start < 5  # seconds: a bound on blow-up, not a measurement
+    assert time.process_time() - start < 60  # seconds: a bound on blow-up, not a measurement
 
 
 @settings(max_examples=300, deadline=None)

@@ -11,7 +11,7 @@ import pytest
 from xrt.cli.app import main
 from xrt.engines import registry
 from xrt.graph.verify import verify
-from xrt.testing.corpus import CORPUS, entry
+from xrt.testing.corpus import CORPUS, find_entry
 from xrt.testing.corpus.entry import Entry, f32, graph, i64, node
 from xrt.testing.corpus.found import ENTRIES
 from xrt.testing.faulty import Faulty
@@ -137,7 +137,7 @@ def test_an_entry_in_a_file_is_read_as_it_was(tmp_path):
 
 def test_what_was_found_is_in_the_corpus_of_every_engine():
     assert len(ENTRIES) >= 5
-    assert all(entry(found.name) is found for found in ENTRIES)
+    assert all(find_entry(found.name) is found for found in ENTRIES)
     assert len({one.name for one in CORPUS}) == len(CORPUS)
 
 

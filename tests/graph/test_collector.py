@@ -45,12 +45,12 @@ def test_one_that_the_user_has_switched_off_stays_off() -> None:
 
 
 def test_the_last_of_several_threads_puts_it_back() -> None:
-    inside, leave = threading.Barrier(2, timeout=10), threading.Event()
+    inside, leave = threading.Barrier(2, timeout=300), threading.Event()
 
     def build() -> None:
         with collector_paused(LARGE):
             inside.wait()
-            leave.wait(10)
+            leave.wait(300)
 
     thread = threading.Thread(target=build)
     thread.start()

@@ -10,7 +10,7 @@ import pytest
 from xrt.errors import ModelError
 from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, SequenceType, TensorType, Value, attributes_of
 from xrt.graph.schemas import latest_opset
-from xrt.graph.verify import FUNCTION_RULES, NODE_RULES, verify
+from xrt.graph.verify import FUNCTION_RULES, NODE_RULES, TYPE_RULES, verify, verify_types
 
 F32 = TensorType(DType.FLOAT32, (2,))
 BOOL = TensorType(DType.BOOL, ())
@@ -183,9 +183,81 @@ def test_every_rule_is_broken_above() -> None:
     for rule in FUNCTION_RULES:
         assert any(list(rule.check(_Scope(function))) for function in functions), rule.name
     for rule in NODE_RULES:
-        cases = (_case(node, function) for function in functions for node in function.nodes)
+        cases = (_case(node, _Scope(function)) for function in functions for node in function.nodes)
         assert any(list(rule.check(case)) for case in cases), rule.name
     assert all(rule.says.endswith(".") for rule in (*FUNCTION_RULES, *NODE_RULES))
+
+
+I64 = TensorType(DType.INT64, (2,))
+
+
+def typed_body(inputs: tuple[Value, ...], *outputs: Value, nodes: tuple[Node, ...] = ()) -> Function:
+    return Function(inputs, outputs, nodes, opsets={"": 20}, name="body")
+
+
+def carrying(op: str, **attributes: Any) -> Function:
+    """Return a function of a node that carries x, and whose body makes integers of it."""
+    inputs, given = [Value("s", F32)], [Value("after", I64)]
+    if op == "Loop":
+        inputs, given = [Value("i"), Value("go"), *inputs], [Value("again", BOOL), *given]
+    nodes = (Node("Shape", ("s",), ("after",)), Node("Identity", ("c",), ("again",)))
+    inner = typed_body(tuple(inputs), *given, nodes=nodes)
+    reads = ("", "c", "x") if op == "Loop" else ("x",)
+    return one(Node(op, reads, ("y",), attributes_of({"body": inner, **attributes})))
+
+
+THEN, OTHER = (
+    typed_body((), Value(name, type_), nodes=(Node("Identity", (name.upper(),), (name,)),))
+    for name, type_ in (("a", F32), ("b", I64))
+)
+
+INCONSISTENT = {
+    "two inputs": (
+        one(
+            Node("Div", ("x", "s"), ("y",)),
+            nodes=(Node("Shape", ("x",), ("s",)), Node("Div", ("x", "s"), ("y",))),
+            types={"s": I64},
+        ),
+        "node 'y' (Div): needs inputs 'A' and 'B' of the same type; 'x' is tensor(float) and 's' is tensor(int64)",
+    ),
+    "an input in a body that comes from outside": (
+        one(if_node(body(0, 1, nodes=(Node("Not", ("x",), ("r0",)),)), body(0, 1))),
+        "in body 'body' of node 'y': node 'r0' (Not): takes no tensor(float) as input 'X' at version 1; it takes tensor(bool)",
+    ),
+    "branches": (
+        one(if_node(THEN, OTHER), inputs=(Value("A", F32), Value("B", I64), Value("c", BOOL))),
+        "node 'y' (If): the branches must give one type as output 1; 'a' is float32[2] and 'b' is int64[2]",
+    ),
+    "a sequence and a tensor": (
+        one(if_node(THEN, typed_body((), Value("Q"))), inputs=(Value("A", F32), Value("c", BOOL), Value("Q", SequenceType(F32)))),
+        "node 'y' (If): the branches must give one type as output 1; 'a' is float32[2] and 'Q' is seq(float32[2])",
+    ),
+    "what a loop carries": (
+        carrying("Loop"),
+        "node 'y' (Loop): what body 'body' carries must keep its type; 'x' is float32[2] and 'after' is int64[2]",
+    ),
+    "what a scan carries": (
+        carrying("Scan", num_scan_inputs=0),
+        "node 'y' (Scan): what body 'body' carries must keep its type; 'x' is float32[2] and 'after' is int64[2]",
+    ),
+    "an alias": (
+        one(Node("Shape", ("x",), ("y",)), outputs=(Value("y", I64),), aliases=(("x", "y"),)),
+        "alias 'x' of 'y': the input is float32[2], the output int64[2]; they must be of one type",
+    ),
+}
+
+
+@pytest.mark.parametrize(("function", "message"), INCONSISTENT.values(), ids=INCONSISTENT)
+def test_types_that_do_not_fit(function: Function, message: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        verify_types(function)
+    assert str(caught.value) == f"function 'main' is not valid: {message}"
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_types_that_fit(name: str) -> None:
+    verify_types(VALID[name])
+    assert all(rule.says.endswith(".") for rule in TYPE_RULES)
 
 
 def test_all_violations_are_listed_up_to_a_bound() -> None:

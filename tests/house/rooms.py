@@ -31,10 +31,10 @@ LINE = (
 )
 """A room may import the rooms on the lines above its own. Rooms on one line do not see each other."""
 
-BESIDE = {"compare": ("errors",), "logs": ("errors",), "models": ("errors", "graph", "formats")}
+BESIDE = {"compare": ("errors",), "logs": ("errors",), "processes": ("errors",), "models": ("errors", "graph", "formats")}
 """Rooms beside the line, and all that they may import."""
 
-FREE = ("errors", "compare")
+FREE = ("errors", "compare", "processes")
 """Rooms that everyone may import."""
 
 READERS = {"testing": ("cli",), "models": ("tune", "bench", "testing", "cli"), "cli": (), "bench": ("cli",)}
@@ -81,14 +81,14 @@ FILES = (
     "engines.native.library",
     "engines.native.elf",
     "cache.disk",
-    "runtime.processes",
+    "processes.tree",
     "runtime.threads",
     "testing.files",
     *(f"testing.hostile.{name}" for name in ("child", "crafted_files", "harness", "laid", "readers", "samples")),
     "testing.stored",
 )
-"""Rooms, and modules of rooms, that may touch files. The runtime asks the kernel for the quota of its cores, and for the children
-of its workers."""
+"""Rooms, and modules of rooms, that may touch files. The runtime asks the kernel for the quota of its cores, `processes` for the
+children of a process."""
 
 TOUCHES = frozenset(
     [
@@ -97,6 +97,15 @@ TOUCHES = frozenset(
     ]
 )
 """Names of calls that touch a file. A method named ``replace`` or ``load`` may be anything, and is not told here."""
+
+STARTS = {
+    "subprocess": ("Popen", "run", "call", "check_call", "check_output", "getoutput", "getstatusoutput"),
+    "os": ("fork", "forkpty", "system", "popen", "startfile", "posix_spawn", "posix_spawnp"),
+    "pty": ("fork", "spawn"),
+}
+"""Calls that start a process, by their modules; those of ``os`` whose names begin with ``exec`` or ``spawn`` too."""
+STARTERS = ("multiprocessing", "concurrent.futures.ProcessPoolExecutor", "asyncio.subprocess")
+"""What starts processes in ways of its own."""
 
 PRINTERS = ("cli", "bench")
 
@@ -131,7 +140,7 @@ ENGINES = ("toy", "ort", "tvm", "openvino", "xla", "iree")
 def violations(module: Module) -> list[str]:
     """Return what the module does that its room may not, one sentence each."""
     where = module.name or PACKAGE
-    laws = (imports_of_rooms, imports_of_libraries, lazy_imports, onnx_messages, prints, touched_files)
+    laws = (imports_of_rooms, imports_of_libraries, lazy_imports, onnx_messages, prints, touched_files, started_processes)
     return [f"{where}:{line}: {what}" for law in laws for line, what in law(module)]
 
 
@@ -222,6 +231,25 @@ def touched_files(module: Module) -> Found:
     for call in ast.walk(module.tree):
         if isinstance(call, ast.Call) and _called(call).rpartition(".")[2] in TOUCHES:
             yield call.lineno, f"{module.room or PACKAGE} may not touch files ({_called(call)})"
+
+
+def started_processes(module: Module) -> Found:
+    """A process starts in one way, which neither imports from the current directory nor leaves a child behind."""
+    if module.room == "processes":
+        return
+    for line, name in imported(module.tree):
+        owner, _, called = name.rpartition(".")
+        if name.startswith(STARTERS) or _starts(owner, called):
+            yield line, f"{module.room or PACKAGE} may not start processes ({name}); xrt.processes does"
+    for call in ast.walk(module.tree):
+        if isinstance(call, ast.Call):
+            owner, _, called = _called(call).rpartition(".")
+            if _starts(owner, called):
+                yield call.lineno, f"{module.room or PACKAGE} may not start processes ({owner}.{called}); xrt.processes does"
+
+
+def _starts(owner: str, called: str) -> bool:
+    return called in STARTS.get(owner, ()) or (owner == "os" and called.startswith(("exec", "spawn")))
 
 
 def _called(call: ast.Call) -> str:

@@ -13,6 +13,7 @@ import onnx
 import pytest
 from packaging.specifiers import SpecifierSet
 
+from tools import write_options
 from tools.conformance_page import PAGE, page
 from tools.conformance_record import ENGINES, LIBRARIES, WAYS, Entry, Record, pins, versions
 from tools.write_tables import README, WHAT, engines, with_table
@@ -39,6 +40,15 @@ def test_the_page_is_what_the_record_and_the_ledgers_make() -> None:
 def test_the_table_in_the_readme_is_what_the_record_and_the_engines_make() -> None:
     text = README.read_text(encoding="utf-8")
     assert text == with_table(text, RECORD), "say: make tables"
+
+
+def test_the_page_of_options_is_what_the_code_makes() -> None:
+    assert write_options.PAGE.read_text(encoding="utf-8") == write_options.make_page(), "say: make tables"
+
+
+def test_a_page_of_options_without_an_engine_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_options, "ENGINES", ("toy",))
+    assert write_options.PAGE.read_text(encoding="utf-8") != write_options.make_page()
 
 
 def test_a_page_of_another_record_is_caught() -> None:

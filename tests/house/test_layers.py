@@ -69,6 +69,24 @@ PLANTED = [
     ("module.explain", "print('hello')", "module may not print"),
     ("runtime.program", "import sys\nsys.stderr.write('x')", "runtime may not print"),
     ("module.module", "open('x')", "module may not touch files (open)"),
+    (
+        "cli.check",
+        "import subprocess\nsubprocess.run(['x'])",
+        "cli may not start processes (subprocess.run); xrt.processes does",
+    ),
+    (
+        "engines.tvm.tuning",
+        "from subprocess import Popen",
+        "engines.tvm may not start processes (subprocess.Popen); xrt.processes does",
+    ),
+    ("runtime.isolation", "import os\nos.fork()", "runtime may not start processes (os.fork); xrt.processes does"),
+    ("bench.process", "import os\nos.execv('x', [])", "bench may not start processes (os.execv); xrt.processes does"),
+    (
+        "testing.shares",
+        "from multiprocessing import Pool",
+        "testing may not start processes (multiprocessing.Pool); xrt.processes does",
+    ),
+    ("processes.spawn", "from xrt.graph import Function", "processes may not import graph"),
     ("cache.memory", "from pathlib import Path\nPath('x').write_bytes(b'')", "cache may not touch files (Path('x').write_bytes)"),
 ]
 
@@ -91,6 +109,8 @@ ALLOWED = [
     ("formats.dot", "def to_networkx():\n    import networkx\n    open('x')"),
     ("cli.run", "import rich\nfrom xrt.testing import conformance\nprint('x')"),
     ("cache.disk", "open('x')"),
+    ("processes.spawn", "import subprocess\nsubprocess.Popen(['x'])"),
+    ("bench.process", "import subprocess\nfrom xrt.processes import start_python\nstart_python('x:y', stdin=subprocess.PIPE)"),
     ("graph.schemas", "from onnx import defs"),
 ]
 

@@ -24,10 +24,25 @@ NO_FIGURES = {
     "compare_engines": "prints a page of its own",
     "cuda": "runs in make cuda-check, whose results are a section of their own",
     "memory_model": "a part of memory.py",
+    "region_pairs": "a part of regions.py",
     "auto_figures": "a part of auto.py",
     "auto_steps": "a part of auto.py",
 }
 """What lies in benchmarks/ and has no section, and why."""
+
+
+PAIRS = {
+    "pairs": [
+        {"engines": ["a", "b"], "kind": "chain", "to_parts": {"best": 1.01, "median": 9.0}},
+        {"engines": ["a", "b"], "kind": "conv", "to_parts": {"best": 1.7, "median": 1.8}},
+        {"engines": ["a", "c"], "kind": "chain", "to_parts": {"best": 1.06, "median": 1.0}},
+        {"engines": ["a", "c"], "kind": "conv", "why_not": "the plan has regions on a"},
+    ],
+    "memory": [
+        {"engine": "a", "kind": "chain", "us": 5.0, "given": {"best": 1.0, "median": 1.1}, "over": {"best": 3, "median": 3}}
+    ],
+}
+"""Figures of pairs of engines, some of them over their targets."""
 
 
 def judgeable(record: Record = RECORD) -> Record:
@@ -105,6 +120,8 @@ MISSES: list[tuple[str, Callable[[Any], object], str]] = [
     ("dispatch", lambda f: call_of_ort(f, 1.01), "to `session.run`: 1.010"),
     ("dispatch", lambda f: threads_of_ort(f, 0.97), "throughput of eight threads, `ort`, 6 floats, to the engine's: 0.97"),
     ("regions", lambda f: [row["to_regions_alone"].update(median=1.06) for row in f["cuts"]], "to the regions alone: 1.060"),
+    ("regions", lambda f: f.update(PAIRS), "+ 20 us per boundary: 2 of 3: `a, b` conv 1.70; `a, c` chain 1.06, target none"),
+    ("regions", lambda f: f.update(PAIRS), "as into new: 1 of 2: `a` chain over 3.00, target none"),
     ("regions", lambda f: f["cuts"][0].update(idle_cpu=0.5), "processor time while idle, the most: 50.0%"),
     ("memory", lambda f: f["forms"]["inline"][0]["xrt"]["8"].update(peak=9e9), "peak, `ort`, 8 regions, weights inside it: 8,"),
     ("memory", lambda f: f["forms"]["inline"][0]["xrt"]["8"]["again"].update(peak=9e9), "weights inside it: 9,000 MB, limit"),

@@ -122,7 +122,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def checked(copy: Path, check: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", *check]
     environment = {**os.environ, "PYTHONPATH": str(copy), "COLUMNS": "200"}
-    return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=1800, check=False)
 
 
 @pytest.mark.parametrize("mistake", PLANTED)

@@ -13,8 +13,8 @@ from xrt.engines import GraphCompiler, registry
 from xrt.graph import Function
 from xrt.module.settings import REFERENCE
 from xrt.partition import Pin
-from xrt.passes import drop_dead_nodes
 from xrt.testing.faulty import Recording
+from xrt.testing.running import as_planned
 from xrt.testing.strategies import EVERYTHING, Form, functions, inputs_of
 from xrt.verify.running import run_alone
 
@@ -37,7 +37,7 @@ def doubles(count: int = 3) -> list[GraphCompiler]:
 @st.composite
 def living(draw: st.DrawFn, form: Form = EVERYTHING) -> Function:
     """Return a strategy for Functions without dead nodes: a pin that names one would be a mistake, and is refused."""
-    return drop_dead_nodes(draw(functions(form)))
+    return as_planned(draw(functions(form)))
 
 
 @st.composite

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.laws.laws import bounded, outputs_of, same_bits
 from xrt.errors import FallbackWarning, RunFailed
 from xrt.module.settings import REFERENCE
-from xrt.testing.corpus import CORPUS, entry
+from xrt.testing.corpus import CORPUS, find_entry
 from xrt.testing.faulty import Faulty, Recording
 from xrt.testing.running import module_of
 from xrt.testing.strategies import functions, inputs_of
@@ -31,7 +31,7 @@ def test_what_fails_goes_to_toy(where, how, data, nth):
 
 @pytest.mark.parametrize(("where", "how"), ANYWHERE[1:])
 def test_a_refusal_is_told(where, how):
-    one = entry("engines_alternate")
+    one = find_entry("engines_alternate")
     with module_of(one.function, [Faulty(where=where, how=how), REFERENCE], strict=False) as module:
         with pytest.warns(FallbackWarning, match="told to (fail|refuse)|returned 0 outputs"):
             results = [module(*one.given())]
@@ -40,7 +40,7 @@ def test_a_refusal_is_told(where, how):
 
 
 def test_what_fails_is_an_error_where_the_module_is_strict():
-    one = entry("engines_alternate")
+    one = find_entry("engines_alternate")
     with (
         module_of(one.function, [Faulty(where="run", how="raise"), REFERENCE]) as module,
         pytest.raises(RunFailed, match=r"xrt_faulty_0.*told to fail in run"),
@@ -59,7 +59,7 @@ def test_an_engine_of_few_operators_leaves_the_rest_to_toy(data, takes):
 
 @pytest.mark.parametrize("name", [e.name for e in CORPUS])
 def test_corpus(name):
-    one = entry(name)
+    one = find_entry(name)
     with module_of(one.function, [Recording(takes="Neg|Add|If|Concat|Cast"), REFERENCE]) as module:
         found = one.judge(outputs_of(module(*one.given()), one.function))
     assert found, found.message

@@ -10,10 +10,9 @@ from tests.laws.laws import bounded, living, on_toy, outputs_of
 from xrt.compare import compare_all, tolerance_for
 from xrt.engines import registry
 from xrt.partition import Pin
-from xrt.passes import drop_dead_nodes
-from xrt.testing.corpus import CORPUS, entry
+from xrt.testing.corpus import CORPUS, find_entry
 from xrt.testing.faulty import Recording
-from xrt.testing.running import module_of
+from xrt.testing.running import as_planned, module_of
 from xrt.testing.strategies import Form, inputs_of
 from xrt.verify.ties import ties_of
 
@@ -42,9 +41,9 @@ def test_ort_and_toy_alternate(data, parity):
 @pytest.mark.parametrize("name", [e.name for e in CORPUS])
 @pytest.mark.parametrize("parity", [0, 1])
 def test_corpus_alternates_between_doubles(name, parity):
-    one = entry(name)
+    one = find_entry(name)
     engines = [Recording(mark="even"), Recording(mark="odd")]
-    nodes = drop_dead_nodes(one.function).nodes
+    nodes = as_planned(one.function).nodes
     homes = {e.spec: tuple(n.name for i, n in enumerate(nodes) if i % 2 == (k ^ parity)) for k, e in enumerate(engines)}
     pins = [Pin(names, spec, "name") for spec, names in homes.items() if names]
     with module_of(one.function, engines, pins=pins) as module:

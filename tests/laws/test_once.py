@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.laws.laws import bounded, living, pins
 from xrt.cache import CompileCache
-from xrt.testing.corpus import entry
+from xrt.testing.corpus import find_entry
 from xrt.testing.faulty import Recording
 from xrt.testing.running import module_of
 from xrt.testing.strategies import Form, inputs_of
@@ -34,7 +34,7 @@ def test_once_per_region_whatever_the_number_of_runs(data, runs):
 
 
 def test_once_per_shape():
-    one, engine = entry("named_extent"), Recording()
+    one, engine = find_entry("named_extent"), Recording()
     with module_of(one.function, [engine]) as module:
         for rows in (2, 3, 2, 3, 2):
             module(np.ones((rows, 3), np.float32), np.ones((rows, 3), np.float32))
@@ -43,7 +43,7 @@ def test_once_per_shape():
 
 def test_equal_regions_of_one_model_share_an_executable():
     """A model that repeats itself, as transformers do, compiles its block once."""
-    one, engine = entry("engines_alternate"), Recording(takes="Relu")
+    one, engine = find_entry("engines_alternate"), Recording(takes="Relu")
     with module_of(one.function, [engine, "toy"]) as module:
         module(*one.given())
         mine = [launch for launch in module.plan.launches if launch.engine == engine.spec]
@@ -53,7 +53,7 @@ def test_equal_regions_of_one_model_share_an_executable():
 
 
 def test_closed_once_when_the_cache_lets_go():
-    one, engine, cache = entry("engines_alternate"), Recording(), CompileCache()
+    one, engine, cache = find_entry("engines_alternate"), Recording(), CompileCache()
     module = module_of(one.function, [engine], cache=cache)
     module(*one.given())
     module.close()
@@ -67,7 +67,7 @@ def test_closed_once_when_the_cache_lets_go():
 
 def test_a_forced_compile_leaves_what_runs_alone():
     """The ancestor freed an executable that was still in use when it was compiled anew."""
-    one, engine, cache = entry("engines_alternate"), Recording(), CompileCache()
+    one, engine, cache = find_entry("engines_alternate"), Recording(), CompileCache()
     module = module_of(one.function, [engine], cache=cache)
     assert one.judge([module(*one.given())])
     for _ in range(3):
@@ -81,7 +81,7 @@ def test_a_forced_compile_leaves_what_runs_alone():
 
 
 def test_many_threads_run_what_was_compiled_once():
-    one, engine = entry("engines_alternate"), Recording()
+    one, engine = find_entry("engines_alternate"), Recording()
     module = module_of(one.function, [engine])
     module(*one.given())
     judged: list[bool] = []

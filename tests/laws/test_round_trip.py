@@ -13,7 +13,7 @@ from xrt.formats import onnx
 from xrt.formats.text import to_text
 from xrt.formats.text_parser import parse
 from xrt.passes import infer_shapes
-from xrt.testing.corpus import CORPUS, entry
+from xrt.testing.corpus import CORPUS, find_entry
 from xrt.testing.strategies import functions
 
 NAMES = [e.name for e in CORPUS]
@@ -43,10 +43,10 @@ def test_pickle(function):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_corpus_as_text(name):
-    assert parse(to_text(entry(name).function)) == entry(name).function
+    assert parse(to_text(find_entry(name).function)) == find_entry(name).function
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_corpus_as_onnx(name):
-    function = entry(name).function
+    function = find_entry(name).function
     assert onnx.load(onnx.to_model(function).SerializeToString()) == function

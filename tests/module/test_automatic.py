@@ -17,7 +17,7 @@ from xrt.engines import registry
 from xrt.engines.registry import EngineStatus
 from xrt.errors import EngineUnavailable, FallbackWarning, InputError, OptionError, PlacementWarning, UnknownEngine
 from xrt.graph import DType, Function, TensorType, Value
-from xrt.partition.assigned import homes_of
+from xrt.partition.explicit import homes_of
 from xrt.testing.faulty import Faulty
 from xrt.tune import Bounds
 from xrt.tune.walls import Here

@@ -7,8 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,22 +18,29 @@ import numpy as np
 import pytest
 
 import xrt
+from tests.hanging import HANGS, PATIENCE, Announcing, end_limits_at_hangs, taking_interrupts, wait_until
 from tests.module.test_faults import RIGHT, X, chain, lines, module
 from xrt.cache import CompileCache
-from xrt.engines import CompileContext, Executable
+from xrt.engines import CompileContext, Executable, RunOptions
 from xrt.errors import CompileFailed, EngineError, FallbackWarning, OptionError, RunFailed
 from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value
 from xrt.runtime.isolation import Isolated
-from xrt.runtime.shared import Room, values_in
-from xrt.testing.faulty import Faulty, Slow
+from xrt.runtime.shared import Room, receive, values_in
+from xrt.testing.faulty import Faulty, Recording
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 
 ENDS: dict[str, tuple[dict[str, Any], str]] = {
-    "hang": ({"time_limit": 4}, "it gave no answer within 4 s, and its process was killed"),
+    "hang": ({"time_limit": 600}, "it gave no answer within 600 s, and its process was killed"),
     "kill": ({}, "its process was ended by SIGKILL: a crash, or the system had no memory left"),
     "memory": ({"memory_limit": 4 << 30}, "MemoryError"),
 }
+
+
+@pytest.fixture(autouse=True)
+def hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Have limits end where something hangs: none is waited for, and none ends because a worker starts slowly."""
+    return end_limits_at_hangs(monkeypatch, tmp_path)
 
 
 def isolated(engine: Faulty, behind: str, **options: Any) -> xrt.XRTModule:
@@ -44,7 +50,7 @@ def isolated(engine: Faulty, behind: str, **options: Any) -> xrt.XRTModule:
 def completes(where: Any, how: Any, place: str, behind: str) -> None:
     options, text = ENDS[how]
     with (
-        isolated(Faulty(where=where, how=how, takes=place), behind, **options) as m,
+        isolated(Announcing(where=where, how=how, takes=place), behind, **options) as m,
         pytest.warns(FallbackWarning, match=text) as caught,
     ):
         for _ in range(2):
@@ -73,7 +79,7 @@ def test_a_crash_is_one_more_fault(where: Any) -> None:
 @pytest.mark.parametrize("where", ["compile", "run"])
 def test_an_end_of_the_worker_is_one_error_where_the_module_is_strict(where: Any, how: Any) -> None:
     options, text = ENDS[how]
-    engine = Faulty(where=where, how=how, takes="Exp")
+    engine = Announcing(where=where, how=how, takes="Exp")
     with isolated(engine, "ort", strict=True, **options) as m, pytest.raises(EngineError) as caught:
         m(X)
     assert type(caught.value) is (CompileFailed if where == "compile" else RunFailed)
@@ -187,13 +193,12 @@ def test_the_worker_ends_with_its_module() -> None:
     forgotten(X)
     process = worker_of(forgotten)
     del forgotten
-    assert process.wait(10) is not None
+    assert process.wait(PATIENCE) is not None
 
 
 LEFT = """
-import numpy as np
-from tests.module.test_isolation import Faulty, X, isolated, worker_of
-m = isolated(Faulty(nth=2, how="hang"), "ort")
+from tests.module.test_isolation import Announcing, X, isolated, worker_of
+m = isolated(Announcing(nth=2, how="hang"), "ort")
 m(X)
 print(worker_of(m).pid, flush=True)
 {then}
@@ -217,18 +222,14 @@ def is_running(process: int) -> bool:
 
 
 @pytest.mark.parametrize("then", ["", "import os; os.kill(os.getpid(), 9)", "m(X)"])
-def test_the_worker_ends_with_the_process(then: str) -> None:
+def test_the_worker_ends_with_the_process(then: str, hangs: Path) -> None:
     """It leaves, it is killed, or it is killed while the worker hangs."""
     with process_that(then) as (process, worker):
         if then == "m(X)":
-            time.sleep(0.5)
+            wait_until(hangs.exists)
             os.kill(process.pid, signal.SIGKILL)
-        process.wait(30)
-        for _ in range(100):
-            if not is_running(worker):
-                return
-            time.sleep(0.1)
-    pytest.fail(f"worker {worker} is still there")
+        process.wait(PATIENCE)
+        wait_until(lambda: not is_running(worker))
 
 
 @dataclass(frozen=True)
@@ -239,28 +240,71 @@ class Starting(Faulty):
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
-            Path(os.environ["XRT_TEST_STARTED"]).write_text(str(process.pid))
+            Path(f"{os.environ[HANGS]}.pid").write_text(str(process.pid))
+            Path(os.environ[HANGS]).touch()
         return super().compile(function, context)
 
 
-def test_what_a_worker_has_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XRT_TEST_STARTED", str(tmp_path / "started"))
-    with module(Starting(), "ort", isolate=["starting"], time_limit=8) as m, pytest.warns(FallbackWarning, match="within 8 s"):
+def test_what_a_worker_has_started_ends_with_it(hangs: Path) -> None:
+    with (
+        module(Starting(), "ort", isolate=["starting"], time_limit=600) as m,
+        pytest.warns(FallbackWarning, match="within 600 s"),
+    ):
         np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
-    assert not is_running(int((tmp_path / "started").read_text()))
+    started = int(Path(f"{hangs}.pid").read_text())
+    wait_until(lambda: not is_running(started))
 
 
-def test_a_call_after_an_interrupted_one_has_an_answer_of_its_own() -> None:
+def test_a_limit_ends_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the clock, which other tests leave out: a limit that ends sooner than the hang begins has the same words."""
+    monkeypatch.setattr("xrt.runtime.isolation.receive", receive)
+    engine, text = (
+        Announcing(where="compile", how="hang", takes="Exp"),
+        "it gave no answer within 0.5 s, and its process was killed",
+    )
+    with isolated(engine, "ort", time_limit=0.5) as m, pytest.warns(FallbackWarning, match=text):
+        np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
+
+
+@dataclass(frozen=True)
+class Waiting(Recording):
+    """An engine that runs until its caller lets it: of zeros, between two named pipes."""
+
+    name: ClassVar[str] = "waiting"
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        return _Waiting(super().compile(function, context))
+
+
+class _Waiting(Executable):
+    def __init__(self, inner: Executable) -> None:
+        self.prepare = inner.prepare  # type: ignore[method-assign]  # nothing to add
+        self._run = inner.run
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        if not np.any(inputs[0]):
+            for pipe in ("begun", "ends"):
+                Path(os.environ[HANGS]).with_name(pipe).open("rb" if pipe == "ends" else "wb").close()
+        return self._run(inputs, options)
+
+
+def test_a_call_after_an_interrupted_one_has_an_answer_of_its_own(hangs: Path) -> None:
+    """The interrupt comes while the worker computes, whose answer nobody has waited for."""
+    begun, ends = (hangs.with_name(name) for name in ("begun", "ends"))
+    for pipe in (begun, ends):
+        os.mkfifo(pipe)
+
     def interrupt(thread: int) -> None:
+        begun.open("rb").close()  # waits for the worker
         signal.pthread_kill(thread, signal.SIGINT)
 
-    with module(Slow(run_seconds=0.5), isolate=["slow"], isolate_run=True) as m:
+    with taking_interrupts(), module(Waiting(), isolate=["waiting"], isolate_run=True) as m:
         m(X)
-        timer = threading.Timer(0.2, interrupt, [threading.get_ident()])
-        timer.start()
+        other = threading.Thread(target=interrupt, args=[threading.get_ident()])
+        other.start()
         with pytest.raises(KeyboardInterrupt):
             m(0 * X)
-        timer.join()
+        other.join()
         np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
 
 

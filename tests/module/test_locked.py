@@ -68,7 +68,8 @@ def test_the_same_lock_gives_the_same_plan_without_measuring(
 
 def test_a_lock_may_be_a_value(lock: Lock) -> None:
     with xrt.XRTModule(chain(*OPS), "auto", lock=lock, cache=CompileCache()) as module:
-        assert [launch.engine for launch in module.plan.launches] == list(dict.fromkeys(run.engine for run in lock.plan))
+        regions = {run.region: run.engine for run in lock.plan}  # two of one engine, where a busy machine measured that
+        assert [launch.engine for launch in module.plan.launches] == [regions[number] for number in sorted(regions)]
         assert f"  from the lock that was given, made on {lock.date} by xrt " in str(module.tuned)
 
 
@@ -88,7 +89,7 @@ def test_a_lock_of_something_else_says_what_differs_and_measures(
 ) -> None:
     write_lock(replace(lock, **changed), path)
     begins = rf"^the lock '{path}' does not hold: .*{told}"
-    with xrt.XRTModule(chain(*OPS), ENGINES, lock=path, budget=5, cache=CompileCache()) as module:
+    with xrt.XRTModule(chain(*OPS), ENGINES, lock=path, budget=60, cache=CompileCache()) as module:
         with pytest.warns(PlacementWarning, match=begins) as caught:
             np.testing.assert_allclose(module(X), RIGHT, rtol=1e-5)
         assert "The placement is measured anew" in str(caught[0].message)

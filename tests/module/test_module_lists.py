@@ -36,11 +36,23 @@ def test_what_nobody_named_takes_goes_to_the_reference_with_one_warning() -> Non
     assert [Path(w.filename).name for w in caught] == ["test_module_lists.py"], "a warning points at the caller's line"
     (message,) = [str(w.message) for w in caught]
     assert message == (
-        "1 node(s) run on 'toy', which was not named: first 'node1': Neg is not among Relu. m.explain() lists them; name 'toy' "
+        "1 node runs on 'toy', which was not named: 'node1': Neg is not among Relu. m.explain() lists them; name 'toy' "
         "in the list to accept it, or pass strict=True to refuse it"
     )
     assert "node1" in str(m.explain())
     assert "Neg is not among Relu" in str(m.explain())
+
+
+def test_the_warning_counts_what_was_refused_too() -> None:
+    m = xrt.XRTModule(chain("Relu", "Neg", "Exp"), engine=Picky(takes="Relu|Exp", refuses="Exp"))
+    with pytest.warns(FallbackWarning) as caught:
+        m(X)
+    refused, counted = (str(one.message) for one in caught)
+    assert refused == "picky cannot compile node2; node 'node2' placed on another engine"
+    assert counted == (
+        "2 nodes run on 'toy', which was not named, such as 'node1': Neg is not among Relu|Exp. m.explain() lists them; "
+        "name 'toy' in the list to accept it, or pass strict=True to refuse it"
+    )
 
 
 def test_naming_the_reference_accepts_it_in_silence() -> None:

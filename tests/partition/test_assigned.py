@@ -14,8 +14,8 @@ from tests.partition.drawn import chain, engine, function, graphs, node, palette
 from xrt.errors import OptionError, PlanError
 from xrt.graph import Function, shape_key
 from xrt.partition import ClusteringOptions, Plan, assigned, groups_of, homes_of, partition
-from xrt.partition.assigned import PLACED
 from xrt.partition.excerpt import excerpt
+from xrt.partition.explicit import PLACED
 
 TERMS = {"x": "x", "y": "y"}
 

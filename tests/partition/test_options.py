@@ -150,8 +150,10 @@ def test_a_pin_by_a_name_that_is_not_there() -> None:
     assert str(caught.value) == "pin 'name:/layer2/conv=red' matches no node of function 'main'. Did you mean '/layer1/conv'?"
 
 
-def test_a_pin_by_an_operator_that_is_not_there_is_kept_for_other_models() -> None:
-    assert partition(chain("R"), palette(), ClusteringOptions(pins="Conv=red")).reasons == ()
+def test_a_pin_by_an_operator_that_is_not_there_names_the_nearest() -> None:
+    with pytest.raises(PlanError) as caught:
+        partition(chain("RG"), palette(), ClusteringOptions(pins="Red2d=red"))
+    assert str(caught.value) == "pin 'Red2d=red' matches no node of function 'main'. Did you mean 'Red'?"
 
 
 def test_a_pin_that_the_engine_declines() -> None:

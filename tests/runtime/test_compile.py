@@ -108,7 +108,7 @@ def compiled(plan: Plan, threads: int = 2, **options: Any) -> Any:
 
 
 def test_regions_compile_at_once_within_the_budget(journal: Journal) -> None:
-    meeting = threading.Barrier(2, timeout=10)
+    meeting = threading.Barrier(2, timeout=300)
     journal.then = lambda function: meeting.wait() if function.name in ("xrt_free_0", "xrt_free_2") else None
     program = compiled(planned(1, 2, 3, 4))
     assert isinstance(program, Program)

@@ -208,7 +208,8 @@ def test_the_library_of_numpy_is_found_and_follows() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, None])
-def test_toy_holds_blas_to_the_budget(threads: int | None) -> None:
+def test_toy_holds_blas_to_one_thread(threads: int | None) -> None:
+    """BLAS's own threads would spin on after a product; toy's products are cut into parts for threads that sleep."""
     spying = Function(
         (Value("x", F32),),
         (Value("y", TensorType(DType.INT64, ())),),
@@ -217,7 +218,7 @@ def test_toy_holds_blas_to_the_budget(threads: int | None) -> None:
     )
     before = blas_of_process().threads
     with xrt.XRTModule(spying, Spy(), strict=True, threads=threads) as module:
-        assert module(X) == min(module.threads, before)
+        assert module(X) == 1
         assert blas_of_process().threads == before
 
 
@@ -374,9 +375,6 @@ MIXTURES: list[tuple[list[str], list[str]]] = [
     (["toy", "tvm"], ["Tanh=tvm"]),
 ]
 
-SPINS = 0.2
-"""Seconds that idle threads may still turn: NumPy's OpenBLAS lets its own for 2**26 ticks of the clock."""
-
 
 @pytest.mark.parametrize(("engines", "pins"), MIXTURES)
 def test_after_a_run_the_process_is_idle(engines: list[str], pins: list[str]) -> None:
@@ -384,7 +382,6 @@ def test_after_a_run_the_process_is_idle(engines: list[str], pins: list[str]) ->
     with xrt.XRTModule(alternating(), engines, pins=pins, strict=True) as module:
         for _ in range(5):
             module(x)
-        time.sleep(SPINS)
         assert any(busy(0.3) < 0.1 for _ in range(5))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from xrt.formats import onnx as formats
 from xrt.graph.verify import verify
-from xrt.testing.corpus import CORPUS, entry
+from xrt.testing.corpus import CORPUS, find_entry
 
 NAMES = [e.name for e in CORPUS]
 
@@ -20,18 +20,18 @@ def test_names_are_unique_and_stories_are_told():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_onnx_accepts_it(name):
-    verify(entry(name).function)
-    onnx.checker.check_model(formats.to_model(entry(name).function), full_check=True)
+    verify(find_entry(name).function)
+    onnx.checker.check_model(formats.to_model(find_entry(name).function), full_check=True)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_judges_its_own_expectation_right(name):
-    one = entry(name)
+    one = find_entry(name)
     assert one.judge([np.array(e) if isinstance(e, np.ndarray) else e for e in one.expected])
 
 
 def test_inputs_are_handed_out_as_copies():
-    one = entry("update_in_place")
+    one = find_entry("update_in_place")
     with pytest.raises(ValueError, match="read-only"):
         one.inputs[0][:] = 0
     one.given()[0][:] = 0
@@ -39,4 +39,4 @@ def test_inputs_are_handed_out_as_copies():
 
 
 def test_a_strided_input_stays_strided():
-    assert not entry("strided_input").given()[0].flags.c_contiguous
+    assert not find_entry("strided_input").given()[0].flags.c_contiguous

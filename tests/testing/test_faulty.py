@@ -9,11 +9,11 @@ from xrt.engines import registry
 from xrt.engines.spec import build, parse_spec
 from xrt.errors import CompileRefused, OptionError
 from xrt.passes import infer_shapes
-from xrt.testing.corpus import entry
+from xrt.testing.corpus import find_entry
 from xrt.testing.faulty import Faulty, Recording, Slow
 from xrt.verify.running import compiled, run_alone
 
-ONE = entry("two_branches_and_a_join")
+ONE = find_entry("two_branches_and_a_join")
 
 
 def result_of(**told) -> list:

@@ -196,15 +196,15 @@ def test_what_was_found_is_refused_in_clear_words(reader: str, name: str, told: 
 def test_a_pin_of_many_stars_is_matched_in_no_time(tmp_path: Path) -> None:
     start = time.process_time()
     read("pin", "stars", tmp_path)
-    assert time.process_time() - start < 1
+    assert time.process_time() - start < 60, "a choice at each star, and there is no end"
 
 
 def test_a_hundred_thousand_nodes_without_names_are_named_in_no_time() -> None:
     """Looking for a free name began anew for each, which took minutes."""
     start = time.process_time()
-    function = Function((), (), tuple(Node("Relu", ("x",), ()) for _ in range(20_000)))
-    assert len({node.name for node in function.nodes}) == 20_000
-    assert time.process_time() - start < 5
+    function = Function((), (), tuple(Node("Relu", ("x",), ()) for _ in range(100_000)))
+    assert len({node.name for node in function.nodes}) == 100_000
+    assert time.process_time() - start < 60
 
 
 def test_a_memo_that_names_no_path_is_forgotten(tmp_path: Path) -> None:

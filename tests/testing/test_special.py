@@ -13,9 +13,11 @@ import pytest
 from xrt import OpTable, XRTModule
 from xrt.engines import registry
 from xrt.engines.toy import Env, Run, Toy
+from xrt.formats import text
 from xrt.graph import Node
 from xrt.testing.contract import Contract
 from xrt.testing.special import SPECIALS, special
+from xrt.testing.spikes import SPIKES, spiked
 from xrt.verify.running import run_alone
 
 GUIDE = Path(__file__).parents[2] / "docs" / "user-guide.md"
@@ -46,12 +48,20 @@ class Honest(Losing):
     name: ClassVar[str] = "honest"
     loses_nan: ClassVar[tuple[str, ...]] = ("Relu",)
     loses_infinity: ClassVar[tuple[str, ...]] = ("Abs",)
+    spreads_nan: ClassVar[tuple[str, ...]] = ("LRN",)
 
 
 @dataclass(frozen=True)
 class Modest(Honest):
     name: ClassVar[str] = "modest"
     loses_nan: ClassVar[tuple[str, ...]] = ("Relu", "Tanh")
+
+
+@ops("LRN", priority=9)
+def lrn(node: Node, env: Env) -> Run:
+    """LRN with a running sum, which no NaN leaves again."""
+    right = next(kernel for kernel in Toy.kernels if kernel.op_type == "LRN").code(node, env)
+    return lambda x: right(x) + 0 * np.cumsum(x, axis=1)
 
 
 class OfLosing(Contract):
@@ -87,6 +97,35 @@ def test_nothing_but_what_is_declared_may_differ() -> None:
     assert not one.judge([np.where(np.isinf(array), 5, array) for array in expected], expected, ["nan"])
 
 
+def test_a_nan_that_spreads_is_found_and_how_to_declare_it_told() -> None:
+    with pytest.raises(
+        AssertionError, match=r"(?s)LRN-18-0: y with nan in place 7 of x differs .*name LRN in the engine's spreads_nan\n"
+    ):
+        OfLosing().test_one_special_number_among_ordinary_ones("LRN-18-0")
+    OfHonest().test_one_special_number_among_ordinary_ones("LRN-18-0")
+
+
+def test_what_depends_on_the_order_of_a_sum_is_open() -> None:
+    one = spiked("GlobalAveragePool-18-8")
+    expected = [result for call in one.calls for result in run_alone(Toy(native="off"), one.function, call)]
+    assert one.judge(expected, expected)
+    assert one.judge([np.where(np.isinf(array), np.nan, array) for array in expected], expected)
+    assert not one.judge([np.where(np.isnan(array), 1, array) for array in expected], expected)
+    assert not one.judge([np.where(np.isfinite(array), np.nan, array) for array in expected], expected)
+
+
+def test_a_product_with_a_weight_of_zero_may_be_left_out() -> None:
+    one = next(one for one in SPIKES if one.name.startswith("Gemm-18") and one.function.nodes[0].attr("beta") == 0)
+    expected = [result for call in one.calls for result in run_alone(Toy(native="off"), one.function, call)]
+    with np.errstate(invalid="ignore"):
+        spread = [array + 0 * call[2] for call, array in zip(one.calls, expected, strict=True)]
+    assert one.judge(spread, expected)
+
+
+def test_names_of_single_numbers_tell_cases_apart() -> None:
+    assert len({one.name for one in SPIKES}) == len(SPIKES)
+
+
 def test_a_declaration_that_does_not_hold_is_found() -> None:
     OfHonest().test_special_numbers_are_lost_where_it_says_so()
     with pytest.raises(AssertionError, match=r"^loses_nan names operators that lose none: Tanh; take them out"):
@@ -100,15 +139,36 @@ def test_a_person_is_told() -> None:
         told = str(module.explain())
     assert "NaN is not carried through Relu: something else may come out in its place" in told
     assert "infinity" not in told
+    assert "NaN spreads" not in told
+
+
+def test_a_person_is_told_where_nan_spreads() -> None:
+    one = spiked("LRN-18-0")
+    with XRTModule(one.function, [Honest()]) as module:
+        module(*one.ordinary)
+        told = str(module.explain())
+    assert "NaN spreads in LRN: it may come out where a number is due" in told
 
 
 @pytest.mark.parametrize("name", ["iree", "openvino", "ort", "toy", "tvm", "xla"])
 def test_the_user_guide_lists_what_engines_lose(name: str) -> None:
     kind = registry.engine_class(name)
     rows = [line.split("|") for line in GUIDE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
-    row = next(row for row in rows if f"`{name}`" in row[1] and len(row) == 5)
-    told = [tuple(sorted(set(re.findall(r"\b[A-Z]\w*[a-z]\b", cell)) - {"XLA"})) for cell in row[2:4]]
-    assert told == [kind.loses_nan, kind.loses_infinity]
+    row = next(row for row in rows if f"`{name}`" in row[1] and len(row) == 6)
+    told = [tuple(sorted(set(re.findall(r"\b[A-Z]\w*[A-Za-z]\b", cell)) - {"XLA"})) for cell in row[2:5]]
+    assert told == [kind.loses_nan, kind.loses_infinity, kind.spreads_nan]
+
+
+@pytest.mark.parametrize("name", ["iree", "openvino", "ort", "toy", "tvm", "xla"])
+def test_the_user_guide_tells_who_counts_denormals_as_zero(name: str) -> None:
+    told = re.search(rf"on `{name}` in ([\w, ]+)[;.]", GUIDE.read_text(encoding="utf-8").partition("A denormal number")[2])
+    assert tuple(told[1].split(", ") if told else ()) == registry.engine_class(name).flushes_denormals
+
+
+@pytest.mark.parametrize("name", ["iree", "xla"])
+def test_denormals_that_are_declared_count_as_zero(name: str) -> None:
+    one = text.parse("function main(x: float32[64]) -> (y: float32[64]) {\n opset ai.onnx 18\n y = Mul(x, x)\n}")
+    assert not run_alone(registry.create(name), one, [np.full(64, 1e-20, np.float32)])[0].any()
 
 
 def test_names_tell_cases_apart_and_numbers_meet_each_other() -> None:

@@ -25,8 +25,9 @@ def tuned(function: Function, *engines: GraphCompiler, **options: Any) -> Tuned:
         "inputs": [X],
         "context": CompileContext(threads=1),
         "cache": CompileCache(),
+        "reference": evaluate,
     } | options
-    return tune(function, engines, reference=evaluate, **options)
+    return tune(function, engines, **options)
 
 
 def verdicts(found: Tuned) -> dict[str, str]:

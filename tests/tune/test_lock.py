@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from xrt.cache import CompileCache
-from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler, registry
+from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, RunOptions, registry
 from xrt.engines.toy import Toy
 from xrt.errors import LockError
 from xrt.formats.lock import Gate, Lock, Run, parse, to_text
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.module.reference import evaluate
 from xrt.partition import ClusteringOptions, Plan, partition
-from xrt.partition.assigned import homes_of
+from xrt.partition.explicit import homes_of
 from xrt.runtime.rounds import Ratio
-from xrt.testing.faulty import Faulty, Slow
+from xrt.testing.faulty import Faulty, Recording
 from xrt.tune.gate import SPELLS, Course, _change, _state, drifting, gate_of, judge_gate, opponent_of
 from xrt.tune.lock import differences, lock_of, placed, runs_of
 from xrt.tune.tuned import Contender, Race
@@ -134,7 +134,10 @@ OTHER = Function(
         ({"engines": ENGINES[:1]}, r"^engine 'ort', which has a part of the plan, is not in the list of engines or not ready$"),
         ({"context": CompileContext(threads=2)}, r"^threads was 1 and is 2$"),
         ({"context": CompileContext(ExecutionOptions(precision="fp16"), threads=1)}, r"^precision was fp32 and is fp16$"),
-        ({"context": CompileContext(ExecutionOptions(max_batch_size=4), threads=1)}, r"^max_batch_size is 4 and was not there$"),
+        (
+            {"context": CompileContext(ExecutionOptions(max_workspace_size=4), threads=1)},
+            r"^max_workspace_size is 4 and was not there$",
+        ),
         ({"options": ClusteringOptions(maximum_nodes=3)}, r"^clustering was  and is maximum_nodes=3$"),
     ],
 )
@@ -165,13 +168,47 @@ def test_engines_without_a_part_do_not_matter() -> None:
 # ---------------------------------------------------------------------- the gate
 
 
+class Ticks:
+    """A clock that goes on by what engines say that they take, on a machine that is busy or not."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+CLOCK = Ticks()
+
+
+@dataclass(frozen=True)
+class Ticking(Recording):
+    """An engine each of whose runs takes so many seconds by that clock."""
+
+    name: ClassVar[str] = "ticking"
+    seconds: float = 0.0
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        return _Ticking(super().compile(function, context), self.seconds)
+
+
+class _Ticking(Executable):
+    def __init__(self, inner: Executable, seconds: float) -> None:
+        self.prepare = inner.prepare  # type: ignore[method-assign]  # nothing to add
+        self._run, self._seconds = inner.run, seconds
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        CLOCK.now += self._seconds
+        return self._run(inputs, options)
+
+
 def course(engines: Sequence[GraphCompiler] = ENGINES, seconds: float = 30.0) -> Course:
     by_spec = {engine.spec: engine for engine in engines}
-    return Course(NET, by_spec, CONTEXT, CompileCache(), [X], evaluate, seconds)
+    told = {"clock": CLOCK} if all(isinstance(engine, Ticking) for engine in engines) else {}
+    return Course(NET, by_spec, CONTEXT, CompileCache(), [X], evaluate, seconds, **told)
 
 
-SLOW = Slow(inner="toy{native=off}", run_seconds=0.006)
-QUICK = Slow(inner="toy{native=off}", run_seconds=0.003, mark="quick")
+SLOW = Ticking(inner="toy{native=off}", seconds=0.006)
+QUICK = Ticking(inner="toy{native=off}", seconds=0.003)
 
 
 def race_of(*contenders: Contender, baseline: int | None = 0) -> Race:
@@ -207,7 +244,7 @@ def test_a_gate_is_measured_and_held(plans: tuple[list[GraphCompiler], Plan, Pla
     race = race_of(Contender(quick, "won"), Contender(slow, "lost"))
     gate = gate_of(course(engines, 2), quick, race)
     assert gate is not None and gate.plan == SLOW.spec and gate.rounds >= SPELLS
-    assert 0.35 < gate.ratio < 0.8
+    assert gate.ratio == pytest.approx(0.5)
     assert placed(gate.runs, NET, engines, CONTEXT).launches[0].engine == SLOW.spec
     outcome = judge_gate(course(engines, 2), quick, slow, gate, 0.5)
     assert outcome and outcome.state == "held"

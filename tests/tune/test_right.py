@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,11 @@ import pytest
 
 from tests.module.test_faults import X, chain
 from xrt.engines import ExecutionOptions
+from xrt.graph import Function
 from xrt.module.reference import evaluate
 from xrt.passes import infer_shapes
 from xrt.tune.right import Found, held
-from xrt.tune.values import captured, first_drawn
+from xrt.tune.values import STRETCH, Stopped, captured, first_drawn
 
 PAIR = infer_shapes(chain("Exp", "Cos"))
 RIGHT = evaluate(PAIR, [X])
@@ -46,6 +48,23 @@ def test_captured_values_are_those_of_the_reference_as_far_as_memory_goes() -> N
     np.testing.assert_array_equal(values["v1"], np.exp(X))
     assert set(captured(PAIR, [X], evaluate, most=23)) == {"x", "y"}
     assert set(captured(PAIR, [X], evaluate, most=24)) == {"x", "v1", "y"}
+
+
+def test_the_reference_computes_the_same_in_stretches_and_can_be_stopped_between_them() -> None:
+    function = infer_shapes(chain(*("Exp", "Cos", "Sin", "Abs", "Neg") * 12))
+    whole, asked, stop = captured(function, [X], evaluate), [], threading.Event()
+
+    def stretch(part: Function, inputs: Any) -> Any:
+        asked.append(len(part.nodes))
+        return evaluate(part, inputs)
+
+    parts = captured(function, [X], stretch, stop=stop)
+    assert asked == [STRETCH, len(function.nodes) - STRETCH]
+    assert {name: value.tobytes() for name, value in parts.items()} == {name: value.tobytes() for name, value in whole.items()}
+    assert set(captured(function, [X], evaluate, most=0, stop=stop)) == {"x", function.outputs[0].name}
+    stop.set()
+    with pytest.raises(Stopped, match=r"^after 0 of 60 nodes$"):
+        captured(function, [X], evaluate, stop=stop)
 
 
 def test_what_is_drawn_cannot_be_held_against_anything() -> None:

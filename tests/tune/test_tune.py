@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.hanging import Announcing, end_limits_at_hangs
 from tests.module.test_faults import X, chain
 from tests.tune.searching import PAIR, SLOW_COS, SLOW_EXP, TOY, tuned, verdicts
 from tests.tune.uneven import Uneven
@@ -21,8 +23,8 @@ from xrt.errors import OptionError, PlacementWarning
 from xrt.graph import shape_key
 from xrt.module.reference import evaluate
 from xrt.partition import ClusteringOptions, Pin
-from xrt.partition.assigned import assigned, homes_of
 from xrt.partition.costs import CostTable, Measured
+from xrt.partition.explicit import assigned, homes_of
 from xrt.testing.faulty import Faulty
 from xrt.tune import Bounds, CostStore
 from xrt.tune.search import Search
@@ -72,19 +74,12 @@ def test_a_mixture_whose_regions_are_far_slower_than_the_best_engine_does_not_ra
 
 
 @pytest.mark.usefixtures("here")
-def test_a_search_that_has_time_left_goes_on() -> None:
-    """By a clock that goes on when it is looked at: the first survey ends before all is known, and another race follows."""
-    told, ticks = [], itertools.count()
-    bounds = Bounds(survey=0.004, slice=1e-5, calibration=0.0)
-    found = tuned(
-        PAIR,
-        SLOW_EXP,
-        SLOW_COS,
-        budget=1000.0,
-        bounds=bounds,
-        clock=lambda: float(next(ticks)),
-        progress=lambda x: told.append(x.stage),
-    )
+def test_a_search_that_has_time_left_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first survey ends before it has begun, so that engines alone race; what is learnt after that races too."""
+    told: list[str] = []
+    whole, surveys = Search._survey, itertools.count()
+    monkeypatch.setattr(Search, "_survey", lambda self, *given: bool(next(surveys)) and whole(self, *given))
+    found = tuned(PAIR, SLOW_EXP, SLOW_COS, progress=lambda x: told.append(x.stage))
     races = [number for number, stage in enumerate(told) if stage.endswith("round 1")]
     assert len(races) >= 2
     assert any(stage.startswith("measuring 1 node") for stage in told[races[0] : races[-1]])
@@ -131,8 +126,11 @@ def test_launches_and_boundaries_are_measured_once(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- what harms nobody
 
 
+AMPLE = 4000.0
+"""Seconds of a budget that ends no search here: all is known long before, however busy the machine is."""
+
 FAULTS = {
-    "hang": (Faulty(how="hang"), "failed", "it gave no answer within 2 s, and its process was killed"),
+    "hang": (Announcing(how="hang"), "failed", "it gave no answer within 200 s, and its process was killed"),
     "kill": (Faulty(how="kill"), "failed", "its process was ended by SIGKILL"),
     "raise": (Faulty(where="compile"), "failed", "the faulty engine was told to fail in compile"),
     "refuse": (Faulty(where="compile", how="refuse"), "failed", "refused: the faulty engine was told to refuse"),
@@ -145,33 +143,41 @@ HOWS = [how if how in ("kill", "value") else pytest.param(how, marks=pytest.mark
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_what_hangs_crashes_or_is_wrong_is_not_in_the_race_and_is_remembered(how: str, tmp_path: Path) -> None:
+def test_what_hangs_crashes_or_is_wrong_is_not_in_the_race_and_is_remembered(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit, a part of the budget, is one that no worker needs to start in; it ends when the engine hangs."""
+    end_limits_at_hangs(monkeypatch, tmp_path)
     engine, verdict, text = FAULTS[how]
-    store = CostStore(tmp_path)
-    found = tuned(chain("Exp"), engine, TOY, budget=40.0, bounds=Bounds(limit=0.05, calibration=0.0), store=store)
+    store = CostStore(tmp_path / "store")
+    found = tuned(chain("Exp"), engine, TOY, budget=AMPLE, bounds=Bounds(limit=0.05, calibration=0.0), store=store)
     assert verdicts(found) == {"toy": "won", engine.spec: verdict}
     (other,) = (one for one in found.race.contenders if one.title == engine.spec)
     assert text in other.note
-    again = tuned(chain("Exp"), engine, TOY, budget=50.0, store=store)
+    again = tuned(chain("Exp"), engine, TOY, budget=AMPLE + 10, store=store)
     assert (again.measurements, verdicts(again)) == (0, verdicts(found))
 
 
 @pytest.mark.slow
-def test_an_engine_that_hangs_is_not_asked_for_ever() -> None:
-    found = tuned(
-        chain("Exp", "Cos", "Exp", "Cos"), Faulty(how="hang"), TOY, budget=60.0, bounds=Bounds(limit=0.02, calibration=0.0)
-    )
+def test_an_engine_that_hangs_is_not_asked_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    end_limits_at_hangs(monkeypatch, tmp_path)
+    engine, bounds = Announcing(how="hang"), Bounds(calibration=0.0)
+    found = tuned(chain("Exp", "Cos", "Exp", "Cos"), engine, TOY, budget=AMPLE, bounds=bounds)
     hung = [cost for (_, spec), cost in found.table.regions.items() if spec.startswith("faulty")]
     assert 1 <= len(hung) <= 2
     assert found.plan.launches[0].engine == "toy"
 
 
 @pytest.mark.slow
-def test_a_run_that_is_far_slower_than_anothers_is_cut_off_before_its_limit() -> None:
-    found = tuned(chain("Exp"), TOY, Faulty(how="hang"), budget=60.0, bounds=Bounds(limit=0.5, calibration=0.0))
+def test_a_run_that_is_far_slower_than_anothers_is_cut_off_before_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it may take follows from what toy took, which is less than a second on any machine: two seconds and ten times that."""
+    end_limits_at_hangs(monkeypatch, tmp_path)
+    found = tuned(chain("Exp"), TOY, Announcing(how="hang"), budget=AMPLE, bounds=Bounds(limit=0.5, calibration=0.0))
     (other,) = (one for one in found.race.contenders if one.title != "toy")
-    assert "it gave no answer within 2 s" in other.note
-    assert found.spent < 0.5 * 60.0
+    seconds = re.search(r"it gave no answer within (\S+) s", other.note)
+    assert seconds is not None and 2 <= float(seconds[1]) < 12
 
 
 @pytest.mark.usefixtures("here")
@@ -181,19 +187,6 @@ def test_a_call_that_raises_in_the_race_costs_the_plan_its_place() -> None:
 
 
 # ---------------------------------------------------------------------- the budget
-
-
-@pytest.mark.usefixtures("here")
-def test_a_budget_too_small_for_one_measurement_says_so_and_goes_by_priority() -> None:
-    with pytest.warns(PlacementWarning) as caught:
-        found = tuned(PAIR, SLOW_EXP, TOY, budget=1e-6)
-    (line,) = (str(one.message) for one in caught)
-    assert line == (
-        "'main' was not placed by measurement: budget=1e-06 s is too small for one measurement. The engines are used in the "
-        f"order of the list ({SLOW_EXP.spec}, toy); give more time, such as budget=20"
-    )
-    assert (found.how, found.measurements, homes_of(found.plan)) == ("priority", 0, dict.fromkeys(("n0", "n1"), SLOW_EXP.spec))
-    assert str(found) == f"placed by the order of the list, without a measurement: {SLOW_EXP.spec}"
 
 
 def test_without_a_measurement_nothing_known_to_be_wrong_is_chosen() -> None:
@@ -255,20 +248,25 @@ def test_an_interrupt_gives_the_best_found(stage: str) -> None:
 
 
 INTERRUPTED = """
-import sys
+import signal, sys
 from tests.tune.searching import PAIR, SLOW_COS, SLOW_EXP, tuned
-seen = lambda progress: print(progress.stage, flush=True)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the shell made of it that started the tests
+def seen(progress):
+    print(progress.stage, flush=True)
+    if progress.stage.startswith("planning"):
+        sys.stdin.read()  # until the signal is here
 print(tuned(PAIR, SLOW_EXP, SLOW_COS, budget=500.0, progress=seen).how)
 """
 
 
 def test_control_c_ends_a_search_in_a_process() -> None:
     command = [sys.executable, "-W", "ignore", "-c", INTERRUPTED]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdin is not None
         for line in process.stdout:
             if line.startswith("planning"):
                 os.kill(process.pid, signal.SIGINT)
                 break
         assert process.stdout.read().splitlines()[-1] == "interrupted"
+        process.stdin.close()
     assert process.returncode == 0

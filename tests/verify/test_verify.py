@@ -116,5 +116,7 @@ def test_a_culprit_is_written_as_onnx_writes_its_cases(tmp_path: Path) -> None:
 
 
 def test_what_is_neither_tensor_nor_list_is_no_case(tmp_path: Path) -> None:
-    with pytest.raises(xrt.errors.ModelError, match=r"^'v0' is a NoneType; a case holds tensors and lists of tensors$"):
+    with pytest.raises(
+        xrt.errors.ModelError, match=r"^'v0' is a NoneType; a case holds tensors, maps, and lists of one of these$"
+    ):
         save_case(long_model(count=1), [None], [numbers()], tmp_path)

@@ -7,7 +7,7 @@ is the ratio within a round. Nothing here decides what a module does.
 from xrt.bench.comparison import Settings, compare_engines
 from xrt.bench.figures import Interval, Timing, ratio
 from xrt.bench.html import page
-from xrt.bench.machine import machine
+from xrt.bench.machine_info import machine
 from xrt.bench.report import Agreement, Group, Report, Row
 from xrt.bench.subjects import AUTO, Candidate, Subject
 from xrt.bench.turns import interleaved

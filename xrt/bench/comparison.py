@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xrt.bench.figures import Timing, is_tie, noise_floor, paired
-from xrt.bench.machine import describe
+from xrt.bench.machine_info import describe
 from xrt.bench.outputs import read_outputs
 from xrt.bench.process import Worker
 from xrt.bench.protocol import Failure, Job, Start, Timeline

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
-from pathlib import Path
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
 from xrt.bench.protocol import PROFILE, TURN, Failure, Job, Start, Timeline, Turn
+from xrt.processes import end, start_python
 
 __all__ = ["Worker"]
 
@@ -27,9 +26,9 @@ class Worker:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # closed in close()
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "xrt.bench.worker"],
-            env=_environment(job.threads),
+        self._process = start_python(
+            "xrt.bench.worker:serve",
+            environment=dict.fromkeys(_POOLS, str(job.threads)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -85,11 +84,9 @@ class Worker:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 _close(pipe)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(1)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end(self._process)
         self._errors.close()
 
 
@@ -98,8 +95,3 @@ def _close(pipe: Any) -> None:
         pipe.close()
     except BrokenPipeError:
         pass  # what was not read any more is of no use to anyone
-
-
-def _environment(threads: int) -> dict[str, str]:
-    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-    return {**os.environ, "PYTHONPATH": path, **dict.fromkeys(_POOLS, str(threads))}

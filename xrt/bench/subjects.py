@@ -13,6 +13,7 @@ from xrt import models, passes
 from xrt.engines.spec import parse_spec, split_specs
 from xrt.errors import ModelError, OptionError, did_you_mean
 from xrt.formats import onnx
+from xrt.formats.bundle import is_bundle, load_model
 from xrt.graph import FrozenDict, Function, TensorType
 from xrt.module.automatic import AUTO
 from xrt.partition import Pin
@@ -22,11 +23,13 @@ __all__ = ["AUTO", "Candidate", "Subject"]
 _SIZED = re.compile(r"(?P<source>[^{}]+?)\s*(?:\{(?P<sizes>[^{}]*)\})?\s*")
 _WITH = re.compile(r"\s+with\s+")
 BATCH = "batch"
+DIGITS = 100
+"""Digits of a number that is worth reading: Python refuses thousands of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model as text: a shipped model's name or the path of an ONNX file, and sizes in braces."""
+    """A model as text: a shipped model's name or the path of an ONNX file or a bundle, and sizes in braces."""
 
     source: str
     sizes: Mapping[str, int] = FrozenDict()
@@ -50,8 +53,7 @@ class Subject:
     def load(self, seed: int = 0) -> Function:
         """Return the model; raises ModelError or OptionError, also where it cannot have that batch size."""
         if self.source not in models.names():
-            self._check_there()
-            return _with_batch(_bound(onnx.load(self.source), self.sizes), self.batch)
+            return _with_batch(_bound(self._read(), self.sizes), self.batch)
         if self.batch is None or BATCH not in models.sizes_of(self.source):
             return _with_batch(models.load(self.source, seed, **self.sizes), self.batch)
         return models.load(self.source, seed, **{**self.sizes, BATCH: self.batch})
@@ -61,8 +63,12 @@ class Subject:
         if self.source in models.names():
             models.check_sizes(self.source, self.sizes)
         else:
-            self._check_there()
-            _bound(onnx.load(self.source), self.sizes)
+            _bound(self._read(), self.sizes)
+
+    def _read(self) -> Function:
+        """Return the model of an ONNX file, or of a bundle, whose engines and compiled forms have no part in a comparison."""
+        self._check_there()
+        return load_model(self.source) if is_bundle(self.source) else onnx.load(self.source)
 
     def _check_there(self) -> None:
         if os.path.lexists(self.source):
@@ -80,6 +86,8 @@ def _size(part: str, text: str) -> tuple[str, int]:
     name, equals, size = (piece.strip() for piece in part.partition("="))
     if not equals or not size.isdecimal():
         raise OptionError(f"a model's size is written NAME=NUMBER, such as layers=2; got {part.strip()!r} in {text!r}")
+    if len(size) > DIGITS:
+        raise OptionError(f"{name} of {text[:DIGITS]!r}... is a number of {len(size)} digits, and no extent")
     return name, int(size)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from xrt.bench.machine import peak_bytes
+from xrt.bench.machine_info import peak_bytes
 from xrt.bench.outputs import write_outputs
 from xrt.bench.protocol import PROFILE, Failure, Job, Message, Start, Timeline, Turn
 from xrt.bench.regions import Region, regions_of
@@ -130,7 +130,3 @@ def _alone(call: Call, repeats: int, seconds: float) -> float:
 def _timed(do: Callable[[], Any]) -> tuple[Any, float]:
     began = time.perf_counter()
     return do(), time.perf_counter() - began
-
-
-if __name__ == "__main__":
-    serve()

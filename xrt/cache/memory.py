@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from xrt.cache.disk import DiskStatistics, Recipe, WeightsMemo, tier_of
+from xrt.cache.disk.places import expand_user
 from xrt.cache.signature import Signature
 from xrt.engines import Executable
 from xrt.errors import OptionError
@@ -21,6 +22,8 @@ __all__ = ["CacheStatistics", "CompileCache", "Lease", "Tier", "cache_of", "defa
 
 CAPACITY = 256
 """Executables that the process-wide cache keeps; those in use by a module live on beyond it."""
+THREADS = 32
+"""Threads that the executables of a cache may keep for themselves, all together; what a module uses lives on beyond that too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,11 @@ class _Entry:
 
     made: Future[Executable] = field(default_factory=Future)
     holders: int = 1
+
+    @property
+    def idle_threads(self) -> int:
+        """The threads that the executable keeps for itself; none before it is made, or where that failed."""
+        return self.made.result().idle_threads if self.made.done() and self.made.exception() is None else 0
 
 
 class Lease:
@@ -164,12 +172,24 @@ class CompileCache:
                 if self._entries.get(key) is entry:
                     self._drop(self._entries.pop(key))
             entry.made.set_exception(error)
+        else:
+            self._shrink()
 
     def _shrink(self) -> None:
-        while len(self._entries) > self.capacity:
-            _, oldest = self._entries.popitem(last=False)
-            self._evictions += 1
-            self._drop(oldest)
+        with self._lock:
+            while len(self._entries) > self.capacity:
+                self._evict(next(iter(self._entries)))
+            threads = {key: entry.idle_threads for key, entry in self._entries.items() if entry.idle_threads}
+            surplus = sum(threads.values()) - THREADS
+            for key in list(threads)[:-1]:  # the newest stays, however many it has
+                if surplus <= 0:
+                    break
+                surplus -= threads[key]
+                self._evict(key)
+
+    def _evict(self, key: str) -> None:
+        self._evictions += 1
+        self._drop(self._entries.pop(key))
 
     def _drop(self, entry: _Entry) -> None:
         with self._lock:
@@ -211,7 +231,7 @@ def cache_of(asked: CompileCache | str | os.PathLike[str] | None) -> CompileCach
     if isinstance(asked, CompileCache):
         return asked
     if isinstance(asked, str | os.PathLike):
-        return _cache_in(Path(asked).expanduser().absolute())
+        return _cache_in(expand_user(asked, "cache"))
     raise OptionError(f"cache must be an xrt.cache.CompileCache, or the directory of one; got {asked!r}")
 
 

@@ -86,6 +86,11 @@ def _run(arguments: list[str], *, debug: bool) -> int:
             raise
         complain("error", _told(error))
         return 2
+    except MemoryError as error:
+        if debug:
+            raise
+        complain("error", f"there is not enough memory: {error}")
+        return 2
     except Exception as error:
         if debug:
             raise

@@ -11,10 +11,12 @@ from pathlib import Path
 import click
 
 from xrt.bench import AUTO, Candidate, Group, Report, Row, Settings, Subject, compare_engines, page
+from xrt.cli.options import check_writable
 from xrt.cli.screen import err, human_bytes, out, show_table
 from xrt.engines import ExecutionOptions, registry
 from xrt.engines.probing import probe_all
 from xrt.errors import OptionError
+from xrt.formats.output import replace_file
 from xrt.module import checked_budget
 from xrt.runtime import default_budget
 
@@ -60,7 +62,7 @@ def command(
     as_json: bool,
     html: Path | None,
 ) -> int:
-    """Compare engines on MODELs: a shipped one (squeezenet, 'bert{layers=2}') or the path of an ONNX file.
+    """Compare engines on MODELs: a shipped one (squeezenet, 'bert{layers=2}'), or the path of an ONNX file or a bundle.
 
     Each candidate has a process of its own and the model to itself: no other engine stands in for it. Exit code 1 when
     the results of one differ from the reference engine's, 2 when none ran at all.
@@ -78,7 +80,8 @@ def command(
         silent=as_json,
     )
     if html is not None:
-        html.write_text(page(replace(report, command=shlex.join(["xrt", *typed]))), encoding="utf-8")
+        text = page(replace(report, command=shlex.join(["xrt", *typed]))).encode()
+        replace_file(html, lambda file: file.write(text))
     if as_json:
         out.print_json(json.dumps(report.to_dict()))
     else:
@@ -96,6 +99,8 @@ def _check_writable(path: Path | None) -> None:
     """Raise OptionError now for a page that could not be written after minutes of measuring."""
     if path is not None and not path.parent.is_dir():
         raise OptionError(f"--html: there is no folder {str(path.parent)!r} to write {path.name} to")
+    if path is not None:
+        check_writable(path)
 
 
 def _counts(text: str, option: str) -> list[int]:

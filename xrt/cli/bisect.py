@@ -7,10 +7,21 @@ from typing import Any
 
 import click
 
+from xrt.cli.bundles import opened
 from xrt.cli.explain import with_dims
 from xrt.cli.inputs import all_inputs
-from xrt.cli.options import check_writable, dims_of, input_options, isolation_options, loaded, module_keywords, module_options
+from xrt.cli.options import (
+    check_folder,
+    check_writable,
+    dims_of,
+    input_options,
+    isolation_options,
+    loaded,
+    module_keywords,
+    module_options,
+)
 from xrt.cli.screen import err, out
+from xrt.formats.bundle import is_bundle
 from xrt.formats.onnx import save_case
 from xrt.module import XRTModule
 
@@ -30,14 +41,23 @@ __all__ = ["command"]
     help="Folder for the part as model.onnx, with its inputs and what must come out in test_data_set_0",
 )
 def command(model: str, files: tuple[str, ...], seed: int, target: str | None, **given: Any) -> int:
-    """Find the smallest part of MODEL on which its engine differs from the reference engine; exit code 1 where there is one."""
+    """Find the smallest part of MODEL on which its engine differs from the reference engine; exit code 1 where there is one.
+
+    MODEL is an ONNX file, a bundle or a shipped model.
+    """
     if target is not None:
-        check_writable(Path(target))
-    function = with_dims(loaded(model), dims_of(given["dims"]))
+        if not Path(target).parent.is_dir():
+            check_writable(Path(target))
+        check_folder(Path(target))
+    if is_bundle(model):
+        function, made = opened(model, click.get_current_context())
+    else:
+        function = with_dims(loaded(model), dims_of(given["dims"]))
+        made = XRTModule(function, **module_keywords(given))
     values = all_inputs(files, function, seed)
     status = err.status("looking for a difference")
     progress = lambda runs, nodes: status.update(f"{runs} parts tried, the smallest that differs has {nodes} nodes")  # noqa: E731  # told once per part
-    with XRTModule(function, **module_keywords(given)) as module, status:
+    with made as module, status:
         culprit = module.bisect(**values, progress=progress)
     if culprit is None:
         out.print("no region differs from the reference engine", markup=False)

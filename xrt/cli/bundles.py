@@ -10,8 +10,10 @@ from click.core import ParameterSource
 
 from xrt.cli.options import isolation_keywords
 from xrt.cli.screen import human_bytes, out, show_table
+from xrt.engines import split_specs
+from xrt.engines.registry import why_not_chosen
 from xrt.errors import OptionError
-from xrt.formats.bundle import BundleFile
+from xrt.formats.bundle import BundleFile, load_model
 from xrt.graph import Function
 from xrt.module import XRTModule, load
 
@@ -20,8 +22,9 @@ __all__ = ["facts_of_bundle", "opened", "show_bundle"]
 _FREE = (
     *("model", "strict", "files", "seed", "target", "repeat", "verified"),
     *("check", "isolate", "isolate_run", "time_limit", "memory_limit"),
+    *("with_memory", "outputs_only", "as_json"),
 )
-"""Options of `xrt run` that a bundle does not settle."""
+"""Options of commands that a bundle does not settle."""
 
 
 def opened(path: str, context: click.Context) -> tuple[Function, XRTModule]:
@@ -32,18 +35,23 @@ def opened(path: str, context: click.Context) -> tuple[Function, XRTModule]:
     settled = [option.opts[0] for option in context.command.params if _is_given(option.name or "", context)]
     if settled:
         raise OptionError(f"{path} is a bundle, which settles {', '.join(settled)}; leave that out, or compile the model anew")
-    file = BundleFile(path)
     asked = context.params
-    return _function(file), load(path, strict=asked["strict"], check=asked["check"], **isolation_keywords(asked))
+    return load_model(path), load(
+        path, engine=_named(context), strict=asked["strict"], check=asked.get("check"), **isolation_keywords(asked)
+    )
 
 
 def _is_given(name: str, context: click.Context) -> bool:
-    return name not in _FREE and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    is_free = name in _FREE or (name == "engine" and _named(context))
+    return not is_free and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
-def _function(file: BundleFile) -> Function:
-    manifest = file.manifest
-    return file.model(manifest["model"] or manifest["programs"][0]["function"])
+def _named(context: click.Context) -> list[str]:
+    """Return the engines that are named because a bundle may not choose them; none where the options name no file."""
+    if context.get_parameter_source("engine") is not ParameterSource.COMMANDLINE:
+        return []
+    specs = split_specs(context.params["engine"])
+    return specs if any(why_not_chosen(spec, "bundle") for spec in specs) else []
 
 
 def facts_of_bundle(path: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from xrt.cache.disk.weights import WeightsMemo
 from xrt.cli.explain import with_dims
 from xrt.cli.options import dims_of, loaded, module_keywords, module_options
 from xrt.cli.screen import human_bytes, out, show_table
+from xrt.engines import GraphCompiler, engine_class, parse_spec
 from xrt.errors import CacheError, OptionError
 from xrt.module import XRTModule
 
@@ -52,6 +53,15 @@ def ls(store: Store, as_json: bool) -> None:
     show_table(("entry", "engine", "size", "last used", "inputs", "note"), [_row(entry) for entry in entries], numbers=("size",))
     total = sum(entry.size for entry in entries)
     out.print(f"{len(entries)} entries, {human_bytes(total)}, in {store.directory}", markup=False)
+    _tell_unused(store)
+
+
+def _tell_unused(store: Store) -> bool:
+    """Print why the directory is not used, where it is not; tell whether it was printed."""
+    reason = store.why_not_trusted()
+    if reason is not None:
+        out.print(f"it is not used: {reason}", markup=False, soft_wrap=True)
+    return reason is not None
 
 
 def _row(entry: Listed) -> tuple[str, ...]:
@@ -67,12 +77,12 @@ def _short(text: str) -> str:
 @command.command("verify")
 @click.pass_obj
 def verify(store: Store) -> int:
-    """Check every entry's checksums; exit code 1 when one cannot be used (`xrt cache gc` removes it)."""
+    """Check every entry's checksums, and whose they are; exit code 1 when one cannot be used (`xrt cache gc` removes it)."""
     found = store.damaged()
     for reason in found.values():
         out.print(reason, markup=False)
     out.print(f"{len(store.items())} entries, {len(found)} of them damaged, in {store.directory}", markup=False)
-    return int(bool(found))
+    return int(_tell_unused(store) or bool(found))
 
 
 @command.command("gc")
@@ -126,26 +136,33 @@ def clear(store: Store) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
 @click.pass_obj
 def why_miss(store: Store, /, model: str, as_json: bool, **given: Any) -> int:
-    """Say which ingredient keeps MODEL's regions from being found, against the nearest entry; exit code 1 when one is missing."""
+    """Say which ingredient keeps MODEL's regions from being found, against the nearest entry; exit code 1 when one is missing.
+
+    What an engine cannot save is never there, and never missing.
+    """
     function = with_dims(loaded(model), dims_of(given["dims"]))
     with XRTModule(function, **module_keywords(given)) as module:
         signatures = module.signatures()
-    missed = misses(store, signatures.values())
+        unsaved = {launch.name: launch.engine for launch in module.plan.launches if not _can_save(launch.engine)}
+    missed = misses(store, [one for name, one in signatures.items() if name not in unsaved])
     if as_json:
-        out.print_json(json.dumps({name: _as_data(one, missed) for name, one in signatures.items()}))
+        facts = {name: {"saves": name not in unsaved, **_as_data(one, missed)} for name, one in signatures.items()}
+        out.print_json(json.dumps(facts))
         return int(bool(missed))
     by_key = {miss.signature.key: miss for miss in missed}
     for name, signature in signatures.items():
-        out.print(
-            "\n".join(
-                [
-                    f"{name}: {'not in the cache' if signature.key in by_key else 'in the cache'}",
-                    *_told(by_key.get(signature.key)),
-                ]
-            ),
-            markup=False,
-        )
+        if name in unsaved:
+            lines = [f"{name}: engine {unsaved[name]!r} cannot save an executable, so it is compiled in each process"]
+        else:
+            found = "not in the cache" if signature.key in by_key else "in the cache"
+            lines = [f"{name}: {found}", *_told(by_key.get(signature.key))]
+        out.print("\n".join(lines), markup=False)
     return int(bool(missed))
+
+
+def _can_save(spec: str) -> bool:
+    """Whether the engine says how to save an executable."""
+    return engine_class(parse_spec(spec)[0]).save is not GraphCompiler.save
 
 
 def _told(miss: Miss | None) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,11 +12,12 @@ from typing import Any
 
 import click
 
+from xrt.cli.app import main
 from xrt.cli.explain import with_dims
 from xrt.cli.options import dims_of, loaded, seconds_of
 from xrt.cli.screen import err, out
 from xrt.engines import split_specs
-from xrt.engines.registry import free_options
+from xrt.engines.registry import why_not_chosen
 from xrt.errors import EngineError, InputError, LockError, ModelError, OptionError, PlanError, RunFailed, XRTError, did_you_mean
 from xrt.formats.arrays import read_npy, read_npz
 from xrt.formats.lock import Lock, read_lock
@@ -26,28 +26,49 @@ from xrt.models import sample_inputs
 from xrt.module import XRTModule
 from xrt.module.locked import check_module
 from xrt.passes import specialise
+from xrt.processes import run_python
 from xrt.runtime.inputs import type_of
 from xrt.tune.gate import Outcome
 from xrt.tune.lock import DEVICE_OF, shapes_of
 
 __all__ = ["command"]
 
+UNDECIDED = 3
+"""The exit code of a check that could not be decided, where that is to fail."""
+
 
 def part_of(context: click.Context, option: click.Parameter, text: str) -> float:
-    """Return a part from a text such as ``5%`` or ``0.05``; raises OptionError for another form."""
+    """Return a part from a text such as ``5%``; raises OptionError for another form, a number without ``%`` too."""
     number, percent, rest = text.strip().partition("%")
     try:
-        found = float(number) / (100 if percent else 1)
+        found = float(number)
     except ValueError:
         found = -1.0
-    if rest or not 0 <= found < 100:
-        raise OptionError(f"{option.opts[0]} takes a part such as 5% or 0.05; got {text!r}")
-    return found
+    if rest or not 0 <= found < 10_000:
+        raise OptionError(f"{option.opts[0]} takes a percentage such as 5%; got {text!r}")
+    if not percent:
+        meant = found if found >= 1 or found == 0 else 100 * found
+        raise OptionError(f"{option.opts[0]} takes a percentage such as 5%; got {text!r}. Did you mean {meant:g}%?")
+    return found / 100
 
 
 @click.command("check")
 @click.argument("lock", type=click.Path(dir_okay=False))
-@click.option("--max-regress", "limit", default="5%", show_default=True, callback=part_of, help="By how much the ratio may grow")
+@click.option(
+    "--max-regress",
+    "limit",
+    default="5%",
+    show_default=True,
+    callback=part_of,
+    help="By how much the ratio may grow, in per cent",
+)
+@click.option(
+    "--undecided",
+    default="pass",
+    show_default=True,
+    type=click.Choice(["pass", "fail"]),
+    help="What becomes of a check that the noise does not let decide: exit code 0, or 3",
+)
 @click.option("--budget", default="30s", show_default=True, callback=seconds_of, help="How long plans take turns at most")
 @click.option("--model", "model", help="The model [default: where the lock says it is]")
 @click.option(
@@ -68,13 +89,21 @@ def part_of(context: click.Context, option: click.Parameter, text: str) -> float
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
 def command(
-    lock: str, limit: float, budget: float, model: str | None, named: str | None, once: bool, patience: float, as_json: bool
+    lock: str,
+    limit: float,
+    undecided: str,
+    budget: float,
+    model: str | None,
+    named: str | None,
+    once: bool,
+    patience: float,
+    as_json: bool,
 ) -> int:
     """Hold the plan of LOCK against the plan that it was locked beside: both take turns here, and the ratio is compared.
 
     Exit code 1 when it has become slower by more than --max-regress for certain, or cannot run, or computes wrongly; 0 when it
-    has not, and when the noise is too large to tell, which is said. A regression is one that two processes have seen; exit code 2
-    when the second one hangs.
+    has not. Where the noise is too large to tell, that is said, and the exit code is 0, or 3 with --undecided=fail. A regression
+    is one that two processes have seen; exit code 2 when the second one hangs.
     """
     held = read_lock(lock)
     try:
@@ -86,10 +115,20 @@ def command(
         outcome = _confirmed(outcome, lock, limit, budget, patience, {"--model": model, "--engines": named})
     if as_json:
         out.print_json(json.dumps({**outcome.to_dict(), "differs": list(elsewhere)}))
-        return 0 if outcome else 1
+        return _code(outcome, undecided)
     for told in elsewhere:
         out.print(f"not where it was locked: {told}", markup=False)
     out.print(str(outcome), markup=False)
+    if outcome.state == "undecided":
+        passes = "it passes; --undecided=fail makes it fail" if undecided == "pass" else "it fails, as --undecided=fail asks"
+        out.print(f"{passes}. Give it more --budget, or a quieter machine", markup=False)
+    return _code(outcome, undecided)
+
+
+def _code(outcome: Outcome, undecided: str) -> int:
+    """Return the exit code of a check."""
+    if outcome.state == "undecided" and undecided == "fail":
+        return UNDECIDED
     return 0 if outcome else 1
 
 
@@ -101,13 +140,10 @@ def _confirmed(
     Where memory and threads come to lie differs from one process to the next, and with it sometimes the ratio, which is
     steady within each.
     """
-    asked = ["check", lock, "--max-regress", repr(limit), "--budget", f"{budget:.3f}s", "--once", "--json"]
+    asked = ["check", lock, "--max-regress", f"{100 * limit:.12g}%", "--budget", f"{budget:.3f}s", "--once", "--json"]
     given = [word for option, value in more.items() if value for word in (option, value)]
-    command = [sys.executable, "-m", "xrt.cli", *asked, *given]
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=budget + patience
-        )
+        done = run_python("xrt.cli.check:confirm", *asked, *given, timeout=budget + patience)
     except subprocess.TimeoutExpired:
         raise RunFailed(
             f"the plan has regressed, and the process that was to confirm it hung: it was not done after {budget:g} s of "
@@ -120,6 +156,11 @@ def _confirmed(
     if second not in ("held", "undecided", "alone"):
         return outcome  # nothing speaks against it
     return replace(outcome, state="undecided", note=f"one process saw a regression; a second one, asked to confirm it: {second}")
+
+
+def confirm(*arguments: str) -> None:
+    """Run the command line in the process that confirms."""
+    main(list(arguments))
 
 
 def _failed(error: XRTError, *, as_json: bool) -> int:
@@ -141,11 +182,8 @@ def _check_named(lock: Lock, named: Sequence[str]) -> None:
         if spec not in specs:
             raise OptionError(f"--engines names {spec!r}; the lock has {', '.join(specs)}.{did_you_mean(spec, specs)}")
     for spec in specs:
-        if spec not in named and (options := free_options(spec)):
-            raise LockError(
-                f"the lock has engine {spec!r}, whose {' and '.join(options)} may name files or code, and a lock does not choose "
-                f"what is run; pass --engines {spec!r} if that is what you want"
-            )
+        if spec not in named and (reason := why_not_chosen(spec, "lock")):
+            raise LockError(f"{reason}; pass --engines {spec!r} if that is what you want")
 
 
 def _specs(lock: Lock) -> list[str]:

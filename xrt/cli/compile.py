@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -9,11 +11,13 @@ from typing import Any
 import click
 
 from xrt.cli.explain import with_dims
-from xrt.cli.options import check_writable, dims_of, isolation_options, loaded, module_keywords, module_options
+from xrt.cli.options import check_writable, choices_of, isolation_options, loaded, module_keywords, module_options
 from xrt.cli.screen import err, human_bytes, out
 from xrt.errors import InputError
+from xrt.graph import Function, TensorType
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
+from xrt.module.settings import Settings
 
 __all__ = ["command"]
 
@@ -26,19 +30,69 @@ __all__ = ["command"]
 def command(model: str, target: str | None, **given: Any) -> None:
     """Compile MODEL, an ONNX file or a shipped model, and save it as a bundle: weights and the engines' compiled forms.
 
-    Where an engine needs every extent fixed, --dim gives those that are symbolic; without it they are 1.
+    --dim fixes a symbolic extent: the bundle then takes that size alone. Given again for the same name it stays open, and all
+    combinations are compiled (--dim batch=4 --dim tokens=16 --dim tokens=128). Without --dim it is compiled for every size where
+    all engines can, else for 1. For other sizes of open extents the bundle compiles when it meets them.
     """
     path = Path(target) if target else Path(f"{Path(model).stem}.xrt")
     check_writable(path)
-    function = with_dims(loaded(model), dims_of(given["dims"]))
+    choices = choices_of(given["dims"])
+    fixed = {name: sizes[0] for name, sizes in choices.items() if len(sizes) == 1}
+    function = with_dims(loaded(model), fixed)
+    sizes = list(_combinations(function, {name: several for name, several in choices.items() if name not in fixed}))
+    examples = [sample_inputs(with_dims(function, chosen)) for chosen in sizes]
     began = perf_counter()
     status = err.status("compiling")
-    with XRTModule(function, **module_keywords(given), report=status.update) as module, status:
-        try:
-            module.compile()
-        except InputError:
-            module.compile(**sample_inputs(function))
+    most = max(Settings().max_signatures, len(examples))
+    with XRTModule(function, **module_keywords(given), max_signatures=most, report=status.update) as module, status:
+        is_open = _compile(module, examples)
         module.save(path)
         told = str(module.explain())
     out.print(told, markup=False)
+    for line in _told_sizes(fixed, _names(function), sizes, is_open=is_open):
+        out.print(line, markup=False, soft_wrap=True)
     out.print(f"{path}: {human_bytes(path.stat().st_size)}, in {perf_counter() - began:.2f} s", markup=False)
+
+
+def _compile(module: XRTModule, examples: Sequence[Mapping[str, Any]]) -> bool:
+    """Compile once for every size, where the engines can, else for each of the examples; tell which it was."""
+    try:
+        module.compile()
+    except InputError:
+        for values in examples:
+            module.compile(**values)
+        return False
+    return True
+
+
+def _names(function: Function) -> list[str]:
+    """Return the names of the extents that are open, in the order of the inputs; a ``?`` for one without a name."""
+    tensors = [value.type for value in function.inputs if isinstance(value.type, TensorType)]
+    dims = [dim for type_ in tensors for dim in type_.shape or () if not isinstance(dim, int)]
+    return list(dict.fromkeys(dim or "?" for dim in dims))
+
+
+def _combinations(function: Function, choices: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
+    """Yield the sizes of each program; raises OptionError for a name that no input has."""
+    with_dims(function, {name: sizes[0] for name, sizes in choices.items()})
+    for sizes in product(*choices.values()):
+        yield dict(zip(choices, sizes, strict=True))
+
+
+def _told_sizes(
+    fixed: Mapping[str, int], names: Sequence[str], sizes: Sequence[Mapping[str, int]], *, is_open: bool
+) -> Iterator[str]:
+    """Yield lines that say which sizes the bundle takes, and for which it has a program."""
+    if fixed:
+        yield f"fixed at {_spell(fixed)}: an input of another size is an error"
+    if names and is_open:
+        yield f"compiled once for every size of {', '.join(names)}, which its engines leave open"
+    elif names:
+        listed = "; ".join(_spell({name: chosen.get(name, 1) for name in names}) for chosen in sizes)
+        absent = [name for name in names if name not in sizes[0]]
+        hint = f" ({', '.join(absent)} as no --dim says otherwise)" if absent else ""
+        yield f"compiled for {listed}{hint}; for other sizes the bundle compiles when it meets them"
+
+
+def _spell(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())

@@ -19,20 +19,33 @@ __all__ = ["command"]
 @click.option(
     "--group", "groups", multiple=True, type=click.Choice(list(GROUPS)), help="Only these groups of tests; may be given again"
 )
-@click.option("--cases", default="*", show_default=True, help="Which cases, as a glob: 'test_conv*'")
+@click.option(
+    "--cases",
+    multiple=True,
+    default=("*",),
+    show_default="all",
+    help="Which cases, as globs with commas: 'test_conv*'; may be given again",
+)
 @click.option("--alternate", is_flag=True, help="Keep neighbouring nodes on different engines, each node a region of its own")
 @click.option("--reference", is_flag=True, help="Run onnx.reference.ReferenceEvaluator beside, and count what it alone passes")
 @click.option("--reasons", is_flag=True, help="List why each declined case was declined")
 @click.option("--operators", is_flag=True, help="Show the counts per operator, and which engines had it")
+@click.option(
+    "--isolate/--no-isolate",
+    default=True,
+    show_default=True,
+    help="Run the cases in a process of their own, so that one that crashes has failed, and the rest goes on",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
 def command(
     engines: str,
     groups: tuple[str, ...],
-    cases: str,
+    cases: tuple[str, ...],
     alternate: bool,
     reference: bool,
     reasons: bool,
     operators: bool,
+    isolate: bool,
     as_json: bool,
 ) -> int:
     """Count the tests of onnx that ENGINES (one, or several with commas) pass, decline and fail; exit code 1 when one fails.
@@ -43,10 +56,11 @@ def command(
     with Watched(f"{engines}{', alternating' * alternate}") as watched:
         report = conform(
             listed if len(listed) > 1 else listed[0],
-            cases,
+            ",".join(cases),
             groups=groups,
             alternate=alternate,
             reference=reference,
+            isolate=isolate,
             progress=watched.advance,
         )
     if as_json:

@@ -78,6 +78,7 @@ def _cache() -> dict[str, Any]:
         "entries": len(items),
         "bytes": sum(item.size for item in items),
         "limit": tier.limit,
+        "unused": tier.store.why_not_trusted() or "",
     }
 
 
@@ -126,7 +127,8 @@ def _memory() -> dict[str, int]:
 def _told(cache: Mapping[str, Any]) -> str:
     if not cache:
         return "off"
-    return f"{cache['entries']} entries, {human_bytes(cache['bytes'])} of {human_bytes(cache['limit'])}, in {cache['directory']}"
+    told = f"{cache['entries']} entries, {human_bytes(cache['bytes'])} of {human_bytes(cache['limit'])}, in {cache['directory']}"
+    return f"{told}; not used: {cache['unused']}" if cache["unused"] else told
 
 
 def _show(found: Mapping[str, Any]) -> None:

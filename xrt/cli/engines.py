@@ -1,4 +1,4 @@
-"""``xrt engines``: what is installed, what is missing and what is broken."""
+"""``xrt engines``: what is installed, what is missing and what is broken; and the options of one engine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import click
 from rich.text import Text
 
 from xrt.cli.screen import err, out, show_table
+from xrt.engines.option_list import list_options
 from xrt.engines.probing import probe_all
-from xrt.engines.registry import EngineStatus
+from xrt.engines.registry import EngineStatus, engine_class
 
 __all__ = ["command"]
 
@@ -18,9 +19,16 @@ _STYLES = {"ready": "green", "missing": "yellow", "broken": "red"}
 
 
 @click.command("engines")
+@click.argument("engine", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
-def command(as_json: bool) -> None:
-    """List the engines: ready, missing (with the pip line) or broken (with the cause)."""
+def command(engine: str | None, as_json: bool) -> None:
+    """List the engines: ready, missing (with the pip line) or broken (with the cause).
+
+    With ENGINE, the name of one: list its options, which are written as ENGINE{option=value}.
+    """
+    if engine is not None:
+        _show_options(engine, as_json)
+        return
     with err.status("asking each engine in a process of its own"):
         states = probe_all()
     if as_json:
@@ -28,6 +36,17 @@ def command(as_json: bool) -> None:
         return
     rows = [(s.name, Text(s.state, style=_STYLES[s.state]), s.version or "", _what(s)) for s in states]
     show_table(("engine", "state", "version", "what"), rows)
+
+
+def _show_options(engine: str, as_json: bool) -> None:
+    entries = list_options(engine_class(engine))
+    if as_json:
+        out.print_json(json.dumps([asdict(entry) for entry in entries]))
+    elif not entries:
+        out.print(f"engine '{engine}' has no options")
+    else:
+        rows = [(entry.name, entry.default, entry.type, entry.meaning) for entry in entries]
+        show_table(("option", "default", "type", "meaning"), rows, whole=("option",))
 
 
 def _what(status: EngineStatus) -> str:

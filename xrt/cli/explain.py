@@ -9,9 +9,11 @@ from typing import Any
 import click
 
 from xrt import passes
+from xrt.cli.bundles import opened
 from xrt.cli.options import dims_of, loaded, module_keywords, module_options
 from xrt.cli.screen import human_bytes, out, show_table
 from xrt.errors import OptionError, did_you_mean
+from xrt.formats.bundle import is_bundle
 from xrt.graph import Function, TensorType
 from xrt.module import XRTModule
 from xrt.tune import Account
@@ -28,12 +30,15 @@ __all__ = ["command", "with_dims"]
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
 def command(model: str, with_memory: bool, as_json: bool, **given: Any) -> None:
-    """Show how MODEL, an ONNX file or a shipped model, is cut.
+    """Show how MODEL, an ONNX file, a bundle or a shipped model, is cut.
 
     That is: the regions in order with size and boundary, and the reason for each node off the first engine. Of a plan that was
     chosen by measurement (-e auto) also what regions and boundaries cost, who lost by how much, and what would unlock the graph.
     """
-    module = XRTModule(with_dims(loaded(model), dims_of(given["dims"])), **module_keywords(given))
+    if is_bundle(model):
+        module = opened(model, click.get_current_context())[1]
+    else:
+        module = XRTModule(with_dims(loaded(model), dims_of(given["dims"])), **module_keywords(given))
     if with_memory:
         module.compile()
     explanation = module.explain()

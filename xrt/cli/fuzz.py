@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from xrt.cli.options import check_folder
 from xrt.cli.screen import complain, err, out, progress, show_table
 from xrt.engines import registry, split_specs
 from xrt.errors import OptionError
@@ -13,6 +14,7 @@ from xrt.module.settings import REFERENCE
 from xrt.testing.corpus import Entry
 from xrt.testing.files import write_entry
 from xrt.testing.fuzz import Finding, Fuzzer
+from xrt.testing.remote import RemoteFuzzer
 from xrt.verify import Verdict
 
 __all__ = ["command"]
@@ -34,11 +36,19 @@ _TOLD_EVERY = 500
     type=click.Path(path_type=Path, file_okay=False),
     help="Write what disagrees to this folder, as entries of the corpus",
 )
-def command(count: int, seed: int, engines: str, rarely: str, one_in: int, keep: Path | None) -> int:
+@click.option(
+    "--isolate/--no-isolate",
+    default=True,
+    show_default=True,
+    help="Run the graphs in a process of their own, so that one that crashes is a disagreement, and the rest goes on",
+)
+def command(count: int, seed: int, engines: str, rarely: str, one_in: int, keep: Path | None, isolate: bool) -> int:
     """Run generated graphs on engines alone, before the reference, and in mixtures; exit code 1 when one disagrees."""
     always, seldom = (split_specs(names) if names else [] for names in (engines, rarely))
     _check(always + seldom)
-    fuzzer = Fuzzer(always, seldom, one_in)
+    if keep is not None:
+        check_folder(keep)
+    fuzzer = (RemoteFuzzer if isolate else Fuzzer)(always, seldom, one_in)
     _run(fuzzer, range(seed, seed + count), keep)
     words = sorted({word for word, _ in fuzzer.counts})
     show_table(("way", *Verdict), [(w, *(fuzzer.counts[w, v] for v in Verdict)) for w in words], numbers=tuple(Verdict))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from xrt.cli.options import check_folder
 from xrt.cli.screen import complain, err, human_bytes, out, progress, show_table
 from xrt.testing.hostile import Finding, Report, cases, keep, run
 
@@ -28,6 +29,8 @@ _TOLD_EVERY = 2000
 )
 def command(count: int, seed: int, readers: tuple[str, ...], folder: Path | None) -> int:
     """Give every reader damaged and crafted files; exit code 1 when one crashes, hangs, grows, or tells no clear error."""
+    if folder is not None:
+        check_folder(folder)
     keys = cases(readers, count=count, seed=seed)
     report = _run(keys, folder)
     shown = sorted({reader for reader, _ in report.outcomes})

@@ -11,16 +11,22 @@ from typing import Any
 import click
 
 from xrt.bench import Subject
+from xrt.bench.subjects import DIGITS
 from xrt.cache import default_cache
 from xrt.cache.disk.places import bytes_of
 from xrt.engines import parse_spec, split_specs
 from xrt.errors import InputError, OptionError
+from xrt.formats.bundle import is_bundle, load_model
+from xrt.formats.output import why_not_folder, why_not_writable
 from xrt.graph import Function
+from xrt.graph.types import LARGEST_EXTENT
 from xrt.module.source import source_of
 
 __all__ = [
+    "check_folder",
     "check_of",
     "check_writable",
+    "choices_of",
     "dims_of",
     "input_options",
     "isolation_keywords",
@@ -43,6 +49,8 @@ def loaded(text: str) -> Function:
     """
     if not os.path.lexists(text):
         return Subject.parse(text).load()
+    if is_bundle(text):
+        return load_model(text)
     function = source_of(Path(text), default_cache()).declared()
     if (context := click.get_current_context(silent=True)) is not None:
         context.meta["xrt.model"] = function
@@ -51,10 +59,14 @@ def loaded(text: str) -> Function:
 
 def check_writable(target: Path) -> None:
     """Raise InputError, before any work is done, where a file cannot be written."""
-    if not target.parent.is_dir():
-        raise InputError(f"cannot write {target}: there is no folder {target.parent}")
-    if not os.access(target.parent, os.W_OK):
-        raise InputError(f"cannot write {target}: nothing may be written to {target.parent}")
+    if reason := why_not_writable(target):
+        raise InputError(f"cannot write {target}: {reason}")
+
+
+def check_folder(target: Path) -> None:
+    """Raise InputError, before any work is done, where files cannot be written to a folder, which is made if need be."""
+    if reason := why_not_folder(target):
+        raise InputError(f"cannot write to {target}: {reason}")
 
 
 def check_of(context: click.Context, option: click.Parameter, text: str | None) -> str | float | None:
@@ -66,14 +78,25 @@ def check_of(context: click.Context, option: click.Parameter, text: str | None) 
 
 
 def dims_of(given: tuple[str, ...]) -> dict[str, int]:
-    """Return sizes by name from texts such as ``batch=4``; raises OptionError for another form."""
-    sizes = {}
+    """Return sizes by name from texts such as ``batch=4``; raises OptionError for another form, and two sizes of one name."""
+    choices = choices_of(given)
+    for name, sizes in choices.items():
+        if len(sizes) > 1:
+            raise OptionError(f"--dim gives {name} as {' and as '.join(map(str, sizes))}; only `xrt compile` takes several sizes")
+    return {name: sizes[0] for name, sizes in choices.items()}
+
+
+def choices_of(given: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """Return all sizes of each name, each once, in the order in which they are given; raises OptionError for another form."""
+    choices: dict[str, tuple[int, ...]] = {}
     for text in given:
         name, equals, size = text.partition("=")
         if not equals or not size.isdecimal():
             raise OptionError(f"--dim takes NAME=SIZE, such as batch=4; got {text!r}")
-        sizes[name] = int(size)
-    return sizes
+        if len(size) > DIGITS:
+            raise OptionError(f"--dim {name}: an extent is at most {LARGEST_EXTENT}; got a number of {len(size)} digits")
+        choices[name] = tuple(dict.fromkeys((*choices.get(name, ()), int(size))))
+    return choices
 
 
 def _checked_spec(text: str) -> str:

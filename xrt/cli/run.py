@@ -28,6 +28,7 @@ from xrt.cli.screen import err, out, show_table
 from xrt.compare import compare, tolerance_for
 from xrt.errors import EngineError, InputError, PlanError
 from xrt.formats.bundle import is_bundle
+from xrt.formats.output import replace_file
 from xrt.graph import Function
 from xrt.module import XRTModule
 from xrt.module.settings import REFERENCE
@@ -107,14 +108,11 @@ def _summary(value: Any) -> tuple[str, str, str, str]:
 
 
 def _save(outputs: Mapping[str, Any], target: Path) -> None:
-    """Write all outputs or none: to a neighbour first, which then takes the target's place."""
+    """Write all outputs or none."""
     arrays = {name: value for name, value in outputs.items() if isinstance(value, np.ndarray) and value.dtype != object}
     if len(arrays) != len(outputs):
         raise InputError(f"only tensors of numbers can be saved; not: {', '.join(sorted(set(outputs) - set(arrays)))}")
-    partial = target.with_name(f".{target.name}.partial")
-    with partial.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]  # the stub takes the names for its own option
-    partial.replace(target)
+    replace_file(target, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]  # the stub takes the names for its own option
 
 
 def _verify(function: Function, values: Mapping[str, Any], results: Sequence[Any]) -> int:

@@ -19,6 +19,7 @@ from xrt.cli.screen import err, out, show_table
 from xrt.graph import Function, TensorType
 from xrt.module import XRTModule
 from xrt.tune import Contender, Progress, Told, Tuned
+from xrt.tune.tuned import counted
 
 __all__ = ["INTERRUPTED", "command", "shown"]
 
@@ -100,15 +101,23 @@ def _line(progress: Progress) -> str:
 
 def _show(tuned: Tuned, threads: int) -> None:
     head, *_ = str(tuned).splitlines()
-    spent = f"{tuned.spent:.1f} of {tuned.budget:g} s: {tuned.measurements} measurements of regions, {tuned.race.rounds} rounds"
+    known = f"{counted(tuned.measurements, 'measurement')} of regions, {counted(tuned.race.rounds, 'round')}"
+    spent = f"{tuned.spent:.1f} of {tuned.budget:g} s: {known}"
     if tuned.race.contenders:
         show_table(COLUMNS, [_cells(one) for one in tuned.race.contenders], numbers=NUMBERS, whole=("verdict",))
     out.print(f"{head} ({threads} thread{'s' * (threads != 1)})\n{spent}", markup=False)
-    for note in tuned.notes:
-        out.print(note, markup=False)
+    for remark in tuned.remarks:
+        out.print(remark, markup=False)
+
+
+def _ratio(one: Contender) -> str:
+    """Return the ratio with its interval, where the rounds were enough for one."""
+    if one.ratio is None:
+        return ""
+    known = one.ratio_low is not None and one.ratio_high is not None
+    return f"{one.ratio:.3f} ({one.ratio_low:.3f}-{one.ratio_high:.3f})" if known else f"{one.ratio:.3f}"
 
 
 def _cells(one: Contender) -> tuple[str, ...]:
-    ratio = "" if one.ratio is None else f"{one.ratio:.3f} ({one.ratio_low:.3f}-{one.ratio_high:.3f})"
     seconds = "" if one.seconds is None else f"{1e3 * one.seconds:.4g}"
-    return one.verdict, one.title, str(len(one.plan.launches)), seconds, ratio, one.note
+    return one.verdict, one.title, str(len(one.plan.launches)), seconds, _ratio(one), one.note

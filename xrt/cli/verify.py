@@ -7,10 +7,12 @@ from typing import Any
 
 import click
 
+from xrt.cli.bundles import opened
 from xrt.cli.explain import with_dims
 from xrt.cli.inputs import all_inputs
 from xrt.cli.options import dims_of, input_options, isolation_options, loaded, module_keywords, module_options
 from xrt.cli.screen import err, out
+from xrt.formats.bundle import is_bundle
 from xrt.module import XRTModule
 
 __all__ = ["command"]
@@ -24,12 +26,19 @@ __all__ = ["command"]
 @click.option("--outputs-only", is_flag=True, help="Do not look at the values inside of regions")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
 def command(model: str, files: tuple[str, ...], seed: int, outputs_only: bool, as_json: bool, **given: Any) -> int:
-    """Hold each region of MODEL, and each value inside, against the reference engine; exit code 1 where one differs."""
-    function = with_dims(loaded(model), dims_of(given["dims"]))
+    """Hold each region of MODEL, and each value inside, against the reference engine; exit code 1 where one differs.
+
+    MODEL is an ONNX file, a bundle or a shipped model.
+    """
+    if is_bundle(model):
+        function, made = opened(model, click.get_current_context())
+    else:
+        function = with_dims(loaded(model), dims_of(given["dims"]))
+        made = XRTModule(function, **module_keywords(given))
     values = all_inputs(files, function, seed)
     status = err.status("verifying")
     progress = lambda done, count: status.update(f"verifying region {done}/{count}")  # noqa: E731  # told once per region
-    with XRTModule(function, **module_keywords(given)) as module, status:
+    with made as module, status:
         found = module.verify(**values, inner=not outputs_only, progress=progress)
     if as_json:
         out.print_json(json.dumps(found.to_dict()))

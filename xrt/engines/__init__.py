@@ -6,6 +6,7 @@ they never see each other, nor the partitioner, the cache or the runtime.
 
 from xrt.engines.blas import blas_limit
 from xrt.engines.contract import Executable, GraphCompiler
+from xrt.engines.fields import option
 from xrt.engines.memory import MemoryUse, peak_of_values
 from xrt.engines.optable import Kernel, OpTable, Predicate
 from xrt.engines.options import CompileContext, ExecutionOptions, Precision, RunOptions
@@ -29,6 +30,7 @@ __all__ = [
     "create",
     "engine_class",
     "names",
+    "option",
     "parse_spec",
     "peak_of_values",
     "probe",

@@ -1,4 +1,4 @@
-"""NumPy's BLAS, held to a thread budget while a region runs.
+"""NumPy's BLAS, held to fewer threads while a region runs.
 
 A BLAS library has one number of threads for the whole process. So the number is changed only while calls are under way that
 may use fewer threads than it says, and put back after the last of them; while calls of several budgets are under way, the
@@ -18,7 +18,23 @@ from itertools import product
 from types import TracebackType
 from typing import Any
 
-__all__ = ["BlasLibrary", "BlasThreads", "blas_limit", "blas_of_process"]
+__all__ = ["BlasCalls", "BlasLibrary", "BlasThreads", "blas_limit", "blas_of_process"]
+
+
+@dataclass(frozen=True, slots=True)
+class BlasCalls:
+    """Where a library's calls of CBLAS are, for products of matrices and of a matrix with a vector."""
+
+    single: tuple[int, int]
+    """``cblas_sgemm`` and ``cblas_sgemv``."""
+    double: tuple[int, int]
+    """``cblas_dgemm`` and ``cblas_dgemv``."""
+    indices: int
+    """The bits of an index."""
+
+    def calls_of(self, dtype: Any) -> tuple[int, int]:
+        """Return the two for float32 or float64."""
+        return self.single if dtype.itemsize == 4 else self.double
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +45,8 @@ class BlasLibrary:
     """With its version: ``openblas 0.3.31``."""
     get: Callable[[], int]
     set: Callable[[int], object]
+    calls: BlasCalls | None = None
+    """None where they are not known by name."""
 
 
 class BlasThreads:
@@ -51,13 +69,19 @@ class BlasThreads:
         with self._lock:
             return max(self._before, default=1) if self._under_way else self.threads
 
-    def enter(self, budget: int) -> None:
-        """Begin a call that may use so many threads."""
+    @property
+    def calls(self) -> BlasCalls | None:
+        """The calls of the first library whose calls are known."""
+        return next((library.calls for library in self.libraries if library.calls), None)
+
+    def enter(self, budget: int) -> int:
+        """Begin a call that may use so many threads; return the most that any library uses while no call limits it."""
         with self._lock:
             if not self._under_way:
                 self._before = [library.get() for library in self.libraries]
             self._under_way.append(budget)
             self._set(min(self._under_way))
+            return max(self._before, default=1)
 
     def leave(self, budget: int) -> None:
         """End such a call."""
@@ -114,13 +138,24 @@ def _bound(controller: Any) -> BlasLibrary:
             setter = _function(controller.dynlib, f"{prefix}openblas_set_num_threads{suffix}", None, ctypes.c_int)
             getter = _function(controller.dynlib, f"{prefix}openblas_get_num_threads{suffix}", ctypes.c_int)
             if setter is not None and getter is not None:
-                return BlasLibrary(name, getter, setter)
+                return BlasLibrary(name, getter, setter, _calls(controller.dynlib, prefix, suffix))
     return BlasLibrary(name, controller.get_num_threads, controller.set_num_threads)
+
+
+def _calls(library: ctypes.CDLL, prefix: str, suffix: str) -> BlasCalls | None:
+    found = [_address(library, f"{prefix}cblas_{name}{suffix}") for name in ("sgemm", "sgemv", "dgemm", "dgemv")]
+    if not all(found):
+        return None
+    return BlasCalls((found[0], found[1]), (found[2], found[3]), 64 if suffix else 32)
+
+
+def _address(library: ctypes.CDLL, symbol: str) -> int:
+    """Return where a function of the library is; 0 where it has none of that name."""
+    function = getattr(library, symbol, None)
+    return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def _function(library: ctypes.CDLL, symbol: str, result: Any, *arguments: Any) -> Any:
     """Return the library's function of its own, so that nobody else's types of arguments are changed; None where it has none."""
-    address = getattr(library, symbol, None)
-    if address is None:
-        return None
-    return ctypes.CFUNCTYPE(result, *arguments)(ctypes.cast(address, ctypes.c_void_p).value or 0)
+    address = _address(library, symbol)
+    return ctypes.CFUNCTYPE(result, *arguments)(address) if address else None

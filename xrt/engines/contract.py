@@ -27,6 +27,9 @@ class Executable(abc.ABC):
     outputs_are_fresh: ClassVar[bool] = False
     """Whether no output ever shares memory with an input, a constant or another output. False is conservative: XRT copies."""
 
+    idle_threads: int = 0
+    """Threads of its own that it keeps from one run to the next; a cache keeps few executables that have some."""
+
     def prepare(self) -> None:  # noqa: B027  # optional on purpose: an empty default is the honest one
         """Allocate, bind and choose kernels; called once before the first run."""
 
@@ -110,6 +113,10 @@ class Executable(abc.ABC):
         """Give back what the executable holds; called once, after the last run."""
 
 
+_SPEC = "spec, once it has been told"
+"""Where an engine keeps its spec; no field can have that name."""
+
+
 class GraphCompiler(abc.ABC):
     """An engine. Derive a ``@dataclass(frozen=True)`` from it; the fields are the options."""
 
@@ -126,6 +133,10 @@ class GraphCompiler(abc.ABC):
     says so of each region that has one, and the suite holds the list to be just these."""
     loses_infinity: ClassVar[tuple[str, ...]] = ()
     """Operators that give a number or NaN where an infinity is due; told and held likewise."""
+    spreads_nan: ClassVar[tuple[str, ...]] = ()
+    """Operators that give NaN where a number is due, because of a NaN elsewhere in an input; told and held likewise."""
+    flushes_denormals: ClassVar[tuple[str, ...]] = ()
+    """Element types in which a number below the smallest normal one may count as zero (``"float32"``); held likewise."""
 
     @abc.abstractmethod
     def why_not(self, node: Node, function: Function) -> str | None:
@@ -170,6 +181,13 @@ class GraphCompiler(abc.ABC):
         """Return what a person should know of the engine's work on a function that it takes, one sentence each."""
         return ()
 
+    def borrows(self, node: Node, function: Function) -> bool:
+        """Whether the node would be computed by code of another project, which the engine does not answer for.
+
+        Only the reference engine is asked: where another engine differs from it at such a node, it may be the one that is wrong.
+        """
+        return False
+
     @classmethod
     def share_pool(cls, threads: int) -> None:
         """Let all executables that the engine makes from now on run on one pool of so many threads.
@@ -204,9 +222,12 @@ class GraphCompiler(abc.ABC):
     @property
     def spec(self) -> str:
         """The engine as text: its name, and in braces the fields that differ from their defaults."""
-        from xrt.engines.spec import spec_of
+        known: str | None = self.__dict__.get(_SPEC)
+        if known is None:
+            from xrt.engines.spec import spec_of
 
-        return spec_of(self)
+            known = self.__dict__[_SPEC] = spec_of(self)  # its fields are frozen, and a plan asks for it at every turn
+        return known
 
     def __str__(self) -> str:
         return self.spec

@@ -19,7 +19,22 @@ from typing import Any, Literal, Union, get_args, get_origin
 from xrt.errors import OptionError
 from xrt.graph import FrozenDict
 
-__all__ = ["field_types", "is_bounded", "is_mapping", "read_pairs", "read_value", "spell_text", "split", "unquote", "write_value"]
+__all__ = [
+    "NAMES_FILES",
+    "field_types",
+    "is_bounded",
+    "is_mapping",
+    "option",
+    "read_pairs",
+    "read_value",
+    "spell_text",
+    "split",
+    "unquote",
+    "write_value",
+]
+
+NAMES_FILES = "names_files"
+"""Key in a field's metadata: whether a value may name a file, a folder or code."""
 
 _PLAIN = re.compile(r"[\w.+\-/:@*]+", re.ASCII)
 LONG = 200
@@ -88,6 +103,15 @@ def is_bounded(hint: Any) -> bool:
     if get_origin(hint) in (Union, types.UnionType, tuple):
         return all(one is Ellipsis or is_bounded(one) for one in get_args(hint))
     return get_origin(hint) is Literal or hint in (type(None), bool, int, float)
+
+
+def option(default: Any, *, names_files: bool) -> Any:
+    """Return a field of an engine, and say whether its values may name files, folders or code.
+
+    What a file asks for, a bundle or a lock, is made without asking only where it names none. Of a field that does not say
+    it, free text may, and numbers, flags and `Literal` may not.
+    """
+    return dataclasses.field(default=default, metadata={NAMES_FILES: names_files})
 
 
 def spell_text(text: str) -> str:

@@ -30,7 +30,7 @@ class ExecutionOptions:
     max_workspace_size: int | None = None
     """Bytes of scratch memory that an engine may take; None is its own default."""
     max_batch_size: int | None = None
-    """Largest leading extent that will be asked of a symbolic dimension; None is no promise."""
+    """Largest leading extent that a call may give to a symbolic dimension; a larger one is an InputError. None is no limit."""
 
     def __post_init__(self) -> None:
         known = get_args(Precision)
@@ -44,9 +44,12 @@ class ExecutionOptions:
                 raise OptionError(f"{name} must be a positive integer or None; got {value!r}")
 
     def unusual(self) -> dict[str, Any]:
-        """Return the fields that ask for more than the default, `threads` apart: what an engine must honour or refuse."""
+        """Return the fields that ask for more than the default and that an engine must honour or refuse.
+
+        `threads` and `max_batch_size` are not among them: the context hands out the one, the module keeps the other.
+        """
         default = ExecutionOptions()
-        names = ("precision", "strict_types", "calibration_table", "max_workspace_size", "max_batch_size")
+        names = ("precision", "strict_types", "calibration_table", "max_workspace_size")
         return {n: getattr(self, n) for n in names if getattr(self, n) != getattr(default, n)}
 
 

@@ -7,13 +7,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 from xrt.engines.registry import EngineStatus, names, probe, registered
+from xrt.processes import run_python
 
 __all__ = ["probe_all"]
 
@@ -25,17 +25,28 @@ def probe_all(engines: Sequence[str] | None = None, timeout: float = 60) -> tupl
     broken engine. Raises UnknownEngine.
     """
     known = [registered(name) for name in (names() if engines is None else engines)]
+    running: list[subprocess.Popen[str]] = []
+    interrupted = threading.Event()
+
+    def note(process: subprocess.Popen[str]) -> None:
+        running.append(process)
+        if interrupted.is_set():
+            process.kill()
+
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return tuple(pool.map(lambda status: _probe_apart(status, timeout), known))
+        try:
+            return tuple(pool.map(lambda status: _probe_apart(status, timeout, note), known))
+        except BaseException:  # an interrupt does not wait until all have answered
+            interrupted.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in running:
+                process.kill()
+            raise
 
 
-def _probe_apart(unknown: EngineStatus, timeout: float) -> EngineStatus:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
-    command = [sys.executable, "-P", "-c", "from xrt.engines.probing import answer; answer()", unknown.name]
+def _probe_apart(unknown: EngineStatus, timeout: float, started: Callable[[subprocess.Popen[str]], object]) -> EngineStatus:
     try:
-        done = subprocess.run(
-            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False
-        )
+        done = run_python("xrt.engines.probing:answer", unknown.name, timeout=timeout, started=started)
     except subprocess.TimeoutExpired:
         return replace(unknown, cause=f"its import did not end within {timeout:g} s")
     if done.stdout:
@@ -53,13 +64,13 @@ def _last_line(text: str) -> str:
     return lines[-1] if lines else "it said nothing"
 
 
-def answer() -> None:
-    """Write the state of the engine named on the command line to standard output, as JSON, and nothing else there.
+def answer(name: str) -> None:
+    """Write the state of an engine to standard output, as JSON, and nothing else there.
 
     Whatever the import says, in Python or below it, goes to standard error.
     """
     answers = os.dup(1)
     os.dup2(2, 1)
-    status = probe(sys.argv[1])
+    status = probe(name)
     with os.fdopen(answers, "w") as out:
         json.dump(dataclasses.asdict(status), out)

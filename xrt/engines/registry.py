@@ -17,7 +17,7 @@ from importlib import metadata
 from typing import Literal, TypeAlias
 
 from xrt.engines.contract import GraphCompiler
-from xrt.engines.fields import field_types, is_bounded
+from xrt.engines.fields import NAMES_FILES, field_types, is_bounded
 from xrt.engines.spec import build, parse_spec, spec_of
 from xrt.errors import EngineError, EngineUnavailable, OptionError, UnknownEngine, XRTError, did_you_mean
 
@@ -33,6 +33,7 @@ __all__ = [
     "pip_line",
     "probe",
     "registered",
+    "why_not_chosen",
 ]
 
 GROUP = "xrt.engines"
@@ -40,6 +41,7 @@ GROUP = "xrt.engines"
 
 Entries: TypeAlias = dict[str, tuple[metadata.EntryPoint, ...]]
 State: TypeAlias = Literal["ready", "missing", "broken"]
+_REQUIREMENT = re.compile(r"""\s*(?P<name>[\w.-]+)[^;]*;\s*extra\s*==\s*["'](?P<extra>[\w.-]+)["']""")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -70,7 +72,7 @@ def names() -> tuple[str, ...]:
 
 
 def create(engine: str | GraphCompiler) -> GraphCompiler:
-    """Return the engine that a spec (``"ort"``, ``"tvm{opt_level=3}"``) names; an instance is checked and returned.
+    """Return the engine that a spec (``"ort"``, ``"tvm{opt_level=2}"``) names; an instance is checked and returned.
 
     Raises UnknownEngine, EngineUnavailable, or OptionError for an option that is unknown or of the wrong type.
     """
@@ -127,14 +129,34 @@ def probe(name: str) -> EngineStatus:
 
 
 def free_options(spec: str) -> tuple[str, ...]:
-    """Return the options in a spec that are any text at all, and so may name files and code, without making the engine.
+    """Return the options in a spec that may name files and code, without making the engine.
 
-    Numbers, flags and choices of a few words are none of them. Raises what `create` raises for the name.
+    An engine declares which do (`xrt.engines.option`); of the others those that are any text at all. Raises what `create`
+    raises for the name.
     """
-    name, fields = parse_spec(spec)
-    kinds = field_types(engine_class(name))
-    given = {key.partition(".")[0] for key in fields}
-    return tuple(sorted(field for field in given if not is_bounded(kinds.get(field))))
+    name, given = parse_spec(spec)
+    cls = engine_class(name)
+    kinds = field_types(cls)
+    declared = {one.name: one.metadata.get(NAMES_FILES) for one in dataclasses.fields(cls)}  # type: ignore[arg-type]  # one is a dataclass
+    names = {key.partition(".")[0] for key in given}
+    return tuple(sorted(one for one in names if _names_files(declared.get(one), kinds.get(one))))
+
+
+def _names_files(declared: bool | None, kind: object) -> bool:
+    return not is_bounded(kind) if declared is None else declared
+
+
+def why_not_chosen(spec: str, file: str) -> str | None:
+    """Return why a file of that kind, a lock or a bundle, may not choose an engine; None where it may.
+
+    What an engine's options name is opened, written to or run, so only a person may ask for it. Raises what `create` raises
+    for the name.
+    """
+    options = free_options(spec)
+    if not options:
+        return None
+    what = f"whose {' and '.join(options)} may name files or code"
+    return f"the {file} has engine {spec!r}, {what}, and a {file} does not choose what is run"
 
 
 def module_of(name: str) -> str:
@@ -173,11 +195,35 @@ def check_registered(name: str) -> None:
 def _claims(name: str) -> tuple[metadata.EntryPoint, ...]:
     entries = _entries()
     if name not in entries:
+        near = _suggest_by_library(name, entries) or did_you_mean(name.lower(), entries)
         raise UnknownEngine(
-            f"no engine is named {name!r}.{did_you_mean(name, entries)} Registered: {', '.join(sorted(entries)) or 'none'}; "
+            f"no engine is named {name!r}.{near} Registered: {', '.join(sorted(entries)) or 'none'}; "
             f"a distribution adds one by an entry point of group {GROUP!r}"
         )
     return entries[name]
+
+
+def _suggest_by_library(word: str, entries: Entries) -> str:
+    """Return `` Did you mean 'x'?`` for the engine whose library has that name; empty where there is none.
+
+    The libraries are the requirements of the extras that the entry points name.
+    """
+    plain = _normalize(word)
+    for name, claims in sorted(entries.items()):
+        if any(plain in _list_libraries(claim) for claim in claims):
+            return f" Did you mean {name!r}?"
+    return ""
+
+
+def _list_libraries(entry: metadata.EntryPoint) -> set[str]:
+    """Return the names of the distributions that the entry point's extras require, normalized."""
+    requires = (entry.dist.requires or ()) if entry.dist and entry.extras else ()
+    found = [_REQUIREMENT.match(line) for line in requires]
+    return {_normalize(match["name"]) for match in found if match and match["extra"] in entry.extras}
+
+
+def _normalize(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def _entry(name: str) -> metadata.EntryPoint:

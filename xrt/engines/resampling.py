@@ -223,14 +223,21 @@ class Grid:
         return xp.where((places < low) | (places > low + span), reflected, places)
 
     def taps(self, xp: Any, grid: Array, extent: int) -> list[tuple[Array, Array]]:
-        """Return the neighbours of each place along one axis, with their weights."""
+        """Return the neighbours of each place along one axis, with their weights.
+
+        A cubic place stays where it is beyond the ends, and `read` moves each of its taps: a weighted sum of the elements that
+        the padding puts there. Moving the place first would give other weights.
+        """
         places = self.places(grid, extent).astype(np.float64)
         if self.sampling.mode == "nearest":
             nearest = self.within(xp, xp.rint(places), extent)
             return [(nearest, xp.ones_like(nearest))]
-        places, reach = self.within(xp, places, extent), self.sampling.reach
-        neighbours = [xp.floor(places) + offset for offset in range(1 - reach, reach + 1)]
-        return [(tap, weight(xp, tap - places, self.sampling)) for tap in neighbours]
+        if self.sampling.mode != "cubic":
+            places = self.within(xp, places, extent)  # the same as moving its taps, and right for infinite places too
+        first, reach = xp.floor(places), self.sampling.reach
+        part = places - first
+        offsets = range(1 - reach, reach + 1)
+        return [(first + offset, weight(xp, offset - part, self.sampling)) for offset in offsets]
 
 
 def grid_of(node: Node) -> Grid:

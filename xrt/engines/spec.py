@@ -1,4 +1,4 @@
-"""An engine as text: ``tvm{opt_level=3, target='llvm -mcpu=native'}``.
+"""An engine as text: ``tvm{opt_level=2, mcpu=x86-64-v3}``.
 
 The name of the engine, and in braces the fields that differ from their defaults, sorted: equal engines have equal
 specs, and `build` makes the same engine of one. An entry of a mapping is spelled ``field.key=value``; several values
@@ -27,8 +27,8 @@ _SPEC = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)\s*(?:\{(?P<fields>.*)\})?\s*", re
 def split_specs(text: str) -> list[str]:
     """Return the specs of a list written on one line; raises OptionError for a list with an empty place.
 
-    >>> split_specs("tvm{opt_level=3, target=llvm}, ort")
-    ['tvm{opt_level=3, target=llvm}', 'ort']
+    >>> split_specs("tvm{opt_level=2, mcpu=x86-64-v3}, ort")
+    ['tvm{opt_level=2, mcpu=x86-64-v3}', 'ort']
     """
     specs = split(text)
     if not specs or not all(specs):
@@ -50,9 +50,19 @@ def parse_spec(text: str) -> tuple[str, dict[str, str]]:
             raise OptionError("expected a name, and braces around its options")
         return match["name"], read_pairs(match["fields"] or "")
     except OptionError as error:
-        raise OptionError(
-            f"{text!r} is not an engine's spec: {error}. One reads like 'tvm{{opt_level=3, target=llvm}}'"
-        ) from None
+        several = _split_valid_specs(text)
+        if several:
+            raise OptionError(f"{text!r} names {len(several)} engines, and one is due; pass a list: {several!r}") from None
+        raise OptionError(f"{text!r} is not an engine's spec: {error}. A spec reads like 'tvm{{opt_level=2}}'") from None
+
+
+def _split_valid_specs(text: str) -> list[str]:
+    """Return the specs of a list with commas; empty unless there are several and each reads as a spec."""
+    try:
+        parts = split(text)
+    except OptionError:
+        return []
+    return parts if len(parts) > 1 and all(_SPEC.fullmatch(part) for part in parts) else []
 
 
 # ---------------------------------------------------------------------- text to engine
@@ -108,7 +118,7 @@ def spec_of(engine: GraphCompiler) -> str:
     hints = field_types(cls)
     shown: list[str] = []
     for field in sorted(dataclasses.fields(engine), key=lambda f: f.name):  # type: ignore[arg-type]  # every engine is a dataclass
-        if field.name not in hints:
+        if field.name not in hints or getattr(engine, field.name) is field.default:
             continue
         with _naming(cls, field.name):
             spelled = _spelled(field.name, getattr(engine, field.name), hints[field.name])

@@ -14,12 +14,12 @@ from typing import Any, BinaryIO
 
 from xrt.errors import BundleError
 from xrt.formats.container import MAGIC, Buffer, Container, ContainerWriter
-from xrt.formats.onnx.saving import replace_file
 from xrt.formats.onnx.tensors import stored_data
+from xrt.formats.output import replace_file
 from xrt.formats.proto import read, read_model, write, write_model
 from xrt.graph import Constant, Function
 
-__all__ = ["FORMAT", "BundleFile", "is_bundle", "working_folder", "write_bundle"]
+__all__ = ["FORMAT", "BundleFile", "is_bundle", "load_model", "working_folder", "write_bundle"]
 
 KIND = "bundle"
 FORMAT = 1
@@ -111,6 +111,18 @@ class BundleFile:
             kind = "weights" if name.startswith(_WEIGHT) else name
             sizes[kind] = sizes.get(kind, 0) + section.size
         return sizes
+
+
+def load_model(path: str | os.PathLike[str]) -> Function:
+    """Return the model that a bundle was made of, or the first trace of its graph; no compiled form is read.
+
+    Raises BundleError for a file that is missing or damaged, or one that holds no model.
+    """
+    file = BundleFile(path)
+    sections = [file.manifest["model"], *(program["function"] for program in file.manifest["programs"])]
+    for section in filter(None, sections):
+        return file.model(section)
+    raise BundleError(f"{os.fspath(path)!r} holds no model")
 
 
 @contextmanager

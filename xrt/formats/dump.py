@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from xrt.errors import ModelError
 from xrt.formats.dot import to_dot
 from xrt.formats.onnx import save
+from xrt.formats.output import replace_file
 from xrt.graph import Function
 
 __all__ = ["write"]
@@ -23,16 +23,14 @@ def write(stages: Mapping[str, Function], directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for stage, function in stages.items():
         stem = directory / re.sub(r"[^\w.-]", "_", stage)
-        _replace(stem.with_name(stem.name + ".txt"), str(function))
-        _replace(stem.with_name(stem.name + ".dot"), to_dot(function))
+        _write_text(stem.with_name(stem.name + ".txt"), str(function))
+        _write_text(stem.with_name(stem.name + ".dot"), to_dot(function))
         try:
             save(function, stem.with_name(stem.name + ".onnx"))
         except ModelError as error:
-            _replace(stem.with_name(stem.name + ".onnx.why-not"), f"{error}\n")
+            _write_text(stem.with_name(stem.name + ".onnx.why-not"), f"{error}\n")
 
 
-def _replace(path: Path, text: str) -> None:
-    """Write a whole file or none of it."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(text, encoding="utf-8", errors="backslashreplace")
-    partial.replace(path)
+def _write_text(path: Path, text: str) -> None:
+    data = text.encode("utf-8", "backslashreplace")
+    replace_file(path, lambda file: file.write(data))

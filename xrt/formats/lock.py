@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
 from xrt.errors import LockError
-from xrt.formats.onnx.saving import replace_file
+from xrt.formats.output import replace_file
 from xrt.graph import FrozenDict
 
 __all__ = ["FORMAT", "Gate", "Lock", "Run", "Standing", "parse", "read_lock", "to_text", "write_lock"]

@@ -7,9 +7,9 @@ and fingerprint. Nothing here reads a file, runs an operator or knows an engine.
 from xrt.graph.attributes import Attribute, AttrKind
 from xrt.graph.constants import Constant
 from xrt.graph.dtypes import DType
-from xrt.graph.fingerprint import fingerprint, shape_key
 from xrt.graph.frozen import FrozenDict
 from xrt.graph.function import Function, Use
+from xrt.graph.hashing import fingerprint, shape_key
 from xrt.graph.node import Node, attributes_of
 from xrt.graph.schemas import is_deterministic, is_training, latest_opset, schema_of, since_version
 from xrt.graph.types import Dim, MapType, OptionalType, SequenceType, Shape, TensorType, Type, Value, is_static

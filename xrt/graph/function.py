@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -120,6 +120,10 @@ class Function:
     def _own(self) -> frozenset[str]:
         return frozenset([*(v.name for v in self.inputs), *self.constants, *self._producer])  # type: ignore[attr-defined]  # as above
 
+    def defines(self, value: str) -> bool:
+        """Whether the Function itself defines the value; False for what a body captures."""
+        return value in self._own
+
     # ------------------------------------------------------------------ types
 
     @cached_property
@@ -152,6 +156,11 @@ class Function:
         for node in self.nodes:
             yield from node.defines
 
+    @property
+    def size(self) -> int:
+        """How many nodes there are, those in bodies included. Linear."""
+        return len(self.nodes) + sum(body.size for node in self.nodes if node.attributes for body in node.bodies)
+
     def walk(self) -> Iterator[tuple[Function, Node]]:
         """Yield every node with the Function that holds it, bodies included, outer nodes first."""
         for node in self.nodes:
@@ -165,31 +174,37 @@ class Function:
         """Return a Function with those fields changed, ordered and checked anew."""
         return replace(self, **changes)
 
-    def with_types(self, types: Mapping[str, Type], outputs: Iterable[Value] | None = None) -> Function:
+    def with_types(
+        self, types: Mapping[str, Type], outputs: Iterable[Value] | None = None, nodes: Sequence[Node] | None = None
+    ) -> Function:
         """Return the same Function with other types of inner values and, if given, of the outputs, which keep their names.
 
-        Far quicker than `replace`: neither the order of the nodes nor a definition can change by it.
+        ``nodes`` are its own in their order, that differ in nothing but types inside of bodies. Far quicker than `replace`:
+        neither the order of the nodes nor a definition can change by it.
         """
         other = object.__new__(Function)
-        kept = {*self.__dataclass_fields__, "_producer", "_users", "_by_name", "_own", "captures"}
+        kept = _KEPT_WITH_TYPES if nodes is None else _KEPT_WITH_BODIES
         other.__dict__.update((name, value) for name, value in self.__dict__.items() if name in kept)
         other.__dict__["types"] = FrozenDict(types)
-        other.__dict__["outputs"] = self.outputs if outputs is None else tuple(outputs)
-        if [v.name for v in other.outputs] != [v.name for v in self.outputs]:
+        if outputs is not None:
+            other.__dict__["outputs"] = tuple(outputs)
+        if nodes is not None:
+            other.__dict__["nodes"] = tuple(nodes)
+        if [v.name for v in other.outputs] != [v.name for v in self.outputs] or len(other.nodes) != len(self.nodes):
             raise ModelError(f"function {self.name!r} returns {[v.name for v in self.outputs]}; with_types cannot change that")
         return other
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash over what the Function computes: see `xrt.graph.fingerprint`. Linear, computed once."""
-        from xrt.graph.fingerprint import fingerprint
+        """A hash over what the Function computes: see `xrt.graph.hashing`. Linear, computed once."""
+        from xrt.graph.hashing import fingerprint
 
         return fingerprint(self)
 
     @cached_property
     def shape_key(self) -> str:
         """The same without the constants' bytes: see `xrt.graph.shape_key`. Linear, computed once."""
-        from xrt.graph.fingerprint import shape_key
+        from xrt.graph.hashing import shape_key
 
         return shape_key(self)
 
@@ -224,6 +239,11 @@ class Function:
         for name, value in state.items():
             object.__setattr__(self, name, value)
         self.__post_init__()
+
+
+_FIELDS = frozenset(Function.__dataclass_fields__)
+_KEPT_WITH_BODIES = _FIELDS | {"_producer", "_own", "captures"}
+_KEPT_WITH_TYPES = _KEPT_WITH_BODIES | {"_users", "_by_name"}
 
 
 def _with_unique_names(nodes: tuple[Node, ...]) -> tuple[Node, ...]:

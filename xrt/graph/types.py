@@ -7,7 +7,21 @@ from typing import TypeAlias
 
 from xrt.graph.dtypes import DType
 
-__all__ = ["Dim", "MapType", "OptionalType", "SequenceType", "Shape", "TensorType", "Type", "Value", "is_static"]
+__all__ = [
+    "LARGEST_EXTENT",
+    "Dim",
+    "MapType",
+    "OptionalType",
+    "SequenceType",
+    "Shape",
+    "TensorType",
+    "Type",
+    "Value",
+    "is_static",
+]
+
+LARGEST_EXTENT = 2**63 - 1
+"""What the 64 bits of ONNX hold."""
 
 Dim: TypeAlias = int | str | None
 """An extent, the name of an extent that is known only at run time, or None: not known at all."""

@@ -6,7 +6,7 @@ Operators of domains that ``onnx`` does not describe are opaque: nothing is aske
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -16,9 +16,9 @@ from xrt.graph.function import Function
 from xrt.graph.node import Node
 from xrt.graph.operators import Operator, domain_title, latest_version, operator_of, why_deprecated, why_unknown
 from xrt.graph.places import is_device
-from xrt.graph.types import TensorType
+from xrt.graph.types import SequenceType, TensorType, Type
 
-__all__ = ["FUNCTION_RULES", "NODE_RULES", "Rule", "verify"]
+__all__ = ["FUNCTION_RULES", "NODE_RULES", "TYPE_RULES", "Rule", "verify", "verify_types"]
 
 SHOWN = 20
 """How many violations an error lists."""
@@ -40,11 +40,18 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """A Function, and whether it is the body of a node: then what it reads from outside is its node's affair."""
+    """A Function with what stands around it."""
 
     function: Function
     where: str = ""
-    is_body: bool = False
+    outer: _Scope | None = None
+    """Of a body: the Function that holds the node. What the body reads from outside is its node's affair."""
+
+    def type_of(self, name: str) -> Type | None:
+        """Return what is known of a value that the Function defines or captures."""
+        if self.outer is None or self.function.defines(name):
+            return self.function.type_of(name)
+        return self.outer.type_of(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +59,14 @@ class _Case:
     """A node with its operator, which is None where its domain is opaque."""
 
     node: Node
-    function: Function
+    scope: _Scope
     operator: Operator | None
     version: int | None
     """What the function imports of the node's domain."""
+
+    @property
+    def function(self) -> Function:
+        return self.scope.function
 
 
 def verify(function: Function) -> None:
@@ -63,7 +74,19 @@ def verify(function: Function) -> None:
 
     Linear: nodes that are alike up to names are looked at once.
     """
-    broken = list(islice(_violations(_Scope(function)), SHOWN + 1))
+    _raise_of(function, _violations(_Scope(function), FUNCTION_RULES, NODE_RULES))
+
+
+def verify_types(function: Function) -> None:
+    """Raise ModelError where the types, as they were inferred, are not those that the operators take. Linear.
+
+    `verify` sees what a model declares; most models declare nothing of inner values.
+    """
+    _raise_of(function, _violations(_Scope(function), (_ALIASES,), TYPE_RULES))
+
+
+def _raise_of(function: Function, violations: Iterator[str]) -> None:
+    broken = list(islice(violations, SHOWN + 1))
     if not broken:
         return
     if len(broken) == 1:
@@ -73,40 +96,41 @@ def verify(function: Function) -> None:
     raise ModelError(f"function {function.name!r} breaks {len(broken[:SHOWN])} rules:{listed}{more}")
 
 
-def _violations(scope: _Scope) -> Iterator[str]:
-    for rule in FUNCTION_RULES:
+def _violations(scope: _Scope, rules: Sequence[Rule], node_rules: Sequence[Rule]) -> Iterator[str]:
+    for rule in rules:
         yield from (scope.where + text for text in rule.check(scope))
     alike: set[object] = set()
     for node in scope.function.nodes:
-        key = _likeness(node, scope.function)
+        key = _likeness(node, scope)
         if key in alike:
             continue
-        texts = [text for rule in NODE_RULES for text in rule.check(_case(node, scope.function))]
+        texts = [text for rule in node_rules for text in rule.check(_case(node, scope))]
         yield from (f"{scope.where}node {node.name!r} ({node.op}): {text}" for text in texts)
         if not texts and not node.bodies:
             alike.add(key)
         for body in node.bodies:
-            yield from _violations(_Scope(body, f"{scope.where}in body {body.name!r} of node {node.name!r}: ", is_body=True))
+            where = f"{scope.where}in body {body.name!r} of node {node.name!r}: "
+            yield from _violations(_Scope(body, where, scope), rules, node_rules)
 
 
-def _likeness(node: Node, function: Function) -> object:
+def _likeness(node: Node, scope: _Scope) -> object:
     """Return what of a node the rules look at: nodes of equal likeness break the same ones."""
-    types = tuple(t.dtype if isinstance(t := function.type_of(name), TensorType) else t for name in node.inputs)
+    types = tuple(t.dtype if isinstance(t := scope.type_of(name), TensorType) else t for name in node.inputs)
     blanks = tuple(map(bool, node.inputs)) if "" in node.inputs else None
     attributes = tuple((a.name, a.kind) for a in node.attributes)
     return node.op_type, node.domain, types, blanks, len(node.outputs), attributes, node.device
 
 
-def _case(node: Node, function: Function) -> _Case:
-    version = function.opsets.get(node.domain)
-    return _Case(node, function, None if version is None else operator_of(node.op_type, version, node.domain), version)
+def _case(node: Node, scope: _Scope) -> _Case:
+    version = scope.function.opsets.get(node.domain)
+    return _Case(node, scope, None if version is None else operator_of(node.op_type, version, node.domain), version)
 
 
 # ---------------------------------------------------------------------- rules of a function
 
 
 def _reads_what_is_defined(scope: _Scope) -> Iterator[str]:
-    if scope.is_body:
+    if scope.outer is not None:
         return
     for name in scope.function.captures:
         near = did_you_mean(name, islice(scope.function.value_names(), NEIGHBOURS))
@@ -175,12 +199,14 @@ def _bodies_import_the_same(scope: _Scope) -> Iterator[str]:
                 yield f"body {body.name!r} of node {node.name!r} imports other opsets than the function around it"
 
 
+_ALIASES = Rule("aliases", "An alias is of an input and an output of one tensor type, one per input.", _aliases_fit)
+
 FUNCTION_RULES = (
     Rule("defined", "Every value that is read is an input, a constant or the output of a node.", _reads_what_is_defined),
     Rule("named", "Every input and output has a name.", _values_have_names),
     Rule("opsets", "The versions of the domains that onnx describes are ones that it knows.", _opsets_are_known),
     Rule("declared", "A type declared for an input or a constant is its own.", _declared_types_agree),
-    Rule("aliases", "An alias is of an input and an output of one tensor type, one per input.", _aliases_fit),
+    _ALIASES,
     Rule("bodies import", "A body imports the same opsets as the function around it.", _bodies_import_the_same),
 )
 
@@ -238,8 +264,9 @@ def _attributes_fit(case: _Case) -> Iterator[str]:
 def _types_fit(case: _Case) -> Iterator[str]:
     if case.operator is None or not case.operator.allows_inputs(len(case.node.inputs)) or not case.node.inputs:
         return
+    names = case.node.inputs
     try:
-        bind(case.operator, [case.function.type_of(name) if name else None for name in case.node.inputs])
+        bind(case.operator, [case.scope.type_of(name) if name else None for name in names], names)
     except ModelError as error:
         yield str(error)
 
@@ -270,6 +297,53 @@ def _device_is_one(case: _Case) -> Iterator[str]:
         yield f"device {case.node.device!r} is none; it is 'cpu', 'cuda' or one of them with a number, as 'cuda:1'"
 
 
+def _results_fit(case: _Case) -> Iterator[str]:
+    """Yield where the values that a body gives have not the type that is due, extents left out."""
+    if case.node.op == "If":
+        one, other = (_Scope(case.node.attr(name), outer=case.scope) for name in ("then_branch", "else_branch"))
+        pairs = zip(one.function.outputs, other.function.outputs, strict=False)
+        for index, (a, b) in enumerate(pairs):
+            x, y = one.type_of(a.name), other.type_of(b.name)
+            if _differ(x, y):
+                yield f"the branches must give one type as output {index + 1}; {a.name!r} is {x} and {b.name!r} is {y}"
+    for before, body, after in _carried(case):
+        x, y = case.scope.type_of(before), _Scope(body, outer=case.scope).type_of(after)
+        if _differ(x, y):
+            yield f"what body {body.name!r} carries must keep its type; {before!r} is {x} and {after!r} is {y}"
+
+
+def _carried(case: _Case) -> Iterator[tuple[str, Function, str]]:
+    """Yield the names of each value that goes into a Loop or a Scan to be carried, and of what the body makes of it."""
+    node = case.node
+    if node.op == "Loop":
+        yield from (
+            (a, body, b.name) for body in node.bodies for a, b in zip(node.inputs[2:], body.outputs[1:], strict=False) if a
+        )
+    elif node.op == "Scan" and case.operator is not None and case.operator.since_version >= 9:  # 8 has sequence lengths
+        count = len(node.inputs) - node.attr("num_scan_inputs", 0)
+        yield from (
+            (a, body, b.name) for body in node.bodies for a, b in zip(node.inputs[:count], body.outputs, strict=False) if a
+        )
+
+
+def _differ(a: Type | None, b: Type | None) -> bool:
+    """Whether two types are of different kinds or element types; what may be absent is of any."""
+    if isinstance(a, TensorType) and isinstance(b, TensorType):
+        return a.dtype is not b.dtype
+    if isinstance(a, SequenceType) and isinstance(b, SequenceType):
+        return _differ(a.element, b.element)
+    kinds = (TensorType, SequenceType)
+    return isinstance(a, kinds) and isinstance(b, kinds)
+
+
+_TYPES = Rule("types", "The types of the inputs, where known, are admitted by the operator.", _types_fit)
+
+TYPE_RULES = (
+    _TYPES,
+    Rule("results", "Branches give the same types, and what a Loop or a Scan carries keeps its type.", _results_fit),
+)
+"""What must hold of types once they are inferred."""
+
 NODE_RULES = (
     Rule("domain", "The function imports an opset for the node's domain.", _domain_is_imported),
     Rule(
@@ -280,7 +354,7 @@ NODE_RULES = (
     Rule("inputs", "There are as many inputs as the operator takes, and only optional ones are left out.", _inputs_fit),
     Rule("outputs", "There are as many outputs as the operator gives.", _outputs_fit),
     Rule("attributes", "Attributes are those of the operator, of their kinds, and the required ones are there.", _attributes_fit),
-    Rule("types", "The types of the inputs, where known, are admitted by the operator.", _types_fit),
+    _TYPES,
     Rule("bodies", "The bodies of control flow take and give as many values as their node.", _bodies_fit),
     Rule("device", "A device is a kind, with or without an index.", _device_is_one),
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import os
+import sys
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -13,6 +16,8 @@ from xrt.graph import DType, FrozenDict, Function, MapType, OptionalType, Sequen
 __all__ = ["sample_inputs"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
+DRAWN = 8
+"""Bytes of a number as it is drawn, before it becomes one of the input's type."""
 _LENGTH = 2
 """Elements of a sequence."""
 
@@ -26,7 +31,7 @@ def sample_inputs(function: Function, seed: int = 0, sizes: Mapping[str, int] = 
     Floating-point tensors are standard normal. Integers that look rows up in a constant table are any of its rows, bytes
     are any, as those of a picture are; other integers are 0 or 1, which are also valid indices. An optional is there.
     `sizes` gives extents by their symbolic names; every other extent that is not known is 1. Raises InputError for an
-    input whose rank or type is not known.
+    input whose rank or type is not known, and for one that memory cannot hold.
     """
     generator, rows = np.random.default_rng(seed), _rows_read(function)
     return {value.name: _value(value, value.type, sizes, generator, rows.get(value.name)) for value in function.inputs}
@@ -53,9 +58,30 @@ def _value(named: Value, type_: Type | None, sizes: Mapping[str, int], generator
     if isinstance(type_, SequenceType):
         return [_value(named, type_.element, sizes, generator, rows) for _ in range(_LENGTH)]
     if isinstance(type_, TensorType) and type_.shape is not None:
-        return _tensor(type_.dtype, tuple(_extent(dim, sizes) for dim in type_.shape), generator, rows)
+        return _fitting(named, type_.with_shape(tuple(_extent(dim, sizes) for dim in type_.shape)), generator, rows)
     what = "a map" if isinstance(type_, MapType) else "of unknown type" if type_ is None else "of unknown rank"
     raise InputError(f"input {named} is {what}, so no random value can be made for it; give one")
+
+
+def _fitting(named: Value, type_: TensorType, generator: np.random.Generator, rows: int | None) -> Array:
+    """Return a random array of the type; raises InputError, before any of it is made, where there is no memory for it."""
+    shape = tuple(dim for dim in type_.shape or () if isinstance(dim, int))
+    needed = math.prod(shape) * DRAWN
+    if needed > _memory():
+        raise InputError(
+            f"input {named.name!r} is {type_}, and random values for it take {needed} bytes, more than there is memory"
+        )
+    try:
+        return _tensor(type_.dtype, shape, generator, rows)
+    except (MemoryError, OverflowError) as error:
+        raise InputError(f"input {named.name!r} is {type_}, and there is no memory for random values of it: {error}") from error
+
+
+def _memory() -> int:
+    """Return the bytes of memory that the machine has, where it tells."""
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+        return sys.maxsize
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _extent(dim: int | str | None, sizes: Mapping[str, int]) -> int:

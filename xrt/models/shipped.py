@@ -8,6 +8,7 @@ from typing import Any
 
 from xrt.errors import ModelError, OptionError, did_you_mean
 from xrt.graph import Function
+from xrt.graph.types import LARGEST_EXTENT
 from xrt.models import applications, detection, small, transformers
 from xrt.models.light import light_models, load_light
 
@@ -71,3 +72,5 @@ def check_sizes(name: str, sizes: Mapping[str, Any]) -> None:
             raise OptionError(f"model {name!r} has no size {size!r}; {has}.{did_you_mean(size, known)}")
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise OptionError(f"{size} of model {name!r} must be a positive integer; got {value!r}")
+        if value > LARGEST_EXTENT:
+            raise OptionError(f"{size} of model {name!r} cannot be {value}: an extent is at most {LARGEST_EXTENT}")

@@ -12,11 +12,11 @@ from xrt.engines.deferred import Deferred
 from xrt.engines.registry import EngineStatus
 from xrt.errors import EngineUnavailable, OptionError, PlacementWarning, PlanError, warn
 from xrt.graph import FrozenDict, Function, TensorType
-from xrt.module.reference import evaluate
+from xrt.module.reference import Bench
 from xrt.partition import Plan
-from xrt.partition.assigned import assigned, homes_of
 from xrt.partition.capability import Capability
 from xrt.partition.devices import Homes
+from xrt.partition.explicit import assigned, homes_of
 from xrt.runtime import kind_of
 from xrt.tune import Account, CostStore, Tuned, tune
 from xrt.tune.account import account_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from xrt.cache import CompileCache
     from xrt.module.settings import EngineList, Settings
 
-__all__ = ["AUTO", "Automatic", "Place", "asks_for_auto", "engines_at_hand", "next_best"]
+__all__ = ["AUTO", "Automatic", "Place", "asks_for_auto", "engines_at_hand", "next_best", "ranked_engines"]
 
 AUTO = "auto"
 
@@ -37,6 +37,9 @@ Place: TypeAlias = Callable[[Function], Tuned]
 _FIRST = ("ort", "openvino", "xla", "tvm", "iree")
 """The order in which engines are used where nothing can be measured; others follow by name, and the reference comes last."""
 _LAST = "toy"
+
+LEAST_PATIENCE = 2.0
+"""Seconds that a witness has in any case for a piece on which an engine and the reference differ."""
 
 
 def asks_for_auto(asked: Any) -> bool:
@@ -132,7 +135,7 @@ def _all_of(
 
 def _statuses(store: CostStore | None) -> list[EngineStatus]:
     """Return what is the case with all registered engines, as an earlier process found it if nothing was installed since."""
-    names = _registered()
+    names = ranked_engines()
     known = store.statuses() if store is not None else {}
     if set(names) <= set(known):
         return [known[name] for name in names]
@@ -142,7 +145,8 @@ def _statuses(store: CostStore | None) -> list[EngineStatus]:
     return found
 
 
-def _registered() -> list[str]:
+def ranked_engines() -> list[str]:
+    """Return the names of all registered engines, in the order in which they are used where nothing can be measured."""
     names = registry.names()
     known = [name for name in _FIRST if name in names]
     others = [name for name in names if name not in (*_FIRST, _LAST)]
@@ -220,23 +224,24 @@ class Automatic:
         if (name := _open_input(function)) is not None and values is None:
             reason = f"input {name!r} has extents that only a call tells; a call of the module measures"
             return by_priority(function, engines, context, options, implicit, reason, homes.by_engine)
-        found = tune(
-            function,
-            engines,
-            context,
-            budget=budget,
-            cache=self.cache,
-            reference=partial(evaluate, threads=context.threads),
-            store=CostStore.beside(self.cache),
-            inputs=values,
-            options=options,
-            implicit=implicit,
-            progress=progress,
-            memory_limit=self.settings.memory_limit,
-            anew=anew,
-            devices=homes.by_engine,
-            graph=self.settings.cuda_graph,
-        )
+        with Bench(context.threads, max(budget / 4, LEAST_PATIENCE)) as bench:
+            found = tune(
+                function,
+                engines,
+                context,
+                budget=budget,
+                cache=self.cache,
+                reference=bench.reference(),
+                store=CostStore.beside(self.cache),
+                inputs=values,
+                options=options,
+                implicit=implicit,
+                progress=progress,
+                memory_limit=self.settings.memory_limit,
+                anew=anew,
+                devices=homes.by_engine,
+                graph=self.settings.cuda_graph,
+            )
         return replace(found, notes=(*found.notes, *left_out)) if left_out else found
 
     def like(self, base: Tuned, function: Function) -> Tuned:
@@ -258,18 +263,18 @@ class Automatic:
         table = tuned.table
         if not table.regions and store is not None:
             table = table_of(store, engines, self.engines.context, homes.by_engine)
-        known = [engine for engine in engines if engine.spec != self.engines.implicit]
+        known = [engine for engine in tuned.asked or engines if engine.spec != self.engines.implicit]
         return account_of(plan, tuned, function, known, table, homes)
 
     def _taking(self, function: Function) -> tuple[list[GraphCompiler], str | None, tuple[str, ...]]:
-        """Return the engines that are asked, the one that nobody has named only where the others leave a node.
+        """Return the engines that are asked; off the cpu, the one that nobody has named only where the others leave a node.
 
-        An engine that takes nothing at all on its device is none of them, and the third is a line for each of these.
+        An engine there that takes nothing at all on its device is none of them, and the third is a line for each of these.
         """
         implicit, homes = self.engines.implicit, self.engines.homes
         named = [engine for engine in self.engines.engines if engine.spec != implicit]
-        if implicit is None and all(homes.of(engine.spec) == "cpu" for engine in named):
-            return named, None, ()
+        if all(homes.of(engine.spec) == "cpu" for engine in self.engines.engines):
+            return list(self.engines.engines), implicit, ()
         answers = Capability.of(function, named, [homes.of(engine.spec) for engine in named])
         idle = {at: line for at, engine in enumerate(named) if (line := _idle(function, answers, at, engine, homes))}
         taking = [engine for at, engine in enumerate(named) if at not in idle]

@@ -13,13 +13,14 @@ from xrt import passes
 from xrt.cache import CompileCache
 from xrt.errors import CompileRefused, InputError, PlanError, RunFailed, did_you_mean
 from xrt.graph import Function
+from xrt.module.advice import with_advice
 from xrt.module.asking import Asking
-from xrt.module.automatic import next_best
+from xrt.module.automatic import next_best, ranked_engines
 from xrt.module.memory import Memory, memory
 from xrt.module.recovery import Call, given_up, tell, triples
 from xrt.module.reference import evaluate
 from xrt.module.settings import EngineList, Settings
-from xrt.partition import ClusteringOptions, Plan, partition
+from xrt.partition import ClusteringOptions, Pin, Plan, partition
 from xrt.runtime import Program, Refusal, RegionToCompile, compile_plan, regions_of
 from xrt.tune import Tuned
 
@@ -47,22 +48,34 @@ def with_fetched(function: Function, fetch: Sequence[str]) -> Function:
 
 
 def simplified(function: Function, *, fold: bool, threads: int = 1) -> Function:
-    """Return the function, whose types are inferred, with constant parts computed and what no output needs left out."""
-    folded = passes.fold_constants(function, partial(evaluate, threads=threads)) if fold else function
-    if folded is not function:
-        folded = passes.infer_shapes(folded)
-    return passes.drop_dead_nodes(folded)
+    """Return the function, whose types are inferred, without control flow that constants decide and what no output needs.
+
+    Constant parts are computed where ``fold`` says so; inlining computes nothing.
+    """
+    inlined = passes.inline_constant_control_flow(function)
+    if inlined is not function:
+        function = passes.infer_shapes(inlined)
+    while fold and (folded := passes.fold_constants(function, partial(evaluate, threads=threads))) is not function:
+        if not any(node.bodies for node in folded.nodes):
+            function = folded  # one walk has found all that follows, types included
+            break
+        function = passes.infer_shapes(folded)  # what goes around in a Loop may say more
+        if function is folded:
+            break
+    return passes.drop_dead_nodes(function)
 
 
 _log = logging.getLogger(__name__)
 
 
 def without_idle_pins(options: ClusteringOptions, function: Function, original: Function) -> ClusteringOptions:
-    """Return the options without pins by name whose nodes were all folded or dropped; a name of no node at all stays an error."""
-    names = {node.name for node in function.nodes}
-    gone = {node.name for node in original.nodes} - names
-    idle = [pin for pin in options.pins if pin.by == "name" and not any(pin.matching(names)) and any(pin.matching(gone))]
+    """Return the options without pins whose nodes were all folded or dropped; a pin of no node at all stays an error."""
+    idle = [pin for pin in options.pins if not _matches(pin, function) and _matches(pin, original)]
     return replace(options, pins=tuple(pin for pin in options.pins if pin not in idle)) if idle else options
+
+
+def _matches(pin: Pin, function: Function) -> bool:
+    return any(pin.matching({pin.subject(node) for node in function.nodes}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +163,7 @@ class Build:
             progress=progress,
             streams=engines.streams,
             graph=graph,
+            narrow=True,
         )
 
     def _replanned(self, refused: tuple[Refusal, ...], new: tuple[Refusal, ...]) -> Plan:
@@ -217,7 +231,21 @@ class Build:
             plan = next_best(self.tuned, triples(refused)) if refused else self.tuned.plan
             if plan is not None:
                 return plan
-        plan = partition(
+        try:
+            plan = self._by_priority(refused)
+        except PlanError as error:
+            if refused or self.engines.is_auto or self.engines.context.device != "cpu":
+                raise
+            listed = [engine.name for engine in self.engines.engines]
+            raise with_advice(error, self.whole(), listed, ranked_engines()) from None
+        sizes = ", ".join(f"{launch.name} of {len(launch.nodes)}" for launch in plan.launches)
+        _log.info(
+            "plan of %s: %d nodes in %d regions: %s", self.function.name, len(self.function.nodes), len(plan.launches), sizes
+        )
+        return plan
+
+    def _by_priority(self, refused: tuple[Refusal, ...]) -> Plan:
+        return partition(
             self.whole(),
             self.engines.engines,
             self._clustering,
@@ -228,11 +256,6 @@ class Build:
             refused=triples(refused),
             capability=self._asking.capability,
         )
-        sizes = ", ".join(f"{launch.name} of {len(launch.nodes)}" for launch in plan.launches)
-        _log.info(
-            "plan of %s: %d nodes in %d regions: %s", self.function.name, len(self.function.nodes), len(plan.launches), sizes
-        )
-        return plan
 
     def _dump(self) -> None:
         if self._settings.dump_subgraph_dir is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,14 +18,25 @@ from typing import Any
 from xrt.cache import CompileCache, DiskStatistics, Recipe, Signature, Tier, cache_of, signature_of
 from xrt.cache.disk import WeightsMemo
 from xrt.cache.disk.weights import stamp_of
-from xrt.engines import Executable, ExecutionOptions, registry
-from xrt.errors import BundleError, CacheWarning, EngineUnavailable, FallbackWarning, UnknownEngine, XRTError, warn
-from xrt.formats.bundle import BundleFile, working_folder
+from xrt.engines import Executable, ExecutionOptions, GraphCompiler, registry
+from xrt.errors import (
+    BundleError,
+    CacheWarning,
+    EngineUnavailable,
+    FallbackWarning,
+    ModelError,
+    OptionError,
+    UnknownEngine,
+    XRTError,
+    did_you_mean,
+    warn,
+)
+from xrt.formats.bundle import BundleFile, is_bundle, working_folder
 from xrt.graph import Function
 from xrt.module.build import Build, SavedBuild
 from xrt.module.module import XRTModule
 from xrt.module.settings import REFERENCE, Check, check_isolated, settings_of
-from xrt.module.source import Fixed, Saved, Traces
+from xrt.module.source import Fixed, Saved, Traces, check_not_torch
 from xrt.partition import ClusteringOptions, Plan
 from xrt.partition.serial import options_of, plan_of
 from xrt.runtime import RegionToCompile
@@ -40,6 +52,7 @@ _NOTHING = Function((), ())
 def load(
     path: str | os.PathLike[str],
     *,
+    engine: str | GraphCompiler | Sequence[str | GraphCompiler] = (),
     strict: bool = False,
     cache: CompileCache | str | os.PathLike[str] | None = None,
     check: Check = None,
@@ -50,24 +63,42 @@ def load(
 ) -> XRTModule:
     """Return the module that `XRTModule.save` wrote.
 
-    With ``strict``, what would have to be compiled anew because this machine differs is a BundleError instead. Such
-    compiles go through ``cache``, as a module's do. ``check``, ``isolate`` and what belongs to it are what they are for
-    XRTModule; they are no part of a bundle. With ``isolate_run`` a compiled form is loaded in the worker, not here.
-    Raises BundleError for a file that is missing, damaged, or of an unknown version, OptionError for an impossible option.
+    An engine of the bundle whose options may name files or code is made only where ``engine`` names it too, in the same words:
+    a file does not choose what is run. With ``strict``, what would have to be compiled anew because this machine differs is a
+    BundleError instead. Such compiles go through ``cache``, as a module's do. ``check``, ``isolate`` and what belongs to it are
+    what they are for XRTModule; they are no part of a bundle. With ``isolate_run`` a compiled form is loaded in the worker.
+    Raises BundleError for a file that is missing, damaged, or of an unknown version, OptionError for an impossible option or
+    an engine that the bundle does not have.
 
     Load only what you would run: an engine's compiled form is code.
     """
     asked = {"check": check, "isolate": isolate, "isolate_run": isolate_run}
     asked |= {"time_limit": time_limit, "memory_limit": memory_limit}
     settings = settings_of(asked)
+    _check_kind(path)
     file = BundleFile(path)
     check_isolated(settings.isolate, _specs(file.manifest))
+    named = _named(engine, file)
     try:
+        _check_chosen(file, named)
         return _loaded(file, strict, cache_of(cache), asked)
     except BundleError:
         raise
     except XRTError as error:
         raise BundleError(f"cannot load {os.fspath(path)!r}: {error}") from error
+
+
+def _check_kind(path: str | os.PathLike[str]) -> None:
+    """Raise BundleError for a model, which says where it goes."""
+    name = os.fspath(path)
+    if Path(path).is_file() and not is_bundle(path):
+        try:
+            check_not_torch(path)
+        except ModelError as error:
+            raise BundleError(f"cannot load a bundle: {error}") from None
+        if Path(path).suffix.lower() == ".onnx":
+            hint = f"xrt.XRTModule({name!r}, engine=...) runs a model, and its save() writes a bundle"
+            raise BundleError(f"{name!r} is no bundle but, by its name, an ONNX model: {hint}")
 
 
 def _loaded(file: BundleFile, strict: bool, cache: CompileCache, asked: Mapping[str, Any]) -> XRTModule:
@@ -101,6 +132,26 @@ def _loaded(file: BundleFile, strict: bool, cache: CompileCache, asked: Mapping[
 
 def _specs(manifest: Mapping[str, Any]) -> list[str]:
     return [engine["spec"] for engine in manifest["engines"]]
+
+
+def _named(asked: str | GraphCompiler | Sequence[str | GraphCompiler], file: BundleFile) -> list[str]:
+    """Return the specs of the engines that are named; raises OptionError for one that the bundle does not have."""
+    many = [asked] if isinstance(asked, str | GraphCompiler) else asked
+    named = [one.spec if isinstance(one, GraphCompiler) else one for one in many]
+    specs = _specs(file.manifest)
+    for spec in named:
+        if spec not in specs:
+            raise OptionError(f"engine names {spec!r}; the bundle has {', '.join(specs)}.{did_you_mean(spec, specs)}")
+    return named
+
+
+def _check_chosen(file: BundleFile, named: Sequence[str]) -> None:
+    """Raise BundleError for an engine that a file may not choose, and that nobody has named."""
+    for spec in _specs(file.manifest):
+        with suppress(EngineUnavailable, UnknownEngine):  # it is not made, and said to be missing
+            if spec not in named and (reason := registry.why_not_chosen(spec, "bundle")):
+                hint = f"pass engine={spec!r} (-e on the command line) if that is what you want"
+                raise BundleError(f"cannot load {os.fspath(file.path)!r}: {reason}; {hint}")
 
 
 def _missing(manifest: Mapping[str, Any]) -> dict[str, str]:

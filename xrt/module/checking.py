@@ -5,16 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from xrt.errors import XRTError
+from xrt.engines import GraphCompiler
+from xrt.errors import ReferenceWarning, XRTError, warn
 from xrt.graph import DType, Function, is_deterministic
 from xrt.module.build import Build
 from xrt.module.recovery import Call
-from xrt.module.reference import REFERENCE, evaluate
+from xrt.module.reference import REFERENCE, Bench, evaluate
 from xrt.module.settings import Check
 from xrt.partition import Launch
 from xrt.runtime import Inspection, misfit
@@ -29,13 +29,23 @@ class Checks:
 
     asked: Check
     threads: int
+    engine_of: Callable[[Launch], GraphCompiler | None]
+    """Gives the engine of a launch, to be asked about single nodes on the host; None where it runs on a device."""
     count: int = 0
     """Calls that have been checked, and served."""
     unchecked: dict[str, str] = field(default_factory=dict)
     """Why a Function was not checked, by fingerprint."""
+    upheld: dict[str, None] = field(default_factory=dict)
+    """Where the reference was found to differ alone, one sentence each."""
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count(1)
+        self._bench = Bench(self.threads)
+        self.witnesses = self._bench.witnesses()
+
+    def close(self) -> None:
+        """End the processes of witnesses."""
+        self._bench.close()
 
     @property
     def sees_every_call(self) -> bool:
@@ -72,11 +82,33 @@ class Checks:
     def _wrong(self, launch: Launch, given: Sequence[Any], results: Sequence[Any]) -> str | None:
         if (found := self._wrong_type(launch, given, results)) is not None:
             return found
-        look = _strange_nan if self.asked == "nan" else partial(_difference, run=self._run)
         if self.asked == "nan" and not any(map(_has_nan, results)):
             return None
         expected = self._expected(launch, given)
-        return None if expected is None else look(launch, given, results, expected)
+        if expected is None:
+            return None
+        if self.asked == "nan":
+            return _strange_nan(launch, given, results, expected)
+        return self._difference(launch, given, results, expected)
+
+    def _difference(self, launch: Launch, given: Sequence[Any], results: Sequence[Any], expected: Sequence[Any]) -> str | None:
+        """Find what differs, unless it is the reference that alone differs: that is a warning."""
+        function = launch.function.replace(aliases=())
+        found = judge(function, given, results, expected, self._run)
+        if found.verdict is not Verdict.DISAGREES:
+            return None
+        engine = self.engine_of(launch)
+        if engine is not None:
+            review = self.witnesses.review(function, given, results, engine, self._run, found)
+            if review.judgement.verdict is Verdict.UPHELD:
+                self._tell(review.judgement.message)
+                return None
+        return f"engine {launch.engine!r} computed {launch.name} wrongly: {found.message}"
+
+    def _tell(self, message: str) -> None:
+        if message not in self.upheld:
+            self.upheld[message] = None
+            warn(f"{message}; what {REFERENCE} computes there is not taken for right, and the result is kept", ReferenceWarning)
 
     def _expected(self, launch: Launch, given: Sequence[Any]) -> list[Any] | None:
         """Return what the reference computes; None where it cannot be asked, or is the engine itself."""
@@ -101,7 +133,8 @@ class Checks:
         if self.asked is None:
             return ""
         what = _TOLD.get(self.asked) or f"the first call of each signature and {self.asked:.3g} of the others"
-        return f"checked against {REFERENCE}: {what}; {self.count} call{'s' * (self.count != 1)} so far"
+        told = f"checked against {REFERENCE}: {what}; {self.count} call{'s' * (self.count != 1)} so far"
+        return "\n".join([told, *self.upheld])
 
     def remarks(self, functions: Mapping[str, Function]) -> dict[str, str]:
         """Return, by name, why those Functions are not checked."""
@@ -117,15 +150,6 @@ Look: TypeAlias = Callable[[Launch, Sequence[Any], Sequence[Any], Sequence[Any]]
 def _why_not_comparable(function: Function) -> str:
     drawn = next((node for node in function.nodes if not is_deterministic(node, function)), None)
     return f"node {drawn.name!r} ({drawn.op}) does not give the same twice" if drawn is not None else ""
-
-
-def _difference(
-    launch: Launch, given: Sequence[Any], results: Sequence[Any], expected: Sequence[Any], run: Callable[..., list[Any]]
-) -> str | None:
-    found = judge(launch.function.replace(aliases=()), given, results, expected, run)
-    if found.verdict is not Verdict.DISAGREES:
-        return None
-    return f"engine {launch.engine!r} computed {launch.name} wrongly: {found.message}"
 
 
 def _strange_nan(launch: Launch, given: Sequence[Any], results: Sequence[Any], expected: Sequence[Any]) -> str | None:

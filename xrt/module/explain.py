@@ -11,8 +11,8 @@ from xrt.engines import GraphCompiler
 from xrt.graph import Constant, Function, Value
 from xrt.module.settings import EngineList
 from xrt.partition import Launch, Pin, Plan, Reason
-from xrt.partition.assigned import PLACED
 from xrt.tune import Account
+from xrt.tune.tuned import is_of_engine
 
 __all__ = ["Explanation", "Region", "explain"]
 
@@ -84,7 +84,7 @@ class Explanation:
         lines += [self.graph] if self.graph else []
         if self.reasons:
             lines.append(f"not on the first engine that could be asked ({len(self.reasons)}):")
-            lines += [f"  {r.node} ({r.op}) not on {r.engine}: {r.text}" for r in self.reasons if r.text != PLACED]
+            lines += [f"  {r.node} ({r.op}) not on {r.engine}: {r.text}" for r in self.reasons if not is_of_engine(r)]
             lines += _placed(self.reasons)
         lines += [
             f"pin {pin} holds nothing: its nodes were computed ahead of time, or no output needs them" for pin in self.idle_pins
@@ -98,9 +98,9 @@ class Explanation:
 
 
 def _placed(reasons: Sequence[Reason]) -> list[str]:
-    """Return a line for each engine that was measured to be the slower one for nodes that it would have taken."""
-    counts = Counter(reason.engine for reason in reasons if reason.text == PLACED)
-    return [f"  {count} node{'s' * (count != 1)} not on {engine}: {PLACED}" for engine, count in counts.items()]
+    """Return a line for each engine that was measured to be the slower one for nodes that it would have taken, or was not."""
+    counts = Counter((reason.engine, reason.text) for reason in reasons if is_of_engine(reason))
+    return [f"  {count} node{'s' * (count != 1)} not on {engine}: {text}" for (engine, text), count in counts.items()]
 
 
 def _region_lines(region: Region) -> list[str]:
@@ -170,6 +170,8 @@ def _lost(engine: GraphCompiler, function: Function) -> Iterator[str]:
     for number, losing in (("NaN is", kind.loses_nan), ("an infinity is", kind.loses_infinity)):
         if found := sorted(used & set(losing)):
             yield f"{number} not carried through {', '.join(found)}: something else may come out in its place"
+    if found := sorted(used & set(kind.spreads_nan)):
+        yield f"NaN spreads in {', '.join(found)}: it may come out where a number is due"
 
 
 def _shown(values: Sequence[Value]) -> tuple[str, ...]:

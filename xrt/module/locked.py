@@ -48,7 +48,7 @@ class Locked:
         if known and not known.keys() >= set(self.specs):
             return None
         try:
-            if not known and any(map(registry.free_options, self.specs)):
+            if not known and any(registry.why_not_chosen(spec, "lock") for spec in self.specs):
                 return None
             return [registry.create(known.get(spec, spec)) for spec in self.specs]
         except (EngineError, OptionError):
@@ -94,8 +94,10 @@ def _told(standing: Standing) -> str:
     parts = [f"{standing.verdict}: {standing.plan}{' (the baseline)' if standing.baseline else ''}"]
     if standing.seconds is not None:
         parts.append(f"{1e3 * standing.seconds:.4g} ms")
-    if standing.ratio is not None:
-        parts.append(f"{standing.ratio:.3f} ({standing.ratio_low or 0:.3f} to {standing.ratio_high or 0:.3f}) of the baseline")
+    if standing.ratio is not None and standing.ratio_low is not None and standing.ratio_high is not None:
+        parts.append(f"{standing.ratio:.3f} ({standing.ratio_low:.3f} to {standing.ratio_high:.3f}) of the baseline")
+    elif standing.ratio is not None:
+        parts.append(f"{standing.ratio:.3f} of the baseline, in too few rounds for an interval")
     return ", ".join([*parts, *([standing.note] if standing.note else [])])
 
 

@@ -10,24 +10,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from xrt.cache import CompileCache, Signature, cache_of
 from xrt.engines import GraphCompiler, RunOptions
-from xrt.errors import FallbackWarning, InputError, SignatureWarning, warn
+from xrt.errors import FallbackWarning, InputError, warn
 from xrt.graph import Function, Value
 from xrt.module.automatic import Automatic, Place
 from xrt.module.bound import Bound, bound, check_fixed
 from xrt.module.build import Build, names_of, simplified, with_fetched
 from xrt.module.checking import Checks
+from xrt.module.copying import Copyable, Given
 from xrt.module.explain import Explanation, explain
+from xrt.module.keywords import ModuleKeywords, add_keywords
 from xrt.module.memory import Memory
 from xrt.module.prepared import MISS, Prepared, key_of, prepared, rescued, shaping
 from xrt.module.recovery import Call, unnamed
 from xrt.module.reference import evaluate
 from xrt.module.saving import save_module
-from xrt.module.settings import engine_list, settings_of
+from xrt.module.settings import engine_list, settings_of, warn_of_signatures
 from xrt.module.source import check_declared, source_of
+from xrt.module.tracebacks import shorten_tracebacks
 from xrt.partition import Plan
 from xrt.runtime import Profile, Program, inputs, to_host
 from xrt.tune import CostStore, Told, Tuned
@@ -38,12 +41,12 @@ __all__ = ["XRTModule"]
 
 MAX_READY = 1024
 """Prepared calls that a module keeps; one more forgets the oldest. They are small: one program serves many."""
-
 NOTHING = Prepared()
-"""The prepared call that serves no inputs."""
 
 
-class XRTModule:
+@add_keywords
+@shorten_tracebacks
+class XRTModule(Copyable):
     """A model on a list of engines, compiled on the first call of each signature and called like a function.
 
     ``model`` is an `xrt.Graph`, a Function, or ONNX as a path, bytes or ModelProto. ``engine`` is a name, a spec
@@ -70,20 +73,21 @@ class XRTModule:
         device: str = "cpu",
         *,
         cache: CompileCache | str | os.PathLike[str] | None = None,
-        **options: Any,
+        **options: Unpack[ModuleKeywords],
     ) -> None:
         self._settings = settings_of(options)
         self._cache = cache_of(cache)
         listed = partial(engine_list, engine, device, store=CostStore.beside(self._cache))
         self._engines = listed(self._settings)
         self._source = source_of(model, self._cache)
+        self._given = Given.of(model, engine, device, cache, options)
         self._builds: OrderedDict[object, Build] = OrderedDict()
         self._ready: OrderedDict[object, tuple[Prepared, Build]] = OrderedDict()
         self._quick = NOTHING  # the prepared call of `_last`, if it has one
         self._last: Build | None = None
         self._lock = threading.RLock()
         self._warned = self._closed = False
-        self._checks = Checks(self._settings.check, self.threads)
+        self._checks = Checks(self._settings.check, self.threads, self._engines.on_host)
         unlocked = replace(self._settings, lock=None)
         self._automatic = Automatic(self._engines, self._settings, self._cache, partial(listed, unlocked))
 
@@ -171,13 +175,14 @@ class XRTModule:
     def verify(self, *args: Any, inner: bool = True, progress: Progress = unheard, **named: Any) -> Verification:
         """Hold every region for such inputs, and with ``inner`` every value inside, against the reference engine.
 
+        Where one differs, other installed engines are asked about the node: where they agree with it, the reference is wrong.
         Prints as text; true where nothing differs. ``progress`` is told how many regions of how many are done. Raises
         InputError for inputs that do not fit, EngineError where a region does not compile or run.
         """
         values = self._accept(args, named)
         build, given = self._build(values), to_host(values)
-        context = self._engines.context
-        return verify(build.function, build.plan, build.engines.by_spec, given, evaluate, context, inner=inner, progress=progress)
+        told = partial(verify, inner=inner, progress=progress, witnesses=self._checks.witnesses)
+        return told(build.function, build.plan, build.engines.by_spec, given, evaluate, self._engines.context)
 
     def bisect(self, *args: Any, progress: Progress = unheard, **named: Any) -> Culprit | None:
         """Return the smallest part of a region that differs from the reference engine on such inputs; None where none does.
@@ -187,7 +192,8 @@ class XRTModule:
         """
         values = self._accept(args, named)
         build, given = self._build(values), to_host(values)
-        return bisect_plan(build.plan, build.engines.by_spec, given, evaluate, self._engines.context, progress=progress)
+        find = partial(bisect_plan, progress=progress, witnesses=self._checks.witnesses)
+        return find(build.plan, build.engines.by_spec, given, evaluate, self._engines.context)
 
     def _current(self) -> Build:
         return self._last or self._build(None)
@@ -309,7 +315,7 @@ class XRTModule:
         bound = inputs.bind(declared, args, named)
         device = self._engines.context.device
         values = [inputs.normalise(value, given, device) for value, given in zip(declared, bound, strict=True)]
-        inputs.check(declared, values)
+        inputs.check(declared, values, self._settings.execution.max_batch_size)
         return values
 
     def _remember(self, values: Sequence[Any], build: Build) -> None:
@@ -355,11 +361,7 @@ class XRTModule:
             return
         self._builds.popitem(last=False)
         self._forget_calls()
-        message = (
-            f"this module has met more than max_signatures={limit} signatures and forgets the oldest; give inputs of fewer "
-            f"shapes, or engines that keep symbolic extents, or raise max_signatures"
-        )
-        warn(message, SignatureWarning)
+        warn_of_signatures(limit)
 
     def _forget_calls(self) -> None:
         self._quick = NOTHING
@@ -386,6 +388,7 @@ class XRTModule:
             self._builds.clear()
             self._last = None
         self._engines.close()
+        self._checks.close()
 
     def __enter__(self) -> Self:
         return self
@@ -394,4 +397,4 @@ class XRTModule:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<XRTModule of {len(self.inputs)} inputs on {', '.join(self.engines)}>"
+        return f"<XRTModule({', '.join(value.name for value in self.inputs)}) on {', '.join(self.engines)}>"

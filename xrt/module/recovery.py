@@ -95,15 +95,20 @@ def triples(refused: Iterable[Refusal]) -> tuple[tuple[str, str, str], ...]:
 
 
 def unnamed(plan: Plan, implicit: str | None, refused: Iterable[Refusal]) -> str:
-    """Return what to say of nodes that run on the engine which nobody has named, those apart of whose refusal was told."""
+    """Return what to say of nodes that run on the engine which nobody has named: how many there are, and why one does.
+
+    Nothing where all of them were told of when they were refused.
+    """
     told = {node for one in refused for node in one.nodes}
-    taken = [n for x in plan.launches if x.engine == implicit for n in x.nodes if n not in told]
-    if not taken:
+    taken = [node for launch in plan.launches if launch.engine == implicit for node in launch.nodes]
+    first = next((node for node in taken if node not in told), None)
+    if first is None:
         return ""
-    why = next((f": {r.text}" for r in plan.reasons if r.node == taken[0]), "")
+    why = next((f": {r.text}" for r in plan.reasons if r.node == first), "")
+    run, named = ("nodes run", ", such as") if len(taken) != 1 else ("node runs", ":")
     return (
-        f"{len(taken)} node(s) run on {implicit!r}, which was not named: first {taken[0]!r}{why}. m.explain() "
-        f"lists them; name {implicit!r} in the list to accept it, or pass strict=True to refuse it"
+        f"{len(taken)} {run} on {implicit!r}, which was not named{named} {first!r}{why}. m.explain() lists them; "
+        f"name {implicit!r} in the list to accept it, or pass strict=True to refuse it"
     )
 
 

@@ -11,13 +11,14 @@ from typing import Any, Literal, TypeAlias
 
 from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler, registry
 from xrt.engines.deferred import loaded
-from xrt.errors import BudgetWarning, OptionError, did_you_mean, warn
+from xrt.errors import BudgetWarning, OptionError, SignatureWarning, did_you_mean, warn
+from xrt.formats.output import why_not_folder
 from xrt.graph import FrozenDict
 from xrt.module.automatic import AUTO, asks_for_auto, engines_at_hand
 from xrt.module.devices import check_engines_run, check_isolated_there, check_recorded, checked_devices, devices_of
 from xrt.module.locked import Locked, locked
 from xrt.module.reference import REFERENCE
-from xrt.partition import ClusteringOptions
+from xrt.partition import ClusteringOptions, Launch
 from xrt.partition.devices import Homes
 from xrt.runtime import Streams, budget_of, check_device, kind_of
 from xrt.runtime.isolation import Isolated, Limits
@@ -34,6 +35,7 @@ __all__ = [
     "checked_budget",
     "engine_list",
     "settings_of",
+    "warn_of_signatures",
 ]
 
 Check: TypeAlias = Literal["first", "nan"] | float | None
@@ -94,10 +96,10 @@ def settings_of(options: Mapping[str, Any]) -> Settings:
         if name not in _KNOWN:
             raise OptionError(f"XRTModule has no option {name!r}.{did_you_mean(name, _KNOWN)} It has: {', '.join(_KNOWN)}")
     own = {name: options[name] for name in _OWN if name in options}
-    own["clustering"] = _merged(own.get("clustering", ClusteringOptions()), options, _CLUSTERING)
-    own["execution"] = _merged(own.get("execution", ExecutionOptions()), _without_aliases(options), _EXECUTION)
+    own["clustering"] = _merged("clustering", ClusteringOptions, options, _CLUSTERING)
+    own["execution"] = _merged("execution", ExecutionOptions, _without_aliases(options), _EXECUTION)
     if own.get("dump_subgraph_dir") is not None:
-        own["dump_subgraph_dir"] = Path(os.fspath(own["dump_subgraph_dir"]))
+        own["dump_subgraph_dir"] = _checked_folder(Path(os.fspath(own["dump_subgraph_dir"])))
     own["lock"] = locked(own.get("lock"))
     own["check"] = _checked_check(own.get("check"))
     own["isolate"] = _names(own.get("isolate", ()))
@@ -110,7 +112,18 @@ def settings_of(options: Mapping[str, Any]) -> Settings:
     return Settings(**own)
 
 
-def _merged(base: Any, options: Mapping[str, Any], fields: set[str]) -> Any:
+def _checked_folder(folder: Path) -> Path:
+    """Return the folder; raises OptionError now for one that could not be written to after the planning."""
+    if reason := why_not_folder(folder):
+        raise OptionError(f"dump_subgraph_dir is {str(folder)!r}, and {reason}")
+    return folder
+
+
+def _merged(name: str, kind: type, options: Mapping[str, Any], fields: set[str]) -> Any:
+    given = options.get(name, kind())
+    if not isinstance(given, kind):
+        raise OptionError(f"{name} must be {kind.__name__}(...), or be left out; got {given!r}")
+    base: Any = given
     changes = {name: options[name] for name in fields if name in options}
     return dataclasses.replace(base, **changes) if changes else base
 
@@ -153,6 +166,15 @@ def _check_limits(own: Mapping[str, Any]) -> None:
         raise OptionError("isolate_run=True needs engines that are isolated; name them in isolate=")
 
 
+def warn_of_signatures(limit: int) -> None:
+    """Issue the SignatureWarning of a module that forgets its oldest signature."""
+    message = (
+        f"this module has met more than max_signatures={limit} signatures and forgets the oldest; give inputs of fewer "
+        f"shapes, or engines that keep symbolic extents, or raise max_signatures"
+    )
+    warn(message, SignatureWarning)
+
+
 def _check_signatures(value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise OptionError(f"max_signatures must be a positive integer; got {value!r}")
@@ -192,6 +214,10 @@ class EngineList:
     @property
     def by_spec(self) -> dict[str, GraphCompiler]:
         return {engine.spec: engine for engine in self.engines}
+
+    def on_host(self, launch: Launch) -> GraphCompiler | None:
+        """Return the engine of a launch; None where it runs on a device, or is not among these."""
+        return self.by_spec.get(launch.engine) if self.homes.of(launch.engine) == "cpu" else None
 
     def close(self) -> None:
         """End the workers of those that have one."""

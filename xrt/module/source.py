@@ -13,15 +13,22 @@ from xrt.cache import CompileCache
 from xrt.cache.disk.weights import stamp_of
 from xrt.errors import InputError, ModelError
 from xrt.formats import onnx
+from xrt.formats.bundle import is_bundle
 from xrt.graph import Function, TensorType, Value
 from xrt.graph.builder import Graph
-from xrt.graph.verify import verify
+from xrt.graph.verify import verify, verify_types
 from xrt.runtime import inputs
 
 if TYPE_CHECKING:
     from xrt.module.settings import EngineList
 
-__all__ = ["Fixed", "Saved", "Source", "Traces", "check_declared", "source_of"]
+__all__ = ["Fixed", "Saved", "Source", "Traced", "Traces", "check_declared", "source_of"]
+
+
+EXPORTING = "torch.onnx.export(module, (example,), 'model.onnx', dynamo=True) writes a file that XRT takes"
+"""What to do with a model of PyTorch's."""
+OF_TORCH = frozenset({".pt", ".pth", ".pt2", ".ckpt"})
+"""Suffixes of files that torch.save and its like write."""
 
 
 class Source(Protocol):
@@ -64,18 +71,45 @@ def source_of(model: Any, cache: CompileCache | None = None) -> Source:
         raise ModelError(f"{model.__name__} is a class; pass an instance: XRTModule({model.__name__}())")
     if isinstance(model, str | os.PathLike):
         return _from_file(Path(model), cache)
+    if is_of_torch(model):
+        raise ModelError(f"a model of PyTorch's is exported first: {EXPORTING}")
     if isinstance(model, bytes | bytearray) or hasattr(model, "graph"):
         return Fixed(onnx.load(bytes(model) if isinstance(model, bytearray) else model))
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
     raise ModelError(f"a model is an xrt.Graph, a Function, or ONNX as a path, bytes or ModelProto; got a {kind}")
 
 
+def _checked(function: Function) -> Function:
+    """Return the function with its types inferred; raises ModelError where it is not valid, or the types do not fit."""
+    verify(function)
+    inferred = passes.infer_shapes(function)
+    if inferred is not function:
+        verify_types(inferred)
+    return inferred
+
+
+def is_of_torch(model: object) -> bool:
+    """Whether it is a module or program of PyTorch's, which is not imported to find out."""
+    return any(kind.__module__.partition(".")[0] == "torch" for kind in type(model).__mro__)
+
+
 def _from_file(path: Path, cache: CompileCache | None) -> Fixed:
+    if is_bundle(path):
+        raise ModelError(
+            f"{os.fspath(path)!r} is a bundle, which has engines and plans of its own: call xrt.load({os.fspath(path)!r})"
+        )
+    check_not_torch(path)
     stamp = stamp_of(path)
     source = Fixed(onnx.load(path))
     if cache is not None and cache.disk is not None and cache.disk.weights is not None:
         cache.disk.weights.recall(source.declared(), path.absolute(), stamp)
     return source
+
+
+def check_not_torch(path: str | os.PathLike[str]) -> None:
+    """Raise ModelError for a file of PyTorch's, which says what to do with it."""
+    if Path(path).suffix.lower() in OF_TORCH:
+        raise ModelError(f"{os.fspath(path)!r} is a file of PyTorch's by its name, and no ONNX: {EXPORTING}")
 
 
 def check_declared(source: Source, engines: EngineList) -> None:
@@ -99,8 +133,7 @@ class Fixed:
     is_traced = False
 
     def __init__(self, function: Function) -> None:
-        verify(function)
-        self._function = passes.infer_shapes(function)
+        self._function = _checked(function)
         self._is_static = all(isinstance(v.type, TensorType) and v.type.is_static for v in function.inputs)
 
     @property
@@ -132,7 +165,7 @@ class Traced:
     is_traced = True
 
     def __init__(self, graph: Graph) -> None:
-        self._graph = graph
+        self.graph = graph
         self._inputs = tuple(Value(name) for name in graph.input_names)
 
     @property
@@ -147,9 +180,8 @@ class Traced:
         return tuple(inputs.type_of(value) for value in values)
 
     def function(self, values: Sequence[Any], dynamic: bool) -> Function:
-        function = self._graph.trace(*[inputs.type_of(value) for value in values])
-        verify(function)
-        return passes.infer_shapes(function)
+        function = self.graph.trace(*[inputs.type_of(value) for value in values])
+        return _checked(function)
 
     def declared(self) -> Function:
         if self._inputs:

@@ -6,11 +6,11 @@ planner proposes which node goes where. Nothing here compiles, runs or touches a
 the devices and the answers.
 """
 
-from xrt.partition.assigned import assigned, groups_of, homes_of
 from xrt.partition.capability import Capability
 from xrt.partition.copies import Copy
 from xrt.partition.costs import CostTable, Measured, RegionCost
 from xrt.partition.dependencies import DependencyGraph
+from xrt.partition.explicit import assigned, groups_of, homes_of
 from xrt.partition.options import ClusteringOptions, Pin
 from xrt.partition.partitioner import partition
 from xrt.partition.plan import Launch, Plan, Reason, launch_node

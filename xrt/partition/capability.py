@@ -10,8 +10,9 @@ from typing import TypeAlias
 
 from xrt.engines import GraphCompiler
 from xrt.graph import Attribute, AttrKind, Function, Node, Type
+from xrt.partition.questions import OF_TYPES
 
-__all__ = ["Capability"]
+__all__ = ["Capability", "answer_of", "questions_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +35,11 @@ class Capability:
         An engine that raises, or answers with something else than text, is taken to decline, and that is the reason.
         Linear in the nodes; one call of `why_not` per engine and distinct node.
         """
-        alike = _Questions(function)
         homes = (device,) * len(engines) if isinstance(device, str) else device
-        questions = array("l")
-        answers: list[tuple[str | None, ...]] = []
-        for node in function.nodes:
-            question = alike.number(node)
-            questions.append(question)
-            if question == len(answers):
-                answers.append(tuple(_answer(*one, node, function) for one in zip(engines, homes, strict=True)))
-        return cls(questions, tuple(answers))
+        questions, firsts = questions_of(function)
+        return cls(
+            questions, tuple(tuple(answer_of(*one, n, function) for one in zip(engines, homes, strict=True)) for n in firsts)
+        )
 
     def reason(self, node: int, engine: int) -> str | None:
         """Return why the engine cannot take the node; None when it can."""
@@ -55,7 +51,21 @@ class Capability:
         return [by_question[question] for question in self.questions]
 
 
-def _answer(engine: GraphCompiler, home: str, node: Node, function: Function) -> str | None:
+def questions_of(function: Function) -> tuple[Sequence[int], tuple[Node, ...]]:
+    """Return for each node the number of its question, and for each question the first node that asks it."""
+    alike = _Questions(function)
+    questions = array("l")
+    firsts: list[Node] = []
+    for node in function.nodes:
+        number = alike.number(node)
+        questions.append(number)
+        if number == len(firsts):
+            firsts.append(node)
+    return questions, tuple(firsts)
+
+
+def answer_of(engine: GraphCompiler, home: str, node: Node, function: Function) -> str | None:
+    """Return why the engine cannot take the node there; None where it can. One that raises, or answers oddly, declines."""
     device = node.device or home
     if device.partition(":")[0] not in engine.devices:
         return f"the node runs on {device}; engine {engine.name!r} runs on {', '.join(engine.devices)}"
@@ -89,7 +99,7 @@ class _Questions:
         read = tuple(name in self._read for name in node.outputs) if len(made) > 1 else ()
         attributes = self._content(node.attributes) if node.attributes else ()
         key = (node.op_type, node.domain, node.device, tuple(look), tuple(made), same, read, attributes)
-        if node.op_type in _OF_TYPES or all(isinstance(one, str) or one < 0 for one in look):
+        if node.op_type in OF_TYPES or all(isinstance(one, str) or one < 0 for one in look):
             known.update((name, name) for name in node.defines)
         return self._numbers.setdefault(key, len(self._numbers))
 
@@ -126,9 +136,6 @@ class _Questions:
 _Look: TypeAlias = int | str
 """What an engine may see of a value: its type (from 0 on), the constant that it is (below -1), or, for what is made of
 constants or types alone, the value itself by its name, because an engine may look at how it is made."""
-
-_OF_TYPES = frozenset({"Shape", "Size"})
-"""Operators whose result may be known from the type of what they are given."""
 
 _BY_IDENTITY = frozenset({AttrKind.TENSOR, AttrKind.TENSORS, AttrKind.GRAPH, AttrKind.GRAPHS})
 

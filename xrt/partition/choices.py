@@ -46,7 +46,7 @@ class Choices:
     ) -> Choices:
         """Return what capability, refusals and pins leave; ``device`` is as `Capability.of` has it, which is asked without one.
 
-        Raises OptionError for a refusal of an engine or a node that is not there, PlanError for a pin by name that
+        Raises OptionError for a refusal of an engine or a node that is not there, PlanError for a pin that
         matches no node.
         """
         specs = tuple(engine.spec for engine in engines)
@@ -87,7 +87,8 @@ def check_all_taken(
         advice = "list an engine that takes them" + (", or leave out strict=True so that the reference engine may" * strict)
     lines = [f"\n  {function.nodes[n].name!r} ({function.nodes[n].op}): {choices.reasons(n)}" for n in left[:SHOWN]]
     more = f"\n  and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
-    raise PlanError(f"{told}; {advice}:{''.join(lines)}{more}")
+    untaken = () if broken else tuple(function.nodes[n].name for n in left)
+    raise PlanError(f"{told}; {advice}:{''.join(lines)}{more}", untaken)
 
 
 # ------------------------------------------------------------------ refusals
@@ -127,14 +128,14 @@ def _pin_bars(function: Function, engines: Sequence[tuple[str, str]], pins: Sequ
 def _holding(function: Function, pins: Sequence[Pin]) -> Iterator[tuple[int, Pin]]:
     """Yield each (node, pin) that holds: every forbidding pin that matches, and of the forcing ones the last.
 
-    Raises PlanError for a pin by name that matches no node: a name is of one model, so that is a mistake.
+    Raises PlanError for a pin that matches no node.
     """
     nodes = {pin.by: _by_subject(function, pin) for pin in {pin.by: pin for pin in pins}.values()}
     forced: dict[int, Pin] = {}
     for pin in pins:
         matching = list(pin.matching(nodes[pin.by]))
-        if pin.by == "name" and not matching:
-            near = did_you_mean(pin.patterns[0], nodes["name"])
+        if not matching:
+            near = did_you_mean(pin.patterns[0], nodes[pin.by])
             raise PlanError(f"pin {str(pin)!r} matches no node of function {function.name!r}.{near}")
         found = [node for subject in matching for node in nodes[pin.by][subject]]
         if pin.forbid:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from xrt.formats.onnx import to_model
 from xrt.graph import Function
 
@@ -16,5 +18,6 @@ def evaluated(function: Function, inputs: Sequence[Any]) -> Sequence[Any]:
     from onnx.reference import ReferenceEvaluator  # takes long to import, and few need it
 
     named = dict(zip((value.name for value in function.inputs), inputs, strict=True))
-    results: Sequence[Any] = ReferenceEvaluator(to_model(function)).run(None, named)
+    with np.errstate(all="ignore"):  # an overflow is a result like any other, and nothing that a user could mend
+        results: Sequence[Any] = ReferenceEvaluator(to_model(function)).run(None, named)
     return results

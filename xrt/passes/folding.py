@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from xrt.graph import Constant, Function, Node, TensorType, Type, is_deterministic
+from xrt.graph.collector import collector_paused
+from xrt.passes.inlining import decided_body
+from xrt.passes.propagation import Knowledge
 from xrt.passes.shapes import infer_shapes
+from xrt.passes.splicing import Names, Splice
 
 __all__ = ["LARGEST_BYTES", "Evaluate", "fold_constants", "known_value"]
 
@@ -34,14 +37,18 @@ _DATA_SIZED = frozenset({"Compress", "NonZero", "Unique"})
 def fold_constants(function: Function, evaluate: Evaluate) -> Function:
     """Return the Function with the outputs of nodes that read constants only as constants, under the same names.
 
-    The Shape of a value whose extents are all numbers is a constant too, whatever its value.
+    What can be said of a computed shape element by element is a constant too where all its elements are known, whatever the
+    values are whose shapes it was computed of. It is one walk: a node's types are inferred from what was folded before it,
+    and an If or a Loop that is decided by then is inlined (see `inline_constant_control_flow`).
     Each such node is handed to ``evaluate`` as a Function without inputs. A node stays where it is random, of a domain
     that onnx does not describe, part of a control edge, not known beforehand to give tensors of at most `LARGEST_BYTES`,
     or where the evaluation fails. Nodes with bodies are folded where all they capture is constant; otherwise the
     bodies are folded inside. Constants that only folded nodes have read are dropped. The function itself is
-    returned where nothing is folded. Infer shapes first: it says how large the results are.
+    returned where nothing is folded. Infer shapes first: it says how large the results are; and last,
+    for what goes around in the bodies that are left; other types are inferred here. Linear.
     """
-    return _Folding(evaluate).function(function, {})
+    with collector_paused(function.size):
+        return _Folding(evaluate, Names(function)).function(function, None)
 
 
 def known_value(node: Node, function: Function) -> Constant | None:
@@ -69,34 +76,51 @@ def _constant(node: Node) -> Constant | None:
 
 @dataclass(frozen=True, slots=True)
 class _Folding:
+    """One walk over a Function and its bodies: each node's types are inferred, then it is computed, inlined or kept."""
+
     evaluate: Evaluate
+    names: Names
 
-    def function(self, function: Function, outer: Mapping[str, Constant]) -> Function:
-        """Return the Function folded; ``outer`` are the constants around a body."""
-        constants: dict[str, Constant] = dict(function.constants)
-        scope = ChainMap(constants, outer)  # type: ignore[arg-type]  # only the first map is ever written to
-        needed = {name for node in function.nodes for name in node.control}
-        nodes = []
-        for node in function.nodes:
-            results = None if node.control or node.name in needed else self.node(node, function, scope)
+    def function(self, function: Function, outer: Knowledge | None) -> Function:
+        """Return the Function folded; ``outer`` is what is known around a body."""
+        splice = Splice(function, self.names)
+        known = Knowledge(function, outer, splice.constants, splice.types)
+        opset, arrived = function.opsets.get("", 0), set[str]()
+        for node in splice.pending():
+            body = decided_body(node, known.constant_of, opset) if node.bodies else None
+            if body is not None and splice.inline(node, body):
+                arrived.update(inner.name for inner in splice.inlined)
+                continue
+            known.infer(node, again=node.name in arrived)  # of an If more was not known than is common to its branches
+            results = None if node.control or splice.is_awaited(node) else self.node(node, known)
             if results is None:
-                nodes.append(node.map_bodies(lambda body: self.function(body, scope)))
+                splice.nodes.append(self.inside(node, known) if node.bodies else node)
             else:
-                constants.update(results)
-        if all(new is old for new, old in zip(nodes, function.nodes, strict=False)) and len(nodes) == len(function.nodes):
-            return function
-        unread = _read(function.nodes, function) - _read(nodes, function)
-        types = {name: type_ for name, type_ in function.types.items() if name not in constants}
-        kept = {name: constant for name, constant in constants.items() if name not in unread}
-        return function.replace(nodes=tuple(nodes), constants=kept, types=types)
+                splice.constants.update(results)
+                known.add_news(results)
+        return splice.result()
 
-    def node(self, node: Node, function: Function, scope: Mapping[str, Constant]) -> dict[str, Constant] | None:
+    def inside(self, node: Node, known: Knowledge) -> Node:
+        """Return the node with its bodies folded."""
+        node = known.refined_bodies(node).map_bodies(lambda body: self.function(body, known))
+        known.infer_from_bodies(node)
+        return node
+
+    def node(self, node: Node, known: Knowledge) -> dict[str, Constant] | None:
         """Return the node's outputs as constants, None where it has to stay."""
-        if (value := known_value(node, function)) is not None:
+        if node.op == "Constant" and (value := _constant(node)) is not None:
             return {node.outputs[0]: value}
-        if not all(name in scope for name in node.uses) or not is_deterministic(node, function):
+        if (integers := known.known_integers(node)) is not None:
+            return integers
+        if any(known.constant_of(name) is None for name in node.uses):
             return None
-        alone = infer_shapes(_alone(node, function, scope))
+        if not is_deterministic(node, known.function):
+            return None
+        if node.bodies:
+            alone = infer_shapes(known.alone(node))
+        else:
+            known.infer(node, again=True)
+            alone = known.alone(node)
         return self.computed(alone) if _is_bounded(alone) else None
 
     def computed(self, alone: Function) -> dict[str, Constant] | None:
@@ -109,24 +133,6 @@ class _Folding:
             return None
         found = {value.name: Constant(result) for value, result in zip(alone.outputs, results, strict=True)}
         return found if all(_fits(found[value.name], value.type) for value in alone.outputs) else None
-
-
-def _read(nodes: Sequence[Node], function: Function) -> set[str]:
-    """Return every value that the nodes read or define, or the function returns."""
-    values = {name for node in nodes for name in (*node.uses, *node.outputs)}
-    return values.union(value.name for value in function.outputs)
-
-
-def _alone(node: Node, function: Function, scope: Mapping[str, Constant]) -> Function:
-    """Return the node as a Function without inputs."""
-    return Function(
-        inputs=(),
-        outputs=tuple(function.value(name) for name in dict.fromkeys(node.defines)),
-        nodes=(node,),
-        constants={name: scope[name] for name in dict.fromkeys(node.uses)},
-        opsets=function.opsets,
-        name=node.name,
-    )
 
 
 def _is_bounded(alone: Function) -> bool:

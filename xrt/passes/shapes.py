@@ -1,14 +1,11 @@
-"""Infer types: what the operators say about their outputs, merged with what the model declares."""
+"""Infer types: what ONNX infers of the whole, and then node by node what follows from more than ONNX looks at."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-
-from xrt.formats.onnx.inference import Inferred, infer_types
-from xrt.graph import Dim, Function, Node, OptionalType, SequenceType, TensorType, Type, Value, since_version
+from xrt.graph import Function, TensorType
 from xrt.graph.collector import collector_paused
-from xrt.passes.dims import symbols_of
+from xrt.passes.inference import infer_by_onnx
+from xrt.passes.propagation import Knowledge, propagate_types
 
 __all__ = ["infer_shapes"]
 
@@ -21,126 +18,25 @@ def infer_shapes(function: Function) -> Function:
     outputs too: a declaration does not change what is computed. The types of the main inputs are the caller's to give and
     stay as they are. Names that onnx makes up (``unk__0``) are no knowledge and become None.
 
-    The Function must obey the rules of `xrt.graph.verify`. What onnx cannot infer keeps its declaration. The function
-    itself is returned where nothing new is known. Weights are not copied. Linear.
+    Contents of shapes that are computed are followed element by element, and operators of com.microsoft and ai.onnx.ml give
+    what their definition says. The Function must obey the rules of `xrt.graph.verify`. What cannot be inferred keeps its
+    declaration. The function itself is returned where nothing new is known. Weights are not copied. Linear.
     """
-    with collector_paused(len(function.nodes)):
-        return _inferred(function)
+    with collector_paused(function.size):
+        inferred = infer_by_onnx(function)
+        return inferred if _is_settled(inferred) else propagate_types(inferred, Knowledge(inferred))
 
 
-def _inferred(function: Function) -> Function:
-    symbols = frozenset(symbols_of(function))
-    inferred = infer_types(_without_claims(function), symbols)
-    if inferred is None:
-        return function
-    merged = _merged(function, inferred)
-    if _declares_more(function, inferred):
-        # The declaration knows what the operators do not say; what follows from it is still to be found.
-        again = infer_types(merged, symbols)
-        merged = merged if again is None else _merged(merged, again)
-    return function if merged == function else merged
-
-
-def _without_claims(function: Function) -> Function:
-    """Return the Function without what it declares about values that onnx can judge by itself."""
-    types = {name: type_ for name, type_ in function.types.items() if not _is_judged(name, function)}
-    outputs = [Value(v.name) if _is_judged(v.name, function) else _as_defined(v, function) for v in function.outputs]
-    return _with_bodies(function.with_types(types, outputs), [node.map_bodies(_without_claims) for node in function.nodes])
-
-
-def _as_defined(value: Value, function: Function) -> Value:
-    """Return an output that is an input or a constant with its type: of two declarations onnx heeds the last that it meets."""
-    if value.name in function.constants:
-        return Value(value.name, function.constants[value.name].type)
-    return next((given for given in function.inputs if given.name == value.name), value)
-
-
-def _is_judged(name: str, function: Function) -> bool:
-    """Whether the value comes from an operator that onnx describes."""
-    node = function.producer(name)
-    return node is not None and since_version(node, function) is not None
-
-
-def _with_bodies(function: Function, nodes: list[Node]) -> Function:
-    """Return the Function with nodes that differ at most in the types inside of their bodies."""
-    if all(new is old for new, old in zip(nodes, function.nodes, strict=True)):
-        return function
-    return function.replace(nodes=tuple(nodes))
-
-
-def _merged(function: Function, inferred: Inferred) -> Function:
-    """Return the Function with what is inferred about its outputs and inner values."""
-    types = dict(function.types)
-    for name in _inner_values(function):
-        type_ = _combined(inferred.types.get(name), types.get(name))
-        if type_ is not None:
-            types[name] = type_
-    outputs = [_merged_value(value, inferred) for value in function.outputs]
-    return _with_bodies(function.with_types(types, outputs), [_with_merged_bodies(node, inferred) for node in function.nodes])
-
-
-def _merged_value(value: Value, inferred: Inferred) -> Value:
-    return Value(value.name, _combined(inferred.types.get(value.name), value.type))
-
-
-def _inner_values(function: Function) -> Iterator[str]:
-    outputs = {value.name for value in function.outputs}
-    return (name for node in function.nodes for name in node.outputs if name and name not in outputs)
-
-
-def _with_merged_bodies(node: Node, inferred: Inferred) -> Node:
-    if not node.attributes:
-        return node
-    bodies = iter(inferred.bodies.get(node.name, ()))
-    return node.map_bodies(lambda body: _merged_body(body, next(bodies)))
-
-
-def _merged_body(body: Function, inferred: Inferred) -> Function:
-    """Return the body merged; its inputs too, as the node around it decides what they are."""
-    inputs = tuple(_merged_value(value, inferred) for value in body.inputs)
-    merged = _merged(body, inferred)
-    return merged if inputs == body.inputs else merged.replace(inputs=inputs)
-
-
-def _declares_more(function: Function, inferred: Inferred) -> bool:
-    """Whether a declaration of an inner value, in bodies too, says what the operators do not."""
-    for name, declared in function.types.items():
-        found = inferred.types.get(name)
-        if _is_judged(name, function) and _combined(found, declared) != found:
-            return True
-    return any(
-        _declares_more(body, inner)
-        for node in function.nodes
-        if node.bodies
-        for body, inner in zip(node.bodies, inferred.bodies[node.name], strict=True)
-    )
-
-
-def _combined(inferred: Type | None, declared: Type | None) -> Type | None:
-    """Return all that two sources know of one value; where they contradict each other, what is inferred."""
-    if inferred is None or inferred == declared:
-        return declared  # the same object where it is the same type: comparing it with itself is quick
-    if declared is None:
-        return inferred
-    if isinstance(inferred, TensorType) and isinstance(declared, TensorType):
-        return _combined_tensor(inferred, declared)
-    if isinstance(inferred, SequenceType | OptionalType) and type(inferred) is type(declared):
-        element = _combined(inferred.element, declared.element)
-        return inferred if element is None else replace(inferred, element=element)
-    return inferred
-
-
-def _combined_tensor(inferred: TensorType, declared: TensorType) -> TensorType:
-    if inferred.dtype is not declared.dtype or declared.shape is None:
-        return inferred
-    if inferred.shape is None:
-        return declared
-    if len(inferred.shape) != len(declared.shape):
-        return inferred
-    return TensorType(inferred.dtype, tuple(map(_combined_dim, inferred.shape, declared.shape)))
-
-
-def _combined_dim(inferred: Dim, declared: Dim) -> Dim:
-    if isinstance(inferred, int) or declared is None:
-        return inferred
-    return declared
+def _is_settled(function: Function) -> bool:
+    """Whether every value is a tensor of known extents, and nothing is hidden in a body."""
+    if any(not isinstance(v.type, TensorType) or not v.type.is_static for v in function.outputs):
+        return False
+    for node in function.nodes:
+        if node.bodies:
+            return False
+        for name in node.outputs:
+            if name:
+                type_ = function.type_of(name)
+                if not isinstance(type_, TensorType) or not type_.is_static:
+                    return False
+    return True

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from time import perf_counter
@@ -20,6 +20,8 @@ from xrt.errors import CompileFailed, CompileRefused, EngineError, OutOfDeviceMe
 from xrt.graph import Function
 from xrt.graph.mapping import release
 from xrt.partition import Launch, Plan
+from xrt.partition.excerpt import excerpt
+from xrt.runtime.blame import patterns_of, to_blame
 from xrt.runtime.devices.interface import Device
 from xrt.runtime.devices.streams import Streams
 from xrt.runtime.placed import PlacedProgram, on_device
@@ -61,6 +63,7 @@ def compile_plan(
     progress: Progress | None = None,
     streams: Streams | None = None,
     graph: bool = False,
+    narrow: bool = False,
 ) -> Program | tuple[Refusal, ...]:
     """Return the plan's Program, or every refusal, in the plan's order, when there was one.
 
@@ -69,9 +72,10 @@ def compile_plan(
     compiled and prepared at most once while it stays cached, unless ``force``: then once for all launches of it.
     ``progress`` is called from the compiling threads, one at a time. ``streams`` are those of the module, for a plan on
     devices, and ``graph`` is whether its calls are to be recorded. Raises DeviceError where a device is not at hand,
-    OutOfDeviceMemory where its memory runs out.
+    OutOfDeviceMemory where its memory runs out. With ``narrow`` a region that is refused as a whole is compiled in parts, until
+    it is known which of its nodes are to blame; the cache remembers them.
     """
-    outcomes = _Compilation(plan, engines, context, cache, force, progress).outcomes()
+    outcomes = _Compilation(plan, engines, context, cache, force, progress, narrow).outcomes()
     leases = [outcome for outcome in outcomes if isinstance(outcome, Lease)]
     if len(leases) == len(outcomes):
         return _program(plan, leases, streams or Streams(), graph)
@@ -126,11 +130,15 @@ class _Compilation:
         cache: CompileCache,
         force: bool,
         progress: Progress | None,
+        narrow: bool,
     ) -> None:
         self._regions = regions_of(plan, engines, context)
         self._threads = context.threads
         self._cache = cache
         self._forced = force
+        self._narrows = narrow
+        self._blamed: dict[str, tuple[int, ...]] = {}
+        """By signature the places of the nodes that are to blame."""
         self._progress = progress
         self._done = 0
         self._lock = threading.Lock()
@@ -176,8 +184,22 @@ class _Compilation:
             try:
                 self._outcomes[number] = _lease(region, self._cache, force)
             except (CompileRefused, CompileFailed) as error:
-                self._outcomes[number] = _refusal(region.launch, error)
+                refusal = _refusal(region.launch, error)
+                self._outcomes[number] = self._narrowed(region, refusal) if self._narrows else refusal
             self._tell()
+
+    def _narrowed(self, region: RegionToCompile, refusal: Refusal) -> Refusal:
+        """Return the refusal of those nodes alone that are to blame, where the engine has not named them."""
+        launch, key, error = region.launch, region.signature.key, refusal.error
+        if not isinstance(error, CompileRefused) or error.nodes or len(launch.nodes) < 2:
+            return refusal
+        function = launch.function
+        if key not in self._blamed:
+            _log.info("%s: looking for the nodes to blame", launch.name)
+            patterns = patterns_of(function)
+            self._blamed[key] = to_blame(patterns, lambda places: _is_accepted(region, excerpt(function, places)))
+            _remember(region, self._cache, CompileRefused(str(error), [function.nodes[at].name for at in self._blamed[key]]))
+        return replace(refusal, nodes=tuple(function.nodes[at].name for at in self._blamed[key]))
 
     def _tell(self) -> None:
         with self._lock:
@@ -191,6 +213,26 @@ def _refusal(launch: Launch, error: CompileRefused | CompileFailed) -> Refusal:
     _log.info("%s is refused: %s", launch.name, error)
     culprits = tuple(node for node in getattr(error, "nodes", ()) if node in own)
     return Refusal(launch, culprits or launch.nodes, error)
+
+
+def _is_accepted(region: RegionToCompile, part: Function) -> bool:
+    """Whether the engine compiles a part of a region."""
+    try:
+        with _turn(region.engine):
+            region.engine.compile(part, region.context).close()
+    except Exception:  # noqa: BLE001  # whatever the engine raises
+        return False
+    return True
+
+
+def _remember(region: RegionToCompile, cache: CompileCache, error: CompileRefused) -> None:
+    """Have the cache remember a refusal with the nodes that are to blame."""
+
+    def refuse() -> Executable:
+        raise error
+
+    with suppress(CompileRefused):
+        cache.lease(region.signature, refuse, force=True, recipe=region.recipe)
 
 
 def _lease(region: RegionToCompile, cache: CompileCache, force: bool) -> Lease:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xrt.errors import EngineError, RunFailed, XRTError
-from xrt.graph import DType, TensorType, Type
+from xrt.graph import DType, MapType, SequenceType, TensorType, Type
 from xrt.partition import Launch, Plan
 from xrt.runtime.layout import Step
 
@@ -63,6 +63,8 @@ def misfit(launch: Launch, results: Sequence[Any]) -> str | None:
 
 
 def _is_of(result: Any, type_: Type | None) -> bool:
+    if isinstance(type_, SequenceType | MapType):
+        return isinstance(result, list if isinstance(type_, SequenceType) else dict)
     if not isinstance(type_, TensorType):
         return True
     if not isinstance(result, np.ndarray) or result.dtype != (object if type_.dtype is DType.STRING else type_.dtype.numpy):

@@ -22,6 +22,8 @@ Dims = dict[str, tuple[int, str]]
 def bind(inputs: Sequence[Value], args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
     """Return the given values in the order of the inputs; raises InputError naming what is missing, unknown or twice."""
     names = [value.name for value in inputs]
+    if len(args) == 1 and not named and _is_feed(args[0], inputs):
+        args, named = [], args[0]
     takes = f"the model takes {len(names)} input{'s' * (len(names) != 1)} ({', '.join(names) or 'none'})"
     if len(args) > len(names):
         raise InputError(f"{takes}; got {len(args)} positional values")
@@ -38,6 +40,13 @@ def bind(inputs: Sequence[Value], args: Sequence[Any], named: Mapping[str, Any])
     return [given.get(name) for name in names]
 
 
+def _is_feed(given: Any, inputs: Sequence[Value]) -> bool:
+    """Whether a single positional value maps names of inputs to values, as ONNX Runtime's ``run`` takes them."""
+    if type(given) is not dict or not given or not all(isinstance(name, str) for name in given):
+        return False
+    return not (inputs and isinstance(inputs[0].type, MapType))
+
+
 def normalise(value: Value, given: Any, home: str = "cpu") -> Any:
     """Return the given value as engines expect it: a plain NumPy array of native byte order, a list, a dict or None.
 
@@ -51,7 +60,7 @@ def normalise(value: Value, given: Any, home: str = "cpu") -> Any:
     if isinstance(type_, SequenceType):
         return _sequence(value.name, type_, given, home)
     if isinstance(type_, MapType):
-        return given
+        return _map(value.name, type_, given)
     return _array(value.name, type_, given, home)
 
 
@@ -59,6 +68,22 @@ def _sequence(name: str, type_: SequenceType, given: Any, home: str) -> list[Any
     if not isinstance(given, list | tuple):
         raise InputError(f"input {name!r} is a sequence ({type_}); pass a list of arrays, not {_described(given)}")
     return [normalise(Value(f"{name}[{i}]", type_.element), item, home) for i, item in enumerate(given)]
+
+
+def _map(name: str, type_: MapType, given: Any) -> dict[Any, Any]:
+    """Return a map of Python's own numbers and texts, as the declared type has them; NumPy's scalars become those."""
+    if not isinstance(given, Mapping):
+        raise InputError(f"input {name!r} is {type_}; pass a dict, not {_described(given)}")
+    kinds = type_.key, type_.value.dtype if isinstance(type_.value, TensorType) else None
+    return {_plain(name, type_, kinds[0], key): _plain(name, type_, kinds[1], item) for key, item in given.items()}
+
+
+def _plain(name: str, type_: MapType, kind: DType | None, given: Any) -> Any:
+    plain = given.item() if isinstance(given, np.generic) or (isinstance(given, np.ndarray) and given.ndim == 0) else given
+    fits = str if kind is DType.STRING else int | float if kind is not None and kind.is_float else int
+    if kind is None or (isinstance(plain, fits) and not isinstance(plain, bool)):
+        return float(plain) if kind is not None and kind.is_float else plain
+    raise InputError(f"input {name!r} is {type_}; it holds {given!r}, which is not of type {kind}")
 
 
 def _array(name: str, type_: TensorType | None, given: Any, home: str) -> Any:
@@ -122,14 +147,21 @@ def _described(given: Any) -> str:
     return f"a {kind.__name__}" if kind.__module__ == "builtins" else f"a {kind.__module__}.{kind.__qualname__}"
 
 
-def check(inputs: Sequence[Value], values: Sequence[Any]) -> None:
+def check(inputs: Sequence[Value], values: Sequence[Any], max_batch_size: int | None = None) -> None:
     """Check normalised values against the declared types; raises InputError naming the input and the difference.
 
-    Extents with one name must be one size across all inputs.
+    Extents with one name must be one size across all inputs. A leading extent that is not fixed is at most ``max_batch_size``.
     """
     dims: Dims = {}
     for value, given in zip(inputs, values, strict=True):
         _check(value.name, value.type, given, dims)
+        if max_batch_size is not None and isinstance(value.type, TensorType):
+            _check_batch(value.name, value.type, given, max_batch_size)
+
+
+def _check_batch(name: str, type_: TensorType, array: Any, most: int) -> None:
+    if type_.shape and not isinstance(type_.shape[0], int) and array.shape[0] > most:
+        raise InputError(f"input {name!r} ({type_}) has a leading extent of {array.shape[0]}; max_batch_size is {most}")
 
 
 def _check(name: str, type_: Type | None, given: Any, dims: Dims) -> None:
@@ -148,6 +180,11 @@ def _check_tensor(name: str, type_: TensorType, array: np.ndarray[Any, Any], dim
         dtype = DType.of(array)
     except ModelError as error:
         raise InputError(f"input {name!r} must be {type_}; {error}") from None
+    if dtype is DType.STRING and type_.dtype is not DType.STRING and array.size and not isinstance(array.flat[0], str):
+        raise InputError(
+            f"input {name!r} must be {type_.dtype}; got dtype object, whose first element is {type(array.flat[0]).__name__}; "
+            f"convert it with .astype({str(type_.dtype.numpy)!r})"
+        )
     if dtype is not type_.dtype:
         raise InputError(
             f"input {name!r} must be {type_.dtype}; got {dtype}; convert it with .astype({str(type_.dtype.numpy)!r})"

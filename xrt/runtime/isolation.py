@@ -11,7 +11,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -25,11 +24,11 @@ from xrt.engines.contract import fill
 from xrt.errors import CompileFailed, CompileRefused, EngineError, InputError, OptionError, OutOfDeviceMemory, RunFailed
 from xrt.formats.bundle import working_folder
 from xrt.graph import Function, Node
+from xrt.processes import end, start_python
 from xrt.runtime.devices.registry import origins
-from xrt.runtime.processes import kill, started_by
 from xrt.runtime.shared import Message, Room, receive, send, values_in
 
-__all__ = ["Isolated", "Limits", "RemoteExecutable"]
+__all__ = ["Isolated", "Limits", "Lost", "RemoteExecutable", "Worker", "identify", "why_not_isolated"]
 
 START = 120.0
 """Seconds in which a worker must have started."""
@@ -52,21 +51,14 @@ class Lost(Exception):
 class Worker:
     """One process, and the way to talk to it; one request at a time."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, entry: str = "xrt.runtime.worker:main") -> None:
+        """Start ``entry``, which `xrt.runtime.worker.serve`s the socket of the number that it is given."""
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        hears, self._lifeline = os.pipe()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        numbers = [its.fileno(), hears, limits.memory or 0]
-        command = [sys.executable, "-m", "xrt.runtime.worker", *map(str, numbers)]
-        try:
-            self._process = subprocess.Popen(
-                command, pass_fds=numbers[:2], stdin=subprocess.DEVNULL, env=environment, start_new_session=True
-            )
-        finally:
-            its.close()
-            os.close(hears)
+        with its:
+            numbers = (str(its.fileno()), str(limits.memory or 0))
+            self._process = start_python(entry, *numbers, inherited=[its.fileno()], stdin=subprocess.DEVNULL)
         self._channel = mine
-        self.end = weakref.finalize(self, _end, self._process, mine, self._lifeline)
+        self.end = weakref.finalize(self, _end, self._process, mine)
         mine.settimeout(START)
         self._hear(START)
 
@@ -99,14 +91,10 @@ class Worker:
         return f"its process was ended by {signal.Signals(-code).name}: a crash, or the system had no memory left"
 
 
-def _end(process: subprocess.Popen[bytes], channel: socket.socket, lifeline: int) -> None:
+def _end(process: subprocess.Popen[bytes], channel: socket.socket) -> None:
     """Kill the process, with all that it has started, such as a compiler, and let go of all that belongs to it."""
-    others = started_by(process.pid) if process.poll() is None else ()
-    process.kill()
-    process.wait()
-    kill(others)
+    end(process)
     channel.close()
-    os.close(lifeline)
 
 
 class Home:
@@ -180,14 +168,9 @@ class Isolated(GraphCompiler):
 
     def __init__(self, engine: GraphCompiler, limits: Limits, *, runs: bool) -> None:
         """Raises OptionError where that cannot be: the class must be one that another process can import."""
+        if reason := why_not_isolated(engine):
+            raise OptionError(f"engine {engine.spec!r} cannot be isolated: {reason}")
         cls = type(engine)
-        if not hasattr(os, "memfd_create"):
-            raise OptionError(f"engine {engine.spec!r} cannot be isolated: shared memory without a name is Linux's alone")
-        if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
-            raise OptionError(
-                f"engine {engine.spec!r} cannot be isolated: {cls.__qualname__} of {cls.__module__} can be imported by no other "
-                f"process; move it to a module"
-            )
         self.inner = engine
         self.runs = runs or cls.save is GraphCompiler.save
         self.name = engine.name  # type: ignore[misc]  # each is the one of its engine
@@ -228,7 +211,7 @@ class Isolated(GraphCompiler):
     def meet(self) -> None:
         """Start the worker, and have it import the engine, ahead of the first compile, which would; raises EngineError."""
         try:
-            self._home.ask({"do": "meet", **_identity(self._home.engine)})
+            self._home.ask({"do": "meet", **identify(self._home.engine)})
         except Lost as error:
             raise CompileFailed(f"engine {self.spec!r} did not start: {error}") from error.__cause__
 
@@ -271,7 +254,7 @@ class RemoteExecutable(Executable):
         message = {
             "do": "compile" if self._saved is None else "load",
             "saved": None if self._saved is None else room.put(self._saved.cast("B")),
-            **_identity(home.engine),
+            **identify(home.engine),
             "function": room.put_function(self._function),
             "options": asdict(context.options),
             "device": context.device,
@@ -339,7 +322,17 @@ class RemoteExecutable(Executable):
                     return
 
 
-def _identity(engine: GraphCompiler) -> dict[str, str]:
+def why_not_isolated(engine: GraphCompiler) -> str | None:
+    """Return why no other process can be given the engine; None where one can."""
+    cls = type(engine)
+    if not hasattr(os, "memfd_create"):
+        return "shared memory without a name is Linux's alone"
+    if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
+        return f"{cls.__qualname__} of {cls.__module__} can be imported by no other process; move it to a module"
+    return None
+
+
+def identify(engine: GraphCompiler) -> dict[str, str]:
     """Return what tells a worker which engine is meant."""
     cls = type(engine)
     return {"class": f"{cls.__module__}:{cls.__qualname__}", "spec": engine.spec}

@@ -252,4 +252,4 @@ def _copied(result: Any) -> Any:
         return result.copy()
     if isinstance(result, list):
         return [_copied(item) for item in result]
-    return result
+    return dict(result) if isinstance(result, dict) else result

@@ -93,11 +93,13 @@ class Room:
     # ------------------------------------------------------------------ values
 
     def put_value(self, value: Any) -> Any:
-        """Return what `value_in` makes the value of: an array, a list of values, or None."""
+        """Return what `value_in` makes the value of: an array, a list of values, a map, or None."""
         if value is None:
             return None
         if isinstance(value, list | tuple):
             return {"list": [self.put_value(item) for item in value]}
+        if isinstance(value, dict):  # of Python's own numbers and texts, in pairs: keys of JSON's objects are texts
+            return {"map": list(value.items())}
         array = np.asarray(value)
         if array.dtype.kind in "USO":
             return {"shape": array.shape, "strings": [str(text) for text in array.reshape(-1)]}
@@ -127,6 +129,8 @@ def value_in(memory: memoryview, told: Any) -> Any:
         return None
     if "list" in told:
         return [value_in(memory, item) for item in told["list"]]
+    if "map" in told:
+        return dict(told["map"])
     if "strings" in told:
         return np.array(told["strings"], dtype=object).reshape(told["shape"])
     dtype = DType.parse(told["dtype"]).numpy

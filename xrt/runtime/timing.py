@@ -66,7 +66,8 @@ def seconds_per_call(call: Callable[[], object], repeats: int = 1, clock: Clock 
 def await_idle(longest: float = 0.2) -> None:
     """Wait until this process uses next to no processor, at most so many seconds.
 
-    Threads of an engine spin after a call, in case there is another: OpenBLAS's for 50 ms. Whoever is timed then has a core less.
+    Threads may spin after a call, in case there is another: OpenBLAS's for 0.1 s, where an engine or the caller multiplies with
+    NumPy. Whoever is timed then has a core less.
     """
     for _ in range(round(longest / NAP)):
         began = time.process_time()

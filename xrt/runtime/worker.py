@@ -1,7 +1,4 @@
-"""The other side of `isolation`: a process that compiles and runs for an engine, and ends when nobody speaks to it.
-
-python -m xrt.runtime.worker HANDLE LIFELINE MEMORY_LIMIT
-"""
+"""The other side of `isolation`: a process that compiles and runs for an engine, and ends when nobody speaks to it."""
 
 from __future__ import annotations
 
@@ -10,8 +7,6 @@ import itertools
 import os
 import resource
 import socket
-import sys
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,12 +20,11 @@ from xrt.errors import CompileRefused, InputError, OutOfDeviceMemory
 from xrt.formats.bundle import working_folder
 from xrt.graph import Function
 from xrt.runtime.devices.registry import plug
-from xrt.runtime.placed.hosted import hosted, on_device, repeated
-from xrt.runtime.processes import kill, started_by
+from xrt.runtime.placed.host_adapter import hosted, on_device, repeated
 from xrt.runtime.shared import Message, Room, function_in, receive, send, values_in
 from xrt.runtime.timing import sampled
 
-__all__ = ["Served", "main"]
+__all__ = ["Served", "main", "serve"]
 
 
 class Served:
@@ -140,33 +134,27 @@ def _told(error: Exception) -> Message:
     return {"error": said, "kind": kind, "nodes": list(getattr(error, "nodes", ()))}
 
 
-def _end_with(lifeline: int) -> None:
-    """End the process, and what it has started, when the other end of the lifeline is closed, whatever it is doing."""
-    os.read(lifeline, 1)
-    kill(started_by(os.getpid()))
-    os._exit(0)
+def main(handle: str, memory_limit: str) -> None:
+    """Serve the socket of that number until nobody asks any more. A ``memory_limit`` of 0 bytes is none."""
+    if limit := int(memory_limit):
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    serve(handle, Served().answer)
 
 
-def main(handle: int, lifeline: int, memory_limit: int) -> None:
-    """Serve until nobody asks any more. A ``memory_limit`` of 0 is none."""
-    if memory_limit:
-        resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))
-    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
-    channel = socket.socket(fileno=handle)
-    served = Served()
-    send(channel, {"ready": os.getpid()})
+def serve(handle: str, answer: Callable[[Message, memoryview, Room], Message]) -> None:
+    """Answer what comes through the socket of that number until nobody asks any more."""
+    channel = socket.socket(fileno=int(handle))
+    try:
+        send(channel, {"ready": os.getpid()})
+    except ConnectionError:  # whoever has started it has ended meanwhile
+        return
     while True:
         try:
             message, memory = receive(channel)
             room = Room()
-            answer = served.answer(message, memory, room)
-            send(channel, answer, room)
+            send(channel, answer(message, memory, room), room)
         except (EOFError, ConnectionError):
             return
         except MemoryError as error:
             send(channel, _told(error))
-        message, memory, room, answer = {}, memoryview(b""), Room(), {}
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]))
+        message, memory, room = {}, memoryview(b""), Room()

@@ -29,6 +29,7 @@ from xrt.testing.cases import Case, unchanged
 from xrt.testing.groups import cases_of
 from xrt.testing.ledgers import MIXTURES, Gap, gaps_of, settle
 from xrt.testing.measured import engines_for, placed_program
+from xrt.testing.remote import conform_remotely
 from xrt.testing.report import Outcome, Report, Word
 from xrt.testing.running import module_of
 from xrt.verify.running import compiled
@@ -41,6 +42,7 @@ __all__ = [
     "alternating",
     "by_measurement",
     "conform",
+    "create_engines",
     "makers_for",
     "run_case",
     "run_reference",
@@ -73,6 +75,7 @@ def conform(
     alternate: bool = False,
     shard: tuple[int, int] = (0, 1),
     reference: bool = False,
+    isolate: bool = False,
     gaps: Sequence[Gap] | None = None,
     progress: Progress | None = None,
 ) -> Report:
@@ -81,25 +84,42 @@ def conform(
     With "auto" among the engines, every case is placed by a small search over those beside it, or over all that are ready.
     A ledger excuses nothing but roundings then: the search holds what it takes against the reference.
     With ``alternate``, neighbouring nodes are kept on different engines (`xrt.testing.alternate`), and every case runs once
-    for each engine to begin with. With ``reference``, ``onnx.reference.ReferenceEvaluator`` runs beside. Without ``gaps``,
+    for each engine to begin with. With ``reference``, ``onnx.reference.ReferenceEvaluator`` runs beside. With ``isolate`` the
+    cases run in a worker process: one that ends it has failed, and the rest runs in the next. Without ``gaps``,
     the report is settled with the ledgers that XRT ships for the engines. To use several processes, run each with a shard
     and without gaps (``gaps=()``), then settle the `Report.joined` of all.
     """
     asked = [engines] if isinstance(engines, str | GraphCompiler) else list(engines)
-    is_auto = asks_for_auto(asked)
-    listed = engines_for(asked) if is_auto else [registry.create(engine) for engine in asked]
+    listed, is_auto = create_engines(asked)
     makers = makers_for(listed, alternate=alternate, auto=is_auto)
-    cases = cases_of(groups, pattern, shard=shard)
-    outcomes = []
-    for done, case in enumerate(cases, 1):
-        outcomes.append(run_case(replace(case), *makers))  # a copy, so that what the case holds of its model goes with it
-        if progress is not None:
-            progress(done, len(cases), outcomes[-1])
-    beside = tuple(run_reference(case) for case in cases) if reference else ()
+    tell = progress or (lambda done, count, outcome: None)
+    if isolate:
+        what = {"pattern": pattern, "groups": list(groups), "alternate": alternate, "shard": shard}
+        outcomes, beside = conform_remotely(asked, what, reference, tell)
+    else:
+        outcomes, beside = _run_here(makers, cases_of(groups, pattern, shard=shard), reference, tell)
     name = ",".join(map(str, asked) if is_auto else (engine.spec for engine in listed)) + ", alternating" * alternate
     known = _ledger(listed, auto=is_auto) if gaps is None else gaps
     complete = pattern == "*" and shard == (0, 1) and not groups
-    return settle(Report(name, tuple(outcomes), beside), known, complete=complete, alone=len(listed) == 1 and not is_auto)
+    return settle(Report(name, tuple(outcomes), tuple(beside)), known, complete=complete, alone=len(listed) == 1 and not is_auto)
+
+
+def create_engines(asked: Sequence[Engine]) -> tuple[list[GraphCompiler], bool]:
+    """Return the engines that are meant, and whether a search is to choose among them."""
+    is_auto = asks_for_auto(asked)
+    return (engines_for(asked) if is_auto else [registry.create(engine) for engine in asked]), is_auto
+
+
+Ran: TypeAlias = tuple[list[Outcome], list[Outcome]]
+"""The outcomes of the cases, and of the reference beside where it was asked for."""
+
+
+def _run_here(makers: Sequence[Maker], cases: Sequence[Case], reference: bool, tell: Progress) -> Ran:
+    outcomes: list[Outcome] = []
+    for done, case in enumerate(cases, 1):
+        outcomes.append(run_case(replace(case), *makers))  # a copy, so that what the case holds of its model goes with it
+        tell(done, len(cases), outcomes[-1])
+    return outcomes, [run_reference(case) for case in cases] if reference else []
 
 
 def _ledger(engines: Sequence[GraphCompiler], *, auto: bool) -> list[Gap]:
@@ -234,14 +254,18 @@ def _outcome(case: Case, make: Maker) -> Outcome:
         return Outcome(case.name, Word.DECLINED, _first_line(refusal))
     except Exception as error:  # noqa: BLE001  # whatever an engine raises is its outcome
         return Outcome(case.name, Word.FAILED, f"at compile: {_described(error)}")
-    return replace(_ran(case, ready), placed=ready.placed)
+    return replace(_ran(case, ready, make), placed=ready.placed)
 
 
-def _ran(case: Case, ready: Ready) -> Outcome:
+def _ran(case: Case, ready: Ready, make: Maker) -> Outcome:
     given = copy.deepcopy(case.inputs)
     is_mixture = len({engine for _, engine in ready.placed}) > 1
+
+    def rerun(function: Function) -> Sequence[Any]:
+        return make(function, case.inputs).run(copy.deepcopy(case.inputs))
+
     try:
-        verdict = case.judge(ready.run(given), admit_ties=is_mixture) and unchanged(case.inputs, given)
+        verdict = case.judge(ready.run(given), admit_ties=is_mixture, rerun=rerun) and unchanged(case.inputs, given)
     except Exception as error:  # noqa: BLE001  # whatever an engine raises is its outcome
         return Outcome(case.name, Word.FAILED, f"at run: {_described(error)}")
     return Outcome(case.name, Word.PASSED) if verdict else Outcome(case.name, Word.FAILED, verdict.message)
@@ -262,7 +286,8 @@ def run_reference(case: Case) -> Outcome:
     def make(function: Function, inputs: Sequence[Any]) -> Ready:
         evaluator = ReferenceEvaluator(case.model)
         names = [value.name for value in function.inputs]
-        return Ready(lambda values: [_as_array(r) for r in evaluator.run(None, dict(zip(names, values, strict=True)))])
+        outputs = None if function is case.function else [value.name for value in function.outputs]
+        return Ready(lambda values: [_as_array(r) for r in evaluator.run(outputs, dict(zip(names, values, strict=True)))])
 
     return run_case(case, make)
 

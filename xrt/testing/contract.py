@@ -16,11 +16,13 @@ from xrt.compare import Comparison, compare_all
 from xrt.engines import CompileContext, GraphCompiler, MemoryUse, RunOptions, registry
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
-from xrt.testing.corpus import CORPUS, entry
+from xrt.testing.casts import CAST_SOURCES
+from xrt.testing.corpus import CORPUS, find_entry
 from xrt.testing.proof import Proof, alone_or_skip, bounded, compiled_or_skip, outputs_of
 from xrt.testing.renaming import renamed
 from xrt.testing.running import module_of
-from xrt.testing.special import SPECIALS, Lost, Special, special
+from xrt.testing.special import DECLARED, SPECIALS, Special, special
+from xrt.testing.spikes import SPIKES, Spiked, spiked
 from xrt.testing.strategies import functions, inputs_of
 from xrt.testing.taking import TakenBy
 from xrt.verify.running import compiled, fitted, run_alone
@@ -47,7 +49,7 @@ class Contract(Proof):
 
     @pytest.mark.parametrize("name", [e.name for e in CORPUS])
     def test_the_reason_is_text_and_stays(self, name: str) -> None:
-        engine, function = self.made(), entry(name).function
+        engine, function = self.made(), find_entry(name).function
         for holder, node in function.walk():
             reason = engine.why_not(node, holder)
             told = reason is None or (isinstance(reason, str) and reason.strip())
@@ -72,7 +74,7 @@ class Contract(Proof):
 
     @pytest.mark.parametrize("name", [e.name for e in CORPUS])
     def test_corpus_alone(self, name: str) -> None:
-        one = entry(name)
+        one = find_entry(name)
         given = one.given()
         try:
             results = run_alone(self.made(), one.function, given)
@@ -88,7 +90,7 @@ class Contract(Proof):
 
     @pytest.mark.parametrize("name", [e.name for e in CORPUS])
     def test_corpus_with_the_reference_behind(self, name: str) -> None:
-        one = entry(name)
+        one = find_entry(name)
         given = one.given()
         try:
             with module_of(one.function, self.mixed()) as module:
@@ -106,17 +108,31 @@ class Contract(Proof):
 
     @pytest.mark.parametrize("name", [one.name for one in SPECIALS])
     def test_special_numbers(self, name: str) -> None:
-        one = special(name)
+        self._check_special(special(name))
+
+    @pytest.mark.parametrize("name", [one.name for one in SPIKES])
+    def test_one_special_number_among_ordinary_ones(self, name: str) -> None:
+        self._check_special(spiked(name))
+
+    def _check_special(self, one: Special | Spiked) -> None:
         found = self.found_of(one)
         if found is None:
             return
         verdict = one.judge(*found, [lost for lost, ops in self.losses().items() if ops & one.operators])
-        assert verdict, f"{name}: {verdict.message}\n{_told_of_losses(one, *found)}{one.function}"
+        assert verdict, f"{one.name}: {verdict.message}\n{_told_of_losses(one, *found)}{one.function}"
 
     def test_special_numbers_are_lost_where_it_says_so(self) -> None:
         for lost, declared in self.losses().items():
             kept = sorted(op for op in declared if not self.loses(lost, op))
-            assert not kept, f"loses_{lost} names operators that lose none: {', '.join(kept)}; take them out"
+            assert not kept, f"{DECLARED[lost]} names operators that lose none: {', '.join(kept)}; take them out"
+
+    # ------------------------------------------------------------------ casts
+
+    @pytest.mark.parametrize("source", [str(dtype) for dtype in CAST_SOURCES])
+    def test_casts_round_overflow_and_wrap_around(self, source: str) -> None:
+        """Chains of casts from the type over each other one, with arithmetic between, on numbers that no cast keeps."""
+        wrong = self.wrong_chains(DType.parse(source))
+        assert not wrong, "\n".join(wrong)
 
     # ------------------------------------------------------------------ its executables
 
@@ -267,12 +283,11 @@ class Contract(Proof):
             self.same(results, function, 1, "saved, loaded for the same Function under other names, and run")
 
 
-def _told_of_losses(one: Special, results: Sequence[Any], expected: Sequence[Any]) -> str:
+def _told_of_losses(one: Special | Spiked, results: Sequence[Any], expected: Sequence[Any]) -> str:
     """Say what else there is to do where one kind of number is all that differs."""
-    kinds: tuple[Lost, ...] = ("nan", "infinity")
-    for lost in kinds:
+    for lost, name in DECLARED.items():
         if one.judge(results, expected, [lost]):
-            return f"If that must be so, name {' or '.join(sorted(one.operators))} in the engine's loses_{lost}\n"
+            return f"If that must be so, name {' or '.join(sorted(one.operators))} in the engine's {name}\n"
     return ""
 
 

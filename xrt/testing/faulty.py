@@ -23,7 +23,7 @@ from xrt.graph import Function, Node
 from xrt.graph.places import kind_of
 from xrt.module.settings import REFERENCE
 
-__all__ = ["Faulty", "How", "Journal", "Recording", "Slow", "Watched", "Where"]
+__all__ = ["Choosy", "Faulty", "How", "Journal", "Recording", "Slow", "Watched", "Where"]
 
 Where: TypeAlias = Literal["why_not", "compile", "prepare", "run", "memory", "close", "version"]
 How: TypeAlias = Literal[
@@ -131,6 +131,24 @@ class Recording(_Delegating):
     """An engine that counts what is asked of it, in its `journal`."""
 
     name: ClassVar[str] = "recording"
+
+
+@dataclass(frozen=True)
+class Choosy(_Delegating):
+    """An engine that takes every node, and refuses regions in which operators meet that it was told of."""
+
+    name: ClassVar[str] = "choosy"
+    refuses: str = ""
+    """Operators that must not be in one region, with ``+`` between them; one operator alone is always refused. ``|`` stands
+    between alternatives."""
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        present = {node.op for node in function.nodes}
+        for together in self.refuses.split("|") if self.refuses else ():
+            if set(together.split("+")) <= present:
+                self.journal.note("compile")
+                raise CompileRefused(f"the choosy engine was told to refuse {together}")
+        return super().compile(function, context)
 
 
 @dataclass(frozen=True)

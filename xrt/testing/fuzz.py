@@ -74,15 +74,22 @@ class Fuzzer:
 
     def try_seed(self, seed: int) -> list[Finding]:
         """Run one graph in its ways up to the first that disagrees, and return what disagreed."""
-        sample = sample_of(seed)
-        try:
-            expected = self.truth(sample.function, sample.inputs)
-        except Exception as error:  # noqa: BLE001  # a graph that the reference fails on is a finding, whatever it raised
-            self.counts["reference", Verdict.DISAGREES] += 1
-            return [Finding(seed, "the reference", _told(error), sample)]
-        tries = (self._try(seed, word, way, sample, expected) for word, way in self.ways(seed))
+        begun = self.begin(seed)
+        if isinstance(begun, Finding):
+            return [begun]
+        sample, expected = begun
+        tries = (self.try_way(seed, word, way, sample, expected) for word, way in self.ways(seed))
         first = next((found for found in tries if found is not None), None)  # the other ways most often fail of the same
         return [] if first is None else [first]
+
+    def begin(self, seed: int) -> tuple[Sample, list[Any]] | Finding:
+        """Return the graph of a seed and what the reference makes of it, or that the reference fails on it."""
+        sample = sample_of(seed)
+        try:
+            return sample, self.truth(sample.function, sample.inputs)
+        except Exception as error:  # noqa: BLE001  # a graph that the reference fails on is a finding, whatever it raised
+            self.counts["reference", Verdict.DISAGREES] += 1
+            return Finding(seed, "the reference", _told(error), sample)
 
     def ways(self, seed: int) -> list[tuple[str, Way]]:
         """Return the ways to run the graph of a seed, each under the word that it is counted by."""
@@ -97,7 +104,8 @@ class Fuzzer:
         """Return what the reference makes of it; the inputs are not written to."""
         return run_alone(self.reference, function.replace(aliases=()), inputs)
 
-    def _try(self, seed: int, word: str, way: Way, sample: Sample, expected: Sequence[Any]) -> Finding | None:
+    def try_way(self, seed: int, word: str, way: Way, sample: Sample, expected: Sequence[Any]) -> Finding | None:
+        """Run the graph one way and count the verdict; return what disagreed, made small."""
         judged = self.judge(way, sample, expected)
         self.counts[word, judged.verdict] += 1
         if judged.verdict is not Verdict.DISAGREES:

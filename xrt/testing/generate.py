@@ -16,7 +16,7 @@ from xrt.testing.draft import SIZES, Chooser, Draft, Known, Seeded, values_of
 from xrt.testing.families import ALL_FAMILIES
 from xrt.testing.recipes import Recipe, gentle
 
-__all__ = ["EVERYTHING", "Form", "function_from", "inputs_of", "seeded_function"]
+__all__ = ["EVERYTHING", "Form", "function_from", "function_of", "inputs_of", "seeded_function"]
 
 Array = np.ndarray[Any, Any]
 
@@ -105,6 +105,13 @@ def function_from(choose: Chooser, form: Form = EVERYTHING) -> Function:
     named = form.symbolic and choose.integer(0, 3) == 3
     aliases = _aliases(draft, outputs) if form.aliases else ()
     return draft.function(outputs, named=named, aliases=aliases)
+
+
+def function_of(recipe: Recipe, choose: Chooser, form: Form = EVERYTHING) -> Function | None:
+    """Return a Function of what the recipe adds once, and nothing else; None where it adds nothing."""
+    draft = _draft(choose, form)
+    recipe(draft)
+    return draft.function(_made(draft)[-1:]) if draft.nodes and _made(draft) else None
 
 
 def _outputs(draft: Draft, form: Form) -> list[Known]:

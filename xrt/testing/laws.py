@@ -18,11 +18,11 @@ from xrt.formats.text import to_text
 from xrt.formats.text_parser import parse
 from xrt.graph import Function
 from xrt.partition import ClusteringOptions, Pin, Plan, partition
-from xrt.passes import drop_dead_nodes, infer_shapes
+from xrt.passes import infer_shapes
 from xrt.testing.faulty import Recording
 from xrt.testing.proof import Proof, alone_or_skip, bounded, outputs_of
 from xrt.testing.renaming import renamed
-from xrt.testing.running import module_of
+from xrt.testing.running import as_planned, module_of
 from xrt.testing.strategies import functions, inputs_of, labels
 from xrt.verify.running import run_in_pieces
 
@@ -54,7 +54,7 @@ class Laws(Proof):
     @given(data=st.data(), most=st.none() | st.integers(1, 3))
     def test_acyclic_law(self, data: st.DataObject, most: int | None) -> None:
         """Law 2: the regions of its plans can run in the order in which they are listed, and hold every node once."""
-        function = infer_shapes(drop_dead_nodes(data.draw(functions(self.form))))
+        function = as_planned(data.draw(functions(self.form)))
         plan = partition(function, self.mixed(), ClusteringOptions(maximum_nodes=most), strict=True)
         home = {name: index for index, launch in enumerate(plan.launches) for name in launch.nodes}
         assert sorted(home) == sorted(node.name for node in function.nodes), f"a node is in no region\n{plan}"
@@ -65,7 +65,7 @@ class Laws(Proof):
     @given(data=st.data())
     def test_order_law(self, data: st.DataObject) -> None:
         """Law 3: neither the listing of nodes nor the names of values change what the engine takes, or the signature."""
-        function = infer_shapes(drop_dead_nodes(data.draw(functions(self.form))))
+        function = as_planned(data.draw(functions(self.form)))
         listed = function.replace(nodes=tuple(data.draw(st.permutations(function.nodes))))
         named = renamed(function, {"v1": "zz", "v3": "a"})
         engine, context = self.made(), CompileContext()
@@ -92,7 +92,7 @@ class Laws(Proof):
     def test_mixture_law(self, data: st.DataObject, alternate: int, all_taken: bool) -> None:
         """Law 5: nodes that alternate between two engines compute what each of them does."""
         form = self.taken() if all_taken else self.form
-        function = drop_dead_nodes(data.draw(functions(form)))  # a pin on a node that is dropped would be an error
+        function = as_planned(data.draw(functions(form)))  # a pin on a node that is gone would be an error
         engines = self.mixed()
         pins = _alternating(function, engines, alternate)
         assume(pins)

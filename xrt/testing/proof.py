@@ -12,13 +12,16 @@ from hypothesis import HealthCheck, assume, settings
 
 from xrt.compare import Comparison, Tolerance, compare_all, tolerance_for
 from xrt.engines import Executable, GraphCompiler, registry
-from xrt.errors import CompileRefused
-from xrt.graph import Function
+from xrt.errors import CompileRefused, RunFailed
+from xrt.graph import DType, Function
 from xrt.module.settings import REFERENCE
+from xrt.passes import infer_shapes
+from xrt.testing.casts import CastChain, compare_chain, function_of_chains, inputs_of_chains, list_cast_chains
 from xrt.testing.corpus import Entry
 from xrt.testing.faulty import Recording
 from xrt.testing.ledgers import Gap
-from xrt.testing.special import SPECIALS, Lost, Special
+from xrt.testing.special import DECLARED, SPECIALS, Lost, Special
+from xrt.testing.spikes import SPIKES, Spiked
 from xrt.testing.strategies import Form, inputs_of
 from xrt.testing.taking import TakenBy
 from xrt.verify.running import compiled, run_alone
@@ -98,28 +101,56 @@ class Proof:
         return [engine, Recording(inner=reference.spec) if engine.name == reference.name else reference]
 
     @classmethod
-    def found_of(cls, one: Special) -> tuple[list[Any], list[Any]] | None:
+    def found_of(cls, one: Special | Spiked) -> tuple[list[Any], list[Any]] | None:
         """Return what the engine and the reference make of special numbers; None where the engine declines."""
         with np.errstate(all="ignore"):
             try:
-                results = run_alone(cls.made(), one.function, [array.copy() for array in one.inputs])
+                results = _results_of(cls.made(), one)
             except CompileRefused:
                 return None
-            return results, cls.truth(one.function, [array.copy() for array in one.inputs])
+            return results, _results_of(registry.create(cls.reference), one)
 
     @classmethod
     def losses(cls) -> dict[Lost, frozenset[str]]:
         """Return the operators in which the engine says that it loses what."""
         kind = cls.made().implementation
-        return {"nan": frozenset(kind.loses_nan), "infinity": frozenset(kind.loses_infinity)}
+        return {lost: frozenset(getattr(kind, name)) for lost, name in DECLARED.items()}
 
     @classmethod
     def loses(cls, lost: Lost, op: str) -> bool:
         """Whether there are special numbers that come out right only because the operator, no other, is said to lose these."""
         losses = cls.losses()
-        cases = ((one, cls.found_of(one)) for one in SPECIALS if one.operators & losses[lost] == {op})
+        every: list[Special | Spiked] = [*SPECIALS, *SPIKES]
+        cases = ((one, cls.found_of(one)) for one in every if one.operators & losses[lost] == {op})
         others = [kind for kind, ops in losses.items() if op in ops and kind != lost]
         return any(pair is not None and not one.judge(*pair, others) for one, pair in cases)
+
+    @classmethod
+    def wrong_chains(cls, source: DType) -> list[str]:
+        """Return what is wrong in the chains of casts from a type that the engine takes; what it declines is not."""
+        chains = list_cast_chains(source)
+        whole = infer_shapes(function_of_chains(source, chains))
+        declined = {node.name.partition(":")[0] for node in whole.nodes if cls.made().why_not(node, whole) is not None}
+        taken = [chain for chain in chains if chain.name not in declined]
+        found = cls._chains_computed(source, taken)
+        expected = cls._chains_computed(source, taken, cls.reference)
+        flushing = cls.made().implementation.flushes_denormals
+        told = (compare_chain(chain, found[chain], expected[chain], flushing) for chain in found)
+        return [comparison.message for comparison in told if not comparison]
+
+    @classmethod
+    def _chains_computed(cls, source: DType, chains: Sequence[CastChain], engine: str = "") -> dict[CastChain, Any]:
+        """Return what comes of the chains in one Function, or of each by itself where that is refused, or refuses its inputs."""
+        function = function_of_chains(source, chains)
+        inputs = inputs_of_chains(source)
+        compiler = registry.create(engine) if engine else cls.made()
+        try:
+            with np.errstate(all="ignore"):
+                results = run_alone(compiler, function, [inputs[value.name].copy() for value in function.inputs])
+        except (CompileRefused, RunFailed):
+            alone = [cls._chains_computed(source, [chain], engine) for chain in chains] if len(chains) > 1 else []
+            return {chain: result for one in alone for chain, result in one.items()}
+        return dict(zip(chains, results, strict=True))
 
     def same(self, results: Sequence[Any], function: Function, seed: int, what: str) -> None:
         """Fail, saying what was done, unless the results are the reference engine's."""
@@ -133,6 +164,15 @@ class Proof:
             assert found, f"{one.name} ({one.why}): {found.message}"
         else:
             assert not found, f"the gap {gap} is closed: delete the entry"
+
+
+def _results_of(engine: GraphCompiler, one: Special | Spiked) -> list[Any]:
+    """Return the outputs of all calls, one call after the other."""
+    executable = compiled(engine, one.function, one.calls[0])
+    try:
+        return [np.array(result) for call in one.calls for result in executable.run([array.copy() for array in call])]
+    finally:
+        executable.close()
 
 
 def outputs_of(results: Any, function: Function) -> list[Any]:

@@ -9,9 +9,11 @@ from xrt.cache import CompileCache
 from xrt.engines import GraphCompiler
 from xrt.graph import Function
 from xrt.module import XRTModule
+from xrt.module.build import simplified
+from xrt.passes import infer_shapes
 from xrt.verify.running import fitted
 
-__all__ = ["fitted_for", "module_of"]
+__all__ = ["as_planned", "fitted_for", "module_of"]
 
 
 def module_of(function: Function, engines: Sequence[GraphCompiler | str], **options: Any) -> XRTModule:
@@ -21,6 +23,11 @@ def module_of(function: Function, engines: Sequence[GraphCompiler | str], **opti
     """
     settings: dict[str, Any] = {"strict": True, "fold_constants": False, "cache": CompileCache()} | options
     return XRTModule(function, list(engines), **settings)
+
+
+def as_planned(function: Function) -> Function:
+    """Return the function, types inferred, as a module of `module_of` plans it; pins may name the nodes that it has then."""
+    return simplified(infer_shapes(function), fold=False)
 
 
 def fitted_for(function: Function, inputs: Sequence[Any], engines: Sequence[GraphCompiler]) -> Function:

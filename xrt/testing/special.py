@@ -17,12 +17,14 @@ import numpy as np
 from xrt.compare import Comparison, Tolerance, compare_all, tolerance_for
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
 
-__all__ = ["SPECIALS", "Lost", "Special", "special"]
+__all__ = ["DECLARED", "SPECIALS", "Lost", "Special", "excused", "special"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-Lost: TypeAlias = Literal["nan", "infinity"]
-"""What an engine may declare to lose in an operator, by `loses_nan` and `loses_infinity`."""
+Lost: TypeAlias = Literal["nan", "infinity", "number"]
+"""What an engine may declare to lose in an operator; `DECLARED` says where."""
+DECLARED: Mapping[Lost, str] = {"nan": "loses_nan", "infinity": "loses_infinity", "number": "spreads_nan"}
+"""The attributes of an engine that name the operators."""
 
 NUMBERS = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1.5, -2.0, 0.25)
 SIZES = (1, 7, 64)
@@ -46,12 +48,17 @@ class Special:
     inputs: tuple[Array, ...]
 
     @property
+    def calls(self) -> tuple[tuple[Array, ...], ...]:
+        """The inputs of each call, of which there is one."""
+        return (self.inputs,)
+
+    @property
     def operators(self) -> frozenset[str]:
         return frozenset(node.op_type for node in self.function.nodes)
 
     def judge(self, results: Sequence[Any], expected: Sequence[Any], losing: Collection[Lost] = ()) -> Comparison:
         """Compare results with the expected ones; what is lost may be anything where it is due."""
-        mine = [_excused(*pair, losing) for pair in zip(results, expected, strict=True)]
+        mine = [excused(*pair, losing) for pair in zip(results, expected, strict=True)]
         return compare_all(mine, list(expected), self._tolerance, names=[value.name for value in self.function.outputs])
 
     @property
@@ -61,17 +68,21 @@ class Special:
         return tolerance_for("float16" if "float16" in dtypes else "float32", "network")
 
 
-def _excused(array: Array, expected: Array, losing: Collection[Lost]) -> Array:
-    """Return the array with what is expected in the places where anything may be."""
+def excused(array: Array, expected: Array, losing: Collection[Lost]) -> Array:
+    """Return the array with what is expected in the places where anything, or NaN, may be."""
     if array.dtype.kind != "f" or array.shape != expected.shape:
         return array
     places = np.zeros(expected.shape, bool)
     for lost in losing:
-        places |= _IS[lost](expected)
+        places |= _LOST[lost](array, expected)
     return np.where(places, expected, array)
 
 
-_IS: Mapping[Lost, Callable[[Array], Array]] = {"nan": np.isnan, "infinity": np.isinf}
+_LOST: Mapping[Lost, Callable[[Array, Array], Array]] = {
+    "nan": lambda array, expected: np.isnan(expected),
+    "infinity": lambda array, expected: np.isinf(expected),
+    "number": lambda array, expected: np.isfinite(expected) & np.isnan(array),
+}
 
 
 # ---------------------------------------------------------------------- data

@@ -12,8 +12,7 @@ from xrt.engines import GraphCompiler
 from xrt.errors import CompileRefused, PlanError
 from xrt.graph import Function
 from xrt.partition import Pin
-from xrt.passes import drop_dead_nodes, infer_shapes
-from xrt.testing.running import module_of
+from xrt.testing.running import as_planned, module_of
 from xrt.verify.running import run_alone
 
 __all__ = ["Alone", "Listed", "Mixed", "Way"]
@@ -68,7 +67,7 @@ class Mixed:
         return f"mixture {self.seed} of {','.join(engine.name for engine in self.engines)}"
 
     def run(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
-        living = infer_shapes(drop_dead_nodes(function))  # reasons are given by type; a pin that names a dead node is refused
+        living = as_planned(function)  # reasons are given by type; a pin that names a node that is gone is refused
         try:
             return _run_module(living, self.engines, self._pins(living), inputs)
         except PlanError as error:

@@ -16,11 +16,25 @@ class Bounds:
     survey: float = 0.55
     """Share of the time left that goes to measuring pieces, before plans race."""
     limit: float = 0.2
-    """Share of the budget that one compile, or one measurement, may take; it is also by how much the budget may be overrun, at
-    most: an engine that hangs in this process, where it did not in its worker, cannot be stopped."""
+    """Share of the budget that one compile, or one measurement, may take."""
+    first: float = 0.6
+    """Share of the budget for which the search waits for a first engine that is ready to have the whole measured on it."""
     start: float = 0.3
-    """Share of the time left for which the survey waits until all engines have been imported, in workers of their own, at the
-    same time: while they are, nothing is measured well."""
+    """Share of the budget for which it then waits for the others: while they are imported, nothing is measured well."""
+    ask: float = 0.15
+    """Share of the time left for which it waits, from time to time, for those that are not ready even then."""
+    turn: float = 0.2
+    """Share of the budget for which it waits for one engine before the next is begun: who all start at once keep each other."""
+    small: float = 10.0
+    """Seconds of a budget below which the plan by the list is called in this process first: workers take long to start."""
+    quick: float = 0.6
+    """Share of such a budget that this may take."""
+    truth: float = 0.6
+    """Share of the time left in which the reference must have computed what is right."""
+    hurry: float = 0.5
+    """Where nothing was measured in a worker by the time that so much of the budget is left, a plan runs in this process."""
+    grace: float = 0.5
+    """Seconds by which the budget may be overrun for the sake of one measurement."""
     slice: float = 0.025
     """Share of the budget that the samples of one region may take, and not more than `longest`."""
     longest: float = 0.6

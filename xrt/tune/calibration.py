@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import permutations
 from typing import Any
 
 import numpy as np
 
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, GraphCompiler
-from xrt.errors import EngineError, PlanError
+from xrt.errors import EngineError, OutOfDeviceMemory, PlanError
 from xrt.graph import DType, FrozenDict, Function, Node, TensorType, Value
-from xrt.partition.assigned import assigned
 from xrt.partition.capability import Capability
+from xrt.partition.costs import CostTable
 from xrt.partition.devices import Homes
+from xrt.partition.explicit import assigned
 from xrt.runtime import Program, compile_plan
 from xrt.runtime.rounds import rotated
 from xrt.runtime.timing import Clock, median_interval, repeats_for, seconds_per_call
+from xrt.tune.bounded import OutOfTime, within
 from xrt.tune.walls import Terms, Way
 
-__all__ = ["crossing", "launch_cost", "light_operator"]
+__all__ = ["Calibration", "crossing", "launch_cost", "light_operator"]
 
 OPERATORS = ("Neg", "Abs", "Relu", "Sqrt", "Exp", "Identity")
 """What stands for a region with next to nothing in it: the first that an engine takes."""
@@ -29,6 +35,49 @@ SIZES = (16, 1 << 20)
 ROUNDS = 9
 TURN = 0.003
 OPSET = 20
+LEAST = 0.1
+"""Seconds of the samples of one launch."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Measures launches and boundaries of engines that are ready."""
+
+    engines: Mapping[str, GraphCompiler]
+    ways: Mapping[str, Way]
+    contexts: Mapping[str, CompileContext]
+    """By spec."""
+    context: CompileContext
+    """Where values come in and go out."""
+    homes: Homes
+    limit: float
+    """Seconds that each may take."""
+    clock: Clock
+    told: Callable[[str], object]
+    """Hears of each before it is begun."""
+
+    def of(self, table: CostTable, specs: Sequence[str], until: float) -> CostTable:
+        """Return the table with what is not known yet of those engines, as far as time allows."""
+        for spec in specs:
+            if spec not in table.launches and self.clock() < until:
+                self.told(f"launching nothing on {spec}")
+                given = self.engines[spec], self.ways[spec], self.contexts[spec], LEAST, self.limit
+                with suppress(EngineError, OutOfDeviceMemory):
+                    if (seconds := launch_cost(*given)) is not None:
+                        table = table.with_launch(spec, seconds)
+        for source, target in permutations([spec for spec in specs if spec in table.launches], 2):
+            if (source, target) not in table.boundaries and self.clock() < until:
+                self.told(f"from {source} to {target}")
+                if (found := self._crossing(source, target)) is not None:
+                    table = table.with_boundary(source, target, *found)
+        return table
+
+    def _crossing(self, source: str, target: str) -> tuple[float, float] | None:
+        fronts = self.ways[source].front, self.ways[target].front
+        try:
+            return within(self.limit, partial(crossing, *fronts, self.context, self.clock, self.homes.by_engine))
+        except OutOfTime:
+            return None
 
 
 def light_operator(engine: GraphCompiler, device: str = "cpu") -> str | None:

@@ -4,20 +4,86 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 from xrt.engines import GraphCompiler
 from xrt.errors import PlanError
 from xrt.graph import Function
-from xrt.partition import ClusteringOptions, Plan
-from xrt.partition.assigned import assigned, homes_of
-from xrt.partition.costs import CostTable, Measured
+from xrt.partition import Capability, ClusteringOptions, Plan, partition
+from xrt.partition.costs import CostTable, Measured, RegionCost
 from xrt.partition.devices import Homes
+from xrt.partition.explicit import assigned, homes_of
 
-__all__ = ["Placing", "is_allowed", "placing", "single_plans", "summed"]
+__all__ = ["Candidates", "Placing", "alone", "is_allowed", "placing", "single_plans", "summed"]
 
 Placing: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 """For each region its engine and its nodes."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The plans that there are without measuring, by what engines have answered so far."""
+
+    function: Function
+    engines: tuple[GraphCompiler, ...]
+    """Those that take part: the one that nobody has named only where the others leave a node."""
+    options: ClusteringOptions
+    implicit: str | None
+    homes: Homes
+
+    @classmethod
+    def of(
+        cls, function: Function, engines: Sequence[GraphCompiler], options: ClusteringOptions, implicit: str | None, homes: Homes
+    ) -> Candidates:
+        """Return the candidates on those engines."""
+        named = [engine for engine in engines if engine.spec != implicit]
+        if implicit is not None and named:
+            answers = Capability.of(function, named, [homes.of(engine.spec) for engine in named])
+            if all(answers.willing()):
+                return cls(function, tuple(named), options, None, homes)
+        return cls(function, tuple(engines), options, implicit, homes)
+
+    @cached_property
+    def priority(self) -> Plan:
+        """What the order of the list alone gives; raises PlanError where nothing takes a node."""
+        where = self.homes
+        return partition(
+            self.function,
+            self.engines,
+            self.options,
+            implicit=self.implicit,
+            device=where.device,
+            devices=where.by_engine,
+            capability=self.capability,
+        )
+
+    @cached_property
+    def capability(self) -> Capability:
+        """What the engines have answered, asked once."""
+        return Capability.of(self.function, self.engines, [self.homes.of(engine.spec) for engine in self.engines])
+
+    @cached_property
+    def wholes(self) -> tuple[Plan, ...]:
+        """The plans of one engine each that keep the caller's options, those that are known to fail among them."""
+        return tuple(filter(self.is_allowed, single_plans(self.function, self.engines, self.homes, self.capability)))
+
+    def is_allowed(self, plan: Plan) -> bool:
+        return is_allowed(plan, self.engines, self.options)
+
+    def best_alone(self, table: CostTable) -> tuple[Plan, Measured] | None:
+        """Return the plan of one region that was measured to be the quickest."""
+        known = [(plan, cost) for plan in self.wholes if isinstance(cost := alone(plan, table), Measured)]
+        return min(known, key=lambda pair: pair[1].seconds, default=None)
+
+
+def alone(plan: Plan, table: CostTable) -> RegionCost | None:
+    """Return what a plan of one region was measured to take; None for others, and where nobody knows."""
+    if len(plan.launches) != 1:
+        return None
+    (launch,) = plan.launches
+    return table.region(launch.function.shape_key, launch.engine)
 
 
 def placing(plan: Plan) -> Placing:
@@ -25,11 +91,14 @@ def placing(plan: Plan) -> Placing:
     return tuple((launch.engine, launch.nodes) for launch in plan.launches)
 
 
-def single_plans(function: Function, engines: Sequence[GraphCompiler], homes: Homes) -> Iterator[Plan]:
+def single_plans(function: Function, engines: Sequence[GraphCompiler], homes: Homes, capability: Capability) -> Iterator[Plan]:
     """Yield the plan of each engine that takes all nodes, those that are known to fail among them."""
-    for engine in engines:
-        with suppress(PlanError):
-            yield assigned(function, engines, dict.fromkeys((node.name for node in function.nodes), engine.spec), device=homes)
+    willing = capability.willing()
+    names = [node.name for node in function.nodes]
+    for at, engine in enumerate(engines):
+        if all(at in engines_of for engines_of in willing):
+            with suppress(PlanError):
+                yield assigned(function, engines, dict.fromkeys(names, engine.spec), device=homes, capability=capability)
 
 
 def is_allowed(plan: Plan, engines: Sequence[GraphCompiler], options: ClusteringOptions) -> bool:

@@ -31,6 +31,9 @@ class Rules:
     most: int = 60
     """Rounds after which it ends: what is not decided then is a tie."""
 
+    slack: float = 0.3
+    """Seconds by which a turn may be expected to end too late."""
+
     def seconds(self, calls: Iterable[float]) -> float:
         """Return what the fewest rounds take, and the turns that come before them, of those whose calls take so many seconds."""
         return (self.least + 1) * sum(call + max(call, self.turn) for call in calls)
@@ -46,6 +49,8 @@ class Entrant:
     repeats: int = 1
     rounds: list[float] = field(default_factory=list)
     """Seconds per call, round by round."""
+    expected: float = 0.0
+    """Seconds that a call is known to take before there are rounds."""
     is_out: bool = False
     failure: str = ""
     """Why it takes part no more, where a call raised."""
@@ -53,6 +58,11 @@ class Entrant:
     @property
     def median(self) -> float:
         return statistics.median(self.rounds)
+
+    @property
+    def turn(self) -> float:
+        """Seconds that a turn should take, the call that is not counted included."""
+        return (1 + self.repeats) * (self.median if self.rounds else self.expected)
 
     def take_turn(self, clock: Clock) -> None:
         """Make the calls of a turn; what one raises is the entrant's own failure."""
@@ -80,12 +90,12 @@ def contested(
 ) -> int:
     """Let the entrants take turns until all is decided, or the clock shows ``until``; return the number of rounds.
 
-    Who has lost for certain leaves; the quickest simple one stays to the end. A turn that has begun is ended.
+    Who has lost for certain leaves; the quickest simple one stays to the end. A turn is begun where it should end in time.
     """
     _set_repeats(entrants, until, rules, clock)
     for turn in range(rules.most):
         active = [entrant for entrant in entrants if not entrant.is_out]
-        if not active or not _round(active, turn, until, clock):
+        if not active or not _round(active, turn, until + rules.slack, clock):
             return turn
         active = [entrant for entrant in active if not entrant.is_out]
         if active:
@@ -98,17 +108,18 @@ def contested(
 def _set_repeats(entrants: Iterable[Entrant], until: float, rules: Rules, clock: Clock) -> None:
     """Find out how many calls make a turn, by a turn of one call that does not count: the others have not been heard."""
     for entrant in entrants:
-        if clock() < until:
+        if clock() + entrant.turn < until + rules.slack:
             entrant.take_turn(clock)
         if entrant.rounds:
-            entrant.repeats = repeats_for(entrant.rounds.pop(), rules.turn)
+            entrant.expected = entrant.rounds.pop()
+            entrant.repeats = repeats_for(entrant.expected, rules.turn)
 
 
 def _round(active: Sequence[Entrant], turn: int, until: float, clock: Clock) -> bool:
     """Give each its turn; return whether there was time for all of them. Who came to its turn before the others keeps no lead."""
     took: list[Entrant] = []
     for entrant in rotated(active, turn):
-        if clock() >= until:
+        if clock() + entrant.turn >= until:
             for early in took:
                 early.rounds.pop()
             return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 from xrt import __version__
@@ -14,16 +15,15 @@ from xrt.engines.deferred import Answered, Deferred
 from xrt.errors import CacheError, XRTError
 from xrt.graph import FrozenDict, Function
 from xrt.partition import ClusteringOptions, Plan
-from xrt.partition.assigned import assigned, groups_of, homes_of
 from xrt.partition.capability import Capability
-from xrt.partition.costs import CostTable
 from xrt.partition.devices import Homes
+from xrt.partition.explicit import assigned, groups_of, homes_of
 from xrt.runtime import on_device
-from xrt.tune.tuned import Contender, Race, Tuned, Verdict
+from xrt.tune.tuned import Contender, Race, Tuned, Verdict, with_reasons
 
-__all__ = ["asked_of", "parse", "to_text"]
+__all__ = ["asked_of", "parse", "questioned", "to_text"]
 
-FORMAT = 1
+FORMAT = 2
 MOST_PLANS = 64
 MOST_TEXT = 2000
 MOST_SECONDS = 1e9
@@ -54,6 +54,16 @@ def asked_of(
     return Signature((*own, ("implicit", str(implicit)), ("clustering", str(options)), *conditions_of(context), *places))
 
 
+def questioned(engine: GraphCompiler, context: CompileContext) -> Signature | None:
+    """Return what an engine's answers about nodes rest on: its version and code, and the machine. None as for `asked_of`."""
+    code = _code(engine)
+    if code == CODE_UNKNOWN:
+        return None
+    machine = [(name, value) for name, value in conditions_of(context) if name in ("device", "machine")]
+    named = (("questions", f"1 of xrt {__version__}"), ("engine", f"{engine.spec} {_version(engine)}"), ("code", code))
+    return Signature((*named, *machine))
+
+
 def _code(engine: GraphCompiler) -> str:
     """Return a hash of an engine's code, without importing that of one that nobody has used yet."""
     return code_of(registry.module_of(engine.name) if isinstance(engine, Deferred) else engine.implementation.__module__)
@@ -68,11 +78,17 @@ def _version(engine: GraphCompiler) -> str:
 
 
 def to_text(tuned: Tuned, function: Function, engines: Sequence[GraphCompiler], homes: Homes) -> str:
-    """Return what was decided as JSON; nodes are told by their places, so that names do not matter."""
+    """Return what was decided as JSON; nodes are told by their places, so that names do not matter.
+
+    The engines are those that took part, which may be fewer than were asked for.
+    """
+    engines = [engine for engine in tuned.asked or engines if engine.spec in tuned.plan.engines]
     specs = [engine.spec for engine in engines]
     plans = [_row(contender, function, specs) for contender in tuned.race.contenders]
     facts = {"format": FORMAT, "engines": specs, "budget": tuned.budget, "rounds": tuned.race.rounds}
     facts |= {"baseline": tuned.race.baseline, "measurements": tuned.measurements, "spent": tuned.spent}
+    facts |= {"provisional": tuned.is_provisional, "searches": tuned.searches}
+    facts["unmeasured"] = {spec: reason[:MOST_TEXT] for spec, reason in tuned.unmeasured.items()}
     declined = _declined(function, engines, homes)
     notes = [note[:MOST_TEXT] for note in tuned.notes]
     return json.dumps({**facts, "notes": notes, "declined": declined, "contenders": plans}, indent=1)
@@ -115,17 +131,31 @@ def parse(data: bytes, function: Function, engines: Sequence[GraphCompiler], hom
         if told["format"] != FORMAT:
             raise CacheError(f"it is of format {told['format']!r}; this version reads {FORMAT}")
         specs = [_text(spec) for spec in told["engines"]]
-        answered = [_answered(*pair, function) for pair in zip(engines, told["declined"], strict=True)]
+        by_spec = {engine.spec: engine for engine in engines}
+        pairs = zip([by_spec[spec] for spec in specs], told["declined"], strict=True)
+        answered = [_answered(*pair, function) for pair in pairs]
+        implicit = implicit if implicit in specs else None
+        unmeasured = {_text(spec): _text(reason) for spec, reason in told["unmeasured"].items()}
         rows = told["contenders"][:MOST_PLANS]
-        contenders = tuple(_contender(row, function, answered, specs, homes, implicit) for row in rows)
+        given = tuple(_contender(row, function, answered, specs, homes, implicit) for row in rows)
+        contenders = tuple(replace(one, plan=with_reasons(one.plan, unmeasured)) for one in given)
         race = Race(contenders, _count(told["rounds"]), _place(told["baseline"], len(contenders)))
-        facts = {name: _seconds(told[name]) for name in ("budget", "spent")}
-        notes = tuple(_text(note) for note in told["notes"])
+        if race.winner is None:
+            raise CacheError("it holds no decision that can be used: nobody won")
+        return Tuned(
+            race.winner.plan,
+            race=race,
+            how="remembered",
+            budget=_seconds(told["budget"]),
+            spent=_seconds(told["spent"]),
+            notes=tuple(_text(note) for note in told["notes"]),
+            unmeasured=FrozenDict(unmeasured),
+            is_provisional=_truth(told["provisional"]),
+            searches=_count(told["searches"]),
+            asked=tuple(answered),
+        )
     except (XRTError, KeyError, AttributeError, TypeError, ValueError, IndexError, RecursionError) as error:
         raise CacheError(f"it holds no decision that can be used: {type(error).__name__}: {error}") from error
-    if race.winner is None:
-        raise CacheError("it holds no decision that can be used: nobody won")
-    return Tuned(race.winner.plan, CostTable(), race, "remembered", measurements=0, notes=notes, **facts)
 
 
 def _answered(engine: GraphCompiler, reasons: Mapping[str, Sequence[int]], function: Function) -> GraphCompiler:
@@ -159,6 +189,12 @@ def _contender(
 def _text(value: object) -> str:
     if not isinstance(value, str) or len(value) > MOST_TEXT:
         raise CacheError(f"expected a text; got {value!r:.80}")
+    return value
+
+
+def _truth(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise CacheError(f"expected a truth value; got {value!r:.80}")
     return value
 
 

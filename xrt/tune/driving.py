@@ -23,7 +23,7 @@ from xrt.runtime.timing import Clock
 from xrt.tune import decision
 from xrt.tune.bounds import BOUNDS, Bounds
 from xrt.tune.search import Search, Told, unheard
-from xrt.tune.tuned import Tuned
+from xrt.tune.tuned import MOST_SEARCHES, Tuned, more_than
 from xrt.tune.values import Reference
 
 __all__ = ["remembered", "table_of", "tune"]
@@ -61,28 +61,32 @@ def tune(
     On a device, that of the context or, by spec, those of ``devices``, whoever is timed waits for the device, on arrays that
     lie there already; the ``graph`` of a plan is recorded where it can be. Raises DeviceError where one is not at hand.
 
-    Pieces are compiled and measured in workers, where a hang or a crash costs `Bounds.limit` once. Plans race in this process,
-    as they are deployed, once their engines have proved themselves there. The budget is overrun by one such limit at most, and by
-    the one run of the reference. A worker may have ``memory_limit`` bytes of address space, unless the bounds say otherwise. An
-    interrupt (Ctrl-C) ends the search, and gives the best found by then.
+    Pieces are compiled and measured in workers, where a hang or a crash costs `Bounds.limit` once. The first is the whole on
+    the engine that is ready first; engines are imported and asked in threads, which are abandoned where they take too long. Plans
+    race in this process, as they are deployed, once their engines have proved themselves. The budget is overrun by `Bounds.grace`
+    at most, and by one call; only where no engine has answered yet, it is waited for one. A worker may have ``memory_limit``
+    bytes of address space, unless the bounds say otherwise. An interrupt (Ctrl-C) ends the search, and gives the best by then.
 
     Raises OptionError for a budget that is none, PlanError where nothing takes a node.
     """
     check_budget(budget)
     context = on_device(context.device, context)
-    if store is not None and not anew:
-        known = remembered(function, engines, context, store, options, implicit, budget, devices, graph)
-        if known is not None:
-            return known
+    known = (
+        remembered(function, engines, context, store, options, implicit, budget, devices, graph) if store is not None else None
+    )
+    if known is not None and not anew and (not known.is_provisional or known.searches >= MOST_SEARCHES):
+        return known
     values, reason = _values(function, inputs)
     if values is None:
         return by_priority(function, engines, context, options, implicit, reason, devices)
     bounds = bounds or replace(BOUNDS, memory=memory_limit)
-    given = (values, reference, cache, options, implicit, budget, bounds, progress, clock, devices, graph)
+    given = (values, reference, cache, options, implicit, budget, bounds, progress, clock, devices, graph, store)
     search = Search(function, engines, context, *given)
     if store is not None:
         search.table = table_of(store, engines, context, devices)
     tuned = _searched(search)
+    if known is not None and tuned.is_provisional:
+        tuned = replace(tuned, searches=known.searches + 1)
     if store is not None:
         _keep(tuned, function, engines, context, store, options, implicit, devices, graph)
     _tell(tuned, function)
@@ -206,10 +210,11 @@ def _tell(tuned: Tuned, function: Function) -> None:
     """Warn where nothing could be measured."""
     if tuned.how != "priority":
         return
-    why = "; ".join(tuned.notes) or f"budget={tuned.budget:g} s is too small for one measurement"
-    engines = ", ".join(tuned.plan.engines)
+    unmeasured = [f"{spec}: {reason}" for spec, reason in tuned.unmeasured.items()]
+    why = "; ".join([*tuned.notes, *unmeasured]) or f"budget={tuned.budget:g} s is too small for one measurement"
+    used = ", ".join(dict.fromkeys(launch.engine for launch in tuned.plan.launches)) or "no engine"
     warn(
-        f"{function.name!r} was not placed by measurement: {why}. The engines are used in the order of the list ({engines}); "
-        f"give more time, such as budget=20",
+        f"{function.name!r} was not placed by measurement: {why}. By the order of the list it runs on {used}; give more time, "
+        f"such as budget={more_than(tuned.budget):g}",
         PlacementWarning,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from xrt.partition import Plan
 from xrt.partition.costs import Measured
@@ -39,8 +39,10 @@ class Runner:
         return len(launches), len({launch.engine for launch in launches})
 
 
-def judged(runners: Sequence[Runner], others: Sequence[Contender], rounds: int) -> Race:
+def judged(runners: Sequence[Runner], others: Sequence[Contender], rounds: int, least: int = 1) -> Race:
     """Return the race: who ran, in the order given, and others, whose verdict is known without running.
+
+    Fewer than the ``least`` rounds have no interval, and nobody has lost by them: the quickest simple plan is chosen.
 
     The baseline is the quickest simple plan. A plan that is not simple wins where the interval of its ratio to the baseline
     lies wholly below one by more than the floor; of several winners, and of all where no simple plan ran, those that cannot
@@ -52,8 +54,9 @@ def judged(runners: Sequence[Runner], others: Sequence[Contender], rounds: int) 
         return Race(tuple(sorted([*failed, *others], key=_place)), rounds)
     base = against([runner.entrant for runner in ran if not runner.entrant.is_out] or [runner.entrant for runner in ran])
     ratios = {id(runner): within_rounds(runner.entrant.rounds, base.rounds) for runner in ran}
-    chosen = _chosen(ran, base, ratios)
-    found = [_contender(runner, ratios[id(runner)], chosen) for runner in ran]
+    is_sure = rounds >= least
+    chosen = _chosen(ran, base, ratios) if is_sure else next(runner for runner in ran if runner.entrant is base)
+    found = [_contender(runner, ratios[id(runner)], chosen, is_sure=is_sure) for runner in ran]
     baseline = found[[runner.entrant for runner in ran].index(base)]
     contenders = sorted([*found, *failed, *others], key=_place)
     return Race(tuple(contenders), rounds, next(i for i, one in enumerate(contenders) if one is baseline))
@@ -82,11 +85,14 @@ def _beats(runner: Runner, ratio: Ratio) -> bool:
     return ratio.is_win and not runner.entrant.is_out
 
 
-def _contender(runner: Runner, ratio: Ratio, chosen: Runner) -> Contender:
+def _contender(runner: Runner, ratio: Ratio, chosen: Runner, *, is_sure: bool) -> Contender:
     seconds, low, high = median_interval(runner.entrant.rounds)
-    verdict: Verdict = "won" if runner is chosen else "lost" if _is_slower(runner, chosen) else "tie"
-    figures = (seconds, low, high, ratio.median, ratio.low, ratio.high)
-    return Contender(runner.ready.plan, verdict, *figures, note=runner.ready.found.note, regions=runner.regions)
+    has_lost = is_sure and _is_slower(runner, chosen)
+    verdict: Verdict = "won" if runner is chosen else "lost" if has_lost else "tie"
+    found = Contender(
+        runner.ready.plan, verdict, seconds, ratio=ratio.median, note=runner.ready.found.note, regions=runner.regions
+    )
+    return replace(found, low=low, high=high, ratio_low=ratio.low, ratio_high=ratio.high) if is_sure else found
 
 
 def _is_slower(runner: Runner, chosen: Runner) -> bool:

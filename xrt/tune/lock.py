@@ -16,8 +16,8 @@ from xrt.formats.lock import Gate, Lock, Run, Standing
 from xrt.graph import FrozenDict, Function
 from xrt.graph.places import one_name
 from xrt.partition import ClusteringOptions, Plan
-from xrt.partition.assigned import assigned, groups_of, homes_of
 from xrt.partition.devices import Homes
+from xrt.partition.explicit import assigned, groups_of, homes_of
 from xrt.runtime import on_device
 from xrt.tune.driving import plain
 from xrt.tune.tuned import Contender, Race

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,10 @@ class Ready:
     call: Callable[[], object] = tuple
     found: Found = SOUND
     failure: str = ""
+    seconds: float = 0.0
+    """What its first call took."""
+    results: Sequence[Any] | None = None
+    """What that gave, where nobody knew yet what is right."""
 
     @property
     def may_run(self) -> bool:
@@ -61,12 +66,14 @@ def ready(
     context: CompileContext,
     cache: CompileCache,
     inputs: Sequence[Any],
-    expected: Sequence[Any],
+    expected: Sequence[Any] | None,
     reference: Reference,
     *,
     graph: bool = False,
 ) -> Ready:
     """Compile a plan and call it once on copies of the inputs, which lie on the host; one that differs may not enter.
+
+    Where nobody knows what is ``expected`` it is held against nothing.
 
     With ``graph`` its calls on a device are recorded and replayed, where they can be.
     """
@@ -78,12 +85,15 @@ def ready(
         return Ready(plan, failure=_one_line(error))
     own = [copied(value) for value in inputs]
     try:
+        began = time.perf_counter()
         results = [copied(to_host(value)) for value in made.run(own)]
-        found = SOUND if first_drawn(function) else held(function, inputs, results, expected, reference, context.options)
+        seconds = time.perf_counter() - began
+        is_open = expected is None or first_drawn(function)
+        found = SOUND if is_open else held(function, inputs, results, expected or (), reference, context.options)
     except Exception as error:  # noqa: BLE001  # whatever an engine raises
         made.close()
         return Ready(plan, failure=_one_line(error))
-    return Ready(plan, made, made.repeated(own), found)
+    return Ready(plan, made, made.repeated(own), found, seconds=seconds, results=results if expected is None else None)
 
 
 def _one_line(error: Exception) -> str:

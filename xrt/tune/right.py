@@ -12,7 +12,7 @@ from xrt.compare import Comparison, compare, tolerance_for
 from xrt.engines import ExecutionOptions
 from xrt.graph import DType, Function
 from xrt.tune.values import Reference
-from xrt.verify import Verdict, judge
+from xrt.verify import Verdict, WitnessedReference, judge
 
 __all__ = ["Found", "held"]
 
@@ -43,8 +43,21 @@ def held(
         return Found(f"there are {len(results)} outputs; {len(expected)} were expected")
     if options.precision in _LOWERED:
         return _lowered(function, results, expected, _LOWERED[options.precision])
-    found = judge(function.replace(aliases=()), inputs, results, expected, reference)
-    return Found(found.message if found.verdict is Verdict.DISAGREES else "")
+    plain = function.replace(aliases=())
+    found = judge(plain, inputs, results, expected, reference)
+    return _in_doubt(plain, inputs, results, expected, reference, found.message if found.verdict is Verdict.DISAGREES else "")
+
+
+def _in_doubt(
+    function: Function, inputs: Sequence[Any], results: Sequence[Any], expected: Sequence[Any], reference: Reference, wrong: str
+) -> Found:
+    """Return what is wrong, unless the reference alone differs: who agrees with it is wrong then, and who does not is right."""
+    if not isinstance(reference, WitnessedReference):
+        return Found(wrong)
+    if wrong:
+        doubt = reference.doubt(function, inputs, results, expected)
+        return Found("" if doubt else wrong, doubt)
+    return Found(reference.doubted(function))
 
 
 def _lowered(function: Function, results: Sequence[Any], expected: Sequence[Any], kind: str) -> Found:
@@ -57,8 +70,8 @@ def _lowered(function: Function, results: Sequence[Any], expected: Sequence[Any]
 
 
 def _tolerance(expected: Any, kind: str) -> Any:
-    is_float = isinstance(expected, np.ndarray) and DType.of(expected).is_float
-    return tolerance_for(DType.parse(kind).numpy, "network") if is_float else None
+    is_exact = isinstance(expected, np.ndarray) and not DType.of(expected).is_float
+    return None if is_exact else tolerance_for(DType.parse(kind).numpy, "network")
 
 
 def _loss(found: Sequence[Comparison]) -> str:

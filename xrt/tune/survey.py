@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,9 +17,9 @@ from xrt.partition.costs import CostTable, Measured, RegionCost
 from xrt.runtime.timing import Clock, median_interval
 from xrt.tune.right import held
 from xrt.tune.values import Reference, first_drawn, values_of
-from xrt.tune.walls import Terms, Trial, Way
+from xrt.tune.walls import NotStarted, Terms, Trial, Way
 
-__all__ = ["Region", "Subject", "Survey", "unrefuted"]
+__all__ = ["Region", "Subject", "Survey", "is_refuted", "unrefuted"]
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +34,12 @@ GRACE = 2.0
 
 LEAST = 0.05
 """Seconds of the budget with which nothing more is begun."""
+
+
+LONGER = 8.0
+"""A compile that did not end in time is tried again by a search that gives it so many times as long."""
+
+_SLOW = re.compile(r"failed to compile .*: it gave no answer within (\d+(?:\.\d+)?(?:e[+-]\d+)?) s")
 
 
 class Subject(Protocol):
@@ -88,7 +96,10 @@ class Survey:
         self.table = table
         self.count = 0
         """How many measurements were made."""
-        self._ways = ways
+        self.ways = ways
+        """By spec, of the engines that are ready."""
+        self.cut_off: dict[tuple[str, str], str] = {}
+        """By piece and engine: what the end of the budget has cut off, as a sentence."""
         self._context = context
         self._contexts = contexts
         self._returned = frozenset(returned)
@@ -98,12 +109,19 @@ class Survey:
         self._slice = slice_
         self._clock = clock
         self._skipped: set[tuple[str, str]] = set()
+        self._tried: Counter[tuple[str, str]] = Counter()
         self._hung: dict[str, list[int]] = {}
         """By engine the sizes, in nodes, of what it did not end in time."""
 
     def is_known(self, subject: Subject) -> bool:
         """Whether there is nothing more to be learnt about a piece."""
-        return self.table.region(subject.key, subject.spec) is not None or (subject.key, subject.spec) in self._skipped
+        cost, piece = self.table.region(subject.key, subject.spec), (subject.key, subject.spec)
+        is_old = isinstance(cost, str) and self.count_of(piece) == 0 and _needs_longer(cost, self._limit)
+        return (cost is not None and not is_old) or piece in self._skipped
+
+    def count_of(self, piece: tuple[str, str]) -> int:
+        """Return how often a piece was measured in this search."""
+        return self._tried[piece]
 
     def measure(self, subjects: Sequence[Subject], until: float, told: Callable[[Subject], object]) -> bool:
         """Measure what is not known yet, in that order, until the clock shows ``until``; return whether all are known then.
@@ -130,12 +148,17 @@ class Survey:
             self._skip(subject, "the engine did not end with what is no larger")
             return
         left = until - self._clock()
-        limit = min(self._limit, left)
+        limit = max(min(self._limit, left), LEAST)
+        self._tried[subject.key, subject.spec] += 1
         try:
             context = self._contexts.get(subject.spec, self._context)
             inner = self._returned.isdisjoint(value.name for value in function.outputs)
-            terms = Terms(min(self._slice, limit / 4), limit, min(limit, self._patience(subject)), inner=inner)
-            trial = self._ways[subject.spec].trial(function, context, given, terms)
+            terms = Terms(min(self._slice, limit / 4), limit, min(limit, self._patience(subject)), left, inner=inner)
+            trial = self.ways[subject.spec].trial(function, context, given, terms)
+        except NotStarted as error:
+            self._skip(subject, str(error))
+            self.cut_off[subject.key, subject.spec] = str(error)
+            return
         except OutOfDeviceMemory as error:
             self._skip(subject, str(error))  # with less beside it on the device, another search may know more
             return
@@ -151,7 +174,7 @@ class Survey:
 
     def _patience(self, subject: Subject) -> float:
         """Return for how many seconds a run of a piece is awaited: who is far slower than another has lost."""
-        costs = (self.table.region(subject.key, spec) for spec in self._ways)
+        costs = (self.table.region(subject.key, spec) for spec in self.ways)
         best = min((cost.seconds for cost in costs if isinstance(cost, Measured)), default=float("inf"))
         return GRACE + FAR * best
 
@@ -159,6 +182,8 @@ class Survey:
         """Remember why there is no cost; what only the end of the budget has cut off may be measured another time."""
         self.count += 1
         if by_budget and isinstance(error.__cause__, TimeoutError):
+            said = f"the budget ended before it was measured: {' '.join(str(error).split())}"
+            self.cut_off[subject.key, subject.spec] = said
             return
         if isinstance(error.__cause__, TimeoutError):
             self._hung.setdefault(subject.spec, []).append(len(subject.function.nodes))
@@ -183,11 +208,19 @@ class Survey:
         _log.debug("%s: %d nodes not measured: %s", subject.spec, len(subject.function.nodes), reason)
 
 
+def _needs_longer(cost: str, limit: float) -> bool:
+    """Whether a compile did not end in time in an earlier search, and may now take so much longer that it is worth a try."""
+    told = _SLOW.search(cost)
+    return told is not None and limit >= LONGER * float(told[1])
+
+
 def unrefuted(plans: Sequence[Plan], table: CostTable) -> Plan:
     """Return the first plan of which no region is known to fail or to be wrong; the first of all where there is none."""
-    return next((plan for plan in plans if not _is_refuted(plan, table)), plans[0])
+    return next((plan for plan in plans if not is_refuted(plan, table)), plans[0])
 
 
-def _is_refuted(plan: Plan, table: CostTable) -> bool:
+def is_refuted(plan: Plan, table: CostTable) -> bool:
+    """Whether a region of the plan is known to fail or to be wrong."""
+    """Whether a region of the plan is known to fail or to be wrong."""
     regions = (Region.of(launch) for launch in plan.launches)
     return any(isinstance(table.region(region.key, region.spec), str) for region in regions)

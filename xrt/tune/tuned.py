@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from xrt.partition import Plan
+from xrt.engines import GraphCompiler
+from xrt.graph import FrozenDict
+from xrt.partition import Plan, Reason
 from xrt.partition.costs import CostTable
+from xrt.partition.explicit import PLACED
 
-__all__ = ["Contender", "How", "Progress", "Race", "Tuned", "Verdict", "title_of"]
+__all__ = [
+    "Contender",
+    "How",
+    "Progress",
+    "Race",
+    "Tuned",
+    "Verdict",
+    "counted",
+    "is_of_engine",
+    "more_than",
+    "title_of",
+    "with_reasons",
+]
 
 Verdict: TypeAlias = Literal["won", "tie", "lost", "wrong", "failed"]
 
 How: TypeAlias = Literal["measured", "interrupted", "remembered", "locked", "priority"]
 """``measured`` to the end or to the end of the budget, ``interrupted`` by hand, ``remembered`` from an earlier process, or
 ``locked`` by a file; ``priority`` is the order of the list, for want of measurements."""
+
+MOST_SEARCHES = 3
+"""Searches after which a provisional decision is kept as it is."""
+
+NOT_MEASURED = "not measured: "
+"""How the reason of a node begins that is not on an engine of which nothing is known."""
 
 MANY = 5
 """Regions up to which a plan is called by the engines of all of them."""
@@ -63,6 +84,8 @@ class Contender:
             parts.append(_time(self.seconds))
         if None not in (self.ratio, self.ratio_low, self.ratio_high):
             parts.append(f"{self.ratio:.3f} ({self.ratio_low:.3f} to {self.ratio_high:.3f}) of the baseline")
+        elif self.ratio is not None:
+            parts.append(f"{self.ratio:.3f} of the baseline, in too few rounds for an interval")
         return ", ".join([*parts, *([self.note] if self.note else [])])
 
 
@@ -99,10 +122,25 @@ class Tuned:
     measurements: int = 0
     """Regions that were measured, those that failed among them; not those that were known already."""
     notes: tuple[str, ...] = ()
+    unmeasured: Mapping[str, str] = FrozenDict()
+    """By spec why the whole model was not measured on an engine."""
+    is_provisional: bool = False
+    """Whether it was decided by fewer rounds than it takes: the next search goes on with it."""
+    searches: int = 1
+    """How many searches have led to it, the earlier ones provisionally."""
+    asked: tuple[GraphCompiler, ...] = field(default=(), compare=False, repr=False)
+    """The engines by what they have answered; none where nobody was asked."""
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What there is to say beside the race: how final it is, which engines were not measured and why, and notes."""
+        missing = [f"the whole was not measured on {spec}: {reason}" for spec, reason in self.unmeasured.items()]
+        return (*([_next(self)] if self.is_provisional else []), *missing, *self.notes)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what was chosen as plain data."""
-        facts = {name: getattr(self, name) for name in ("how", "budget", "spent", "measurements", "notes")}
+        names = ("how", "budget", "spent", "measurements", "notes", "is_provisional", "searches")
+        facts = {name: getattr(self, name) for name in names} | {"unmeasured": dict(self.unmeasured)}
         race = {
             "rounds": self.race.rounds,
             "baseline": self.race.baseline,
@@ -127,10 +165,53 @@ def _lines(tuned: Tuned) -> Iterator[str]:
     yield f"{_HOW[tuned.how]}: {title_of(tuned.plan)}"
     if tuned.how in ("measured", "interrupted"):
         spent = f"{tuned.spent:.1f} of {tuned.budget:g} s"
-        yield f"  {tuned.measurements} measurements of regions, {tuned.race.rounds} rounds, {spent}"
+        yield f"  {counted(tuned.measurements, 'measurement')} of regions, {counted(tuned.race.rounds, 'round')}, {spent}"
     for number, contender in enumerate(tuned.race.contenders):
         yield f"  {contender}{' (the baseline)' if number == tuned.race.baseline else ''}"
-    yield from (f"  {note}" for note in tuned.notes)
+    yield from (f"  {remark}" for remark in tuned.remarks)
+
+
+def counted(number: int, what: str) -> str:
+    """Return a number of things.
+
+    >>> counted(1, "round"), counted(2, "round")
+    ('1 round', '2 rounds')
+    """
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _next(tuned: Tuned) -> str:
+    """Return what becomes of a provisional decision."""
+    told = f"provisional: {counted(tuned.race.rounds, 'round')} cannot tell plans apart"
+    advice = f"give more time, such as budget={more_than(tuned.budget):g}"
+    if tuned.searches < MOST_SEARCHES:
+        return f"{told}; the next search goes on with it, or {advice}"
+    return f"{told}; it is kept after {tuned.searches} searches, unless you {advice}"
+
+
+def more_than(budget: float) -> float:
+    """Return a larger budget, to be advised: at least 20 seconds.
+
+    >>> more_than(3.0), more_than(20.0), more_than(1000.0)
+    (20.0, 60.0, 3000.0)
+    """
+    return max(20.0, 3.0 * budget) if budget >= 20.0 else max(20.0, float(f"{2 * budget:.1g}"))
+
+
+def is_of_engine(reason: Reason) -> bool:
+    """Whether a reason is of the engine rather than of the node: it was slower, or it was not measured."""
+    return reason.text == PLACED or reason.text.startswith(NOT_MEASURED)
+
+
+def with_reasons(plan: Plan, unmeasured: Mapping[str, str]) -> Plan:
+    """Return the plan with the reasons why nodes are not on engines that were not measured."""
+    found = tuple(
+        replace(reason, text=f"{NOT_MEASURED}{unmeasured[reason.engine]}")
+        if is_of_engine(reason) and reason.engine in unmeasured
+        else reason
+        for reason in plan.reasons
+    )
+    return replace(plan, reasons=found) if found != plan.reasons else plan
 
 
 def title_of(plan: Plan) -> str:

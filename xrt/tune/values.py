@@ -2,31 +2,72 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from xrt.graph import Function, TensorType, Value, is_deterministic
+from xrt.partition.excerpt import excerpt
 
-__all__ = ["Reference", "captured", "first_drawn", "values_of"]
+__all__ = ["Reference", "Stopped", "captured", "first_drawn", "values_of"]
 
 Reference: TypeAlias = Callable[[Function, Sequence[Any]], Sequence[Any]]
 """Computes a Function's outputs, rightly."""
+
+STRETCH = 32
+"""Nodes that the reference computes at a time where it may be stopped."""
+
+
+class Stopped(Exception):
+    """The reference was stopped: nobody waits for it any more."""
+
 
 MOST_BYTES = 1 << 30
 """What captured values may take of memory; beyond it, those of later nodes are left out, and what needs them is not measured."""
 
 
-def captured(function: Function, inputs: Sequence[Any], reference: Reference, most: int = MOST_BYTES) -> dict[str, Any]:
+def captured(
+    function: Function,
+    inputs: Sequence[Any],
+    reference: Reference,
+    most: int = MOST_BYTES,
+    *,
+    stop: threading.Event | None = None,
+) -> dict[str, Any]:
     """Return inputs, constants and what the nodes compute, by name, from one run of the reference.
 
-    Outputs are always there, inner values in their order as long as they take no more than so many bytes.
+    Outputs are always there, inner values in their order as long as they take no more than so many bytes. With ``stop`` the
+    reference runs in stretches of `STRETCH` nodes, and Stopped is raised between two of them once it is set.
     """
     names = _within(function, most)
-    open_ = function.replace(outputs=tuple(Value(name, function.type_of(name)) for name in names), aliases=())
-    results = reference(open_, list(inputs)) if names else ()
     values = {name: constant.array for name, constant in function.constants.items()}
     values.update((value.name, given) for value, given in zip(function.inputs, inputs, strict=True))
+    if stop is not None and len(function.nodes) > STRETCH:
+        return _in_stretches(function, values, frozenset(names), reference, stop)
+    open_ = function.replace(outputs=tuple(Value(name, function.type_of(name)) for name in names), aliases=())
+    results = reference(open_, list(inputs)) if names else ()
     return values | dict(zip(names, results, strict=True))
+
+
+def _in_stretches(
+    function: Function, values: dict[str, Any], names: frozenset[str], reference: Reference, stop: threading.Event
+) -> dict[str, Any]:
+    """Compute stretch after stretch; what nobody asked for is kept as long as a later stretch reads it."""
+    whole, count = function.replace(aliases=()), len(function.nodes)
+    last = {name: place for place, node in enumerate(function.nodes) for name in node.uses}
+    kept = names | set(values)
+    for start in range(0, count, STRETCH):
+        if stop.is_set():
+            raise Stopped(f"after {start} of {count} nodes")
+        end = min(start + STRETCH, count)
+        part = excerpt(whole, range(start, end))
+        made = [name for node in part.nodes for name in node.outputs if name and (name in names or last.get(name, -1) >= end)]
+        open_ = part.replace(outputs=tuple(Value(name, function.type_of(name)) for name in made))
+        results = reference(open_, [values[value.name] for value in part.inputs]) if made else ()
+        values.update(zip(made, results, strict=True))
+        for name in [name for name in values if name not in kept and last.get(name, -1) < end]:
+            del values[name]
+    return values
 
 
 def _within(function: Function, most: int) -> list[str]:

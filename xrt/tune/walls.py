@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -14,10 +16,13 @@ from xrt.graph import Function
 from xrt.runtime import hosted, repeated
 from xrt.runtime.isolation import Isolated, Limits, RemoteExecutable
 from xrt.runtime.timing import sampled
+from xrt.tune.bounded import OutOfTime, within
 from xrt.verify.running import copied
 
-__all__ = ["Apart", "Here", "Terms", "Trial", "Way", "way_of"]
+__all__ = ["Apart", "Here", "NotStarted", "Terms", "Trial", "Way", "way_of"]
 
+MOMENT = 0.02
+"""Seconds that a request is given at least."""
 KEPT = 0.25
 """Seconds of a compile from which on the worker keeps what it compiled, for the contest."""
 
@@ -41,8 +46,19 @@ class Terms:
     """Seconds that the compile may take; None is no limit."""
     running: float | None = None
     """Seconds that the runs may take, all together."""
+    total: float | None = None
+    """Seconds that compile and runs may take together."""
     inner: bool = False
     """Whether it is timed as what other regions read: its results lie in memory that is there."""
+
+
+class NotStarted(EngineError):
+    """A worker that had been killed was not there again in time."""
+
+
+def _at_most(limit: float | None, left: float) -> float | None:
+    """Return the lesser of a limit and what is left; a request is given a moment in any case."""
+    return limit if left == float("inf") else max(left if limit is None else min(limit, left), MOMENT)
 
 
 class Way(Protocol):
@@ -77,11 +93,14 @@ class Apart(Isolated):
         return self
 
     def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], terms: Terms) -> Trial:
-        self.bound(terms.compiling)
+        end = perf_counter() + (float("inf") if terms.total is None else terms.total)
+        if not self._home.is_at_work:  # it was killed for what it did before
+            self._start_anew(terms.compiling)
         began = perf_counter()
+        self.bound(_at_most(terms.compiling, end - began))
         remote = RemoteExecutable(self._home, function, context)
         took = perf_counter() - began
-        self.bound(terms.running)
+        self.bound(_at_most(terms.running, end - perf_counter()))
         try:
             results, samples = remote.measured(inputs, terms.seconds, inner=terms.inner)
         except BaseException:
@@ -92,6 +111,14 @@ class Apart(Isolated):
         else:
             remote.close()
         return Trial(results, samples)
+
+    def _start_anew(self, seconds: float | None) -> None:
+        """Start a worker, within so many seconds; raises NotStarted."""
+        self.bound(seconds)
+        try:
+            within(threading.TIMEOUT_MAX if seconds is None else seconds, self.meet)
+        except OutOfTime as error:
+            raise NotStarted(f"engine {self.spec!r} was not started again within {seconds:.3g} s") from error
 
     def bound(self, limit: float | None) -> None:
         """Let each request from now on take at most so many seconds."""
@@ -105,7 +132,7 @@ class Apart(Isolated):
 
 
 class Here:
-    """An engine that can, or is to, be in no other process; a hang or a crash of it is one of this process."""
+    """An engine that can, or is to, be in no other process; a crash of it is one of this process, and a hang is abandoned."""
 
     def __init__(self, engine: GraphCompiler) -> None:
         self.front = engine
@@ -119,6 +146,16 @@ class Here:
         """The engine is here."""
 
     def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], terms: Terms) -> Trial:
+        limits = [seconds for seconds in (terms.compiling, terms.running) if seconds is not None]
+        if not limits:
+            return self._tried(function, context, inputs, terms)
+        try:
+            return within(sum(limits), partial(self._tried, function, context, inputs, terms))
+        except OutOfTime as error:
+            told = f"engine {self.front.spec!r} gave no answer within {sum(limits):.3g} s"
+            raise RunFailed(told) from TimeoutError(str(error))
+
+    def _tried(self, function: Function, context: CompileContext, inputs: Sequence[Any], terms: Terms) -> Trial:
         given = [copied(value) for value in inputs]
         try:
             executable = hosted(self.front.compile(function, context), context)

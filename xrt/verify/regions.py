@@ -8,13 +8,14 @@ from typing import Any
 
 from xrt.engines import CompileContext, GraphCompiler
 from xrt.errors import EngineError, RunFailed
-from xrt.graph import Function, Value
+from xrt.graph import Function
 from xrt.partition import Launch, Plan
 from xrt.runtime import hosted, on_device
 from xrt.runtime.faults import failure
-from xrt.verify.judge import Judgement, Verdict, judge
+from xrt.verify.comparison import Judgement, Verdict, judge
 from xrt.verify.progress import Progress, unheard
-from xrt.verify.running import Run, copied, fitted
+from xrt.verify.running import Run, copied, fitted, with_everything_out
+from xrt.verify.witnesses import Witnesses
 
 __all__ = ["RegionCheck", "ValueCheck", "Verification", "verify"]
 
@@ -100,14 +101,15 @@ def verify(
     *,
     inner: bool = True,
     progress: Progress = unheard,
+    witnesses: Witnesses | None = None,
 ) -> Verification:
     """Return what each region computes beside the reference, and what they compute together.
 
     ``plan`` is that of ``function``, and its regions run on its devices; ``inputs`` lie on the host. ``engines`` maps each
     spec that it names to the engine. Every region gets inputs that the reference computed, so an error shows where it is made
     and not where it arrives. With ``inner`` each region is compiled once more to give out all that it computes. ``progress``
-    is told how many regions of how many are done. Raises EngineError where a region does not compile or run, DeviceError
-    where a device is not at hand.
+    is told how many regions of how many are done. The ``witnesses`` are asked where a region differs. Raises EngineError where
+    a region does not compile or run, DeviceError where a device is not at hand.
     """
     right = _inputs(plan, inputs)
     actual = dict(right)
@@ -115,7 +117,8 @@ def verify(
     for done, launch in enumerate(plan.launches):
         progress(done, len(plan.launches))
         where = on_device(plan.device_of(launch), context)
-        checks.append(_region(launch, engines[launch.engine], where, right, actual, reference, inner=inner))
+        asked = _Asked(engines[launch.engine], where, reference, witnesses if where.device == "cpu" else None)
+        checks.append(_region(launch, asked, right, actual, inner=inner))
     progress(len(plan.launches), len(plan.launches))
     names = [value.name for value in function.outputs]
     whole = judge(function, inputs, [actual[name] for name in names], [right[name] for name in names], reference)
@@ -128,66 +131,80 @@ def _inputs(plan: Plan, inputs: Sequence[Any]) -> dict[str, Any]:
     return values
 
 
-def _region(
-    launch: Launch,
-    engine: GraphCompiler,
-    context: CompileContext,
-    right: dict[str, Any],
-    actual: dict[str, Any],
-    reference: Run,
-    *,
-    inner: bool,
-) -> RegionCheck:
+@dataclass(slots=True)
+class _Asked:
+    """An engine whose results are judged, and by what."""
+
+    engine: GraphCompiler
+    context: CompileContext
+    reference: Run
+    """From the first node on at which the reference was found to differ alone, with the engine's result there."""
+    witnesses: Witnesses | None
+
+    def judge(self, function: Function, given: Sequence[Any], results: Sequence[Any], expected: Sequence[Any]) -> Judgement:
+        """Return what to think of results; where they differ, others are asked."""
+        found = judge(function, given, results, expected, self.reference)
+        if self.witnesses is None or found.verdict is not Verdict.DISAGREES:
+            return found
+        review = self.witnesses.review(function, given, results, self.engine, self.reference, found)
+        self.reference = review.reference
+        return review.judgement
+
+    def runs(self, function: Function, calls: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        """Run the engine's executable once for each list of inputs, and keep nothing of it."""
+        executable = hosted(self.engine.compile(fitted(function, calls[0], self.engine), self.context), self.context)
+        try:
+            executable.prepare()
+            return [_copies(executable.run(_copies(inputs))) for inputs in calls]
+        finally:
+            executable.close()
+
+
+def _region(launch: Launch, asked: _Asked, right: dict[str, Any], actual: dict[str, Any], *, inner: bool) -> RegionCheck:
     """Check a region, and add what comes out of it to the right and to the actual values."""
     function = launch.function.replace(aliases=())
     given = [right[value.name] for value in function.inputs]
-    expected = list(reference(function, _copies(given)))
+    expected = list(asked.reference(function, _copies(given)))
     try:
-        own, passed_on = _runs(engine, function, context, [given, [actual[value.name] for value in function.inputs]])
+        own, passed_on = asked.runs(function, [given, [actual[value.name] for value in function.inputs]])
     except RunFailed as error:
         raise failure(launch, error) from error.__cause__
-    check = RegionCheck(launch.name, launch.engine, len(launch.nodes), judge(function, given, own, expected, reference))
+    check = RegionCheck(launch.name, launch.engine, len(launch.nodes), asked.judge(function, given, own, expected))
     if inner and len(function.nodes) > 1:
-        check = _with_inner(check, function, engine, context, given, reference)
+        check = _with_inner(check, function, asked, given)
+    if check.judgement.verdict is Verdict.UPHELD:
+        expected = own  # what follows is not held against what the reference alone says
     for value, theirs, mine in zip(function.outputs, expected, passed_on, strict=True):
         right[value.name], actual[value.name] = theirs, mine
     return check
-
-
-def _runs(engine: GraphCompiler, function: Function, context: CompileContext, calls: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """Run an engine's executable once for each list of inputs, and keep nothing of it."""
-    executable = hosted(engine.compile(fitted(function, calls[0], engine), context), context)
-    try:
-        executable.prepare()
-        return [_copies(executable.run(_copies(inputs))) for inputs in calls]
-    finally:
-        executable.close()
 
 
 def _copies(values: Sequence[Any]) -> list[Any]:
     return [copied(value) for value in values]
 
 
-def _with_inner(
-    check: RegionCheck, function: Function, engine: GraphCompiler, context: CompileContext, given: Sequence[Any], reference: Run
-) -> RegionCheck:
+def _with_inner(check: RegionCheck, function: Function, asked: _Asked, given: Sequence[Any]) -> RegionCheck:
     """Add the checks of the values inside; an engine that will not give them out is no finding."""
     open_ = with_everything_out(function)
     try:
-        (results,) = _runs(engine, open_, context, [given])
+        (results,) = asked.runs(open_, [given])
     except EngineError as error:
         return replace(check, note=f"the values inside cannot be looked at: {error}")
-    expected = list(reference(open_, _copies(given)))
+    inner = _inner(open_, asked, given, results)
+    if any(one.judgement.verdict is Verdict.DISAGREES for one in inner):
+        expected = list(asked.reference(open_, _copies(given)))
+        if asked.judge(open_, given, results, expected).verdict is Verdict.UPHELD:
+            inner = _inner(open_, asked, given, results)  # held against a reference that is not alone
+    return replace(check, inner=inner)
+
+
+def _inner(open_: Function, asked: _Asked, given: Sequence[Any], results: Sequence[Any]) -> tuple[ValueCheck, ...]:
+    expected = list(asked.reference(open_, _copies(given)))
     inner = []
     for value, mine, theirs in zip(open_.outputs, results, expected, strict=True):
-        maker = function.producer(value.name)
+        maker = open_.producer(value.name)
         if maker is not None:
             alone = open_.replace(outputs=(value,))
-            inner.append(ValueCheck(value.name, maker.name, maker.op, judge(alone, given, [mine], [theirs], reference)))
-    return replace(check, inner=tuple(inner))
-
-
-def with_everything_out(function: Function) -> Function:
-    """Return the function with all that its nodes compute as outputs, in the order in which it is computed."""
-    names = [name for node in function.nodes for name in node.outputs if name]
-    return function.replace(outputs=tuple(Value(name, function.type_of(name)) for name in names), aliases=())
+            found = judge(alone, given, [mine], [theirs], asked.reference)
+            inner.append(ValueCheck(value.name, maker.name, maker.op, found))
+    return tuple(inner)

@@ -52,6 +52,8 @@ def _disturbed(function: Function, inputs: Sequence[Any], run: Run, seed: int) -
 def _disturb(rng: np.random.Generator, value: Any) -> Any:
     if isinstance(value, list):
         return [_disturb(rng, item) for item in value]
+    if isinstance(value, dict):
+        return {key: _disturbed_number(rng, item) for key, item in value.items()}
     if not isinstance(value, np.ndarray) or value.dtype not in (np.float32, np.float64, np.float16) or not value.size:
         return value
     finite = np.where(np.isfinite(value), value, 0).astype(np.float64)
@@ -60,7 +62,20 @@ def _disturb(rng: np.random.Generator, value: Any) -> Any:
     return np.where(np.isfinite(value), (finite + noise), value).astype(value.dtype)
 
 
+def _disturbed_number(rng: np.random.Generator, value: Any) -> Any:
+    """Disturb the number of a map as a float32, which is what ONNX's operators make them of."""
+    return float(_disturb(rng, np.array([value], np.float32))[0]) if isinstance(value, float) else value
+
+
 def _within(mine: Any, theirs: Any, trials: Sequence[Any]) -> bool:
+    if isinstance(theirs, list):
+        if any(len(trial) != len(theirs) for trial in trials):
+            return True
+        same = isinstance(mine, list) and len(mine) == len(theirs)
+        return same and all(_within(mine[i], theirs[i], [trial[i] for trial in trials]) for i in range(len(theirs)))
+    if isinstance(theirs, dict):
+        same = isinstance(mine, dict) and mine.keys() == theirs.keys()
+        return same and all(_within(*_scalars(mine[k], theirs[k], [trial[k] for trial in trials])) for k in theirs)
     if not isinstance(mine, np.ndarray) or mine.dtype != theirs.dtype or mine.shape != theirs.shape:
         return False
     if any(trial.shape != theirs.shape for trial in trials):
@@ -72,3 +87,7 @@ def _within(mine: Any, theirs: Any, trials: Sequence[Any]) -> bool:
         spread = np.max([np.abs(trial.astype(np.float64) - expected) for trial in trials], axis=0)
         good = (wide == expected) | (np.isnan(wide) & np.isnan(expected)) | (np.abs(wide - expected) <= SLACK * spread)
     return bool(good.all())
+
+
+def _scalars(mine: Any, theirs: Any, trials: Sequence[Any]) -> tuple[Array, Array, list[Array]]:
+    return np.array(mine), np.array(theirs), [np.array(trial) for trial in trials]

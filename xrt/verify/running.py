@@ -12,7 +12,18 @@ from xrt.errors import CompileRefused
 from xrt.graph import Function, Node, TensorType, Value
 from xrt.runtime import available_cores, hosted
 
-__all__ = ["Run", "compiled", "copied", "fitted", "part_of", "pieces", "run_alone", "run_in_pieces", "with_inner_values"]
+__all__ = [
+    "Run",
+    "compiled",
+    "copied",
+    "fitted",
+    "part_of",
+    "pieces",
+    "run_alone",
+    "run_in_pieces",
+    "with_everything_out",
+    "with_inner_values",
+]
 
 Run: TypeAlias = Callable[[Function, Sequence[Any]], Sequence[Any]]
 """Runs a Function on inputs and returns its outputs."""
@@ -23,11 +34,12 @@ def compiled(
 ) -> Executable:
     """Return a prepared executable, made by the engine's contract alone with nothing of XRT in between.
 
+    Control flow that constants decide is inlined, as it is before any engine sees a model: one library crashes on it.
     On the device of the context it takes and gives arrays of the host all the same. Without a context it may use all cores
     of the host. Raises CompileRefused when `why_not` answers for a node, or the engine refuses.
     """
     context = context or CompileContext(threads=available_cores())
-    ready = fitted(function, inputs, engine)
+    ready = fitted(passes.inline_constant_control_flow(function), inputs, engine)
     for node in ready.nodes:
         placed = node if context.device == "cpu" else replace(node, device=context.device)
         if (reason := engine.why_not(placed, ready)) is not None:
@@ -49,7 +61,7 @@ def copied(value: Any) -> Any:
     """Return a value that shares no array with the given one, so that an engine that writes to its inputs spoils nothing."""
     if isinstance(value, list):
         return [copied(item) for item in value]
-    return value.copy() if hasattr(value, "dtype") else value
+    return value.copy() if hasattr(value, "dtype") or isinstance(value, dict) else value
 
 
 def run_alone(engine: GraphCompiler, function: Function, inputs: Sequence[Any]) -> list[Any]:
@@ -115,4 +127,10 @@ def run_in_pieces(function: Function, labels: Sequence[int], inputs: Sequence[An
 
 def with_inner_values(function: Function, names: Sequence[str]) -> Function:
     """Return the Function with those values, and only those, as its outputs."""
+    return function.replace(outputs=tuple(Value(name, function.type_of(name)) for name in names), aliases=())
+
+
+def with_everything_out(function: Function) -> Function:
+    """Return the function with all that its nodes compute as outputs, in the order in which it is computed."""
+    names = [name for node in function.nodes for name in node.outputs if name]
     return function.replace(outputs=tuple(Value(name, function.type_of(name)) for name in names), aliases=())

@@ -44,9 +44,10 @@ class AnswersMemo:
     ) -> Capability | None:
         """Return what the engines, in that order and on those devices, have answered; None where that is not known."""
         path = self._path(function, engines, homes, context)
-        if path is None or not path.is_file():
+        if path is None or not self._store.is_trusted() or not path.is_file():
             return None
         with suppress(FileNotFoundError):  # another process removed it meanwhile
+            self._store.check(path)
             with path.open("rb") as file:
                 data = file.read(MOST_BYTES + 1)
             return parsed(data, len(function.nodes), len(engines))
@@ -62,7 +63,7 @@ class AnswersMemo:
     ) -> None:
         """Write down what the engines have answered."""
         path = self._path(function, engines, homes, context)
-        if path is None:
+        if path is None or not self._store.is_trusted():
             return
         facts = {"format": FORMAT, "questions": list(capability.questions), "answers": capability.answers}
         data = json.dumps(facts).encode()
@@ -72,6 +73,8 @@ class AnswersMemo:
 
     @staticmethod
     def _make_room(folder: Path) -> None:
+        if folder.is_symlink():
+            return  # nothing outside of the directory is removed
         kept = sorted(_written(folder))
         for _, path in kept[: max(len(kept) - MOST, 0)]:
             path.unlink(missing_ok=True)
@@ -95,7 +98,7 @@ def _written(folder: Path) -> Iterator[tuple[float, Path]]:
     with suppress(FileNotFoundError):
         for path in folder.iterdir():
             with suppress(FileNotFoundError):
-                yield path.stat().st_mtime, path
+                yield path.lstat().st_mtime, path
 
 
 def _names(function: Function) -> str:

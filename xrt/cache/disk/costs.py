@@ -2,6 +2,7 @@
 
     <directory>/xrt-cache-1/costs/....json        what regions cost on one engine, in one version, with one thread budget
     <directory>/xrt-cache-1/decisions/....json    a placement that was chosen
+    <directory>/xrt-cache-1/questions/....json    what one engine, in one version, has answered about kinds of node
     <directory>/xrt-cache-1/engines/....json      which engines are ready, as long as nothing is installed or removed
 
 Written whole or not at all, like all of the directory. What is damaged, or made by somebody else, is a warning, and is
@@ -31,10 +32,12 @@ from xrt.engines.registry import EngineStatus, State
 from xrt.errors import CacheError, CacheWarning, warn
 from xrt.partition.costs import CostTable
 
-__all__ = ["CostStore", "parsed_statuses"]
+__all__ = ["CostStore", "parsed_answers", "parsed_statuses"]
 
 MOST_BYTES = 64 << 20
 """A larger file is not ours."""
+MOST_ANSWERS = 20_000
+"""Kinds of node whose answers are kept of one engine."""
 LONGEST = 1000
 """Characters of a warning's cause: some of it may come from the file."""
 
@@ -44,15 +47,15 @@ _log = logging.getLogger(__name__)
 class CostStore:
     """Cost tables and decisions in a cache directory that processes share. Trouble with files is a warning, never an error."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path | Store) -> None:
         """Nothing is touched before the first use."""
-        self._store = Store(directory)
+        self._store = directory if isinstance(directory, Store) else Store(directory)
         self._warned = False
 
     @classmethod
     def beside(cls, cache: CompileCache) -> CostStore | None:
         """Return the store in the directory of a cache; None where the cache has none."""
-        return cls(cache.disk.store.directory) if isinstance(cache.disk, DiskTier) else None
+        return cls(cache.disk.store) if isinstance(cache.disk, DiskTier) else None
 
     # ------------------------------------------------------------------ costs
 
@@ -96,6 +99,30 @@ class CostStore:
     def _decision_path(self, asked: Signature) -> Path:
         return self._store.root / "decisions" / f"{asked.key}.json"
 
+    # ------------------------------------------------------------------ answers
+
+    def answers(self, asked: Signature) -> dict[str, str | None]:
+        """Return what an engine has answered by now, by the keys of `QuestionKeys`."""
+        path = self._answers_path(asked)
+        data = self._read(path)
+        try:
+            return {} if data is None else parsed_answers(data)
+        except CacheError as error:
+            self.trouble(f"{path}: {error}")
+            return {}
+
+    def keep_answers(self, asked: Signature, found: Mapping[str, str | None]) -> None:
+        """Add answers to those that are kept; beyond `MOST_ANSWERS` the oldest go."""
+        path = self._answers_path(asked)
+        with self._store.lock(path.stem):
+            known = self.answers(asked)
+            if not set(found) <= set(known):
+                both = list({**known, **found}.items())[-MOST_ANSWERS:]
+                self._write(path, json.dumps(dict(both)))
+
+    def _answers_path(self, asked: Signature) -> Path:
+        return self._store.root / "questions" / f"{asked.key}.json"
+
     # ------------------------------------------------------------------ engines
 
     def statuses(self) -> dict[str, EngineStatus]:
@@ -120,6 +147,9 @@ class CostStore:
         """Return a file's bytes; None where there is none, or it cannot be one of ours."""
         try:
             with suppress(FileNotFoundError):
+                if not path.exists() or not self._store.is_trusted():
+                    return None
+                self._store.check(path)
                 state = path.stat()
                 if not stat.S_ISREG(state.st_mode) or state.st_size > MOST_BYTES:
                     raise CacheError("it is no file of costs, which is a regular one of at most 64 MB")
@@ -130,6 +160,8 @@ class CostStore:
         return None
 
     def _write(self, path: Path, text: str) -> None:
+        if not self._store.is_trusted():
+            return
         data = text.encode("utf-8", "surrogatepass")
         try:
             self._store.place(path, lambda file: file.write(data))
@@ -146,6 +178,17 @@ class CostStore:
                 f"the store of costs could not serve: {what}. What it should have held is measured anew; this is said once",
                 CacheWarning,
             )
+
+
+def parsed_answers(data: bytes) -> dict[str, str | None]:
+    """Return the answers about kinds of node that a file holds; raises CacheError where it holds none."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CacheError(f"it holds no answers of an engine: {type(error).__name__}: {error}") from error
+    if not isinstance(found, dict) or not all(one is None or (isinstance(one, str) and one) for one in found.values()):
+        raise CacheError("it holds no answers of an engine")
+    return found
 
 
 def parsed_statuses(data: bytes) -> dict[str, EngineStatus]:

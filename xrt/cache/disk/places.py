@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from xrt.cache.disk.tier import DiskTier
-from xrt.errors import CacheWarning, warn
+from xrt.errors import CacheError, CacheWarning, warn
 
-__all__ = ["DEFAULT_LIMIT", "DIRECTORY", "LIMIT", "SWITCH", "bytes_of", "directory_of", "tier_of"]
+__all__ = ["DEFAULT_LIMIT", "DIRECTORY", "LIMIT", "SWITCH", "bytes_of", "directory_of", "expand_user", "tier_of"]
 
 DIRECTORY = "XRT_CACHE_DIR"
 """The environment variable that names the directory; without it, it is ``xrt`` in the user's cache directory."""
@@ -25,13 +25,27 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 def directory_of(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the cache directory that the environment asks for."""
+    """Return the cache directory that the environment asks for; raises CacheError where that is none."""
     asked = environment.get(DIRECTORY, "").strip()
     if asked:
-        return Path(asked).expanduser()
+        return expand_user(asked, DIRECTORY)
     import platformdirs  # where nothing else says where
 
-    return platformdirs.user_cache_path("xrt", appauthor=False)
+    found = platformdirs.user_cache_path("xrt", appauthor=False)
+    if not found.is_absolute():  # of a user without a home it is "~/.cache"
+        raise CacheError(f"this user has no home directory to keep a cache in; name a directory in {DIRECTORY}")
+    return found
+
+
+def expand_user(text: str | os.PathLike[str], whose: str) -> Path:
+    """Return an absolute path, a user's name after ``~`` replaced by his home; raises CacheError for a user that is not."""
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:  # pathlib's, for a name that it does not find
+        name = os.fspath(text).split("/")[0]
+        raise CacheError(
+            f"{whose} is {os.fspath(text)!r}, and no home directory is known for {name!r}; give the whole path"
+        ) from None
 
 
 def tier_of(environment: Mapping[str, str] = os.environ, directory: Path | None = None) -> DiskTier | None:
@@ -41,7 +55,12 @@ def tier_of(environment: Mapping[str, str] = os.environ, directory: Path | None 
         return None
     if switch not in ("", "on", "1", "yes", "true"):
         warn(f"{SWITCH} must be on or off; got {switch!r}, so the disk cache is on", CacheWarning)
-    return DiskTier(directory or directory_of(environment), limit=_limit_of(environment))
+    try:
+        place = directory or directory_of(environment)
+    except CacheError as error:
+        warn(f"{error}. Nothing is kept on disk", CacheWarning)
+        return None
+    return DiskTier(place, limit=_limit_of(environment))
 
 
 def _limit_of(environment: Mapping[str, str]) -> int:

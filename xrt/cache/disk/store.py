@@ -7,7 +7,8 @@
     <directory>/xrt-cache-1/work/PID-....             where a process writes before it moves the result to its place
 
 A file comes to its place by a rename, so a reader sees all of it or nothing, and what a killed process leaves is in
-``work``. Nothing is forced to the disk: what a loss of power tears is found by its checksum, and compiled again.
+``work``. Nothing is forced to the disk: what a loss of power tears is found by its checksum, and compiled again. All of it
+is made for this user alone, and what somebody else can have put there is not read; no link leads out of the directory.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,8 +25,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from xrt.cache.disk.entry import Entry, Failure, write_entry
+from xrt.cache.disk.permissions import make_private, open_private, why_not_private, why_not_trusted
 from xrt.cache.signature import Signature
-from xrt.errors import CacheError
+from xrt.errors import CacheError, CacheWarning, warn
 from xrt.formats.container import Buffer
 
 __all__ = ["Item", "Store"]
@@ -65,6 +68,42 @@ class Store:
         self.root = directory / LAYOUT
         self.kept = self.root / "kept"
         """What engines learn of the machine, a folder for each; neither evicted nor counted, and cleared with the rest."""
+        self._reason: str | None = None
+        self._is_known = self._warned = False
+
+    # ------------------------------------------------------------------ whose it is
+
+    def why_not_trusted(self) -> str | None:
+        """Return why the directory is not used: somebody else can write to it; None where nobody can."""
+        if not self._is_known:
+            self._reason = why_not_trusted(self.directory)
+            self._is_known = self._reason is not None or self.directory.is_dir()
+        return self._reason
+
+    def is_trusted(self) -> bool:
+        """Whether the directory may be used; a CacheWarning says the first time that it may not."""
+        reason = self.why_not_trusted()
+        if reason is not None and not self._warned:
+            self._warned = True
+            warn(
+                f"the compile cache in {str(self.directory)!r} is not used: {reason}. What is kept there is run as native code, "
+                f"so it must be yours alone (chown, chmod 700); or name another directory in XRT_CACHE_DIR. The run goes on and "
+                f"compiles what it needs; this is said once",
+                CacheWarning,
+            )
+        return reason is None
+
+    def check(self, path: Path) -> None:
+        """Raise CacheError for a file in the directory, or a folder on the way to it, that somebody else can have put there.
+
+        Raises FileNotFoundError where there is none.
+        """
+        parts = path.relative_to(self.directory).parts
+        at = self.directory
+        for part in parts:
+            at = at / part
+            if reason := why_not_private(at):
+                raise CacheError(f"{path.name} cannot be used: {reason}")
 
     # ------------------------------------------------------------------ one entry
 
@@ -78,6 +117,7 @@ class Store:
         """
         path = self.path(key)
         try:
+            self.check(path)
             entry = Entry.read(path)
         except FileNotFoundError:
             return None
@@ -98,9 +138,9 @@ class Store:
         """Write a file in a working folder, and move it to its place."""
         with self.working_folder() as folder:
             beside = folder / "file"
-            with beside.open("xb") as file:
+            with open(beside, "xb", opener=open_private) as file:  # Path.open takes no opener
                 write(file)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_private(path.parent)
             beside.replace(path)
 
     @contextmanager
@@ -108,19 +148,18 @@ class Store:
         """Make a folder that nobody else uses, and remove it in the end."""
         folder = self.root / "work" / f"{os.getpid()}-{secrets.token_hex(6)}"
         self._make_root()
-        folder.mkdir(parents=True)
+        make_private(folder)
         try:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _make_root(self) -> None:
-        if self.root.is_dir():
-            return
-        self.root.mkdir(parents=True, exist_ok=True)
-        tag = self.directory / "CACHEDIR.TAG"
-        if not tag.exists():
-            tag.write_text(_TAG, encoding="utf-8")
+        make_private(self.root)
+        if reason := self.why_not_trusted():  # somebody may have been quicker in making it
+            raise PermissionError(reason)
+        with suppress(FileExistsError), open(self.directory / "CACHEDIR.TAG", "x", encoding="utf-8", opener=open_private) as tag:
+            tag.write(_TAG)
 
     @contextmanager
     def lock(self, key: str) -> Iterator[bool]:
@@ -130,21 +169,21 @@ class Store:
         Entries whose names begin alike share a lock, so that lock files stay few; they are never removed, since a file
         that is removed while another process opens it locks nothing.
         """
-        held = self._acquired(self.root / "locks" / key[:3])
+        held = self._acquire(self.root / "locks" / key[:3])
         try:
             yield held is not None
         finally:
             if held is not None:
                 held()
 
-    @staticmethod
-    def _acquired(path: Path) -> Callable[[], object] | None:
+    def _acquire(self, path: Path) -> Callable[[], object] | None:
         """Return what gives the lock back; None where there is none to be had."""
         import filelock  # for those who compile; who finds everything in the cache needs no lock
 
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lock = filelock.FileLock(path, timeout=PATIENCE, poll_interval=0.02, fallback_to_soft=False)
+            self._make_root()
+            make_private(path.parent)
+            lock = filelock.FileLock(path, timeout=PATIENCE, mode=0o600, poll_interval=0.02, fallback_to_soft=False)
             lock.acquire()
         except (OSError, NotImplementedError):  # filelock.Timeout is an OSError
             return None
@@ -157,10 +196,24 @@ class Store:
         return sorted(self._found(), key=lambda item: (item.used, item.key))
 
     def _found(self) -> Iterator[Item]:
-        for path in (self.root / "entries").glob(f"??/*{_SUFFIX}"):
-            with suppress(FileNotFoundError):  # another process was quicker
-                status = path.stat()
-                yield Item(path, status.st_size, status.st_mtime)
+        for folder in self.list_folder("entries"):
+            for path in self.list_folder("entries", folder.name):
+                with suppress(FileNotFoundError):  # another process was quicker
+                    status = path.lstat()
+                    if path.suffix == _SUFFIX and stat.S_ISREG(status.st_mode):
+                        yield Item(path, status.st_size, status.st_mtime)
+
+    def list_folder(self, *names: str) -> list[Path]:
+        """Return what is in a folder of the directory; nothing where there is none, or a link on the way to it."""
+        folder = self.root
+        for name in ("", *names):
+            folder = folder / name
+            if folder.is_symlink():
+                return []
+        try:
+            return sorted(folder.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
 
     def shrink(self, limit: int) -> list[Item]:
         """Remove the least recently used entries until the rest fits the limit in bytes; return those removed."""
@@ -180,6 +233,7 @@ class Store:
         found = {}
         for item in self.items():
             try:
+                self.check(item.path)
                 Entry.read(item.path)
             except FileNotFoundError:
                 continue  # evicted meanwhile
@@ -189,7 +243,7 @@ class Store:
 
     def sweep(self) -> int:
         """Remove the working folders that killed processes have left; return how many there were."""
-        left = [folder for folder in (self.root / "work").glob("*-*") if _is_abandoned(folder)]
+        left = [folder for folder in self.list_folder("work") if not folder.is_symlink() and _is_abandoned(folder)]
         for folder in left:
             shutil.rmtree(folder, ignore_errors=True)
         return len(left)
@@ -197,7 +251,10 @@ class Store:
     def clear(self) -> None:
         """Remove all that XRT keeps in the directory, other layouts too; whoever compiles meanwhile may find nothing kept."""
         for folder in self.directory.glob(f"{_LAYOUTS}*"):
-            shutil.rmtree(folder, ignore_errors=True)
+            if folder.is_symlink():
+                folder.unlink(missing_ok=True)
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_abandoned(folder: Path) -> bool:

@@ -73,9 +73,22 @@ class DiskTier:
     def statistics(self) -> DiskStatistics:
         return self._statistics
 
-    def folder_of(self, engine: str) -> Path:
-        """Return the directory in which an engine of that name keeps what it learns; it need not exist yet."""
-        return self.store.kept / engine
+    def folder_of(self, engine: str) -> Path | None:
+        """Return the directory in which an engine of that name keeps what it learns; it need not exist yet.
+
+        None where somebody else can have put there what is in it.
+        """
+        folder = self.store.kept / engine
+        if not self.store.is_trusted():
+            return None
+        try:
+            self.store.check(folder)
+        except FileNotFoundError:
+            return folder
+        except (OSError, CacheError) as error:
+            self.trouble(str(error))
+            return None
+        return folder
 
     def obtain(self, signature: Signature, recipe: Recipe, make: Make, *, force: bool = False) -> Executable:
         """Return the signature's executable, prepared: loaded from its entry, else made, and then kept.
@@ -84,6 +97,8 @@ class DiskTier:
         entry replaced. Raises what ``make`` raises; where that is an engine's refusal or failure it is remembered, and
         raised again, without a compile, next time.
         """
+        if not self.store.is_trusted():
+            return make()
         self.keep_weights()
         if dict(signature.ingredients).get("code") == CODE_UNKNOWN:
             return make()  # of code that cannot be told from another there is nothing to be remembered

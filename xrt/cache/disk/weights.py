@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from xrt.errors import BundleError
+from xrt.errors import BundleError, CacheError
 from xrt.formats.container import Container, ContainerWriter
 from xrt.formats.proto import read, write
 from xrt.graph import Constant, Function
@@ -80,10 +80,13 @@ class WeightsMemo:
                 self._new.append((path, stamp, weakref.ref(function)))
 
     def _known(self, path: Path, stamp: Stamp) -> dict[str, tuple[bytes, Stamp]]:
+        file = self._file(path)
         try:
-            container = Container.open(self._file(path), KIND)
-            values = read("WeightsMemo", bytes(container.section(_SECTION)))
-        except (OSError, BundleError):
+            if not file.exists() or not self._store.is_trusted():
+                return {}
+            self._store.check(file)
+            values = read("WeightsMemo", bytes(Container.open(file, KIND).section(_SECTION)))
+        except (OSError, BundleError, CacheError):
             return {}
         if (values["format"], values["path"], values["stamp"]) != (FORMAT, os.fspath(path), stamp):
             return {}
@@ -97,7 +100,7 @@ class WeightsMemo:
             waiting, self._new = self._new, []
         for path, stamp, reference in waiting:
             function = reference()
-            if function is not None:
+            if function is not None and self._store.is_trusted():
                 self._write(path, stamp, function)
 
     def _write(self, path: Path, stamp: Stamp, function: Function) -> None:
@@ -117,7 +120,7 @@ class WeightsMemo:
 
     def sweep(self) -> int:
         """Remove what is remembered of files that are gone or have changed; return how many there were."""
-        return sum(map(self._sweep, sorted((self._store.root / "weights").glob("*.xrt"))))
+        return sum(map(self._sweep, self._store.list_folder("weights")))
 
     def _sweep(self, file: Path) -> int:
         try:

@@ -31,8 +31,8 @@ __all__ = ["refusal"]
 
 REMEMBERED = 8192
 """Kinds of node whose answers are kept."""
-AT_ONCE = 256
-"""Kinds that are asked about in one call of the compiler."""
+AT_ONCE = 32
+"""Kinds that are asked about in one call of the compiler: who has little time need not wait for all."""
 
 
 def refusal(node: Node, function: Function) -> str | None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from xrt.engines.iree.reasons import ended_by, sense
 from xrt.errors import CompileRefused
+from xrt.processes import end, start
 
 __all__ = ["BINARY", "VERSION", "Settings", "compile_module", "lowered"]
 
@@ -67,7 +68,7 @@ class Settings:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        dump = () if self.dump is None else (f"--dump-compilation-phases-to={self.dump}",)
+        dump = () if self.dump is None else (f"--dump-compilation-phases-to={self.dump.absolute()}",)
         alone = ("--mlir-disable-threading",) if self.threads == 1 else ()
         return (*_TARGET, f"--iree-opt-level=O{self.opt_level}", *alone, *dump)
 
@@ -114,29 +115,22 @@ def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
     return sense(said) if done.returncode > 0 or "ERROR: " in said else ended_by(done.returncode)
 
 
+_HERE = "/proc/self/cwd"
+"""The current directory by a name that needs no quoting: the compiler puts names of temporary files, unquoted, into the command
+line of its linker."""
+
+
 def _run(text: str, flags: Sequence[str], limit: float, folder: Path | None) -> subprocess.CompletedProcess[bytes]:
     """Run the compiler on a text; raises CompileRefused when it has not ended in time, and stops it then."""
     command = [str(BINARY), *flags, "-", "-o", "-"]
-    environment = os.environ if folder is None else {**os.environ, "TMPDIR": str(folder)}
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-        start_new_session=True,
-    )
+    pipe = subprocess.PIPE
+    place = folder or Path(tempfile.gettempdir())
+    environment = {**os.environ, "TMPDIR": _HERE if Path(_HERE).exists() else str(place)}
+    process = start(command, environment=environment, cwd=place, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
         out, said = process.communicate(text.encode(), timeout=limit)
     except subprocess.TimeoutExpired:
         raise CompileRefused(f"IREE's compiler did not end within {limit:g} s") from None
     finally:
-        _stop(process)
+        end(process)  # and the linker that it may have started
     return subprocess.CompletedProcess(command, process.returncode, out, said)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a compiler that still runs, and the linker that it has started."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()

@@ -7,12 +7,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from xrt.formats.output import why_not_folder
 from xrt.graph import Function
 
-__all__ = ["dumping"]
+__all__ = ["dumping", "why_not_dumped"]
 
 _FROM_STDIN = "_stdin_."
 """How the compiler begins the names of its files, after the name of its input."""
+
+
+def why_not_dumped(place: str) -> str | None:
+    """Return why nothing can be written there; None where it can."""
+    try:
+        return why_not_folder(Path(place).expanduser())
+    except RuntimeError as error:  # pathlib's, for a user that it does not find
+        return f"there is no such folder: {error}"
 
 
 @contextmanager

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
 from xrt.engines.contract import Executable, GraphCompiler
+from xrt.engines.fields import option
 from xrt.engines.iree.capability import refusal
 from xrt.engines.iree.compiler import VERSION, Settings, compile_module
 from xrt.engines.iree.devices import Device, device_of, is_small
-from xrt.engines.iree.dumps import dumping
+from xrt.engines.iree.dumps import dumping, why_not_dumped
 from xrt.engines.iree.executable import IreeExecutable
 from xrt.engines.iree.lowering import prepared, why_not_static
 from xrt.engines.iree.mlir import module_of
@@ -29,6 +30,8 @@ class Iree(GraphCompiler):
     """IREE on the CPU: MLIR to LLVM code, best at chains of elementwise operators, half a second for the smallest compile."""
 
     name: ClassVar[str] = "iree"
+    spreads_nan: ClassVar[tuple[str, ...]] = ("CumSum",)
+    flushes_denormals: ClassVar[tuple[str, ...]] = ("bfloat16", "float32", "float64")
 
     opt_level: int = 2
     """0 to 3: IREE's optimisation level."""
@@ -36,7 +39,7 @@ class Iree(GraphCompiler):
     """Which of IREE's devices runs it: the calling thread (``local-sync``), or a pool (``local-task``) as large as the budget."""
     compile_seconds: float = 120.0
     """After which a compile is given up."""
-    dump_dir: str | None = None
+    dump_dir: str | None = option(None, names_files=True)
     """Where the MLIR of every phase of a compile is written, each Function in a folder of its own."""
 
     def __post_init__(self) -> None:
@@ -47,6 +50,8 @@ class Iree(GraphCompiler):
             raise OptionError(f"iree: device must be one of {', '.join(get_args(Place))}; got {self.device!r}.{hint}")
         if type(self.compile_seconds) not in (int, float) or not self.compile_seconds > 0:
             raise OptionError(f"iree: compile_seconds must be more than 0; got {self.compile_seconds!r}")
+        if self.dump_dir is not None and (reason := why_not_dumped(self.dump_dir)):
+            raise OptionError(f"iree: dump_dir is {self.dump_dir!r}, and {reason}")
 
     def why_not(self, node: Node, function: Function) -> str | None:
         return refusal(node, function)

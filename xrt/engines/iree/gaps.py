@@ -60,7 +60,35 @@ def _may_step_back(node: Node, function: Function) -> bool:
     return steps is None or bool((steps.array < 0).any())
 
 
+def _drops_a_rounding(node: Node, function: Function) -> bool:
+    types = {_dtype(node.inputs[0], function), _dtype(node.outputs[0], function)}
+    return DType.BFLOAT16 in types and len(types) > 1
+
+
+def _flushes_halves(node: Node, function: Function) -> bool:
+    return (_dtype(node.inputs[0], function), _dtype(node.outputs[0], function)) == (DType.FLOAT64, DType.FLOAT16)
+
+
+def _numbers_planes_apart(node: Node, function: Function) -> bool:
+    """Whether the places of the largest elements are asked for, of more than one plane."""
+    type_ = function.type_of(node.inputs[0])
+    planes = type_.shape[:2] if isinstance(type_, TensorType) and type_.shape is not None else (None,)
+    return len(node.outputs) > 1 and bool(node.outputs[1]) and any(extent != 1 for extent in planes)
+
+
 GAPS: tuple[Defect, ...] = (
+    Defect(
+        ("Cast", "CastLike"),
+        _drops_a_rounding,
+        "IREE computes what lies between casts from and to bfloat16 in a wider type",
+        ("the suite's chains of casts: float32_bfloat16_float32_Mul, float16_bfloat16_float16",),
+    ),
+    Defect(
+        ("Cast", "CastLike"),
+        _flushes_halves,
+        "IREE's cast of float64 to float16 makes zero of what is less than any normal float16",
+        ("the suite's chains of casts: float64_float16_float64",),
+    ),
     Defect(
         ("Slice",),
         _may_step_back,
@@ -98,10 +126,25 @@ GAPS: tuple[Defect, ...] = (
         ("test_lstm_with_peepholes",),
     ),
     Defect(
-        ("Erf",),
-        _is_of(DType.FLOAT64),
+        ("Erf", "Gelu"),
+        lambda node, function: _is_of(DType.FLOAT64)(node, function) and node.attr("approximate", "none") == "none",
         "IREE has no error function of float64",
-        ("error_function_of_float64 of the corpus",),
+        (
+            "error_function_of_float64 of the corpus",
+            "gelu_of_float64 of the corpus: refused when compiled, with the whole region",
+        ),
+    ),
+    Defect(
+        ("LpNormalization", "ReduceL2"),
+        _is_of(DType.FLOAT64),
+        "IREE computes norms of float64 in float32",
+        ("float64_of_constants of the corpus",),
+    ),
+    Defect(
+        ("Selu",),
+        _is_of(DType.FLOAT64),
+        "IREE knows the factors of Selu to six digits",
+        ("compared with the reference: float64 numbers differ by 1e-6",),
     ),
     Defect(
         ("QLinearMatMul",),
@@ -114,6 +157,12 @@ GAPS: tuple[Defect, ...] = (
         lambda node, function: node.attr("coordinate_transformation_mode") == "align_corners" and _resizes_by_scales(node),
         "IREE aligns corners by the ratio of the rounded sizes, where ONNX aligns them by the scales",
         ("test_resize_downsample_scales_linear_align_corners", "test_resize_downsample_scales_cubic_align_corners"),
+    ),
+    Defect(
+        ("MaxPool",),
+        _numbers_planes_apart,
+        "IREE's indices of MaxPool count from the start of each plane, ONNX's from the start of the tensor",
+        ("indices_of_several_planes of the corpus",),
     ),
     Defect(
         ("SpaceToDepth",),
@@ -150,6 +199,12 @@ GAPS: tuple[Defect, ...] = (
         always,
         "IREE's code reads or writes where an index says, inside of its memory or not",
         ("test_scatter_with_axis", "test_roialign_aligned_false"),
+    ),
+    Defect(
+        ("LRN",),
+        lambda node, function: node.attr("size", 1) % 2 == 0,
+        "IREE's LRN over an even number of channels sums others than ONNX's",
+        ("lrn_of_an_even_size of the corpus",),
     ),
     Defect(
         ("Pad",),

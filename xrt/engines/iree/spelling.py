@@ -308,6 +308,17 @@ def _known(page: Page, place: int) -> Array | None:
     return None if constant is None else constant.array
 
 
+def _depth_to_space(page: Page) -> str | None:
+    """Write mode CRD as what it is, a transposition: IREE takes the blocks of columns for rows of channels."""
+    if page.node.attr("mode", "DCR") != "CRD":
+        return None
+    size = page.node.attr("blocksize")
+    count, channels, height, width = page.extents(page.x)
+    split = page.constant(np.array([count, channels // size**2, size, size, height, width]))
+    joined = page.constant(np.array([count, channels // size**2, height * size, width * size]))
+    return page.op("Reshape", page.op("Transpose", page.op("Reshape", page.x, split), perm=[0, 1, 4, 2, 5, 3]), joined)
+
+
 def _conv(page: Page) -> str | None:
     """Write a window that fits once along an axis without what lies behind it, which IREE's compiler takes for a part of it."""
     if len(page.node.inputs) < 2 or page.node.attr("auto_pad", "NOTSET") != "NOTSET":
@@ -358,6 +369,7 @@ SPELLED: Mapping[str, tuple[int, Callable[[Page], str | None]]] = {
     "Swish": (24, _swish),
     "Softsign": (7, _softsign),
     "Pad": (13, _pad),
+    "DepthToSpace": (11, _depth_to_space),
     "Conv": (11, _conv),
 }
 """By operator, from which opset on it can be written out, and how."""

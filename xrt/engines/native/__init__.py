@@ -9,6 +9,7 @@ from xrt.engines.native.executable import NativeExecutable
 from xrt.engines.native.home import SHIPPED, include_dir, needed, opened, shipped, warn_once_of_absence, why_not_shipped
 from xrt.engines.native.library import NativeKernel, NativeLibrary, load
 from xrt.engines.native.prepared import Prepared
+from xrt.engines.native.products import multiply
 from xrt.engines.native.tape import NativeTape
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "compute",
     "include_dir",
     "load",
+    "multiply",
     "needed",
     "opened",
     "shipped",

@@ -1,4 +1,4 @@
-"""The native tape's own functions, as ``src/tape.h`` declares them."""
+"""The functions of the library that are no kernels, as ``src/tape.h`` and ``src/products.h`` declare them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class LayoutC(Structure):
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """The functions of XRT's own library that run tapes. ctypes gives the interpreter's lock back while they run."""
+    """The functions of XRT's own library. ctypes gives the interpreter's lock back while they run."""
 
     new: Callable[..., int | None]
     run: Callable[..., int]
@@ -79,6 +79,7 @@ class Core:
     delete: Callable[[int], None]
     alone: Callable[..., int]
     workers: Callable[[], int]
+    multiply: Callable[[Any, int], None]
 
 
 @lru_cache(maxsize=1)
@@ -93,6 +94,7 @@ def core() -> Core:
         delete=_function(library.xrt_tape_delete, None, c_void_p),
         alone=_function(library.xrt_run_alone, c_int32, POINTER(abi.KernelC), c_void_p, POINTER(abi.CallC), abi.TextC),
         workers=_function(library.xrt_pool_workers, c_int32),
+        multiply=_function(library.xrt_multiply, None, c_void_p, c_int32),
     )
 
 

@@ -7,7 +7,9 @@ limit is such that nothing inside can grow beyond int32; where it cannot be know
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import numpy as np
 
 from xrt.engines.openvino.library import LIBRARY
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type
@@ -17,6 +19,8 @@ __all__ = ["LARGEST", "input_limits", "is_wide", "why_unbounded"]
 LARGEST = (1 << 31) - 1
 LIMITS = (LARGEST, 1 << 24, 1 << 23, 1 << 15, 1 << 7)
 """What is tried as the limit of a region's inputs, the largest first."""
+MOST_ELEMENTS = 1 << 30
+"""How many elements a tensor of unknown size may have; more are beyond memory, and beyond what the library counts."""
 
 Rule = Callable[[Sequence[int]], int]
 Known = Callable[[str], int | None]
@@ -53,30 +57,56 @@ _RULES: Mapping[str, Rule] = {
 
 def why_unbounded(node: Node, function: Function) -> str | None:
     """Return that the wide values of a node may not fit, however small those are that it is given; None where they do."""
-    bound = _bound(node, function, lambda name: _constant_bound(function.constants.get(name)) or LIMITS[-1])
+
+    def known(name: str) -> int | None:
+        return _constant_bound(function.constants.get(name)) or (
+            LIMITS[-1] if is_wide(name, function) else _by_type(name, function)
+        )
+
+    bound = _bound(node, function, known)
     if bound is not None and bound <= LARGEST:
         return None
     return f"{LIBRARY} computes int64, uint64 and uint32 in int32, and what this {node.op_type} gives is not known to fit"
 
 
 def input_limits(function: Function, data: Callable[[Node], frozenset[str]]) -> Mapping[int, int] | None:
-    """Return, by place, the limits of those wide inputs whose values are computed with; None where no limit is small enough.
+    """Return, by place, the limits of those inputs whose values are computed with; None where no limit is small enough.
 
-    ``data`` says which values a node computes with; the others are places and sizes.
+    ``data`` says which values a node computes with; the others are places and sizes. An int32 input has a limit only where
+    what is made of it in a wide type would not fit else.
     """
-    used = frozenset().union(*map(data, function.nodes))
-    places = [place for place, value in enumerate(function.inputs) if value.name in used and is_wide(value.name, function)]
-    for limit in LIMITS:
-        if _all_fit(function, limit):
-            return dict.fromkeys(places, limit)
+    used, growing = frozenset().union(*map(data, function.nodes)), _growing(function)
+    wide, narrow = (
+        [place for place, value in enumerate(function.inputs) if value.name in used and is_kind(value.name, function)]
+        for is_kind in (is_wide, _is_int32)
+    )
+    for limited in (wide, [*wide, *narrow]):
+        decisive = {function.inputs[place].name for place in limited} & growing
+        for limit in LIMITS:
+            if _all_fit(function, limit, decisive):
+                limits = {place: limit if function.inputs[place].name in decisive else LARGEST for place in limited}
+                return {place: limit for place, limit in limits.items() if place in wide or limit < LARGEST}
     return None
 
 
-def _all_fit(function: Function, limit: int) -> bool:
-    bounds: dict[str, int] = {value.name: limit for value in function.inputs}
+def _growing(function: Function) -> frozenset[str]:
+    """Return the values whose magnitudes decide how large wide values become: that of a comparison's operand does not."""
+    found = {name for node in function.nodes for name in node.defines if is_wide(name, function)}
+    for node in reversed(function.nodes):
+        if not found.isdisjoint(node.defines):
+            found.update(name for name in node.uses if is_wide(name, function) or _by_type(name, function) is not None)
+    return frozenset(found)
+
+
+def _all_fit(function: Function, limit: int, limited: Collection[str]) -> bool:
+    """Whether all that is made in wide types fits, where those inputs are within the limit, and others what their types hold."""
+    bounds: dict[str, int] = {
+        value.name: limit for value in function.inputs if value.name in limited or is_wide(value.name, function)
+    }
 
     def known(name: str) -> int | None:
-        return bounds.get(name, _constant_bound(function.constants.get(name)))
+        found = bounds.get(name, _constant_bound(function.constants.get(name)))
+        return _by_type(name, function) if found is None else found
 
     for node in function.nodes:
         wide = [name for name in node.defines if is_wide(name, function)]
@@ -84,20 +114,38 @@ def _all_fit(function: Function, limit: int) -> bool:
         if bound is None or bound > LARGEST:
             return False
         bounds.update(dict.fromkeys(wide, bound))
+        bounds.update(_narrow_bounds(node, function, known) if not wide else {})
     return True
+
+
+def _narrow_bounds(node: Node, function: Function, known: Known) -> dict[str, int]:
+    """Return the largest magnitudes of the node's results of int32 and less, where they are known to be less than the type's."""
+    results = {name: most for name in node.defines if (most := _by_type(name, function)) is not None}
+    may_wrap = node.op_type in _SIGNING and any(str(_dtype(name, function)).startswith("uint") for name in results)
+    if not results or may_wrap or node.op_type in _COUNTS:  # these give elements, in a type that is not wide
+        return {}
+    bound = _rule_bound(node, function, known)
+    return {} if bound is None else {name: bound for name, most in results.items() if bound < most}
 
 
 def _bound(node: Node, function: Function, known: Known) -> int | None:
     """Return the largest magnitude of the node's wide results, given those of its wide inputs; None where nothing says."""
     if not any(is_wide(name, function) for name in node.defines):
         return max((known(name) or 0 for name in node.uses if is_wide(name, function)), default=0)
-    if node.op_type in _COUNTS:
-        return _counted(node, function, known)
     if node.op_type in _SIGNING and _dtype(node.outputs[0], function) in _UNSIGNED:
         return None
-    inputs = [_input_bound(name, function, known) for name in node.inputs if name]
+    return _rule_bound(node, function, known)
+
+
+def _rule_bound(node: Node, function: Function, known: Known) -> int | None:
+    """Return the largest magnitude of the node's integer results by the rule of its operator; None without one."""
+    if node.op_type in _COUNTS:
+        return _counted(node, function, known)
+    inputs = [known(name) for name in node.inputs if name]
     if node.op_type in ("Cast", "CastLike"):
         return inputs[0]
+    if node.op_type == "CumSum":
+        return None if inputs[0] is None else inputs[0] * _longest(node.inputs[0], function)
     rule = _RULES.get(node.op_type)
     if rule is None:
         return None
@@ -106,12 +154,19 @@ def _bound(node: Node, function: Function, known: Known) -> int | None:
     return None if node.op_type in _IN_FLOAT32 and max(*magnitudes, result) > EXACT_IN_FLOAT32 else result
 
 
+def _longest(name: str, function: Function) -> int:
+    """Return the largest extent of a value: along no axis more elements are added up."""
+    type_ = function.type_of(name)
+    extents = type_.shape if isinstance(type_, TensorType) and type_.shape is not None else (None,)
+    return max((extent if isinstance(extent, int) else MOST_ELEMENTS for extent in extents), default=1)
+
+
 def _counted(node: Node, function: Function, known: Known) -> int:
     """Return the largest number or count of an element of an input, or one of its elements where these are wide."""
     given = [name for name in node.inputs if name]
     counts = [_elements(function.type_of(name)) for name in given]
     element = (known(given[0]) or LARGEST) if is_wide(given[0], function) else 0
-    return min(LARGEST, max(element, *(LARGEST if count is None else count for count in counts)))
+    return min(LARGEST, max(element, *(MOST_ELEMENTS if count is None else count for count in counts)))
 
 
 def _elements(type_: Type | None) -> int | None:
@@ -121,9 +176,9 @@ def _elements(type_: Type | None) -> int | None:
     return math.prod(max(1, int(dim)) for dim in type_.shape or ())  # type: ignore[arg-type]  # static: no names among them
 
 
-def _input_bound(name: str, function: Function, known: Known) -> int | None:
-    dtype = _dtype(name, function)
-    return known(name) if dtype in _WIDE else _BY_TYPE.get(dtype)
+def _by_type(name: str, function: Function) -> int | None:
+    """Return the largest magnitude that the value's type holds; None of a wide one, and of what is no integer."""
+    return _BY_TYPE.get(_dtype(name, function))
 
 
 _BY_TYPE: Mapping[DType | None, int] = {
@@ -137,15 +192,22 @@ _BY_TYPE: Mapping[DType | None, int] = {
 
 
 def _constant_bound(constant: Constant | None) -> int | None:
-    if constant is None:
+    if constant is None or constant.array.dtype.kind not in "biuf":
         return None
-    array = constant.array
-    return max(abs(int(array.min())), abs(int(array.max()))) if array.size and array.dtype.kind in "iu" else 0
+    array = constant.array if constant.array.dtype.kind in "iuf" else constant.array.astype(np.int8)
+    if not array.size:
+        return 0
+    low, high = array.min(), array.max()
+    return max(abs(int(low)), abs(int(high))) if np.isfinite(low) and np.isfinite(high) else None
 
 
 def is_wide(name: str, function: Function) -> bool:
     """Whether the value is of an integer type that OpenVINO narrows to int32."""
     return _dtype(name, function) in _WIDE
+
+
+def _is_int32(name: str, function: Function) -> bool:
+    return _dtype(name, function) is DType.INT32
 
 
 def _dtype(name: str, function: Function) -> DType | None:

@@ -2,87 +2,114 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from xrt.engines.openvino.bounds import input_limits, is_wide
 from xrt.engines.openvino.codes import has_codes, in_codes
-from xrt.engines.openvino.defects import known_defect
+from xrt.engines.openvino.defects import known_defect, transform_error
+from xrt.engines.openvino.half_precision import growing_halves
 from xrt.engines.openvino.importing import NEWEST_OPSET
 from xrt.engines.openvino.library import LIBRARY
 from xrt.engines.openvino.meaning import alone, meaning_of, said_by_others
-from xrt.engines.openvino.support import data_of, why_not_computed
+from xrt.engines.openvino.support import HALVES, data_of, why_not_computed
 from xrt.engines.openvino.trial import why_refused
 from xrt.engines.openvino.values import why_not_carried
 from xrt.formats.onnx import why_not_lowered
 from xrt.graph import Function, Node, TensorType, Value, since_version
 
-__all__ = ["in_words_taken", "why_not"]
+__all__ = ["Terms", "in_words_taken", "why_not"]
 
 
-def why_not(node: Node, function: Function, *, native: bool) -> str | None:
-    """Return why OpenVINO cannot take the node; None when it can. With ``native`` its own arithmetic will do.
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On what terms a node is asked for."""
+
+    native: bool = False
+    """Whether the library's own arithmetic will do."""
+    float_tolerance: float = 1e-4
+    """By how much it may be off by rounding, as a share of the largest element."""
+
+
+def why_not(node: Node, function: Function, terms: Terms) -> str | None:
+    """Return why OpenVINO cannot take the node; None when it can.
 
     A node that it cannot take as it stands is taken where it can be said by others (`meaning`) that are taken.
     """
     if has_codes(node, function):
-        return _why_not_on_codes(node, function, native=native)
-    reason = _why_not_as_it_stands(node, function, native=native)
+        return _why_not_on_codes(node, function, terms)
+    reason = _why_not_as_it_stands(node, function, terms)
     if reason is None or _why_not_known_types(node, function):
         return reason
     meaning = meaning_of(node, function)
     if meaning is None:
         return reason
-    return _why_not_said(meaning, native=native) and reason
+    return _why_not_said(meaning, terms) and reason
 
 
-def _why_not_on_codes(node: Node, function: Function, *, native: bool) -> str | None:
+def _why_not_on_codes(node: Node, function: Function, terms: Terms) -> str | None:
     said = None if node.bodies or node.control else in_codes(alone(node, function))
     if said is not None:
-        return _why_not_said(said, native=native)
+        return _why_not_said(said, terms)
     return f"{LIBRARY} is handed float8 and what is narrower than a byte as codes, on which {node.op} cannot be said"
 
 
-def in_words_taken(function: Function, *, native: bool) -> Function:
+def in_words_taken(function: Function, terms: Terms) -> Function:
     """Return the Function with the nodes that OpenVINO takes by their meaning only in the words of it."""
-    return said_by_others(function, lambda node, holder: _is_taken_said(node, holder, native=native))
+    return said_by_others(function, lambda node, holder: _is_taken_said(node, holder, terms))
 
 
-def _is_taken_said(node: Node, function: Function, *, native: bool) -> bool:
+def _is_taken_said(node: Node, function: Function, terms: Terms) -> bool:
     """Whether the node is taken, but not as it stands."""
-    refused = _why_not_as_it_stands(node, function, native=native) is not None
-    return refused and why_not(node, function, native=native) is None
+    refused = _why_not_as_it_stands(node, function, terms) is not None
+    return refused and why_not(node, function, terms) is None
 
 
-def _why_not_said(meaning: Function, *, native: bool) -> str | None:
-    if any(value.name in meaning.constants and not meaning.constants[value.name].array.size for value in meaning.outputs):
-        return f"{LIBRARY} takes a constant without elements for one that has some"
-    reason = next((text for node in meaning.nodes if (text := why_not(node, meaning, native=native))), None)
-    if reason is None and not native and input_limits(meaning, lambda node: data_of(node, meaning)) is None:
+def _why_not_said(meaning: Function, terms: Terms) -> str | None:
+    reason = next((text for node in meaning.nodes if (text := why_not(node, meaning, terms))), None)
+    if reason is None and not terms.native and input_limits(meaning, lambda node: data_of(node, meaning)) is None:
         return f"{LIBRARY} computes wide integers in int32, and what is computed here is not known to fit"
     return reason
 
 
-def _why_not_as_it_stands(node: Node, function: Function, *, native: bool) -> str | None:
+def _why_not_as_it_stands(node: Node, function: Function, terms: Terms) -> str | None:
     reason = (
         _why_not_known(node, function)
         or _why_not_crossing(node, function)
-        or why_not_computed(node, function, native=native)
+        or why_not_computed(node, function, native=terms.native)
         or known_defect(node, function)
+        or _why_inexact(node, function, terms)
     )
     if reason is None and node.bodies:
-        return _why_not_inside(node, function, native=native)
+        return _why_not_inside(node, function, terms)
     return reason or why_refused(node, function)
 
 
-def _why_not_inside(node: Node, function: Function, *, native: bool) -> str | None:
+def _why_inexact(node: Node, function: Function, terms: Terms) -> str | None:
+    if node.op_type not in ("DFT", "STFT") or transform_error(node, function) <= terms.float_tolerance:
+        return None
+    return f"{LIBRARY} computes the angles of this transform in float32, so that its error is beyond float_tolerance"
+
+
+def _why_not_inside(node: Node, function: Function, terms: Terms) -> str | None:
     """Return why not for the nodes of its bodies. There, nothing bounds what wide integers grow to."""
     for body in node.bodies:
         closed = _closed(body, function)
         for inner in closed.nodes:
-            reason = _why_not_as_it_stands(inner, closed, native=native)
-            if reason is None and not native and any(is_wide(name, closed) for name in data_of(inner, closed)):
+            reason = _why_not_as_it_stands(inner, closed, terms) or (None if terms.native else _why_not_rounded(inner, closed))
+            if reason is None and not terms.native and any(is_wide(name, closed) for name in data_of(inner, closed)):
                 reason = f"{LIBRARY} computes wide integers in int32, and in a body nothing bounds them"
             if reason:
                 return f"in its body, node {inner.name!r} ({inner.op}): {reason}"
     return None
+
+
+def _why_not_rounded(node: Node, function: Function) -> str | None:
+    """Return that the node of a body may need a rounding or a limit, which XRT puts into the main model only."""
+    types = {name: function.type_of(name) for name in (*node.uses, *node.defines)}
+    halves = [name for name, type_ in types.items() if isinstance(type_, TensorType) and type_.dtype in HALVES]
+    if not halves or not (node.op_type in ("Cast", "CastLike") or growing_halves(function, (node,))):
+        return None
+    return f"{LIBRARY} computes {types[halves[0]]} in float32, and in a body nothing rounds it"
 
 
 def _closed(body: Function, outer: Function) -> Function:

@@ -13,10 +13,11 @@ import numpy as np
 
 from xrt.engines.defects import Defect, Test, always, attribute_is, first_defect
 from xrt.engines.openvino.library import LIBRARY
-from xrt.graph import Constant, DType, Function, Node, Shape, TensorType, is_training, since_version
+from xrt.engines.transforms import AXIS_IS_INPUT, Transform
+from xrt.graph import Constant, Dim, DType, Function, Node, Shape, TensorType, is_training, since_version
 from xrt.graph.clipping import BOUNDS_ARE_INPUTS, with_bounds
 
-__all__ = ["DEFECTS", "known_defect"]
+__all__ = ["DEFECTS", "known_defect", "transform_error"]
 
 
 def _has(node: Node, index: int) -> bool:
@@ -76,11 +77,15 @@ def _scales_by_a_fraction(node: Node, function: Function) -> bool:
     scales, shape = _constant(node, 2, function), _shape(node, 0, function)
     if not _has(node, 2) or _has(node, 3):
         return False
-    if scales is None or shape is None or not all(isinstance(extent, int) for extent in shape):
+    if scales is None or shape is None:
         return True
     axes = node.attr("axes") or range(len(shape))
-    products = [float(shape[axis] or 0) * float(scale) for axis, scale in zip(axes, scales.array, strict=False)]
-    return any(product != round(product) for product in products)
+    return not all(_is_whole(shape[axis], float(scale)) for axis, scale in zip(axes, scales.array, strict=False))
+
+
+def _is_whole(extent: Dim, scale: float) -> bool:
+    """Whether the extent times its scale is whole. Of an extent that is not known, a whole scale makes a whole one."""
+    return scale.is_integer() or (isinstance(extent, int) and (extent * scale).is_integer())
 
 
 def _rounds_up_too_far(reaches: Callable[[_Axis], bool]) -> Test:
@@ -148,10 +153,44 @@ def _lacks_a_bound(node: Node, function: Function) -> bool:
     return not (_has(node, 1) and _has(node, 2)) and (dtype is None or dtype.is_float)
 
 
+def _has_slopes_of_channels(node: Node, function: Function) -> bool:
+    """Whether there are as many slopes, along one axis, as channels, and these are not the last axis."""
+    shape, slopes = _shape(node, 0, function), _shape(node, 1, function)
+    if shape is None or slopes is None:
+        return True
+    return len(slopes) == 1 and len(shape) > 2 and (slopes[0] == shape[1] or not isinstance(shape[1], int))
+
+
 def _is_bounded_by_nan(node: Node, function: Function) -> bool:
     bounds = [bound.array for place in (1, 2) if (bound := _constant(node, place, function)) is not None]
     attributes = [node.attr(name, 0.0) for name in ("min", "max")]
     return any(np.isnan(np.asarray(bound, np.float64)).any() for bound in (*bounds, *attributes))
+
+
+def _may_be_told_nothing(node: Node, function: Function) -> bool:
+    """Whether a shape, or axes, or pads, that are known only at run time have no elements, or may have none."""
+    if not _varies(1)(node, function):
+        return False
+    shape = _shape(node, 1, function)
+    return shape is None or not (len(shape) == 1 and isinstance(shape[0], int) and shape[0] > 0)
+
+
+def transform_error(node: Node, function: Function) -> float:
+    """Return by how much a transform may be off, as a share of its largest element."""
+    opset = function.opsets.get("", 0)
+    return Transform(
+        node, opset, lambda place: _shape(node, place, function), lambda place: _constant(node, place, function)
+    ).error()
+
+
+def _transforms_another_axis(node: Node, function: Function) -> bool:
+    """Whether the axis is counted from the end, or is an input, and not the one that the attribute has by default."""
+    if (since_version(node, function) or 0) < AXIS_IS_INPUT:
+        return bool(node.attr("axis", 1) < 0)
+    rank, axis = len(_shape(node, 0, function) or ()), _constant(node, 2, function)
+    if _has(node, 2) and axis is None:
+        return True
+    return (int(axis.array) if axis is not None else -2) % max(rank, 1) != 1
 
 
 DEFECTS: tuple[Defect, ...] = (
@@ -180,10 +219,34 @@ DEFECTS: tuple[Defect, ...] = (
         ("compiled with a constant bound of NaN",),
     ),
     Defect(
+        ("PRelu",),
+        _has_slopes_of_channels,
+        "takes the slopes of a PRelu for those of its channels where they are those of the last axis, and as many",
+        ("slopes_along_the_last_axis of the corpus",),
+    ),
+    Defect(
         ("Tile",),
         _varies(1),
         "leaves the memory as it was where the repeats of Tile are known only at run time",
         ("test_tile",),
+    ),
+    Defect(
+        ("Expand",),
+        lambda node, function: _shape(node, 0, function) in ((), None) and _may_be_told_nothing(node, function),
+        "ends the process where a shape that is known only at run time expands a number to a number",
+        ("expanded_to_its_own_rank_0 of the corpus", "expanded_to_a_given_rank_0 of the corpus: fails when run"),
+    ),
+    Defect(
+        ("Pad", "Unsqueeze"),
+        _may_be_told_nothing,
+        "does not convert this where there are no axes and that is known only at run time",
+        ("unsqueezed_by_no_axes of the corpus: refused when compiled, with the whole region",),
+    ),
+    Defect(
+        ("DFT",),
+        _transforms_another_axis,
+        "transforms another axis than a DFT says where that is counted from the end, or is an input",
+        ("test_dft_axis", "test_dft_inverse", "compared with NumPy: axis=-2 of float32[2,1024,1]"),
     ),
     Defect(
         ("Dropout", "BatchNormalization"),
@@ -226,6 +289,12 @@ DEFECTS: tuple[Defect, ...] = (
         _is_causal_after_past,
         "lets the queries of a causal Attention with past keys see other keys than ONNX does",
         ("test_attention_4d_with_past_and_present_qk_matmul_bias_3d_mask_causal",),
+    ),
+    Defect(
+        ("LRN",),
+        lambda node, function: node.attr("size", 1) % 2 == 0,
+        "sums one channel too many in an LRN over an even number of channels",
+        ("lrn_of_an_even_size of the corpus",),
     ),
     Defect(
         ("MaxPool", "AveragePool", "LpPool"),

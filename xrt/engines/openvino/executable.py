@@ -55,6 +55,7 @@ class OpenVinoExecutable(Executable):
         `limits` are the largest magnitudes that inputs may have, by their places.
         """
         self._limits = tuple(limits.items())
+        self.idle_threads = 0 if compiled is None else compiled.idle_threads
         self.function = function
         self.compiled = compiled
         self.saved: memoryview | None = None

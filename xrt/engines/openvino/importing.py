@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from xrt.engines.openvino.half_precision import growing_halves, keep_halves
 from xrt.engines.openvino.library import core, openvino
 from xrt.engines.openvino.repairs import repair
 from xrt.engines.openvino.values import Array, in_order, tensor_over
@@ -36,8 +37,8 @@ class Imported:
     """How many bytes of them are copies of constants, which did not lie in order."""
 
 
-def import_function(function: Function) -> Imported:
-    """Return the Function as a model.
+def import_function(function: Function, *, keeps_halves: bool) -> Imported:
+    """Return the Function as a model; with ``keeps_halves`` it rounds to numbers of 16 bits where the Function does.
 
     Heavy constants become inputs while the frontend reads the model, and are put in their places afterwards, so that no copy
     of them goes through protobuf. Raises ModelError, or whatever OpenVINO's frontend raises.
@@ -53,6 +54,8 @@ def import_function(function: Function) -> Imported:
     for place, parameter in zip(places, model.get_parameters(), strict=True):
         if place >= count:
             _put(model, parameter, tensor_over(held[place - count], weights[place - count].dtype))
+    if keeps_halves:
+        keep_halves(model, growing_halves(function, function.nodes))
     repair(model)
     model.validate_nodes_and_infer_types()
     copied = sum(array.nbytes for array, c in zip(held, weights, strict=True) if array is not c.array)

@@ -53,7 +53,19 @@ def _meaning(one: Function) -> Function | None:
         folded = passes.fold_constants(passes.infer_shapes(meaning), passes.evaluated)
     except ModelError:
         return None
-    return passes.drop_dead_nodes(passes.infer_shapes(folded))
+    return _with_constants_passed_on(passes.drop_dead_nodes(passes.infer_shapes(folded)))
+
+
+def _with_constants_passed_on(meaning: Function) -> Function:
+    """Return the meaning with an Identity for each result all of which was computed, so that its type counts as a node's does."""
+    computed = [value.name for value in meaning.outputs if value.name in meaning.constants]
+    if not computed:
+        return meaning
+    names = {name: f"{name}/constant" for name in computed}
+    nodes = tuple(_renamed(node, lambda name: names.get(name, name)) for node in meaning.nodes)
+    passed = (Node("Identity", (constant,), (name,)) for name, constant in names.items())
+    constants = {names.get(name, name): constant for name, constant in meaning.constants.items()}
+    return meaning.replace(nodes=(*nodes, *passed), constants=constants)
 
 
 def alone(node: Node, function: Function) -> Function:
@@ -91,10 +103,6 @@ def placed(meaning: Function, node: Node, constants: dict[str, Constant], types:
     constants |= {here(name): constant for name, constant in meaning.constants.items() if name not in known}
     types |= {here(name): type_ for name, type_ in meaning.types.items() if name not in known}
     parts = [_renamed(part, here) for part in meaning.nodes]
-    for value in meaning.outputs:
-        if value.name in meaning.constants:  # all of it was computed
-            constants[here(f"{value.name}/constant")] = meaning.constants[value.name]
-            parts.append(Node("Identity", (here(f"{value.name}/constant"),), (names[value.name],)))
     first = next(iter(node.defines))
     return [replace(part, name=node.name) if first in part.outputs else part for part in parts]
 

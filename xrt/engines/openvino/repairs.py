@@ -110,11 +110,31 @@ def _turned(compare: Callable[..., Any]) -> Callable[[Any], Any]:
 
 
 def _true_of_nan(node: Any) -> Any:
-    """Make NaN true, which the plugin takes for zero."""
+    """Make NaN true, and the lowest int32, which the plugin takes for zero."""
     value = node.input_value(0)
-    if _element(node) != "boolean" or not _is_float(value):
+    if _element(node) != "boolean" or not (_is_float(value) or _element(value) == "i32"):
         return node
     return _ops.not_equal(value, _number(0, value))
+
+
+_SHORTS = ("i16", "u16")
+
+
+def _low_bits(node: Any) -> Any:
+    """Keep the low bits of an integer of two bytes, which the plugin computes in int32 and does not wrap around."""
+    if _element(node) not in _SHORTS:
+        return node
+    low = _ops.bitwise_and(_ops.convert(node, "i32"), _ops.constant(np.int32(0xFFFF)))
+    if _element(node) == "i16":
+        sign = _ops.constant(np.int32(0x8000))
+        low = _ops.subtract(_ops.bitwise_xor(low, sign), sign)
+    return _ops.convert(low, _element(node))
+
+
+def _converted(node: Any) -> Any:
+    """Convert to truth values, and to integers of two bytes from wider ones, as ONNX does."""
+    is_cut = _element(node) in _SHORTS and node.input_value(0).get_element_type().is_integral_number()
+    return _low_bits(node) if is_cut else _true_of_nan(node)
 
 
 def _sign_taken(node: Any) -> Any:
@@ -183,7 +203,8 @@ _REPAIRS: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(["Maximum", "Minimum"], _of_two),
     "Greater": _turned(_ops.less),
     "GreaterEqual": _turned(_ops.less_equal),
-    "Convert": _true_of_nan,
+    **dict.fromkeys(["Abs", "Add", "Multiply", "Negative", "Subtract"], _low_bits),
+    "Convert": _converted,
     "NonMaxSuppression": _above_threshold,
     "Range": _to_limit,
     "TopK": _stable,

@@ -43,6 +43,12 @@ class Compiled:
         return cls(model, used, inputs, outputs, tuple(fixed))
 
     @property
+    def idle_threads(self) -> int:
+        """The threads that the library keeps for it: one for each stream, and one that would call back."""
+        streams = int(self.model.get_property("NUM_STREAMS"))
+        return streams + 1 if streams else 0
+
+    @property
     def is_fixed(self) -> bool:
         """Whether tensors may be set once and for all on both sides."""
         return all(self.fixed) and all(type_.is_static for type_ in (*self.inputs, *self.outputs))

@@ -281,6 +281,15 @@ def _shrink(pen: Pen) -> Function | None:
     return pen.results(pen.write("Where", pen.write("Less", x, below), pen.write("Add", x, bias), inner))
 
 
+def _slopes(pen: Pen) -> Function | None:
+    """Say PRelu with the slopes of the last axis in as many axes as the numbers have: the library takes them for its own."""
+    type_, slopes = pen.type_of(0), pen.type_of(1)
+    if type_ is None or slopes is None or not type_.shape or slopes.rank != 1 or pen.opset < SUM_TAKES_AXES:
+        return None
+    others = pen.constant(list(range(len(type_.shape) - 1)), np.int64)
+    return pen.results(pen.write("PRelu", pen.inputs[0], pen.write("Unsqueeze", pen.inputs[1], others)))
+
+
 def _bounded(pen: Pen) -> Function | None:
     """Say Clip with what a bound is that is left out: an infinity, and the largest finite number where it is an attribute."""
     type_ = pen.type_of(0)
@@ -362,6 +371,7 @@ SPELLINGS: Mapping[str, Spelling] = {
     **dict.fromkeys(["GRU", "LSTM", "RNN"], _sequence_first),
     "OneHot": _one_hot,
     "Clip": _bounded,
+    "PRelu": _slopes,
     "Shrink": _shrink,
     "ThresholdedRelu": _threshold,
     "ReduceLogSumExp": _log_sum_exp,

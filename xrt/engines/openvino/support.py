@@ -15,9 +15,10 @@ from xrt.engines.openvino.bounds import why_unbounded
 from xrt.engines.openvino.library import LIBRARY
 from xrt.graph import DType, Function, Node, TensorType, schema_of, since_version
 
-__all__ = ["SUPPORT", "Row", "data_of", "why_not_computed"]
+__all__ = ["HALVES", "SUPPORT", "Row", "data_of", "why_not_computed"]
 
-FLOATS = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32})
+HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
+FLOATS = HALVES | {DType.FLOAT32}
 BOOL = frozenset({DType.BOOL})
 INT32 = frozenset({DType.INT32})
 INT64 = frozenset({DType.INT64})
@@ -93,6 +94,7 @@ SUPPORT: Mapping[str, Row] = dict(
         *_rows("ReduceMin", FLOATS | BOOL | BYTES | INT32),
         *_rows("ArgMax ArgMin", FLOATS | INTEGERS),
         *_rows("CumSum", FLOATS | INT32),
+        *_rows("DFT STFT", frozenset({DType.FLOAT32})),
         *_rows("BlackmanWindow HammingWindow HannWindow", INT32 | INT64),
         # with bodies
         *_rows("If Scan", ANY),

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
 from xrt.engines.ort.gaps import known_gap
+from xrt.engines.ort.learned import why_not_learned
 from xrt.engines.ort.library import Formal, Kernel, Schema, kernels, newest_opset, schema
 from xrt.engines.ort.names import LIBRARY, plain_type, type_name
 from xrt.engines.ort.trial import why_refused
@@ -21,7 +23,7 @@ from xrt.engines.ort.values import why_not_carried
 from xrt.formats.onnx import why_not_lowered
 from xrt.graph import Function, Node, Type, since_version
 
-__all__ = ["why_not"]
+__all__ = ["has_kernel", "why_not"]
 
 TypeOf: TypeAlias = Callable[[str], Type | None]
 Types: TypeAlias = tuple[str | None, ...]
@@ -34,25 +36,36 @@ _CHECKED_AT_OPENING = frozenset({"StringNormalizer"})
 """Operators whose kernels compare their attributes with the system (its locales) when a session opens."""
 
 
-def why_not(node: Node, function: Function, providers: tuple[str, ...]) -> str | None:
-    """Return why ONNX Runtime cannot take the node with those execution providers; None when it can."""
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """On what terms a node is asked for."""
+
+    providers: tuple[str, ...]
+    float_tolerance: float
+
+
+def why_not(node: Node, function: Function, providers: tuple[str, ...], float_tolerance: float) -> str | None:
+    """Return why ONNX Runtime cannot take the node with those execution providers; None when it can.
+
+    It is not asked for more than that tolerance allows it to be off by rounding, as a share of the largest element.
+    """
     if node.domain not in function.opsets:
         return f"the function imports no opset for domain {node.domain!r}"
     reason = why_not_lowered(node, function, newest_opset())
     if reason:
         return f"{LIBRARY} reads opsets up to {newest_opset()}: {reason}"
-    return _why_not_inside(node, function, function.type_of, providers)
+    return _why_not_inside(node, function, function.type_of, _Terms(providers, float_tolerance))
 
 
-def _why_not_inside(node: Node, function: Function, type_of: TypeOf, providers: tuple[str, ...]) -> str | None:
+def _why_not_inside(node: Node, function: Function, type_of: TypeOf, terms: _Terms) -> str | None:
     """Return why not for the node and then for those in its bodies; inside, outer values have their outer types."""
-    reason = _why_not_itself(node, function, type_of, providers)
+    reason = _why_not_itself(node, function, type_of, terms)
     if reason or not node.bodies:
         return reason
     for body in node.bodies:
         nested = _nested(body, type_of)
         for inner in body.nodes:
-            reason = _why_not_inside(inner, body, nested, providers)
+            reason = _why_not_inside(inner, body, nested, terms)
             if reason:
                 return f"in its body, node {inner.name!r} ({inner.op}): {reason}"
     return None
@@ -65,18 +78,30 @@ def _nested(body: Function, outer: TypeOf) -> TypeOf:
     return type_of
 
 
-def _why_not_itself(node: Node, function: Function, type_of: TypeOf, providers: tuple[str, ...]) -> str | None:
-    reason = known_gap(node, function, type_of) or _why_not_crossing(node, function, type_of)
+def has_kernel(node: Node, function: Function, type_of: TypeOf, providers: tuple[str, ...]) -> bool:
+    """Whether a kernel of the providers serves the node on its types; without one the library expands it, or casts around it."""
+    return _why_node_has_no_kernel(node, function, _names(node.inputs, type_of), _names(node.outputs, type_of), providers) is None
+
+
+def _why_node_has_no_kernel(
+    node: Node, function: Function, inputs: Types, outputs: Types, providers: tuple[str, ...]
+) -> str | None:
+    attributes = tuple(attribute.name for attribute in node.attributes)
+    return _why_no_kernel(node.domain, node.op_type, _since(node, function), inputs, outputs, attributes, providers)
+
+
+def _why_not_itself(node: Node, function: Function, type_of: TypeOf, terms: _Terms) -> str | None:
+    reason = known_gap(node, function, type_of, terms.float_tolerance) or why_not_learned(node)
+    reason = reason or _why_not_crossing(node, function, type_of)
     if reason:
         return reason
     inputs, outputs = _names(node.inputs, type_of), _names(node.outputs, type_of)
-    attributes = tuple(attribute.name for attribute in node.attributes)
-    reason = _why_no_kernel(node.domain, node.op_type, _since(node, function), inputs, outputs, attributes, providers)
+    reason = _why_node_has_no_kernel(node, function, inputs, outputs, terms.providers)
     if reason is None and node.op not in _CHECKED_AT_OPENING:
         return None
     if _has_unknown(node, inputs):
         return reason
-    refusal = why_refused(node, function, type_of, providers)
+    refusal = why_refused(node, function, type_of, terms.providers)
     return None if refusal is None else _joined(reason, refusal, node)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from xrt.engines.fields import option
 from xrt.engines.options import CompileContext
 from xrt.engines.ort.cuda import why_not_present
 from xrt.engines.ort.engine import Ort
@@ -28,7 +29,7 @@ class TensorRT(Ort):
     devices: ClassVar[tuple[str, ...]] = ("cuda",)
     on_device: ClassVar[str] = PROVIDER
 
-    engine_cache: str = ""
+    engine_cache: str = option("", names_files=True)
     """A directory in which TensorRT keeps built engines for later processes; empty keeps none."""
     min_subgraph_size: int = 1
     """A part of fewer nodes is left to the CUDA provider."""

@@ -50,8 +50,9 @@ def way_of(type_: Type | None) -> Way:
         return _WAYS.get(type_.dtype, Way.DIRECT)
     if type_ is None:
         return Way.DIRECT
-    inside = type_.value if isinstance(type_, MapType) else type_.element
-    return Way.DIRECT if way_of(inside) is Way.DIRECT else Way.NONE
+    if isinstance(type_, MapType):  # the library makes floats of the values of any dictionary it is given, and takes no texts
+        return Way.DIRECT if getattr(type_.value, "dtype", None) is DType.FLOAT32 else Way.NONE
+    return Way.DIRECT if way_of(type_.element) is Way.DIRECT else Way.NONE
 
 
 def why_not_carried(name: str, type_: Type | None) -> str | None:

@@ -58,7 +58,7 @@ class Assembly:
     # ------------------------------------------------------------------ in Python
 
     def _played(self, function: Function, segment: Callable[[Node], Run | None] = lambda node: None) -> Played:
-        return Played(function, self._tape(function, segment), self._threads)
+        return Played(function, self._tape(function, segment), self._threads, self._choice.has_native)
 
     def _tape(self, function: Function, segment: Callable[[Node], Run | None] = lambda node: None) -> Tape:
         def kernel_of(node: Node) -> tuple[Run, tuple[int, ...]]:

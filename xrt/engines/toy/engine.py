@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, Literal
 
 from xrt.engines.contract import Executable, GraphCompiler
+from xrt.engines.fields import option
 from xrt.engines.native import NativeLibrary, needed, opened, warn_once_of_absence, why_not_shipped
 from xrt.engines.optable import OpTable
 from xrt.engines.options import CompileContext
@@ -15,10 +17,19 @@ from xrt.engines.toy.env import closed
 from xrt.engines.toy.executable import ToyExecutable
 from xrt.engines.toy.kernels import ops
 from xrt.engines.toy.on_device import OnDevice, placed, why_not_on_device
+from xrt.engines.toy.reference import borrowed
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import Function, Node
 
 __all__ = ["Toy"]
+
+
+@cache
+def _versions() -> tuple[str, ...]:
+    """Return XRT's version and those of the libraries; read once, since that takes milliseconds of a first call."""
+    from importlib import metadata
+
+    return tuple(f"{name} {metadata.version(name)}" for name in ("xrt", "numpy", "ml_dtypes", "onnx"))
 
 
 @dataclass(frozen=True)
@@ -27,8 +38,8 @@ class Toy(GraphCompiler):
 
     The Python kernels are complete and obvious rather than quick, and deterministic to the bit wherever the operator is:
     ``toy{native=off}`` is the reference. Where native kernels serve, and the shapes of a node are known, they compute in its
-    place, to rounding, on as many threads as the budget allows. Python kernels run on the
-    calling thread, matrix products on the threads of NumPy's BLAS, which are held to the budget. On a device the Python kernels
+    place, to rounding, on as many threads as the budget allows. Python kernels run on the calling thread, large matrix
+    products in parts on as many threads as the budget allows (`products`). On a device the Python kernels
     compute with its array module, and chains of elementwise operators are one kernel each.
     """
 
@@ -40,7 +51,7 @@ class Toy(GraphCompiler):
 
     native: Literal["auto", "on", "off"] = "auto"
     """Whether native kernels serve: ``auto`` where XRT's own library was built, ``on`` or it is an error, ``off`` never."""
-    libraries: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = option((), names_files=True)
     """Paths of shared libraries whose kernels serve too, before XRT's own of the same priority: ``docs/write-a-kernel.md``."""
 
     def __post_init__(self) -> None:
@@ -53,9 +64,7 @@ class Toy(GraphCompiler):
 
     def version(self) -> str:
         """Return XRT's version and those of the libraries whose change may change a result, native ones by their bytes."""
-        from importlib import metadata
-
-        python = [f"{name} {metadata.version(name)}" for name in ("xrt", "numpy", "ml_dtypes", "onnx")]
+        python = _versions()
         native = [f"native {library.signature}" for library in self._libraries()]
         return ", ".join([*python, *(native or ["no native kernels"])])
 
@@ -71,6 +80,9 @@ class Toy(GraphCompiler):
                 if reason := self.why_not(inner, within):
                     return f"its body {body.name!r} holds node {inner.name!r} ({inner.op}): {reason}"
         return None
+
+    def borrows(self, node: Node, function: Function) -> bool:
+        return self._choice().in_python(node, function) is borrowed
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         if context.device != "cpu":

@@ -24,7 +24,7 @@ from xrt.engines.toy.sizes import SHAPES, sizes_of
 from xrt.engines.toy.table import Run
 from xrt.engines.toy.tape import described
 from xrt.errors import CompileRefused, RunFailed, XRTError
-from xrt.graph import DType, Function, Node, SequenceType, TensorType, Type, is_static
+from xrt.graph import DType, Function, MapType, Node, OptionalType, SequenceType, TensorType, Type, is_static
 
 __all__ = ["OnDevice", "placed", "why_not_on_device"]
 
@@ -49,6 +49,8 @@ def why_not_on_device(node: Node, function: Function) -> str | None:
     if node.device.partition(":")[0] in ("", "cpu"):
         return None
     for name in (*node.uses, *node.defines):
+        if _holds_map(function.type_of(name)):
+            return f"value {name!r} is {function.type_of(name)}, and maps lie on the host"
         dtype = _element(function.type_of(name))
         if dtype is not None and dtype not in HELD:
             return f"value {name!r} is of {dtype}, of which CuPy has no arrays"
@@ -59,6 +61,11 @@ def _element(type_: Type | None) -> DType | None:
     if isinstance(type_, SequenceType):
         return _element(type_.element)
     return type_.dtype if isinstance(type_, TensorType) else None
+
+
+def _holds_map(type_: Type | None) -> bool:
+    inside = type_.element if isinstance(type_, SequenceType | OptionalType) else type_
+    return isinstance(inside, MapType)
 
 
 Place: TypeAlias = tuple[str, bool]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
-from xrt.engines.blas import blas_limit
 from xrt.engines.contract import Executable
 from xrt.engines.memory import MemoryUse, peak_of_values
 from xrt.engines.options import RunOptions
+from xrt.engines.toy.products import product_threads
 from xrt.engines.toy.tape import Tape, described
 from xrt.errors import InputError
 from xrt.graph import Function, TensorType, Value
@@ -28,18 +27,18 @@ class Played(Executable):
 
     outputs_are_fresh = True
 
-    def __init__(self, function: Function, tape: Tape, threads: int) -> None:
+    def __init__(self, function: Function, tape: Tape, threads: int, native: bool) -> None:
         self.function = function
         self._tape = tape
         self._filled = tape.filled()
-        self._limit: AbstractContextManager[None] = blas_limit(threads) or nullcontext()
+        self._products = product_threads(threads, native)
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> list[Any]:
         tape = self._tape
         if len(inputs) != len(tape.inputs):
             raise InputError(f"function {self.function.name!r} takes {len(tape.inputs)} inputs; got {len(inputs)}")
         # ONNX defines what a division by zero or an overflow gives, and NumPy gives that: its warnings say nothing new.
-        with self._limit, np.errstate(all="ignore"):
+        with self._products, np.errstate(all="ignore"):
             if options.out is None:
                 return _fresh(tape.play(inputs), inputs)
             buffers = self._buffers(tape, options.out)
@@ -129,6 +128,8 @@ def _arrays(values: Sequence[Any]) -> Iterator[Any]:
 def _own(value: Any, taken: set[int], kept: set[int]) -> Any:
     if isinstance(value, list):
         return [_own(item, taken, kept) for item in value]
+    if isinstance(value, dict):
+        return dict(value)
     if not isinstance(value, np.ndarray):
         return value
     if id(value) in taken or not (value.flags.owndata or id(value) in kept):

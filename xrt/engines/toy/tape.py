@@ -98,14 +98,14 @@ def _take(step: Step, slots: list[Any], buffers: Mapping[int, Any] | None) -> No
 
 
 def stored(value: Any) -> Any:
-    """Return a value as slots hold it: a C-contiguous array (0-d too, never a scalar), a list, or None.
+    """Return a value as slots hold it: a C-contiguous array (0-d too, never a scalar), a list, a dictionary, or None.
 
     One layout for all makes results independent of how a value came about (a transposed view is summed in another
     order than its copy), and with that of where a Function is cut.
     """
     if type(value) is np.ndarray:
         return value if value.flags.c_contiguous else np.ascontiguousarray(value)
-    if value is None or isinstance(value, list):
+    if value is None or isinstance(value, list | dict):
         return value
     if isinstance(value, str):
         return np.array(value, dtype=object)
@@ -169,6 +169,8 @@ def described(value: Any) -> str:
     """Return a value's type as errors show it: ``float32[2,3]``, a list of such, or ``None``."""
     if isinstance(value, list):
         return f"[{', '.join(described(item) for item in value)}]"
+    if isinstance(value, dict):
+        return f"map of {len(value)}"
     if not hasattr(value, "dtype"):
         return "None" if value is None else type(value).__name__
     dtype = "string" if value.dtype == object else value.dtype

@@ -12,7 +12,7 @@ from typing import Any
 
 import tvm
 from tvm import relax
-from tvm.ir import Call, IRModule
+from tvm.ir import Call, IRModule, TupleType
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.target import Target
 from tvm_ffi.serialization import to_json_graph_str
@@ -65,4 +65,6 @@ class _ByName(PyExprMutator):  # type: ignore[misc]  # TVM has no types
         call = self.visit_expr_post_order(call)
         if getattr(call.op, "name", "") != "relax.call_tir" or call.args[0].name_hint not in self.names:
             return call
-        return relax.op.call_dps_packed(call.args[0].name_hint, call.args[1], out_ty=list(call.ty_args))
+        (result,) = call.ty_args
+        results = list(result.fields) if isinstance(result, TupleType) else [result]  # a loop of several results has a tuple
+        return relax.op.call_dps_packed(call.args[0].name_hint, call.args[1], out_ty=results)

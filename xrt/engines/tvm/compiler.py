@@ -11,6 +11,7 @@ from tvm.target import codegen
 
 from xrt.engines.accelerator import Accelerator
 from xrt.engines.contract import Executable, GraphCompiler
+from xrt.engines.fields import option
 from xrt.engines.options import CompileContext
 from xrt.engines.tvm.capability import refusal
 from xrt.engines.tvm.cuda import code, saving
@@ -45,7 +46,7 @@ class Tvm(GraphCompiler):
     tune: int = 0
     """Schedules that MetaSchedule may try for each region, in a process of its own; 0 follows fixed rules. A trial takes a second
     or two; what is found is kept, and used for the same loops ever after. Of the CPU: on CUDA it is refused."""
-    mcpu: str | None = None
+    mcpu: str | None = option(None, names_files=False)
     """The processor to compile for, as LLVM names it (``"x86-64-v3"``); None is this one. On CUDA it is the one that launches."""
 
     def __post_init__(self) -> None:

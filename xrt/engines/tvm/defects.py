@@ -61,7 +61,46 @@ def _scales_by_a_fraction(node: Node, function: Function) -> bool:
     return any(product != round(product) for product in products)
 
 
+def _dtype(name: str, function: Function) -> DType | None:
+    type_ = function.type_of(name)
+    return type_.dtype if isinstance(type_, TensorType) else None
+
+
+def _drops_a_rounding(node: Node, function: Function) -> bool:
+    types = {_dtype(node.inputs[0], function), _dtype(node.outputs[0], function)}
+    return DType.BFLOAT16 in types and len(types) > 1
+
+
+def _widens_what_may_wrap(node: Node, function: Function) -> bool:
+    """Whether an int32 that may have wrapped around becomes a wider integer: one of arithmetic, moved about or not."""
+    if _dtype(node.inputs[0], function) is not DType.INT32 or _dtype(node.outputs[0], function) not in (
+        DType.INT64,
+        DType.UINT64,
+    ):
+        return False
+    maker = function.producer(node.inputs[0])
+    while maker is not None and maker.op_type in _MOVERS:
+        maker = function.producer(maker.inputs[0])
+    return maker is not None and maker.op_type not in _NEVER_WRAP
+
+
+_MOVERS = {"Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze"}
+_NEVER_WRAP = {"ArgMax", "ArgMin", "Cast", "Clip", "Constant", "ConstantOfShape", "Gather", "Max", "Min", "Mod", "Sign", "Where"}
+
+
 DEFECTS: tuple[Defect, ...] = (
+    Defect(
+        ("Cast", "CastLike"),
+        _drops_a_rounding,
+        "TVM computes bfloat16 in float32, and drops the rounding of a cast",
+        ("the suite's chains of casts: float32_bfloat16_float32, Mul_bfloat16_float32",),
+    ),
+    Defect(
+        ("Cast", "CastLike"),
+        _widens_what_may_wrap,
+        "TVM computes an int32 that is cast to 64 bits in 64 bits from the start, where nothing wraps around",
+        ("the suite's chains of casts: Mul_int32_int64, int64_int32_int64_Mul",),
+    ),
     Defect(
         ("BatchNormalization", "Dropout"),
         is_training,

@@ -15,6 +15,7 @@ from xrt.engines.contract import Executable
 from xrt.engines.memory import MemoryUse
 from xrt.engines.options import RunOptions
 from xrt.engines.tvm.host import called
+from xrt.engines.tvm.overwriting import name_entry
 from xrt.engines.tvm.pipeline import Program
 from xrt.engines.tvm.reasons import shortened
 from xrt.engines.tvm.results import INTO
@@ -50,8 +51,8 @@ class RelaxExecutable(Executable):
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         tensors, out = [*map(to_tensor, inputs), *self._constants], options.out
-        if out is not None and self._fills(out) and not _overlap(inputs, out):
-            self._call(INTO, [*tensors, *map(to_tensor, out)])
+        if out is not None and self._fills(out) and (entry := self._entry(inputs, out)) is not None:
+            self._call(entry, [*tensors, *map(to_tensor, out)])
             return out
         results = self._arrays(self._call("main", tensors))
         return results if out is None else _placed(results, out)
@@ -69,14 +70,14 @@ class RelaxExecutable(Executable):
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
         """Return a call over prepared tensors, where the code can compute into such outputs."""
-        if not all(map(_is_shared, inputs)) or not self._fills(outputs):
+        if not all(map(_is_shared, inputs)) or not self._fills(outputs) or (entry := self._entry(inputs, outputs)) is None:
             return super().bind(inputs, outputs)
         tensors = [*map(to_tensor, inputs), *self._constants, *map(to_tensor, outputs)]
-        into, threads = self._machine()[INTO], self._threads
+        twin, threads = self._machine()[entry], self._threads
 
         def run() -> None:
             try:
-                called(into, tensors, threads)
+                called(twin, tensors, threads)
             except Exception as cause:
                 raise self._failed(cause) from cause
 
@@ -85,12 +86,18 @@ class RelaxExecutable(Executable):
     def into(self, outputs: Sequence[Any]) -> Callable[..., None]:
         if not self._fills(outputs):
             return super().into(outputs)
-        call, rest = self._call, [*self._constants, *map(to_tensor, outputs)]
+        call, rest, run = self._call, [*self._constants, *map(to_tensor, outputs)], self.run
+        candidates, options = self.program.in_place, RunOptions(out=tuple(outputs))
 
-        def run(*inputs: Any) -> None:
-            call(INTO, [*map(to_tensor, inputs), *rest])
+        def into(*inputs: Any) -> None:
+            over = any(np.may_share_memory(inputs[argument], outputs[0]) for argument in candidates)
+            entry = self._entry(inputs, outputs) if over else INTO
+            if entry is None:
+                run(inputs, options)
+            else:
+                call(entry, [*map(to_tensor, inputs), *rest])
 
-        return run
+        return into
 
     def binds(self) -> bool:
         return self.program.fills
@@ -99,7 +106,16 @@ class RelaxExecutable(Executable):
         return [FILLED_FROM] * len(self.function.outputs) if self.program.fills else ()
 
     def in_place(self) -> Sequence[tuple[int, int]]:
-        return [(argument, 0) for argument in self.program.in_place if argument < len(self.function.inputs)]
+        return [(argument, 0) for argument in self.program.in_place]
+
+    def _entry(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> str | None:
+        """Return the twin of ``main`` for such buffers; None where they share memory with an input that none is for."""
+        over = [place for place, array in enumerate(inputs) if any(np.may_share_memory(array, buffer) for buffer in outputs)]
+        if not over:
+            return INTO
+        array, buffer = inputs[over[0]], outputs[0]
+        same = len(over) == 1 and _is_shared(array) and array.ctypes.data == buffer.ctypes.data
+        return name_entry(over[0]) if same and over[0] in self.program.in_place else None
 
     def _fills(self, outputs: Sequence[Any]) -> bool:
         return self.program.fills and all(_is_shared(buffer) and buffer.flags.writeable for buffer in outputs)
@@ -130,7 +146,8 @@ class RelaxExecutable(Executable):
 
     def _machine(self) -> dict[str, Callable[..., Any]]:
         machine = relax.VirtualMachine(self.program.code, tvm.cpu())
-        return {entry: machine[entry] for entry in (("main", INTO) if self.program.fills else ("main",))}
+        twins = (INTO, *map(name_entry, self.program.in_place)) if self.program.fills else ()
+        return {entry: machine[entry] for entry in ("main", *twins)}
 
     def _arrays(self, returned: Any) -> list[Array]:
         pairs = zip(self._views(returned), self.program.fresh, strict=True)
@@ -139,10 +156,6 @@ class RelaxExecutable(Executable):
     def _views(self, returned: Any) -> list[Array]:
         """Return what the machine gave as arrays over the same memory."""
         return [_to_array(tensor) for tensor in ((returned,) if isinstance(returned, Tensor) else returned)]
-
-
-def _overlap(inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
-    return any(np.may_share_memory(array, buffer) for array in inputs for buffer in outputs)
 
 
 def _is_shared(array: Any) -> bool:

@@ -15,8 +15,9 @@ from tvm.target import Target
 from tvm_ffi.serialization import from_json_graph_str, to_json_graph_str
 
 from xrt.engines.tvm.apart import set_apart, wrapping_functions
+from xrt.engines.tvm.legalization import legalize_operators
 from xrt.engines.tvm.lifting import lifted
-from xrt.engines.tvm.overwriting import overwritable
+from xrt.engines.tvm.overwriting import find_overwritable, with_overwriting
 from xrt.engines.tvm.results import fresh_results, with_twin
 from xrt.engines.tvm.schedules import CpuSchedule
 from xrt.engines.tvm.tuning import Tuning
@@ -38,21 +39,16 @@ class Program:
     fills: bool
     """Whether the code has a twin of ``main`` that computes into given arrays."""
     in_place: tuple[int, ...]
-    """The arguments whose memory may be given for the result."""
+    """The arguments whose memory may be given for the result: each has a twin of ``main`` that writes over it."""
     workspace: int
     """Bytes that the planned storage of inner values takes in a call."""
 
 
 def legalise(module: IRModule, target: Target) -> IRModule:
     """Return the module with its operators as loops; raises for an operator that has none on a CPU."""
-    passes = [
-        relax.transform.DecomposeOpsForInference(),
-        relax.transform.CanonicalizeBindings(),
-        DispatchSortScan(),
-        relax.transform.LegalizeOps(),
-    ]
+    passes = [relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings(), DispatchSortScan()]
     with target:
-        return tvm.transform.Sequential(passes)(module)
+        return legalize_operators(tvm.transform.Sequential(passes)(module))
 
 
 def build(
@@ -67,13 +63,15 @@ def build(
         if tuning is not None:
             loops = tuning.applied(loops, target, wrapping)
         scheduled = dlight.ApplyDefaultSchedule(CpuSchedule(threads))(loops)
-        scheduled, in_place = overwritable(scheduled)
+        in_place = find_overwritable(scheduled, len(fused["main"].params) - len(weights), wrapping)
         free, constants = lifted(set_apart(scheduled, wrapping, target))
         planned = tvm.transform.Sequential(PLANNING)(free)
         workspace = _storage(planned["main"])
         both, fills = with_twin(planned)
+        in_place = in_place if fills else {}
+        both = with_overwriting(both, in_place)
         code = relax.build(tvm.transform.Sequential(LOWERING)(both), target, relax_pipeline=None)
-    return Program(code, (*weights, *constants), fresh, fills, in_place if fills else (), workspace)
+    return Program(code, (*weights, *constants), fresh, fills, tuple(in_place), workspace)
 
 
 FUSION = [

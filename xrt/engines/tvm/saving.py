@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 from tvm.runtime import load_module
-from tvm.support import cc
 
+from xrt.engines.tvm.linking import link
 from xrt.engines.tvm.pipeline import Program
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function
@@ -51,10 +51,7 @@ def packed(
     """Return code, constants and details as `unpacked` reads them."""
     if folder is None:
         raise CompileRefused("TVM exports by way of a file, and there is no working directory")
-    if cc.get_cc() is None:
-        raise CompileRefused("TVM exports by way of a C compiler, and none is at hand; install gcc or clang")
-    code.export_library(str(folder / _LIBRARY), workspace_dir=str(folder))
-    library = (folder / _LIBRARY).read_bytes()
+    library = link(code, folder)
     described, parts = _described(constants, function)
     text = json.dumps({**details, "constants": described, "library": len(library)}).encode()
     start = len(text).to_bytes(8, "little") + text + library

@@ -1,9 +1,10 @@
 """Operators that TVM's importer gets slow or wrong, spelled in others that it gets right.
 
 It stacks the inputs of Sum, Mean, Max and Min and reduces the stack; it drops a NaN in Max, Min and Clip, ignores which
-side IsInf asks for, has no power of one type to another, and loses all digits of a softplus below -16. It multiplies by
-zero, which makes NaN of infinities, where ONNX chooses. What depends on weights alone, the factors of a
-BatchNormalization and the transposed weight of a Gemm, it would compute in every run.
+side IsInf asks for, has no power of one type to another, and loses all digits of a softplus below -16. It compares truth
+values as if they were floats, which LLVM refuses. It multiplies by zero, which makes NaN of infinities, where ONNX chooses.
+What depends on weights alone, the factors of a BatchNormalization and the transposed weight of a Gemm, it would compute in
+every run.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def spelled(function: Function) -> Function:
     if not any(node.op in SPELLED for node in function.nodes):
         return function
     if function.opset() < OLDEST:
-        if not any(node.op in LOSING for node in function.nodes):
+        if not any(node.op in LOSING or _compares_truths(node, function) for node in function.nodes):
             return function
         function = raised(function, OLDEST)
     nodes: list[Node] = []
@@ -54,6 +55,11 @@ def spelled(function: Function) -> Function:
         else:
             nodes.append(node)
     return drop_dead_nodes(function.replace(nodes=tuple(nodes), constants=constants))
+
+
+def _compares_truths(node: Node, function: Function) -> bool:
+    type_ = function.type_of(node.inputs[0]) if node.op == "Equal" else None
+    return isinstance(type_, TensorType) and type_.dtype is DType.BOOL
 
 
 def _write(page: Page) -> bool:
@@ -119,6 +125,10 @@ class Page:
 
 def _sum(page: Page) -> str:
     return reduce(lambda a, b: page.op("Add", a, b), page.node.inputs)
+
+
+def _equal(page: Page) -> str | None:
+    return page.op("Not", page.op("Xor", *page.node.inputs)) if _compares_truths(page.node, page.function) else None
 
 
 def _mean(page: Page) -> str:
@@ -295,6 +305,7 @@ def _inside_batch(page: Page, places: str) -> str:
 
 
 SPELLED: Mapping[str, Callable[[Page], str | None]] = {
+    "Equal": _equal,
     "Sum": _sum,
     "Mean": _mean,
     "Max": _extreme("Greater"),

@@ -1,7 +1,7 @@
 """The other side of `tuning`: a process that runs MetaSchedule over loop nests, and judges what it finds.
 
 A request comes in as one line of JSON on standard input; lines of JSON go out on standard output: what is going on, and in
-the end a record per loop nest. What libraries print goes to standard error. The process ends when its input does.
+the end a record per loop nest. What libraries print goes to standard error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import logging
 import math
 import os
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any, TextIO
@@ -180,7 +179,6 @@ def main() -> int:
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print is no line of ours
     request = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_input, daemon=True).start()
     try:
         found = tune(
             _functions(request["loops"]),
@@ -203,13 +201,3 @@ def _functions(text: str) -> dict[str, tirx.PrimFunc]:
 
 def _teller(lines: TextIO) -> Tell:
     return lambda message: lines.write(json.dumps(message) + "\n")
-
-
-def _end_with_input() -> None:
-    """End the process, and those that it has started, once nobody is there to hear of the outcome."""
-    sys.stdin.read()
-    os.killpg(0, 9)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,6 +25,7 @@ from tvm_ffi.serialization import to_json_graph_str
 
 from xrt.engines.tvm.records import Record, keep, kept, key_of, scheduled
 from xrt.errors import CompileRefused, OptionError
+from xrt.processes import end, start_python
 
 __all__ = ["SOUND_FFI", "Tuning", "check_tunable"]
 
@@ -126,26 +125,18 @@ def _replaced(module: IRModule, measured: Mapping[str, tuple[tirx.PrimFunc, Reco
 @contextmanager
 def _tuner(threads: int) -> Iterator[subprocess.Popen[str]]:
     """Run the process; it ends, with all that it has started, when the block does."""
-    search = os.pathsep.join(filter(None, sys.path))
-    environment = {**os.environ, "PYTHONPATH": search, "TVM_NUM_THREADS": str(threads)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "xrt.engines.tvm.tuner"],
+    process = start_python(
+        "xrt.engines.tvm.tuner:main",
+        environment={"TVM_NUM_THREADS": str(threads)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env=environment,
-        start_new_session=True,
     )
     try:
         yield process
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            with suppress(OSError):
-                cast(IO[str], pipe).close()
+        end(process)
 
 
 def _answers(process: subprocess.Popen[str], request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -27,6 +27,7 @@ class Xla(GraphCompiler):
 
     name: ClassVar[str] = "xla"
     loses_nan: ClassVar[tuple[str, ...]] = ("Max", "Min", "ReduceMax", "ReduceMin", "Relu")  # where it folds long rows
+    flushes_denormals: ClassVar[tuple[str, ...]] = ("bfloat16", "float32", "float64")
 
     def why_not(self, node: Node, function: Function) -> str | None:
         return refusal(node, function)

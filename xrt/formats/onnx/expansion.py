@@ -34,10 +34,19 @@ def expanded(function: Function) -> Function | None:
         raise ModelError(f"the definition of {node.op} cannot be applied: {reason_of(error)}") from error
     if definition is None or any((inner.domain, inner.op_type) == (node.domain, node.op_type) for inner in definition.node):
         return None
+    _write_defaults(definition, schema, model)
     definition.domain = model.graph.node[0].domain = DOMAIN
     model.functions.append(definition)
     model.opset_import.add(domain=DOMAIN, version=1)
     return load(model)
+
+
+def _write_defaults(definition: FunctionProto, schema: defs.OpSchema, model: ModelProto) -> None:
+    """Give the node the defaults of the attributes that its definition refers to: a reference to nothing is nothing."""
+    (node,) = model.graph.node
+    missing = set(definition.attribute) - {attribute.name for attribute in node.attribute}
+    known = (schema.attributes[name].default_value for name in sorted(missing) if name in schema.attributes)
+    node.attribute.extend(default for default in known if default.type)
 
 
 def _definition(schema: defs.OpSchema, model: ModelProto, version: int) -> FunctionProto | None:

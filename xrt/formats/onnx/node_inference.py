@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from onnx import OperatorSetIdProto, TypeProto, shape_inference
+from onnx.checker import ValidationError
 
 from xrt.errors import ModelError
 from xrt.formats.onnx.tensors import write_tensor
@@ -24,7 +25,7 @@ def node_types(
     """Return the types of the node's outputs, None where ONNX cannot say.
 
     ``types`` and ``constants`` are those of its inputs, as far as they are known. Raises ModelError, with ONNX's own words,
-    where the inputs contradict the operator. Nodes with bodies are not for this function.
+    where the node or its inputs contradict the operator. Nodes with bodies are not for this function.
     """
     schema = schema_of(node.op_type, opsets.get(node.domain, 0), node.domain)
     if schema is None or not schema.has_type_and_shape_inference_function:
@@ -37,7 +38,7 @@ def node_types(
             {name: write_tensor(c, name) for name, c in constants.items() if c.array.size <= SMALL},
             opset_imports=[OperatorSetIdProto(domain=domain, version=version) for domain, version in opsets.items()],
         )
-    except shape_inference.InferenceError as error:
+    except (shape_inference.InferenceError, ValidationError) as error:
         raise ModelError(_reason(str(error))) from error
     return [read_type(inferred[name]) if name in inferred else None for name in node.outputs]
 

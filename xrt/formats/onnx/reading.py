@@ -16,7 +16,7 @@ from xrt.formats.onnx.inlining import inline
 from xrt.formats.onnx.operators import OperatorRules
 from xrt.formats.onnx.tensors import DenseRoom, read_sparse, read_tensor
 from xrt.formats.onnx.texts import check_texts, text
-from xrt.formats.onnx.types import read_type, read_value
+from xrt.formats.onnx.types import read_border_value, read_type, read_value
 from xrt.graph import Attribute, AttrKind, Constant, Function, Node, Type, Value
 from xrt.graph.collector import collector_paused
 
@@ -80,8 +80,8 @@ class _Reader:
         constants = self.constants(graph)
         nodes = [self.node(proto) for proto in graph.node]
         check_texts((name for node in nodes for name in (node.name, *node.inputs, *node.outputs)), "the name of a value or node")
-        inputs = tuple(read_value(proto) for proto in graph.input if proto.name not in constants)
-        outputs = tuple(read_value(proto) for proto in graph.output)
+        inputs = tuple(read_border_value(proto) for proto in graph.input if proto.name not in constants)
+        outputs = tuple(read_border_value(proto) for proto in graph.output)
         _check_named(graph, (*inputs, *outputs))
         given = {value.name for value in outputs}
         types = _inner_types(graph, nodes, {*constants, *(v.name for v in inputs)}) if graph.value_info else {}

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from google.protobuf.message import EncodeError
 from onnx import ModelProto, TensorProto
@@ -17,9 +16,10 @@ from onnx import ModelProto, TensorProto
 from xrt.errors import ModelError
 from xrt.formats.onnx.tensors import external_tensor, stored_bytes, stored_data, write_tensor
 from xrt.formats.onnx.writing import Style, styled_model, to_model
+from xrt.formats.output import replace_file
 from xrt.graph import Constant, DType, Function
 
-__all__ = ["replace_file", "save"]
+__all__ = ["save"]
 
 EXTERNAL_BYTES = 1024
 """Constants of at least this size go to the data file, where there is one."""
@@ -121,19 +121,6 @@ def _serialised(model: ModelProto, hint: str) -> bytes:
     except (EncodeError, ValueError) as error:
         raise ModelError(f"the model takes more than 2 GB in one file, where protobuf ends ({error}); {hint}") from error
     return data
-
-
-def replace_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Write a file beside its place and move it there, so that the place holds the old content or the new."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with beside.open("xb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _remove_old_data(path: Path, keep: str) -> None:

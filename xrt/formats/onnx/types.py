@@ -6,10 +6,14 @@ from functools import lru_cache
 
 from onnx import TensorShapeProto, TypeProto, ValueInfoProto
 
+from xrt.errors import ModelError
 from xrt.formats.onnx.texts import text
 from xrt.graph import Dim, DType, MapType, OptionalType, SequenceType, TensorType, Type, Value
 
-__all__ = ["read_type", "read_value", "write_type", "write_value"]
+__all__ = ["read_border_value", "read_type", "read_value", "write_type", "write_value"]
+
+UNKNOWN = -1
+"""What exporters write for an extent that they do not know."""
 
 
 def read_type(proto: TypeProto, symbols: frozenset[str] | None = None) -> Type | None:
@@ -54,7 +58,7 @@ def _read_dim(dim: TensorShapeProto.Dimension, symbols: frozenset[str] | None) -
     if dim.dim_param:
         name = text(dim.dim_param, "the name of an extent")
         return name if symbols is None or name in symbols else None
-    if dim.HasField("dim_value") and dim.dim_value >= 0:  # exporters write -1 for an extent they do not know
+    if dim.HasField("dim_value") and dim.dim_value >= 0:  # UNKNOWN, or in the middle of a graph nonsense
         size: int = dim.dim_value
         return size
     return None
@@ -63,6 +67,17 @@ def _read_dim(dim: TensorShapeProto.Dimension, symbols: frozenset[str] | None) -
 def read_value(proto: ValueInfoProto) -> Value:
     """Return the name with its type."""
     return Value(text(proto.name, "the name of a value"), read_type(proto.type) if proto.HasField("type") else None)
+
+
+def read_border_value(proto: ValueInfoProto) -> Value:
+    """Return an input or output of a graph; raises ModelError for an extent that no array has."""
+    for kind in ("tensor_type", "sparse_tensor_type"):
+        if proto.type.HasField(kind):
+            for axis, dim in enumerate(getattr(proto.type, kind).shape.dim):
+                if dim.HasField("dim_value") and dim.dim_value < UNKNOWN:
+                    told = f"axis {axis} of {proto.name!r} has a negative extent, {dim.dim_value}"
+                    raise ModelError(f"{told}; only {UNKNOWN} stands for one that is not known")
+    return read_value(proto)
 
 
 def write_type(type_: Type, proto: TypeProto) -> None:

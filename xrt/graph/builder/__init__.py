@@ -4,8 +4,8 @@ Symbolic tensors go through `build` once, and what is done to them is recorded a
 operators. A Function comes out. No number is computed here.
 """
 
+from xrt.graph.builder.builder import DEFAULT_OPSET, Builder
 from xrt.graph.builder.operand import DTypeLike, Operand
-from xrt.graph.builder.scope import DEFAULT_OPSET, Builder
 from xrt.graph.builder.tensor import Tensor
 from xrt.graph.builder.tracing import Graph, after, device, inline, scope, trace
 from xrt.graph.builder.types import Inference

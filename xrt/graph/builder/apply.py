@@ -20,7 +20,7 @@ from xrt.graph.operators import Operator, domain_title, latest_version, require_
 from xrt.graph.types import Type
 
 if TYPE_CHECKING:
-    from xrt.graph.builder.scope import Builder
+    from xrt.graph.builder.builder import Builder
     from xrt.graph.builder.tensor import Tensor
 
 __all__ = ["apply", "apply_opaque", "emit"]

@@ -19,7 +19,7 @@ from xrt.graph.operators import Operator
 from xrt.graph.types import SequenceType, Shape, TensorType, Type, Value
 
 if TYPE_CHECKING:
-    from xrt.graph.builder.scope import Builder
+    from xrt.graph.builder.builder import Builder
 
 __all__ = ["CONTROL_FLOW", "Bodies", "trace_bodies"]
 

@@ -14,7 +14,7 @@ from xrt.graph.node import Node
 from xrt.graph.types import Value
 
 if TYPE_CHECKING:
-    from xrt.graph.builder.scope import Builder
+    from xrt.graph.builder.builder import Builder
     from xrt.graph.builder.tensor import Tensor
 
 __all__ = ["finished"]

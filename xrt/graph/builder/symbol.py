@@ -10,7 +10,7 @@ from xrt.graph.dtypes import DType
 from xrt.graph.types import Shape, TensorType, Type, Value
 
 if TYPE_CHECKING:
-    from xrt.graph.builder.scope import Builder
+    from xrt.graph.builder.builder import Builder
 
 __all__ = ["Symbol", "current", "recording"]
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from xrt.errors import ModelError
+from xrt.graph.builder.builder import DEFAULT_OPSET, Builder
 from xrt.graph.builder.numerics import is_operand
 from xrt.graph.builder.operand import Operand
-from xrt.graph.builder.scope import DEFAULT_OPSET, Builder
 from xrt.graph.builder.symbol import current
 from xrt.graph.builder.tensor import Tensor
 from xrt.graph.builder.types import Inference

@@ -63,12 +63,13 @@ def parse_onnx_spelling(text: str) -> Type | None:
     return SequenceType(element) if head == "seq" else OptionalType(element)
 
 
-def bind(operator: Operator, types: Sequence[Type | None]) -> dict[str, str]:
+def bind(operator: Operator, types: Sequence[Type | None], names: Sequence[str] = ()) -> dict[str, str]:
     """Return what the actual input types bind the operator's type variables to.
 
-    Raises ModelError where an input's type is not admitted, or two inputs that must agree do not.
+    Raises ModelError where an input's type is not admitted, or two inputs that must agree do not; with the names of the values,
+    where they are given.
     """
-    bound: dict[str, tuple[str, str]] = {}
+    bound: dict[str, tuple[int, str]] = {}
     for index, type_ in enumerate(types):
         spelled = onnx_spelling(type_) if type_ is not None else None
         if spelled is None:
@@ -81,12 +82,12 @@ def bind(operator: Operator, types: Sequence[Type | None]) -> dict[str, str]:
             )
         if formal.is_variadic and not formal.is_homogeneous:
             continue
-        name, earlier = bound.setdefault(formal.variable, (formal.name, spelled))
+        first, earlier = bound.setdefault(formal.variable, (index, spelled))
         if earlier != spelled:
-            raise ModelError(
-                f"needs inputs {name!r} and {formal.name!r} of the same type; got {earlier} and {spelled}; "
-                f"convert one with .astype(...)"
-            )
+            needed = f"needs inputs {operator.formal_input(first).name!r} and {formal.name!r} of the same type"
+            if names:
+                raise ModelError(f"{needed}; {names[first]!r} is {earlier} and {names[index]!r} is {spelled}")
+            raise ModelError(f"{needed}; got {earlier} and {spelled}; convert one with .astype(...)")
     return {variable: spelled for variable, (_, spelled) in bound.items()}
 
 

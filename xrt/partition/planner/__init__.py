@@ -5,8 +5,8 @@ file and draws no lot: whoever drives it (`xrt.tune`) measures.
 """
 
 from xrt.partition.planner.options import SearchOptions
-from xrt.partition.planner.pieces import Piece, pieces
 from xrt.partition.planner.prediction import BoundaryCost, Prediction, RegionPrediction, predicted
+from xrt.partition.planner.profiling_requests import Piece, pieces
 from xrt.partition.planner.proposing import propose
 from xrt.partition.planner.searching import Found, search
 from xrt.partition.planner.unlocking import Unlock, unlocks

@@ -9,10 +9,10 @@ from itertools import permutations
 
 from xrt.engines import GraphCompiler
 from xrt.graph import Function
-from xrt.partition.assigned import assigned
 from xrt.partition.costs import CostTable, Measured
 from xrt.partition.dependencies import DependencyGraph
 from xrt.partition.devices import Homes
+from xrt.partition.explicit import assigned
 from xrt.partition.placement import settled
 from xrt.partition.plan import Plan
 from xrt.partition.planner.board import PLAIN, SMALL, TINY, Board, Effort, Layout, Region, View

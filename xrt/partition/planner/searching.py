@@ -13,7 +13,7 @@ from xrt.partition.devices import Homes
 from xrt.partition.plan import Plan
 from xrt.partition.planner.ground import Ground
 from xrt.partition.planner.options import SearchOptions
-from xrt.partition.planner.pieces import Piece, next_pieces
+from xrt.partition.planner.profiling_requests import Piece, next_pieces
 from xrt.partition.planner.proposing import propose
 
 __all__ = ["Found", "search"]

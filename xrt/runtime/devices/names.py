@@ -7,10 +7,14 @@ from xrt.graph.places import KINDS, index_of, is_device, kind_of, one_name
 
 __all__ = ["check_device", "index_of", "kind_of", "one_name"]
 
+_OTHER_NAMES = {"gpu": "cuda", "nvidia": "cuda", "host": "cpu"}
+"""What other libraries call the kinds of device."""
+
 
 def check_device(device: object) -> str:
     """Return the device's name as given; raises DeviceError unless it is ``cpu``, ``cuda`` or ``cuda:N``."""
     if not isinstance(device, str) or not is_device(device) or device.startswith("cpu:"):
-        near = did_you_mean(str(device).partition(":")[0], KINDS)
+        kind = str(device).partition(":")[0].lower()
+        near = did_you_mean(_OTHER_NAMES.get(kind, kind), KINDS)
         raise DeviceError(f"unknown device {device!r}; a device is 'cpu', 'cuda' or 'cuda:N'.{near}")
     return device

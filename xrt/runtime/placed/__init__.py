@@ -4,7 +4,7 @@ A Plan and executables come in; what goes out runs as a `Program` does. Each val
 and crosses once; work is put on one stream per device, and the host waits where it reads, and nowhere else.
 """
 
-from xrt.runtime.placed.hosted import hosted, on_device, repeated
+from xrt.runtime.placed.host_adapter import hosted, on_device, repeated
 from xrt.runtime.placed.program import PlacedProgram
 
 __all__ = ["PlacedProgram", "hosted", "on_device", "repeated"]

@@ -28,7 +28,7 @@ from xrt.runtime.inputs import check_updated
 from xrt.runtime.layout import Layout
 from xrt.runtime.placed.call import Call, root, short_of
 from xrt.runtime.placed.graphs import Graphed
-from xrt.runtime.placed.hosted import sent
+from xrt.runtime.placed.host_adapter import sent
 from xrt.runtime.placed.looking import host_of, shown
 from xrt.runtime.placed.route import HOST, Crossing, Launching, route_of
 from xrt.runtime.profile import Profile

@@ -4,14 +4,23 @@ Each entry is a Function, inputs, and what must come out, worked out in plain Nu
 engine's suite runs all of it.
 """
 
-from xrt.testing.corpus import control, forms, found, numbers, shapes
+from xrt.testing.corpus import casts, control, forms, found, learned, numbers, sampled, shapes
 from xrt.testing.corpus.entry import Entry
 
-__all__ = ["CORPUS", "Entry", "entry"]
+__all__ = ["CORPUS", "Entry", "find_entry"]
 
-CORPUS: tuple[Entry, ...] = (*forms.ENTRIES, *control.ENTRIES, *shapes.ENTRIES, *numbers.ENTRIES, *found.ENTRIES)
+CORPUS: tuple[Entry, ...] = (
+    *forms.ENTRIES,
+    *control.ENTRIES,
+    *shapes.ENTRIES,
+    *numbers.ENTRIES,
+    *casts.ENTRIES,
+    *sampled.ENTRIES,
+    *learned.ENTRIES,
+    *found.ENTRIES,
+)
 
 
-def entry(name: str) -> Entry:
+def find_entry(name: str) -> Entry:
     """Return the entry of that name."""
     return next(e for e in CORPUS if e.name == name)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from xrt.testing.corpus.entry import Entry, body, f32, graph, i64, node
+from xrt.graph import Function, Value
+from xrt.testing.corpus.entry import Entry, body, f32, graph, i64, node, tensor
 
 __all__ = ["ENTRIES"]
 
@@ -34,6 +35,13 @@ _STEP = body(
     node("Neg", "after", "stacked"),
 )
 
+_FEWER = body(
+    {"i": "int64[]", "go": "bool[]", "carried": "float32[3]"},
+    {"again": "bool[]", "after": "float32[3]"},
+    node("Identity", "go", "again"),
+    node("Add", "carried x", "after"),
+)
+
 _COUNTED = body(
     {"i": "int64[]", "go": "bool[]", "n": "int64[]"},
     {"again": "bool[]", "more": "int64[]"},
@@ -56,6 +64,48 @@ _SCAN = body(
 )
 
 M = f32([[1, 2], [3, 4]])
+
+_RANGE_STEP = body(
+    {"i": "int64[]", "cond": "bool[]", "prev": "int32[]"},
+    {"cond_out": "bool[]", "current": "int32[]", "range": "int32[]"},
+    node("Identity", "cond", "cond_out"),
+    node("Add", "prev delta", "current"),
+    node("Identity", "prev", "range"),
+)
+
+_RANGE = body(  # the names are those of ONNX: with others the crash may not show
+    {},
+    {"output": "int32[2]"},
+    node("Sub", "limit start", "sub_result"),
+    node("Cast", "sub_result", "sub_result_casted", to=1),
+    node("Cast", "delta", "delta_casted", to=1),
+    node("Div", "sub_result_casted delta_casted", "div_result"),
+    node("Ceil", "div_result", "ceil_result"),
+    node("Relu", "ceil_result", "ceil_result_relu"),
+    node("Cast", "ceil_result_relu", "ceil_result_relu_int", to=7),
+    node("Cast", "ceil_result_relu", "ceil_result_relu_bool", to=9),
+    node("Loop", "ceil_result_relu_int ceil_result_relu_bool start", "variadic_output output", body=_RANGE_STEP),
+)
+
+
+def _constant_if(condition: str, then: Function, other: Function, output: str = "int32[2]") -> Function:
+    """Return a body of an If that a Constant node of that name decides; its output has the name that its branches' have."""
+    return body(
+        {},
+        {"output": output},
+        node("Constant", "", condition, value=TRUE),
+        node("If", condition, "output", then_branch=then, else_branch=other),
+    )
+
+
+_THREE = body(
+    {},
+    {"n": "float32[3]", "k": "float32[3]", "again": "float32[3]", "s": "float32[3]"},
+    node("Neg", "x", "s"),
+    node("Add", "s k", "n"),
+    node("Identity", "s", "again"),
+    constants={"k": f32(1, 2, 3)},
+)
 
 
 def _if(condition: bool) -> Entry:
@@ -128,6 +178,45 @@ ENTRIES: tuple[Entry, ...] = (
         ),
         (TRUE, X),
         (f32(7, 8, 9),),
+    ),
+    Entry(
+        "constant_ifs_around_a_loop",
+        "onnxruntime 1.31 ends the process when it reads ONNX's own definition of Range in two Ifs with constant conditions",
+        _constant_if("outer", _constant_if("inner", _RANGE, _RANGE), _constant_if("inner", _RANGE, _RANGE)).replace(
+            inputs=tuple(Value(name, tensor("int32[]")) for name in ("start", "limit", "delta")),
+            outputs=(Value("output", tensor("int32[?]")),),
+        ),
+        (np.array(10, np.int32), np.array(6, np.int32), np.array(-3, np.int32)),
+        (np.array([10, 7], np.int32),),
+    ),
+    Entry(
+        "constant_if_of_taken_names",
+        "an inlined branch has names that are taken outside, and gives a constant; a nested one reads values from outside",
+        graph(
+            {"x": "float32[3]", "p": "bool[]"},
+            {"a": "float32[3]", "b": "float32[3]", "h": "float32[3]", "d": "float32[3]", "k": "float32[3]", "e": "float32[3]"},
+            node("Abs", "x", "size"),
+            node("If", "yes", "a b h d", then_branch=_THREE, else_branch=_THREE),
+            node("Mul", "size size", "k"),
+            node("If", "p", "e", then_branch=_constant_if("sure", _THEN, _ELSE, "float32[3]"), else_branch=_ELSE),
+            node("Neg", "k", "s"),
+            constants={"yes": TRUE},
+        ),
+        (X, TRUE),
+        (f32(1, 2, 3) - X, f32(1, 2, 3), -X, -X, X * X, -X),
+    ),
+    Entry(
+        "loop_of_one_turn",
+        "constants limit a Loop to one turn, so it is inlined; what it stacks has a first axis of one",
+        graph(
+            {"x": "float32[3]", "start": "float32[3]"},
+            {"last": "float32[3]", "all": "float32[?,3]", "kept": "float32[3]"},
+            node("Loop", "one yes start", "last all", body=_STEP),
+            node("Loop", "zero - last", "kept", body=_FEWER),
+            constants={"one": i64(1), "zero": i64(0), "yes": TRUE},
+        ),
+        (X, f32(1, 1, 1)),
+        (X + 1, -(X + 1)[None], X + 1),
     ),
     _loop("loop_stacks", "what each turn gives is stacked along a new first axis, also when it has axes of its own", 3, "yes"),
     _loop("loop_without_condition", "no condition means go on; the reference of onnx takes it for stop", 2, "-"),

@@ -51,6 +51,8 @@ def _freeze(value: Any) -> None:
 def _copied(value: Any) -> Any:
     if isinstance(value, list):
         return [_copied(item) for item in value]
+    if isinstance(value, dict):
+        return dict(value)
     return value.copy(order="K") if isinstance(value, np.ndarray) else value
 
 
@@ -93,10 +95,15 @@ def graph(
     constants: Mapping[str, Array] | None = None,
     opset: int = 18,
     aliases: tuple[tuple[str, str], ...] = (),
+    ml: int | None = None,
 ) -> Function:
-    """Return a Function whose values have types as `tensor` spells them; a sequence's or an optional's is given as it is."""
+    """Return a Function whose values have types as `tensor` spells them; a sequence's or an optional's is given as it is.
+
+    ``ml`` is the version of ai.onnx.ml, where the nodes are of that domain.
+    """
     held = {name: Constant(array) for name, array in (constants or {}).items()}
-    return Function(_typed(inputs), _typed(outputs), nodes, held, {"": opset}, aliases)
+    opsets = {"": opset} if ml is None else {"": opset, "ai.onnx.ml": ml}
+    return Function(_typed(inputs), _typed(outputs), nodes, held, opsets, aliases)
 
 
 def body(inputs: Mapping[str, str | Type], outputs: Mapping[str, str | Type], *nodes: Node, **fields: Any) -> Function:

@@ -13,6 +13,13 @@ X = f32([-1, 2, -3])
 
 ENTRIES: tuple[Entry, ...] = (
     Entry(
+        "lrn_of_an_even_size",
+        "an LRN over two channels sums a channel and the next one, not the one before it too",
+        graph({"x": "float32[1,3,1]"}, {"y": "float32[1,3,1]"}, node("LRN", "x", "y", size=2, alpha=2.0, beta=1.0, bias=1.0)),
+        (f32(1, 2, 3).reshape(1, 3, 1),),
+        (f32(1 / 6, 2 / 14, 3 / 10).reshape(1, 3, 1),),
+    ),
+    Entry(
         "same_value_twice",
         "the ancestor lost an edge where one operator reads the same value in two places",
         graph({"x": "float32[3]"}, {"y": "float32[3]"}, node("Relu", "x", "r"), node("Mul", "r r", "y")),

@@ -48,6 +48,13 @@ ENTRIES: tuple[Entry, ...] = (
         (np.array([False, True, True, True]),),
     ),
     Entry(
+        "equal_truth_values",
+        "a comparison of truth values, which a compiler may take for one of floats",
+        graph({"x": "bool[2,2]", "z": "bool[2]"}, {"y": "bool[2,2]"}, node("Equal", "x z", "y")),
+        (np.array([[False, False], [True, True]]), np.array([False, True])),
+        (np.array([[True, False], [False, True]]),),
+    ),
+    Entry(
         "less_or_not_less",
         "of two numbers one may be NaN, and then neither of two opposite comparisons holds",
         graph(

@@ -12,6 +12,8 @@ X = f32([[1, 2, 3], [4, 5, 6]])
 EMPTY = np.zeros((0, 3), np.float32)
 ROWS = np.arange(250, dtype=np.float32).reshape(5, 50)
 
+_BLOCKS = np.arange(24, dtype=np.float32).reshape(1, 4, 2, 3)
+
 ENTRIES: tuple[Entry, ...] = (
     Entry(
         "no_axes",
@@ -187,10 +189,95 @@ ENTRIES: tuple[Entry, ...] = (
         (f32(1, 2), np.zeros(0, np.float32), f32([3])),
     ),
     Entry(
+        "split_behind_reshape",
+        "the heads of attention: a loop that unfolds an index and has several results is compiled apart from the others",
+        graph(
+            {"x": "float32[6,4]"},
+            {"a": "float32[1,2,3]", "b": "float32[1,2,3]", "c": "float32[1,2,3]", "d": "float32[1,2,3]"},
+            node("Reshape", "x shape", "v"),
+            node("Split", "v", "a b c d", axis=2, num_outputs=4),
+            constants={"shape": i64([1, 2, 12])},
+            opset=20,
+        ),
+        (np.arange(24, dtype=np.float32).reshape(6, 4),),
+        tuple(np.arange(24, dtype=np.float32).reshape(1, 2, 4, 3)[:, :, k] for k in range(4)),
+    ),
+    Entry(
         "strided_input",
         "an input that is a view with strides of its own",
         graph({"x": "float32[3,2]"}, {"y": "float32[3,2]"}, node("Neg", "x", "y")),
         (X.T,),
         (-X.T,),
+    ),
+    Entry(
+        "expanded_to_its_own_rank_0",
+        "the shape of a number has no elements, and is computed when the model runs; a library ended the process",
+        graph({"x": "float32[]"}, {"y": "float32[]"}, node("Shape", "x", "s"), node("Expand", "x s", "y")),
+        (np.array(2, np.float32),),
+        (np.array(2, np.float32),),
+    ),
+    Entry(
+        "expanded_to_a_given_rank_0",
+        "a shape without elements as an input of the model",
+        graph({"x": "float32[]", "s": "int64[0]"}, {"y": "float32[]"}, node("Expand", "x s", "y")),
+        (np.array(2, np.float32), np.zeros(0, np.int64)),
+        (np.array(2, np.float32),),
+    ),
+    Entry(
+        "reshaped_to_rank_0",
+        "one element becomes a number, by a shape without elements that is computed",
+        graph({"x": "float32[1]", "r": "float32[]"}, {"y": "float32[]"}, node("Shape", "r", "s"), node("Reshape", "x s", "y")),
+        (f32([3]), np.array(2, np.float32)),
+        (np.array(3, np.float32),),
+    ),
+    Entry(
+        "unsqueezed_by_no_axes",
+        "axes that are computed and are none",
+        graph(
+            {"x": "float32[2]", "r": "float32[]"},
+            {"y": "float32[2]", "z": "float32[]"},
+            node("Shape", "r", "s"),
+            node("Unsqueeze", "x s", "y"),
+            node("Tile", "r s", "z"),
+        ),
+        (f32(3, 4), np.array(2, np.float32)),
+        (f32(3, 4), np.array(2, np.float32)),
+    ),
+    Entry(
+        "depth_to_space_by_columns",
+        "mode CRD where the number of channels behind it is not the size of a block",
+        graph({"x": "float32[1,4,2,3]"}, {"y": "float32[1,1,4,6]"}, node("DepthToSpace", "x", "y", blocksize=2, mode="CRD")),
+        (_BLOCKS,),
+        (_BLOCKS.reshape(1, 1, 2, 2, 2, 3).transpose(0, 1, 4, 2, 5, 3).reshape(1, 1, 4, 6),),
+    ),
+    Entry(
+        "space_to_depth_and_back",
+        "blocks of two by three channels, in the mode that is the default",
+        graph(
+            {"x": "float32[1,2,2,6]"},
+            {"y": "float32[1,8,1,3]", "z": "float32[1,2,2,6]"},
+            node("SpaceToDepth", "x", "y", blocksize=2),
+            node("DepthToSpace", "y", "z", blocksize=2),
+        ),
+        (_BLOCKS.reshape(1, 2, 2, 6),),
+        (_BLOCKS.reshape(1, 2, 1, 2, 3, 2).transpose(0, 3, 5, 1, 2, 4).reshape(1, 8, 1, 3), _BLOCKS.reshape(1, 2, 2, 6)),
+    ),
+    Entry(
+        "indices_of_several_planes",
+        "the second result of MaxPool numbers the elements of the whole tensor",
+        graph(
+            {"x": "float32[2,2,2,2]"},
+            {"y": "float32[2,2,1,1]", "i": "int64[2,2,1,1]"},
+            node("MaxPool", "x", "y i", kernel_shape=[2, 2]),
+        ),
+        (np.arange(16, dtype=np.float32).reshape(2, 2, 2, 2),),
+        (f32([3, 7, 11, 15]).reshape(2, 2, 1, 1), i64([3, 7, 11, 15]).reshape(2, 2, 1, 1)),
+    ),
+    Entry(
+        "slopes_along_the_last_axis",
+        "PRelu broadcasts as all operators do: from the last axis, though there are as many channels",
+        graph({"x": "float32[1,2,1,2]", "s": "float32[2]"}, {"y": "float32[1,2,1,2]"}, node("PRelu", "x s", "y")),
+        (-np.ones((1, 2, 1, 2), np.float32), f32(2, 3)),
+        (f32([[[[-2, -3]], [[-2, -3]]]]),),
     ),
 )

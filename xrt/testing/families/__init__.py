@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from xrt.testing.families.casts import CASTS
 from xrt.testing.families.gathered import PRODUCTS, REDUCTIONS, WINDOWS
 from xrt.testing.families.moved import MOVES
 from xrt.testing.families.numbers import EXACT_NUMBERS, FLOATING, INTEGERS, STEPPING
@@ -24,5 +25,6 @@ ALL_FAMILIES: dict[str, tuple[Recipe, ...]] = FAMILIES | {
     "lists": LISTS,
     "scans": SCANS,
     "specials": SPECIALS,
+    "casts": CASTS,
 }
 """Every family by its name."""

@@ -7,23 +7,25 @@ of the file are findings. Cases go to one child after the other: the one that a 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from xrt.errors import OptionError, did_you_mean
+from xrt.processes import end, start_python
 from xrt.testing.hostile import child
 from xrt.testing.hostile.laid import lay
 from xrt.testing.hostile.readers import READERS
 
 __all__ = ["Finding", "Report", "cases", "keep", "run"]
+
+_ENVIRONMENT = {"PYTHONHASHSEED": "0", "XRT_CACHE": "off", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 Key = tuple[str, str]
 """A reader and the name of a case."""
@@ -106,13 +108,11 @@ class _Child:
     def __init__(self, keys: Sequence[Key], folder: str) -> None:
         self._keys = keys
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # closed in close()
-        command = [sys.executable, "-c", f"import sys; from {child.__name__} import main; main(sys.argv[1])", folder]
         with tempfile.TemporaryFile("w+") as asked:
             asked.writelines(json.dumps(key) + "\n" for key in keys)
             asked.seek(0)
-            self._process = subprocess.Popen(
-                command, stdin=asked, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=_environment()
-            )
+            streams: dict[str, Any] = {"stdin": asked, "stdout": subprocess.PIPE, "stderr": self._errors, "text": True}
+            self._process = start_python(f"{child.__name__}:main", folder, environment=_ENVIRONMENT, **streams)
 
     def answers(self) -> Iterator[dict[str, object]]:
         """Yield an answer for each case; the last one may be how the process died."""
@@ -136,16 +136,8 @@ class _Child:
 
     def close(self) -> None:
         """End the process, if it has not ended by itself."""
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        end(self._process)
         self._errors.close()
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONHASHSEED": "0", "XRT_CACHE": "off", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def _death(status: int) -> str:

@@ -11,6 +11,7 @@ from xrt.engines.precision import rounded_once
 from xrt.engines.toy.env import Env
 from xrt.engines.toy.kernels.layout import padded
 from xrt.engines.toy.kernels.windows import around, fold
+from xrt.engines.toy.products import multiply
 from xrt.engines.toy.table import Array, Run, ops
 from xrt.engines.windows import Placement, Window, trims, window_of
 from xrt.graph import Node
@@ -33,7 +34,7 @@ def convolve(xp: Any, x: Array, w: Array, window: Window, group: int) -> Array:
         parts = image.reshape(group, -1, *image.shape[1:])
         for rows in _blocks(place, image.shape[0] * x.itemsize):
             columns = _columns(xp, parts, place, rows)
-            product = xp.matmul(weights, columns)
+            product = multiply(xp, weights, columns)
             target = out if rows is None else out[:, :, rows]
             target[...] = product.reshape(target.shape)
     return y.reshape(len(x), -1, *place.positions)
@@ -103,7 +104,7 @@ def conv_transpose(node: Node, env: Env) -> Run:
     def run(x: Array, w: Array, bias: Array | None = None) -> Array:
         window = window_of(node, w.shape[2:])
         weights = w.reshape(group, w.shape[0] // group, -1).transpose(0, 2, 1)
-        columns = xp.matmul(weights, x.reshape(len(x), group, x.shape[1] // group, -1))
+        columns = multiply(xp, weights, x.reshape(len(x), group, x.shape[1] // group, -1))
         columns = columns.reshape(len(x), -1, *window.kernel, *x.shape[2:])
         extents = [s * (n - 1) + span for s, n, span in zip(window.strides, x.shape[2:], window.spans, strict=True)]
         nowhere = (0,) * len(extents)

@@ -6,6 +6,7 @@ from typing import Any
 
 from xrt.engines.precision import widened
 from xrt.engines.toy.env import Env
+from xrt.engines.toy.products import multiply
 from xrt.engines.toy.table import Array, Run, ops
 from xrt.graph import Node
 
@@ -14,7 +15,7 @@ __all__ = ["matmul"]
 
 def matmul(xp: Any, a: Array, b: Array) -> Array:
     """Return the matrix product in a's dtype: in float32 for narrower floats."""
-    return xp.matmul(widened(a), widened(b)).astype(a.dtype, copy=False)
+    return multiply(xp, widened(a), widened(b)).astype(a.dtype, copy=False)
 
 
 @ops("MatMul")
@@ -29,7 +30,7 @@ def gemm(node: Node, env: Env) -> Run:
     flip_a, flip_b = bool(node.attr("transA", 0)), bool(node.attr("transB", 0))
 
     def run(a: Array, b: Array, c: Array | None = None) -> Array:
-        y = xp.matmul(widened(a).T if flip_a else widened(a), widened(b).T if flip_b else widened(b))
+        y = multiply(xp, widened(a).T if flip_a else widened(a), widened(b).T if flip_b else widened(b))
         y = y if alpha == 1 else y * alpha
         if c is not None and beta != 0:
             y = y + (widened(c) if beta == 1 else widened(c) * beta)

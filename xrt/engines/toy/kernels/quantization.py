@@ -10,6 +10,7 @@ from xrt.engines.scales import beside, laid_out, limits
 from xrt.engines.toy.env import Env
 from xrt.engines.toy.kernels.casting import conversion
 from xrt.engines.toy.kernels.convolution import convolve
+from xrt.engines.toy.products import multiply
 from xrt.engines.toy.table import Array, Run, ops
 from xrt.engines.windows import window_of
 from xrt.graph import DType, Node
@@ -89,7 +90,7 @@ def matmul_integer(node: Node, env: Env) -> Run:
     xp = env.xp
 
     def run(a: Array, b: Array, a_zero: Array | None = None, b_zero: Array | None = None) -> Array:
-        return _int32(xp.matmul(_centred(a, a_zero, -2), _centred(b, b_zero, -1)))
+        return _int32(multiply(xp, _centred(a, a_zero, -2), _centred(b, b_zero, -1)))
 
     return run
 
@@ -112,7 +113,7 @@ def qlinear_matmul(node: Node, env: Env) -> Run:
     def run(
         a: Array, a_scale: Array, a_zero: Array, b: Array, b_scale: Array, b_zero: Array, y_scale: Array, y_zero: Array
     ) -> Array:
-        exact = xp.matmul(_centred(a, a_zero, -2), _centred(b, b_zero, -1))
+        exact = multiply(xp, _centred(a, a_zero, -2), _centred(b, b_zero, -1))
         factor = beside(a_scale, -2, a.ndim) * beside(b_scale, -1, b.ndim) / beside(y_scale, -2, a.ndim)
         zero = beside(y_zero, -2, a.ndim)
         return _quantised(xp, _int32(exact) * factor.astype(np.float64), zero, DType.of(y_zero), True)

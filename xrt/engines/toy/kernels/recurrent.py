@@ -8,6 +8,7 @@ from typing import Any
 from xrt.engines.precision import widened
 from xrt.engines.toy.env import Env
 from xrt.engines.toy.kernels import elementwise as e
+from xrt.engines.toy.products import multiply
 from xrt.engines.toy.table import Array, Run, ops
 from xrt.graph import Node
 
@@ -97,7 +98,7 @@ class _Layer:
         ends = xp.full(batch, len(x)) if lengths is None else lengths
         results = []
         for d, backwards in enumerate(self.backwards):
-            gates = xp.matmul(x, widened(w[d]).T)
+            gates = multiply(xp, x, widened(w[d]).T)
             gates = gates if bias is None else gates + widened(bias[d])
             states = tuple(self._state(s, d, batch, hidden, x.dtype) for s in initial)
             results.append(_unrolled(xp, gates, states, ends, backwards, advance_of(d)))
@@ -130,7 +131,7 @@ def rnn(node: Node, env: Env) -> Run:
 
         def advance_of(d: int) -> Advance:
             (f,), recurrence = layer.functions[d], widened(r[d]).T
-            return lambda gates, states: (f(layer.clip(gates + xp.matmul(states[0], recurrence))),)
+            return lambda gates, states: (f(layer.clip(gates + multiply(xp, states[0], recurrence))),)
 
         return layer(x, w, both, lengths, [h0], r.shape[-1], advance_of)
 
@@ -156,12 +157,12 @@ def gru(node: Node, env: Env) -> Run:
 
             def advance(gates: Array, states: States) -> States:
                 (h,) = states
-                zr = f(layer.clip(gates[:, : 2 * hidden] + xp.matmul(h, weights[:, : 2 * hidden]) + _first(shift, 2 * hidden)))
+                zr = f(layer.clip(gates[:, : 2 * hidden] + multiply(xp, h, weights[:, : 2 * hidden]) + _first(shift, 2 * hidden)))
                 z, reset = zr[:, :hidden], zr[:, hidden:]
                 if after:
-                    inner = reset * (xp.matmul(h, weights[:, 2 * hidden :]) + _rest(shift, 2 * hidden))
+                    inner = reset * (multiply(xp, h, weights[:, 2 * hidden :]) + _rest(shift, 2 * hidden))
                 else:
-                    inner = xp.matmul(reset * h, weights[:, 2 * hidden :]) + _rest(shift, 2 * hidden)
+                    inner = multiply(xp, reset * h, weights[:, 2 * hidden :]) + _rest(shift, 2 * hidden)
                 candidate = g(layer.clip(gates[:, 2 * hidden :] + inner))
                 return ((1 - z) * candidate + z * h,)
 
@@ -205,7 +206,7 @@ def lstm(node: Node, env: Env) -> Run:
 
             def advance(gates: Array, states: States) -> States:
                 h, c = states
-                i, o, forget, cell = xp.split(gates + xp.matmul(h, weights), 4, axis=-1)
+                i, o, forget, cell = xp.split(gates + multiply(xp, h, weights), 4, axis=-1)
                 i = f(layer.clip(i + pi * c))
                 forget = 1 - i if coupled else f(layer.clip(forget + pf * c))
                 c = forget * c + i * g(layer.clip(cell))

@@ -10,6 +10,7 @@ from xrt.errors import PlanError, did_you_mean
 from xrt.graph import Function
 from xrt.graph.collector import collector_paused
 from xrt.graph.places import one_name
+from xrt.partition.capability import Capability
 from xrt.partition.choices import Choices
 from xrt.partition.clustering import Cluster, Devices, cluster
 from xrt.partition.dependencies import DependencyGraph
@@ -33,12 +34,13 @@ def assigned(
     groups: Mapping[str, int] | None = None,
     implicit: str | None = None,
     device: str | Homes = "cpu",
+    capability: Capability | None = None,
 ) -> Plan:
     """Return the Plan with each node on the engine that ``homes`` gives it: node name to spec.
 
     Regions come of the same clustering as `partition`'s, the fewest there can be. With ``groups`` (node name to number)
     they are the nodes of equal number instead, so that `homes_of` and `groups_of` of a Plan give that Plan back.
-    ``implicit`` and ``device`` are as for `partition`, and Homes its ``device`` and ``devices``.
+    ``implicit``, ``device`` and ``capability`` are as for `partition`, and Homes its ``device`` and ``devices``.
 
     Raises PlanError where a node has no home, its engine is not in the list or does not take it, or where groups hang
     together in a cycle or mix engines or devices; OptionError for an impossible list of engines.
@@ -47,7 +49,7 @@ def assigned(
     check_engines([spec for _, spec in names], implicit)
     with collector_paused(len(function.nodes)):
         places = Homes.at(device)
-        choices = Choices.of(function, engines, (), (), [places.of(spec) for _, spec in names])
+        choices = Choices.of(function, engines, (), (), [places.of(spec) for _, spec in names], capability)
         home = _numbered(function, choices, homes)
         devices = Whereabouts.of(function, engines, places).devices
         clusters = _clustered(function, home, devices) if groups is None else _grouped(function, home, groups, devices(home))

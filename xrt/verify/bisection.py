@@ -20,10 +20,10 @@ from xrt.errors import CompileRefused
 from xrt.graph import DType, Function, Node, TensorType, Type, Value
 from xrt.partition import Plan
 from xrt.runtime import available_cores, on_device
-from xrt.verify.judge import Verdict, judge
+from xrt.verify.comparison import Judgement, Verdict, judge
 from xrt.verify.progress import Progress, unheard
-from xrt.verify.regions import with_everything_out
-from xrt.verify.running import Run, compiled, copied, part_of
+from xrt.verify.running import Run, compiled, copied, part_of, run_alone, with_everything_out
+from xrt.verify.witnesses import Review, Witnesses
 
 __all__ = ["Culprit", "bisect", "bisect_plan"]
 
@@ -85,23 +85,41 @@ def bisect_plan(
     context: CompileContext | None = None,
     *,
     progress: Progress = unheard,
+    witnesses: Witnesses | None = None,
 ) -> Culprit | None:
     """Return the smallest part of the first region that differs from the reference; None where none does.
 
     Each region gets inputs that the reference computed. ``engines`` maps each spec that the plan names to the engine; the
-    rest is as in `bisect`.
+    rest is as in `bisect`. A part at which the ``witnesses`` find that the reference alone differs is none.
     """
     values = {name: constant.array for name, constant in plan.function.constants.items()}
     values.update((value.name, given) for value, given in zip(plan.function.inputs, inputs, strict=True))
     for launch in plan.launches:
         given = [values[name] for name in launch.inputs]
         where = on_device(plan.device_of(launch), context or CompileContext(threads=available_cores()))
-        found = bisect(launch.function, engines[launch.engine], given, reference, where, progress=progress)
-        if found is not None:
-            return found
+        engine = engines[launch.engine]
+        seen: set[str] = set()
+        while (found := bisect(launch.function, engine, given, reference, where, progress=progress)) is not None:
+            if found.function.fingerprint in seen:
+                return found
+            seen.add(found.function.fingerprint)
+            review = _reviewed(found, engine, reference, witnesses) if where.device == "cpu" and witnesses else None
+            if review is None or review.judgement.verdict is not Verdict.UPHELD:
+                return found
+            reference = review.reference  # from here on it is no longer alone at that node
         results = reference(launch.function.replace(aliases=()), [copied(value) for value in given])
         values.update(zip(launch.outputs, results, strict=True))
     return None
+
+
+def _reviewed(found: Culprit, engine: GraphCompiler, reference: Run, witnesses: Witnesses) -> Review | None:
+    """Return what others say of a culprit; None where the engine does not run it again."""
+    try:
+        results = run_alone(engine, found.function, found.inputs)
+    except Exception:  # noqa: BLE001  # whatever an engine raises is the difference
+        return None
+    disagrees = Judgement(Verdict.DISAGREES, found.message)
+    return witnesses.review(found.function, found.inputs, results, engine, reference, disagrees)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from xrt.graph.function import Function
 from xrt.graph.operators import domain_title
 
 if TYPE_CHECKING:
-    from xrt.graph.builder.scope import Builder
+    from xrt.graph.builder.builder import Builder
     from xrt.graph.builder.tensor import Tensor
 
 __all__ = ["adopted", "inlined"]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from xrt.errors import InputError, did_you_mean
 from xrt.graph import Dim, Function, TensorType, Value
+from xrt.graph.types import LARGEST_EXTENT
 from xrt.passes.dims import map_dims, map_types
 from xrt.passes.shapes import infer_shapes
 
@@ -30,7 +31,13 @@ def specialise(function: Function, shapes: Mapping[str, tuple[int, ...]]) -> Fun
 
 
 def bind_dims(function: Function, sizes: Mapping[str, int]) -> Function:
-    """Return the Function with those named extents as numbers wherever they occur, all other types inferred anew."""
+    """Return the Function with those named extents as numbers wherever they occur, all other types inferred anew.
+
+    Raises InputError for a number that no extent can be.
+    """
+    for name, size in sizes.items():
+        if not 0 <= size <= LARGEST_EXTENT:
+            raise InputError(f"dimension {name!r} cannot be {size}: an extent is at least 0 and at most {LARGEST_EXTENT}")
     return infer_shapes(_substituted(function, sizes))
 
 

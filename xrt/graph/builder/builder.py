@@ -13,7 +13,7 @@ import numpy as np
 
 from xrt.errors import ModelError, did_you_mean
 from xrt.graph.attributes import Attribute
-from xrt.graph.builder.inline import adopted, inlined
+from xrt.graph.builder.inlining import adopted, inlined
 from xrt.graph.builder.names import Names
 from xrt.graph.builder.operand import is_strong, is_weak, natural_dtype, weak_array
 from xrt.graph.builder.outputs import finished

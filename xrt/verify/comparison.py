@@ -25,6 +25,8 @@ class Verdict(StrEnum):
     DECLINED = "declined"
     ROUNDING = "rounding"
     """It differs by more than the tolerance, and by no more than rounding makes of this very function."""
+    UPHELD = "upheld"
+    """It differs from the reference, which alone differs: other engines agree with this one."""
     DISAGREES = "disagrees"
 
 
@@ -67,8 +69,15 @@ def _tolerance(function: Function, output: str, expected: Any) -> Tolerance:
     float64 is more exact than the float32 it was cast from.
     """
     kinds = [kind for kind in _NARROWEST_FIRST if kind in _types_before(function, output)]
-    is_float = isinstance(expected, np.ndarray) and DType.of(expected).is_float
-    return tolerance_for(kinds[0].numpy if kinds and is_float else getattr(expected, "dtype", "float32"), "network")
+    found = kinds[0].numpy if kinds and _holds_float(expected) else getattr(expected, "dtype", "float32")
+    return tolerance_for(found, "network")
+
+
+def _holds_float(value: Any) -> bool:
+    """Whether a value is a float tensor, or a list or a map with floats in it."""
+    if isinstance(value, list | dict):
+        return any(map(_holds_float, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, float) or (isinstance(value, np.ndarray) and DType.of(value).is_float)
 
 
 _NARROWEST_FIRST = (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64)

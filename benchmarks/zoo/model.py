@@ -1,0 +1,84 @@
+"""One model of the zoo: how it is made, and the files that hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["Case", "Export", "Made", "Tolerance", "load_case", "save_case"]
+
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+Tolerance = float
+"""The largest difference over the largest value of an output that counts as right."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A model in memory: what makes its file, its inputs, and what the framework itself computes for them."""
+
+    write: Callable[[Path], None]
+    calls: Sequence[Arrays]
+    """Inputs by name, of a different size in each call where sizes are open."""
+    expected: Sequence[Sequence[Any]]
+    """The framework's outputs for each call; empty where ONNX Runtime's own are the witness."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """A maker with its name, its family and how exact its results are due."""
+
+    name: str
+    family: str
+    make: Callable[[], Made] = field(repr=False)
+    tolerance: Tolerance = 1e-4
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model on disk."""
+
+    name: str
+    family: str
+    path: Path
+    calls: Sequence[Arrays]
+    expected: Sequence[Sequence[Any]]
+    tolerance: Tolerance
+
+
+def save_case(export: Export, folder: Path) -> None:
+    """Write model, inputs and expected outputs into ``folder/<name>``."""
+    made, target = export.make(), folder / export.name
+    target.mkdir(parents=True, exist_ok=True)
+    made.write(target / "model.onnx")
+    arrays: dict[str, Any] = {"calls": len(made.calls), "tolerance": export.tolerance, "family": export.family}
+    for number, call in enumerate(made.calls):
+        arrays |= {f"in.{number}.{name}": value for name, value in call.items()}
+    for number, outputs in enumerate(made.expected):
+        arrays |= {f"out.{number}.{place:04d}": _storable(value) for place, value in enumerate(outputs)}
+    with (target / "case.npz.partial").open("wb") as file:
+        np.savez(file, **arrays)
+    (target / "case.npz.partial").rename(target / "case.npz")
+
+
+def _storable(value: Any) -> Any:
+    array = np.asarray(value)
+    return array.astype(str) if array.dtype == object else array
+
+
+def load_case(folder: Path) -> Case:
+    """Return the case of that folder."""
+    with np.load(folder / "case.npz") as file:
+        count = int(file["calls"])
+        calls = [_select(file, f"in.{number}.") for number in range(count)]
+        expected = [list(_select(file, f"out.{number}.").values()) for number in range(count)]
+        family, tolerance = str(file["family"]), float(file["tolerance"])
+    return Case(folder.name, family, folder / "model.onnx", calls, expected, tolerance)
+
+
+def _select(file: Any, prefix: str) -> dict[str, Any]:
+    found = {name.removeprefix(prefix): file[name] for name in sorted(file.files) if name.startswith(prefix)}
+    return {name: value.astype(object) if value.dtype.kind == "U" else value for name, value in found.items()}

@@ -1,0 +1,125 @@
+"""Run the zoo: ``python -m benchmarks.zoo.run [--engines ort,xla] [--models bert,vit]`` writes docs/zoo.json.
+
+Each engine has a process of its own, which is started again after a crash or a hang; what is not run keeps its record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+TOP = Path(__file__).parents[2]
+FOLDER = TOP / "build" / "zoo"
+RECORD = TOP / "docs" / "zoo.json"
+ENGINES = ("toy", "ort", "openvino", "xla", "tvm", "iree", "auto")
+LIBRARIES = (
+    "onnx",
+    "onnxruntime",
+    "openvino",
+    "jax",
+    "apache-tvm",
+    "iree-base-compiler",
+    "torch",
+    "transformers",
+    "scikit-learn",
+    "skl2onnx",
+)
+LIMIT = 300.0
+"""Seconds that a model may take on an engine."""
+
+
+def list_models() -> list[str]:
+    """Return the exported models."""
+    return sorted(path.parent.name for path in FOLDER.glob("*/case.npz"))
+
+
+def run_engine(engine: str, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the outcome of each model."""
+    left = list(names)
+    while left:
+        for line in _read_lines([sys.executable, "-W", "ignore", "-m", "benchmarks.zoo.trial", engine, *left]):
+            found = json.loads(line)
+            if "begin" in found:
+                current = found["begin"]
+                continue
+            if "lost" in found:
+                found = {"model": current, "verdict": found["lost"], "reason": found["reason"]}
+            left = left[left.index(found["model"]) + 1 :]
+            yield found
+            if found["verdict"] in ("crash", "hang"):
+                break
+
+
+def _read_lines(command: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of a process, and one that says how it was lost if it ends or stops before it is done."""
+    with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryFile() as errors:
+        environment = {**os.environ, "XRT_CACHE_DIR": cache}
+        process = subprocess.Popen(command, cwd=TOP, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
+        lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=_forward, args=(process, lines), daemon=True).start()
+        while True:
+            try:
+                line = lines.get(timeout=LIMIT)
+            except queue.Empty:
+                process.kill()
+                yield json.dumps({"lost": "hang", "reason": f"no answer within {LIMIT:.0f} s"})
+                break
+            if line is None:
+                break
+            if line.startswith("{"):
+                yield line
+        if (process.wait() and process.returncode > 0) or process.returncode < -9:
+            errors.seek(0)
+            last = errors.read().decode(errors="replace").strip().splitlines()[-1:] or [""]
+            yield json.dumps({"lost": "crash", "reason": f"exit status {process.returncode}: {last[0][:200]}"})
+
+
+def _forward(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.put(line)
+    lines.put(None)
+
+
+def read_record() -> dict[str, Any]:
+    """Return the record; an empty one where there is none."""
+    return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {"models": {}}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run what is asked and write the record after each engine."""
+    from benchmarks.zoo.model import load_case
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--engines", default=",".join(ENGINES))
+    parser.add_argument("--models", default="")
+    asked = parser.parse_args(arguments)
+    names = [name for name in asked.models.split(",") if name] or list_models()
+    for engine in asked.engines.split(","):
+        for found in run_engine(engine, names):
+            print(engine, found["model"], found["verdict"], found.get("on_toy", ""), found["reason"], flush=True)
+            record = read_record()
+            model = record["models"].setdefault(found.pop("model"), {})
+            model[engine] = found
+            record["versions"] = {library: metadata.version(library) for library in LIBRARIES}
+            record["machine"] = f"{platform.machine()}, {os.cpu_count()} cores"
+            RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    record = read_record()
+    for name in names:
+        record["models"].setdefault(name, {})["family"] = load_case(FOLDER / name).family
+    RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,155 @@
+"""Try one engine on many models, in one process: ``python -m benchmarks.zoo.trial ENGINE NAME...`` prints JSON lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import xrt
+from benchmarks.zoo.model import Case, load_case
+
+FOLDER = Path(__file__).parents[2] / "build" / "zoo"
+BUDGET = 5.0
+ROUNDS = 15
+
+
+def try_model(case: Case, engine: str) -> dict[str, Any]:
+    """Return what came of the model on that engine: the verdict, its nodes on the reference engine, and times."""
+    expected = case.expected or run_alone(case)[1]
+    start = time.perf_counter()
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            options = {"budget": BUDGET} if engine == "auto" else {}
+            module = xrt.XRTModule(case.path, engine=engine, **options)
+            results, seconds = [], []
+            for call in case.calls:
+                begin = time.perf_counter()
+                results.append(as_tuple(module(**call)))
+                seconds.append(time.perf_counter() - begin)
+    except xrt.XRTError as error:
+        return {"verdict": "declined", "reason": " ".join(str(error).split())[:300]}
+    except Exception as error:  # noqa: BLE001  # anything but an error of XRT's is a defect, and the run goes on
+        return {"verdict": "error", "reason": f"{type(error).__name__}: {error}"[:300]}
+    found: dict[str, Any] = {"seconds": time.perf_counter() - start, "calls": seconds}
+    faults = [fault for got, due in zip(results, expected, strict=True) for fault in compare(got, due, case.tolerance)]
+    found |= {"verdict": "wrong" if faults else "right", "reason": "; ".join(faults[:3])}
+    return (
+        found | count_nodes(module, engine) | describe_measurement(module, caught, engine) | compare_speed(module, case, engine)
+    )
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def count_nodes(module: xrt.XRTModule, engine: str) -> dict[str, Any]:
+    """Return how many nodes the plan has, how many of them on the reference though it was not asked for, and why."""
+    launches = module.plan.launches
+    on_toy = [launch for launch in launches if launch.engine.startswith("toy")] if engine not in ("toy", "auto") else []
+    names = {name for launch in on_toy for name in launch.nodes}
+    reasons = sorted({f"{reason.op}: {reason.text}" for reason in module.plan.reasons if reason.node in names})
+    return {
+        "nodes": sum(len(launch.nodes) for launch in launches),
+        "regions": len(launches),
+        "on_toy": sum(len(launch.nodes) for launch in on_toy),
+        "reasons": [reason[:200] for reason in reasons[:6]],
+    }
+
+
+def describe_measurement(module: xrt.XRTModule, caught: Sequence[Any], engine: str) -> dict[str, Any]:
+    """Return whether placement by measurement measured anything."""
+    if engine != "auto":
+        return {}
+    unmeasured = [str(one.message)[:200] for one in caught if issubclass(one.category, xrt.errors.PlacementWarning)]
+    return {"measured": not unmeasured, "warning": " ".join(unmeasured), "plan": sorted({x.engine for x in module.plan.launches})}
+
+
+def compare_speed(module: xrt.XRTModule, case: Case, engine: str) -> dict[str, Any]:
+    """Return the time of a call over a session's own, the smallest of each, in turns."""
+    if engine != "ort":
+        return {}
+    session = open_session(case.path)
+    call = case.calls[0]
+    module(**call)
+    inner = min(200, max(1, int(0.005 / max(time_calls(lambda: session.run(None, call), 3), 1e-6))))
+    turns = [
+        (time_calls(lambda: session.run(None, call), inner), time_calls(lambda: module(**call), inner)) for _ in range(ROUNDS)
+    ]
+    theirs, ours = (min(column) for column in zip(*turns, strict=True))
+    return {"ratio": ours / theirs}
+
+
+def time_calls(call: Any, count: int) -> float:
+    """Return seconds per call."""
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - start) / count
+
+
+def open_session(path: Path) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def run_alone(case: Case) -> tuple[Any, list[list[Any]]]:
+    """Return a session of ONNX Runtime and what it computes."""
+    session = open_session(case.path)
+    return session, [session.run(None, dict(call)) for call in case.calls]
+
+
+def compare(results: Sequence[Any], expected: Sequence[Any], tolerance: float) -> list[str]:
+    """Return what differs, a sentence for each output."""
+    if len(results) != len(expected):
+        return [f"{len(results)} outputs for {len(expected)}"]
+    return [
+        f"output {n}: {fault}"
+        for n, pair in enumerate(zip(results, expected, strict=True))
+        if (fault := find_difference(*pair, tolerance))
+    ]
+
+
+def find_difference(got: Any, due: Any, tolerance: float) -> str:
+    got, due = as_array(got), as_array(due)
+    if got.shape != due.shape:
+        return f"shape {got.shape} for {due.shape}"
+    if due.dtype.kind not in "fV" and got.dtype.kind not in "fV":
+        return "" if np.array_equal(got.astype(due.dtype), due) else "other integers or texts"
+    got, due = got.astype("float64"), due.astype("float64")
+    if not np.array_equal(np.isnan(got), np.isnan(due)):
+        return "NaN at other places"
+    finite = np.isfinite(due)
+    if not np.array_equal(got[~finite & ~np.isnan(due)], due[~finite & ~np.isnan(due)]):
+        return "infinities at other places"
+    scale = max(float(np.abs(due[finite]).max(initial=0)), 1e-6)
+    difference = float(np.abs(got[finite] - due[finite]).max(initial=0)) / scale
+    return "" if difference <= tolerance else f"differs by {difference:.2g} of the largest value"
+
+
+def as_array(value: Any) -> np.ndarray[Any, Any]:
+    """Return the value as an array; of a list of dicts, the values by key."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return np.array([[row[key] for key in sorted(row)] for row in value])
+    return np.asarray(value)
+
+
+def main(engine: str, names: Sequence[str]) -> None:
+    """Try each model and print the outcome."""
+    for name in names:
+        print(json.dumps({"begin": name}), flush=True)
+        print(json.dumps({"model": name, **try_model(load_case(FOLDER / name), engine)}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,85 @@
+"""A disk without room: a file system of a few pages where one can be mounted, else files that may not grow.
+
+    python -m tests.cache.full FOLDER SPEC [strict]
+
+runs a model on one engine (alone where strict: the compiler of IREE needs files that grow) with its cache, then its temporary
+files, and then its bundle in the folder, and prints what came of it as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.cache.saving import chain
+from xrt.errors import BundleError
+from xrt.module import XRTModule, load
+
+PAGES = "8k"
+X = np.arange(4, dtype=np.float32)
+
+
+def run_on_full_disk(folder: Path, spec: str, *, limit: bool = False) -> dict[str, Any]:
+    """Return what the program above prints, with a full disk at the folder; with ``limit`` files of at most a page instead.
+
+    The file system is the child's alone, and gone with it. A user who is not root mounts it in a namespace of his own.
+    """
+    folder.mkdir(mode=0o700)
+    program = shlex.join([sys.executable, "-m", "tests.cache.full", str(folder), spec])
+    mount = f"mount -t tmpfs -o size={PAGES},mode=700 tmpfs {shlex.quote(str(folder))}"
+    spaces = [] if limit else [["unshare", "--mount"], ["unshare", "--map-root-user", "--mount"]]
+    possible = [one for one in spaces if subprocess.run([*one, "sh", "-c", mount], capture_output=True).returncode == 0]
+    command = (
+        [*possible[0], "sh", "-c", f"{mount} && exec {program} strict"]
+        if possible
+        else ["sh", "-c", f"ulimit -f 4; exec {program}"]
+    )
+    environment = {**os.environ, "HOME": str(folder.parent), "XRT_CACHE": "on"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return {**found, "mounted": bool(possible), "stderr": done.stderr}
+
+
+def main(folder: Path, spec: str, *, strict: bool) -> None:
+    with warnings.catch_warnings(record=True) as caught, XRTModule(chain(), spec, cache=folder, strict=strict, threads=1) as made:
+        warnings.simplefilter("always")
+        results = made(X).tolist()
+        disk = made._cache.statistics.disk
+        left = [str(path) for path in folder.glob("xrt-cache-1/work/*")]
+        try:
+            made.save(folder / "full.xrt")
+            told = ""
+        except BundleError as error:
+            told = str(error)
+        tempfile.tempdir = str(folder)
+        bundle = folder.parent / "whole.xrt"
+        bundle.unlink(missing_ok=True)
+        try:
+            made.save(bundle)
+            again = load(bundle, cache=folder)(X).tolist()
+        except BundleError as error:  # where no file at all may grow
+            again = str(error)
+    found = {
+        "results": results,
+        "warnings": [str(one.message) for one in caught],
+        "writes": disk.writes,
+        "left": left,
+        "save": told,
+        "again": again,
+        "folder": sorted(path.name for path in folder.iterdir()),
+    }
+    sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], strict=sys.argv[3:] == ["strict"])

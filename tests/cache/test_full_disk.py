@@ -1,0 +1,61 @@
+"""A full disk costs a compile and a warning, never the run: on each engine that saves, with a disk that is truly full."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cache.full import run_on_full_disk
+from tests.cache.saving import chain
+from xrt.engines import CompileContext, registry
+from xrt.errors import CompileRefused
+
+ENGINES = ["tvm", "ort", "openvino", "xla", "iree"]
+EXPECTED = (np.arange(4) + 15.0).tolist()
+
+
+@pytest.mark.parametrize("spec", ENGINES)
+def test_a_disk_without_room_ends_no_run(spec: str, tmp_path: Path) -> None:
+    found = run_on_full_disk(tmp_path / "full", spec)
+    assert found["results"] == EXPECTED
+    assert found["left"] == []
+    assert "Traceback" not in found["stderr"]
+    if not found["mounted"]:  # nobody may mount here, and the files could not grow instead
+        return
+    assert found["writes"] == 0
+    of_cache = [one for one in found["warnings"] if one.startswith("the compile cache in ")]
+    assert len(of_cache) == 1
+    assert "could not serve: [Errno 28] No space left on device. The run goes on and compiles what is missing" in of_cache[0]
+    assert found["save"] == f"cannot write '{tmp_path}/full/full.xrt': No space left on device"
+    assert found["again"] == EXPECTED
+    assert found["folder"] == ["CACHEDIR.TAG", "xrt-cache-1"]
+
+
+@pytest.mark.parametrize("spec", ENGINES)
+def test_files_that_may_not_grow_end_no_run(spec: str, tmp_path: Path) -> None:
+    found = run_on_full_disk(tmp_path / "limited", spec, limit=True)
+    assert found["results"] == EXPECTED
+    assert found["left"] == []
+
+
+def test_an_object_goes_through_memory_and_what_does_not_fit_is_an_error(tmp_path: Path) -> None:
+    engine = registry.create("tvm")
+    executable = engine.compile(chain(1), CompileContext())
+    assert len(engine.save(executable, CompileContext(workdir=tmp_path))) > 10_000
+    with pytest.raises(OSError, match="No such file or directory"):
+        engine.save(executable, CompileContext(workdir=tmp_path / "gone"))
+
+
+def test_a_program_is_not_saved_where_its_object_might_not_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from xrt.engines.tvm import linking
+
+    engine = registry.create("tvm")
+    executable = engine.compile(chain(1), CompileContext())
+    monkeypatch.setattr(linking.resource, "getrlimit", lambda _: (1 << 20, 1 << 20))
+    with pytest.raises(CompileRefused) as caught:
+        engine.save(executable, CompileContext(workdir=tmp_path))
+    assert str(caught.value) == (
+        "LLVM ends the process where it cannot write a file, and this one may write none of more than 1048576 bytes (ulimit -f)"
+    )

@@ -1,0 +1,250 @@
+"""A cache directory is this user's alone: made so, not used where it is not, and nothing outside of it is touched."""
+
+from __future__ import annotations
+
+import os
+import stat
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cache.saving import Saving, chain, module
+from xrt.cache import CompileCache, Store, tier_of
+from xrt.cache.disk import directory_of
+from xrt.cache.disk.costs import CostStore
+from xrt.cache.disk.permissions import why_not_trusted
+from xrt.cli.app import main
+from xrt.errors import CacheError, CacheWarning
+from xrt.module import XRTModule
+
+X = np.arange(4, dtype=np.float32)
+NOBODY = 65534
+IS_ROOT = os.geteuid() == 0
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Saving:
+    return Saving(journal=str(tmp_path / "journal"))
+
+
+@pytest.fixture
+def umask() -> Iterator[Callable[[int], int]]:
+    before = os.umask(0o022)
+    yield os.umask
+    os.umask(before)
+
+
+def open_to_all(path: Path) -> None:
+    path.chmod(path.stat().st_mode | 0o022)
+
+
+def open_to_group(path: Path) -> None:
+    path.chmod(path.stat().st_mode | 0o020)
+
+
+def give_away(path: Path) -> None:
+    os.chown(path, NOBODY, NOBODY)
+
+
+WAYS = [open_to_all, open_to_group, *([give_away] if IS_ROOT else [])]
+"""How somebody else comes to write to a file; only root can give one away."""
+
+
+def run(engine: Saving, directory: Path) -> None:
+    np.testing.assert_array_equal(module(engine, directory)(X), X + 15)
+
+
+def reason_for(path: Path, way: Callable[[Path], None]) -> str:
+    if way is give_away:
+        return f"'{path}' belongs to another user, nobody"
+    return f"others may write to '{path}', whose mode is {stat.S_IMODE(path.lstat().st_mode):04o}"
+
+
+# ---------------------------------------------------------------------- how it is made
+
+
+@pytest.mark.parametrize("mask", [0, 0o002, 0o022, 0o077])
+def test_nobody_else_may_read_or_write_what_is_made(
+    mask: int, engine: Saving, tmp_path: Path, umask: Callable[[int], int]
+) -> None:
+    umask(mask)
+    run(engine, tmp_path / "above" / "cache")
+    CostStore(tmp_path / "above" / "cache").keep_statuses([])
+    umask(0o022)
+    made = [tmp_path / "above", *(tmp_path / "above").rglob("*")]
+    modes = {path.relative_to(tmp_path): stat.S_IMODE(path.stat().st_mode) for path in made}
+    assert any(path.suffix == ".xrt" for path in modes)
+    assert [str(path) for path in modes if modes[path] != (0o700 if (tmp_path / path).is_dir() else 0o600)] == []
+
+
+def test_it_is_tagged_as_a_cache_whoever_comes_first(engine: Saving, tmp_path: Path) -> None:
+    with Store(tmp_path / "by a lock").lock("abc") as locked:
+        assert locked
+    run(engine, tmp_path / "by a run")
+    (tmp_path / "there" / "xrt-cache-1").mkdir(parents=True, mode=0o700)
+    run(engine, tmp_path / "there")
+    for name in ("by a lock", "by a run", "there"):
+        assert (tmp_path / name / "CACHEDIR.TAG").read_bytes().startswith(b"Signature: 8a477f597d28d172789f06886806bc55\n")
+
+
+# ---------------------------------------------------------------------- whose it is
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("where", [".", "..", "xrt-cache-1"])
+def test_a_directory_that_others_may_write_to_is_not_used(
+    where: str, way: Callable[[Path], None], engine: Saving, tmp_path: Path
+) -> None:
+    directory = tmp_path / "above" / "cache"
+    run(engine, directory)
+    before = {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
+    way((directory / where).resolve())
+    with pytest.warns(CacheWarning) as caught:
+        run(engine, directory)
+    assert engine.count("load") == 0
+    assert engine.count("compile") == 12
+    assert {path: path.stat().st_mtime_ns for path in directory.rglob("*")} == before or where == "xrt-cache-1"
+    assert len(caught) == 1
+    reason = reason_for((directory / where).resolve(), way)
+    assert reason in str(caught[0].message)
+    if where != "xrt-cache-1":
+        assert str(caught[0].message) == (
+            f"the compile cache in '{directory}' is not used: {reason}. What is kept there is run as native code, so it must be "
+            f"yours alone (chown, chmod 700); or name another directory in XRT_CACHE_DIR. The run goes on and compiles what it "
+            f"needs; this is said once"
+        )
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("what", ["file", "folder"])
+@pytest.mark.parametrize("spec", ["tvm", "xla", "iree", "ort", "openvino"])
+def test_an_entry_of_somebody_else_is_not_loaded(spec: str, what: str, way: Callable[[Path], None], tmp_path: Path) -> None:
+    def loaded() -> int:
+        cache = CompileCache(disk=tier_of({}, tmp_path))
+        with XRTModule(chain(2), engine=spec, cache=cache, strict=True, threads=1) as made:
+            np.testing.assert_array_equal(made(X), X + 1)
+        return cache.statistics.disk.hits
+
+    assert (loaded(), loaded()) == (0, 1)
+    (entry,) = (item.path for item in Store(tmp_path).items())
+    path = entry if what == "file" else entry.parent
+    way(path)
+    reason = reason_for(path, way)
+    assert list(Store(tmp_path).damaged().values()) == [f"{entry.name} cannot be used: {reason}"]
+    with pytest.warns(CacheWarning) as caught:
+        assert loaded() == 0
+    assert [str(one.message).partition(". ")[0] for one in caught] == [
+        f"the compile cache in '{tmp_path}' could not serve: {entry.name} cannot be used: {reason}"
+    ]
+
+
+def test_measured_costs_and_answers_of_somebody_else_are_not_read(tmp_path: Path) -> None:
+    store = CostStore(tmp_path)
+    store.keep_statuses([])
+    (path,) = (tmp_path / "xrt-cache-1" / "engines").iterdir()
+    open_to_all(path)
+    with pytest.warns(CacheWarning, match=f"{path.name} cannot be used: others may write to"):
+        assert store.statuses() == {}
+    tier = tier_of({}, tmp_path)
+    assert tier is not None
+    (store._store.kept / "tvm").mkdir(parents=True)
+    open_to_all(store._store.kept / "tvm")
+    with pytest.warns(CacheWarning, match="tvm cannot be used: others may write to"):
+        assert tier.folder_of("tvm") is None
+    open_to_all(tmp_path)
+    with pytest.warns(CacheWarning, match="is not used: others may write to"):
+        assert CostStore(tmp_path).statuses() == {}
+
+
+def test_a_sticky_folder_above_is_fine(tmp_path: Path) -> None:
+    above = tmp_path / "above"
+    above.mkdir()
+    above.chmod(0o1777)
+    assert why_not_trusted(above / "cache") is None
+    above.chmod(0o777)
+    assert why_not_trusted(above / "cache") == f"others may write to '{above}', whose mode is 0777"
+
+
+def test_a_link_to_ones_own_directory_is_followed_and_one_inside_is_not(engine: Saving, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "cache").symlink_to(tmp_path / "real")
+    run(engine, tmp_path / "cache")
+    run(engine, tmp_path / "cache")
+    assert engine.count("load") == 6
+    entries = tmp_path / "real" / "xrt-cache-1" / "entries"
+    entries.rename(tmp_path / "elsewhere")
+    entries.symlink_to(tmp_path / "elsewhere")
+    with pytest.warns(CacheWarning, match=f"cannot be used: '{tmp_path}/cache/xrt-cache-1/entries' is a link"):
+        run(engine, tmp_path / "cache")
+    assert engine.count("load") == 6
+
+
+def test_nothing_behind_a_link_is_removed(engine: Saving, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    run(engine, outside)
+    run(engine, tmp_path / "cache")
+    root, other = tmp_path / "cache" / "xrt-cache-1", outside / "xrt-cache-1"
+    (other / "work" / "999999999-bb").mkdir(parents=True)
+    (other / "weights").mkdir()
+    (other / "weights" / "a.xrt").write_bytes(b"")
+    for name in ("entries", "work", "weights"):
+        if (root / name).exists():
+            (root / name).rename(root / f"{name} before")
+        (root / name).symlink_to(other / name)
+    (tmp_path / "cache" / "xrt-cache-0").symlink_to(outside)
+    kept = sorted(outside.rglob("*"))
+    for command in (["gc", "--size", "1", "--failures"], ["clear"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["cache", "--dir", str(tmp_path / "cache"), *command])
+        assert ended.value.code == 0
+        assert sorted(outside.rglob("*")) == kept
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["CACHEDIR.TAG"]
+
+
+def test_the_commands_say_that_a_directory_is_not_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    open_to_all(tmp_path)
+    for command, code in (("ls", 0), ("verify", 1)):
+        with pytest.raises(SystemExit) as ended:
+            main(["cache", "--dir", str(tmp_path), command])
+        assert ended.value.code == code
+        assert f"it is not used: others may write to '{tmp_path}', whose mode is 0722" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------------- where it is
+
+
+def test_a_directory_of_a_user_that_is_not_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = "XRT_CACHE_DIR is '~no-such-user/x', and no home directory is known for '~no-such-user'; give the whole path"
+    with pytest.raises(CacheError) as caught:
+        directory_of({"XRT_CACHE_DIR": "~no-such-user/x"})
+    assert str(caught.value) == told
+    with pytest.warns(CacheWarning) as warned:
+        assert tier_of({"XRT_CACHE_DIR": "~no-such-user/x"}) is None
+    assert str(warned[0].message) == f"{told}. Nothing is kept on disk"
+    with pytest.raises(CacheError, match="cache is '~no-such-user/x', and no home directory is known for '~no-such-user'"):
+        XRTModule(chain(1), cache="~no-such-user/x")
+
+
+def test_the_commands_name_a_user_that_is_not(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("XRT_CACHE_DIR", "~no-such-user/x")
+    with pytest.raises(SystemExit) as ended:
+        main(["cache", "ls"])
+    assert ended.value.code == 2
+    assert "XRT_CACHE_DIR is '~no-such-user/x'" in capsys.readouterr().err
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platformdirs.user_cache_path", lambda *_, **__: Path("~/.cache/xrt"))
+    with pytest.raises(CacheError, match="this user has no home directory to keep a cache in; name a directory in XRT_CACHE_DIR"):
+        directory_of({})
+
+
+def test_nothing_is_said_of_a_directory_that_is_sound(engine: Saving, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(engine, tmp_path / "a" / "b")
+        run(engine, tmp_path / "a" / "b")
+    assert engine.count("load") == 6

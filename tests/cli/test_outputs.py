@@ -1,0 +1,136 @@
+"""Where a command writes is tried before its work, and errors name what was asked for, never a temporary name."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import xrt
+from xrt.cli import main
+from xrt.errors import BundleError, ModelError, OptionError
+from xrt.formats import onnx
+from xrt.formats.output import replace_file, why_not_folder, why_not_writable
+from xrt.graph import DType, Function, Node, TensorType, Value
+
+TYPE = TensorType(DType.FLOAT32, (2, 3))
+RELU = Function((Value("x", TYPE),), (Value("y", TYPE),), (Node("Relu", ("x",), ("y",)),), opsets={"": 18})
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    onnx.save(RELU, tmp_path / "m.onnx")
+    return str(tmp_path / "m.onnx")
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    return int(ended.value.code or 0), capsys.readouterr().err
+
+
+WRITING: list[tuple[str, ...]] = [
+    ("run", "-o"),
+    ("compile", "-o"),
+    ("lock", "-o"),
+    ("bisect", "-o"),
+    ("bench", "--html"),
+    ("run", "--dump"),
+    ("explain", "-e", "iree{dump_dir=%}"),
+]
+
+
+@pytest.mark.parametrize("command", WRITING, ids=" ".join)
+def test_an_output_is_tried_before_the_work(
+    command: tuple[str, ...], model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_work(*_: object, **__: object) -> None:
+        pytest.fail("it works before it looks where to write")
+
+    monkeypatch.setattr("xrt.module.build.partition", no_work)
+    monkeypatch.setattr("xrt.cli.bench.compare_engines", no_work)
+    monkeypatch.setattr("xrt.cli.lock.lock_module", no_work)
+    (tmp_path / "file").write_text("")
+    bad = str(tmp_path / "file" / "out")
+    name, *options = command
+    given = [option.replace("%", bad) for option in options]
+    code, err = call(capsys, name, model, *given, *([] if "%" in "".join(options) else [bad]))
+    assert code == 2
+    assert str(tmp_path / "file") in err
+    assert ".tmp" not in err and "partial" not in err and "this should not happen" not in err
+
+
+def test_why_a_file_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "folder").mkdir()
+    assert why_not_writable(tmp_path / "new") is None
+    assert why_not_writable(tmp_path / "file") is None
+    assert why_not_writable(tmp_path / "folder") == "it is a folder"
+    assert why_not_writable(tmp_path / "no" / "new") == f"there is no folder {tmp_path}/no"
+    assert why_not_writable(tmp_path / "file" / "new") == f"there is no folder {tmp_path}/file"
+    assert why_not_writable(tmp_path / ("a" * 300)) == "File name too long"
+    assert why_not_writable(Path("/proc/new")) is not None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+    assert (tmp_path / "file").read_text() == "old"
+
+
+def test_why_a_folder_cannot_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert why_not_folder(tmp_path / "a" / "b") is None
+    assert not (tmp_path / "a").exists()
+    assert why_not_folder(tmp_path / "file" / "b") == f"{tmp_path}/file is no folder"
+    with pytest.raises(OptionError) as caught:
+        xrt.XRTModule(RELU, dump_subgraph_dir=tmp_path / "file" / "b")
+    assert str(caught.value) == f"dump_subgraph_dir is '{tmp_path}/file/b', and {tmp_path}/file is no folder"
+    with pytest.raises(OptionError) as caught:
+        xrt.XRTModule(RELU, engine=f"iree{{dump_dir={tmp_path}/file/b}}")
+    assert str(caught.value) == f"iree: dump_dir is '{tmp_path}/file/b', and {tmp_path}/file is no folder"
+
+
+def full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), ".hidden.tmp")
+
+
+WRITERS: list[tuple[Callable[[Path], object], type[Exception]]] = [
+    (lambda path: replace_file(path, full), OSError),
+    (lambda path: onnx.save(RELU, path), ModelError),
+    (lambda path: xrt.XRTModule(RELU, "toy").save(path), BundleError),
+]
+
+
+@pytest.mark.parametrize(("write", "kind"), WRITERS)
+def test_what_fails_leaves_the_old_file_and_names_it(
+    write: Callable[[Path], object], kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out"
+    path.write_text("old")
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(kind) as caught:
+        write(path)
+    assert f"'{path}'" in str(caught.value) and ".tmp" not in str(caught.value)
+    assert path.read_text() == "old"
+    assert [one.name for one in tmp_path.iterdir()] == ["out"]
+
+
+def test_links_and_devices_stay(tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "real.npz").write_text("old")
+    (tmp_path / "link.npz").symlink_to(tmp_path / "real.npz")
+    (tmp_path / "null").symlink_to("/dev/null")
+    assert call(capsys, "run", model, "-o", str(tmp_path / "link.npz"))[0] == 0
+    assert (tmp_path / "link.npz").is_symlink()
+    assert np.load(tmp_path / "real.npz")["y"].shape == (2, 3)
+    assert call(capsys, "run", model, "-o", str(tmp_path / "null"))[0] == 0
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_an_engine_that_saves_nothing_misses_nothing(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["cache", "--dir", str(tmp_path), "why-miss", model, "-e", "toy"])
+    assert not ended.value.code
+    assert capsys.readouterr().out == ("xrt_toy_0: engine 'toy' cannot save an executable, so it is compiled in each process\n")

@@ -1,0 +1,180 @@
+"""No engine looks up a host, connects to one, or leaves a file outside of XRT's cache, in whatever process it works.
+
+A library is preloaded into the command and all that it starts. It notes each look-up and each connection, and refuses it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.module.test_faults import X, chain
+from xrt.formats import onnx
+
+LIMIT = 600
+"""Seconds after which a command counts as hung."""
+VARIABLE = "ORT_DISABLE_TELEMETRY"
+
+WATCH = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static void note(const char *what, const char *whom) {
+  char line[512];
+  const char *place = getenv("XRT_TEST_LOOKUPS");
+  int length = snprintf(line, sizeof line, "%s %s\\n", what, whom ? whom : "nobody");
+  int file = place ? open(place, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600) : -1;
+  if (file < 0) return;
+  if (write(file, line, length) != length) abort();
+  close(file);
+}
+int getaddrinfo(const char *node, const char *service, const struct addrinfo *hints, struct addrinfo **result) {
+  note("getaddrinfo", node);
+  return EAI_FAIL;
+}
+struct hostent *gethostbyname(const char *name) {
+  note("gethostbyname", name);
+  return NULL;
+}
+struct hostent *gethostbyname2(const char *name, int family) {
+  note("gethostbyname2", name);
+  return NULL;
+}
+int connect(int socket, const struct sockaddr *address, socklen_t length) {
+  if (address->sa_family == AF_INET || address->sa_family == AF_INET6) {
+    note("connect", "an address");
+    errno = ECONNREFUSED;
+    return -1;
+  }
+  typedef int (*Connect)(int, const struct sockaddr *, socklen_t);
+  return ((Connect)dlsym(RTLD_NEXT, "connect"))(socket, address, length);
+}
+"""
+
+
+@pytest.fixture(scope="session")
+def watch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library, compiled."""
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "g++", "clang"))), None)
+    assert compiler is not None, "a C compiler is needed to watch what a process looks up"
+    folder = tmp_path_factory.mktemp("watch")
+    (folder / "watch.c").write_text(WATCH)
+    build = [compiler, "-x", "c", "-shared", "-fPIC", "-o", str(folder / "watch.so"), str(folder / "watch.c"), "-ldl"]
+    subprocess.run(build, check=True)
+    return folder / "watch.so"
+
+
+@dataclass
+class Place:
+    """A user's folders, all empty, a model elsewhere, and what a process sees of the environment."""
+
+    folder: Path
+    watch: Path
+    more: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in (*self.empty, "cache", "work"):
+            (self.folder / name).mkdir()
+        onnx.save(chain("Abs", "Neg", "Exp"), self.folder / "work" / "m.onnx")
+        np.save(self.folder / "work" / "x.npy", X)
+
+    empty = ("home", "tmp", "xdg_cache", "xdg_config", "xdg_data")
+
+    def run(self, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
+        kept = {name: value for name, value in os.environ.items() if name in ("PATH", "LD_LIBRARY_PATH", "LANG")}
+        environment = {
+            **kept,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "HOME": str(self.folder / "home"),
+            "TMPDIR": str(self.folder / "tmp"),
+            "XDG_CACHE_HOME": str(self.folder / "xdg_cache"),
+            "XDG_CONFIG_HOME": str(self.folder / "xdg_config"),
+            "XDG_DATA_HOME": str(self.folder / "xdg_data"),
+            "XRT_CACHE_DIR": str(self.folder / "cache"),
+            "XRT_TEST_LOOKUPS": str(self.folder / "lookups"),
+            "LD_PRELOAD": str(self.watch),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **more,
+        }
+        start = [sys.executable, "-P", *command]
+        where = self.folder / "work"
+        return subprocess.run(start, cwd=where, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
+
+    def lookups(self) -> list[str]:
+        noted = self.folder / "lookups"
+        return noted.read_text().splitlines() if noted.exists() else []
+
+    def left(self) -> list[str]:
+        """Return the files and folders that are new."""
+        found = [str(path.relative_to(self.folder)) for name in self.empty for path in (self.folder / name).rglob("*")]
+        return sorted(found + [path.name for path in (self.folder / "work").iterdir() if path.name not in ("m.onnx", "x.npy")])
+
+
+@pytest.fixture
+def place(tmp_path: Path, watch: Path) -> Place:
+    return Place(tmp_path, watch)
+
+
+ASKS = """
+import contextlib, socket
+for ask in (lambda: socket.getaddrinfo("a.test", 1), lambda: socket.socket().connect(("127.0.0.1", 9))):
+    with contextlib.suppress(OSError):
+        ask()
+open("new", "w").close()
+"""
+
+
+def test_what_a_process_looks_up_is_seen(place: Place) -> None:
+    assert place.run("-c", ASKS).returncode == 0
+    assert place.lookups() == ["getaddrinfo a.test", "connect an address"]
+    assert place.left() == ["new"]
+
+
+ENGINES = ("toy", "ort", "tvm", "openvino", "xla", "iree")
+RUN = ("-m", "xrt.cli", "run", "m.onnx", "-i", "x.npy", "--strict")
+COMMANDS: dict[str, tuple[str, ...]] = {
+    **{f"run {engine}": (*RUN, "--engine", engine) for engine in ENGINES},
+    **{f"isolated {engine}": (*RUN, "--engine", engine, "--isolate", engine, "--isolate-run") for engine in ENGINES},
+    "engines": ("-m", "xrt.cli", "engines"),
+    "doctor": ("-m", "xrt.cli", "doctor"),
+    "tune": ("-m", "xrt.cli", "tune", "m.onnx", "--engines", "ort,openvino", "--budget", "4s"),
+    "bench": ("-m", "xrt.cli", "bench", "m.onnx", "--engine", "ort", "--rounds", "2"),
+    "conform": ("-m", "xrt.cli", "conform", "ort", "--cases", "test_abs*"),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_nothing_is_looked_up_and_nothing_left(name: str, place: Place) -> None:
+    done = place.run(*COMMANDS[name])
+    assert done.returncode == 0, done.stderr
+    assert (place.lookups(), place.left()) == ([], [])
+
+
+VALUE = f"import os, sys; from xrt.engines import registry; registry.create('ort'); print(os.environ['{VARIABLE}'])"
+
+
+@pytest.mark.parametrize(("given", "found"), [({}, "1"), ({VARIABLE: "0"}, "0"), ({VARIABLE: ""}, "")])
+def test_the_users_own_choice_holds(given: Mapping[str, str], found: str, place: Place) -> None:
+    done = place.run("-c", VALUE, **given)
+    assert done.stdout == f"{found}\n", done.stderr
+
+
+def test_the_library_reports_where_it_is_let(place: Place) -> None:
+    """What the other tests do not see is there to be seen."""
+    assert place.run(*COMMANDS["run ort"], **{VARIABLE: "0"}).returncode == 0
+    assert place.left() != [] or place.lookups() != []

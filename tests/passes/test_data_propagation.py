@@ -1,0 +1,363 @@
+"""Contents of computed shapes, followed element by element, and the types and constants that follow from them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import parser
+
+from xrt import XRTModule
+from xrt.formats.onnx import load
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
+from xrt.module.build import simplified
+from xrt.module.reference import evaluate
+from xrt.passes import drop_dead_nodes, fold_constants, infer_shapes, inference, propagation
+from xrt.passes.data_propagation import PROPAGATED, Contents, propagate
+from xrt.testing.strategies import functions, inputs_of
+
+
+def read(text: str, opset: int = 18) -> Function:
+    return load(parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> g {text}'))
+
+
+def ops(function: Function) -> list[str]:
+    return [node.op for node in function.nodes]
+
+
+def counted(function: Function) -> dict[str, int]:
+    return dict(Counter(ops(function)))
+
+
+# ---------------------------------------------------------------------------------------------- chains
+
+ONE, ZERO, AXIS = np.array(1), np.array([0]), np.array([1])
+
+
+def slices(i: int, before: str) -> list[Node]:
+    """Cut off the last column: the bound is computed from the shape."""
+    return [
+        Node("Shape", (before,), (f"s{i}",)),
+        Node("Gather", (f"s{i}", "one"), (f"d{i}",)),
+        Node("Sub", (f"d{i}", "one"), (f"e{i}",)),
+        Node("Unsqueeze", (f"e{i}", "zero"), (f"u{i}",)),
+        Node("Slice", (before, "zero", f"u{i}", "axis"), (f"h{i}",)),
+    ]
+
+
+def pads(i: int, before: str) -> list[Node]:
+    """Pad to an even number of columns and one more."""
+    return [
+        Node("Shape", (before,), (f"s{i}",)),
+        Node("Slice", (f"s{i}", "axis", "two"), (f"d{i}",)),
+        Node("Mod", (f"d{i}", "two"), (f"m{i}",)),
+        Node("Add", (f"m{i}", "one"), (f"e{i}",)),
+        Node("Concat", ("zero", "zero", "zero", f"e{i}"), (f"p{i}",), attributes_of({"axis": 0})),
+        Node("Pad", (before, f"p{i}"), (f"h{i}",)),
+    ]
+
+
+def reshapes(i: int, before: str) -> list[Node]:
+    """Fold the columns in two and back, the number of rows taken from the shape."""
+    return [
+        Node("Shape", (before,), (f"s{i}",)),
+        Node("Split", (f"s{i}",), (f"b{i}", f"d{i}"), attributes_of({"num_outputs": 2})),
+        Node("Div", (f"d{i}", "two"), (f"e{i}",)),
+        Node("Concat", (f"b{i}", f"e{i}", "rest"), (f"p{i}",), attributes_of({"axis": 0})),
+        Node("Reshape", (before, f"p{i}"), (f"q{i}",)),
+        Node("Concat", (f"b{i}", "rest"), (f"g{i}",), attributes_of({"axis": 0})),
+        Node("Reshape", (f"q{i}", f"g{i}"), (f"h{i}",)),
+    ]
+
+
+def expands(i: int, before: str) -> list[Node]:
+    """As exporters write expand(-1, ...): ones where the target says -1, which no extent is."""
+    return [
+        Node("Shape", (before,), (f"s{i}",)),
+        Node("Equal", (f"s{i}", "rest"), (f"d{i}",)),
+        Node("ConstantOfShape", ("two",), (f"e{i}",), attributes_of({"value": np.array([1])})),
+        Node("Where", (f"d{i}", f"e{i}", f"s{i}"), (f"p{i}",)),
+        Node("Expand", (before, f"p{i}"), (f"h{i}",)),
+    ]
+
+
+def chain(block: Any, count: int, *extents: Any) -> Function:
+    nodes, before = [], "x"
+    for i in range(count):
+        nodes += [*block(i, before), Node("Relu", (f"h{i}",), (f"r{i}",))]
+        before = f"r{i}"
+    constants = {"one": ONE, "zero": ZERO, "axis": AXIS, "two": np.array([2]), "rest": np.array([-1])}
+    return Function(
+        (Value("x", TensorType(DType.FLOAT32, extents)),),
+        (Value(before),),
+        tuple(nodes),
+        {name: Constant(array) for name, array in constants.items()},
+        {"": 18},
+    )
+
+
+BLOCKS = {
+    "slice": (slices, {"Slice": 20, "Relu": 20}, 30),
+    "pad": (pads, {"Pad": 20, "Relu": 20}, 89),
+    "reshape": (reshapes, {"Reshape": 40, "Relu": 20}, 50),
+    "expand": (expands, {"Expand": 20, "Relu": 20}, 50),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_chain_of_blocks_is_resolved_in_one_walk(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    block, expected, columns = BLOCKS[name]
+    asked: list[str] = []
+    whole, single = inference.infer_types, propagation.node_types
+    monkeypatch.setattr(inference, "infer_types", lambda *given: asked.append("all") or whole(*given))
+    monkeypatch.setattr(propagation, "node_types", lambda node, *given: asked.append("one") or single(node, *given))
+    for count in (20, 40):
+        asked.clear()
+        simple = simplified(infer_shapes(chain(block, count, 2, 50)), fold=True)
+        assert asked.count("all") <= 4  # whatever the length
+        assert asked.count("one") <= 8 * count
+        assert counted(simple) == {op: times * count // 20 for op, times in expected.items()}
+    simple = simplified(infer_shapes(chain(block, 20, 2, 50)), fold=True)
+    assert str(simple.outputs[0].type) == f"float32[2,{columns}]"
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_chain_of_blocks_with_a_named_extent(name: str) -> None:
+    block, expected, columns = BLOCKS[name]
+    simple = simplified(infer_shapes(chain(block, 20, "N", 50)), fold=True)
+    assert str(simple.outputs[0].type) == f"float32[N,{columns}]"
+    kept = counted(simple)
+    assert {op: kept[op] for op in expected} == expected
+    if name in ("slice", "pad"):  # what is computed of the known extent alone is constant
+        assert kept == expected
+    x = np.random.default_rng(0).standard_normal((3, 50), dtype=np.float32)
+    function = chain(block, 20, "N", 50)
+    np.testing.assert_array_equal(evaluate(simple, [x])[0], evaluate(infer_shapes(function), [x])[0])
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_xla_takes_a_chain_of_blocks_in_one_region(name: str) -> None:
+    block = BLOCKS[name][0]
+    for extents in ((2, 50), ("N", 50)):
+        with XRTModule(chain(block, 3, *extents), engine="xla") as module:
+            (launch,) = module.plan_for(np.zeros((2, 50), np.float32)).launches
+            assert launch.engine == "xla"
+
+
+# ---------------------------------------------------------------------------------------------- types from partly known contents
+
+ROWS = "s = Shape(x)  b = Gather(s, zero)  "
+"""The first extent of x, in b."""
+
+SHAPES = {
+    "Reshape with a rest that cannot be known": ("x, k", ROWS + "t = Concat<axis=0>(b, k, rest)  y = Reshape(x, t)", "N,?,?"),
+    "Reshape with a rest": ("x", ROWS + "t = Concat<axis=0>(b, two, rest)  y = Reshape(x, t)", "N,2,12"),
+    "Reshape to an unknown extent": ("x, k", "t = Concat<axis=0>(k, two)  y = Reshape(x, t)", "?,2"),
+    "Slice of one axis by a bound of the run": ("x, k", "y = Slice(x, zero, k, two)", "N,4,?"),
+    "Slice of all of a named extent": ("x", ROWS + "y = Slice(x, zero, b, zero)", "N,4,6"),
+    "Slice by axes of the run": ("x, k", "y = Slice(x, zero, two, k)", "?,?,?"),
+    "Pad by amounts of the run": ("x, k", "p = Concat<axis=0>(zero, k, zero, zero, zero, two)  y = Pad(x, p)", "N,?,8"),
+    "Pad of axes": ("x", "p = Concat<axis=0>(two, zero)  y = Pad(x, p, , two)", "N,4,8"),
+    "Expand": ("x, z", ROWS + "t = Concat<axis=0>(two, b, four)  y = Expand(z, t)", "2,N,4"),
+    "Tile": ("x, k", "t = Concat<axis=0>(one, k, two)  y = Tile(x, t)", "N,?,12"),
+    "ConstantOfShape": ("x, k", "s = Shape(x)  t = Concat<axis=0>(s, k)  y = ConstantOfShape(t)", "N,4,6,?"),
+    "Range to a named extent": ("x", "s = Shape(x)  n = Gather(s, first)  y = Range(first, n, step)", "N"),
+    "Range to a tensor of one element": ("x, k", "y = Range(first, four, step)", "4"),
+    "Resize by scales": ("q", "r = Constant<value = float[4] {1, 1, 2, 2}>()  y = Resize(q, , r)", "N,4,12,12"),
+    "Resize to sizes": ("x", "s = Shape<end=2>(x)  t = Concat<axis=0>(s, two)  y = Resize(x, , , t)", "N,4,2"),
+}
+GIVEN = {"q": "float[N,4,6,6] q", "x": "float[N,4,6] x", "k": "int64[1] k", "z": "float[1,4] z"}
+CONSTANTS = ", ".join(f"int64[1] {name} = {{{n}}}" for name, n in {"zero": 0, "one": 1, "two": 2, "four": 4, "rest": -1}.items())
+
+
+@pytest.mark.parametrize(("inputs", "text", "expected"), SHAPES.values(), ids=SHAPES)
+def test_shapes_that_follow(inputs: str, text: str, expected: str) -> None:
+    given = ", ".join(GIVEN[name] for name in inputs.split(", "))
+    function = read(f"({given}) => (y) <{CONSTANTS}, int64 first = {{0}}, int64 step = {{1}}> {{ {text} }}")
+    (output,) = infer_shapes(function).outputs
+    assert str(output.type).partition("[")[2] == expected + "]"
+
+
+def test_what_comes_from_outside_of_a_body_is_known_inside() -> None:
+    text = """(bool p, float[3,4] x) => (y) <int64[1] rest = {-1}> {
+        s = Shape(x)
+        y = If(p) <then_branch = t () => (a) { n = ReduceProd<keepdims=1>(s)  a = Reshape(x, n) },
+                   else_branch = e () => (b) { b = Reshape(x, rest) }>
+    }"""
+    simple = simplified(infer_shapes(read(text)), fold=True)
+    assert [ops(body) for body in simple.nodes[0].bodies] == [["Reshape"], ["Reshape"]]
+    assert str(simple.outputs[0].type) == "float32[12]"
+
+
+def test_an_if_that_is_decided_by_a_shape_is_inlined_on_the_way() -> None:
+    text = """(float[N,1,4] x) => (y) <int64 one = {1}, int64[1] axis = {1}> {
+        s = Shape(x)  n = Gather(s, one)  p = Equal(n, one)
+        y = If(p) <then_branch = t () => (a) { a = Squeeze(x, axis) }, else_branch = e () => (b) { b = Identity(x) }>
+    }"""
+    simple = simplified(infer_shapes(read(text)), fold=True)
+    assert ops(simple) == ["Squeeze"]
+    assert str(simple.outputs[0].type) == "float32[N,4]"
+
+
+def test_equal_names_are_no_reason_to_take_a_number_for_known() -> None:
+    """A declared name is a claim: here both are called N and differ at run time."""
+    text = (
+        "(float[N] x, float[M] z) => (int64[1] y) <float[N] a> { a = Compress(z, c)  s = Shape(x)  t = Shape(a)  y = Sub(s, t) }"
+    )
+    function = read(text.replace("float[M] z", "float[M] z, bool[M] c"))
+    simple = simplified(infer_shapes(function), fold=True)
+    x, z, c = np.zeros(2, np.float32), np.zeros(5, np.float32), np.array([1, 1, 1, 1, 0], bool)
+    assert evaluate(simple, [x, z, c])[0].tolist() == [-2]
+
+
+def test_a_node_of_a_control_edge_is_followed_and_stays() -> None:
+    first = Node("Shape", ("x",), ("s",), name="first")
+    nodes = (first, Node("ConstantOfShape", ("s",), ("y",), control=("first",)))
+    function = Function((Value("x", TensorType(DType.FLOAT32, (2, 3))),), (Value("y"),), nodes, opsets={"": 18})
+    inferred = infer_shapes(function)
+    assert str(inferred.outputs[0].type) == "float32[2,3]"
+    assert ops(fold_constants(inferred, evaluate)) == ["Shape", "ConstantOfShape"]
+
+
+# ---------------------------------------------------------------------------------------------- the rules, one by one
+
+A, B, FLAGS = np.array([[3, -2], [0, 7]]), np.array([[2, 2], [5, -3]]), np.array([[True, False], [False, True]])
+
+
+def case(op: str, *inputs: Any, opset: int = 18, outputs: int = 1, **attributes: Any) -> Any:
+    return pytest.param(op, inputs, attributes, opset, outputs, id=f"{op}-{len(inputs)}-{attributes}-{opset}")
+
+
+I = np.array  # noqa: E741
+CASES = [
+    *(
+        case(op, A, B)
+        for op in ("Add", "Sub", "Mul", "Div", "Min", "Max", "Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual")
+    ),
+    *(case(op, A.astype(np.float32), B.astype(np.float32)) for op in ("Add", "Sub", "Mul", "Div")),
+    *(
+        case(op, A)
+        for op in ("Neg", "Abs", "Identity", "ReduceProd", "ReduceSum", "ReduceMax", "ReduceMin", "Transpose", "Size", "Shape")
+    ),
+    case("Min", A, B, np.array(1)),
+    case("Mod", A, B),
+    case("Mod", A, B, fmod=1),
+    case("Add", A, np.array(3)),
+    case("Not", FLAGS),
+    case("And", FLAGS, np.array([True, False])),
+    case("Or", FLAGS, np.array([True, False])),
+    case("Where", FLAGS, A, np.array(9)),
+    *(case(op, np.array([1.5, -1.5, 2.0], np.float32)) for op in ("Floor", "Ceil")),
+    *(case("Cast", A, to=to) for to in (1, 6, 7, 9, 11)),
+    case("Cast", np.array([1.9, -1.9], np.float32), to=7),
+    case("Cast", np.array([1 << 40]), to=6),
+    case("Shape", A, start=-1),
+    case("Gather", A, np.array(-1)),
+    case("Gather", A, np.array([[0, 1]]), axis=1),
+    case("Gather", np.array([4, 5]), np.array(1)),
+    case("Slice", A, I([0]), I([1])),
+    case("Slice", A, I([-1]), I([-(1 << 62)]), I([1]), I([-1])),
+    case("Slice", A, I([5]), I([9]), I([0])),
+    case("Slice", A, opset=9, starts=[0, 1], ends=[1, 2], axes=[1, 0]),
+    case("Squeeze", A[:1], I([0])),
+    case("Squeeze", A[:1, :1]),
+    case("Squeeze", A[:1], opset=11, axes=[0]),
+    case("Unsqueeze", A, I([0, -1])),
+    case("Unsqueeze", A, opset=11, axes=[1]),
+    case("Reshape", A, I([0, -1])),
+    case("Reshape", A, I([4])),
+    case("Expand", A[:1], I([2, 1])),
+    case("Tile", A, I([1, 3])),
+    case("Transpose", np.arange(6).reshape(1, 2, 3), perm=[2, 0, 1]),
+    case("Concat", A, B, axis=1),
+    case("Concat", A[0], B[0], A[1], axis=-1),
+    case("Split", np.arange(5), outputs=2, num_outputs=2),
+    case("Split", np.arange(5), I([2, 3]), outputs=2),
+    case("Split", np.arange(6), opset=11, outputs=2, split=[2, 4]),
+    case("ReduceProd", A, I([1]), keepdims=0),
+    case("ReduceProd", A, opset=13, axes=[0]),
+    case("ReduceSum", A, noop_with_empty_axes=1),
+    case("ReduceSum", A, I([0])),
+]
+
+
+@pytest.mark.parametrize(("op", "inputs", "attributes", "opset", "outputs"), CASES)
+def test_what_is_known_is_what_the_reference_computes(op: str, inputs: Any, attributes: Any, opset: int, outputs: int) -> None:
+    names = tuple(f"i{k}" for k in range(len(inputs)))
+    results = tuple(f"o{k}" for k in range(outputs))
+    node = Node(op, names, results, attributes_of(attributes))
+    constants = [Constant(array) for array in inputs]
+    found = propagate(node, [Contents.of(constant) for constant in constants], [constant.type for constant in constants])
+    constants_by_name = dict(zip(names, constants, strict=True))
+    function = infer_shapes(Function((), tuple(map(Value, results)), (node,), constants_by_name, {"": opset}))
+    assert found is not None
+    for contents, expected in zip(found, evaluate(function, []), strict=True):
+        assert contents is not None
+        constant = contents.constant()
+        assert constant is not None
+        assert constant.array.dtype == expected.dtype
+        np.testing.assert_array_equal(constant.array, expected)
+
+
+def test_every_rule_has_a_case() -> None:
+    assert {one.values[0] for one in CASES} == PROPAGATED
+
+
+N, Q = "N", None  # a name, and nothing known
+PARTLY: list[tuple[str, list[Any], list[Any]]] = [
+    ("Add", [[N, 0, Q], [0, N, 0]], [N, N, Q]),
+    ("Add", [[N, N], [1, N]], [Q, Q]),
+    ("Sub", [[N, N, 5], [0, N, N]], [N, Q, Q]),
+    ("Mul", [[N, 1], [1, N]], [N, N]),
+    ("Div", [[N, N, 4], [1, 2, 0]], [N, Q, Q]),
+    ("Max", [[N, N, -1], [0, 1, N]], [N, Q, N]),
+    ("Min", [[N, N], [0, 1]], [0, Q]),
+    ("Equal", [[N, N, -1, N], [-1, 1, N, N]], [False, Q, False, Q]),
+    ("Less", [[N, -1, N, 0], [0, N, 1, N]], [False, True, Q, Q]),
+    ("LessOrEqual", [[N, 0, N], [-1, N, 0]], [False, True, Q]),
+    ("Greater", [[0, N], [N, -1]], [False, True]),
+    ("GreaterOrEqual", [[-1, N], [N, 0]], [False, True]),
+]
+
+
+@pytest.mark.parametrize(("op", "inputs", "expected"), PARTLY, ids=lambda value: value if isinstance(value, str) else "")
+def test_names_and_unknown_elements(op: str, inputs: list[Any], expected: list[Any]) -> None:
+    contents = [Contents(DType.INT64, np.array(elements, object)) for elements in inputs]
+    type_ = TensorType(DType.INT64, (len(expected),))
+    found = propagate(Node(op, ("a", "b"), ("c",)), contents, [type_, type_])
+    assert found is not None
+    assert found[0] is not None
+    assert found[0].elements.tolist() == expected
+
+
+@given(st.data())
+@settings(max_examples=100, deadline=None)
+def test_integer_arithmetic_is_the_references(data: st.DataObject) -> None:
+    op = data.draw(st.sampled_from(["Add", "Sub", "Mul", "Div", "Mod", "Min", "Max"]))
+    numbers = st.lists(st.one_of(st.integers(-9, 9), st.integers(-(2**63), 2**63 - 1)), min_size=3, max_size=3)
+    a, b = (np.array(data.draw(numbers), np.int64) for _ in "ab")
+    constants = {"a": Constant(a), "b": Constant(b)}
+    node = Node(op, ("a", "b"), ("c",))
+    found = propagate(node, [Contents.of(c) for c in constants.values()], [c.type for c in constants.values()])
+    if found is None or found[0] is None:
+        assert op in ("Div", "Mod")
+        assert not b.all()
+        return
+    function = infer_shapes(Function((), (Value("c"),), (node,), constants, {"": 18}))
+    expected = evaluate(function, [])[0]
+    np.testing.assert_array_equal(found[0].elements.astype(np.int64), expected)
+
+
+@given(functions())
+@settings(max_examples=60, deadline=None)
+def test_simplified_functions_compute_the_same_bits(function: Function) -> None:
+    simple = simplified(infer_shapes(function), fold=True)
+    inputs = list(inputs_of(function, 0))
+    before = evaluate(drop_dead_nodes(infer_shapes(function)), [np.copy(x) for x in inputs])
+    for actual, expected in zip(evaluate(simple, inputs), before, strict=True):
+        np.testing.assert_array_equal(actual, expected)
+    assert simplified(infer_shapes(simple), fold=True) == simple

@@ -1,0 +1,214 @@
+"""However a command ends, what it has started ends with it: workers, compilers, and what those have started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.module.test_faults import X, chain
+from xrt.formats import onnx
+from xrt.processes import end, start, start_python, started_by
+
+LIMIT = 120.0
+"""Seconds after which something that is waited for will not happen any more."""
+
+
+def wait_until(true: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not true():
+        assert time.monotonic() < deadline, f"not within {LIMIT:g} s: {what}"
+        time.sleep(0.01)
+
+
+def runs(process: int) -> bool:
+    """Whether a process is there and is not one that has ended and that nobody has waited for."""
+    try:
+        told = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+    return told.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a model, an engine that hangs when it runs, and one whose import hangs."""
+    onnx.save(chain("Abs", "Neg", "Exp"), tmp_path / "m.onnx")
+    np.save(tmp_path / "x.npy", X)
+    info = tmp_path / "found" / "planted-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[xrt.engines]\nfaulty = xrt.testing.faulty:Faulty\nhanging = hanging:Engine\n")
+    (tmp_path / "found" / "hanging.py").write_text("import time\ntime.sleep(3600)\n")
+    (tmp_path / "compiler").write_text("#!/bin/sh\nsleep 3600 & wait\n")
+    (tmp_path / "compiler").chmod(0o700)
+    return tmp_path
+
+
+PLAIN = "from xrt.cli import main; import sys; main(sys.argv[1:])"
+WITH_COMPILER = (
+    f"from pathlib import Path; from xrt.engines.iree import compiler; compiler.BINARY = Path('compiler').absolute(); {PLAIN}"
+)
+"""IREE's compiler is a script that never ends, nor does what it has started."""
+
+COMMANDS: dict[str, tuple[str, int, tuple[str, ...]]] = {
+    "run iree": (WITH_COMPILER, 2, ("run", "m.onnx", "--engine", "iree", "-i", "x.npy")),
+    "run --isolate iree": (WITH_COMPILER, 3, ("run", "m.onnx", "--engine", "ort,iree", "--isolate", "iree", "--pin", "*=iree")),
+    "run --isolate": (
+        PLAIN,
+        1,
+        ("run", "m.onnx", "--engine", "faulty{how=hang}", "--isolate", "faulty{how=hang}", "--isolate-run"),
+    ),
+    "tune": (PLAIN, 1, ("tune", "m.onnx", "--engines", "ort,faulty{how=hang}", "--budget", "600s")),
+    "bench": (PLAIN, 1, ("bench", "m.onnx", "--engine", "faulty{how=hang}", "--budget", "600")),
+    "engines": (PLAIN, 1, ("engines",)),
+    "hostile": (PLAIN, 1, ("hostile", "--count", "100000")),
+}
+"""What to run, how many processes it must have started before it is ended, and its arguments."""
+
+
+@pytest.fixture
+def begun(folder: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
+    code, _, arguments = COMMANDS[request.param]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(folder / "found"), *sys.path]),
+        "XRT_CACHE_DIR": str(folder / "cache"),
+    }
+    with (folder / "said").open("wb") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", code, *arguments], cwd=folder, env=environment, stdout=said, stderr=said
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [signal.SIGKILL, *(pytest.param(how, marks=pytest.mark.slow) for how in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT))],
+    ids=lambda how: how.name,
+)
+@pytest.mark.parametrize("begun", COMMANDS, indirect=True)
+def test_nothing_outlives_a_command(
+    begun: subprocess.Popen[bytes], how: signal.Signals, folder: Path, request: pytest.FixtureRequest
+) -> None:
+    _, due, _ = COMMANDS[request.node.callspec.params["begun"]]
+    children: set[int] = set()
+
+    def has_begun() -> bool:
+        assert begun.poll() is None, (folder / "said").read_text()
+        children.update(started_by(begun.pid))
+        return len(children) >= due
+
+    wait_until(has_begun, "its processes start")
+    begun.send_signal(how)
+    wait_until(lambda: begun.poll() is not None, "the command ends")
+    wait_until(lambda: not any(map(runs, children)), "what it has started ends")
+    assert "Traceback" not in (folder / "said").read_text()
+
+
+# ---------------------------------------------------------------------- the mechanism
+
+SLEEPS = ["sh", "-c", "sleep 3600 & echo $!; wait"]
+
+
+def begin() -> tuple[subprocess.Popen[str], int]:
+    process = start(SLEEPS, stdout=subprocess.PIPE, text=True)
+    return process, int(process.stdout.readline())
+
+
+def test_a_process_that_is_ended_ends_with_what_it_has_started() -> None:
+    process, inner = begin()
+    assert runs(inner)
+    end(process)
+    assert process.returncode == -signal.SIGKILL
+    wait_until(lambda: not runs(inner), "the inner process ends")
+    end(process)  # again is no matter
+
+
+def test_a_python_whose_parent_ended_in_the_moment_of_the_start_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent has not told the system whom to kill, and is gone."""
+    held: list[int] = []
+    monkeypatch.setattr("xrt.processes.lifeline.tie", lambda process, reads, writes: held.append(writes))
+    process = start_python("signal:pause")
+    os.close(held[0])
+    assert process.wait(LIMIT) == -signal.SIGKILL
+    end(process)
+
+
+def test_a_python_ties_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    held: list[int] = []
+    monkeypatch.setattr("xrt.processes.lifeline.tie", lambda process, reads, writes: held.append(writes))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "waits.py").write_text("import signal\ndef main():\n    print('is there', flush=True)\n    signal.pause()\n")
+    process = start_python("waits:main", stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "is there\n"
+    os.close(held[0])
+    assert process.wait(LIMIT) == -signal.SIGKILL
+    end(process)
+
+
+def test_a_process_outlives_the_thread_that_started_it() -> None:
+    """Which it would not with PR_SET_PDEATHSIG."""
+    import threading
+
+    found: list[tuple[subprocess.Popen[str], int]] = []
+    thread = threading.Thread(target=lambda: found.append(begin()))
+    thread.start()
+    thread.join()
+    ((process, inner),) = found
+    assert process.poll() is None and runs(inner)
+    end(process)
+
+
+def test_a_fork_of_the_parent_does_not_keep_its_children() -> None:
+    """The parent starts a process and forks; when it ends, the fork lives on and the process does not."""
+    code = (
+        "import os, sys, signal, subprocess; from xrt.processes import start;"
+        "p = start(['sleep', '3600']); f = os.fork();\n"
+        "if f == 0: signal.pause()\n"
+        "print(p.pid, f, flush=True); signal.pause()"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ)
+    assert parent.stdout is not None
+    process, fork = map(int, parent.stdout.readline().split())
+    try:
+        parent.kill()
+        wait_until(lambda: not runs(process), "the process ends")
+        assert runs(fork)
+    finally:
+        os.kill(fork, signal.SIGKILL)
+        parent.stdout.close()
+        parent.wait()
+
+
+def test_what_cannot_be_started_leaves_no_handle() -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        with pytest.raises(FileNotFoundError):
+            start(["/nowhere/at/all"])
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_worker_whose_parent_has_ended_says_nothing(tmp_path: Path) -> None:
+    """Its first word meets a closed socket."""
+    import socket
+
+    mine, its = socket.socketpair()
+    with (tmp_path / "said").open("w+") as said, its:
+        process = start_python("xrt.runtime.worker:main", str(its.fileno()), "0", inherited=[its.fileno()], stderr=said)
+        mine.close()
+        assert process.wait(LIMIT) == 0
+        said.seek(0)
+        assert said.read() == ""
+    end(process)

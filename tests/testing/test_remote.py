@@ -1,0 +1,145 @@
+"""An engine whose native code ends its process: the case, or the graph, is named, and the rest goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xrt.engines.toy import Toy
+from xrt.errors import OptionError, UnknownEngine
+from xrt.testing import Word, conform
+from xrt.testing.faulty import Faulty
+from xrt.testing.fuzz import Fuzzer
+from xrt.testing.remote import RemoteFuzzer
+from xrt.verify import Verdict
+
+ABORTING = """
+import os
+from dataclasses import dataclass
+from typing import ClassVar
+
+from xrt.engines.toy import Toy
+
+
+@dataclass(frozen=True)
+class Aborting(Toy):
+    name: ClassVar[str] = "aborting"
+
+    def compile(self, function, context):
+        executable = super().compile(function, context)
+        if any(node.op == "Abs" for node in function.nodes):
+            executable.run = lambda *given: os.abort()
+        return executable
+"""
+ENDED = "its process was ended by SIGABRT: a crash, or the system had no memory left"
+
+
+@pytest.fixture
+def plugged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Install an engine that aborts when it runs Abs; return the environment that has it."""
+    info = tmp_path / "aborting-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: aborting\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[xrt.engines]\naborting = aborting:Aborting\n")
+    (tmp_path / "aborting.py").write_text(ABORTING)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+
+
+def command(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    start = [sys.executable, "-P", "-m", "xrt.cli", *arguments]
+    return subprocess.run(start, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_conform_names_the_case_that_crashed_and_goes_on(plugged: dict[str, str]) -> None:
+    done = command(plugged, "conform", "aborting", "--cases", "test_relu,test_abs,test_neg,test_sign", "--json")
+    outcomes = {one["case"]: (one["word"], one["reason"]) for one in json.loads(done.stdout)["outcomes"]}
+    passed = dict.fromkeys(("test_neg", "test_relu", "test_sign"), ("passed", ""))
+    assert (done.returncode, outcomes) == (1, {**passed, "test_abs": ("failed", ENDED)}), done.stderr
+
+
+def test_fuzz_names_the_seed_that_crashed_and_goes_on(plugged: dict[str, str]) -> None:
+    """Which graphs have an Abs is seen by the engine that raises where the other one aborts."""
+    raises = Fuzzer([Faulty(takes="Abs", how="raise")], shrinks=False)
+    raises.run(range(12))
+    seeds = {found.seed for found in raises.findings}
+    assert 0 < len(seeds) < 12
+    done = command(plugged, "fuzz", "--engines", "aborting", "--count", "12")
+    assert done.returncode == 1
+    told = " ".join(done.stderr.split())
+    assert [seed for seed in range(12) if f"seed {seed}, " in told] == sorted(seeds), told
+    assert told.count(ENDED) == len(seeds)
+    assert f"12 graphs from seed 0: {len(seeds)} disagreement" in " ".join(done.stdout.split())
+
+
+def test_without_isolation_it_ends_the_command(plugged: dict[str, str]) -> None:
+    assert command(plugged, "conform", "aborting", "--cases", "test_abs", "--no-isolate").returncode == -6
+    assert command(plugged, "fuzz", "--engines", "aborting", "--count", "12", "--no-isolate").returncode == -6
+
+
+# ---------------------------------------------------------------------- the same as without
+
+
+def told(report: Any) -> list[tuple[Any, ...]]:
+    return [(o.case, o.word, o.reason, o.operators, o.group, o.placed) for o in (*report.outcomes, *report.reference)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"engines": "ort", "pattern": "test_relu,test_abs,test_celu*", "reference": True},
+        {"engines": ["ort", "toy"], "pattern": "*relu*", "groups": ["simple"], "alternate": True},
+        {"engines": Faulty(takes="Abs", how="value"), "pattern": "test_abs,test_neg"},
+        {"engines": "toy", "pattern": "test_abs*", "shard": (0, 2)},
+    ],
+    ids=["reference", "alternating", "wrong", "share"],
+)
+def test_cases_come_out_as_they_do_here(options: dict[str, Any]) -> None:
+    heard: list[tuple[int, int]] = []
+    there = conform(**options, isolate=True, progress=lambda done, count, outcome: heard.append((done, count)))
+    assert told(there) == told(conform(**options))
+    assert heard == [(n + 1, len(there.outcomes)) for n in range(len(there.outcomes))]
+
+
+def test_every_crash_starts_another_worker() -> None:
+    report = conform(Faulty(takes="Abs|Neg", how="kill"), "test_abs,test_neg,test_relu", isolate=True, gaps=())
+    ended = ENDED.replace("SIGABRT", "SIGKILL")
+    assert [o.reason for o in report.of(Word.FAILED)] == [ended, ended]
+    assert len(report.outcomes) == 3
+
+
+def test_graphs_come_out_as_they_do_here() -> None:
+    engines = ["ort", Faulty(takes="Abs|Exp|Add", how="value")]
+    here, there = Fuzzer(engines), RemoteFuzzer(engines)
+    for fuzzer in (here, there):
+        fuzzer.run(range(12))
+    assert here.findings != []
+    assert here.counts == there.counts
+    assert list(map(str, here.findings)) == list(map(str, there.findings))
+    for mine, its in zip(here.findings, there.findings, strict=True):
+        assert mine.sample.function.fingerprint == its.sample.function.fingerprint
+    assert set(Verdict) >= {verdict for _, verdict in there.counts}
+
+
+def test_errors_of_who_asks_are_errors_here() -> None:
+    with pytest.raises(UnknownEngine, match="no engine is named 'nobody'"):
+        conform("nobody", "test_relu", isolate=True)
+    with pytest.raises(OptionError, match="there is no group 'nowhere'"):
+        conform("toy", "test_relu", groups=["nowhere"], isolate=True)
+
+
+def test_what_no_other_process_can_import_is_refused() -> None:
+    class Local(Toy):
+        pass
+
+    with pytest.raises(OptionError) as caught:
+        conform(Local(), "test_relu", isolate=True)
+    assert str(caught.value) == (
+        f"engine 'toy' cannot be tried in a process of its own: {Local.__qualname__} of {__name__} can be imported by no other "
+        f"process; move it to a module"
+    )

@@ -1,0 +1,65 @@
+"""Matrix products by NumPy's BLAS in parts on XRT's own threads, as ``src/products.h`` declares them."""
+
+from __future__ import annotations
+
+from ctypes import c_int64
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from xrt.engines.blas import BlasCalls
+from xrt.engines.native.core import address_of, core
+
+__all__ = ["multiply"]
+
+Array = np.ndarray[Any, Any]
+_Words = c_int64 * 20
+"""``xrt_products``, all of whose fields are as wide: as numbers in a row it is made several times as quickly."""
+
+
+def multiply(blas: BlasCalls, a: Array, b: Array, threads: int) -> Array | None:
+    """Return the matrix product of arrays of rank 2 or more that share a type of the BLAS's; no extent is zero.
+
+    None where an array broadcasts along some dimensions of the batch and not along others.
+    """
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2]) if a.ndim > 2 or b.ndim > 2 else ()
+    first, second = _stacked(a, batch), _stacked(b, batch)
+    if first is None or second is None:
+        return None
+    result = np.empty((*batch, a.shape[-2], b.shape[-1]), a.dtype)
+    stack = result.reshape(-1, *result.shape[-2:])
+    if len(second) == 1 and len(first) == len(stack) > 1 and first.flags.c_contiguous:  # one product of many rows
+        first, stack = (x.reshape(1, -1, x.shape[-1]) for x in (first, stack))
+    (count, m, n), k = stack.shape, a.shape[-1]
+    numbers = (*blas.calls_of(a.dtype), 8 * a.itemsize, blas.indices, count, m, n, k)
+    core().multiply(_Words(*numbers, *_matrices(first), *_matrices(second), *_matrices(stack)), threads)
+    return result
+
+
+def _stacked(array: Array, batch: tuple[int, ...]) -> Array | None:
+    """Return the array with one dimension for the batch, of one matrix or of all, each stored as BLAS reads it."""
+    own = array.shape[:-2]
+    if prod(own) != 1 and prod(own) != prod(batch):
+        return None
+    stack = array.reshape(-1, *array.shape[-2:])
+    return stack if array.flags.aligned and _leading(stack) else np.ascontiguousarray(stack)
+
+
+def _matrices(stack: Array) -> tuple[int, int, int, bool]:
+    """Return ``xrt_matrices``."""
+    leading, flipped = _leading(stack) or (0, False)  # `_stacked` let no other in
+    return address_of(stack), stack.strides[0] if len(stack) > 1 else 0, leading, flipped
+
+
+def _leading(stack: Array) -> tuple[int, bool] | None:
+    """Return how many elements apart the stored rows of each matrix are, and whether its transpose is what is stored.
+
+    None where neither is stored row by row.
+    """
+    (_, high, wide), (_, down, across), size = stack.shape, stack.strides, stack.itemsize
+    if across == size and (high == 1 or (down >= wide * size and down % size == 0)):
+        return (wide if high == 1 else down // size), False
+    if down == size and (wide == 1 or (across >= high * size and across % size == 0)):
+        return (high if wide == 1 else across // size), True
+    return None

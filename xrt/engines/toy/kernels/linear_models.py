@@ -1,0 +1,57 @@
+"""Linear models, in double precision and rounded to float32, whatever type the features have."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from xrt.engines.toy.env import Env
+from xrt.engines.toy.kernels.scores import ML, labels_of, named, rows, transformed
+from xrt.engines.toy.table import CPU, Array, Run, ops
+from xrt.graph import Node
+
+__all__: list[str] = []
+
+
+def _weights(node: Node, count: int) -> tuple[Array, Array]:
+    """Return the coefficients [count, features], and what is added."""
+    coefficients = np.array(node.attr("coefficients"), np.float64).reshape(count, -1)
+    return coefficients, np.array(node.attr("intercepts") or (0.0,), np.float64)
+
+
+@ops("LinearRegressor", domain=ML, devices=CPU)
+def linear_regressor(node: Node, env: Env) -> Run:
+    weights, added = _weights(node, node.attr("targets", 1))
+    how = node.attr("post_transform", "NONE")
+    return lambda x: transformed(rows(x) @ weights.T + added, how).astype(np.float32)
+
+
+@ops("LinearClassifier", domain=ML, devices=CPU)
+def linear_classifier(node: Node, env: Env) -> Run:
+    """Return the label of the greatest score, as it is before it is transformed, and the scores.
+
+    One row of coefficients for two classes is the score of the second.
+    """
+    labels = labels_of(node, "classlabels_ints", "classlabels_strings")
+    how = node.attr("post_transform", "NONE")
+
+    def run(x: Array) -> tuple[Array, Array]:
+        given = rows(x)
+        weights, added = _weights(node, len(node.attr("coefficients")) // given.shape[1])
+        scores = given @ weights.T + added
+        if scores.shape[1] == 1:
+            return _of_one(scores, labels, how)
+        chosen = [labels[i] if labels else int(i) for i in scores.argmax(axis=1)]
+        return named(chosen, labels), transformed(scores, how).astype(np.float32)
+
+    return run
+
+
+def _of_one(scores: Array, labels: list[object], how: str) -> tuple[Array, Array]:
+    """Return label and scores where there is one score: of the second of two classes, or of the only one."""
+    wins = scores[:, 0] > 0
+    if len(labels) != 2:
+        first, other = (labels[0], "" if isinstance(labels[0], str) else 0) if labels else (1, 0)
+        return named([first if win else other for win in wins], labels), transformed(scores, how).astype(np.float32)
+    # Not transformed, two scores are a probability and what is left of it, as ONNX Runtime has it.
+    both = np.concatenate([1 - scores if how == "NONE" else -scores, scores], axis=1)
+    return named([labels[int(win)] for win in wins], labels), transformed(both, how).astype(np.float32)

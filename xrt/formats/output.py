@@ -1,0 +1,91 @@
+"""Files that XRT writes where a person asks for them: tried before the work that fills them, and written whole or not at all."""
+
+from __future__ import annotations
+
+import io
+import os
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+__all__ = ["replace_file", "why_not_folder", "why_not_writable"]
+
+
+def replace_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    """Write a file beside its place and move it there, so that the place holds the old content or the new.
+
+    A link stays, and what it leads to is replaced; a device or a pipe is written to. Raises OSError, which names the place.
+    """
+    real = Path(os.path.realpath(path))
+    try:
+        if _is_device(real):
+            content = io.BytesIO()  # a writer may want to seek
+            write(content)
+            with real.open("wb") as file:
+                file.write(content.getvalue())
+            return
+        beside = _beside(real)
+        try:
+            with beside.open("xb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(real)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error  # and not the name beside it
+
+
+def why_not_writable(path: Path) -> str | None:
+    """Return why `replace_file` cannot write to the path, found out by writing a byte beside it; None where it can."""
+    real = Path(os.path.realpath(path))
+    if os.path.isdir(real):  # noqa: PTH112  # unlike pathlib's it takes a name that is too long
+        return "it is a folder"
+    if _is_device(real):
+        return None if os.access(real, os.W_OK) else "nothing may be written to it"
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}"
+    return _why_not_made(real.parent, real.name)
+
+
+def why_not_folder(path: Path) -> str | None:
+    """Return why no files can be written to a folder that is made where it is missing; None where they can. Makes nothing."""
+    path = path.absolute()
+    there = next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
+    if not there.is_dir():
+        return f"{there} is no folder"
+    return None if os.access(there, os.W_OK | os.X_OK) else f"nothing may be written to {there}"
+
+
+def _is_device(path: Path) -> bool:
+    return os.path.exists(path) and not os.path.isfile(path)  # noqa: PTH110, PTH113  # as above
+
+
+def _why_not_made(folder: Path, name: str) -> str | None:
+    beside = _beside(folder / name)
+    try:
+        with beside.open("xb") as file:
+            file.write(b"\0")
+    except PermissionError:
+        return f"nothing may be written to {folder}"
+    except OSError as error:
+        return f"no file can be made in {folder}: {error.strerror}"
+    finally:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+    try:
+        (folder / name).lstat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:  # a name that is too long for a file
+        return str(error.strerror)
+    return None
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".xrt-{secrets.token_hex(6)}.tmp")

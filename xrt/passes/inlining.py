@@ -1,0 +1,125 @@
+"""Inline control flow that is decided before the run: an If with a constant condition, a Loop of at most one turn."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from xrt.graph import Constant, Function, Node, TensorType, Value, attributes_of
+from xrt.passes.splicing import Body, Names, Splice
+
+__all__ = ["decided_body", "inline_constant_control_flow"]
+
+Lookup = Callable[[str], Constant | None]
+"""Gives the constant of that name, None where the value is not known before the run."""
+
+_AXES_ARE_AN_INPUT = 13
+"""The opset since which Unsqueeze reads its axes."""
+
+
+def inline_constant_control_flow(function: Function) -> Function:
+    """Return the Function with the nodes of each If and Loop that constants decide in its place, in bodies too.
+
+    The outputs keep their names, and so do inlined values and nodes unless a name is taken. Control edges to such a node
+    lead to the last of its nodes, its own to the first ones. A Loop is inlined where constants limit it to one turn. Nothing
+    is computed. The Function itself is returned where nothing is inlined. Linear.
+    """
+    return _inlined(function, {}, Names(function))
+
+
+def _inlined(function: Function, outer: Mapping[str, Constant], names: Names) -> Function:
+    if not any(node.bodies for node in function.nodes):
+        return function
+    splice = Splice(function, names)
+    given: dict[str, Constant] = {}  # of Constant nodes, which stay nodes
+    scope: ChainMap[str, Constant] = ChainMap(given, splice.constants, outer)  # type: ignore[arg-type]  # the last is only read
+    for node in splice.pending():
+        body = decided_body(node, scope.get, function.opsets.get("", 0))
+        if body is None or not splice.inline(node, body):
+            splice.nodes.append(node.map_bodies(lambda inner: _inlined(inner, scope, names)))
+            if node.op == "Constant" and isinstance(value := node.attr("value"), Constant):
+                given[node.outputs[0]] = value
+    return splice.result()
+
+
+def decided_body(node: Node, lookup: Lookup, opset: int) -> Body | None:
+    """Return the body that runs in place of an If or a Loop that constants decide; None for any other node."""
+    if node.op == "If":
+        taken = _flag(lookup(node.inputs[0]))
+        return None if taken is None else _branch(node, taken)
+    return _turns(node, lookup, opset) if node.op == "Loop" else None
+
+
+def _flag(constant: Constant | None) -> bool | None:
+    return None if constant is None or constant.array.size != 1 else bool(constant.array.reshape(()))
+
+
+def _branch(node: Node, taken: bool) -> Body | None:
+    branch = node.attr("then_branch" if taken else "else_branch")
+    if not isinstance(branch, Function) or len(branch.outputs) != len(node.outputs):
+        return None
+    return Body(branch, _pairs(branch.outputs, node.outputs))
+
+
+def _pairs(results: Sequence[Value], names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    return tuple((value.name, name) for value, name in zip(results, names, strict=True) if name)
+
+
+def _turns(node: Node, lookup: Lookup, opset: int) -> Body | None:
+    """Return what is left of a Loop of at most one turn."""
+    body, carried = node.attr("body"), node.inputs[2:]
+    limit, condition = (*node.inputs, "", "")[:2]
+    flag = lookup(condition) if condition else Constant(np.array(True))
+    count = _count(lookup(limit)) if limit else None
+    fits = isinstance(body, Function) and (len(body.inputs), len(body.outputs)) == (len(carried) + 2, len(node.outputs) + 1)
+    if not fits or not all(carried):
+        return None
+    if _flag(flag) is False or (count is not None and count <= 0):
+        # What is stacked in no turn has a shape that only its type may tell.
+        stacked = any(node.outputs[len(carried) :])
+        ends = body.inputs[2:]
+        return None if stacked else Body(Function(ends, ends), _pairs(ends, node.outputs[: len(carried)]), _given(ends, carried))
+    if flag is None or _flag(flag) is None or count != 1:
+        return None
+    closed = _one_turn(body, flag, len(carried), opset)
+    return Body(closed, _pairs(closed.outputs, node.outputs), _given(closed.inputs, carried))
+
+
+def _count(constant: Constant | None) -> int | None:
+    return None if constant is None or constant.array.size != 1 else int(constant.array.reshape(()))
+
+
+def _given(inputs: Sequence[Value], names: Sequence[str]) -> dict[str, str]:
+    return {value.name: name for value, name in zip(inputs, names, strict=True)}
+
+
+def _one_turn(body: Function, flag: Constant, carried: int, opset: int) -> Function:
+    """Return the body for its first turn: what it carries comes in and goes out, what the Loop stacks has an axis of one more."""
+    step, go = (value.name for value in body.inputs[:2])
+    constants = {**body.constants, step: Constant(np.array(0)), go: _shaped_like(flag, body.inputs[1])}
+    taken = {*body.value_names(), *body.captures}
+    nodes, outputs = list(body.nodes), list(body.outputs[1 : carried + 1])
+    for value in body.outputs[carried + 1 :]:
+        name, axes = (_free(f"{value.name}_{what}", taken) for what in ("stacked", "axes"))
+        if opset < _AXES_ARE_AN_INPUT:
+            nodes.append(Node("Unsqueeze", (value.name,), (name,), attributes_of({"axes": (0,)})))
+        else:
+            constants[axes] = Constant(np.array([0]))
+            nodes.append(Node("Unsqueeze", (value.name, axes), (name,)))
+        outputs.append(Value(name))
+    return body.replace(inputs=body.inputs[2:], outputs=tuple(outputs), nodes=tuple(nodes), constants=constants)
+
+
+def _shaped_like(flag: Constant, value: Value) -> Constant:
+    """Return the flag with as many axes as the body declares for it: both a scalar and one element are allowed."""
+    rank = value.type.rank if isinstance(value.type, TensorType) else None
+    return flag if rank is None or rank == len(flag.shape) else Constant(flag.array.reshape((1,) * rank))
+
+
+def _free(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name

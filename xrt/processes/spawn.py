@@ -1,0 +1,132 @@
+"""Start a program, or an entry point of XRT in another Python; see `lifeline` for how it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from xrt.processes import lifeline
+from xrt.processes.tree import kill, started_by
+
+__all__ = ["end", "run_python", "start", "start_python"]
+
+_NOT_INHERITED = ("PYTHONINSPECT", "PYTHONSTARTUP")
+"""Variables with which an interpreter turns to a person: a worker would wait for one, or run what is meant for one."""
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
+def start(command: Sequence[str], *, environment: Mapping[str, str] | None = None, **streams: Any) -> subprocess.Popen[Any]:
+    """Start a program in a session of its own; it is killed, with its process group, when this process ends.
+
+    ``environment`` replaces this process's, and ``streams`` are those of `subprocess.Popen`. The program must end by itself when
+    its standard input closes before anything came, as it does where this process ends in the moment of the start. The caller
+    ends it by `end`.
+    """
+    return _start(lambda reads: command, environment, (), streams)
+
+
+def start_python(
+    entry: str,
+    *arguments: str,
+    environment: Mapping[str, str] = _NONE,
+    inherited: Sequence[int] = (),
+    **streams: Any,
+) -> subprocess.Popen[Any]:
+    """Start another Python that calls ``entry``, such as ``xrt.runtime.worker:main``, with the arguments, and ends as it returns.
+
+    It imports from where this process does, and not from the current directory, whatever lies there. ``environment`` is added
+    to this process's, and ``inherited`` are file descriptors that it keeps. It ends as what `start` starts.
+    """
+    module, _, function = entry.partition(":")
+    call = f"import sys; from {module} import {function}; sys.exit({function}(*sys.argv[1:]))"
+    options = ("-P", "-s") if sys.flags.no_user_site else ("-P",)
+
+    def command(reads: int | None) -> list[str]:
+        hold = "" if reads is None else f"from xrt.processes.lifeline import hold; hold({reads}); "
+        return [sys.executable, *options, "-c", hold + call, *arguments]
+
+    return _start(command, _python_environment(environment), inherited, streams)
+
+
+def _start(
+    command: Callable[[int | None], Sequence[str]],
+    environment: Mapping[str, str] | None,
+    inherited: Sequence[int],
+    streams: Mapping[str, Any],
+) -> subprocess.Popen[Any]:
+    """Start what ``command`` says, given the lifeline's number in the child; None where the system knows no such thing."""
+    if not lifeline.SUPPORTED:
+        return subprocess.Popen(command(None), env=environment, pass_fds=inherited, start_new_session=True, **streams)
+    reads, writes = os.pipe()
+    try:
+        process = subprocess.Popen(
+            command(reads), env=environment, pass_fds=(*inherited, reads), start_new_session=True, **streams
+        )
+    except BaseException:
+        os.close(writes)
+        raise
+    else:
+        lifeline.tie(process, reads, writes)
+        return process
+    finally:
+        os.close(reads)
+
+
+def run_python(
+    entry: str,
+    *arguments: str,
+    timeout: float,
+    environment: Mapping[str, str] = _NONE,
+    started: Callable[[subprocess.Popen[str]], object] = lambda process: None,
+) -> subprocess.CompletedProcess[str]:
+    """Call ``entry`` in another Python that gets no input, and return what it wrote and how it ended.
+
+    Raises `subprocess.TimeoutExpired` after that many seconds. The process has ended in every case. ``started`` is given the
+    process, so that another thread can kill it.
+    """
+    pipe = subprocess.PIPE
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe, "text": True}
+    process = start_python(entry, *arguments, environment=environment, **options)
+    try:
+        started(process)
+        out, said = process.communicate(timeout=timeout)
+    finally:
+        end(process)
+    return subprocess.CompletedProcess([entry, *arguments], process.returncode, out, said)
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """Kill a process, with all that it has started, unless it has ended by itself; close its pipes, and wait until it is gone."""
+    others = started_by(process.pid) if process.poll() is None else ()
+    lifeline.release(process)
+    process.kill()
+    process.wait()
+    kill(others)  # those that have left its process group
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            with suppress(OSError):  # what was not read any more is of no use to anyone
+                pipe.close()
+
+
+def _python_environment(more: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a Python that imports from where this one does, and whose own children keep to that."""
+    kept = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    return {**kept, "PYTHONPATH": os.pathsep.join(_search_path()), "PYTHONSAFEPATH": "1", **more}
+
+
+def _search_path() -> list[str]:
+    """Return the absolute folders of ``sys.path``; the empty entry of an interactive session is the folder that it means.
+
+    A folder whose name holds the separator cannot be named in the variable: its halves would be other folders.
+    """
+    found = []
+    for entry in sys.path:
+        with suppress(FileNotFoundError):  # the current directory is gone, and nothing is imported from it
+            found.append(str(Path(entry).absolute()))
+    return [folder for folder in found if os.pathsep not in folder]

@@ -1,0 +1,176 @@
+"""Operators of ai.onnx.ml: maps, and models that were learned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from xrt.graph import DType, MapType, SequenceType, TensorType
+from xrt.testing.corpus.entry import Entry, f32, graph, i64
+from xrt.testing.corpus.entry import node as any_node
+
+__all__ = ["ENTRIES"]
+
+_OF_NUMBERS = MapType(DType.INT64, TensorType(DType.FLOAT32, ()))
+_OF_TEXTS = MapType(DType.STRING, TensorType(DType.FLOAT32, ()))
+
+
+def node(op: str, inputs: str, outputs: str, **attributes: Any) -> Any:
+    return any_node(op, inputs, outputs, domain="ai.onnx.ml", **attributes)
+
+
+_MACHINE = {
+    "classlabels_ints": [1, 5, 9],
+    "kernel_type": "LINEAR",
+    "kernel_params": [0.0, 0.0, 3.0],
+    "support_vectors": [1.0, 0.0, -1.0],
+    "vectors_per_class": [1, 1, 1],
+    "coefficients": [1.0, -1.0, 0.5, 0.5, 1.0, -0.5],
+    "rho": [-0.5, 0.25, 0.5],
+    "prob_a": [-1.0, -2.0, -1.5],
+    "prob_b": [0.0, 0.5, -0.25],
+}
+_OF_INTEGERS = {
+    "classlabels_strings": ["no", "yes"],
+    "kernel_type": "LINEAR",
+    "kernel_params": [0.0, 0.0, 3.0],
+    "support_vectors": [1.0, -1.0],
+    "vectors_per_class": [1, 1],
+    "coefficients": [0.5, -0.5],
+    "rho": [0.25],
+}
+
+_TREE = {
+    "nodes_treeids": [0, 0, 0, 0, 0],
+    "nodes_nodeids": [0, 1, 2, 3, 4],
+    "nodes_featureids": [0, 1, 0, 0, 0],
+    "nodes_values": [0.5, 1.0, 0.0, 0.0, 0.0],
+    "nodes_modes": ["BRANCH_LT", "BRANCH_LEQ", "LEAF", "LEAF", "LEAF"],
+    "nodes_truenodeids": [1, 2, 0, 0, 0],
+    "nodes_falsenodeids": [4, 3, 0, 0, 0],
+    "nodes_missing_value_tracks_true": [1, 0, 0, 0, 0],
+    "target_treeids": [0, 0, 0],
+    "target_nodeids": [2, 3, 4],
+    "target_ids": [0, 0, 0],
+    "target_weights": [1.0, 2.0, 4.0],
+    "n_targets": 1,
+}
+
+
+ENTRIES: tuple[Entry, ...] = (
+    Entry(
+        "zip_map_of_integers",
+        "what a classifier of scikit-learn gives by default: a list with a dictionary for each row",
+        graph(
+            {"x": "float32[N,2]"}, {"y": SequenceType(_OF_NUMBERS)}, node("ZipMap", "x", "y", classlabels_int64s=[7, -1]), ml=1
+        ),
+        (f32([[0.25, 0.75], [1, 0]]),),
+        ([{7: 0.25, -1: 0.75}, {7: 1.0, -1: 0.0}],),
+    ),
+    Entry(
+        "zip_map_of_texts",
+        "labels that are texts are keys as they are, and what is computed before the map may be in another region",
+        graph(
+            {"x": "float32[1,2]"},
+            {"y": SequenceType(_OF_TEXTS), "s": "float32[1,2]"},
+            any_node("Mul", "x x", "s"),
+            node("ZipMap", "s", "y", classlabels_strings=["no", "yes"]),
+            ml=1,
+        ),
+        (f32([[0.5, 3]]),),
+        ([{"no": 0.25, "yes": 9.0}], f32([[0.25, 9]])),
+    ),
+    Entry(
+        "map_to_row",
+        "a dictionary as an input: a key of the vocabulary that it lacks is zero",
+        graph(
+            {"x": _OF_TEXTS},
+            {"y": "float32[1,3]"},
+            node("DictVectorizer", "x", "v", string_vocabulary=["a", "b", "c"]),
+            any_node("Add", "v v", "y"),
+            ml=1,
+        ),
+        ({"c": 2.5, "a": 1.0},),
+        (f32([[2, 0, 5]]),),
+    ),
+    Entry(
+        "map_to_values",
+        "the values of a dictionary go in the order of their keys; sparse, into the columns that the keys name",
+        graph(
+            {"x": _OF_NUMBERS},
+            {"dense": "float32[1,2]", "sparse": "int64[1,5]"},
+            node("CastMap", "x", "dense"),
+            node("CastMap", "x", "sparse", map_form="SPARSE", cast_to="TO_INT64", max_map=5),
+            ml=1,
+        ),
+        ({3: 1.75, 1: -2.5},),
+        (f32([[-2.5, 1.75]]), i64([[0, -2, 0, 1, 0]])),
+    ),
+    Entry(
+        "svm_probabilities_of_three_classes",
+        "the probabilities of pairs are coupled by a matrix whose elements are products of two of them, and no sums",
+        graph(
+            {"x": "float32[2,1]"},
+            {"label": "int64[2]", "p": "float32[2,3]"},
+            node("SVMClassifier", "x", "label p", **_MACHINE),
+            ml=1,
+        ),
+        (f32([[0], [2]]),),
+        (i64(5, 1), f32([[0.27448362, 0.5083821, 0.21713431], [0.55167294, 0.2453508, 0.20297626]])),
+    ),
+    Entry(
+        "svm_of_integers",
+        "integers as features: the decisions are floats all the same",
+        graph(
+            {"x": "int64[3,1]"},
+            {"label": "string[3]", "scores": "float32[3,2]"},
+            node("SVMClassifier", "x", "label scores", **_OF_INTEGERS),
+            ml=1,
+        ),
+        (i64([[-1], [0], [2]]),),
+        (np.array(["yes", "no", "no"], object), f32([[0.75, -0.75], [-0.25, 0.25], [-2.25, 2.25]])),
+    ),
+    Entry(
+        "linear_regressor_without_intercepts",
+        "intercepts that are left out are zero",
+        graph(
+            {"x": "float32[2,2]"},
+            {"y": "float32[2,1]"},
+            node("LinearRegressor", "x", "y", coefficients=[0.5, -2.0]),
+            ml=1,
+        ),
+        (f32([[2, 1], [4, 0]]),),
+        (f32([[-1], [2]]),),
+    ),
+    Entry(
+        "scaled_integers",
+        "a Scaler gives float32, whatever it is given",
+        graph({"x": "int64[1,2]"}, {"y": "float32[1,2]"}, node("Scaler", "x", "y", offset=[0.5, 1.0], scale=[0.5, 0.25]), ml=1),
+        (i64([[1, 2]]),),
+        (f32([[0.25, 0.25]]),),
+    ),
+    Entry(
+        "tree_of_two_features",
+        "all rows go down a tree at once; NaN goes where the node says",
+        graph(
+            {"x": "float32[4,2]"},
+            {"y": "float32[4,1]"},
+            node("TreeEnsembleRegressor", "x", "y", **_TREE),
+            ml=1,
+        ),
+        (f32([[0, 0], [0, 2], [1, 0], [float("nan"), 0]]),),
+        (f32([[1], [2], [4], [1]]),),
+    ),
+    Entry(
+        "stop_words_in_any_case",
+        "a stop word that is compared without regard to case is dropped in any, and accents stay",
+        graph(
+            {"x": "string[4]"},
+            {"y": "string[2]"},
+            any_node("StringNormalizer", "x", "y", is_case_sensitive=0, stopwords=["the"]),
+        ),
+        (np.array(["The", "caf\u00e9", "the", "Bar"], object),),
+        (np.array(["caf\u00e9", "Bar"], object),),
+    ),
+)

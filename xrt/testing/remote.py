@@ -1,0 +1,138 @@
+"""Cases and graphs in a worker process: what ends it is the outcome of the one that was asked for, and the rest goes on.
+
+An engine's native code may crash on what it is tried on. The process that asks, here, loads no engine's library for that; the
+other side is `remote_worker`. After a crash the next question starts another worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import xrt.errors
+from xrt.engines import GraphCompiler
+from xrt.errors import OptionError, XRTError
+from xrt.runtime.isolation import Limits, Lost, Worker, identify, why_not_isolated
+from xrt.runtime.shared import Message, function_in, values_in
+from xrt.testing.fuzz import Finding, Fuzzer, sample_of
+from xrt.testing.report import Outcome, Word
+from xrt.testing.shrink import Sample
+from xrt.verify import Verdict
+
+__all__ = ["Remote", "RemoteFuzzer", "conform_remotely", "identities"]
+
+
+def identities(engines: Sequence[str | GraphCompiler]) -> list[str | dict[str, str]]:
+    """Return what tells another process which engines are meant; raises OptionError for one that no other can import."""
+    for engine in engines:
+        if isinstance(engine, GraphCompiler) and (reason := why_not_isolated(engine)):
+            raise OptionError(f"engine {engine.spec!r} cannot be tried in a process of its own: {reason}")
+    return [engine if isinstance(engine, str) else identify(engine) for engine in engines]
+
+
+class Remote:
+    """A worker that is started when it is asked, and again after it died. Use with `contextlib.closing`."""
+
+    def __init__(self, opening: Message) -> None:
+        """Each worker is asked ``opening`` first."""
+        self._opening = opening
+        self._worker: Worker | None = None
+
+    def begin(self) -> Message:
+        """Start a worker, and return its answer to the opening."""
+        self._worker = Worker(Limits(), "xrt.testing.remote_worker:main")
+        return self._heard(self._opening)[0]
+
+    def ask(self, message: Mapping[str, Any]) -> tuple[Message, memoryview]:
+        """Return the answer and its memory; raises Lost where the worker died of it, or the XRTError that it tells of."""
+        if self._worker is None:
+            self.begin()
+        return self._heard(message)
+
+    def _heard(self, message: Mapping[str, Any]) -> tuple[Message, memoryview]:
+        assert self._worker is not None
+        try:
+            answer, memory = self._worker.ask(message, None, None)
+        except BaseException:
+            self.close()
+            raise
+        if "error" in answer:
+            kind = getattr(xrt.errors, answer["kind"], XRTError)
+            raise kind(answer["error"])
+        return answer, memory
+
+    def close(self) -> None:
+        """End the worker."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.end()
+
+
+def conform_remotely(
+    engines: Sequence[str | GraphCompiler],
+    opening: Mapping[str, Any],
+    reference: bool,
+    tell: Callable[[int, int, Outcome], None],
+) -> tuple[list[Outcome], list[Outcome]]:
+    """Return the outcomes of a conformance run, and of the reference beside where it was asked for."""
+    outcomes: list[Outcome] = []
+    beside: list[Outcome] = []
+    with closing(Remote({"do": "conform", "engines": identities(engines), **opening})) as remote:
+        cases = remote.begin()["cases"]
+        for number, case in enumerate(cases):
+            try:
+                outcomes.append(Outcome.from_dict(remote.ask({"do": "case", "number": number})[0]))
+            except Lost as lost:
+                outcomes.append(Outcome(case["case"], Word.FAILED, str(lost), tuple(case["operators"]), group=case["group"]))
+            tell(number + 1, len(cases), outcomes[-1])
+        if reference:
+            beside = [Outcome.from_dict(remote.ask({"do": "reference", "number": n})[0]) for n in range(len(cases))]
+    return outcomes, beside
+
+
+@dataclass
+class RemoteFuzzer(Fuzzer):
+    """A Fuzzer whose graphs run in a worker; a crash is a disagreement of the way that was tried, and is not made smaller."""
+
+    _remote: Remote = field(init=False)
+
+    def __post_init__(self) -> None:
+        opening = {"do": "fuzz", "engines": identities(self.engines), "rarely": identities(self.rarely)}
+        self._remote = Remote({**opening, "one_in": self.one_in, "shrinks": self.shrinks})
+
+    def run(self, *given: Any, **more: Any) -> None:
+        with closing(self._remote):
+            super().run(*given, **more)
+
+    def try_seed(self, seed: int) -> list[Finding]:
+        try:
+            answer, memory = self._remote.ask({"do": "seed", "seed": seed})
+        except Lost as lost:
+            return [self._crashed(seed, "reference", "the reference", lost)]
+        if (found := _finding(seed, answer, memory)) is not None:
+            self.counts["reference", Verdict.DISAGREES] += 1
+            return [found]
+        for number, (word, way) in enumerate(answer["ways"]):
+            try:
+                answer, memory = self._remote.ask({"do": "way", "number": number})
+            except Lost as lost:
+                return [self._crashed(seed, word, way, lost)]
+            self.counts[word, Verdict(answer["verdict"])] += 1
+            if (found := _finding(seed, answer, memory)) is not None:
+                return [found]
+        return []
+
+    def _crashed(self, seed: int, word: str, way: str, lost: Lost) -> Finding:
+        self.counts[word, Verdict.DISAGREES] += 1
+        return Finding(seed, way, str(lost), sample_of(seed))
+
+
+def _finding(seed: int, answer: Message, memory: memoryview) -> Finding | None:
+    """Return the finding that an answer holds."""
+    if "finding" not in answer:
+        return None
+    told = answer["finding"]
+    sample = Sample(function_in(memory, told["function"]), tuple(values_in(memory, told["inputs"])))
+    return Finding(seed, told["way"], told["message"], sample)

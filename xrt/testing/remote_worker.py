@@ -1,0 +1,96 @@
+"""The other side of `remote`: a process that runs cases of a conformance run, or fuzzes, one at a time, as it is asked."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from xrt.engines import GraphCompiler, parse_spec
+from xrt.engines.spec import build
+from xrt.errors import XRTError
+from xrt.runtime.shared import Message, Room
+from xrt.runtime.worker import serve
+from xrt.testing.conformance import create_engines, makers_for, run_case, run_reference
+from xrt.testing.fuzz import Finding, Fuzzer
+from xrt.testing.groups import cases_of
+
+__all__ = ["main"]
+
+Answers = Mapping[str, Callable[[Message, Room], Message]]
+
+
+def main(handle: str, memory_limit: str) -> None:
+    """Serve the socket of that number; what is to be done is known by the first question."""
+    answers: Answers = {}
+
+    def answer(message: Message, memory: memoryview, room: Room) -> Message:
+        nonlocal answers
+        try:
+            if message["do"] in _KINDS:
+                answers, opened = _KINDS[message["do"]](message)
+                return opened
+            return answers[message["do"]](message, room)
+        except XRTError as error:
+            return {"error": str(error), "kind": type(error).__name__}
+
+    serve(handle, answer)
+
+
+def _engines(told: Sequence[str | Mapping[str, str]]) -> list[str | GraphCompiler]:
+    return [one if isinstance(one, str) else _engine(one) for one in told]
+
+
+def _engine(told: Mapping[str, str]) -> GraphCompiler:
+    module, _, name = told["class"].partition(":")
+    engine: GraphCompiler = build(getattr(importlib.import_module(module), name), parse_spec(told["spec"])[1])
+    return engine
+
+
+def _conform(message: Message) -> tuple[Answers, Message]:
+    """Return the answers of a conformance run, and its cases."""
+    listed, is_auto = create_engines(_engines(message["engines"]))
+    makers = makers_for(listed, alternate=message["alternate"], auto=is_auto)
+    cases = cases_of(message["groups"], message["pattern"], shard=tuple(message["shard"]))
+
+    def run(asked: Message, room: Room) -> Message:
+        return asdict(run_case(replace(cases[asked["number"]]), *makers))
+
+    def beside(asked: Message, room: Room) -> Message:
+        return asdict(run_reference(cases[asked["number"]]))
+
+    told = [{"case": case.name, "group": case.group, "operators": case.operators} for case in cases]
+    return {"case": run, "reference": beside}, {"cases": told}
+
+
+def _fuzz(message: Message) -> tuple[Answers, Message]:
+    """Return the answers of a fuzzer."""
+    engines, rarely = _engines(message["engines"]), _engines(message["rarely"])
+    fuzzer = Fuzzer(engines, rarely, message["one_in"], message["shrinks"])
+    tries: dict[str, Any] = {}
+
+    def seed(asked: Message, room: Room) -> Message:
+        begun = fuzzer.begin(asked["seed"])
+        if isinstance(begun, Finding):
+            return {"finding": _told(begun, room)}
+        sample, expected = begun
+        tries.update(seed=asked["seed"], sample=sample, expected=expected, ways=fuzzer.ways(asked["seed"]))
+        return {"ways": [[word, str(way)] for word, way in tries["ways"]]}
+
+    def way(asked: Message, room: Room) -> Message:
+        word, chosen = tries["ways"][asked["number"]]
+        fuzzer.counts.clear()
+        found = fuzzer.try_way(tries["seed"], word, chosen, tries["sample"], tries["expected"])
+        ((_, verdict),) = fuzzer.counts
+        return {"verdict": verdict} if found is None else {"verdict": verdict, "finding": _told(found, room)}
+
+    return {"seed": seed, "way": way}, {}
+
+
+def _told(found: Finding, room: Room) -> Message:
+    function, inputs = room.put_function(found.sample.function), [room.put_value(value) for value in found.sample.inputs]
+    return {"way": found.way, "message": found.message, "function": function, "inputs": inputs}
+
+
+_KINDS: Mapping[str, Callable[[Message], tuple[Answers, Message]]] = {"conform": _conform, "fuzz": _fuzz}
