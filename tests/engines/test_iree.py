@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.engines.evidence import unknown_evidence
 from tests.engines.iree_running import CONTEXT, IREE, compiled, function, one, why
 from tests.engines.written import tensor
 from xrt.engines import CompileContext, registry
@@ -21,8 +22,6 @@ from xrt.engines.iree.gaps import GAPS
 from xrt.engines.iree.mlir import module_of
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import DType, Function, Node, attributes_of
-from xrt.testing.cases import node_cases
-from xrt.testing.corpus import CORPUS
 
 # ---------------------------------------------------------------------- options
 
@@ -224,9 +223,8 @@ def _question(op_type: str, name: str) -> str:
 
 @pytest.mark.slow
 def test_every_gap_names_evidence_that_exists() -> None:
-    known = {case.name for case in node_cases()} | {f"{entry.name} of the corpus" for entry in CORPUS}
     assert all(gap.ops and gap.reason and gap.evidence for gap in GAPS)
-    assert [name for gap in GAPS for name in gap.evidence if name not in known] == []
+    assert unknown_evidence(GAPS) == []
 
 
 # ---------------------------------------------------------------------- the compiler as a process

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tvm.tirx import PrimFunc
 
+from tests.engines.evidence import unknown_evidence
 from tests.engines.tvm_running import CONTEXT, run, why
 from tests.engines.written import function, one, tensor
 from xrt.engines import CompileContext, registry
@@ -18,8 +19,6 @@ from xrt.engines.tvm import Tvm
 from xrt.engines.tvm.defects import DEFECTS
 from xrt.errors import CompileRefused, OptionError
 from xrt.graph import DType, Function, Node, attributes_of
-from xrt.testing.cases import node_cases
-from xrt.testing.corpus import CORPUS
 
 # ---------------------------------------------------------------------- options
 
@@ -159,9 +158,8 @@ def test_equal_nodes_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_every_defect_names_evidence_that_exists() -> None:
-    known = {case.name for case in node_cases()} | {f"{entry.name} of the corpus" for entry in CORPUS}
     assert all(defect.ops and defect.reason and defect.evidence for defect in DEFECTS)
-    assert [name for defect in DEFECTS for name in defect.evidence if name not in known] == []
+    assert unknown_evidence(DEFECTS) == []
 
 
 def test_what_fails_late_is_a_refusal_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

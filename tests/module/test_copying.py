@@ -41,7 +41,7 @@ def as_bytes(folder: Path) -> Any:
 
 
 MODELS: list[Callable[[Path], Any]] = [as_path, as_bytes, lambda _: chain(3), lambda _: Net()]
-OPTIONS: dict[str, Any] = {"pins": ["v2=toy"], "threads": 1, "check": "first", "devices": {"ort": "cpu"}}
+OPTIONS: dict[str, Any] = {"pins": ["name:v2=toy"], "threads": 1, "check": "first", "devices": {"ort": "cpu"}}
 
 
 @pytest.mark.parametrize(

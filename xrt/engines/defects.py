@@ -22,7 +22,7 @@ class Defect:
     reason: str
     """What the library does or fails to do, for a person."""
     evidence: tuple[str, ...]
-    """Node tests of ``onnx`` that fail without the row, entries of XRT's corpus, or what was compared."""
+    """Node tests of ``onnx`` that fail without the row, entries of XRT's corpus, chains of casts, or what was compared."""
 
 
 def first_defect(defects: Iterable[Defect], node: Node, function: Function) -> str | None:

@@ -81,13 +81,13 @@ GAPS: tuple[Defect, ...] = (
         ("Cast", "CastLike"),
         _drops_a_rounding,
         "IREE computes what lies between casts from and to bfloat16 in a wider type",
-        ("the suite's chains of casts: float32_bfloat16_float32_Mul, float16_bfloat16_float16",),
+        ("float32_bfloat16_float32_Mul of the casts", "float16_bfloat16_float16 of the casts"),
     ),
     Defect(
         ("Cast", "CastLike"),
         _flushes_halves,
         "IREE's cast of float64 to float16 makes zero of what is less than any normal float16",
-        ("the suite's chains of casts: float64_float16_float64",),
+        ("float64_float16_float64 of the casts",),
     ),
     Defect(
         ("Slice",),

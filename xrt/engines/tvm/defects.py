@@ -93,13 +93,13 @@ DEFECTS: tuple[Defect, ...] = (
         ("Cast", "CastLike"),
         _drops_a_rounding,
         "TVM computes bfloat16 in float32, and drops the rounding of a cast",
-        ("the suite's chains of casts: float32_bfloat16_float32, Mul_bfloat16_float32",),
+        ("float32_bfloat16_float32 of the casts", "Mul_bfloat16_float32 of the casts"),
     ),
     Defect(
         ("Cast", "CastLike"),
         _widens_what_may_wrap,
         "TVM computes an int32 that is cast to 64 bits in 64 bits from the start, where nothing wraps around",
-        ("the suite's chains of casts: Mul_int32_int64, int64_int32_int64_Mul",),
+        ("Mul_int32_int64 of the casts", "int64_int32_int64_Mul of the casts"),
     ),
     Defect(
         ("BatchNormalization", "Dropout"),
