@@ -7,7 +7,7 @@ CUDA_PYTHON ?= $(PYTHON)
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check cuda-check fuzz soak conform tables format bench native sanitize proto stubs wheel clean
+.PHONY: help demo test test-full check cuda-check fuzz soak conform tables format bench native sanitize proto stubs wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,8 +15,11 @@ help: ## list the targets
 demo: $(VENV)/engines.stamp ## run three real models on toy, on ort, and on tvm and ort together
 	$(BIN)/python examples/demo.py
 
-test: $(VENV)/dev.stamp ## run all tests
+test: $(VENV)/dev.stamp ## run the tests: all laws and properties, and a share of what has been proved and recorded
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --durations=25 --durations-min=5
+
+test-full: $(VENV)/dev.stamp ## run every test (SUBJECT="engine ort": those of one subject), and record in tests/proofs.json what is proved
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --durations=25 --durations-min=5 $(if $(SUBJECT),--subject "$(SUBJECT)",--full)
 
 check: $(VENV)/dev.stamp ## what to run before a commit: format, lint, types, quick tests
 	$(BIN)/ruff format --check .

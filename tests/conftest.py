@@ -1,6 +1,10 @@
 """Settings of all tests: hypothesis does not judge by the clock of a loaded machine, and CI tries the same examples each time.
 
 No test touches the user's own cache: each process of the tests has a directory of its own, which its children share.
+
+A test that is marked ``proof(subject, share=N)`` belongs to what proves that subject. A run without ``--full`` takes one in N
+of the marked tests that have parameters, and all that have none; with N = 0 it takes none. ``--full`` takes all, ``--subject``
+those of one subject; where they pass, ``tests/proofs.json`` notes what was proved (see tools/proofs.py).
 """
 
 from __future__ import annotations
@@ -8,10 +12,13 @@ from __future__ import annotations
 import functools
 import os
 import tempfile
+import zlib
+from collections import Counter
 
 import pytest
 from hypothesis import settings
 
+from tools.proofs import SUBJECTS, renew_record
 from xrt.errors import DeviceError
 from xrt.runtime.devices import device
 
@@ -26,12 +33,74 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # for tests that import onn
 os.environ.pop("XRT_CACHE_SIZE", None)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked `cuda` where there is no such device: collected everywhere, skipped with one reason."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add what `make test-full` says."""
+    parser.addoption("--full", action="store_true", help="run every test, and note in tests/proofs.json what passed")
+    parser.addoption("--subject", choices=SUBJECTS, help="run the tests that prove this subject, and note it if they pass")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Take note of what is proved, in the one process that hears of all tests."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(ProofRecorder(config))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only `--full` runs, and skip what needs a CUDA device where there is none."""
     if reason := why_no_cuda():
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(pytest.mark.skip(reason=reason))
+    kept = [item for item in items if is_selected(item, config.option.full, config.option.subject)]
+    if len(kept) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
+
+
+def is_selected(item: pytest.Item, full: bool, subject: str | None) -> bool:
+    """Whether such a run has the test."""
+    mark = item.get_closest_marker("proof")
+    if subject:
+        return mark is not None and mark.args == (subject,)
+    if full or mark is None:
+        return True
+    share = mark.kwargs["share"]
+    if not hasattr(item, "callspec") or not share:
+        return bool(share)
+    return zlib.crc32(item.nodeid.encode()) % share == 0
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Send the subject with the test's reports."""
+    if mark := item.get_closest_marker("proof"):
+        item.user_properties.append(("proof", mark.args[0]))
+
+
+class ProofRecorder:
+    """Counts the tests of each subject, and notes those subjects that passed a whole run."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._options = config.option
+        self._is_whole = not (config.option.keyword or config.option.markexpr) and config.args_source.name != "ARGS"
+        self._passed: Counter[str] = Counter()
+        self._failed: set[str] = set()
+        self._crashed = False
+        """Whether a worker ended: its report does not say what the test belonged to."""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count a test that was called, or the failure of a phase of it."""
+        self._crashed |= report.when not in ("setup", "call", "teardown")
+        for subject in (value for key, value in report.user_properties if key == "proof"):
+            if report.failed:
+                self._failed.add(str(subject))
+            elif report.when == "call" and report.passed:
+                self._passed[str(subject)] += 1
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """Write what was proved; a run that was stopped, crashed or could not collect proves nothing."""
+        whole = self._is_whole and not self._crashed and (self._options.full or self._options.subject)
+        if whole and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            renew_record({name: count for name, count in self._passed.items() if name not in self._failed})
 
 
 @functools.cache

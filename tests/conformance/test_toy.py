@@ -10,7 +10,7 @@ from tests.conformance.against import differences
 from xrt.module.settings import REFERENCE
 from xrt.testing import Report, Word, conform, node_cases
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.proof("engine toy", share=0)]
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from xrt.testing.suite import EngineSuite
 
 
 @pytest.mark.slow
+@pytest.mark.proof("engine openvino", share=12)
 class TestOpenVino(EngineSuite):
     engine = "openvino"
     gaps = (

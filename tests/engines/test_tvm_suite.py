@@ -8,6 +8,7 @@ from xrt.testing.suite import EngineSuite
 
 
 @pytest.mark.slow
+@pytest.mark.proof("engine tvm", share=20)
 class TestTvm(EngineSuite):
     engine = "tvm"
     test_conformance = None  # run in tests/conformance

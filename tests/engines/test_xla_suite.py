@@ -8,6 +8,7 @@ from xrt.testing.suite import EngineSuite
 
 
 @pytest.mark.slow
+@pytest.mark.proof("engine xla", share=12)
 class TestXla(EngineSuite):
     engine = "xla"
     test_conformance = None  # run in tests/conformance

@@ -1,0 +1,104 @@
+"""What `make test` leaves out has been proved for the code and the libraries that are here, and a change of them is seen."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.conftest import is_selected
+from tools.proofs import SUBJECTS, TOP, find_stale, hash_source, read_record, renew_record
+
+ENGINE = "xrt/engines/iree/engine.py"
+
+
+def test_no_record_is_stale() -> None:
+    assert find_stale(read_record()) == []
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Path:
+    """Return a copy of what the subjects depend on."""
+    for pattern in {pattern for subject in SUBJECTS.values() for pattern in subject.sources}:
+        for path in filter(Path.is_file, TOP.glob(pattern)):
+            copy = tmp_path / path.relative_to(TOP)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+    return tmp_path
+
+
+def _record(top: Path) -> dict[str, Any]:
+    return {name: {"tests": 1, **subject.state(top)} for name, subject in SUBJECTS.items()}
+
+
+def _append(text: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(path.read_text() + text)
+
+
+@pytest.mark.parametrize(
+    ("changed", "change", "stale"),
+    [
+        (ENGINE, _append("\nPLANTED = 1\n"), ["engine iree: xrt/engines/iree/**/*.py changed"]),
+        (ENGINE, Path.unlink, ["engine iree: xrt/engines/iree/**/*.py changed"]),
+        ("xrt/partition/fold.py", _append("\nPLANTED = 1\n"), ["planner: xrt/partition/**/*.py changed"]),
+        (ENGINE, _append("\n# planted\n\n"), []),
+    ],
+    ids=["a statement", "a file less", "an area", "a comment"],
+)
+def test_a_planted_change_is_told_with_the_command(
+    top: Path, changed: str, change: Callable[[Path], object], stale: list[str]
+) -> None:
+    record = _record(top)
+    assert find_stale(record, top) == []
+    change(top / changed)
+    found = find_stale(record, _copied(top))
+    assert found == [f'{one}. Say: make test-full SUBJECT="{one.partition(":")[0]}"' for one in stale]
+
+
+def _copied(top: Path) -> Path:
+    """Return another copy: hashes are remembered by folder."""
+    return Path(shutil.copytree(top, top / "again"))
+
+
+def test_another_version_and_a_missing_record_are_told(top: Path) -> None:
+    record = _record(top)
+    record["engine ort"]["packages"]["onnxruntime"] = "1.0"
+    del record["files"]
+    first, second = find_stale(record, top)
+    assert first.startswith("engine ort: onnxruntime was 1.0, is ")
+    assert second == 'files: it was never proved. Say: make test-full SUBJECT="files"'
+
+
+def test_comments_docstrings_and_blank_lines_change_no_hash() -> None:
+    text = 'def f(x):\n    """Return it."""\n    y = "#"  # a comment\n    return x + y\n'
+    assert hash_source(text) == hash_source('def f(x):\n\n    """Return\n\n    more."""\n    y = "#"\n    return x + y\n')
+    assert hash_source(text) != hash_source(text.replace('"#"', '"##"'))
+
+
+def test_a_renewed_record_keeps_what_it_does_not_renew(tmp_path: Path) -> None:
+    path = tmp_path / "proofs.json"
+    renew_record({"planner": 3}, path)
+    renew_record({"files": 4}, path)
+    assert {name: entry["tests"] for name, entry in read_record(path).items()} == {"files": 4, "planner": 3}
+    assert read_record(path)["files"]["sources"] == SUBJECTS["files"].state()["sources"]
+
+
+def _item(name: str, *, share: int, has_parameters: bool = True) -> Any:
+    mark = pytest.mark.proof("engine ort", share=share).mark
+    parts = {"callspec": None} if has_parameters else {}
+    return SimpleNamespace(nodeid=name, get_closest_marker=lambda _: mark, **parts)
+
+
+def test_a_share_runs_in_the_short_run_and_all_in_the_full_one() -> None:
+    items = [_item(f"test_it[{k}]", share=10) for k in range(1000)]
+    short = [item for item in items if is_selected(item, full=False, subject=None)]
+    assert 60 < len(short) < 140
+    assert all(is_selected(item, full=True, subject=None) for item in items)
+    assert all(is_selected(item, full=False, subject="engine ort") for item in items)
+    assert not any(is_selected(item, full=False, subject="planner") for item in items)
+    assert is_selected(_item("test_law", share=10, has_parameters=False), full=False, subject=None)
+    assert not is_selected(_item("test_law", share=0, has_parameters=False), full=False, subject=None)

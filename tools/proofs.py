@@ -1,0 +1,149 @@
+"""What `make test-full` proved, and of which sources and libraries that is true: ``tests/proofs.json``.
+
+`make test` runs a share of the tests of each subject. The rest has run when its record was written, and the record is stale
+as soon as the code or a library that it depends on is another: then `make test` fails and names the command that renews it.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import io
+import json
+import tokenize
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+__all__ = ["RECORD", "SUBJECTS", "Subject", "find_stale", "hash_source", "read_record", "renew_record"]
+
+TOP = Path(__file__).parents[1]
+RECORD = TOP / "tests" / "proofs.json"
+
+_TOOLKIT = "xrt/engines/*.py"
+_LIBRARIES = {
+    "toy": ("ml_dtypes",),
+    "ort": ("onnxruntime",),
+    "tvm": ("apache-tvm", "apache-tvm-ffi"),
+    "openvino": ("openvino",),
+    "xla": ("jax", "jaxlib"),
+    "iree": ("iree-base-compiler", "iree-base-runtime"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Something that a set of tests proves."""
+
+    name: str
+    sources: tuple[str, ...]
+    """Patterns of the files that it depends on, relative to the repository."""
+    packages: tuple[str, ...] = ()
+    """Distributions that it depends on."""
+
+    @property
+    def command(self) -> str:
+        """What renews its record."""
+        return f'make test-full SUBJECT="{self.name}"'
+
+    def state(self, top: Path = TOP) -> dict[str, dict[str, str]]:
+        """Return what it depends on as it is now: a hash for each pattern of sources and the version of each package."""
+        return {
+            "sources": {pattern: _hash_pattern(pattern, top) for pattern in self.sources},
+            "packages": {name: _version(name) for name in self.packages},
+        }
+
+
+def _engine(name: str) -> Subject:
+    sources = [_TOOLKIT, f"xrt/engines/{name}/**/*.py"]
+    if name == "toy":
+        sources += ["xrt/engines/native/**/*.py", "xrt/engines/native/src/*"]
+    return Subject(f"engine {name}", tuple(sources), ("onnx", "numpy", *_LIBRARIES[name]))
+
+
+_AREAS = (
+    Subject("planner", ("xrt/partition/**/*.py", "tests/partition/*.py"), ("networkx",)),
+    Subject("measurement", ("xrt/tune/**/*.py", "xrt/bench/**/*.py", "benchmarks/*.py")),
+    Subject("processes", ("xrt/processes/*.py", "xrt/cache/**/*.py", "xrt/runtime/isolation.py", "xrt/runtime/worker.py")),
+    Subject("files", ("xrt/formats/**/*.py", "xrt/testing/hostile/*.py"), ("onnx", "protobuf")),
+    Subject("distribution", ("pyproject.toml", "setup.py", "MANIFEST.in", "CMakeLists.txt", "xrt/engines/native/src/*")),
+)
+SUBJECTS: Mapping[str, Subject] = {subject.name: subject for subject in (*map(_engine, _LIBRARIES), *_AREAS)}
+"""Every subject, by its name, which the tests' marker `proof` uses."""
+
+
+def hash_source(text: str) -> str:
+    """Return a hash of Python source that comments, docstrings and blank lines do not change."""
+    lines = text.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    for first, last in _docstrings(ast.parse(text)):
+        lines[first - 1 : last] = [""] * (last - first + 1)
+    return _hash(line.rstrip() for line in lines if line.strip())
+
+
+def _docstrings(tree: ast.AST) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last line of every text that is a statement of its own."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.end_lineno or node.lineno
+
+
+def find_stale(record: Mapping[str, Any], top: Path = TOP) -> list[str]:
+    """Return a sentence for each subject whose record is missing or of other sources or libraries, with what renews it."""
+    return [
+        f"{subject.name}: {'; '.join(changes)}. Say: {subject.command}"
+        for subject in SUBJECTS.values()
+        if (changes := list(_changes(record.get(subject.name), subject.state(top))))
+    ]
+
+
+def _changes(recorded: Mapping[str, Any] | None, state: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    if recorded is None:
+        yield "it was never proved"
+        return
+    for pattern, found in state["sources"].items():
+        if recorded["sources"].get(pattern) != found:
+            yield f"{pattern} changed"
+    for name, found in state["packages"].items():
+        if (before := recorded["packages"].get(name)) != found:
+            yield f"{name} was {before}, is {found}"
+
+
+def read_record(path: Path = RECORD) -> dict[str, Any]:
+    """Return the record; empty where there is none."""
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def renew_record(tests: Mapping[str, int], path: Path = RECORD) -> None:
+    """Write that subjects are proved as they are now, by that many tests each; the others stay as they are recorded."""
+    proved = {name: {"tests": count, **SUBJECTS[name].state()} for name, count in tests.items()}
+    record = {name: entry for name, entry in read_record(path).items() if name in SUBJECTS} | proved
+    path.write_text(json.dumps(dict(sorted(record.items())), indent=1) + "\n", encoding="utf-8")
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+@cache
+def _hash_pattern(pattern: str, top: Path) -> str:
+    paths = sorted(top.glob(pattern))
+    return _hash(f"{path.relative_to(top).as_posix()} {_hash_file(path)}" for path in paths if path.is_file())
+
+
+def _hash_file(path: Path) -> str:
+    text = path.read_text(encoding="utf-8")
+    return hash_source(text) if path.suffix == ".py" else _hash([text])
+
+
+def _hash(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
