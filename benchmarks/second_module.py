@@ -94,7 +94,7 @@ def show_profile(way: str) -> Callable[[Callable[[], Any]], None]:
         import cProfile
         import pstats
 
-        profile = cProfile.Profile()
+        profile = cProfile.Profile(time.process_time)
         profile.runcall(call)
         for order in ("cumulative", "tottime"):
             pstats.Stats(profile, stream=sys.stderr).sort_stats(order).print_stats(60)

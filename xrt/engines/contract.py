@@ -205,6 +205,13 @@ class GraphCompiler(abc.ABC):
         """
         raise CompileRefused(f"engine {self.name!r} cannot save an executable")
 
+    def is_worth_saving(self, function: Function) -> bool:
+        """Whether a later process loads an executable sooner than it compiles one; where not, the disk cache keeps none.
+
+        Pure and cheap. The default is yes; `save` must work for every Function, whatever the answer.
+        """
+        return True
+
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
         """Return the executable that `save` wrote, not yet prepared.
 
