@@ -177,6 +177,10 @@ class GraphCompiler(abc.ABC):
         """Return what the engine does without here, though it could have it, and how to mend that; ``xrt engines`` says it."""
         return ""
 
+    def available_devices(self) -> tuple[str, ...]:
+        """Return those of `devices` that the installed build of the library can serve; ``xrt engines`` shows them."""
+        return self.devices
+
     def remarks(self, function: Function) -> tuple[str, ...]:
         """Return what a person should know of the engine's work on a function that it takes, one sentence each."""
         return ()

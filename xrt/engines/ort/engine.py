@@ -226,6 +226,18 @@ class Ort(GraphCompiler):
         """Let all sessions of the process run on one pool of threads; the process can then have no session with its own."""
         pool.share(threads)
 
+    def available_devices(self) -> tuple[str, ...]:
+        has = self.on_device in onnxruntime.get_available_providers()
+        return tuple(device for device in self.devices if device != "cuda" or has)
+
+    def lacks(self) -> str:
+        if self.available_devices() == self.devices:
+            return ""
+        return (
+            f"no cuda, since this build has no {self.on_device}; onnxruntime-gpu has it: pip install 'xrt[cuda]' in an "
+            "environment without onnxruntime"
+        )
+
     def unsupported_options(self, context: CompileContext) -> str | None:
         """Return which option is not honoured. Any batch size is, and so are strict types: it computes in the model's own."""
         if pool.size() not in (None, context.threads):
