@@ -183,7 +183,10 @@ class Ort(GraphCompiler):
         pool.use()
         with Growth(handed.nbytes) as growth:
             session = open_session(handed, options, self._providers())
-        return OrtExecutable(function, session, handed.files, partial(uses_of, handed.copied, growth))
+        executable = OrtExecutable(function, session, handed.files, partial(uses_of, handed.copied, growth))
+        if options.use_per_session_threads:
+            executable.idle_threads = max(0, options.intra_op_num_threads + options.inter_op_num_threads - 2)
+        return executable
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         """Return the session's optimised model; the library optimises the Function a second time for it."""
