@@ -65,6 +65,12 @@ def test_the_threads_of_a_larger_budget_are_bounded() -> None:
     assert closed <= first + pool + THREADS
 
 
+def test_the_pools_of_sessions_are_bounded() -> None:
+    first, most, closed = counted("ort", 2, THREADS + 2 * MODULES)
+    assert most <= first + THREADS + MODULES + 1
+    assert closed <= first + THREADS
+
+
 class Threaded(Executable):
     """Says that it keeps threads, and whether it was closed."""
 

@@ -265,6 +265,20 @@ def test_a_difference_is_exit_code_1(model: Path, monkeypatch: pytest.MonkeyPatc
     assert app._run(["run", str(model), "--verify"], debug=False) == 1
 
 
+def test_what_the_reference_does_not_take_is_not_verified_and_the_advice_applies(tmp_path: Path, xrt: Command) -> None:
+    value = TensorType(DType.FLOAT32, (2, 3))
+    node = Node("Gelu", ("x",), ("y",), domain="com.microsoft")
+    onnx.save(
+        Function((Value("x", value),), (Value("y", value),), (node,), opsets={"": 17, "com.microsoft": 1}), tmp_path / "m.onnx"
+    )
+    code, out, _ = xrt("run", str(tmp_path / "m.onnx"), "-e", "ort", "--verify")
+    assert code == 0
+    assert (
+        "not verified: the reference engine does not take com.microsoft.Gelu. Write what such an operator computes into the "
+        "model, as a function of it, or compare two engines by what each saves: xrt run MODEL -e ENGINE --save FILE"
+    ) in " ".join(out.split())
+
+
 def test_a_plan_for_cuda_needs_no_gpu(model: Path, xrt: Command) -> None:
     code, out, _ = xrt("explain", str(model), "--device", "cuda", "--engine", "toy")
     assert code == 0 and "device cuda:0" in out

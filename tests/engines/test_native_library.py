@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 from ctypes import sizeof
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from tests.engines.native_building import library
 from xrt.engines import OpTable, native
-from xrt.engines.native import abi
+from xrt.engines.native import abi, home
 from xrt.engines.toy import Toy
 from xrt.errors import CompileRefused, EngineError, EngineUnavailable, OptionError, RunFailed
 
@@ -33,6 +34,27 @@ def test_a_library_says_what_it_is() -> None:
     assert [kernel.name for kernel in opened.kernels] == ["twice", "split", "loud_neg"]
     assert (opened.kernels[2].since, opened.kernels[2].until, opened.kernels[2].priority) == (6, 12, 5)
     assert opened is kernels(), "it is opened once"
+
+
+def test_a_library_of_older_sources_is_not_used_and_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(home, "SHIPPED", library())
+    home._shipped.cache_clear()
+    try:
+        reason = native.why_not_shipped()
+        with pytest.raises(EngineUnavailable, match="was built of other sources"):
+            native.needed()
+    finally:
+        home._shipped.cache_clear()
+    name = library().name
+    assert reason == (
+        f"{name} was built of other sources than this XRT's: it lacks {', '.join(home.FUNCTIONS)}; build it anew with "
+        "`make native`, or install XRT again"
+    )
+
+
+def test_every_function_that_is_called_is_looked_for_first() -> None:
+    source = (Path(home.__file__).parent / "core.py").read_text()
+    assert set(re.findall(r"library\.(xrt_\w+)", source)) == set(home.FUNCTIONS)
 
 
 def test_other_bytes_are_another_signature() -> None:

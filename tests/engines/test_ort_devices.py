@@ -23,12 +23,25 @@ from xrt.engines.ort.cuda import OrtOnDevice, Place, check_assigned
 from xrt.engines.ort.executable import session_function
 from xrt.engines.ort.handing import hand_over
 from xrt.engines.ort.session import open_session, quiet_options
+from xrt.engines.registry import probe
 from xrt.errors import CompileRefused, EngineUnavailable, PlanError, RunFailed
 from xrt.graph import Function
 from xrt.passes import infer_shapes
 from xrt.testing.simulated import simulated
 
 X, W = numbers(3, 4), numbers(4, 5, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("more", "devices", "lacks"), [([], ("cpu",), "no cuda, since"), (["CUDAExecutionProvider"], ("cpu", "cuda"), "")]
+)
+def test_the_devices_are_those_of_the_installed_build(
+    more: list[str], devices: tuple[str, ...], lacks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [*more, "CPUExecutionProvider"])
+    status = probe("ort")
+    assert status.devices == devices
+    assert status.lacks[:14] == lacks
 
 
 class Host(Accelerator):

@@ -9,6 +9,7 @@ import pytest
 
 from tests.partition.drawn import chain, engine, function, node, palette, regions
 from xrt.errors import OptionError, PlanError
+from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.partition import ClusteringOptions, partition
 
 GOLDEN = """\
@@ -111,6 +112,18 @@ def test_strict_lists_every_node_that_nobody_takes() -> None:
         "or leave out strict=True so that the reference engine may:\n"
         "  'n1' (Blue): red: no kernel for Blue; green: no kernel for Blue\n"
         "  'n3' (White): red: no kernel for White; green: no kernel for White"
+    )
+
+
+def test_the_reference_engine_is_no_advice_for_a_domain_that_onnx_does_not_describe() -> None:
+    value = TensorType(DType.FLOAT32, (2,))
+    node = Node("Twice", ("x",), ("y",), domain="my.domain", name="n0")
+    custom = Function((Value("x", value),), (Value("y", value),), (node,), opsets={"my.domain": 1})
+    with pytest.raises(PlanError) as caught:
+        partition(custom, palette()[:1], strict=True)
+    assert str(caught.value) == (
+        "no engine of the list (red) takes 1 of 1 node; list an engine that takes them:\n"
+        "  'n0' (my.domain.Twice): red: no kernel for my.domain.Twice"
     )
 
 

@@ -18,7 +18,7 @@ from tests.partition.drawn import chain, engine, function, graphs, node, palette
 from tests.partition.synthetic import Optimum, World, complete, worlds
 from xrt.engines import CompileContext, create
 from xrt.errors import OptionError
-from xrt.graph import Function, shape_key
+from xrt.graph import DType, Function, Node, TensorType, Value, shape_key
 from xrt.partition import (
     CostTable,
     Measured,
@@ -89,6 +89,28 @@ def test_the_regions_of_plans_have_the_keys_of_their_pieces(function: Function) 
     assert found.is_finished
     if found.plans:
         assert predicted(found.plans[0], found.table).is_measured, "the best plan is no guess"
+
+
+def test_a_region_measured_before_control_edges_left_the_plan_is_still_measured() -> None:
+    """The edge from ``n0`` to ``n2`` puts ``n0`` first; between regions no plan has it, and ``n3`` came first."""
+    nodes = [
+        Node("Green", (), ("v0",), name="n0", device="cuda:1"),
+        Node("Red", ("y",), ("v2",), name="n2", control=("n0",), device="cuda:0"),
+        Node("White", ("x",), ("v3",), name="n3"),
+    ]
+    inputs = [Value(name, TensorType(DType.FLOAT32, (4,))) for name in "xy"]
+    whole = Function(tuple(inputs), tuple(map(Value, ("v2", "v3", "v0"))), tuple(nodes), opsets={"": 20})
+
+    def measure(piece: Piece) -> RegionCost:
+        return "it failed" if set(piece.nodes) == {"n0"} else Measured.exactly(1e-6)
+
+    found = search(whole, palette(), measure)
+    for plan in found.plans:
+        table = CostTable()
+        for launch in plan.launches:
+            table = table.with_region(shape_key(launch.function), launch.engine, Measured.exactly(1e-6))
+        assert predicted(plan, table).is_measured
+    assert any({"n0", "n3"} <= set(launch.nodes) for plan in found.plans for launch in plan.launches)
 
 
 def test_a_plan_cut_in_pieces_computes_the_same_bits() -> None:

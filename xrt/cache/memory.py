@@ -22,8 +22,11 @@ __all__ = ["CacheStatistics", "CompileCache", "Lease", "Tier", "cache_of", "defa
 
 CAPACITY = 256
 """Executables that the process-wide cache keeps; those in use by a module live on beyond it."""
-THREADS = 32
-"""Threads that the executables of a cache may keep for themselves, all together; what a module uses lives on beyond that too."""
+THREADS = max(32, 8 * (os.cpu_count() or 1))
+"""Threads that the executables of a cache may keep for themselves, all together; what a module uses lives on beyond that too.
+
+They block, so a machine of many cores may have more: eight executables that each use all of them.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,12 +115,23 @@ def _save(outputs: Mapping[str, Any], target: Path) -> None:
     replace_file(target, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]  # the stub takes the names for its own option
 
 
+def _why_no_reference(function: Function, error: PlanError | EngineError) -> str:
+    """Return why the reference engine does not run the model, and what else can be compared with."""
+    if not isinstance(error, PlanError) or not error.nodes:
+        return f"there is no reference, {error}"
+    operators = ", ".join(sorted({function.node(name).op for name in error.nodes if name in {n.name for n in function.nodes}}))
+    return (
+        f"the reference engine does not take {operators or f'{len(error.nodes)} nodes'}. Write what such an operator computes "
+        "into the model, as a function of it, or compare two engines by what each saves: xrt run MODEL -e ENGINE --save FILE"
+    )
+
+
 def _verify(function: Function, values: Mapping[str, Any], results: Sequence[Any]) -> int:
     try:
         with err.status("running the reference"):
             expected = _as_tuple(XRTModule(function, engine=REFERENCE, strict=True)(**values))
     except (PlanError, EngineError) as error:
-        out.print(f"not verified: there is no reference, {error}", markup=False)
+        out.print(f"not verified: {_why_no_reference(function, error)}", markup=False)
         return 0
     differs = 0
     for value, mine, reference in zip(function.outputs, results, expected, strict=True):

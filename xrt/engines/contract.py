@@ -177,6 +177,10 @@ class GraphCompiler(abc.ABC):
         """Return what the engine does without here, though it could have it, and how to mend that; ``xrt engines`` says it."""
         return ""
 
+    def available_devices(self) -> tuple[str, ...]:
+        """Return those of `devices` that the installed build of the library can serve; ``xrt engines`` shows them."""
+        return self.devices
+
     def remarks(self, function: Function) -> tuple[str, ...]:
         """Return what a person should know of the engine's work on a function that it takes, one sentence each."""
         return ()
@@ -204,6 +208,13 @@ class GraphCompiler(abc.ABC):
         constants apart; what refers to them instead of holding them stays small.
         """
         raise CompileRefused(f"engine {self.name!r} cannot save an executable")
+
+    def is_worth_saving(self, function: Function) -> bool:
+        """Whether a later process loads an executable sooner than it compiles one; where not, the disk cache keeps none.
+
+        Pure and cheap. The default is yes; `save` must work for every Function, whatever the answer.
+        """
+        return True
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
         """Return the executable that `save` wrote, not yet prepared.

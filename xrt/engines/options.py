@@ -83,3 +83,5 @@ class CompileContext:
     """Told, in a few words, how a long compile goes; None when nobody listens."""
     accelerator: Accelerator | None = None
     """The device, where that is not the CPU."""
+    is_kept: bool = field(default=False, compare=False)
+    """Whether `save` follows the compile: an engine may compile so that its work is of use to both."""

@@ -59,7 +59,7 @@ class EngineStatus:
     version: str = ""
     """Its own and its libraries' versions, where it is ready."""
     devices: tuple[str, ...] = ()
-    """The kinds of device it runs on, where it is ready."""
+    """The kinds of device that its installed build runs on, where it is ready."""
     cause: str = ""
     """Why it is not ready."""
     lacks: str = ""
@@ -120,7 +120,8 @@ def probe(name: str) -> EngineStatus:
     try:
         kind = engine_class(name)
         engine = _checked(kind())
-        return replace(status, state="ready", version=engine.version(), devices=tuple(engine.devices), lacks=engine.lacks())
+        devices = tuple(engine.available_devices())
+        return replace(status, state="ready", version=engine.version(), devices=devices, lacks=engine.lacks())
     except Exception as error:  # noqa: BLE001  # whatever a stranger's constructor raises is its status
         says_so = kind is not None and isinstance(error, EngineUnavailable)  # the class itself knows what it lacks
         if says_so or _is_missing(error.__cause__):

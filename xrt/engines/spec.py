@@ -118,13 +118,20 @@ def spec_of(engine: GraphCompiler) -> str:
     hints = field_types(cls)
     shown: list[str] = []
     for field in sorted(dataclasses.fields(engine), key=lambda f: f.name):  # type: ignore[arg-type]  # every engine is a dataclass
-        if field.name not in hints or getattr(engine, field.name) is field.default:
+        if field.name not in hints or _is_default(field, getattr(engine, field.name)):
             continue
         with _naming(cls, field.name):
             spelled = _spelled(field.name, getattr(engine, field.name), hints[field.name])
             if spelled != _default(field, hints[field.name]):
                 shown += spelled
     return f"{cls.name}{{{', '.join(shown)}}}" if shown else cls.name
+
+
+def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
+    """Whether a value is its field's default for certain: the same object, or a container that prints the same."""
+    if value is field.default:
+        return True
+    return field.default_factory is not dataclasses.MISSING and repr(value) == repr(field.default_factory())
 
 
 def _default(field: dataclasses.Field[Any], hint: Any) -> list[str] | None:

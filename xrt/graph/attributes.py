@@ -36,6 +36,8 @@ class AttrKind(enum.Enum):
     TYPE = 13
     TYPES = 14
 
+    __hash__ = object.__hash__  # the enum's own looks up a name and hashes that
+
     @property
     def is_list(self) -> bool:
         return self in _LISTS

@@ -49,6 +49,8 @@ class DType(enum.Enum):
     FLOAT6E2M3 = ("float6e2m3", 27, 6, ml_dtypes.float6_e2m3fn)
     FLOAT6E3M2 = ("float6e3m2", 28, 6, ml_dtypes.float6_e3m2fn)
 
+    __hash__ = object.__hash__  # the enum's own looks up a name and hashes that, thousands of times for a model
+
     def __init__(self, text: str, onnx: int, bits: int, scalar: Any) -> None:
         self.text = text
         self.onnx = onnx

@@ -8,7 +8,7 @@ of the signature; the shape key (constants by type only, small integers by value
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from xrt.graph.attributes import Attribute
@@ -33,10 +33,7 @@ def shape_key(function: Function) -> str:
 
 
 def _digest(function: Function, *, by_content: bool) -> str:
-    hasher = hashlib.sha256()
-    for part in _Encoder(by_content).function(function, {}):
-        hasher.update(part)
-    return hasher.hexdigest()
+    return hashlib.sha256(b"".join(_Encoder(by_content).function(function, {}))).hexdigest()
 
 
 class _Encoder:
@@ -45,6 +42,8 @@ class _Encoder:
     def __init__(self, by_content: bool) -> None:
         self.by_content = by_content
         self.dims: dict[str, int] = {}
+        self._texts: dict[int, tuple[Type | None, str]] = {}
+        """Of types that have been met, by identity; each is kept, so that no other gets its identity."""
 
     def function(self, function: Function, outer: dict[str, int]) -> Iterator[bytes]:
         numbers = dict(outer)
@@ -88,6 +87,9 @@ class _Encoder:
     def attribute(self, attribute: Attribute, numbers: dict[str, int]) -> Iterator[bytes]:
         yield _tagged("a", f"{attribute.name}|{attribute.kind.name}")
         values = attribute.value if attribute.kind.is_list else (attribute.value,)
+        if len(values) > 1 and (spell := _SPELLED.get(type(values[0]))) and len(set(map(type, values))) == 1:
+            yield spell(values).encode()  # the trees of a forest have thousands
+            return
         for value in values:
             if isinstance(value, Function):
                 yield from self.function(value, numbers)
@@ -103,6 +105,12 @@ class _Encoder:
                 yield _tagged("t", self.type(value))
 
     def type(self, type_: Type | None) -> str:
+        known = self._texts.get(id(type_))
+        if known is None:
+            known = self._texts[id(type_)] = type_, self._text(type_)
+        return known[1]
+
+    def _text(self, type_: Type | None) -> str:
         if isinstance(type_, TensorType):
             if type_.shape is None:
                 return f"{type_.dtype}[...]"
@@ -117,6 +125,13 @@ class _Encoder:
         if isinstance(dim, str):
             return f"s{self.dims.setdefault(dim, len(self.dims))}"
         return "?" if dim is None else str(dim)
+
+
+_SPELLED: dict[type, Callable[[Sequence[Any]], str]] = {
+    int: lambda values: "".join([f"int{len(text)}:{text}" for text in map(str, values)]),
+    float: lambda values: "".join([f"f{len(text)}:{text}" for text in map(float.hex, values)]),
+}
+"""What `_tagged` makes of each number of a list."""
 
 
 def _tagged(tag: str, text: str) -> bytes:

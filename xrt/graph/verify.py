@@ -115,9 +115,10 @@ def _violations(scope: _Scope, rules: Sequence[Rule], node_rules: Sequence[Rule]
 
 def _likeness(node: Node, scope: _Scope) -> object:
     """Return what of a node the rules look at: nodes of equal likeness break the same ones."""
-    types = tuple(t.dtype if isinstance(t := scope.type_of(name), TensorType) else t for name in node.inputs)
+    type_of = scope.function.type_of if scope.outer is None else scope.type_of
+    types = tuple([t.dtype if type(t := type_of(name)) is TensorType else t for name in node.inputs])
     blanks = tuple(map(bool, node.inputs)) if "" in node.inputs else None
-    attributes = tuple((a.name, a.kind) for a in node.attributes)
+    attributes = tuple([(a.name, a.kind) for a in node.attributes])
     return node.op_type, node.domain, types, blanks, len(node.outputs), attributes, node.device
 
 

@@ -16,7 +16,7 @@ from xrt.tune.driving import plain
 
 __all__ = ["Asking", "tried"]
 
-WORTHWHILE = 0.02
+WORTHWHILE = 0.1
 """Seconds that the answers must have cost to be written down."""
 
 T = TypeVar("T")

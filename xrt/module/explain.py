@@ -11,6 +11,7 @@ from xrt.engines import GraphCompiler
 from xrt.graph import Constant, Function, Value
 from xrt.module.settings import EngineList
 from xrt.partition import Launch, Pin, Plan, Reason
+from xrt.partition.grouping import group, list_some
 from xrt.tune import Account
 from xrt.tune.tuned import is_of_engine
 
@@ -74,17 +75,21 @@ class Explanation:
         threads = f"{self.threads} thread{'s' * (self.threads != 1)} for all together"
         where = f"; device {self.device}" if self.device != "cpu" else ""
         lines = [f"engines: {', '.join(self._engine(e) for e in self.engines)}; {threads}{where}"]
-        for region in self.regions:
-            lines += _region_lines(region)
+        for alike in group(self.regions, lambda r: (r.engine, r.device, r.nodes, r.operators, r.remarks)):
+            lines += _region_lines(alike[0])
+            if alike[1:]:
+                names = list_some([region.name for region in alike[1:]])
+                lines.append(f"{names}  on {alike[0].engine}: the same operators as {alike[0].name}")
         if not self.regions:
             lines.append("no regions: the outputs are inputs or constants")
         if self.copies:
             lines.append(f"copies between devices: {len(self.copies)} ({self.bytes_copied:,} bytes)")
             lines += [f"  {copy}" for copy in self.copies]
         lines += [self.graph] if self.graph else []
+        of_nodes = [reason for reason in self.reasons if not is_of_engine(reason)]
         if self.reasons:
             lines.append(f"not on the first engine that could be asked ({len(self.reasons)}):")
-            lines += [f"  {r.node} ({r.op}) not on {r.engine}: {r.text}" for r in self.reasons if not is_of_engine(r)]
+            lines += [_reason_line(alike) for alike in group(of_nodes, lambda r: (r.engine, r.text))]
             lines += _placed(self.reasons)
         lines += [
             f"pin {pin} holds nothing: its nodes were computed ahead of time, or no output needs them" for pin in self.idle_pins
@@ -95,6 +100,14 @@ class Explanation:
 
     def _engine(self, spec: str) -> str:
         return f"{spec} (not named; takes what no other does)" if spec == self.implicit else spec
+
+
+def _reason_line(reasons: Sequence[Reason]) -> str:
+    """Return why a node is not on an engine, or one line for all nodes that share the reason."""
+    first = reasons[0]
+    if len(reasons) == 1:
+        return f"  {first.node} ({first.op}) not on {first.engine}: {first.text}"
+    return f"  {len(reasons)} nodes not on {first.engine}: {first.text} ({list_some([r.node for r in reasons])})"
 
 
 def _placed(reasons: Sequence[Reason]) -> list[str]:

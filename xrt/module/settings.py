@@ -84,6 +84,7 @@ class Settings:
     """Told how many regions are compiled, of how many; called from the compiling threads, one at a time."""
 
 
+_DEFAULT = Settings()
 _OWN = {f.name: f for f in dataclasses.fields(Settings)}
 _CLUSTERING = {f.name for f in dataclasses.fields(ClusteringOptions)}
 _EXECUTION = {f.name for f in dataclasses.fields(ExecutionOptions)}
@@ -92,6 +93,8 @@ _KNOWN = sorted({*_OWN, *_CLUSTERING, *_EXECUTION, "use_fp16"})
 
 def settings_of(options: Mapping[str, Any]) -> Settings:
     """Return Settings from plain keywords; raises OptionError for an unknown one, or one that contradicts another."""
+    if not options:
+        return _DEFAULT
     for name in options:
         if name not in _KNOWN:
             raise OptionError(f"XRTModule has no option {name!r}.{did_you_mean(name, _KNOWN)} It has: {', '.join(_KNOWN)}")

@@ -94,13 +94,16 @@ def is_of_torch(model: object) -> bool:
 
 
 def _from_file(path: Path, cache: CompileCache | None) -> Fixed:
-    if is_bundle(path):
-        raise ModelError(
-            f"{os.fspath(path)!r} is a bundle, which has engines and plans of its own: call xrt.load({os.fspath(path)!r})"
-        )
     check_not_torch(path)
     stamp = stamp_of(path)
-    source = Fixed(onnx.load(path))
+    try:
+        source = Fixed(onnx.load(path))
+    except ModelError as error:
+        if not is_bundle(path):
+            raise
+        raise ModelError(
+            f"{os.fspath(path)!r} is a bundle, which has engines and plans of its own: call xrt.load({os.fspath(path)!r})"
+        ) from error
     if cache is not None and cache.disk is not None and cache.disk.weights is not None:
         cache.disk.weights.recall(source.declared(), path.absolute(), stamp)
     return source

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from xrt.engines import GraphCompiler
 from xrt.errors import OptionError, PlanError, did_you_mean
 from xrt.graph import Function
+from xrt.graph.operators import latest_version
 from xrt.partition.capability import Capability
 from xrt.partition.options import Pin
 
@@ -84,7 +85,8 @@ def check_all_taken(
         advice = "change the pin, or list an engine that takes them"
     else:
         told = f"no engine of the list ({', '.join(choices.engines)}) takes {count}"
-        advice = "list an engine that takes them" + (", or leave out strict=True so that the reference engine may" * strict)
+        may = strict and any(latest_version(function.nodes[n].domain) for n in left)  # the reference knows no other domain
+        advice = "list an engine that takes them" + (", or leave out strict=True so that the reference engine may" * may)
     lines = [f"\n  {function.nodes[n].name!r} ({function.nodes[n].op}): {choices.reasons(n)}" for n in left[:SHOWN]]
     more = f"\n  and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
     untaken = () if broken else tuple(function.nodes[n].name for n in left)

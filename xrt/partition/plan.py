@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from xrt.graph import Attribute, AttrKind, Function, Node
 from xrt.partition.copies import Copy, copies_of
+from xrt.partition.grouping import group, list_some
 from xrt.partition.options import ClusteringOptions
 
 __all__ = ["LAUNCH", "Launch", "Plan", "Reason", "launch_node"]
@@ -133,14 +134,25 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield f"plan: {_counted(nodes, 'node')} in {_counted(len(plan.launches), 'region')} on {engines}{where}"
     if str(plan.options):
         yield f"options: {plan.options}"
-    for launch in plan.launches:
-        yield from _launch_lines(launch)
+    for alike in group(plan.launches, lambda x: (x.engine, x.device, tuple(n.op for n in x.function.nodes), bool(x.control))):
+        first, *others = alike
+        yield from _launch_lines(first)
+        if others:
+            yield f"{list_some([x.name for x in others])} on {first.engine}: the same operators as {first.name}"
     for copy in plan.copies:
         yield f"copy {copy}"
     if plan.reasons:
         yield "reasons:"
-    for reason in plan.reasons:
-        yield f"  {reason}"
+    for reasons in group(plan.reasons, lambda x: (x.engine, x.text)):
+        yield f"  {_reason_line(reasons)}"
+
+
+def _reason_line(reasons: Sequence[Reason]) -> str:
+    """Return a reason, or one line for all of the nodes that share it."""
+    first = reasons[0]
+    if len(reasons) == 1:
+        return str(first)
+    return f"{len(reasons)} nodes are not on {first.engine}: {first.text} ({list_some([x.node for x in reasons])})"
 
 
 def _launch_lines(launch: Launch) -> Iterator[str]:

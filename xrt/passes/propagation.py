@@ -36,6 +36,16 @@ def propagate_types(function: Function, known: Knowledge) -> Function:
     return known.typed(function, None if same else nodes)
 
 
+def symbols_given(function: Function) -> frozenset[str]:
+    """Return the names of extents of the inputs."""
+    types = [value.type for value in function.inputs]
+    return frozenset(d for type_ in types if isinstance(type_, TensorType) for d in type_.shape or () if isinstance(d, str))
+
+
+def _is_full(type_: TensorType, symbols: frozenset[str]) -> bool:
+    return type_.shape is not None and all(type(dim) is int or dim in symbols for dim in type_.shape)
+
+
 class Knowledge:
     """What is known of the values of one Function, while its nodes are visited in order.
 
@@ -58,6 +68,7 @@ class Knowledge:
         self._contents: dict[str, Contents] = {}
         self._news: set[str] = set()
         self._opset = function.opsets.get("", 0)
+        self._symbols: frozenset[str] = symbols_given(function) if outer is None else outer._symbols
 
     # ------------------------------------------------------------------ what is known of a value
 
@@ -124,7 +135,12 @@ class Knowledge:
                 self._learn(name, type_)
 
     def _is_settled(self, node: Node) -> bool:
-        return all(self._is_static(name) for name in node.outputs if name)
+        """Whether no more can be known of the outputs: each extent is a number, or a name that an input gives it."""
+        for name in node.outputs:
+            type_ = self.type_of(name) if name else None
+            if name and (not isinstance(type_, TensorType) or not _is_full(type_, self._symbols)):
+                return False
+        return True
 
     def _is_static(self, name: str) -> bool:
         type_ = self.type_of(name)

@@ -241,9 +241,11 @@ def _lease(region: RegionToCompile, cache: CompileCache, force: bool) -> Lease:
     def make() -> Executable:
         nonlocal met
         met = "miss"
-        return _made(region, replace(region.context, keep=cache.folder_of(region.engine.name)))
+        is_kept = cache.disk is not None and recipe.is_kept
+        return _made(region, replace(region.context, keep=cache.folder_of(region.engine.name), is_kept=is_kept))
 
-    lease = cache.lease(region.signature, make, force=force, recipe=region.recipe)
+    recipe = region.recipe
+    lease = cache.lease(region.signature, make, force=force, recipe=recipe)
     _let_go(region.launch.function)
     _log.debug("cache %s for %s (%.12s)", met, region.launch.name, region.signature.key)
     return lease

@@ -18,7 +18,7 @@ from xrt.errors import RunFailed
 from xrt.runtime.faults import failure
 from xrt.runtime.layout import Layout, Slots, Step
 
-__all__ = ["Action", "Frame", "frame_of"]
+__all__ = ["Action", "Frame", "frame_of", "miscounted"]
 
 Action: TypeAlias = Callable[[], None]
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -126,7 +126,7 @@ def _plain(step: Step, ground: _Ground) -> Action:
         else:
             results = run(given, handed_down(step, options, {}))
         if len(results) != count:
-            raise _miscounted(step, len(results))
+            raise miscounted(step, len(results))
         for slot, result in zip(writes, results, strict=True):
             slots[slot] = result
         for slot in freed:
@@ -165,7 +165,7 @@ def _placing(step: Step, slots: list[Any], places: Mapping[int, Array], freed: S
         else:
             results = run(given, handed_down(step, options, buffers))
         if len(results) != len(step.writes):
-            raise _miscounted(step, len(results))
+            raise miscounted(step, len(results))
         for slot, result in zip(step.writes, results, strict=True):
             place = places.get(slot)
             if place is None:
@@ -188,7 +188,8 @@ def handed_down(step: Step, options: RunOptions, places: Mapping[int, Array]) ->
     return RunOptions(out, options.stream, options.block, options.profile)
 
 
-def _miscounted(step: Step, count: int) -> RunFailed:
+def miscounted(step: Step, count: int) -> RunFailed:
+    """Return the error of an engine that returned another number of outputs than its launch has."""
     return RunFailed(
         f"engine {step.launch.engine!r} returned {count} outputs from {step.launch.name}, which has {len(step.writes)}"
     )

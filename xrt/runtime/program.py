@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
@@ -16,7 +17,7 @@ from xrt.graph import Type
 from xrt.partition import Plan
 from xrt.runtime.arena import Arena, Placed
 from xrt.runtime.faults import Inspection, failure, kept
-from xrt.runtime.frames import Action, Frame, frame_of
+from xrt.runtime.frames import Action, Frame, frame_of, miscounted
 from xrt.runtime.inputs import check_updated
 from xrt.runtime.layout import Layout, Slots, laid_out
 from xrt.runtime.profile import Profile, Recorder
@@ -63,7 +64,7 @@ class Program:
 
     # ------------------------------------------------------------------ calls
 
-    @property
+    @cached_property
     def direct(self) -> Callable[..., Sequence[Any]] | None:
         """The one executable's own quickest call, when that is all there is to a run of the program; else None."""
         steps = self._slots.steps
@@ -79,6 +80,8 @@ class Program:
         Raises RunFailed naming the launch and engine when an engine fails, or the inspection finds what a launch has
         computed wrong; what was computed is given up.
         """
+        if options is DEFAULT and inspection is None and (results := self._run_directly(inputs)) is not None:
+            return results
         try:
             frame = self._idle.pop()
         except IndexError:
@@ -90,6 +93,21 @@ class Program:
         results = self._finish(frame.slots, inputs, options)
         frame.leave()
         self._idle.append(frame)
+        return results
+
+    def _run_directly(self, inputs: Sequence[Any]) -> list[Any] | None:
+        """Make the call that a module makes from its second one on, None where there is none: it needs no frame."""
+        if len(self._slots.steps) != 1:
+            return None
+        (step,) = self._slots.steps
+        try:
+            if (direct := self.direct) is None:
+                return None
+            results = list(direct(*inputs))
+            if len(results) != len(step.writes):
+                raise miscounted(step, len(results))
+        except Exception as error:  # noqa: BLE001  # whatever it is, `failure` says what to make of it
+            raise failure(step.launch, error)  # noqa: B904  # it has its cause
         return results
 
     def repeated(self, inputs: Sequence[Any]) -> Callable[[], Sequence[Any]]:

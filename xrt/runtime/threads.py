@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 __all__ = ["available_cores", "budget_of", "default_budget", "set_default_budget"]
@@ -22,10 +23,16 @@ class _Process:
 def available_cores() -> int:
     """Return how many cores' worth of time this process may use: those that it may run on, or its quota where that is less.
 
-    A quota (a container's, in its control group) of a part of a core counts as a whole one.
+    A quota (a container's, in its control group) of a part of a core counts as a whole one. Quotas are read once per process.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([cores, *map(math.ceil, quotas())]))
+    return max(1, min([cores, *map(math.ceil, own_quotas())]))
+
+
+@lru_cache(maxsize=1)
+def own_quotas() -> tuple[float, ...]:
+    """Return the quotas of this process, as they were when it first asked: reading them costs as much as a small model."""
+    return tuple(quotas())
 
 
 def budget_of(asked: int | None) -> int:

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import HealthCheck, assume, settings
 
 from xrt.compare import Comparison, Tolerance, compare_all, tolerance_for
-from xrt.engines import Executable, GraphCompiler, registry
+from xrt.engines import CompileContext, Executable, GraphCompiler, registry
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import DType, Function
 from xrt.module.settings import REFERENCE
 from xrt.passes import infer_shapes
 from xrt.testing.casts import CastChain, compare_chain, function_of_chains, inputs_of_chains, list_cast_chains
 from xrt.testing.corpus import Entry
+from xrt.testing.crash_notes import describe, note_case
 from xrt.testing.faulty import Recording
 from xrt.testing.ledgers import Gap
 from xrt.testing.special import DECLARED, SPECIALS, Lost, Special
@@ -60,6 +61,18 @@ class Proof:
     """How far the engine's floats may be from the reference engine's over a whole generated Function."""
     reference: ClassVar[str] = REFERENCE
     """The engine whose results count as right."""
+
+    @pytest.fixture(autouse=True)
+    def name_the_case_of_a_crash(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let the stack that a native crash leaves behind name the test with its case, and what was compiled."""
+        request.node.obj = note_case(f"case {request.node.nodeid}", request.node.obj)
+        kind = self.made().implementation
+        compile_one = kind.compile
+
+        def compile_noted(engine: GraphCompiler, function: Function, context: CompileContext) -> Executable:
+            return note_case(f"compile {describe(function)}", compile_one)(engine, function, context)
+
+        monkeypatch.setattr(kind, "compile", compile_noted)
 
     @classmethod
     def made(cls) -> GraphCompiler:
@@ -183,7 +196,7 @@ def outputs_of(results: Any, function: Function) -> list[Any]:
 def alone_or_skip(engine: GraphCompiler, function: Function, inputs: Sequence[Any]) -> list[Any]:
     """Run it on the engine alone; an example that the engine declines counts for nothing."""
     try:
-        return run_alone(engine, function, inputs)
+        return note_case(f"run {describe(function)}", run_alone)(engine, function, inputs)
     except CompileRefused:
         assume(False)
         raise

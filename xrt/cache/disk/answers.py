@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -43,6 +44,8 @@ class AnswersMemo:
         self, function: Function, engines: Sequence[GraphCompiler], homes: Sequence[str], context: CompileContext
     ) -> Capability | None:
         """Return what the engines, in that order and on those devices, have answered; None where that is not known."""
+        if not self._holds_any():
+            return None
         path = self._path(function, engines, homes, context)
         if path is None or not self._store.is_trusted() or not path.is_file():
             return None
@@ -70,6 +73,14 @@ class AnswersMemo:
         if len(data) <= MOST_BYTES:
             self._store.place(path, lambda file: file.write(data))
             self._make_room(path.parent)
+
+    def _holds_any(self) -> bool:
+        """Whether answers are kept at all: where engines answer quickly there are none, and no Function need be hashed."""
+        try:
+            with os.scandir(self._store.root / "answers") as found:
+                return any(found)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     @staticmethod
     def _make_room(folder: Path) -> None:

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
@@ -25,7 +26,7 @@ Make: TypeAlias = Callable[[], Executable]
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Recipe:
     """What is compiled: all that an engine needs to load what it has saved."""
 
@@ -33,10 +34,10 @@ class Recipe:
     engine: GraphCompiler
     context: CompileContext
 
-    @property
-    def can_save(self) -> bool:
-        """Whether the engine says how to save an executable."""
-        return type(self.engine).save is not GraphCompiler.save
+    @cached_property
+    def is_kept(self) -> bool:
+        """Whether the engine says how to save an executable, and loads what it saved sooner than it compiles it."""
+        return type(self.engine).save is not GraphCompiler.save and self.engine.is_worth_saving(self.function)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class DiskTier:
             return make()  # of code that cannot be told from another there is nothing to be remembered
         if not force and (found := self._found(signature, recipe)) is not None:
             return found
-        if not recipe.can_save:
+        if not recipe.is_kept:
             return self._made(signature, recipe, make)
         with self.store.lock(signature.key) as locked:
             if locked and not force and (found := self._found(signature, recipe)) is not None:
@@ -154,7 +155,7 @@ class DiskTier:
             if not _may_pass(error):
                 self._write(signature, Failure.of(error, recipe.function))
             raise
-        if recipe.can_save:
+        if recipe.is_kept:
             self._save(signature, recipe, executable)
         return executable
 

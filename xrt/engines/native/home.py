@@ -16,6 +16,13 @@ SHIPPED = Path(__file__).parent / "lib" / "libxrt_native.so"
 """The library that `CMakeLists.txt` builds; it is there where a compiler was at hand when XRT was installed."""
 
 
+FUNCTIONS = (
+    *("xrt_tape_new", "xrt_tape_run", "xrt_tape_said", "xrt_tape_frames", "xrt_tape_delete"),
+    *("xrt_run_alone", "xrt_pool_workers", "xrt_multiply"),
+)
+"""What the library exports beside its kernels."""
+
+
 def include_dir() -> str:
     """Return the folder to give a compiler, so that ``#include <xrt/kernel.h>`` finds the interface."""
     return str(Path(__file__).parent / "include")
@@ -65,6 +72,13 @@ def _shipped() -> tuple[NativeLibrary | None, str | None]:
             "apt-get install g++) and then XRT again, with -v to see the build: pip install -v --force-reinstall --no-deps xrt"
         )
     try:
-        return load(SHIPPED), None
+        library = load(SHIPPED)
     except EngineUnavailable as error:
         return None, str(error)
+    lacking = [name for name in FUNCTIONS if not hasattr(library.handle, name)]
+    if lacking:
+        return None, (
+            f"{SHIPPED.name} was built of other sources than this XRT's: it lacks {', '.join(lacking)}; build it anew with "
+            "`make native`, or install XRT again"
+        )
+    return library, None

@@ -30,7 +30,7 @@ from xrt.engines.ort.executable import OrtExecutable, computed_outputs, session_
 from xrt.engines.ort.half_precision import with_casts_of_halves
 from xrt.engines.ort.handing import hand_over
 from xrt.engines.ort.memory import Growth, uses_of
-from xrt.engines.ort.saving import Saved, optimised
+from xrt.engines.ort.saving import Saved, in_memory, optimised
 from xrt.engines.ort.session import Handed, Provider, open_session, quiet_options
 from xrt.engines.ort.values import why_not_carried
 from xrt.errors import CompileRefused
@@ -47,6 +47,12 @@ _LEVELS = {
 }
 _CPU = ("CPUExecutionProvider",)
 _MODES = {"sequential": ExecutionMode.ORT_SEQUENTIAL, "parallel": ExecutionMode.ORT_PARALLEL}
+
+
+WORTH_SAVING = 24
+"""Nodes from which a session is saved: a smaller model is optimized in the time that a file of the cache takes to read."""
+WORTH_LAYING_OUT = 1 << 20
+"""Bytes of a constant whose new layout is worth saving, however few the nodes."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,20 @@ class Ort(GraphCompiler):
         options = self._session_options(context.threads)
         if context.device != "cpu":
             return self._on_device(function, handed, options, context)
+        if context.is_kept and self.providers == _CPU and (executable := self._optimized(function, handed, context.threads)):
+            return executable
         return self._opened(function, handed, options)
+
+    def _optimized(self, function: Function, handed: Handed, threads: int) -> OrtExecutable | None:
+        """Return a session over the optimized model, which `save` then has: the library optimizes once instead of twice.
+
+        None where the library makes no such model; the session over the model itself then tells why, if it fails too.
+        """
+        try:
+            with in_memory() as file:
+                return self._restored(optimised(function, handed, self._session_options(threads), file), function, threads)
+        except Exception:  # noqa: BLE001  # the library's errors have no common base
+            return None
 
     def _handed(self, function: Function, context: CompileContext) -> Handed:
         """Return the Function as the library takes it; raises ModelError where it cannot be written."""
@@ -164,7 +183,10 @@ class Ort(GraphCompiler):
         pool.use()
         with Growth(handed.nbytes) as growth:
             session = open_session(handed, options, self._providers())
-        return OrtExecutable(function, session, handed.files, partial(uses_of, handed.copied, growth))
+        executable = OrtExecutable(function, session, handed.files, partial(uses_of, handed.copied, growth))
+        if options.use_per_session_threads:
+            executable.idle_threads = max(0, options.intra_op_num_threads + options.inter_op_num_threads - 2)
+        return executable
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         """Return the session's optimised model; the library optimises the Function a second time for it."""
@@ -176,14 +198,22 @@ class Ort(GraphCompiler):
             return executable.saved
         if context.workdir is None:
             raise CompileRefused("an optimised model is saved by way of a file, and there is no working directory")
-        handed = self._handed(executable.function, context)
-        return optimised(executable.function, handed, self._session_options(context.threads), context.workdir)
+        handed, options = self._handed(executable.function, context), self._session_options(context.threads)
+        with (context.workdir / "session").open("w+b") as file:
+            return optimised(executable.function, handed, options, file)
+
+    def is_worth_saving(self, function: Function) -> bool:
+        """Whether optimizing takes the library longer than it takes to find, check and map a file of the cache."""
+        return len(function.nodes) >= WORTH_SAVING or any(c.nbytes >= WORTH_LAYING_OUT for c in function.constants.values())
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> OrtExecutable:
         """Return a session over the optimised model, which the library takes as it is."""
+        return self._restored(data, function, context.threads)
+
+    def _restored(self, data: memoryview, function: Function, threads: int) -> OrtExecutable:
         saved = Saved.read(data)
         handed, border = saved.handed(function), saved.border(function)
-        options = self._session_options(context.threads)
+        options = self._session_options(threads)
         options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
         executable = self._opened(border, handed, options)
         executable.saved = data
@@ -198,6 +228,18 @@ class Ort(GraphCompiler):
     def share_pool(cls, threads: int) -> None:
         """Let all sessions of the process run on one pool of threads; the process can then have no session with its own."""
         pool.share(threads)
+
+    def available_devices(self) -> tuple[str, ...]:
+        has = self.on_device in onnxruntime.get_available_providers()
+        return tuple(device for device in self.devices if device != "cuda" or has)
+
+    def lacks(self) -> str:
+        if self.available_devices() == self.devices:
+            return ""
+        return (
+            f"no cuda, since this build has no {self.on_device}; onnxruntime-gpu has it: pip install 'xrt[cuda]' in an "
+            "environment without onnxruntime"
+        )
 
     def unsupported_options(self, context: CompileContext) -> str | None:
         """Return which option is not honoured. Any batch size is, and so are strict types: it computes in the model's own."""

@@ -15,9 +15,9 @@ from __future__ import annotations
 import ctypes
 import json
 import mmap
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
@@ -90,31 +90,35 @@ def _name(index: int) -> str:
     return f"constant_{index}"
 
 
-def optimised(function: Function, handed: Handed, options: SessionOptions, folder: Path) -> memoryview:
-    """Return the model of a session optimised, as `Saved` reads it: mapped from a file in the folder.
+def in_memory() -> BinaryIO:
+    """Open a file that has no name and lies in memory alone; raises OSError where the system has none."""
+    if not hasattr(os, "memfd_create"):
+        raise OSError("the system has no files in memory")
+    return os.fdopen(os.memfd_create("xrt-session", os.MFD_CLOEXEC), "w+b")
+
+
+def optimised(function: Function, handed: Handed, options: SessionOptions, file: BinaryIO) -> memoryview:
+    """Return the model of a session optimised, as `Saved` reads it: mapped from the file, which is new.
 
     ``handed`` is what the Function was handed over as, and ``options`` those of its session. Whatever the library
     raises passes.
     """
     level = options.graph_optimization_level
-    with (folder / "session").open("w+b") as file:
-        places = _Places(function, file)
-        give_files(handed, options)
-        compiler = ModelCompiler(
-            options, handed.model, graph_optimization_level=level, get_initializer_location_func=places.place
-        )
-        model = compiler.compile_to_bytes()
-        header = {
-            "inputs": [v.name for v in function.inputs],
-            "outputs": [v.name for v in function.outputs],
-            "constants": sorted(places.used),
-            "weights": file.tell(),
-            "model": len(model),
-        }
-        text = json.dumps(header).encode()
-        file.write(model + text + len(text).to_bytes(8, "little"))
-        file.flush()
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    places = _Places(function, file)
+    give_files(handed, options)
+    compiler = ModelCompiler(options, handed.model, graph_optimization_level=level, get_initializer_location_func=places.place)
+    model = compiler.compile_to_bytes()
+    header = {
+        "inputs": [v.name for v in function.inputs],
+        "outputs": [v.name for v in function.outputs],
+        "constants": sorted(places.used),
+        "weights": file.tell(),
+        "model": len(model),
+    }
+    text = json.dumps(header).encode()
+    file.write(model + text + len(text).to_bytes(8, "little"))
+    file.flush()
+    return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 class _Places:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from typing import Any, ClassVar, Literal
 
 from xrt.engines.contract import Executable, GraphCompiler
@@ -67,6 +68,10 @@ class Toy(GraphCompiler):
         python = _versions()
         native = [f"native {library.signature}" for library in self._libraries()]
         return ", ".join([*python, *(native or ["no native kernels"])])
+
+    def available_devices(self) -> tuple[str, ...]:
+        """Return the devices whose arrays it can compute with: CUDA's are CuPy's."""
+        return self.devices if find_spec("cupy") is not None else ("cpu",)
 
     def lacks(self) -> str:
         return "" if self.native == "off" else why_not_shipped() or ""

@@ -57,6 +57,8 @@ def excerpt_of(data: Buffer) -> Excerpt:
     Raises Unsound where the walk does not understand the data, which protobuf may do all the same (it merges what stands
     twice where there is one), and DecodeError where protobuf does not understand it. No announced size is believed.
     """
+    if len(data) < LARGE_BYTES:
+        return Excerpt(ModelProto.FromString(bytes(data)), {})
     cutter = _Cutter(Walk(data))
     model = b"".join(cutter.message(ModelProto, 0, len(data), 0))
     return Excerpt(ModelProto.FromString(model), cutter.spans)

@@ -141,6 +141,10 @@ class Ground:
             key = self._asked[mask] = self._key(mask)
         return key
 
+    def know(self, mask: int, key: str) -> None:
+        """Take the shape key of those nodes from who has it."""
+        self._keys[mask] = key
+
     def _key(self, mask: int) -> str:
         key = self._keys.get(mask)
         if key is None:

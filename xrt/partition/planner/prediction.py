@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from xrt.graph import FrozenDict, Function, TensorType
+from xrt.graph import FrozenDict, Function, TensorType, shape_key
 from xrt.partition.costs import CostTable, Measured
 from xrt.partition.plan import Launch, Plan
 from xrt.partition.planner.ground import Ground, bits, places_of
@@ -86,6 +86,9 @@ def predicted(plan: Plan, table: CostTable) -> Prediction:
     specs = tuple(dict.fromkeys(launch.engine for launch in plan.launches))
     whole = (1 << len(function.nodes)) - 1
     ground = Ground(function, specs, (whole,) * len(specs))
+    places = {node.name: place for place, node in enumerate(function.nodes)}
+    for launch in plan.launches:  # without the control edges between regions, the order of nodes may be another than it was
+        ground.know(bits([places[name] for name in launch.nodes]), shape_key(launch.function))
     return _Predictor(ground.unasked(), table).prediction(plan)
 
 
