@@ -17,6 +17,7 @@ from xrt.graph import Constant, DType, Function, Node, TensorType, Type
 __all__ = ["LARGEST", "input_limits", "is_wide", "why_unbounded"]
 
 LARGEST = (1 << 31) - 1
+"""The lowest int32 is one further from zero: it fits as well, until its sign changes."""
 LIMITS = (LARGEST, 1 << 24, 1 << 23, 1 << 15, 1 << 7)
 """What is tried as the limit of a region's inputs, the largest first."""
 MOST_ELEMENTS = 1 << 30
@@ -53,6 +54,8 @@ _RULES: Mapping[str, Rule] = {
     "Sign": lambda b: 1,
 }
 """The largest magnitude of a result, from those of the inputs."""
+_CHANGING_SIGN = frozenset({"Abs", "Add", "Div", "Mod", "Mul", "Neg", "Range", "Sub"})
+"""Operators that may make the opposite of the lowest int32, which is no int32."""
 
 
 def why_unbounded(node: Node, function: Function) -> str | None:
@@ -64,7 +67,7 @@ def why_unbounded(node: Node, function: Function) -> str | None:
         )
 
     bound = _bound(node, function, known)
-    if bound is not None and bound <= LARGEST:
+    if bound is not None and _fits(node, bound):
         return None
     return f"{LIBRARY} computes int64, uint64 and uint32 in int32, and what this {node.op_type} gives is not known to fit"
 
@@ -84,8 +87,8 @@ def input_limits(function: Function, data: Callable[[Node], frozenset[str]]) -> 
         decisive = {function.inputs[place].name for place in limited} & growing
         for limit in LIMITS:
             if _all_fit(function, limit, decisive):
-                limits = {place: limit if function.inputs[place].name in decisive else LARGEST for place in limited}
-                return {place: limit for place, limit in limits.items() if place in wide or limit < LARGEST}
+                deciding = {place for place in limited if function.inputs[place].name in decisive}
+                return {place: limit if place in deciding else LARGEST for place in limited if place in {*wide, *deciding}}
     return None
 
 
@@ -111,11 +114,23 @@ def _all_fit(function: Function, limit: int, limited: Collection[str]) -> bool:
     for node in function.nodes:
         wide = [name for name in node.defines if is_wide(name, function)]
         bound = _bound(node, function, known) if wide else 0
-        if bound is None or bound > LARGEST:
+        if bound is None or not _fits(node, bound) or _tests_the_lowest(node, function, known):
             return False
         bounds.update(dict.fromkeys(wide, bound))
         bounds.update(_narrow_bounds(node, function, known) if not wide else {})
     return True
+
+
+def _fits(node: Node, bound: int) -> bool:
+    """Whether results of at most that magnitude are int32; of the one beyond them, only the negative is, and only kept."""
+    return bound <= LARGEST or (bound == LARGEST + 1 and node.op_type not in _CHANGING_SIGN)
+
+
+def _tests_the_lowest(node: Node, function: Function, known: Known) -> bool:
+    """Whether the node casts to a truth value what may be the lowest int32, which the library takes for false."""
+    if node.op_type not in ("Cast", "CastLike") or _dtype(node.outputs[0], function) is not DType.BOOL:
+        return False
+    return is_wide(node.inputs[0], function) and (known(node.inputs[0]) or 0) > LARGEST
 
 
 def _narrow_bounds(node: Node, function: Function, known: Known) -> dict[str, int]:
@@ -187,7 +202,7 @@ _BY_TYPE: Mapping[DType | None, int] = {
     DType.UINT8: (1 << 8) - 1,
     DType.INT16: 1 << 15,
     DType.UINT16: (1 << 16) - 1,
-    DType.INT32: LARGEST,
+    DType.INT32: LARGEST + 1,
 }
 
 
