@@ -34,9 +34,11 @@ _UNSIGNED = frozenset({DType.UINT32, DType.UINT64})
 _SIGNING = frozenset({"Cast", "CastLike", "Neg", "Sub"})
 """Operators that may give what is less than nothing."""
 
-_IN_FLOAT32 = frozenset({"Div", "Mod", "Pad", "ReduceMax", "ReverseSequence", "Trilu"})
+_IN_FLOAT32 = frozenset({"Div", "Mod", "Pad", "ReduceMax", "ReduceMin", "ReverseSequence", "Trilu"})
 """Operators whose integers go through float32."""
 EXACT_IN_FLOAT32 = 1 << 24
+_COMPARING = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
+"""Comparisons, which the library makes in float32 too, whatever integers are compared."""
 
 _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(["Abs", "CenterCropPad", "Compress", "DepthToSpace", "Expand", "Flatten", "Gather"], lambda b: b[0]),
@@ -95,6 +97,12 @@ def input_limits(function: Function, data: Callable[[Node], frozenset[str]]) -> 
 def _growing(function: Function) -> frozenset[str]:
     """Return the values whose magnitudes decide how large wide values become: that of a comparison's operand does not."""
     found = {name for node in function.nodes for name in node.defines if is_wide(name, function)}
+
+    def known(name: str) -> int | None:
+        found = _constant_bound(function.constants.get(name))
+        return _by_type(name, function) if found is None else found
+
+    found.update(name for node in function.nodes if not _is_exact(node, function, known) for name in node.inputs)
     for node in reversed(function.nodes):
         if not found.isdisjoint(node.defines):
             found.update(name for name in node.uses if is_wide(name, function) or _by_type(name, function) is not None)
@@ -114,7 +122,9 @@ def _all_fit(function: Function, limit: int, limited: Collection[str]) -> bool:
     for node in function.nodes:
         wide = [name for name in node.defines if is_wide(name, function)]
         bound = _bound(node, function, known) if wide else 0
-        if bound is None or not _fits(node, bound) or _tests_the_lowest(node, function, known):
+        if bound is None or not _fits(node, bound) or not _is_exact(node, function, known):
+            return False
+        if _tests_the_lowest(node, function, known):
             return False
         bounds.update(dict.fromkeys(wide, bound))
         bounds.update(_narrow_bounds(node, function, known) if not wide else {})
@@ -124,6 +134,24 @@ def _all_fit(function: Function, limit: int, limited: Collection[str]) -> bool:
 def _fits(node: Node, bound: int) -> bool:
     """Whether results of at most that magnitude are int32; of the one beyond them, only the negative is, and only kept."""
     return bound <= LARGEST or (bound == LARGEST + 1 and node.op_type not in _CHANGING_SIGN)
+
+
+def _is_exact(node: Node, function: Function, known: Known) -> bool:
+    """Whether a comparison or Clip of integers of 32 bits and more is exact in float32.
+
+    It is where all numbers are, and where those are that others are compared with: rounding moves no number past them.
+    """
+    is_clip = node.op_type == "Clip"
+    if not is_clip and node.op_type not in _COMPARING:
+        return True
+    if not (is_wide(node.inputs[0], function) or _is_int32(node.inputs[0], function)):
+        return True
+    bounds = [LARGEST + 1 if (bound := known(name)) is None else bound for name in node.inputs if name]
+    if max(bounds) <= EXACT_IN_FLOAT32:
+        return True
+    if is_clip:
+        return len(bounds) == 3 and max(bounds[1:]) < EXACT_IN_FLOAT32
+    return min(bounds) < EXACT_IN_FLOAT32
 
 
 def _tests_the_lowest(node: Node, function: Function, known: Known) -> bool:
