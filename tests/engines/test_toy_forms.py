@@ -10,6 +10,8 @@ from tests.engines.toy_running import Array, f32, function, i64, node, one, run,
 from xrt.engines.toy import reference
 from xrt.engines.toy.kernels import ops
 
+NAN = np.nan
+
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 
 
@@ -230,6 +232,25 @@ def test_grid_sample_renamed_its_modes() -> None:
     x, grid = np.arange(9, dtype=np.float32).reshape(1, 1, 3, 3), f32([[[[0.5, 0.0]]]])
     same(one("GridSample", x, grid, opset=16, mode="bilinear", align_corners=1), f32([[[[4.5]]]]))
     same(one("GridSample", x, grid, opset=20, mode="linear", align_corners=1), f32([[[[4.5]]]]))
+
+
+@pytest.mark.parametrize(
+    ("mode", "padding", "expected"),
+    [
+        ("linear", "zeros", [NAN, NAN, NAN, NAN]),
+        ("linear", "border", [7, 2.5, 10, 8.8]),
+        ("linear", "reflection", [7, 2.5, 7, 8.8]),
+        ("nearest", "zeros", [0, 0, 0, 0]),
+        ("nearest", "border", [9, 3, 12, 9]),
+        ("nearest", "reflection", [9, 3, 9, 9]),
+        ("cubic", "border", [NAN, NAN, NAN, NAN]),
+    ],
+)
+def test_grid_sample_reads_where_there_is_no_place_as_torch_does(mode: str, padding: str, expected: list[float]) -> None:
+    x = np.arange(1, 17, dtype=np.float32).reshape(1, 1, 4, 4)
+    grid = f32([[[[NAN, 0], [0, NAN], [np.inf, 0], [-np.inf, 0.3]]]])
+    found = one("GridSample", x, grid, opset=20, mode=mode, padding_mode=padding, align_corners=int(mode == "linear"))
+    np.testing.assert_allclose(found, f32([[[expected]]]), rtol=1e-5)
 
 
 def test_scan_had_a_batch_axis_in_version_8() -> None:

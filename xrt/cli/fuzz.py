@@ -13,7 +13,7 @@ from xrt.errors import OptionError
 from xrt.module.settings import REFERENCE
 from xrt.testing.corpus import Entry
 from xrt.testing.files import write_entry
-from xrt.testing.fuzz import Finding, Fuzzer
+from xrt.testing.fuzz import KINDS_OF_WAY, Finding, Fuzzer, KindOfWay
 from xrt.testing.remote import RemoteFuzzer
 from xrt.verify import Verdict
 
@@ -32,6 +32,22 @@ _TOLD_EVERY = 500
 @click.option("--rarely", default="", help="Engines to try on few graphs, since they are slow to compile")
 @click.option("--one-in", default=50, show_default=True, type=click.IntRange(1), help="How few")
 @click.option(
+    "--way",
+    "ways",
+    multiple=True,
+    type=click.Choice(KINDS_OF_WAY),
+    default=KINDS_OF_WAY[:3],
+    show_default=True,
+    help="How graphs run: an engine alone, or before the reference; nodes on all by chance, or in alternation",
+)
+@click.option(
+    "--batch",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="How many graphs an engine alone compiles as one; those that do not agree so are tried by themselves",
+)
+@click.option(
     "--keep",
     type=click.Path(path_type=Path, file_okay=False),
     help="Write what disagrees to this folder, as entries of the corpus",
@@ -42,13 +58,23 @@ _TOLD_EVERY = 500
     show_default=True,
     help="Run the graphs in a process of their own, so that one that crashes is a disagreement, and the rest goes on",
 )
-def command(count: int, seed: int, engines: str, rarely: str, one_in: int, keep: Path | None, isolate: bool) -> int:
+def command(
+    count: int,
+    seed: int,
+    engines: str,
+    rarely: str,
+    one_in: int,
+    ways: tuple[KindOfWay, ...],
+    batch: int,
+    keep: Path | None,
+    isolate: bool,
+) -> int:
     """Run generated graphs on engines alone, before the reference, and in mixtures; exit code 1 when one disagrees."""
     always, seldom = (split_specs(names) if names else [] for names in (engines, rarely))
     _check(always + seldom)
     if keep is not None:
         check_folder(keep)
-    fuzzer = (RemoteFuzzer if isolate else Fuzzer)(always, seldom, one_in)
+    fuzzer = (RemoteFuzzer if isolate else Fuzzer)(always, seldom, one_in, kinds=ways, batch=batch)
     _run(fuzzer, range(seed, seed + count), keep)
     words = sorted({word for word, _ in fuzzer.counts})
     show_table(("way", *Verdict), [(w, *(fuzzer.counts[w, v] for v in Verdict)) for w in words], numbers=tuple(Verdict))

@@ -210,11 +210,16 @@ class Grid:
         return (grid + 1) / 2 * (extent - 1) if self.corners else ((grid + 1) * extent - 1) / 2
 
     def within(self, xp: Any, places: Array, extent: int) -> Array:
-        """Return places beyond the ends as the padding mode reads them: as the end, as reflected, or (zeros) as they are."""
-        if self.padding == "border":
-            return xp.clip(places, 0, extent - 1)
+        """Return places beyond the ends as the padding mode reads them: as the end, as reflected, or (zeros) as they are.
+
+        What is no place, NaN, is read as the first element, but for zeros: ONNX leaves it open, and this is what torch does.
+        """
         if self.padding == "zeros":
             return places
+        moved = xp.clip(places, 0, extent - 1) if self.padding == "border" else self._reflected(xp, places, extent)
+        return xp.where(xp.isnan(moved), 0.0, moved)
+
+    def _reflected(self, xp: Any, places: Array, extent: int) -> Array:
         low, span = (0.0, extent - 1.0) if self.corners else (-0.5, float(extent))
         if span == 0:
             return xp.zeros_like(places)
@@ -237,7 +242,8 @@ class Grid:
         first, reach = xp.floor(places), self.sampling.reach
         part = places - first
         offsets = range(1 - reach, reach + 1)
-        return [(first + offset, weight(xp, offset - part, self.sampling)) for offset in offsets]
+        weights = [xp.where(xp.isnan(part), np.nan, weight(xp, offset - part, self.sampling)) for offset in offsets]
+        return [(first + offset, factor) for offset, factor in zip(offsets, weights, strict=True)]
 
 
 def grid_of(node: Node) -> Grid:
@@ -254,7 +260,7 @@ def read(xp: Any, x: Array, grid: Array, how: Grid) -> Array:
         index, share = [xp.arange(len(x)).reshape(-1, *(1,) * len(extents))], xp.ones(grid.shape[:-1])
         for (tap, factor), extent in zip(combination, extents, strict=True):
             place = how.within(xp, tap, extent)
-            share = share * factor * ((place >= 0) & (place <= extent - 1))
-            index.append(xp.clip(place, 0, extent - 1).astype(np.int64))
+            share = xp.where((place >= 0) & (place <= extent - 1) | xp.isnan(factor), share * factor, 0.0)
+            index.append(xp.clip(xp.where(xp.isnan(place), 0.0, place), 0, extent - 1).astype(np.int64))
         total += share[..., None] * last[tuple(index)]
     return xp.moveaxis(total, -1, 1).astype(x.dtype)

@@ -35,6 +35,8 @@ class Alternation:
     first: int = 0
     """The engine that begins."""
     refused: Refused = field(default_factory=dict)
+    last_resort: bool = False
+    """Whether the last engine of the list has no turn, and only nodes that no other takes."""
 
     def plan(self) -> Plan:
         """Return the plan of the round; raises CompileRefused for a node that no engine takes."""
@@ -47,12 +49,14 @@ class Alternation:
     def _turn(self, node: Node, homes: dict[str, int]) -> int:
         makers = (self.function.producer(name) for name in node.uses)
         maker = next((maker for maker in makers if maker is not None), None)
-        return self.first if maker is None else (homes[maker.name] + 1) % len(self.engines)
+        return self.first if maker is None else (homes[maker.name] + 1) % (len(self.engines) - int(self.last_resort))
 
     def _home(self, node: Node, turn: int) -> int:
         """Return the first engine that takes the node, from the one whose turn it is."""
         reasons = []
-        for number in ((turn + step) % len(self.engines) for step in range(len(self.engines))):
+        turns = len(self.engines) - int(self.last_resort)
+        numbers = [(turn + step) % turns for step in range(turns)] + list(range(turns, len(self.engines)))
+        for number in numbers:
             engine = self.engines[number]
             reason = self.refused.get((node.name, number)) or engine.why_not(node, self.function)
             if reason is None:
@@ -73,12 +77,16 @@ class Alternation:
         self.refused.update(((node, number), str(refusal.error)) for node in refusal.nodes)
 
 
-def alternating_program(function: Function, inputs: Sequence[Any], engines: Sequence[GraphCompiler], first: int = 0) -> Program:
+def alternating_program(
+    function: Function, inputs: Sequence[Any], engines: Sequence[GraphCompiler], first: int = 0, *, last_resort: bool = False
+) -> Program:
     """Return the compiled Program in which neighbouring nodes are on different engines.
+
+    With ``last_resort`` the last engine has only nodes that no other takes.
 
     Raises CompileRefused for a node that no engine takes, CompileFailed where an engine's library fails.
     """
-    round_, cache = Alternation(fitted_for(function, inputs, engines), engines, first), CompileCache()
+    round_, cache = Alternation(fitted_for(function, inputs, engines), engines, first, last_resort=last_resort), CompileCache()
     while True:
         context = CompileContext(threads=available_cores())
         made = compile_plan(round_.plan(), {engine.spec: engine for engine in engines}, context, cache)

@@ -67,7 +67,7 @@ def _conform(message: Message) -> tuple[Answers, Message]:
 def _fuzz(message: Message) -> tuple[Answers, Message]:
     """Return the answers of a fuzzer."""
     engines, rarely = _engines(message["engines"]), _engines(message["rarely"])
-    fuzzer = Fuzzer(engines, rarely, message["one_in"], message["shrinks"])
+    fuzzer = Fuzzer(engines, rarely, message["one_in"], message["shrinks"], message["kinds"])
     tries: dict[str, Any] = {}
 
     def seed(asked: Message, room: Room) -> Message:
@@ -78,6 +78,9 @@ def _fuzz(message: Message) -> tuple[Answers, Message]:
         tries.update(seed=asked["seed"], sample=sample, expected=expected, ways=fuzzer.ways(asked["seed"]))
         return {"ways": [[word, str(way)] for word, way in tries["ways"]]}
 
+    def settle(asked: Message, room: Room) -> Message:
+        return {"settled": [[*key, verdict] for key, verdict in fuzzer.settle(asked["seeds"]).items()]}
+
     def way(asked: Message, room: Room) -> Message:
         word, chosen = tries["ways"][asked["number"]]
         fuzzer.counts.clear()
@@ -85,7 +88,7 @@ def _fuzz(message: Message) -> tuple[Answers, Message]:
         ((_, verdict),) = fuzzer.counts
         return {"verdict": verdict} if found is None else {"verdict": verdict, "finding": _told(found, room)}
 
-    return {"seed": seed, "way": way}, {}
+    return {"settle": settle, "seed": seed, "way": way}, {}
 
 
 def _told(found: Finding, room: Room) -> Message:

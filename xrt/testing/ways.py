@@ -1,4 +1,4 @@
-"""Ways to run a graph that must all agree with the reference: on one engine, on a list of them, on a mixture by chance."""
+"""Ways to run a graph that must all agree with the reference: on one engine, on a list of them, by chance, in alternation."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ from xrt.engines import GraphCompiler
 from xrt.errors import CompileRefused, PlanError
 from xrt.graph import Function
 from xrt.partition import Pin
+from xrt.testing.alternate import alternating_program
 from xrt.testing.running import as_planned, module_of
 from xrt.verify.running import run_alone
 
-__all__ = ["Alone", "Listed", "Mixed", "Way"]
+__all__ = ["Alone", "Alternating", "Listed", "Mixed", "Way"]
 
 
 class Way(Protocol):
     """One way to run a Function."""
+
+    @property
+    def engines(self) -> tuple[GraphCompiler, ...]:
+        """The engines that may have nodes, the reference among them or not."""
+        ...  # pragma: no cover
 
     def run(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs. Raises CompileRefused where this way cannot take the function."""
@@ -34,6 +40,10 @@ class Alone:
 
     def __str__(self) -> str:
         return f"{self.engine.name} alone"
+
+    @property
+    def engines(self) -> tuple[GraphCompiler, ...]:
+        return (self.engine,)
 
     def run(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
         return run_alone(self.engine, function.replace(aliases=()), inputs)
@@ -83,6 +93,25 @@ class Mixed:
             chance = zlib.crc32(f"{self.seed}/{node.name}".encode())
             homes.setdefault(willing[chance % len(willing)].spec, []).append(node.name)
         return [Pin(tuple(names), spec, "name") for spec, names in homes.items()]
+
+
+@dataclass(frozen=True)
+class Alternating:
+    """Each node a region of its own, neighbours on different engines."""
+
+    engines: tuple[GraphCompiler, ...]
+    """In the order of their turns; behind several, the last one has only nodes that no other takes."""
+    first: int = 0
+    """The number of the engine that begins."""
+
+    def __str__(self) -> str:
+        return f"alternating {','.join(engine.name for engine in self.engines)} from {self.first}"
+
+    def run(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
+        plain = as_planned(function.replace(aliases=()))
+        last_resort = len(self.engines) > 2
+        program = alternating_program(plain, inputs, self.engines, self.first, last_resort=last_resort)
+        return list(program.run(inputs))
 
 
 def _run_module(function: Function, engines: Sequence[GraphCompiler], pins: Sequence[Pin], inputs: Sequence[Any]) -> list[Any]:

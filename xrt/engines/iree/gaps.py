@@ -90,6 +90,24 @@ GAPS: tuple[Defect, ...] = (
         ("float64_float16_float64 of the casts",),
     ),
     Defect(
+        ("Neg",),
+        lambda node, function: not _is_float(node, function),
+        "IREE's Neg of integers goes through float32",
+        ("opposite_of_the_lowest_integer of the corpus",),
+    ),
+    Defect(
+        ("LpNormalization", "LpPool", "MeanVarianceNormalization", "ReduceL2", "ReduceSumSquare"),
+        _is_of(DType.FLOAT16),
+        "IREE squares float16 in float16, where 256 squared is infinite and 0.0001 squared is zero",
+        (
+            "length_of_halves of the corpus",
+            "length_of_small_halves of the corpus",
+            "unit_length_of_halves of the corpus",
+            "pool_of_lengths_of_halves of the corpus",
+            "compared with toy: MeanVarianceNormalization of numbers up to 0.001 is infinite, ReduceSumSquare of them zero",
+        ),
+    ),
+    Defect(
         ("Slice",),
         _may_step_back,
         "IREE's Slice takes a step back for none",

@@ -17,6 +17,7 @@ from xrt.graph import Constant, DType, Function, Node, TensorType, Type
 __all__ = ["LARGEST", "input_limits", "is_wide", "why_unbounded"]
 
 LARGEST = (1 << 31) - 1
+"""The lowest int32 is one further from zero: it fits as well, until its sign changes."""
 LIMITS = (LARGEST, 1 << 24, 1 << 23, 1 << 15, 1 << 7)
 """What is tried as the limit of a region's inputs, the largest first."""
 MOST_ELEMENTS = 1 << 30
@@ -33,9 +34,11 @@ _UNSIGNED = frozenset({DType.UINT32, DType.UINT64})
 _SIGNING = frozenset({"Cast", "CastLike", "Neg", "Sub"})
 """Operators that may give what is less than nothing."""
 
-_IN_FLOAT32 = frozenset({"Div", "Mod", "Pad", "ReduceMax", "ReverseSequence", "Trilu"})
+_IN_FLOAT32 = frozenset({"Div", "Mod", "Pad", "ReduceMax", "ReduceMin", "ReverseSequence", "Trilu"})
 """Operators whose integers go through float32."""
 EXACT_IN_FLOAT32 = 1 << 24
+_COMPARING = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
+"""Comparisons, which the library makes in float32 too, whatever integers are compared."""
 
 _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(["Abs", "CenterCropPad", "Compress", "DepthToSpace", "Expand", "Flatten", "Gather"], lambda b: b[0]),
@@ -53,6 +56,8 @@ _RULES: Mapping[str, Rule] = {
     "Sign": lambda b: 1,
 }
 """The largest magnitude of a result, from those of the inputs."""
+_CHANGING_SIGN = frozenset({"Abs", "Add", "Div", "Mod", "Mul", "Neg", "Range", "Sub"})
+"""Operators that may make the opposite of the lowest int32, which is no int32."""
 
 
 def why_unbounded(node: Node, function: Function) -> str | None:
@@ -64,7 +69,7 @@ def why_unbounded(node: Node, function: Function) -> str | None:
         )
 
     bound = _bound(node, function, known)
-    if bound is not None and bound <= LARGEST:
+    if bound is not None and _fits(node, bound):
         return None
     return f"{LIBRARY} computes int64, uint64 and uint32 in int32, and what this {node.op_type} gives is not known to fit"
 
@@ -84,14 +89,20 @@ def input_limits(function: Function, data: Callable[[Node], frozenset[str]]) -> 
         decisive = {function.inputs[place].name for place in limited} & growing
         for limit in LIMITS:
             if _all_fit(function, limit, decisive):
-                limits = {place: limit if function.inputs[place].name in decisive else LARGEST for place in limited}
-                return {place: limit for place, limit in limits.items() if place in wide or limit < LARGEST}
+                deciding = {place for place in limited if function.inputs[place].name in decisive}
+                return {place: limit if place in deciding else LARGEST for place in limited if place in {*wide, *deciding}}
     return None
 
 
 def _growing(function: Function) -> frozenset[str]:
     """Return the values whose magnitudes decide how large wide values become: that of a comparison's operand does not."""
     found = {name for node in function.nodes for name in node.defines if is_wide(name, function)}
+
+    def known(name: str) -> int | None:
+        found = _constant_bound(function.constants.get(name))
+        return _by_type(name, function) if found is None else found
+
+    found.update(name for node in function.nodes if not _is_exact(node, function, known) for name in node.inputs)
     for node in reversed(function.nodes):
         if not found.isdisjoint(node.defines):
             found.update(name for name in node.uses if is_wide(name, function) or _by_type(name, function) is not None)
@@ -111,11 +122,43 @@ def _all_fit(function: Function, limit: int, limited: Collection[str]) -> bool:
     for node in function.nodes:
         wide = [name for name in node.defines if is_wide(name, function)]
         bound = _bound(node, function, known) if wide else 0
-        if bound is None or bound > LARGEST:
+        if bound is None or not _fits(node, bound) or not _is_exact(node, function, known):
+            return False
+        if _tests_the_lowest(node, function, known):
             return False
         bounds.update(dict.fromkeys(wide, bound))
         bounds.update(_narrow_bounds(node, function, known) if not wide else {})
     return True
+
+
+def _fits(node: Node, bound: int) -> bool:
+    """Whether results of at most that magnitude are int32; of the one beyond them, only the negative is, and only kept."""
+    return bound <= LARGEST or (bound == LARGEST + 1 and node.op_type not in _CHANGING_SIGN)
+
+
+def _is_exact(node: Node, function: Function, known: Known) -> bool:
+    """Whether a comparison or Clip of integers of 32 bits and more is exact in float32.
+
+    It is where all numbers are, and where those are that others are compared with: rounding moves no number past them.
+    """
+    is_clip = node.op_type == "Clip"
+    if not is_clip and node.op_type not in _COMPARING:
+        return True
+    if not (is_wide(node.inputs[0], function) or _is_int32(node.inputs[0], function)):
+        return True
+    bounds = [LARGEST + 1 if (bound := known(name)) is None else bound for name in node.inputs if name]
+    if max(bounds) <= EXACT_IN_FLOAT32:
+        return True
+    if is_clip:
+        return len(bounds) == 3 and max(bounds[1:]) < EXACT_IN_FLOAT32
+    return min(bounds) < EXACT_IN_FLOAT32
+
+
+def _tests_the_lowest(node: Node, function: Function, known: Known) -> bool:
+    """Whether the node casts to a truth value what may be the lowest int32, which the library takes for false."""
+    if node.op_type not in ("Cast", "CastLike") or _dtype(node.outputs[0], function) is not DType.BOOL:
+        return False
+    return is_wide(node.inputs[0], function) and (known(node.inputs[0]) or 0) > LARGEST
 
 
 def _narrow_bounds(node: Node, function: Function, known: Known) -> dict[str, int]:
@@ -187,7 +230,7 @@ _BY_TYPE: Mapping[DType | None, int] = {
     DType.UINT8: (1 << 8) - 1,
     DType.INT16: 1 << 15,
     DType.UINT16: (1 << 16) - 1,
-    DType.INT32: LARGEST,
+    DType.INT32: LARGEST + 1,
 }
 
 

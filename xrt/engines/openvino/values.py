@@ -59,7 +59,9 @@ def tensor_over(array: Array, dtype: DType) -> Any:
         array = _writable_alias(array)
     bits = _BITS.get(dtype)
     if bits is None:
-        return openvino.Tensor(array, shared_memory=True)
+        # NumPy has two types of 64-bit integers that compare equal, and the library knows one of them.
+        same = array if array.dtype.num == dtype.numpy.num else array.view(dtype.numpy)
+        return openvino.Tensor(same, shared_memory=True)
     return openvino.Tensor(array.view(bits), list(array.shape), _TYPES[dtype])
 
 

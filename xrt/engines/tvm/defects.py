@@ -102,6 +102,17 @@ DEFECTS: tuple[Defect, ...] = (
         ("Mul_int32_int64 of the casts", "int64_int32_int64_Mul of the casts"),
     ),
     Defect(
+        ("InstanceNormalization", "LpPool", "MeanVarianceNormalization", "ReduceL2", "ReduceSumSquare"),
+        lambda node, function: _dtype(node.inputs[0], function) is DType.FLOAT16,
+        "TVM squares float16 in float16, where 256 squared is infinite and 0.0001 squared is zero",
+        (
+            "length_of_halves of the corpus",
+            "length_of_small_halves of the corpus",
+            "pool_of_lengths_of_halves of the corpus",
+            "compared with toy: InstanceNormalization of numbers from -300 to 300 is one",
+        ),
+    ),
+    Defect(
         ("BatchNormalization", "Dropout"),
         is_training,
         "TVM's importer ignores the training mode",

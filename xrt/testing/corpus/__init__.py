@@ -4,7 +4,7 @@ Each entry is a Function, inputs, and what must come out, worked out in plain Nu
 engine's suite runs all of it.
 """
 
-from xrt.testing.corpus import casts, control, forms, found, learned, numbers, sampled, shapes
+from xrt.testing.corpus import casts, control, forms, found, learned, limits, numbers, sampled, shapes
 from xrt.testing.corpus.entry import Entry
 
 __all__ = ["CORPUS", "Entry", "find_entry"]
@@ -15,6 +15,7 @@ CORPUS: tuple[Entry, ...] = (
     *shapes.ENTRIES,
     *numbers.ENTRIES,
     *casts.ENTRIES,
+    *limits.ENTRIES,
     *sampled.ENTRIES,
     *learned.ENTRIES,
     *found.ENTRIES,

@@ -29,6 +29,9 @@ def converted(xp: Any, x: Operand, to: DType, saturate: bool = True) -> Operand:
         x = xp.clip(x.astype(np.float32) if x.dtype.itemsize < 4 else x, -most, most)
     if to.is_integer and to.bits < 8:
         x = x.astype(np.int32)  # whole numbers keep their lowest bits, as ONNX says; XLA would saturate a float
+    if x.dtype == np.bool_ and to.is_float:
+        # XLA takes a product with a converted truth value for a choice of zero, though NaN times zero is NaN.
+        return xp.where(x, to.numpy.type(1), to.numpy.type(0))
     return x.astype(to.numpy)
 
 
