@@ -366,3 +366,8 @@ def test_every_gap_is_still_one(gap: Any) -> None:
         except Exception:  # noqa: BLE001  # refused, as some rows say
             continue
         assert not case.judge(results), f"{case.name} passes: delete the row"
+
+
+def test_operators_that_the_library_casts_for_are_taken_in_half_precision() -> None:
+    # Its own Casts are refused in a model of opset 1, to which a GlobalAveragePool alone could be lowered.
+    assert why_not(one("GlobalAveragePool", [tensor(DType.FLOAT16, 2, 3, 4, 4)], opset=17)) is None
