@@ -218,6 +218,8 @@ def masked(*shape: Any) -> Function:
 
 
 GAP_CASES: dict[str, tuple[Function, bool]] = {
+    "rows over the greatest": (one("Normalizer", [F32], domain="ai.onnx.ml"), True),
+    "rows over their lengths": (one("Normalizer", [F32], domain="ai.onnx.ml", norm="L2"), False),
     "batch-major RNN": (rnn(layout=1), True),
     "time-major RNN": (rnn(), False),
     "MaxUnpool with a shape": (one("MaxUnpool", [IMAGE, PLACES, tensor(DType.INT64, 4)], kernel_shape=[2, 2]), True),
