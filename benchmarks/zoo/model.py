@@ -74,7 +74,8 @@ def load_case(folder: Path) -> Case:
     with np.load(folder / "case.npz") as file:
         count = int(file["calls"])
         calls = [_select(file, f"in.{number}.") for number in range(count)]
-        expected = [list(_select(file, f"out.{number}.").values()) for number in range(count)]
+        outputs = [list(_select(file, f"out.{number}.").values()) for number in range(count)]
+        expected = outputs if any(outputs) else []
         family, tolerance = str(file["family"]), float(file["tolerance"])
     return Case(folder.name, family, folder / "model.onnx", calls, expected, tolerance)
 

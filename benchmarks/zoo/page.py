@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.zoo.run import ENGINES, RECORD, TOP, read_record
+from benchmarks.zoo.trial import ROUNDS
 from tools.conformance_page import table
 
 PAGE = TOP / "docs" / "zoo.md"
@@ -95,7 +96,8 @@ def _describe_speed(models: Mapping[str, Any]) -> str:
     worst = sorted(ratios.items(), key=lambda item: -item[1])[:8]
     shown = ", ".join(f"{name} {ratio:.2f}" for name, ratio in worst)
     return (
-        f"Time of a call of `ort` over a session's own, smallest of {15} turns each, {len(ratios)} models: median "
+        f"Time of a call of `ort` over a session's own, interleaved, the smallest of each turn, median of the "
+        f"ratios of {ROUNDS} turns, {len(ratios)} models: median "
         f"{statistics.median(ratios.values()):.3f} x (target: 1.02 x), worst {worst[0][1]:.2f} x (target: 1.10 x). "
         f"The largest: {shown}.\n"
     )

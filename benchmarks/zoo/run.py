@@ -6,6 +6,8 @@ Each engine has a process of its own, which is started again after a crash or a 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import json
 import os
 import platform
@@ -44,11 +46,11 @@ def list_models() -> list[str]:
     return sorted(path.parent.name for path in FOLDER.glob("*/case.npz"))
 
 
-def run_engine(engine: str, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield the outcome of each model."""
+def run_engine(engine: str, names: Sequence[str], limit: float = LIMIT) -> Iterator[dict[str, Any]]:
+    """Yield the outcome of each model; one that takes longer than ``limit`` seconds is given up."""
     left = list(names)
     while left:
-        for line in _read_lines([sys.executable, "-W", "ignore", "-m", "benchmarks.zoo.trial", engine, *left]):
+        for line in _read_lines([sys.executable, "-W", "ignore", "-m", "benchmarks.zoo.trial", engine, *left], limit):
             found = json.loads(line)
             if "begin" in found:
                 current = found["begin"]
@@ -61,7 +63,7 @@ def run_engine(engine: str, names: Sequence[str]) -> Iterator[dict[str, Any]]:
                 break
 
 
-def _read_lines(command: Sequence[str]) -> Iterator[str]:
+def _read_lines(command: Sequence[str], limit: float) -> Iterator[str]:
     """Yield the lines of a process, and one that says how it was lost if it ends or stops before it is done."""
     with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryFile() as errors:
         environment = {**os.environ, "XRT_CACHE_DIR": cache}
@@ -70,10 +72,10 @@ def _read_lines(command: Sequence[str]) -> Iterator[str]:
         threading.Thread(target=_forward, args=(process, lines), daemon=True).start()
         while True:
             try:
-                line = lines.get(timeout=LIMIT)
+                line = lines.get(timeout=limit)
             except queue.Empty:
                 process.kill()
-                yield json.dumps({"lost": "hang", "reason": f"no answer within {LIMIT:.0f} s"})
+                yield json.dumps({"lost": "hang", "reason": f"no answer within {limit:.0f} s"})
                 break
             if line is None:
                 break
@@ -97,28 +99,37 @@ def read_record() -> dict[str, Any]:
     return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {"models": {}}
 
 
+@contextlib.contextmanager
+def changed_record() -> Iterator[dict[str, Any]]:
+    """Give the record to be changed, and write it; two runs may share it."""
+    with (FOLDER / "record.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        record = read_record()
+        yield record
+        record["versions"] = {library: metadata.version(library) for library in LIBRARIES}
+        record["machine"] = f"{platform.machine()}, {os.cpu_count()} cores"
+        written = RECORD.with_suffix(".partial")
+        written.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        written.replace(RECORD)
+
+
 def main(arguments: Sequence[str]) -> None:
-    """Run what is asked and write the record after each engine."""
+    """Run what is asked and write the record after each model."""
     from benchmarks.zoo.model import load_case
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--models", default="")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="seconds that a model may take")
     asked = parser.parse_args(arguments)
     names = [name for name in asked.models.split(",") if name] or list_models()
     for engine in asked.engines.split(","):
-        for found in run_engine(engine, names):
+        for found in run_engine(engine, names, asked.limit):
             print(engine, found["model"], found["verdict"], found.get("on_toy", ""), found["reason"], flush=True)
-            record = read_record()
-            model = record["models"].setdefault(found.pop("model"), {})
-            model[engine] = found
-            record["versions"] = {library: metadata.version(library) for library in LIBRARIES}
-            record["machine"] = f"{platform.machine()}, {os.cpu_count()} cores"
-            RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    record = read_record()
-    for name in names:
-        record["models"].setdefault(name, {})["family"] = load_case(FOLDER / name).family
-    RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+            name = found.pop("model")
+            family = load_case(FOLDER / name).family
+            with changed_record() as record:
+                record["models"].setdefault(name, {}).update({engine: found, "family": family})
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import time
 import warnings
@@ -17,7 +18,9 @@ from benchmarks.zoo.model import Case, load_case
 
 FOLDER = Path(__file__).parents[2] / "build" / "zoo"
 BUDGET = 5.0
-ROUNDS = 15
+ROUNDS = 21
+TURN, SAMPLE, PAUSE = 0.01, 1e-4, 0.05
+"""Seconds of a turn, of one sample in it, and of the rest before it."""
 
 
 def try_model(case: Case, engine: str) -> dict[str, Any]:
@@ -73,18 +76,27 @@ def describe_measurement(module: xrt.XRTModule, caught: Sequence[Any], engine: s
 
 
 def compare_speed(module: xrt.XRTModule, case: Case, engine: str) -> dict[str, Any]:
-    """Return the time of a call over a session's own, the smallest of each, in turns."""
+    """Return the time of a call over a session's own.
+
+    They take turns. A turn has many short samples and counts as its smallest, so that other processes do not matter;
+    the ratio is the median over the turns.
+    """
     if engine != "ort":
         return {}
-    session = open_session(case.path)
-    call = case.calls[0]
-    module(**call)
-    inner = min(200, max(1, int(0.005 / max(time_calls(lambda: session.run(None, call), 3), 1e-6))))
-    turns = [
-        (time_calls(lambda: session.run(None, call), inner), time_calls(lambda: module(**call), inner)) for _ in range(ROUNDS)
-    ]
-    theirs, ours = (min(column) for column in zip(*turns, strict=True))
-    return {"ratio": ours / theirs}
+    session, call = open_session(case.path), dict(case.calls[0])
+    alone, ours = (lambda: session.run(None, call)), (lambda: module(**call))
+    ours()
+    one = min(time_calls(alone, 1) for _ in range(20))
+    inner = max(1, int(SAMPLE / one))
+    samples = max(3, int(TURN / (one * inner)))
+    ratios = [turn_of(ours, inner, samples) / turn_of(alone, inner, samples) for _ in range(ROUNDS)]
+    return {"ratio": statistics.median(ratios), "alone": one}
+
+
+def turn_of(call: Any, inner: int, samples: int) -> float:
+    """Return the smallest seconds per call of the samples, taken after the idle threads of others have stopped to spin."""
+    time.sleep(PAUSE)
+    return min(time_calls(call, inner) for _ in range(samples))
 
 
 def time_calls(call: Any, count: int) -> float:

@@ -218,6 +218,8 @@ def masked(*shape: Any) -> Function:
 
 
 GAP_CASES: dict[str, tuple[Function, bool]] = {
+    "rows over the greatest": (one("Normalizer", [F32], domain="ai.onnx.ml"), True),
+    "rows over their lengths": (one("Normalizer", [F32], domain="ai.onnx.ml", norm="L2"), False),
     "batch-major RNN": (rnn(layout=1), True),
     "time-major RNN": (rnn(), False),
     "MaxUnpool with a shape": (one("MaxUnpool", [IMAGE, PLACES, tensor(DType.INT64, 4)], kernel_shape=[2, 2]), True),
@@ -366,3 +368,8 @@ def test_every_gap_is_still_one(gap: Any) -> None:
         except Exception:  # noqa: BLE001  # refused, as some rows say
             continue
         assert not case.judge(results), f"{case.name} passes: delete the row"
+
+
+def test_operators_that_the_library_casts_for_are_taken_in_half_precision() -> None:
+    # Its own Casts are refused in a model of opset 1, to which a GlobalAveragePool alone could be lowered.
+    assert why_not(one("GlobalAveragePool", [tensor(DType.FLOAT16, 2, 3, 4, 4)], opset=17)) is None

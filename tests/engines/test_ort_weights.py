@@ -6,6 +6,7 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+import onnx
 
 from tests.engines.ort_running import F32, SQUARE, compiled, function, node, relu, run
 from tests.engines.resident import resident
@@ -75,3 +76,11 @@ def test_large_constants_of_bodies_and_packed_ones_are_handed_over_outside_of_th
         assert np.allclose(y, x @ w, atol=1e-4)
         assert np.array_equal(z, packed.astype(np.float32))
     assert [use.name for use in executable.memory() or ()] == ["copied weights", "session", "workspace"]
+
+
+def test_the_library_is_not_given_the_shapes_of_inner_values() -> None:
+    value = TensorType(F32, (2, 3))
+    f = function({"x": value}, ["y"], [node("Neg", "x", "n"), node("Abs", "n", "y")]).replace(types={"n": value})
+    (inner,) = onnx.load_from_string(hand_over(f).model).graph.value_info
+    assert inner.name == "n" and inner.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
+    assert not inner.type.tensor_type.HasField("shape")

@@ -13,6 +13,8 @@ import onnx
 import pytest
 from packaging.specifiers import SpecifierSet
 
+from benchmarks.zoo import page as zoo
+from benchmarks.zoo.run import read_record
 from tools import write_options
 from tools.conformance_page import PAGE, page
 from tools.conformance_record import ENGINES, LIBRARIES, WAYS, Entry, Record, pins, versions
@@ -44,6 +46,10 @@ def test_the_table_in_the_readme_is_what_the_record_and_the_engines_make() -> No
 
 def test_the_page_of_options_is_what_the_code_makes() -> None:
     assert write_options.PAGE.read_text(encoding="utf-8") == write_options.make_page(), "say: make tables"
+
+
+def test_the_page_of_the_zoo_is_what_its_record_makes() -> None:
+    assert zoo.PAGE.read_text(encoding="utf-8") == zoo.make_page(read_record()), "say: python -m benchmarks.zoo.page"
 
 
 def test_a_page_of_options_without_an_engine_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,8 +71,11 @@ class Program:
         if len(steps) != 1 or self._slots.aliases or self._suspects:
             return None
         (step,) = steps
-        whole = step.reads == tuple(self._slots.inputs) and step.writes == self._slots.outputs
-        return step.executable.direct() if whole else None
+        inputs, outputs = tuple(self._slots.inputs), tuple(self._slots.outputs)
+        if not set(step.reads) <= set(inputs) or not set(outputs) <= set(step.writes):
+            return None
+        given, results = (tuple(map(of.index, slots)) for of, slots in ((inputs, step.reads), (step.writes, outputs)))
+        return _rearranged(step.executable.direct(), given, len(inputs), results, len(step.writes))
 
     def run(self, inputs: Sequence[Any], options: RunOptions = DEFAULT, inspection: Inspection | None = None) -> list[Any]:
         """Return the outputs, in the plan's order, from the inputs, in the plan's order (checked by the caller).
@@ -245,6 +248,28 @@ class Program:
         self._idle.clear()
         for lease in self._leases:
             lease.release()
+
+
+def _rearranged(
+    call: Callable[..., Sequence[Any]], given: tuple[int, ...], takes: int, results: tuple[int, ...], returns: int
+) -> Callable[..., Sequence[Any]]:
+    """Return the call with the inputs and outputs of the program, which are those of its one region in another order.
+
+    ``given`` and ``results`` have the places of what it reads and of what is returned, among so many.
+    """
+    if results != tuple(range(returns)):
+        call = _returning(call, results)
+    if given == tuple(range(takes)):
+        return call
+    return lambda *inputs: call(*[inputs[place] for place in given])
+
+
+def _returning(call: Callable[..., Sequence[Any]], results: tuple[int, ...]) -> Callable[..., Sequence[Any]]:
+    def run(*inputs: Any) -> Sequence[Any]:
+        found = call(*inputs)
+        return [found[place] for place in results]
+
+    return run
 
 
 def _fill(results: list[Any], buffers: Sequence[Any]) -> None:

@@ -12,6 +12,7 @@ from xrt.engines.iree.elements import ELEMENTS
 from xrt.engines.iree.gaps import known_gap
 from xrt.engines.iree.lowering import OPSET, prepared
 from xrt.engines.iree.mlir import question_of
+from xrt.engines.learned import meaning_of_learned
 from xrt.formats.onnx import why_not_raised
 from xrt.graph import (
     Attribute,
@@ -40,6 +41,8 @@ def refusal(node: Node, function: Function) -> str | None:
 
     The compiler is a process: 80 ms for a first question, and then all kinds of node in the Function are asked about.
     """
+    if (said := meaning_of_learned(node, function)) is not None:
+        return next((reason for inner in said.nodes if (reason := refusal(inner, said))), None)
     reason = _plain_refusal(node, function)
     if reason or (node.inputs and _is_plain(node, function)):
         return reason

@@ -7,6 +7,8 @@ from typing import Any, NoReturn
 
 from xrt.engines.iree.bodies import with_bodies
 from xrt.engines.iree.spelling import spelled
+from xrt.engines.learned import meaning_of_learned
+from xrt.engines.rewording import said_by_others
 from xrt.formats.onnx import raised
 from xrt.graph import Function, TensorType
 from xrt.passes import fold_constants, infer_shapes
@@ -27,7 +29,8 @@ def prepared(function: Function) -> Function:
     free = function.replace(
         nodes=tuple(replace(node, control=()) for node in function.nodes)
     )  # nothing here has effects to order
-    whole = with_bodies(infer_shapes(raised(infer_shapes(free), OPSET)))
+    said = said_by_others(infer_shapes(free), meaning_of_learned)
+    whole = with_bodies(infer_shapes(raised(infer_shapes(said), OPSET)))
     return infer_shapes(spelled(infer_shapes(fold_constants(infer_shapes(whole), _no_evaluation))))
 
 

@@ -10,10 +10,11 @@ from xrt.engines.openvino.defects import known_defect, transform_error
 from xrt.engines.openvino.half_precision import growing_halves
 from xrt.engines.openvino.importing import NEWEST_OPSET
 from xrt.engines.openvino.library import LIBRARY
-from xrt.engines.openvino.meaning import alone, meaning_of, said_by_others
+from xrt.engines.openvino.meaning import meaning_of, said_by_others
 from xrt.engines.openvino.support import HALVES, data_of, why_not_computed
 from xrt.engines.openvino.trial import why_refused
 from xrt.engines.openvino.values import why_not_carried
+from xrt.engines.rewording import alone
 from xrt.formats.onnx import why_not_lowered
 from xrt.graph import Function, Node, TensorType, Value, since_version
 

@@ -16,8 +16,9 @@ import ml_dtypes
 import numpy as np
 
 from xrt import passes
-from xrt.engines.openvino.meaning import REMEMBERED, alone, meaning_of, placed
+from xrt.engines.openvino.meaning import REMEMBERED, meaning_of
 from xrt.engines.openvino.spelling import Pen
+from xrt.engines.rewording import alone, placed
 from xrt.errors import ModelError
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value
 

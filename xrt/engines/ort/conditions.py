@@ -25,6 +25,7 @@ __all__ = [
     "is_batch_major",
     "is_fused_with_relu",
     "is_half",
+    "is_over_the_greatest",
     "is_single",
     "is_wider_than_single",
     "may_have_many_zero_points",
@@ -94,6 +95,11 @@ def is_half(node: Node, scope: Scope) -> bool:
 def is_batch_major(node: Node, scope: Scope) -> bool:
     """Whether the batches of a recurrent operator come first."""
     return bool(node.attr("layout", 0))
+
+
+def is_over_the_greatest(node: Node, scope: Scope) -> bool:
+    """Whether a Normalizer divides by the greatest element, which it does by default."""
+    return node.attr("norm", "MAX") in ("MAX", b"MAX")
 
 
 def has_output_shape(node: Node, scope: Scope) -> bool:

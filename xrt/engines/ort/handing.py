@@ -20,13 +20,21 @@ from xrt.graph import Function
 __all__ = ["bytes_of", "hand_over"]
 
 
+_OPSET_OF_CASTS = 13
+"""Where the library casts float16 to float32 and back, its Casts are of this form; it refuses them in a model below opset 6."""
+
+
 def hand_over(function: Function) -> Handed:
     """Return the Function at the lowest opset and IR version at which it means the same.
 
     Raises ModelError when that is newer than the library knows, and cannot be converted.
     """
     function = with_weights_outside(function)  # the library checks bodies by themselves, and then looks for a file
-    model = lowest_model(function, newest_opset(), newest_ir(), weights="external")
+    model = lowest_model(function, newest_opset(), newest_ir(), weights="external", least_opset=_OPSET_OF_CASTS)
+    for value in model.graph.value_info:
+        if value.type.HasField("tensor_type"):
+            # The library infers shapes itself. Where it is given one it compares it with each result of each call: 40 ns a node.
+            value.type.tensor_type.ClearField("shape")
     arrays = external_weights(function)
     files = {name: f"constant_{index}" for index, name in enumerate(arrays)}
     for tensor in model.graph.initializer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from xrt.engines.learned import meaning_of_learned
 from xrt.engines.tvm.cuda.code import OLDEST, build
 from xrt.engines.tvm.cuda.code import target_of as device_target
 from xrt.engines.tvm.defects import known_defect
@@ -24,6 +25,8 @@ DTYPES = _FLOATS | _INTEGERS | {DType.BOOL}
 
 def refusal(node: Node, function: Function) -> str | None:
     """Return why TVM cannot take the node, on the device that it names, as a Function of its own; None when it can."""
+    if (said := meaning_of_learned(node, function)) is not None:
+        return next((reason for inner in said.nodes if (reason := refusal(inner, said))), None)
     if node.domain:
         return f"TVM's importer does not tell operator domains apart, so that {node.op} could mean another operator"
     if node.bodies:

@@ -13,6 +13,8 @@ from tvm import relax
 from tvm.ir import IRModule
 from tvm.relax.frontend.onnx import onnx_frontend
 
+from xrt.engines.learned import meaning_of_learned
+from xrt.engines.rewording import said_by_others
 from xrt.engines.tvm.guards import guarded
 from xrt.engines.tvm.spelling import spelled
 from xrt.formats.onnx import lowest_model
@@ -48,7 +50,7 @@ def import_function(function: Function, polynomials: bool = True) -> Imported:
     `INLINE` elements) become parameters, so that no copy of them goes through protobuf, and the cost of a compile does not
     depend on them. With ``polynomials`` exponentials are written out, for processors. Raises whatever TVM's importer raises.
     """
-    function = spelled(fold_constants(function, _no_evaluation))
+    function = spelled(fold_constants(said_by_others(function, meaning_of_learned), _no_evaluation))
     heavy = {name: c for name, c in function.constants.items() if c.array.size > INLINE}
     lifted = function.replace(
         inputs=(*function.inputs, *(Value(name, c.type) for name, c in heavy.items())),

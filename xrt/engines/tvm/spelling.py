@@ -259,6 +259,12 @@ def _gemm(page: Page) -> str | None:
     return page.op("Gemm", page.x, turned, *page.node.inputs[2:], attributes=kept)
 
 
+def _celu(page: Page) -> str:
+    alpha, x = page.number(page.node.attr("alpha", 1.0)), page.x
+    below = page.op("Mul", alpha, page.op("Sub", page.op("Exp", page.op("Div", x, alpha)), page.number(1)))
+    return page.op("Where", page.op("Greater", x, page.number(0)), x, below)
+
+
 def _softplus(page: Page) -> str:
     """Write max(x, 0) + log(1 + u) with u = exp(-|x|), and for small u, whose digits 1 + u would lose, a series."""
     u = page.op("Exp", page.op("Neg", page.op("Abs", page.x)))
@@ -317,6 +323,7 @@ SPELLED: Mapping[str, Callable[[Page], str | None]] = {
     "MeanVarianceNormalization": _mean_variance,
     "IsInf": _is_inf,
     "Pow": _pow,
+    "Celu": _celu,
     "Softplus": _softplus,
     "Mish": _mish,
     "BatchNormalization": _batch_normalization,

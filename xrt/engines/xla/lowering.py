@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from xrt.engines.learned import meaning_of_learned
 from xrt.engines.xla.kernels import ops
 from xrt.engines.xla.site import Site
 from xrt.engines.xla.table import Operand, is_either
@@ -63,11 +64,12 @@ def _plain(result: Any) -> Operand:
 
 def _by_definition(node: Node, function: Function, scope: Mapping[str, Operand], reason: str) -> dict[str, Operand]:
     """Lower what ONNX defines by other operators as these."""
-    meaning = None if node.bodies else expanded(_alone(node, function, scope))
+    one = _alone(node, function, scope)
+    meaning = None if node.bodies else meaning_of_learned(node, one) or expanded(one)
     if meaning is None:
         raise CompileRefused(reason)
-    results = lower(meaning, [scope[value.name] for value in meaning.inputs], {})
-    return {value.name: result for value, result in zip(meaning.outputs, results, strict=True)}
+    results = lower(meaning, [scope[value.name] for value in one.inputs], {})
+    return {value.name: result for value, result in zip(one.outputs, results, strict=True)}
 
 
 def _alone(node: Node, function: Function, scope: Mapping[str, Operand]) -> Function:

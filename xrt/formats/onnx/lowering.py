@@ -41,6 +41,7 @@ def lowest_model(
     max_ir: int | None = None,
     weights: Literal["inline", "external"] = "inline",
     location: str = EXTERNAL_LOCATION,
+    least_opset: int = 1,
 ) -> ModelProto:
     """Return the Function as a model at the lowest opset and IR version at which each operator means the same.
 
@@ -53,6 +54,8 @@ def lowest_model(
     ``location``, which nobody writes: `external_weights` gives the arrays by name, to be handed over by reference. Those
     of bodies and Constant nodes stay inside; `with_weights_outside` brings them to the main graph first.
 
+    The opset is at least ``least_opset`` where the Function's own is: for libraries that add operators of that opset.
+
     Raises ModelError, whose text is the reason, when a limit cannot be kept.
     """
     if max_opset is not None:
@@ -61,7 +64,7 @@ def lowest_model(
         _check_ir(content_ir(function), max_ir)
     opsets = lowest_opsets(function)
     function = plain(function)
-    opsets[""] = max(opsets[""], _identities(function))
+    opsets[""] = max(opsets[""], _identities(function), min(least_opset, function.opsets.get("", 1)))
     ir = lowest_ir(function, opsets, ceiling=max_ir)
     return model_of(function, opsets, ir, _style(weights, location))
 

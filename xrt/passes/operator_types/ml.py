@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from xrt.graph import Dim, DType, MapType, SequenceType, Shape, TensorType, Type
@@ -58,10 +59,16 @@ def _floats(o: Operands) -> Sequence[Type | None]:
 
 def _extracted(o: Operands) -> Sequence[Type | None]:
     shape, chosen = o.shape(0), o.shape(1)
-    count = chosen[-1] if chosen and all(d == 1 for d in chosen[:-1]) else None
+    many = [extent for extent in chosen or () if extent != 1]
+    count = _product(many) if chosen is not None and len(many) != 1 else many[0] if many else None
     if not shape:
         return [typed(o.dtype(0), None)]
     return [typed(o.dtype(0), (*(shape[:-1] if len(shape) > 1 else (1,)), count))]
+
+
+def _product(extents: Sequence[Dim]) -> Dim:
+    known = [extent for extent in extents if isinstance(extent, int)]
+    return math.prod(known) if len(known) == len(extents) else None
 
 
 def _joined(o: Operands) -> Sequence[Type | None]:

@@ -58,6 +58,21 @@ _TREE = {
 }
 
 
+_FOREST = {
+    "nodes_treeids": [0, 0, 0, 0, 0, 1, 1, 1],
+    "nodes_nodeids": [0, 1, 2, 3, 4, 0, 1, 2],
+    "nodes_featureids": [0, 1, 0, 0, 0, 1, 0, 0],
+    "nodes_values": [0.5, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0],
+    "nodes_modes": ["BRANCH_LEQ", "BRANCH_LEQ", "LEAF", "LEAF", "LEAF", "BRANCH_LEQ", "LEAF", "LEAF"],
+    "nodes_truenodeids": [1, 2, 0, 0, 0, 1, 0, 0],
+    "nodes_falsenodeids": [4, 3, 0, 0, 0, 2, 0, 0],
+    "class_treeids": [0, 0, 0, 1, 1],
+    "class_nodeids": [2, 3, 4, 1, 2],
+    "class_ids": [1, 1, 2, 0, 2],
+    "class_weights": [1.0, 0.75, 0.25, 0.5, 1.0],
+    "classlabels_int64s": [5, 7, -2],
+}
+
 ENTRIES: tuple[Entry, ...] = (
     Entry(
         "zip_map_of_integers",
@@ -161,6 +176,92 @@ ENTRIES: tuple[Entry, ...] = (
         ),
         (f32([[0, 0], [0, 2], [1, 0], [float("nan"), 0]]),),
         (f32([[1], [2], [4], [1]]),),
+    ),
+    Entry(
+        "forest_of_three_classes",
+        "trees of other depths in one ensemble: a row that has come to a leaf stays there; the first of equal scores is chosen",
+        graph(
+            {"x": "float32[4,2]"},
+            {"label": "int64[4]", "scores": "float32[4,3]"},
+            node("TreeEnsembleClassifier", "x", "label scores", **_FOREST),
+            ml=1,
+        ),
+        (f32([[0, 0], [0.5, 2], [1, 0], [1, 2]]),),
+        (i64(7, -2, 5, -2), f32([[0.5, 1, 0], [0, 0.75, 1], [0.5, 0, 0.25], [0, 0, 1.25]])),
+    ),
+    Entry(
+        "linear_scores_of_three_classes",
+        "the label is that of the greatest score as it is before it is transformed",
+        graph(
+            {"x": "float32[2,2]"},
+            {"label": "int64[2]", "scores": "float32[2,3]"},
+            node(
+                "LinearClassifier",
+                "x",
+                "label scores",
+                coefficients=[1.0, 0.0, 0.0, 1.0, -1.0, -1.0],
+                intercepts=[0.0, 0.5, 0.0],
+                classlabels_ints=[3, 1, 2],
+                post_transform="LOGISTIC",
+            ),
+            ml=1,
+        ),
+        (f32([[0, -0.5], [-2, -2]]),),
+        (i64(2, 2), f32([[0.5, 0.5, 0.62245935], [0.11920292, 0.18242553, 0.98201376]])),
+    ),
+    Entry(
+        "rows_over_their_norms",
+        "a row is divided by its norm, though its squares overflow; a row of zeros stays",
+        graph(
+            {"x": "float32[3,2]"},
+            {"a": "float32[3,2]", "b": "float32[3,2]", "c": "float32[3,2]"},
+            node("Normalizer", "x", "a", norm="L1"),
+            node("Normalizer", "x", "b", norm="L2"),
+            node("Normalizer", "x", "c", norm="MAX"),
+            ml=1,
+        ),
+        (f32([[3, -4], [0, 0], [3e18, 4e18]]),),
+        (
+            f32([[3 / 7, -4 / 7], [0, 0], [3 / 7, 4 / 7]]),
+            f32([[0.6, -0.8], [0, 0], [0.6, 0.8]]),
+            f32([[0.75, -1], [0, 0], [0.75, 1]]),
+        ),
+    ),
+    Entry(
+        "support_vectors_near_a_row",
+        "a regression by distances from two vectors",
+        graph(
+            {"x": "float32[2,2]"},
+            {"y": "float32[2,1]"},
+            node(
+                "SVMRegressor",
+                "x",
+                "y",
+                kernel_type="RBF",
+                kernel_params=[0.5, 0.0, 3.0],
+                support_vectors=[0.0, 0.0, 1.0, 1.0],
+                coefficients=[1.0, -2.0],
+                n_supports=2,
+                rho=[0.25],
+            ),
+            ml=1,
+        ),
+        (f32([[0, 0], [1, 0]]),),
+        (f32([[1 - 2 * np.exp(-1) + 0.25], [0.25 - np.exp(-0.5)]]),),
+    ),
+    Entry(
+        "labels_by_number",
+        "all numbers pick along the last axis, and from one axis they make a row; the shape is known where theirs is",
+        graph(
+            {"i": "int64[3,1]"},
+            {"y": "int64[3]"},
+            node("ArrayFeatureExtractor", "labels i", "picked"),
+            any_node("Reshape", "picked flat", "y"),
+            constants={"labels": i64(7, 5, -2), "flat": i64([-1])},
+            ml=1,
+        ),
+        (i64([[2], [0], [2]]),),
+        (i64(-2, 7, -2),),
     ),
     Entry(
         "stop_words_in_any_case",
