@@ -51,6 +51,10 @@ def run_on_full_disk(folder: Path, spec: str, *, limit: bool = False) -> dict[st
 
 
 def main(folder: Path, spec: str, *, strict: bool) -> None:
+    if spec == "ort":
+        from xrt.engines.ort import engine
+
+        engine.WORTH_SAVING = 1  # a model of one node is not worth saving otherwise
     with warnings.catch_warnings(record=True) as caught, XRTModule(chain(), spec, cache=folder, strict=strict, threads=1) as made:
         warnings.simplefilter("always")
         results = made(X).tolist()
