@@ -1,4 +1,4 @@
-"""A disk without room: a file system of a few pages where one can be mounted, else files that may not grow.
+"""A disk without room: a file system of one page where one can be mounted, else files that may not grow.
 
     python -m tests.cache.full FOLDER SPEC [strict]
 
@@ -24,7 +24,7 @@ from tests.cache.saving import chain
 from xrt.errors import BundleError
 from xrt.module import XRTModule, load
 
-PAGES = "8k"
+PAGES = "4k"
 X = np.arange(4, dtype=np.float32)
 
 
