@@ -111,3 +111,9 @@ def why_no_cuda() -> str:
     except DeviceError as error:
         return f"no CUDA device: {error}"
     return ""
+
+
+@pytest.fixture
+def small_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the disk cache keep what `ort` compiles of models of any size."""
+    monkeypatch.setattr("xrt.engines.ort.engine.WORTH_SAVING", 1)

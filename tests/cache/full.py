@@ -1,4 +1,4 @@
-"""A disk without room: a file system of a few pages where one can be mounted, else files that may not grow.
+"""A disk without room: a file system of one page where one can be mounted, else files that may not grow.
 
     python -m tests.cache.full FOLDER SPEC [strict]
 
@@ -24,7 +24,7 @@ from tests.cache.saving import chain
 from xrt.errors import BundleError
 from xrt.module import XRTModule, load
 
-PAGES = "8k"
+PAGES = "4k"
 X = np.arange(4, dtype=np.float32)
 
 
@@ -51,6 +51,10 @@ def run_on_full_disk(folder: Path, spec: str, *, limit: bool = False) -> dict[st
 
 
 def main(folder: Path, spec: str, *, strict: bool) -> None:
+    if spec == "ort":
+        from xrt.engines.ort import engine
+
+        engine.WORTH_SAVING = 1  # a model of one node is not worth saving otherwise
     with warnings.catch_warnings(record=True) as caught, XRTModule(chain(), spec, cache=folder, strict=strict, threads=1) as made:
         warnings.simplefilter("always")
         results = made(X).tolist()

@@ -109,6 +109,7 @@ def test_an_engine_that_saves_nothing_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.usefixtures("small_is_kept")
 def test_the_light_engines_hit_in_a_new_memory_tier(tmp_path: Path) -> None:
     expected = None
     for _ in range(2):

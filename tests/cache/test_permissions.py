@@ -121,6 +121,7 @@ def test_a_directory_that_others_may_write_to_is_not_used(
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("what", ["file", "folder"])
 @pytest.mark.parametrize("spec", ["tvm", "xla", "iree", "ort", "openvino"])
+@pytest.mark.usefixtures("small_is_kept")
 def test_an_entry_of_somebody_else_is_not_loaded(spec: str, what: str, way: Callable[[Path], None], tmp_path: Path) -> None:
     def loaded() -> int:
         cache = CompileCache(disk=tier_of({}, tmp_path))

@@ -39,6 +39,7 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return int(caught.value.code or 0), told.out, told.err
 
 
+@pytest.mark.usefixtures("small_is_kept")
 def test_the_cache_is_listed_checked_and_cleared(model: str, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "cache", "ls")[1].splitlines()[-1] == f"0 entries, 0 B, in {directory}"
     assert call(capsys, "run", model, "-e", "ort")[0] == 0
@@ -56,6 +57,7 @@ def test_the_cache_is_listed_checked_and_cleared(model: str, directory: Path, ca
     assert Store(directory).items() == []
 
 
+@pytest.mark.usefixtures("small_is_kept")
 def test_why_miss_names_the_ingredient(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "cache", "why-miss", model, "-e", "ort")[:2] == (1, "xrt_ort_0: not in the cache\n  the cache is empty\n")
     call(capsys, "run", model, "-e", "ort", "--threads", "1")
@@ -65,6 +67,11 @@ def test_why_miss_names_the_ingredient(model: str, capsys: pytest.CaptureFixture
     (differs,) = json.loads(out)["xrt_ort_0"]["differs"]
     assert differs["ingredient"] == "engine"
     assert (differs["asked"].split(" ")[1], differs["entry"].split(" ")[1]) == ("ort{memory_arena=false}", "ort")
+
+
+def test_why_miss_says_what_is_not_worth_saving(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told = "engine 'ort' compiles so small a region in less time than it takes to load one, so it is compiled in each process"
+    assert call(capsys, "cache", "why-miss", model, "-e", "ort")[:2] == (0, f"xrt_ort_0: {told}\n")
 
 
 def test_an_impossible_size_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -308,6 +308,7 @@ def test_a_later_version_is_refused_by_name(path: Path, monkeypatch: pytest.Monk
         xrt.load(path)
 
 
+@pytest.mark.usefixtures("small_is_kept")
 def test_a_cache_entry_is_no_bundle(tmp_path: Path) -> None:
     with xrt.XRTModule(perceptron(), engine="ort", cache=tmp_path / "cache") as module:
         module(X)

@@ -19,9 +19,10 @@ from xrt.cache.disk.weights import WeightsMemo
 from xrt.cli.explain import with_dims
 from xrt.cli.options import dims_of, loaded, module_keywords, module_options
 from xrt.cli.screen import human_bytes, out, show_table
-from xrt.engines import GraphCompiler, engine_class, parse_spec
+from xrt.engines import GraphCompiler, create
 from xrt.errors import CacheError, OptionError
 from xrt.module import XRTModule
+from xrt.partition import Launch
 
 __all__ = ["command"]
 
@@ -143,7 +144,7 @@ def why_miss(store: Store, /, model: str, as_json: bool, **given: Any) -> int:
     function = with_dims(loaded(model), dims_of(given["dims"]))
     with XRTModule(function, **module_keywords(given)) as module:
         signatures = module.signatures()
-        unsaved = {launch.name: launch.engine for launch in module.plan.launches if not _can_save(launch.engine)}
+        unsaved = {launch.name: why for launch in module.plan.launches if (why := _why_unsaved(launch))}
     missed = misses(store, [one for name, one in signatures.items() if name not in unsaved])
     if as_json:
         facts = {name: {"saves": name not in unsaved, **_as_data(one, missed)} for name, one in signatures.items()}
@@ -152,7 +153,7 @@ def why_miss(store: Store, /, model: str, as_json: bool, **given: Any) -> int:
     by_key = {miss.signature.key: miss for miss in missed}
     for name, signature in signatures.items():
         if name in unsaved:
-            lines = [f"{name}: engine {unsaved[name]!r} cannot save an executable, so it is compiled in each process"]
+            lines = [f"{name}: {unsaved[name]}, so it is compiled in each process"]
         else:
             found = "not in the cache" if signature.key in by_key else "in the cache"
             lines = [f"{name}: {found}", *_told(by_key.get(signature.key))]
@@ -160,9 +161,13 @@ def why_miss(store: Store, /, model: str, as_json: bool, **given: Any) -> int:
     return int(bool(missed))
 
 
-def _can_save(spec: str) -> bool:
-    """Whether the engine says how to save an executable."""
-    return engine_class(parse_spec(spec)[0]).save is not GraphCompiler.save
+def _why_unsaved(launch: Launch) -> str:
+    """Return why no executable of a launch is kept; empty where one is."""
+    engine = create(launch.engine)
+    if type(engine).save is GraphCompiler.save:
+        return f"engine {launch.engine!r} cannot save an executable"
+    small = f"engine {launch.engine!r} compiles so small a region in less time than it takes to load one"
+    return "" if engine.is_worth_saving(launch.function) else small
 
 
 def _told(miss: Miss | None) -> list[str]:

@@ -229,6 +229,9 @@ class Isolated(GraphCompiler):
         finally:
             remote.close()
 
+    def is_worth_saving(self, function: Function) -> bool:
+        return self.inner.is_worth_saving(function)
+
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         if self.runs:
             raise CompileRefused(f"an executable of {self.spec!r} that lives in a worker cannot be saved")
