@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from xrt.graph import DType
@@ -18,7 +20,7 @@ def _f16(*numbers: float) -> Array:
     return np.array([numbers], np.float16)
 
 
-def _norm(name: str, op: str, given: str, numbers: Array, expected: Array, **attributes: object) -> Entry:
+def _norm(name: str, op: str, given: str, numbers: Array, expected: Array, **attributes: Any) -> Entry:
     """Return an entry whose squares are no float16, though its result is."""
     shape = ",".join(map(str, expected.shape))
     inputs = {"x": f"float16[{','.join(map(str, numbers.shape))}]"}
