@@ -26,7 +26,9 @@ A result is right if it agrees with what the framework itself computes: the larg
 largest value (2e-2 in half precision, 3e-2 to 5e-2 quantized, where ONNX Runtime's results are the witness). Most models
 have open sizes and are called with two. `on toy` counts nodes that an engine declined and the reference engine ran.
 
-Made with {versions} on {machine}.
+A model that an engine was not run on has an empty cell; a hang is no answer within the limit of the run.
+
+Made with {versions} on {machine}. {note}
 """
 
 
@@ -34,7 +36,7 @@ def make_page(record: Mapping[str, Any]) -> str:
     """Return the text of the page."""
     models = record["models"]
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-    parts = [_TOP.format(count=len(models), versions=versions, machine=record["machine"])]
+    parts = [_TOP.format(count=len(models), versions=versions, machine=record["machine"], note=record.get("note", ""))]
     parts += ["\n## Engines\n\n", _summarize(models), "\n## Placement by measurement\n\n", _describe_auto(models)]
     parts += ["\n## Beside ONNX Runtime\n\n", _describe_speed(models), "\n## Why nodes are on toy\n\n", _list_reasons(models)]
     parts += ["\n## Not right\n\n", _list_faults(models), "\n## Models\n\n", _list_models(models)]

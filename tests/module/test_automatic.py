@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -257,3 +259,15 @@ def test_a_second_process_plans_without_measuring(tmp_path: Path) -> None:
     assert first.startswith("measured ")
     assert second.split()[:2] == ["remembered", "0"]
     assert second.split()[2:] == first.split()[2:]
+
+
+def test_the_budget_counts_from_the_beginning_of_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spent, tuned = [], xrt.tune.tune
+    monkeypatch.setattr(
+        "xrt.module.automatic.tune", lambda *given, **named: spent.append(named["spent"]) or tuned(*given, **named)
+    )
+    with automatic(tmp_path, "toy") as m:
+        monkeypatch.setattr(m._automatic, "clock", partial(next, count(10.0, 2.5)))
+        m(X)
+        m.tune(X)
+    assert spent == [2.5, 0.0]

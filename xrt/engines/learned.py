@@ -184,7 +184,7 @@ def _of_one(page: _Page, score: str, is_share: bool) -> str:
 
 
 def _weighted(page: _Page, count: int) -> str:
-    weights = np.array(page.attribute("coefficients"), np.float32).reshape(count, page.features())
+    weights = np.array(page.attribute("coefficients"), np.float32).reshape(count, page.features() or 0)
     product = page.write("MatMul", page.x, page.constant(weights.T))
     added = page.attribute("intercepts")
     return page.write("Add", product, page.constant(added)) if added else product

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +19,7 @@ from xrt.partition.capability import Capability
 from xrt.partition.devices import Homes
 from xrt.partition.explicit import assigned, homes_of
 from xrt.runtime import kind_of
+from xrt.runtime.timing import Clock
 from xrt.tune import Account, CostStore, Tuned, tune
 from xrt.tune.account import account_of
 from xrt.tune.driving import by_priority, plain, table_of
@@ -174,14 +176,16 @@ class Automatic:
     cache: CompileCache
     everything: Callable[[], EngineList]
     """Gives all engines that were asked for."""
+    clock: Clock = time.perf_counter
     _is_whole: bool = False
 
     def chosen(
-        self, function: Function, values: Sequence[Any] | None, base: Tuned | None, place: Place | None
+        self, function: Function, values: Sequence[Any] | None, base: Tuned | None, place: Place | None, began: float
     ) -> tuple[EngineList, Place | None]:
         """Return the engines of a signature, and what places it: ``place`` where the caller has it, else the lock, else a search.
 
-        Nothing places it where nodes go by the order of the list. Raises LockError as `Locked.tuned` does.
+        Nothing places it where nodes go by the order of the list. The budget counts from
+        ``began`` on. Raises LockError as `Locked.tuned` does.
         """
         if not self.engines.is_auto:
             return self.engines, place
@@ -191,7 +195,7 @@ class Automatic:
                 return self.engines, lambda function: tuned
         if base is None and self.settings.lock is not None and not self._is_whole:
             self.engines, self._is_whole = self.everything(), True
-        return self.engines, place or self.placing(values, base)
+        return self.engines, place or self.placing(values, base, began=began)
 
     def placing(
         self,
@@ -201,12 +205,13 @@ class Automatic:
         budget: float | None = None,
         progress: Told | None = None,
         anew: bool = False,
+        began: float | None = None,
     ) -> Place:
         """Return what places a signature's Function: by measurement on those values, or, with further outputs, like the base."""
         if base is not None:
             return partial(self.like, base)
         seconds = self.settings.budget if budget is None else budget
-        return partial(self.tuned, values=values, budget=seconds, progress=progress or unheard, anew=anew)
+        return partial(self.tuned, values=values, budget=seconds, progress=progress or unheard, anew=anew, began=began)
 
     def tuned(
         self,
@@ -216,8 +221,12 @@ class Automatic:
         *,
         progress: Told,
         anew: bool,
+        began: float | None,
     ) -> Tuned:
-        """Return the placement that a search of so many seconds finds, or has found before; ``anew`` searches in any case."""
+        """Return the placement that a search of so many seconds finds, or has found before; ``anew`` searches in any case.
+
+        The seconds count from ``began`` on, by the clock, where the call has done something before.
+        """
         options, homes = self.settings.clustering, self.engines.homes
         context = self.engines.context
         engines, implicit, left_out = self._taking(function)
@@ -239,6 +248,7 @@ class Automatic:
                 progress=progress,
                 memory_limit=self.settings.memory_limit,
                 anew=anew,
+                spent=0.0 if began is None else self.clock() - began,
                 devices=homes.by_engine,
                 graph=self.settings.cuda_graph,
             )

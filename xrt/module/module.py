@@ -341,27 +341,26 @@ class XRTModule(Copyable):
             build = self._builds.get(key)
             if build is None or place is not None:
                 base = self._build(values) if fetch and self._engines.is_auto else None
+                began = self._automatic.clock()
                 function = self._source.declared() if values is None else self._source.function(values, dynamic)
-                build = self._builds[key] = self._planned(with_fetched(function, fetch), values, base, place)
+                build = self._builds[key] = self._planned(with_fetched(function, fetch), values, base, place, began)
                 self._forget_calls()  # they may lead to a build that this one replaces
                 self._bound()
             if not fetch and build is not self._last:
                 self._last, self._quick = build, NOTHING
             return build
 
-    def _planned(self, function: Function, values: Sequence[Any] | None, base: Build | None, place: Place | None) -> Build:
+    def _planned(self, function: Function, values: Any, base: Build | None, place: Place | None, began: float) -> Build:
         simple = simplified(function, fold=self._settings.fold_constants, threads=self.threads)
-        self._engines, place = self._automatic.chosen(simple, values, base.tuned if base else None, place)
+        self._engines, place = self._automatic.chosen(simple, values, base.tuned if base else None, place, began)
         return Build(simple, self._engines, self._settings, self._cache, original=function, place=place)
 
     def _bound(self) -> None:
         """Forget the oldest build beyond the limit, and every prepared call, since one of them may lead to it."""
-        limit = self._settings.max_signatures
-        if len(self._builds) <= limit:
-            return
-        self._builds.popitem(last=False)
-        self._forget_calls()
-        warn_of_signatures(limit)
+        if len(self._builds) > (limit := self._settings.max_signatures):
+            self._builds.popitem(last=False)
+            self._forget_calls()
+            warn_of_signatures(limit)
 
     def _forget_calls(self) -> None:
         self._quick = NOTHING

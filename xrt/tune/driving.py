@@ -49,6 +49,7 @@ def tune(
     anew: bool = False,
     devices: Mapping[str, str] = FrozenDict(),
     graph: bool = False,
+    spent: float = 0.0,
     clock: Clock = time.perf_counter,
 ) -> Tuned:
     """Return the quickest plan that a search of ``budget`` seconds finds, or the one that an earlier search has found.
@@ -67,6 +68,8 @@ def tune(
     at most, and by one call; only where no engine has answered yet, it is waited for one. A worker may have ``memory_limit``
     bytes of address space, unless the bounds say otherwise. An interrupt (Ctrl-C) ends the search, and gives the best by then.
 
+    ``spent`` seconds of it are gone already, but half of it is left in any case.
+
     Raises OptionError for a budget that is none, PlanError where nothing takes a node.
     """
     check_budget(budget)
@@ -82,6 +85,7 @@ def tune(
     bounds = bounds or replace(BOUNDS, memory=memory_limit)
     given = (values, reference, cache, options, implicit, budget, bounds, progress, clock, devices, graph, store)
     search = Search(function, engines, context, *given)
+    search.began -= min(spent, budget / 2)
     if store is not None:
         search.table = table_of(store, engines, context, devices)
     tuned = _searched(search)
