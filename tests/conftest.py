@@ -2,9 +2,10 @@
 
 No test touches the user's own cache: each process of the tests has a directory of its own, which its children share.
 
-A test that is marked ``proof(subject, share=N)`` belongs to what proves that subject. A run without ``--full`` takes one in N
-of the marked tests that have parameters, and all that have none; with N = 0 it takes none. ``--full`` takes all, ``--subject``
-those of one subject; where they pass, ``tests/proofs.json`` notes what was proved (see tools/proofs.py).
+A test that is marked ``proof(subject, share=N, laws=M)`` belongs to what proves that subject. A run without ``--full`` takes one
+in N of the marked tests that have parameters, and one in M (all, where M is not given) of those that have none; with N = 0 it
+takes none. ``--full`` takes all, ``--subject`` those of one subject; where they pass, ``tests/proofs.json`` notes what was
+proved (see tools/proofs.py).
 """
 
 from __future__ import annotations
@@ -64,10 +65,8 @@ def is_selected(item: pytest.Item, full: bool, subject: str | None) -> bool:
         return mark is not None and mark.args == (subject,)
     if full or mark is None:
         return True
-    share = mark.kwargs["share"]
-    if not hasattr(item, "callspec") or not share:
-        return bool(share)
-    return zlib.crc32(item.nodeid.encode()) % share == 0
+    share = mark.kwargs["share"] if hasattr(item, "callspec") else mark.kwargs["share"] and mark.kwargs.get("laws", 1)
+    return bool(share) and zlib.crc32(item.nodeid.encode()) % share == 0
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

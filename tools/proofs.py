@@ -69,6 +69,7 @@ _AREAS = (
     Subject("measurement", ("xrt/tune/**/*.py", "xrt/bench/**/*.py", "benchmarks/*.py")),
     Subject("processes", ("xrt/processes/*.py", "xrt/cache/**/*.py", "xrt/runtime/isolation.py", "xrt/runtime/worker.py")),
     Subject("files", ("xrt/formats/**/*.py", "xrt/testing/hostile/*.py"), ("onnx", "protobuf")),
+    Subject("suite", ("xrt/testing/*.py",)),
     Subject("distribution", ("pyproject.toml", "setup.py", "MANIFEST.in", "CMakeLists.txt", "xrt/engines/native/src/*")),
 )
 SUBJECTS: Mapping[str, Subject] = {subject.name: subject for subject in (*map(_engine, _LIBRARIES), *_AREAS)}

@@ -293,6 +293,7 @@ def test_a_judged_run_that_dies_is_repeated_with_ort_alone(monkeypatch: pytest.M
     assert auto.judged_of({"singles": ["tvm"]}, 1) == {"failed": "SIGSEGV", "left": {"tvm": reason}}
 
 
+@pytest.mark.proof("measurement", share=0)
 @pytest.mark.slow
 def test_a_quick_run_answers_everything(tmp_path: Path) -> None:
     command = [sys.executable, str(FOLDER / "auto.py"), "--quick", "--json", "--store", str(tmp_path), "--model", "mlp{layers=1}"]

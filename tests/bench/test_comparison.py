@@ -22,7 +22,7 @@ from xrt.cli import main
 TINY = "mlp{layers=2, features=3, hidden=4, classes=2}"
 QUICK = Settings(rounds=4, turn_seconds=0.001, warm_seconds=0.2, budget_seconds=60)
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.proof("measurement", share=0)]
 
 
 def compared(*candidates: str, subject: str = TINY, settings: Settings = QUICK) -> Report:

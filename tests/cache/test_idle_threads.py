@@ -46,7 +46,10 @@ def counted(engine: str, threads: int, sizes: int) -> list[int]:
     return list(map(int, subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()))
 
 
-@pytest.mark.parametrize("engine", ["toy", "ort", "openvino", "xla", pytest.param("tvm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "engine",
+    ["toy", "ort", "openvino", "xla", pytest.param("tvm", marks=[pytest.mark.slow, pytest.mark.proof("engine tvm", share=0)])],
+)
 def test_threads_do_not_grow_with_signatures(engine: str) -> None:
     first, most, _ = counted(engine, 1, 40)
     assert most <= first + 2

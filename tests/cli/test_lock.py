@@ -259,6 +259,7 @@ def test_a_mistake_is_exit_code_2(arguments: tuple[str, ...], told: str, capsys:
     assert call(capsys, *arguments)[::2] == (2, f"error: {told}\n")
 
 
+@pytest.mark.proof("files", share=0)
 @pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -111,6 +111,7 @@ def test_a_kernel_that_takes_numpy_by_another_way_fails_on_the_device() -> None:
         np.exp(device("cuda").upload(numbers(3)))
 
 
+@pytest.mark.proof("engine toy", share=0)
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["late", "random"])
 def test_every_node_test_passes_on_a_device_or_is_declined(order: Any) -> None:

@@ -128,6 +128,7 @@ def test_nvrtc_makes_machine_code(architecture: str) -> None:
     assert made[:4] == ELF and all(name.encode() in made for name in kernels(source("net")))
 
 
+@pytest.mark.proof("engine tvm", share=4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_nvrtc_takes_every_source(name: str) -> None:
@@ -264,6 +265,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ 
 
 
 @pytest.mark.slow
+@pytest.mark.proof("engine tvm", share=4)
 @needs_compiler
 class TestEmulated:
     @pytest.mark.parametrize("name", MODELS)

@@ -217,6 +217,7 @@ def with_constants(case: Case) -> tuple[Function, list[Any]] | None:
     return made, [values[v.name] for v in rest]
 
 
+@pytest.mark.proof("engine tvm", share=0)
 @pytest.mark.slow
 def test_node_tests_with_constants() -> None:
     """A model has its shapes, axes and pads as constants, where the node tests feed them and TVM declines."""

@@ -51,6 +51,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------------- the whole
 
 
+@pytest.mark.proof("engine tvm", share=0)
 @pytest.mark.slow
 def test_a_tuned_region_is_right_and_what_was_found_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
@@ -241,6 +242,7 @@ def test_a_trace_that_does_more_than_arrange_loops_is_not_taken(step: Any, tmp_p
         assert records.kept(tmp_path, "key") is None
 
 
+@pytest.mark.proof("engine tvm", share=0)
 def test_what_the_search_writes_is_taken() -> None:
     """Each way of arranging that the search has for these loops."""
     context = tuner._task("loops", loops(), target_of(None, 3), 2, 7)

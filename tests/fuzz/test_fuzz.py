@@ -36,6 +36,7 @@ def test_generated_graphs_agree_on_ort_and_on_mixtures():
     assert fuzzer.counts["mixture of ort,toy", Verdict.AGREES] > 240
 
 
+@pytest.mark.proof("engine tvm", share=0)
 @pytest.mark.slow
 def test_generated_graphs_agree_on_tvm_and_on_mixtures():
     fuzzer = Fuzzer([], ["tvm"], one_in=1, shrinks=False)

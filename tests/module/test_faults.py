@@ -56,7 +56,7 @@ FAULTS = [
 ]
 
 
-BEHIND = ["ort", "toy", pytest.param("tvm", marks=pytest.mark.slow)]
+BEHIND = ["ort", "toy", pytest.param("tvm", marks=[pytest.mark.slow, pytest.mark.proof("engine tvm", share=0)])]
 
 
 @pytest.mark.parametrize("behind", BEHIND)

@@ -62,6 +62,7 @@ def completes(where: Any, how: Any, place: str, behind: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.proof("processes", share=3)
 @pytest.mark.parametrize("place", ["Abs", "Exp", "Sqrt"])
 @pytest.mark.parametrize("how", list(ENDS))
 @pytest.mark.parametrize("where", ["compile", "run"])
@@ -75,6 +76,7 @@ def test_a_crash_is_one_more_fault(where: Any) -> None:
     completes(where, "kill", "Exp", "ort")
 
 
+@pytest.mark.proof("processes", share=2)
 @pytest.mark.parametrize("how", ["kill", *(pytest.param(how, marks=pytest.mark.slow) for how in ("hang", "memory"))])
 @pytest.mark.parametrize("where", ["compile", "run"])
 def test_an_end_of_the_worker_is_one_error_where_the_module_is_strict(where: Any, how: Any) -> None:

@@ -181,6 +181,7 @@ def test_with_all_costs_known_the_plan_is_near_the_optimum() -> None:
     assert exceeding(proposed, range(8), most=9) == {}
 
 
+@pytest.mark.proof("planner", share=0)
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [110, 150, 180])
 def test_with_all_costs_known_the_plan_is_near_the_optimum_on_many_graphs(first: int) -> None:
@@ -191,6 +192,7 @@ def test_what_a_search_finds_is_near_the_optimum() -> None:
     assert exceeding(searched, range(12), most=7) == {}
 
 
+@pytest.mark.proof("planner", share=0)
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [110, 150, 180])
 def test_what_a_search_finds_is_near_the_optimum_on_many_graphs(first: int) -> None:
@@ -199,6 +201,7 @@ def test_what_a_search_finds_is_near_the_optimum_on_many_graphs(first: int) -> N
     assert exceeding(searched, seeds, 14) == {seed: one for seed, one in EXCEEDING.items() if seed in seeds}
 
 
+@pytest.mark.proof("planner", share=0)
 @pytest.mark.slow
 def test_the_optimum_is_what_trying_all_comes_to() -> None:
     for world in worlds(range(8), most=4, engines=(2, 3)):

@@ -72,6 +72,7 @@ def test_a_command_runs_no_code_of_the_current_directory(name: str, folder: Path
     assert (done.returncode, ran(folder)) == (0, []), done.stderr
 
 
+@pytest.mark.proof("processes", share=0)
 def test_the_process_that_confirms_a_regression_runs_no_code_of_the_current_directory(folder: Path) -> None:
     """The lock says that the plan was a million times as quick, so that a second process is asked, which says the same."""
     locked = command(folder, "lock", "m.onnx", "--engines", "ort,toy", "--budget", "40s", "--gate", "1s", "-o", "m.lock")

@@ -95,7 +95,13 @@ def begun(folder: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.P
 
 @pytest.mark.parametrize(
     "how",
-    [signal.SIGKILL, *(pytest.param(how, marks=pytest.mark.slow) for how in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT))],
+    [
+        signal.SIGKILL,
+        *(
+            pytest.param(how, marks=[pytest.mark.slow, pytest.mark.proof("processes", share=0)])
+            for how in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+        ),
+    ],
     ids=lambda how: how.name,
 )
 @pytest.mark.parametrize("begun", COMMANDS, indirect=True)

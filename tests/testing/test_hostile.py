@@ -26,6 +26,7 @@ COUNT = 60
 """Mutants for each reader; `make fuzz` has 5,000."""
 
 
+@pytest.mark.proof("files", share=0)
 @pytest.mark.slow
 def test_readers_take_whatever_they_are_given() -> None:
     keys = cases(count=COUNT)

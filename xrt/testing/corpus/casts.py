@@ -140,4 +140,25 @@ ENTRIES: tuple[Entry, ...] = (
         (np.array([0.8873110820235901, 0.25, -1 / 3 - 1]), i64(2**24 + 1, -5)),
         (np.array([0.8873110820235901, 0, -1 / 3 - 1]), i64(2**24 + 1, -5)),
     ),
+    Entry(
+        "float_weights_between_quantized_activations",
+        "a Conv whose activations alone are quantized keeps its weights as they are; a library may quantize them too",
+        graph(
+            {"x": "float32[1,2,1,2]"},
+            {"y": "float32[1,2,1,2]"},
+            node("QuantizeLinear", "x step zero", "q"),
+            node("DequantizeLinear", "q step zero", "d"),
+            node("Conv", "d w", "c"),
+            node("QuantizeLinear", "c fine zero", "p"),
+            node("DequantizeLinear", "p fine zero", "y"),
+            constants={
+                "w": f32(100, 0.3, 0.31, 50).reshape(2, 2, 1, 1),
+                "step": np.float32(0.5),
+                "fine": np.float32(0.25),
+                "zero": np.array(128, np.uint8),
+            },
+        ),
+        (f32(0, 0, 10, 20).reshape(1, 2, 1, 2),),
+        (f32(3, 6, 31.75, 31.75).reshape(1, 2, 1, 2),),
+    ),
 )
