@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import SessionNotCreatedException
 from selenium.webdriver.chrome.service import Service
 
 from tests.bench.reports import HOSTILE, LONG, chain, group, report, row
@@ -45,9 +47,17 @@ def browser() -> Iterator[webdriver.Chrome]:
     for argument in ARGUMENTS:
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(installed("chromedriver")))
+    driver = started(options)
     yield driver
     driver.quit()
+
+
+def started(options: webdriver.ChromeOptions, attempts: int = 5) -> webdriver.Chrome:
+    """Return a browser; on a busy machine it may not be up within the time that its driver gives it."""
+    for _ in range(attempts - 1):
+        with suppress(SessionNotCreatedException):
+            return webdriver.Chrome(options=options, service=Service(installed("chromedriver")))
+    return webdriver.Chrome(options=options, service=Service(installed("chromedriver")))
 
 
 def hostile() -> Report:

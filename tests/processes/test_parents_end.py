@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[xrt.engines]\nfaulty = xrt.testing.faulty:Faulty\nhanging = hanging:Engine\n")
     (tmp_path / "found" / "hanging.py").write_text("import time\ntime.sleep(3600)\n")
-    (tmp_path / "compiler").write_text("#!/bin/sh\nsleep 3600 & wait\n")
+    (tmp_path / "compiler").write_text("#!/bin/sh\nread line || exit 1\nsleep 3600 & wait\n")
     (tmp_path / "compiler").chmod(0o700)
     return tmp_path
 
@@ -56,7 +56,7 @@ PLAIN = "from xrt.cli import main; import sys; main(sys.argv[1:])"
 WITH_COMPILER = (
     f"from pathlib import Path; from xrt.engines.iree import compiler; compiler.BINARY = Path('compiler').absolute(); {PLAIN}"
 )
-"""IREE's compiler is a script that never ends, nor does what it has started."""
+"""IREE's compiler is a script that never ends once it has input, nor does what it has started."""
 
 COMMANDS: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "run iree": (WITH_COMPILER, 2, ("run", "m.onnx", "--engine", "iree", "-i", "x.npy")),
