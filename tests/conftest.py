@@ -80,7 +80,9 @@ class ProofRecorder:
 
     def __init__(self, config: pytest.Config) -> None:
         self._options = config.option
-        self._is_whole = not config.option.keyword and config.option.markexpr in ("", "proof") and config.args_source.name != "ARGS"
+        self._is_whole = (
+            not config.option.keyword and config.option.markexpr in ("", "proof") and config.args_source.name != "ARGS"
+        )
         self._passed: Counter[str] = Counter()
         self._failed: set[str] = set()
         self._crashed = False
