@@ -123,12 +123,11 @@ def test_spinning_is_stopped_unless_the_user_says_otherwise() -> None:
     assert Ort(config={key: 0})._session_options(1).get_session_config_entry(key) == "0"
 
 
-def test_the_slow_kernel_for_a_sum_and_a_normalisation_is_not_used_on_the_cpu() -> None:
+def test_weights_are_not_quantized_and_a_slow_fused_kernel_is_not_used_on_the_cpu() -> None:
     key = "optimization.disable_specified_optimizers"
-    assert Ort()._session_options(1).get_session_config_entry(key) == "SkipLayerNormFusion"
+    assert Ort()._session_options(1).get_session_config_entry(key) == "WeightBiasQuantization;SkipLayerNormFusion"
     assert Ort(config={key: "GeluFusion"})._session_options(1).get_session_config_entry(key) == "GeluFusion"
-    with pytest.raises(RuntimeError, match="does not have configuration with key"):
-        Ort()._session_options(1, "cuda:0").get_session_config_entry(key)
+    assert Ort()._session_options(1, "cuda:0").get_session_config_entry(key) == "WeightBiasQuantization"
 
 
 def test_execution_options_that_are_not_honoured_are_named() -> None:

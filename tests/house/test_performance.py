@@ -25,6 +25,7 @@ NO_FIGURES = {
     "cuda": "runs in make cuda-check, whose results are a section of their own",
     "memory_model": "a part of memory.py",
     "region_pairs": "a part of regions.py",
+    "second_module": "needs models of benchmarks/zoo, and prints a table of its own",
     "auto_figures": "a part of auto.py",
     "auto_steps": "a part of auto.py",
 }
