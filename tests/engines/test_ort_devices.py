@@ -40,7 +40,7 @@ def test_the_devices_are_those_of_the_installed_build(
 ) -> None:
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [*more, "CPUExecutionProvider"])
     status = probe("ort")
-    assert status.devices == devices
+    assert (status.available or ", ".join(status.devices)) == ", ".join(devices)
     assert status.lacks[:14] == lacks
 
 

@@ -50,5 +50,5 @@ def _show_options(engine: str, as_json: bool) -> None:
 
 
 def _what(status: EngineStatus) -> str:
-    devices = ", ".join(status.devices)
+    devices = status.available or ", ".join(status.devices)
     return status.pip or status.cause or (f"{devices}; {status.lacks}" if status.lacks else devices)

@@ -59,7 +59,9 @@ class EngineStatus:
     version: str = ""
     """Its own and its libraries' versions, where it is ready."""
     devices: tuple[str, ...] = ()
-    """The kinds of device that its installed build runs on, where it is ready."""
+    """The kinds of device that its class names, where it is ready."""
+    available: str = ""
+    """Those of them that its installed build serves, with commas between, where these are others."""
     cause: str = ""
     """Why it is not ready."""
     lacks: str = ""
@@ -120,8 +122,10 @@ def probe(name: str) -> EngineStatus:
     try:
         kind = engine_class(name)
         engine = _checked(kind())
-        devices = tuple(engine.available_devices())
-        return replace(status, state="ready", version=engine.version(), devices=devices, lacks=engine.lacks())
+        served = tuple(engine.available_devices())
+        available = "" if served == engine.devices else ", ".join(served)
+        found = replace(status, state="ready", version=engine.version(), devices=engine.devices, available=available)
+        return replace(found, lacks=engine.lacks())
     except Exception as error:  # noqa: BLE001  # whatever a stranger's constructor raises is its status
         says_so = kind is not None and isinstance(error, EngineUnavailable)  # the class itself knows what it lacks
         if says_so or _is_missing(error.__cause__):

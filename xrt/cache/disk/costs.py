@@ -201,7 +201,7 @@ def parsed_statuses(data: bytes) -> dict[str, EngineStatus]:
 
 def _status(told: Mapping[str, Any]) -> EngineStatus:
     """Return the status that the text tells of; raises ValueError for what cannot be one."""
-    texts = [told[name] for name in ("name", "state", "distribution", "pip", "version", "cause", "lacks")]
+    texts = [told[name] for name in ("name", "state", "distribution", "pip", "version", "available", "cause", "lacks")]
     devices = told["devices"]
     are_texts = isinstance(devices, list) and all(isinstance(text, str) for text in (*texts, *devices))
     if not are_texts or told["state"] not in get_args(State):
