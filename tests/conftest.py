@@ -2,10 +2,10 @@
 
 No test touches the user's own cache: each process of the tests has a directory of its own, which its children share.
 
-A test that is marked ``proof(subject, share=N, laws=M)`` belongs to what proves that subject. A run without ``--full`` takes one
-in N of the marked tests that have parameters, and one in M (all, where M is not given) of those that have none; with N = 0 it
-takes none. ``--full`` takes all, ``--subject`` those of one subject; where they pass, ``tests/proofs.json`` notes what was
-proved (see tools/proofs.py).
+A test that is marked ``proof(subject, share=N, laws=M)`` belongs to what proves that subject. Where the subject has a record in
+``tests/proofs.json``, a run without ``--full`` takes one in N of its tests that have parameters, and one in M (all, where M is not
+given) of those that have none; with N = 0 it takes none. ``--full`` takes all tests, ``--subject`` those of one subject; where
+they pass, the record notes what was proved (see tools/proofs.py).
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import os
 import tempfile
 import zlib
 from collections import Counter
+from collections.abc import Container
 
 import pytest
 from hypothesis import settings
 
-from tools.proofs import SUBJECTS, renew_record
+from tools.proofs import SUBJECTS, read_record, renew_record
 from xrt.errors import DeviceError
 from xrt.runtime.devices import device
 
@@ -52,18 +53,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(pytest.mark.skip(reason=reason))
-    kept = [item for item in items if is_selected(item, config.option.full, config.option.subject)]
+    recorded = read_record()
+    kept = [item for item in items if is_selected(item, config.option.full, config.option.subject, recorded)]
     if len(kept) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
         items[:] = kept
 
 
-def is_selected(item: pytest.Item, full: bool, subject: str | None) -> bool:
-    """Whether such a run has the test."""
+def is_selected(item: pytest.Item, full: bool, subject: str | None, recorded: Container[str]) -> bool:
+    """Whether such a run has the test; what no record says of a subject has to be run."""
     mark = item.get_closest_marker("proof")
     if subject:
         return mark is not None and mark.args == (subject,)
-    if full or mark is None:
+    if full or mark is None or mark.args[0] not in recorded:
         return True
     share = mark.kwargs["share"] if hasattr(item, "callspec") else mark.kwargs["share"] and mark.kwargs.get("laws", 1)
     return bool(share) and zlib.crc32(item.nodeid.encode()) % share == 0
