@@ -3,9 +3,9 @@
 No test touches the user's own cache: each process of the tests has a directory of its own, which its children share.
 
 A test that is marked ``proof(subject, share=N, laws=M)`` belongs to what proves that subject. Where the subject has a record in
-``tests/proofs.json``, a run without ``--full`` takes one in N of its tests that have parameters, and one in M (all, where M is not
-given) of those that have none; with N = 0 it takes none. ``--full`` takes all tests, ``--subject`` those of one subject; where
-they pass, the record notes what was proved (see tools/proofs.py).
+``tests/proofs.json``, a run without ``--full`` takes one in N of its tests that have parameters, and one in M (all, where M is
+not given) of those that have none; with N = 0 it takes none. ``--full`` takes all tests, ``--subject`` those of one subject;
+where they pass, the record notes what was proved (see tools/proofs.py).
 """
 
 from __future__ import annotations
