@@ -56,7 +56,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     recorded = read_record()
     kept = [item for item in items if is_selected(item, config.option.full, config.option.subject, recorded)]
     if len(kept) < len(items):
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        chosen = set(kept)
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = kept
 
 
@@ -82,9 +83,9 @@ class ProofRecorder:
 
     def __init__(self, config: pytest.Config) -> None:
         self._options = config.option
-        self._is_whole = (
-            not config.option.keyword and config.option.markexpr in ("", "proof") and config.args_source.name != "ARGS"
-        )
+        option = config.option
+        narrowed = option.keyword or option.deselect or option.maxfail or getattr(option, "lf", False)
+        self._is_whole = not narrowed and option.markexpr in ("", "proof") and config.args_source.name != "ARGS"
         self._passed: Counter[str] = Counter()
         self._failed: set[str] = set()
         self._crashed = False
