@@ -7,7 +7,7 @@ CUDA_PYTHON ?= $(PYTHON)
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full check cuda-check fuzz soak conform tables format bench native sanitize proto stubs wheel clean
+.PHONY: help demo test test-full check cuda-check fuzz soak conformance tables docs format bench native sanitize proto stubs wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,14 +29,21 @@ check: $(VENV)/dev.stamp ## what to run before a commit: format, lint, types, qu
 
 fuzz: $(VENV)/engines.stamp ## run 10,000 generated graphs on every engine and on mixtures, and read 5,000 hostile files of each kind
 	$(BIN)/xrt fuzz --count 10000 --seed 0 --engines ort,toy --rarely tvm
-	$(BIN)/xrt hostile --count 5000 --seed 0
+	$(BIN)/python -m tests.malformed_inputs --count 5000 --seed 0
 
-conform: $(VENV)/engines.stamp ## run the tests of onnx on every engine and on mixtures, and write docs/conformance.md
+conformance: $(VENV)/engines.stamp ## run the tests of onnx on every engine and on mixtures, and write docs/conformance.md
 	$(BIN)/python tools/write_conformance.py --jobs $(JOBS)
 
-tables: $(VENV)/engines.stamp ## rewrite the tables in README, docs/conformance.md and docs/options.md
+tables: $(VENV)/engines.stamp ## rewrite the generated pages of docs/: conformance, and reference/ (engines, options, commands, errors)
 	$(BIN)/python tools/write_conformance.py --from-record
 	$(BIN)/python tools/write_options.py
+	$(BIN)/python tools/write_commands.py
+	$(BIN)/python tools/write_errors.py
+
+docs: $(VENV)/dev.stamp ## build the documentation site into build/site; a dead link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open build/site/index.html"
+
 
 soak: $(VENV)/dev.stamp ## 32 processes on one cache, 100 rounds of SIGKILL, an hour of calls
 	$(BIN)/python tools/soak.py

@@ -2,7 +2,7 @@
 
 The one thing that needs code is the native library: CMake builds it (CMakeLists.txt) where a C++ compiler is at hand.
 Where none is, or the build fails, the install goes on without it, and XRT runs on its Python kernels and says so; see
-docs/write-a-kernel.md. A wheel that carries the library is for its platform, and for every Python: ctypes opens it.
+docs/tutorials/write-a-kernel.md. A wheel that carries the library is for its platform, and for every Python: ctypes opens it.
 """
 
 from __future__ import annotations

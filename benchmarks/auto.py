@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # also where this is imported by
 from auto_figures import figures_of, geometric_mean, small_figures, sorted_out, with_probes
 
 from xrt.bench import machine
-from xrt.engines.probing import probe_all
-from xrt.engines.spec import split_specs
+from xrt.engines.contract.discovery import probe_all
+from xrt.engines.contract.spec import split_specs
 from xrt.models import names
 from xrt.runtime import available_cores
 

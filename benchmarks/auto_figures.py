@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from xrt.bench import Ratio, Timing, bootstrap
-from xrt.bench.figures import paired
-from xrt.runtime.rounds import FLOOR, RESAMPLES
+from xrt.bench import RatioInterval, Timing, bootstrap
+from xrt.measure.ratios import compute_ratio_interval
+from xrt.measure.statistics import FLOOR, RESAMPLES
 
 Record: TypeAlias = Mapping[str, Any]
 
@@ -25,7 +25,7 @@ ALWAYS = "ort"
 """... but for this one, beside which all is told."""
 
 
-def verdict_of(gain: Ratio) -> str:
+def verdict_of(gain: RatioInterval) -> str:
     """Return a win or a loss only where the interval excludes 1 and the median is beyond the floor of any comparison."""
     if gain.low > 1 and gain.median >= 1 + FLOOR:
         return "win"
@@ -52,8 +52,8 @@ def figures_of(record: Record) -> dict[str, Any]:
     return {**own, "to_ort": to_ort, "ms": times, **plan, "off": judged.get("off", {}).get("auto")}
 
 
-def gain_of(rounds: Mapping[str, Sequence[float]], other: str) -> Ratio:
-    return paired(Timing(tuple(rounds[other])), Timing(tuple(rounds["auto"])))
+def gain_of(rounds: Mapping[str, Sequence[float]], other: str) -> RatioInterval:
+    return compute_ratio_interval(Timing(tuple(rounds[other])), Timing(tuple(rounds["auto"])))
 
 
 def why_not(record: Record) -> str:
@@ -132,7 +132,7 @@ def lost_on(one: Record) -> str:
 # ---------------------------------------------------------------------- over all models
 
 
-def geometric_mean(rounds: Sequence[tuple[Sequence[float], Sequence[float]]], seed: int = 0) -> Ratio | None:
+def geometric_mean(rounds: Sequence[tuple[Sequence[float], Sequence[float]]], seed: int = 0) -> RatioInterval | None:
     """Return the geometric mean over models of the median gain, from (other's rounds, auto's), with its interval by bootstrap.
 
     Each model's rounds are drawn again, independently of the others': the interval is that of the measuring, not of the choice
@@ -145,7 +145,7 @@ def geometric_mean(rounds: Sequence[tuple[Sequence[float], Sequence[float]]], se
     logs = [np.log(np.median(generator.choice(gain, (RESAMPLES, gain.size)), axis=1)) for gain in gains]
     low, high = np.quantile(np.exp(np.mean(logs, axis=0)), (0.025, 0.975))
     median = float(np.exp(np.mean([np.log(np.median(gain)) for gain in gains])))
-    return Ratio(median, min(float(low), median), max(float(high), median))
+    return RatioInterval(median, min(float(low), median), max(float(high), median))
 
 
 def small_figures(record: Record) -> dict[str, Any]:

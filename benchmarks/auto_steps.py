@@ -16,22 +16,22 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import xrt
-from xrt.bench import Subject
-from xrt.bench.turns import repeats_for
-from xrt.cache import cache_of
-from xrt.compare import compare_all, tolerance_for
-from xrt.engines import CompileContext, registry
+from xrt.bench import BenchTarget
+from xrt.builder.record_op import emit
+from xrt.cache import open_cache
+from xrt.comparison import compare_all, tolerance_for
+from xrt.engines import CompileContext
+from xrt.engines.contract import registry
 from xrt.errors import XRTError
 from xrt.graph import DType, Function
-from xrt.graph.builder.apply import emit
+from xrt.measure.interleave import choose_calls_per_round
+from xrt.measure.statistics import rotate
+from xrt.measure.timing import seconds_per_call, wait_until_idle
 from xrt.models import sample_inputs
-from xrt.models.network import Network
+from xrt.models.layer_builder import LayerBuilder
 from xrt.partition import Pin
-from xrt.partition.planner import propose
-from xrt.runtime.rounds import rotated
-from xrt.runtime.timing import await_idle, seconds_per_call
-from xrt.tune import CostStore
-from xrt.tune.tuned import Contender, title_of
+from xrt.placement import CostStore, propose_plans
+from xrt.placement.result import CandidateResult, describe_plan
 
 Call: TypeAlias = Callable[[], Any]
 
@@ -65,7 +65,7 @@ def loaded(asked: Mapping[str, Any], *, imports: bool = True) -> tuple[Function,
     """Return the model and inputs for it; unless it is told not to, with the engines' libraries imported before."""
     for engine in asked["engines"] if imports else ():
         registry.create(engine)
-    function = SMALL[asked["model"]]() if asked["model"] in SMALL else Subject.parse(asked["model"]).load()
+    function = SMALL[asked["model"]]() if asked["model"] in SMALL else BenchTarget.parse(asked["model"]).load()
     return function, sample_inputs(function)
 
 
@@ -80,13 +80,13 @@ def tune(asked: Mapping[str, Any]) -> dict[str, Any]:
     auto.compile(**given)
     wall, tuned = time.perf_counter() - began, auto.tuned
     assert tuned is not None
-    facts = {"chosen": title_of(tuned.plan), "how": tuned.how, "budget": tuned.budget, "spent": tuned.spent, "wall": wall}
+    facts = {"chosen": describe_plan(tuned.plan), "how": tuned.how, "budget": tuned.budget, "spent": tuned.spent, "wall": wall}
     more = {"measurements": tuned.measurements, "rounds": tuned.race.rounds, "notes": list(tuned.notes)}
     versions = {engine: registry.create(engine).version() for engine in asked["engines"]}
     return {**facts, **more, "contenders": [contender(one) for one in tuned.race.contenders], "versions": versions}
 
 
-def contender(one: Contender) -> dict[str, Any]:
+def contender(one: CandidateResult) -> dict[str, Any]:
     names = ("title", "verdict", "seconds", "ratio", "ratio_low", "ratio_high", "note")
     own = {name: getattr(one, name) for name in names}
     regions, engines = list(one.regions), sorted({launch.engine for launch in one.plan.launches})
@@ -128,7 +128,7 @@ def judge(asked: Mapping[str, Any]) -> dict[str, Any]:
     rounds, slow = in_turns({name: call for name, call in calls.items() if not differ[name][0]}, asked["seconds"])
     wrong = {name: f"wrong: {found[0]}" for name, found in differ.items() if found[0]}
     how = auto.tuned.how if auto.tuned else "priority"
-    chosen = {"plan": title_of(plan), "engines": sorted({x.engine for x in plan.launches}), "regions": len(plan.launches)}
+    chosen = {"plan": describe_plan(plan), "engines": sorted({x.engine for x in plan.launches}), "regions": len(plan.launches)}
     off = {name: found[1] for name, found in differ.items()}
     return {"planned": planned, "how": how, **chosen, "rounds": rounds, "left": {**left, **slow, **wrong}, "off": off}
 
@@ -172,15 +172,15 @@ def in_turns(calls: Mapping[str, Call], seconds: float) -> tuple[dict[str, list[
         name: f"slow: {took / best:.0f} x the quickest" for name, took in alone.items() if took > FAR * best and name != "auto"
     }
     taking = {name: call for name, call in calls.items() if name not in slow}
-    repeats = {name: repeats_for(call, TURN) for name, call in taking.items()}
+    repeats = {name: choose_calls_per_round(call, TURN) for name, call in taking.items()}
     rounds: dict[str, list[float]] = {name: [] for name in taking}
     began = time.perf_counter()
     for turn in range(MOST):
         took = time.perf_counter() - began
         if (turn >= LEAST and took > seconds) or (turn >= FEWEST and took > SLOWEST * seconds):
             break
-        for name in rotated(list(taking), turn):
-            await_idle()
+        for name in rotate(list(taking), turn):
+            wait_until_idle()
             if alone[name] < BRIEF:
                 taking[name]()
             rounds[name].append(seconds_per_call(taking[name], repeats[name]))
@@ -191,31 +191,31 @@ def in_turns(calls: Mapping[str, Call], seconds: float) -> tuple[dict[str, list[
 
 
 def softmax_small() -> Function:
-    with Network("softmax_small", 0) as net:
+    with LayerBuilder("softmax_small", 0) as net:
         x = emit("Softmax", net.input("x", 2048, 1024), axis=-1)
         return net.finish(y=emit("Softmax", emit("Abs", (x * 1.5) - 0.2), axis=-1))
 
 
 def lrn_small() -> Function:
-    with Network("lrn_small", 0) as net:
+    with LayerBuilder("lrn_small", 0) as net:
         x = emit("Relu", net.convolution(net.input("x", 1, 64, 56, 56), 64, 3))
         return net.finish(y=net.convolution(emit("LRN", x, size=5), 64, 3))
 
 
 def gather_small() -> Function:
-    with Network("gather_small", 0) as net:
+    with LayerBuilder("gather_small", 0) as net:
         rows = net.embed(net.input("ids", 1024, dtype=DType.INT64), 4096, 512)
         return net.finish(y=emit("MatMul", emit("Softmax", rows * 0.9, axis=-1), net.normal(512, 256)))
 
 
 def layers_small() -> Function:
-    with Network("layers_small", 0) as net:
-        x = net.normalise(net.input("x", 512, 512))
+    with LayerBuilder("layers_small", 0) as net:
+        x = net.normalize(net.input("x", 512, 512))
         return net.finish(y=emit("Softmax", emit("Tanh", net.linear(x, 512)), axis=-1))
 
 
 def tiny_small() -> Function:
-    with Network("tiny_small", 0) as net:
+    with LayerBuilder("tiny_small", 0) as net:
         return net.finish(y=emit("Softmax", emit("Relu", net.input("x", 16, 16)), axis=-1))
 
 
@@ -231,7 +231,7 @@ def exhaust(asked: Mapping[str, Any]) -> dict[str, Any]:
     plans = {}
     for one in placements(function, usable, asked):
         plans.setdefault(tuple((x.engine, x.nodes) for x in one.plan.launches), one)
-    calls, failed = compiled({f"{n}: {title_of(one.plan)}": one for n, one in enumerate(plans.values())}, given)
+    calls, failed = compiled({f"{n}: {describe_plan(one.plan)}": one for n, one in enumerate(plans.values())}, given)
     alone = {name: min(seconds_per_call(call) for _ in range(4)) for name, call in calls.items()}
     final = sorted(alone, key=lambda name: alone[name])[:FINAL]
     auto = module(function, [*usable, "auto"], asked, budget=asked["budget"])
@@ -239,7 +239,7 @@ def exhaust(asked: Mapping[str, Any]) -> dict[str, Any]:
     own = compiled({"auto": auto}, given)[0]
     rounds, _ = in_turns({**{name: calls[name] for name in final}, **own}, asked["seconds"])
     found = {"engines": usable, "nodes": len(function.nodes), "plans": len(calls), "unusable": len(failed), "rounds": rounds}
-    return {**found, "chosen": title_of(auto.plan)}
+    return {**found, "chosen": describe_plan(auto.plan)}
 
 
 def quickest_first(function: Function, asked: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
@@ -269,11 +269,11 @@ def plans(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Propose plans from the table that was kept, and tell them by a hash."""
     function, _ = loaded(asked)
     engines = [registry.create(engine) for engine in asked["engines"]]
-    cache = cache_of(asked["store"])
-    store = CostStore.beside(cache)
+    cache = open_cache(asked["store"])
+    store = CostStore.for_cache(cache)
     assert store is not None
     table = store.table(engines, CompileContext(threads=asked["threads"]))
-    found = propose(function, engines, table, limit=8)
+    found = propose_plans(function, engines, table, limit=8)
     digest = hashlib.sha256(b"".join(plan.to_bytes() for plan in found)).hexdigest()
     return {"regions": len(table.regions), "plans": len(found), "digest": digest}
 

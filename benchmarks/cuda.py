@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 import xrt
-from xrt.bench import Timing, interleaved, ratio
-from xrt.engines import registry
+from xrt.bench import Timing, interleave, ratio
+from xrt.engines.contract import registry
 from xrt.errors import DeviceError, XRTError
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.models import load, sample_inputs
@@ -89,7 +89,7 @@ def own_ort(function: Function, inputs: dict[str, Any], there: Device) -> Callab
 
 
 def uploaded(function: Function, there: Device) -> dict[str, Any]:
-    with there.using(there.current_stream()):
+    with there.activate(there.current_stream()):
         return {name: there.upload(np.asarray(array)) for name, array in sample_inputs(function, seed=0).items()}
 
 
@@ -130,7 +130,7 @@ def _candidates(function: Function, engine: str, inputs: dict[str, Any], there: 
 def _timed(candidates: dict[str, Callable[[], Any]], rounds: int) -> Figures:
     for call in candidates.values():
         call(), call()
-    timings = interleaved(candidates, rounds=rounds)
+    timings = interleave(candidates, rounds=rounds)
     ratios = {
         name: asdict(ratio(timings[name], [timings["own"]])) for name in ("call", "graph") if name in timings and "own" in timings
     }
@@ -148,7 +148,7 @@ def bandwidth(there: Device, extent: int, rounds: int) -> Figures:
     }
     for call in candidates.values():
         call(), call()
-    timings: dict[str, Timing] = interleaved(candidates, rounds=rounds)
+    timings: dict[str, Timing] = interleave(candidates, rounds=rounds)
     reached = {name: nbytes / timing.median for name, timing in timings.items()}
     share = {name: asdict(ratio(timings["copy"], [timings[name]])) for name in ("chain", "graph")}
     return {"extent": extent, "bytes_per_second": reached, "of_the_copy": share}

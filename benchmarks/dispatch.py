@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 
 import xrt
-from xrt.bench import Ratio, Timing, interleaved, machine, ratio
+from xrt.bench import RatioInterval, Timing, interleave, machine, ratio
 from xrt.formats import onnx as onnx_format
 from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.measure.statistics import rotate
 from xrt.runtime import available_cores
-from xrt.runtime.rounds import rotated
 
 CALLERS = 8
 Call = Callable[[Any], Any]
@@ -98,7 +98,7 @@ def tiny(engine: str, rounds: int, threads: int) -> dict[str, Any]:
         "bound": bound,
         "own": lambda: own(x),
     }
-    return {"engine": engine, **against_own(interleaved(ways, rounds=rounds))}
+    return {"engine": engine, **against_own(interleave(ways, rounds=rounds))}
 
 
 def large(engine: str, rounds: int, threads: int, floats: int) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def large(engine: str, rounds: int, threads: int, floats: int) -> dict[str, Any]
         "own": lambda: own(x),
         "own and copy": lambda: np.copyto(out, own(x)),
     }
-    return {"engine": engine, **against_own(interleaved(ways, rounds=rounds))}
+    return {"engine": engine, **against_own(interleave(ways, rounds=rounds))}
 
 
 def against_own(times: Mapping[str, Timing]) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def in_turn(ways: Mapping[str, Call], pool: ThreadPoolExecutor, size: int, calls
         return result
 
     for turn in range(-1, rounds):  # the first, for warmth, does not count
-        for name in rotated(list(ways), max(turn, 0)):
+        for name in rotate(list(ways), max(turn, 0)):
             began = time.perf_counter()
             results = list(pool.map(serve, [ways[name]] * CALLERS, inputs))
             seconds = (time.perf_counter() - began) / calls
@@ -187,13 +187,13 @@ def report(figures: dict[str, Any]) -> str:
         for size, found in row.items():
             if size != "engine":
                 rates = f"{found['per_s']['module']:12,.0f} over {found['per_s']['own']:12,.0f} per s"
-                lines.append(f"  {row['engine']:4} {size:>15} {rates}: {Ratio(**found['ratio'])} x")
+                lines.append(f"  {row['engine']:4} {size:>15} {rates}: {RatioInterval(**found['ratio'])} x")
     return "\n".join(lines)
 
 
 def ways(row: dict[str, Any]) -> list[str]:
     return [
-        f"  {row['engine']:4} {name:12} {found['us']:10.2f} us: {Ratio(**found['ratio'])} x"
+        f"  {row['engine']:4} {name:12} {found['us']:10.2f} us: {RatioInterval(**found['ratio'])} x"
         for name, found in row.items()
         if name != "engine"
     ]

@@ -16,8 +16,8 @@ from dataclasses import asdict
 from statistics import quantiles
 from typing import Any
 
-from xrt.bench import Ratio, machine
-from xrt.runtime.rounds import rotated
+from xrt.bench import RatioInterval, machine
+from xrt.measure.statistics import rotate
 
 WAYS = {
     "numpy": "import numpy",
@@ -36,7 +36,7 @@ def measured(rounds: int) -> list[dict[str, Any]]:
     """Time each way in turn; the first round, for bytecode and the system's cache of files, does not count."""
     taken: dict[str, list[float]] = {name: [] for name in WAYS}
     for turn in range(-1, rounds):
-        for name in rotated(list(WAYS), max(turn, 0)):
+        for name in rotate(list(WAYS), max(turn, 0)):
             found = seconds(WAYS[name])
             taken[name] += [found] * (turn >= 0)
     return [{"what": name, "seconds": spread(mine), "over_numpy": over(mine, taken["numpy"])} for name, mine in taken.items()]
@@ -49,12 +49,13 @@ def over(mine: list[float], base: list[float]) -> dict[str, float]:
 def spread(values: list[float]) -> dict[str, float]:
     """Return median and quartiles."""
     low, median, high = quantiles(values, n=4, method="inclusive")
-    return asdict(Ratio(median, low, high))
+    return asdict(RatioInterval(median, low, high))
 
 
 def report(figures: dict[str, Any]) -> str:
     rows = [
-        f"  {row['what']:10} {Ratio(**row['seconds'])} s, over numpy {Ratio(**row['over_numpy'])} s" for row in figures["imports"]
+        f"  {row['what']:10} {RatioInterval(**row['seconds'])} s, over numpy {RatioInterval(**row['over_numpy'])} s"
+        for row in figures["imports"]
     ]
     return "\n".join([figures["machine"], "", "imports in a fresh process: medians and quartiles", *rows])
 

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 import xrt
-from xrt.bench import Ratio, interleaved, machine, ratio
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
+from xrt.bench import RatioInterval, interleave, machine, ratio
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.models import load, sample_inputs
 
 ENGINES = ("toy{native=on}", "toy{native=off}", "ort")
@@ -34,7 +34,7 @@ def single(
 ) -> Function:
     """Return a Function of one operator over one float32 tensor."""
     held = {name: Constant(np.asarray(array)) for name, array in (constants or {}).items()}
-    node = Node(op, ("x", *held), ("y",), attributes_of(attributes))
+    node = Node(op, ("x", *held), ("y",), read_attributes(attributes))
     return Function((Value("x", TensorType(DType.FLOAT32, shape)),), (Value("y"),), (node,), held, {"": opset}, name=op.lower())
 
 
@@ -99,7 +99,7 @@ def measured(name: str, function: Function, rounds: int) -> dict[str, Any]:
     results = [np.asarray(module(**inputs)) for module in modules.values()]
     for result in results[1:]:
         np.testing.assert_allclose(result, results[0], rtol=1e-3, atol=1e-3)
-    times = interleaved({engine: partial(module, **inputs) for engine, module in modules.items()}, rounds=rounds)
+    times = interleave({engine: partial(module, **inputs) for engine, module in modules.items()}, rounds=rounds)
     native = times[ENGINES[0]]
     return {
         "model": name,
@@ -113,7 +113,7 @@ def report(figures: dict[str, Any]) -> str:
     lines = [figures["machine"], "", "            native ms   NumPy ms     ort ms   NumPy / native              ort / native"]
     for row in figures["models"]:
         native, numpy, ort = (row["ms"][engine] for engine in ENGINES)
-        gains = (str(Ratio(**row[key])) for key in ("numpy_over_native", "ort_over_native"))
+        gains = (str(RatioInterval(**row[key])) for key in ("numpy_over_native", "ort_over_native"))
         lines.append("{:11} {:9.3f}  {:9.3f}  {:9.3f}   {:26}  {}".format(row["model"], native, numpy, ort, *gains))
     return "\n".join(lines)
 

@@ -24,13 +24,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from xrt.bench import Ratio, interleaved, machine, ratio
+from xrt.bench import RatioInterval, interleave, machine, ratio
 from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.errors import CompileRefused
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.partition import DependencyGraph, partition
-from xrt.partition.plain import plain_groups
-from xrt.partition.units import Units
+from xrt.partition.clustering.greedy_merge import merge_greedily
+from xrt.partition.quotient_graph import QuotientGraph
 
 UNSUPPORTED = 0.1
 WINDOW = 64
@@ -95,7 +95,7 @@ def residual(count: int) -> Function:
     """Blocks of convolution, Relu, convolution with weights of their own, added to what came in."""
     nodes: list[Node] = []
     constants: dict[str, Constant] = {}
-    pads = attributes_of({"pads": [1, 1, 1, 1]})
+    pads = read_attributes({"pads": [1, 1, 1, 1]})
     before = "x"
     for i in range(count // 4):
         for k in "ac":
@@ -140,7 +140,7 @@ def measured(name: str, sizes: Sequence[int], rounds: int) -> list[dict[str, Any
     calls = {str(size): lambda graph=graph: partition(graph, engines) for size, graph in graphs.items()}
     gc.collect()
     gc.freeze()  # a collection that falls into one size would go over the graphs of all the others
-    times = interleaved(calls, rounds=rounds, clock=time.process_time)
+    times = interleave(calls, rounds=rounds, clock=time.process_time)
     gc.unfreeze()
     smallest = times[str(sizes[0])]
     rows = []
@@ -155,17 +155,17 @@ def measured(name: str, sizes: Sequence[int], rounds: int) -> list[dict[str, Any
                 "median_s": mine.median,
                 "slowest_s": max(mine.seconds),
                 "us_per_node": 1e6 * mine.median / size,
-                "per_node_to_smallest": asdict(Ratio(growth.median * scale, growth.low * scale, growth.high * scale)),
+                "per_node_to_smallest": asdict(RatioInterval(growth.median * scale, growth.low * scale, growth.high * scale)),
                 "regions": len(partition(graph, engines).launches),
-                "plain_regions": len(set(plain_groups(units_of(graph, engines)))),
+                "plain_regions": len(set(merge_greedily(units_of(graph, engines)))),
             }
         )
     return rows
 
 
-def units_of(graph: Function, engines: Sequence[GraphCompiler]) -> Units:
+def units_of(graph: Function, engines: Sequence[GraphCompiler]) -> QuotientGraph:
     first = [next(i for i, e in enumerate(engines) if e.why_not(node, graph) is None) for node in graph.nodes]
-    return Units.of(DependencyGraph.of(graph), first, [""] * len(first))
+    return QuotientGraph.of(DependencyGraph.of(graph), first, [""] * len(first))
 
 
 # ---------------------------------------------------------------------- regions beside the true minimum
@@ -178,7 +178,7 @@ def against_minimum(kinds: int, seeds: int) -> dict[str, Any]:
         graph, engines = small(kinds, seed)
         own.append(len(partition(graph, engines).launches))
         units = units_of(graph, engines)
-        plain.append(len(set(plain_groups(units))))
+        plain.append(len(set(merge_greedily(units))))
         least.append(minimum(units))
     return {"engines": kinds, "graphs": seeds, "own": beside(own, least), "plain": beside(plain, least)}
 
@@ -216,7 +216,7 @@ def one_sort(k: int) -> GraphCompiler:
     return OneSort()
 
 
-def minimum(units: Units) -> int:
+def minimum(units: QuotientGraph) -> int:
     """Return the fewest regions that any order of the nodes needs: a region ends where the kind changes.
 
     Regions without a cycle have an order in which they run, so this is the least over all acyclic groupings. Node by
@@ -270,7 +270,8 @@ def report(figures: dict[str, Any]) -> str:
     lines = [figures["machine"], "", "partition and fold, a tenth unsupported; growth: time per node against the smallest", head]
     lines += [
         f"  {row['graph']:18} {row['nodes']:7d} {1e3 * row['median_s']:6.0f} ms {1e3 * row['slowest_s']:6.0f} ms "
-        f"{row['us_per_node']:8.2f} {Ratio(**row['per_node_to_smallest'])!s:>24} {row['regions']:8d} {row['plain_regions']:7d}"
+        f"{row['us_per_node']:8.2f} {RatioInterval(**row['per_node_to_smallest'])!s:>24} {row['regions']:8d} "
+        f"{row['plain_regions']:7d}"
         for row in figures["partition"]
     ]
     lines += ["", "regions beside the true minimum, random graphs of 4 to 12 nodes"]

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 
 import xrt
-from xrt.bench import Timing, interleaved, ratio
-from xrt.engines import CompileContext, Executable, registry
+from xrt.bench import Timing, interleave, ratio
+from xrt.engines import CompileContext, Executable
+from xrt.engines.contract import registry
 from xrt.errors import XRTError
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 
 ENGINES = ("ort", "openvino", "xla", "tvm", "iree", "toy")
 KINDS = ("chain", "softmax", "layernorm", "matmul", "conv")
@@ -69,7 +70,7 @@ def _nodes(kind: str, prefix: str, read: str, made: str) -> list[Node]:
         "matmul": ("MatMul", ("c",), {}),
         "conv": ("Conv", ("c",), {"pads": [1, 1, 1, 1]}),
     }[kind]
-    return [Node(op, (read, *seconds), (made,), attributes_of(attributes), name=f"{prefix}{op}")]
+    return [Node(op, (read, *seconds), (made,), read_attributes(attributes), name=f"{prefix}{op}")]
 
 
 def single(engine: str, kind: str, size: int, threads: int) -> tuple[Executable, Array]:
@@ -92,16 +93,16 @@ def memory_kinds(a: argparse.Namespace) -> Iterator[dict[str, Any]]:
             executable, x = single(engine, kind, a.side, a.threads)
             calls = {"new": lambda executable=executable, x=x: executable.run([x])}
             calls |= dict(_bound(executable, x))
-            times = interleaved(calls, rounds=a.pair_rounds, budget=TURN)
+            times = interleave(calls, rounds=a.pair_rounds, budget=TURN)
             others = {name: compared(times[name], [times["new"]]) for name in calls if name != "new"}
             yield {"engine": engine, "kind": kind, "us": 1e6 * min(times["new"].seconds), **others}
 
 
 def _bound(executable: Executable, x: Array) -> Iterator[tuple[str, Callable[[], None]]]:
     result = np.asarray(executable.run([x])[0])
-    if executable.binds():  # another's results are computed elsewhere and copied, which a plan avoids
+    if executable.supports_io_binding():  # another's results are computed elsewhere and copied, which a plan avoids
         yield "given", executable.bind([x], [np.empty_like(result)])
-    if (0, 0) in list(executable.in_place()):
+    if (0, 0) in list(executable.inplace_pairs()):
         over = x.copy()
         yield "over", executable.bind([over], [over])
 
@@ -147,7 +148,7 @@ def alternating(first: str, second: str, kind: str, a: argparse.Namespace) -> xr
 def _timed(module: xrt.XRTModule, x: Array, alone: list[tuple[Executable, Array]], rounds: int) -> dict[str, Any]:
     calls: dict[str, Callable[[], Any]] = {"mixture": lambda: module(x)}
     calls |= {f"alone {i}": lambda part=part: part[0].run([part[1]]) for i, part in enumerate(alone)}
-    times = interleaved(calls, rounds=rounds, budget=TURN)
+    times = interleave(calls, rounds=rounds, budget=TURN)
     parts = [times[f"alone {i % len(alone)}"] for i in range(REGIONS)]
     free = BOUNDARY * (REGIONS - 1)
     return {"us": 1e6 * min(times["mixture"].seconds), "to_parts": compared(times["mixture"], parts, free)}

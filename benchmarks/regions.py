@@ -24,10 +24,11 @@ import numpy as np
 from region_pairs import ENGINES, KINDS, memory_kinds, pairs
 
 import xrt
-from xrt.bench import Ratio, Timing, interleaved, machine, ratio
-from xrt.engines import CompileContext, registry
+from xrt.bench import RatioInterval, Timing, interleave, machine, ratio
+from xrt.engines import CompileContext
+from xrt.engines.contract import registry
 from xrt.engines.native import why_not_shipped
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.runtime import available_cores
 
 BLOCKS = 16
@@ -43,7 +44,7 @@ def convolutions(channels: int, size: int) -> Function:
     for i in range(BLOCKS):
         constants[f"w{i}"] = Constant((rng.standard_normal((channels, channels, 3, 3)) * 0.03).astype("float32"))
         nodes += [
-            Node("Conv", (f"x{i}", f"w{i}"), (f"c{i}",), attributes_of({"pads": [1, 1, 1, 1]})),
+            Node("Conv", (f"x{i}", f"w{i}"), (f"c{i}",), read_attributes({"pads": [1, 1, 1, 1]})),
             Node("Relu", (f"c{i}",), (f"r{i}",)),
             Node("Add", (f"r{i}", f"x{i}"), (f"x{i + 1}",)),
         ]
@@ -69,7 +70,7 @@ def measured(what: str, cut: xrt.XRTModule, whole: xrt.XRTModule, x: Any, thread
     """Time a module in regions against its regions alone and against the model in one, and the idle second afterwards."""
     np.testing.assert_allclose(cut(x), whole(x), rtol=1e-3, atol=1e-4)
     calls = {f"region {i}": call for i, call in enumerate(regions_alone(cut, x, threads))}
-    times = interleaved({"cut": lambda: cut(x), "bound": cut.bind(x), "whole": lambda: whole(x), **calls}, rounds=rounds)
+    times = interleave({"cut": lambda: cut(x), "bound": cut.bind(x), "whole": lambda: whole(x), **calls}, rounds=rounds)
     alone = [times[name] for name in calls]
     lost = [sum(t.seconds[i] for t in alone) - whole for i, whole in enumerate(times["whole"].seconds)]
     return {
@@ -89,7 +90,7 @@ def measured(what: str, cut: xrt.XRTModule, whole: xrt.XRTModule, x: Any, thread
 def lost_fusion(alone: list[Timing], whole: Timing) -> dict[str, float]:
     """Return what the regions alone take longer than the model in one, as a share of the latter."""
     more = ratio(Timing(tuple(map(sum, zip(*(timing.seconds for timing in alone), strict=True)))), [whole])
-    return asdict(Ratio(more.median - 1, more.low - 1, more.high - 1))
+    return asdict(RatioInterval(more.median - 1, more.low - 1, more.high - 1))
 
 
 def idle_cpu(seconds: float = 1.0) -> float:
@@ -159,7 +160,7 @@ def alternations(a: argparse.Namespace) -> list[dict[str, Any]]:
 def report(figures: dict[str, Any]) -> str:
     lines = [figures["machine"], "", "a model in regions, over the same regions called alone; bound; over one region; idle"]
     for row in (*figures["cuts"], *figures["alternations"]):
-        shown = [Ratio(**row[key]) for key in ("to_regions_alone", "bound_to_regions_alone", "to_one_region")]
+        shown = [RatioInterval(**row[key]) for key in ("to_regions_alone", "bound_to_regions_alone", "to_one_region")]
         lines.append(
             f"  {row['what']:9} {row['regions']:3d} regions {row['cut_ms']:8.2f} ms: {shown[0]} x; bound {shown[1]} x; "
             f"one region {row['whole_ms']:.2f} ms: {shown[2]} x, lost fusion {row['lost_fusion_ms']:.2f} ms; "

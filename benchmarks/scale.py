@@ -30,10 +30,10 @@ from xrt.engines import CompileContext, GraphCompiler
 from xrt.formats import onnx, text
 from xrt.graph import Function, Node
 from xrt.graph.verify import verify
-from xrt.module.build import simplified
 from xrt.module.explain import explain
-from xrt.module.settings import EngineList
+from xrt.module.specialization import optimize
 from xrt.partition import Plan, partition
+from xrt.placement.engine_list import EngineList
 
 MOST = 100_000
 """Nodes over all rounds of one size, where there is more than one round."""
@@ -62,7 +62,7 @@ def measure(name: str, size: int, written: int, clock: Clock) -> None:
     plain = clock.time("make", lambda: marked.replace(nodes=nodes))
     clock.time("verify", lambda: verify(plain))
     inferred = clock.time("infer", lambda: passes.infer_shapes(plain))
-    clock.time("simplify", lambda: simplified(inferred, fold=True))
+    clock.time("simplify", lambda: optimize(inferred, fold=True))
     clock.time("fingerprint", lambda: plain.fingerprint)
     plan = clock.time("partition", lambda: partition(marked, engines))
     clock.time("print the plan", lambda: str(plan))

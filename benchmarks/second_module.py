@@ -64,7 +64,7 @@ def run_module(path: Path, inputs: Arrays, cache: Any) -> Any:
 def measure_round(folder: Path, warm_up: Path, number: int, profile: str | None) -> dict[str, float]:
     """Return the processor time of each way, after another model has been run."""
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-    from xrt.cache import CompileCache, tier_of
+    from xrt.cache import CompileCache, open_disk_tier
 
     inputs, other = read_inputs(folder), read_inputs(warm_up)
     with tempfile.TemporaryDirectory(prefix="xrt-second-") as name:
@@ -73,8 +73,8 @@ def measure_round(folder: Path, warm_up: Path, number: int, profile: str | None)
         run_engine(warm_up / "model.onnx", other)
         path = folder / "model.onnx"
         path.read_bytes()
-        cache = CompileCache(disk=tier_of(directory=Path(name, "cache")))
-        again = CompileCache(disk=tier_of(directory=Path(name, "cache")))
+        cache = CompileCache(disk=open_disk_tier(directory=Path(name, "cache")))
+        again = CompileCache(disk=open_disk_tier(directory=Path(name, "cache")))
         caches = {"cold": cache, "disk": again, "memory": again}
         found: dict[str, float] = {}
         if number % 2:

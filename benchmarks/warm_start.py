@@ -41,7 +41,7 @@ def start(path: str, engine: str, way: str) -> dict[str, float]:
     import numpy as np
 
     from xrt import XRTModule, load
-    from xrt.engines import registry
+    from xrt.engines.contract import registry
 
     registry.create(engine)
     began = time.perf_counter()

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 import xrt
-from xrt.compare import compare, tolerance_for
+from xrt.comparison import compare, tolerance_for
 from xrt.models import light_models, load_light, sample_inputs
 
 MODELS = ("squeezenet", "resnet50", "densenet121")

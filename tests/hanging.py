@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from xrt.runtime.shared import receive
-from xrt.testing.faulty import Faulty, Where
+from xrt.testing.fault_injection import FaultyEngine, Where
+from xrt.worker.ipc import receive
 
 PATIENCE = 300.0
 """Seconds after which a test that waits gives up; no machine is so busy."""
@@ -26,7 +26,7 @@ HANGS = "XRT_TEST_HANGS"
 
 
 @dataclass(frozen=True)
-class Announcing(Faulty):
+class Announcing(FaultyEngine):
     """The faulty engine; when it begins to hang, it leaves a file."""
 
     def due(self, where: Where, count: int) -> bool:
@@ -51,7 +51,7 @@ def end_limits_at_hangs(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
                 raise TimeoutError
         return receive(channel)
 
-    monkeypatch.setattr("xrt.runtime.isolation.receive", receive_unless_it_hangs)
+    monkeypatch.setattr("xrt.worker.isolated_engine.receive", receive_unless_it_hangs)
     return hangs
 
 

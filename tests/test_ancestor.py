@@ -22,18 +22,18 @@ from xrt.graph import Function, Node
 from xrt.partition import partition
 from xrt.testing.corpus import find_entry
 from xrt.testing.corpus.entry import f32, graph, node
-from xrt.testing.faulty import Recording
-from xrt.testing.running import module_of
+from xrt.testing.fault_injection import RecordingEngine
+from xrt.testing.running import make_module
 
-TWO_ENGINES = [Recording(takes="Relu|Abs"), Recording(mark="rest")]
+TWO_ENGINES = [RecordingEngine(takes="Relu|Abs"), RecordingEngine(mark="rest")]
 
 
 def right(name: str, engines: list, **options) -> None:
     """Run a corpus entry on the engines, and again, and hold it against what must come out."""
     one = find_entry(name)
-    with module_of(one.function, engines, **options) as module:
+    with make_module(one.function, engines, **options) as module:
         for _ in range(2):
-            results = module(*one.given())
+            results = module(*one.make_inputs())
             found = one.judge([results] if len(one.expected) == 1 else list(results))
             assert found, found.message
 
@@ -41,8 +41,8 @@ def right(name: str, engines: list, **options) -> None:
 def test_regions_of_two_engines_have_names_of_their_own():
     """Both engines numbered their regions from zero, so the second region of that name replaced the first."""
     one = find_entry("engines_alternate")
-    with module_of(one.function, TWO_ENGINES) as module:
-        assert one.judge([module(*one.given())])
+    with make_module(one.function, TWO_ENGINES) as module:
+        assert one.judge([module(*one.make_inputs())])
         names = [launch.name for launch in module.plan.launches]
     assert len(names) == 5
     assert len(set(names)) == 5
@@ -78,8 +78,8 @@ def test_a_training_node_stays_away_from_an_engine_without_training_kernels():
     """Whether a kernel may train was lost when an operator was copied into a region."""
     one = find_entry("training_batch_normalization")
     engine = Inference()
-    with module_of(one.function, [engine, "toy"]) as module:
-        results = module(*one.given())
+    with make_module(one.function, [engine, "toy"]) as module:
+        results = module(*one.make_inputs())
         [launch] = module.plan.launches
         [reason] = module.plan.reasons
     assert launch.engine == "toy"
@@ -91,21 +91,21 @@ def test_a_training_node_stays_away_from_an_engine_without_training_kernels():
 
 def test_a_forced_compile_frees_nothing_that_is_in_use():
     """A forced recompile destroyed the executable that another thread was running."""
-    one, cache, engine = find_entry("engines_alternate"), CompileCache(), Recording(inner="ort")
-    module = module_of(one.function, [engine], cache=cache)
-    module(*one.given())
+    one, cache, engine = find_entry("engines_alternate"), CompileCache(), RecordingEngine(inner="ort")
+    module = make_module(one.function, [engine], cache=cache)
+    module(*one.make_inputs())
     judged: list[bool] = []
     stop = threading.Event()
 
     def call() -> None:
         while not stop.is_set():
-            judged.append(bool(one.judge([module(*one.given())])))
+            judged.append(bool(one.judge([module(*one.make_inputs())])))
 
     runner = threading.Thread(target=call)
     runner.start()
     for _ in range(10):
-        with module_of(one.function, [engine], cache=cache, force_compile=True) as other:
-            assert one.judge([other(*one.given())])
+        with make_module(one.function, [engine], cache=cache, force_compile=True) as other:
+            assert one.judge([other(*one.make_inputs())])
     gc.collect()
     stop.set()
     runner.join()
@@ -118,24 +118,24 @@ def test_a_forced_compile_frees_nothing_that_is_in_use():
 def test_without_a_limit_everything_that_may_merge_is_merged(name):
     """-1 meant unlimited, was compared as a number, and so merged nothing."""
     one = find_entry(name)
-    with module_of(one.function, ["ort"], maximum_nodes=None) as module:
-        module(*one.given())
+    with make_module(one.function, ["ort"], maximum_nodes=None) as module:
+        module(*one.make_inputs())
         assert len(module.plan.launches) == 1
-    with module_of(one.function, ["ort"], maximum_nodes=1) as module:
-        module(*one.given())
+    with make_module(one.function, ["ort"], maximum_nodes=1) as module:
+        module(*one.make_inputs())
         assert len(module.plan.launches) == len(one.function.nodes)
     right(name, ["ort"], maximum_nodes=1)
 
 
 PLANS = """
 from xrt.testing.corpus import CORPUS
-from xrt.testing.faulty import Recording
-from xrt.testing.running import module_of
+from xrt.testing.fault_injection import RecordingEngine
+from xrt.testing.running import make_module
 ballast = [object() for _ in range(int({ballast}))]
 for one in CORPUS:
     if one.inputs:
-        with module_of(one.function, [Recording(takes="Add|Neg|If|Concat|Gather"), "toy"]) as module:
-            module(*one.given())
+        with make_module(one.function, [RecordingEngine(takes="Add|Neg|If|Concat|Gather"), "toy"]) as module:
+            module(*one.make_inputs())
             print(one.name, module.plan)
 """
 
@@ -167,16 +167,16 @@ def test_one_operator_may_read_one_value_twice(name, engines):
 def test_a_control_edge_can_close_a_cycle():
     """The test for cycles looked at values alone."""
     one = find_entry("control_edge_closes_a_cycle")
-    engines = [Recording(takes="Relu|Neg"), "toy"]
-    with module_of(one.function, engines) as module:
-        results = module(*one.given())
+    engines = [RecordingEngine(takes="Relu|Neg"), "toy"]
+    with make_module(one.function, engines) as module:
+        results = module(*one.make_inputs())
         order = [launch.nodes for launch in module.plan.launches]
     assert one.judge(list(results))
     assert order == [("first",), ("between",), ("last",)], "first and last would be one region but for the one between"
 
 
 @dataclass(frozen=True)
-class AnyDevice(Recording):
+class AnyDevice(RecordingEngine):
     """A double of toy that claims to run on CUDA, so that plans for several devices can be made anywhere."""
 
     name: ClassVar[str] = "anydevice"
@@ -196,12 +196,14 @@ def test_nodes_of_two_devices_are_not_merged():
     assert [(launch.device, launch.nodes) for launch in launches] == [("cuda:0", ("a", "b")), ("cuda:1", ("c", "y"))]
 
 
-@pytest.mark.parametrize("engines", [["toy"], ["ort"], [Recording(takes="Add"), "toy"], [Recording(takes="Mul"), "toy"]], ids=str)
+@pytest.mark.parametrize(
+    "engines", [["toy"], ["ort"], [RecordingEngine(takes="Add"), "toy"], [RecordingEngine(takes="Mul"), "toy"]], ids=str
+)
 def test_an_update_in_place_reaches_the_input(engines):
     """A region on an engine without in-place kernels computed the new value, and nobody wrote it back."""
     one = find_entry("update_in_place")
-    with module_of(one.function, engines) as module:
-        state, x = one.given()
+    with make_module(one.function, engines) as module:
+        state, x = one.make_inputs()
         new, y = module(state, x)
         assert one.judge([new, y])
         np.testing.assert_array_equal(state, one.expected[0])
@@ -209,7 +211,9 @@ def test_an_update_in_place_reaches_the_input(engines):
         np.testing.assert_array_equal(state, one.expected[0] + x)
 
 
-@pytest.mark.parametrize("engines", [["toy"], ["ort"], [Recording(takes="Add"), "toy"], [Recording(takes="Neg"), "toy"]], ids=str)
+@pytest.mark.parametrize(
+    "engines", [["toy"], ["ort"], [RecordingEngine(takes="Add"), "toy"], [RecordingEngine(takes="Neg"), "toy"]], ids=str
+)
 def test_who_reads_the_old_value_reads_it_before_the_update(engines):
     """The other half of the same defect: a later region read what had been overwritten."""
     function = graph(
@@ -223,7 +227,7 @@ def test_who_reads_the_old_value_reads_it_before_the_update(engines):
         aliases=(("state", "new"),),
     )
     start = f32(1, 2, 3)
-    with module_of(function, engines) as module:
+    with make_module(function, engines) as module:
         state = start.copy()
         new, old, before = module(state)
     np.testing.assert_array_equal(new, start + 1)

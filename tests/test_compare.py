@@ -1,4 +1,4 @@
-"""What `xrt.compare` calls equal, what it calls different, and what it says then."""
+"""What `xrt.comparison` calls equal, what it calls different, and what it says then."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from xrt.compare import BIT_EQUAL, EXACT, IndexTies, StepTies, Tolerance, compare, compare_all, tolerance_for
+from xrt.comparison import BIT_EQUAL, EXACT, IndexAmbiguity, StepAmbiguity, Tolerance, compare, compare_all, tolerance_for
 from xrt.errors import InputError
 
 F32 = np.float32
@@ -186,7 +186,7 @@ def test_outputs_are_compared_under_their_names():
 
 def test_a_rounding_may_step_only_where_what_it_read_lies_on_an_edge():
     read = floats(0.5, 0.9, 1.5000001)
-    ties = StepTies.rounding(read, "halves")
+    ties = StepAmbiguity.from_rounding(read, "halves")
     expected = np.array([0, 1, 2])
     assert compare(np.array([1, 1, 1]), expected, ties=ties)
     assert not compare(np.array([0, 0, 2]), expected, ties=ties), "0.9 is nowhere near an edge"
@@ -194,19 +194,19 @@ def test_a_rounding_may_step_only_where_what_it_read_lies_on_an_edge():
 
 
 def test_a_rounding_may_give_floats():
-    ties = StepTies.rounding(floats(0.5, 0.9), "halves")
+    ties = StepAmbiguity.from_rounding(floats(0.5, 0.9), "halves")
     assert compare(floats(1, 1), floats(0, 1), ties=ties)
     assert not compare(floats(0, 0), floats(0, 1), ties=ties)
 
 
 def test_the_edges_of_a_cast_are_the_integers():
-    ties = StepTies.rounding(floats(2.9999999, 2.5), "integers")
+    ties = StepAmbiguity.from_rounding(floats(2.9999999, 2.5), "integers")
     assert compare(np.array([2, 2]), np.array([3, 2]), ties=ties)
     assert not compare(np.array([3, 3]), np.array([3, 2]), ties=ties)
 
 
 def test_a_threshold_may_flip_where_both_sides_are_as_good_as_equal():
-    ties = StepTies.threshold(floats(1.0, 1.0), floats(1.0000001, 2.0))
+    ties = StepAmbiguity.from_threshold(floats(1.0, 1.0), floats(1.0000001, 2.0))
     assert compare(np.array([False, True]), np.array([True, True]), ties=ties)
     result = compare(np.array([True, False]), np.array([True, True]), ties=ties)
     assert result.message.endswith("the difference is no tie)")
@@ -214,14 +214,14 @@ def test_a_threshold_may_flip_where_both_sides_are_as_good_as_equal():
 
 def test_evidence_of_another_shape_is_an_error():
     with pytest.raises(InputError, match=r"^the evidence of ties has shape \(2,\), the result \(1,\); both must be equal$"):
-        compare(np.array([1]), np.array([2]), ties=StepTies(np.array([True, True])))
+        compare(np.array([1]), np.array([2]), ties=StepAmbiguity(np.array([True, True])))
 
 
 @pytest.mark.parametrize("keepdims", [True, False])
 def test_another_index_is_as_good_where_its_value_is(keepdims):
     values = np.array([[1.0, 3.0, 3.0], [5.0, 4.0, 0.0]], F32)
     expected = np.argmax(values, axis=1, keepdims=keepdims)
-    ties = IndexTies(values, axis=1)
+    ties = IndexAmbiguity(values, axis=1)
     other = expected.copy()
     other.reshape(-1)[0] = 2
     assert compare(other, expected, ties=ties)
@@ -232,11 +232,11 @@ def test_another_index_is_as_good_where_its_value_is(keepdims):
 @pytest.mark.parametrize("index", [-1, 3])
 def test_an_index_outside_of_the_axis_is_no_tie(index):
     values = np.ones(3, F32)
-    assert not compare(np.array([index]), np.array([0]), ties=IndexTies(values, axis=0))
+    assert not compare(np.array([index]), np.array([0]), ties=IndexAmbiguity(values, axis=0))
 
 
 def test_the_same_place_twice_is_no_tie():
-    ties = IndexTies(np.ones(3, F32), axis=0)
+    ties = IndexAmbiguity(np.ones(3, F32), axis=0)
     assert compare(np.array([1, 0]), np.array([0, 1]), ties=ties)
     assert not compare(np.array([1, 1]), np.array([0, 1]), ties=ties)
 

@@ -1,4 +1,4 @@
-"""`xrt conform auto` over some of the cases, as ``docs/conformance-auto.json`` and as a section of the page.
+"""`xrt conformance auto` over some of the cases, as ``docs/conformance-auto.json`` and as a section of the page.
 
 A search per case takes a second and more where engines compile slowly, so of the node tests every second runs, and of the
 models all. ``python tools/conformance_auto.py`` runs them, and writes the record after each part; `tools/write_conformance.py`
@@ -20,8 +20,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # a script sees its own folder only
 
 from tools.conformance_record import TOP, versions
-from xrt.testing import Outcome, Report, Word, conform
-from xrt.testing.measured import BUDGET
+from xrt.testing import ConformanceReport, Outcome, ResultWord, conform
+from xrt.testing.auto_cases import BUDGET
 
 AUTO = TOP / "docs" / "conformance-auto.json"
 
@@ -43,17 +43,17 @@ def main() -> int:
     """Return 1 where a case fails; the record is written in any case."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=2, help="how many processes run at once")
-    reports: list[Report] = []
+    reports: list[ConformanceReport] = []
     with ProcessPoolExecutor(parser.parse_args().jobs, mp_context=get_context("spawn")) as pool:
         for done in as_completed([pool.submit(_part, part) for part in PARTS]):
             reports.append(done.result())
-            AUTO.write_text(json.dumps(record_of(Report.joined(reports)), indent=1) + "\n", encoding="utf-8")
-    report = Report.joined(reports)
+            AUTO.write_text(json.dumps(record_of(ConformanceReport.join(reports)), indent=1) + "\n", encoding="utf-8")
+    report = ConformanceReport.join(reports)
     print(report)
     return 0 if report.ok else 1
 
 
-def _part(part: tuple[tuple[str, ...], tuple[int, int]]) -> Report:
+def _part(part: tuple[tuple[str, ...], tuple[int, int]]) -> ConformanceReport:
     groups, share = part
     return conform("auto", groups=groups, shard=share, progress=_told)
 
@@ -62,10 +62,10 @@ def _told(done: int, count: int, outcome: Outcome) -> None:
     print(f"{done}/{count} {outcome.case} {outcome.word} {','.join(outcome.engines)} {outcome.seconds:.1f} s", flush=True)
 
 
-def record_of(report: Report) -> dict[str, Any]:
+def record_of(report: ConformanceReport) -> dict[str, Any]:
     """Return what is kept: counts, and the cases that did not pass. Which engine is the quickest is counted alone."""
     ran_on = Counter(engine for outcome in report.outcomes for engine in outcome.engines)
-    others = {o.case: [o.word, o.reason] for o in report.outcomes if o.word is not Word.PASSED}
+    others = {o.case: [o.word, o.reason] for o in report.outcomes if o.word is not ResultWord.PASSED}
     return {
         "versions": versions(),
         "groups": report.by_group(),
@@ -78,16 +78,18 @@ def record_of(report: Report) -> dict[str, Any]:
 def section(record: Mapping[str, Any] | None = None) -> str:
     """Return the page's section, of the record that is kept."""
     found = record or json.loads(AUTO.read_text(encoding="utf-8"))
-    rows = [f"| {group} | {' | '.join(f'{counts[word]:,}' for word in Word)} |" for group, counts in found["groups"].items()]
+    rows = [
+        f"| {group} | {' | '.join(f'{counts[word]:,}' for word in ResultWord)} |" for group, counts in found["groups"].items()
+    ]
     ran_on = ", ".join(f"{engine} {count}" for engine, count in found["ran_on"].items())
     lines = [
         "## Placed by measurement",
         "",
-        f"`xrt conform auto` searches anew for every case, for {BUDGET} s. One node test in {EVERY} ran, and of",
+        f"`xrt conformance auto` searches anew for every case, for {BUDGET} s. One node test in {EVERY} ran, and of",
         f"{', '.join(f'`{name}`' for name in found['groups'] if name != 'node')} every case.",
         "",
-        f"| group | {' | '.join(Word)} |",
-        f"| {' | '.join(['---'] * (len(Word) + 1))} |",
+        f"| group | {' | '.join(ResultWord)} |",
+        f"| {' | '.join(['---'] * (len(ResultWord) + 1))} |",
         *rows,
         "",
         f"Cases that ran on each engine: {ran_on}; {found['mixed']} ran on several.",

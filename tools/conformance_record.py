@@ -1,4 +1,4 @@
-"""What `make conform` found, as a file that can be compared case by case: ``docs/conformance.json``."""
+"""What `make conformance` found, as a file that can be compared case by case: ``docs/conformance.json``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from xrt.testing import Report, Word
+from xrt.testing import ConformanceReport, ResultWord
 
 TOP = Path(__file__).parents[1]
 RECORD = TOP / "docs" / "conformance.json"
 
 LONGEST = 160
 """Characters of a reason that are kept: some libraries tell much."""
-LETTERS = {Word.PASSED: "P", Word.DECLINED: "D", Word.FAILED: "F", Word.GAP: "G"}
+LETTERS = {ResultWord.PASSED: "P", ResultWord.DECLINED: "D", ResultWord.FAILED: "F", ResultWord.GAP: "G"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Way:
 
     @property
     def arguments(self) -> list[str]:
-        """What stands behind ``xrt conform``."""
+        """What stands behind ``xrt conformance``."""
         return [",".join(self.engines), *["--alternate"] * self.alternate]
 
 
@@ -62,7 +62,7 @@ class Entry:
     letters: str
     """One letter per way, in their order."""
 
-    def word(self, way: str) -> Word:
+    def word(self, way: str) -> ResultWord:
         letter = self.letters[[w.name for w in WAYS].index(way)]
         return next(word for word, own in LETTERS.items() if own == letter)
 
@@ -79,7 +79,7 @@ class Record:
     entries: tuple[Entry, ...]
 
     @classmethod
-    def of(cls, reports: Mapping[str, Report]) -> Record:
+    def of(cls, reports: Mapping[str, ConformanceReport]) -> Record:
         """Return the record of one report per way; the cases are in the order of the first."""
         found = {name: {o.case: o for o in report.outcomes} for name, report in reports.items()}
         first = next(iter(reports.values()))
@@ -90,7 +90,7 @@ class Record:
         declined = {engine: dict(_declined(reports[engine])) for engine in ENGINES}
         return cls(versions(), {name: report.mixed for name, report in reports.items()}, declined, entries)
 
-    def renewed(self, reports: Mapping[str, Report]) -> Record:
+    def renewed(self, reports: Mapping[str, ConformanceReport]) -> Record:
         """Return the record in which some ways are those of reports. Raises SystemExit where versions or cases are others."""
         found = {name: {o.case: LETTERS[o.word] for o in report.outcomes} for name, report in reports.items()}
         cases = {entry.case for entry in self.entries}
@@ -130,11 +130,11 @@ class Record:
     def of_group(self, group: str) -> tuple[Entry, ...]:
         return tuple(entry for entry in self.entries if entry.group == group)
 
-    def cases(self, way: str, *words: Word) -> set[str]:
+    def cases(self, way: str, *words: ResultWord) -> set[str]:
         """Return the cases that came to one of those words."""
         return {entry.case for entry in self.entries if entry.word(way) in words}
 
-    def count(self, way: str, word: Word, entries: Iterable[Entry] | None = None) -> int:
+    def count(self, way: str, word: ResultWord, entries: Iterable[Entry] | None = None) -> int:
         return sum(entry.word(way) is word for entry in (self.entries if entries is None else entries))
 
     def faults(self) -> list[str]:
@@ -142,8 +142,8 @@ class Record:
         return [fault for way in WAYS for fault in self._faults(way)]
 
     def _faults(self, way: Way) -> Iterator[str]:
-        known = self.cases(way.name, Word.PASSED, Word.GAP)
-        yield from (f"{way.name} fails {case}" for case in sorted(self.cases(way.name, Word.FAILED)))
+        known = self.cases(way.name, ResultWord.PASSED, ResultWord.GAP)
+        yield from (f"{way.name} fails {case}" for case in sorted(self.cases(way.name, ResultWord.FAILED)))
         if len(way.engines) > 1 and way.engines[-1] == "toy":
             yield from (f"{way.name} loses {case}, which toy passes" for case in sorted(self.passed_by("toy") - known))
         if way.alternate:
@@ -151,15 +151,15 @@ class Record:
 
     def passed_by(self, *engines: str) -> set[str]:
         """Return the cases that each of the engines passes alone."""
-        return set.intersection(*(self.cases(engine, Word.PASSED) for engine in engines))
+        return set.intersection(*(self.cases(engine, ResultWord.PASSED) for engine in engines))
 
 
-def _declined(report: Report) -> Iterator[tuple[str, str]]:
+def _declined(report: ConformanceReport) -> Iterator[tuple[str, str]]:
     """Yield each operator of which no case passes, with the first reason given for it, or else for a case that has it."""
-    declined = report.of(Word.DECLINED)
+    declined = report.of(ResultWord.DECLINED)
     for operator, counts in report.by_operator().items():
         with_it = [outcome for outcome in declined if operator in outcome.operators]
-        if with_it and not counts[Word.PASSED]:
+        if with_it and not counts[ResultWord.PASSED]:
             own = [outcome for outcome in with_it if outcome.reason.startswith(f"{operator}: ")]
             yield operator, _short((own or with_it)[0].reason.removeprefix(f"{operator}: "))
 

@@ -28,7 +28,7 @@ from tools.performance_record import Record
 from xrt.errors import CompileRefused, DeviceError, PlanError
 from xrt.runtime.devices import device
 from xrt.testing import node_cases
-from xrt.testing.running import module_of
+from xrt.testing.running import make_module
 
 TOP = Path(__file__).parents[1]
 NO_DEVICE = 3
@@ -142,7 +142,7 @@ def suite(engine: str, seconds: float) -> dict[str, int]:
 def judged(case: Any, engine: str) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with module_of(case.function, [engine], device="cuda") as module:
+        with make_module(case.function, [engine], device="cuda") as module:
             results = module(*case.inputs)
             host = [down(value) for value in ([results] if len(case.function.outputs) == 1 else results)]
     found = case.judge(host)

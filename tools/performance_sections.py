@@ -182,7 +182,7 @@ def memory_table(found: Iterable[tuple[str, Figures]]) -> str:
     return table(columns, lines)
 
 
-WHERE = {"external": "beside the model", "inline": "inside it"}
+WHERE = {"external": "in external files", "inline": "in the model file"}
 
 
 def memory_cells(mine: Figures, alone: Figures) -> tuple[str, ...]:
@@ -214,16 +214,16 @@ def regions(count: str) -> str:
 
 
 def peak_verdict(what: str, mine: Figures, alone: Figures, *, apart: bool) -> Verdict:
-    """Judge the higher peak, of the first run and of the one from the cache, apart from what the engine packs or all told."""
+    """Judge the higher peak, of the first run and of the one from the cache, without what the engine packs or in total."""
     runs = (mine, mine["again"]) if "again" in mine else (mine,)
-    target = "at most 1.1 x the engine alone + 50 MB" + ", apart from its packed form" * apart
-    what = f"peak{'' if apart else ' all told'}, {what}"
+    target = "at most 1.1 x the engine alone + 50 MB" + ", without its packed form" * apart
+    what = f"peak{'' if apart else ' in total'}, {what}"
     failed = [run["failed"] for run in (alone, *runs) if "failed" in run]
     if failed:
         return Verdict(what, target, f"failed: {failed[0][:100]}", reached=False)
     most, limit = max(run["peak"] - run["packed"] * apart for run in runs), 1.1 * alone["peak"] + 50e6
     figure = f"{most / 1e6:,.0f} MB, limit {limit / 1e6:,.0f}, alone {peak(alone)}"
-    return Verdict(what, target, figure, most <= limit, headline="`ort`, one region, weights beside" in what)
+    return Verdict(what, target, figure, most <= limit, headline="`ort`, one region, weights in external" in what)
 
 
 # ---------------------------------------------------------------------- partitioning

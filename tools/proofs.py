@@ -24,7 +24,7 @@ __all__ = ["RECORD", "SUBJECTS", "Subject", "find_stale", "hash_source", "read_r
 TOP = Path(__file__).parents[1]
 RECORD = TOP / "tests" / "proofs.json"
 
-_TOOLKIT = "xrt/engines/*.py"
+_SHARED = ("xrt/engines/*.py", "xrt/engines/contract/*.py", "xrt/engines/toolkit/**/*.py")
 _LIBRARIES = {
     "toy": ("ml_dtypes",),
     "ort": ("onnxruntime",),
@@ -59,17 +59,17 @@ class Subject:
 
 
 def _engine(name: str) -> Subject:
-    sources = [_TOOLKIT, f"xrt/engines/{name}/**/*.py"]
+    sources = [*_SHARED, f"xrt/engines/{name}/**/*.py"]
     if name == "toy":
         sources += ["xrt/engines/native/**/*.py", "xrt/engines/native/src/*"]
     return Subject(f"engine {name}", tuple(sources), ("onnx", "numpy", *_LIBRARIES[name]))
 
 
 _AREAS = (
-    Subject("planner", ("xrt/partition/**/*.py", "tests/partition/*.py"), ("networkx",)),
-    Subject("measurement", ("xrt/tune/**/*.py", "xrt/bench/**/*.py", "benchmarks/*.py")),
-    Subject("processes", ("xrt/processes/*.py", "xrt/cache/**/*.py", "xrt/runtime/isolation.py", "xrt/runtime/worker.py")),
-    Subject("files", ("xrt/formats/**/*.py", "xrt/testing/hostile/*.py"), ("onnx", "protobuf")),
+    Subject("planner", ("xrt/partition/**/*.py", "xrt/placement/cost_model/*.py", "xrt/placement/search/*.py"), ("networkx",)),
+    Subject("measurement", ("xrt/placement/**/*.py", "xrt/measure/*.py", "xrt/bench/**/*.py", "benchmarks/*.py")),
+    Subject("processes", ("xrt/processes/*.py", "xrt/cache/**/*.py", "xrt/worker/*.py")),
+    Subject("files", ("xrt/formats/**/*.py", "tests/malformed_inputs/*.py"), ("onnx", "protobuf")),
     Subject("suite", ("xrt/testing/*.py",)),
     Subject("distribution", ("pyproject.toml", "setup.py", "MANIFEST.in", "CMakeLists.txt", "xrt/engines/native/src/*")),
 )

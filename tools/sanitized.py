@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from xrt.engines.native import home
+from xrt.engines.native import library_path
 
 if __name__ == "__main__":
-    home.SHIPPED = Path(sys.argv[1]).resolve()
+    library_path.SHIPPED = Path(sys.argv[1]).resolve()
     sys.exit(pytest.main(["-p", "no:cacheprovider", *sys.argv[2:]]))

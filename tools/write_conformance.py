@@ -1,6 +1,6 @@
 """Run every way of `conformance_record.WAYS`, and write ``docs/conformance.json``, ``docs/conformance.md`` and README's table.
 
-Each way is an `xrt conform` in a process of its own; its report stays in ``build/conform``. With ``--keep``, reports that are
+Each way is an `xrt conformance` in a process of its own; its report stays in ``build/conform``. With ``--keep``, reports that are
 there already are used again; with ``--only``, the named ways are run anew, and the record keeps what it says of the others.
 """
 
@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # a script sees its own fold
 from tools.conformance_page import PAGE, page
 from tools.conformance_record import RECORD, TOP, WAYS, Record, Way
 from tools.write_tables import write_tables
-from xrt.testing import Report
+from xrt.testing import ConformanceReport
 
-REPORTS = TOP / "build" / "conform"
+REPORTS = TOP / "build" / "conformance"
 
 
 def main() -> int:
@@ -33,7 +33,7 @@ def main() -> int:
     with ThreadPoolExecutor(asked.jobs) as pool:
         list(pool.map(run, [way for way in WAYS if _is_due(way, asked)]))
     ways = [way for way in WAYS if not asked.only or way.name in asked.only]
-    reports = {way.name: Report.from_dict(json.loads(report_of(way).read_text(encoding="utf-8"))) for way in ways}
+    reports = {way.name: ConformanceReport.from_dict(json.loads(report_of(way).read_text(encoding="utf-8"))) for way in ways}
     print("\n".join(map(str, reports.values())))
     record = Record.read().renewed(reports) if asked.only else Record.of(reports)
     return write(record, [f"stale: {entry}" for report in reports.values() for entry in report.stale])
@@ -76,8 +76,8 @@ def report_of(way: Way) -> Path:
 
 def run(way: Way) -> None:
     """Run one way and keep its report; raises SystemExit where the process ends without one."""
-    print(f"xrt conform {' '.join(way.arguments)}", flush=True)
-    command = [sys.executable, "-m", "xrt.cli", "conform", *way.arguments, "--json"]
+    print(f"xrt conformance {' '.join(way.arguments)}", flush=True)
+    command = [sys.executable, "-m", "xrt.cli", "conformance", *way.arguments, "--json"]
     done = subprocess.run(command, cwd=TOP, capture_output=True, text=True, check=False)
     if not done.stdout.lstrip().startswith("{"):
         raise SystemExit(f"{' '.join(command)} ended with code {done.returncode}:\n{done.stderr[-2000:]}")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from xrt.ops.stubs import stub
+from xrt.builder.ops.stubs import stub
 
-OPS = Path(__file__).parents[1] / "xrt" / "ops"
+OPS = Path(__file__).parents[1] / "xrt" / "builder" / "ops"
 
 
 def main() -> None:

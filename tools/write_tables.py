@@ -1,4 +1,4 @@
-"""Write the table of engines and operators in README from ``pyproject.toml`` and the record of `make conform`."""
+"""Write the table of engines in docs/reference/engines.md from ``pyproject.toml`` and the record of `make conformance`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # a script sees its own fold
 
 from tools.conformance_page import operators_passed, table
 from tools.conformance_record import TOP, Record
-from xrt.testing import Word
+from xrt.testing import ResultWord
 
-README = TOP / "README.md"
+PAGE = TOP / "docs" / "reference" / "engines.md"
 BEGIN, END = "<!-- engines: written by tools/write_tables.py -->\n", "<!-- /engines -->\n"
 
 WHAT = {
-    "toy": "the reference: every operator in plain NumPy, the truth that all others are compared with",
+    "toy": "the reference engine: every operator, in NumPy; all others are compared with it",
     "ort": "ONNX Runtime",
-    "tvm": "Apache TVM (Relax), compiled for the processor at hand",
-    "openvino": "OpenVINO, in float32 unless asked for less",
-    "xla": "XLA through JAX, lowered operator by operator",
-    "iree": "IREE: MLIR compiled for the processor at hand",
+    "tvm": "Apache TVM (Relax), compiled for this processor",
+    "openvino": "OpenVINO, in float32 by default",
+    "xla": "XLA through JAX",
+    "iree": "IREE: MLIR, compiled for this processor",
 }
 """What an engine is, for a person who does not know it."""
 
@@ -47,7 +47,7 @@ def engine_table(record: Record) -> str:
 
 def _share(record: Record, engine: str) -> tuple[str, str]:
     passed, count = operators_passed(record, engine)
-    return f"{passed} of {count}", f"{record.count(engine, Word.PASSED):,} of {len(record.entries):,}"
+    return f"{passed} of {count}", f"{record.count(engine, ResultWord.PASSED):,} of {len(record.entries):,}"
 
 
 def _install(extra: str) -> str:
@@ -55,15 +55,15 @@ def _install(extra: str) -> str:
 
 
 def with_table(text: str, record: Record) -> str:
-    """Return README's text with the table anew between its marks."""
+    """Return the page's text with the table replaced between its marks."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{engine_table(record)}\n{END}{after}"
 
 
 def write_tables(record: Record) -> None:
-    """Write README anew."""
-    README.write_text(with_table(README.read_text(encoding="utf-8"), record), encoding="utf-8")
+    """Write the page."""
+    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8"), record), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from xrt import errors as errors
-    from xrt import ops as ops
+    from xrt.builder import ops as ops
+    from xrt.builder.graph import Graph as Graph
     from xrt.engines import CompileContext as CompileContext
     from xrt.engines import Executable as Executable
     from xrt.engines import ExecutionOptions as ExecutionOptions
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from xrt.errors import XRTError as XRTError
     from xrt.errors import XRTWarning as XRTWarning
     from xrt.formats.onnx import load as load_onnx
-    from xrt.frontends.graph import Graph as Graph
     from xrt.graph import DType as DType
     from xrt.graph import Function as Function
     from xrt.graph import Node as Node
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from xrt.partition import ClusteringOptions as ClusteringOptions
     from xrt.partition import Plan as Plan
 
-from xrt.logs import follow
+from xrt.logging import follow
 
 __version__ = "0.1.0"
 
@@ -52,7 +52,7 @@ _HOMES = {
     "Executable": "xrt.engines",
     "ExecutionOptions": "xrt.engines",
     "Function": "xrt.graph",
-    "Graph": "xrt.frontends.graph",
+    "Graph": "xrt.builder.graph",
     "GraphCompiler": "xrt.engines",
     "Node": "xrt.graph",
     "OpTable": "xrt.engines",
@@ -65,15 +65,15 @@ _HOMES = {
     "configure": "xrt.module",
     "load": "xrt.module",
 }
-_MODULES = ("errors", "ops")
+_MODULES = {"errors": "xrt.errors", "ops": "xrt.builder.ops"}
 
 __all__ = [*_HOMES, *_MODULES, "__version__", "load_onnx"]
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(f"xrt.{name}")
-    if name == "load_onnx":
+        value: Any = importlib.import_module(_MODULES[name])
+    elif name == "load_onnx":
         value = importlib.import_module("xrt.formats.onnx").load
     elif name in _HOMES:
         value = getattr(importlib.import_module(_HOMES[name]), name)

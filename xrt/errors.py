@@ -4,33 +4,33 @@
     ├── ModelError (ValueError)            the model is not what it must be
     ├── InputError (ValueError)            the values given to a call do not fit the model
     ├── OptionError (ValueError)           an option is unknown or has an impossible value
-    ├── EngineError
+    ├── EngineError                        an engine has a problem
     │   ├── UnknownEngine (ValueError)     no engine of that name is registered
     │   ├── EngineUnavailable              registered, but its library is missing or broken
     │   ├── CompileRefused                 the engine declines a function, with the reason
     │   ├── CompileFailed                  the engine's library failed while it compiled
     │   └── RunFailed (RuntimeError)       the engine failed while it ran, or gave wrong results
     ├── PlanError (ValueError)             no plan satisfies what was asked
-    ├── CacheError
-    ├── BundleError (ValueError)
-    ├── LockError (ValueError)             a lock cannot be read, or does not hold any more
-    └── DeviceError (ValueError)           the device is unknown, or not at hand
-        └── OutOfDeviceMemory (MemoryError)
+    ├── CacheError                         an entry of the cache cannot be read
+    ├── BundleError (ValueError)           a bundle cannot be read or written
+    ├── LockError (ValueError)             a lockfile cannot be read, or does not apply
+    └── DeviceError (ValueError)           the device is unknown or not present
+        └── OutOfDeviceMemory (MemoryError)  it has too little free memory
 
     XRTWarning (UserWarning)
-    ├── BudgetWarning                      more threads were asked for than there are cores
-    ├── CacheWarning                       the cache could not serve, and the run went on without it
-    ├── FallbackWarning                    a node went to another engine than the first choice
-    ├── PlacementWarning                   a placement was not measured, or not as asked
-    ├── NativeWarning                      XRT's native kernels were not built, NumPy's serve
-    └── SignatureWarning                   a module has compiled suspiciously many signatures
+    ├── BudgetWarning                      more threads were requested than there are cores
+    ├── CacheWarning                       the cache could not be read or written
+    ├── FallbackWarning                    a node runs on another engine than the first choice
+    ├── PlacementWarning                   a placement was not measured, or not as requested
+    ├── NativeWarning                      XRT's native kernels are not available; NumPy computes
+    ├── ReferenceWarning                   other engines agree with an engine against the reference
+    └── SignatureWarning                   a module has met too many signatures
 
-A message says what was asked, what is the case, and what to do next; it names the object and its nearest neighbours.
+A message states the request, the fact and the remedy; it names the object and the most similar names.
 """
 
 from __future__ import annotations
 
-import difflib
 import sys
 import warnings
 from collections.abc import Iterable
@@ -67,37 +67,75 @@ __all__ = [
 
 
 class XRTError(Exception):
-    """Catch this to catch everything that XRT raises on purpose."""
+    """Catch this to catch everything that XRT raises on purpose.
+
+    The command ``xrt`` prints such an error as one line; ``xrt --debug ...`` adds the traceback.
+    """
 
 
 class ModelError(XRTError, ValueError):
-    """The model cannot be read, or breaks a rule of the graph."""
+    """The model cannot be read, or breaks a rule of the graph.
+
+    Examples: a value is defined twice, an operator has too few inputs, an opset is not declared.
+
+    Remedy: the message names the node or the value. ``xrt inspect MODEL`` reads and checks a file. If
+    ``onnx.checker.check_model(model, full_check=True)`` accepts what XRT refuses, report it.
+    """
 
 
 class InputError(XRTError, ValueError):
-    """The values given to a call do not fit the model's declared inputs."""
+    """The values of a call do not fit the model's inputs.
+
+    An input is missing or unknown, has another dtype or rank, or has a size that contradicts another size of the same name.
+    An ``out=`` buffer has another type or shape, is read-only or not contiguous, or overlaps an input or another buffer.
+    ``bind`` cannot read an input where it is. The model updates an input that is read-only. A tensor of strings holds
+    something else.
+
+    Remedy: ``m.inputs`` shows the declared inputs. Convert with ``x.astype(...)``; XRT does not convert, since that would
+    hide a mistake.
+    """
 
 
 class OptionError(XRTError, ValueError):
-    """An option is unknown, or its value is impossible or not honoured by the engine."""
+    """An option is unknown, its value is impossible, or no engine of the list implements it.
+
+    Remedy: the message lists the known options and the most similar one. Give an option that only one engine implements to
+    that engine: ``"tvm{opt_level=2}"``.
+    """
 
 
 class EngineError(XRTError):
-    """Something about an engine, as opposed to the model."""
+    """An engine, as opposed to the model, has a problem: the base of the next five.
+
+    Raised itself where two distributions register one name, or where a class breaks the engine contract.
+
+    Remedy: ``xrt engines`` shows which distribution registers which engine.
+    """
 
 
 class UnknownEngine(EngineError, ValueError):
-    """No engine of that name is registered."""
+    """No installed distribution registers an engine of that name.
+
+    Remedy: compare the spelling with the list in the message, or install the distribution that has the engine.
+    """
 
 
 class EngineUnavailable(EngineError):
-    """The engine is registered, but its library is missing or does not import."""
+    """The engine is registered, but its library is missing or does not import.
+
+    Remedy: run the ``pip install`` line of the message. If the library is installed and broken, the cause is chained; ``xrt
+    doctor`` prints it with the versions.
+    """
 
 
 class CompileRefused(EngineError):
-    """The engine declines this function; the message is the reason, and the nodes are placed elsewhere.
+    """The engine declines a function when it compiles it; the message is the reason.
 
-    ``nodes`` names those that the engine cannot take, where it knows; empty means all of the function's.
+    A module then assigns the nodes to other engines and warns. You see the error where no engine is left, as the cause of a
+    PlanError, or where you call ``compile`` of an engine yourself. ``nodes`` names the nodes that the engine declines,
+    where it knows them; an empty tuple means all nodes of the function.
+
+    Remedy: add an engine to the list, or omit ``strict=True``.
     """
 
     def __init__(self, reason: str, nodes: Iterable[str] = ()) -> None:
@@ -106,13 +144,24 @@ class CompileRefused(EngineError):
 
 
 class CompileFailed(EngineError):
-    """The engine's library failed while it compiled a function; the cause is chained."""
+    """The library of an engine failed while it compiled a function; the exception of the library is chained.
+
+    A module then assigns the nodes to other engines and warns.
+
+    Remedy: pin the operator to another engine (``pins=["Conv!=tvm"]``). Report the defect with the output of ``xrt doctor``
+    and the region that ``dump_subgraph_dir=`` writes.
+    """
 
 
 class RunFailed(EngineError, RuntimeError):
-    """An engine failed while it ran, or gave results that it may not give; a cause is chained.
+    """An engine failed while it ran a region, or returned results that contradict the plan.
 
-    ``region`` names the launch, where it is known.
+    The message names region and engine; ``region`` is the name of the region. A cause is chained. A module moves the region
+    to another engine and warns. You see the error where no engine is left, where an update in place cannot be repeated, in
+    a bound call, and with ``strict=True``.
+
+    Remedy: look for values that the operator does not define, such as an index out of range. ``xrt run MODEL --engine toy``
+    names the node that fails, and its inputs.
     """
 
     def __init__(self, message: str, region: str = "") -> None:
@@ -121,64 +170,156 @@ class RunFailed(EngineError, RuntimeError):
 
 
 class PlanError(XRTError, ValueError):
-    """No plan satisfies what was asked (``strict=True``, or a pin that cannot be kept)."""
+    """No plan satisfies the request: a pin cannot be kept, or with ``strict=True`` a node is supported by no listed engine.
+
+    Remedy: the message lists the nodes and the reasons, and an installed engine that supports them all, if there is one.
+    Add an engine, change the pin, or omit ``strict=True``.
+    """
 
     def __init__(self, message: str, nodes: tuple[str, ...] = ()) -> None:
-        """Take the message, and the names of the nodes that nobody takes, where that is the reason."""
+        """Take the message, and the names of the unsupported nodes if they are the reason."""
         super().__init__(message)
         self.nodes = nodes
 
 
 class CacheError(XRTError):
-    """The cache cannot serve; a run goes on without it wherever it can."""
+    """An entry of the cache cannot be read.
+
+    A call continues without the entry and issues a CacheWarning. You see the error where you read an entry by hand.
+
+    Remedy: ``xrt cache verify`` names the damaged entries; ``xrt cache gc`` removes them.
+    """
 
 
 class BundleError(XRTError, ValueError):
-    """A saved module cannot be read: damaged, too new, or lacking what it needs."""
+    """A bundle cannot be read or written.
+
+    The file is missing, damaged, of another kind, or of a later format. With ``strict=True``: a region would have to be
+    compiled again on this machine. Also: the bundle asks for an engine whose options may name files or code, and the caller
+    has not named that engine (``xrt.load(path, engine=...)``). An impossible option of ``xrt.load`` is an OptionError.
+
+    Remedy: the message says which of these it is. Save the bundle again with the version that reads it. Without
+    ``strict=True``, XRT compiles again for other engines, versions and processors.
+    """
 
 
 class LockError(XRTError, ValueError):
-    """A lock file cannot be read, or is not for this model, machine or version, and may not be made anew."""
+    """A lockfile cannot be read, or does not apply here.
+
+    The file is missing, is no JSON, was merged by hand, has a wrong field or a later format. With ``strict=True``: it was
+    made for another model, machine, option or engine version. Also: there is nothing to lock, because nothing was measured;
+    or a plan of the lockfile does not run.
+
+    Remedy: the message names the line and the field, or all differences. Name an engine whose options may name files or
+    code yourself. Make the file again with ``xrt lock MODEL -o FILE``. Without ``strict=True`` the placement is measured
+    instead.
+    """
 
 
 class DeviceError(XRTError, ValueError):
-    """The device is unknown, or not at hand."""
+    """The device is unknown or not present, no listed engine runs on it, or an array belongs to another device.
+
+    The last case also concerns buffers and streams.
+
+    Remedy: a device is ``cpu``, ``cuda`` or ``cuda:N``; ``xrt engines`` lists the devices of each engine. CUDA needs CuPy
+    (``pip install 'xrt[cuda]'``) and a driver (``nvidia-smi``). Copy an array of another device yourself; XRT does not.
+    """
 
 
 class OutOfDeviceMemory(DeviceError, MemoryError):
-    """A device has less memory free than was asked for; the message says how much, and by whom. Nothing else is broken."""
+    """A device has less free memory than was requested.
+
+    The message says how much was requested, and for what: the weights or a run of a region with its engine, the copy of a
+    value, a buffer of a bound call, a recorded call, or a region in ``verify``, ``bisect`` or a measurement. The module can
+    be called again: no region is moved and nothing is remembered.
+
+    Remedy: use smaller inputs, release other arrays of the device, or move nodes to the CPU with ``devices={"ort": "cpu"}``
+    and pins.
+    """
 
 
 class XRTWarning(UserWarning):
-    """Catch or filter this to treat everything that XRT warns of."""
+    """Catch or filter this to treat every warning of XRT.
+
+    Warnings use Python's ``warnings`` and point at the line of your program. Raised itself where the environment variable
+    ``XRT_LOG`` is neither ``info`` nor ``debug``.
+    """
 
 
 class BudgetWarning(XRTWarning):
-    """More threads were asked for than this process has cores; as many threads as cores are used."""
+    """More ``threads`` were requested than this process has cores; XRT uses as many threads as cores.
+
+    The cores are those that the process may run on, or the quota of its container where that is smaller.
+
+    Remedy: omit ``threads``, or give the process more cores. ``xrt doctor`` shows them.
+    """
 
 
 class CacheWarning(XRTWarning):
-    """The compile cache on disk could not be read or written; what it should have held was compiled."""
+    """The cache on disk could not be read or written; the call continues and compiles what it needs.
+
+    The directory is not writable, the disk is full, an entry is damaged, or ``XRT_CACHE``, ``XRT_CACHE_SIZE`` or
+    ``XRT_CACHE_DIR`` has an impossible value. Damaged files of placement (costs, decisions, engine states, tuning records)
+    are measured again and replaced. A directory that another user may write to is not used, because entries may contain
+    native code. Issued once per cache.
+
+    Remedy: the message names the file or directory. ``xrt cache verify`` checks all entries, ``xrt cache gc`` removes
+    damaged ones, ``XRT_CACHE_DIR`` selects another directory, ``XRT_CACHE=off`` disables it. Restrict a directory to
+    yourself with ``chown`` and ``chmod 700``; clear it if others could write to it.
+    """
 
 
 class FallbackWarning(XRTWarning):
-    """Nodes run on another engine than the first choice; ``explain()`` has the reasons."""
+    """Nodes run on another engine than the first choice; ``m.explain()`` has the reasons.
+
+    They run on ``toy``, which was not listed; or an engine refused them at compile, failed to run them, or returned results
+    that ``check=`` found wrong. Also: a bundle is compiled again, because this machine has another version, processor or
+    thread count, or lacks an engine.
+
+    Remedy: name ``toy`` in the list to accept it, or pass ``strict=True`` to make it an error.
+    """
 
 
 class NativeWarning(XRTWarning):
-    """XRT was installed without its native kernels; Python kernels compute the same, and are slower."""
+    """XRT's native kernels are not available; ``toy`` computes the same with NumPy, and is slower.
+
+    The library was not built, because no C++ compiler was found when XRT was installed, or it does not open here. Issued
+    once per process, when ``toy`` first compiles.
+
+    Remedy: install a compiler and then XRT again; the message has both lines. ``engine="toy{native=off}"`` selects NumPy
+    without a warning.
+    """
 
 
 class PlacementWarning(XRTWarning):
-    """A placement that was to be measured was not, or without an engine of the list; the order of the list decides then."""
+    """A placement was not measured, or not with every engine of the list.
+
+    An engine named together with ``"auto"`` is missing or broken; a registered engine is broken; or nothing could be
+    measured within the budget, and the order of the list decides. The message has the reason for each engine and the engine
+    that is used. Also: a lockfile does not apply, and the placement is measured. With ``strict=True`` the last case is a
+    LockError, and a missing engine an EngineUnavailable.
+
+    Remedy: the message names the engine and the way to repair it, or the budget. ``m.explain()`` shows how the plan was
+    chosen; ``xrt tune MODEL --budget 60s`` searches longer.
+    """
 
 
 class ReferenceWarning(XRTWarning):
-    """An engine differs from the reference, and other engines agree with it; its result is kept."""
+    """An engine differs from the reference, and other engines agree with it; its result is kept.
+
+    With ``check=``, the reference is taken to be wrong at that node. Two other engines must agree; one suffices where the
+    reference borrows its kernel from ``onnx.reference``. Issued once per node and module. ``m.verify`` calls such a region
+    ``upheld``.
+
+    Remedy: none is needed for the result. Report the node, which the message names, as a defect of XRT's reference.
+    """
 
 
 class SignatureWarning(XRTWarning):
-    """A module was called with so many different signatures that it compiles more than it runs."""
+    """A module has met more than ``max_signatures`` signatures, and drops the oldest: it compiles more than it runs.
+
+    Remedy: pad inputs to a few shapes, use engines that support symbolic dims, or raise ``max_signatures``.
+    """
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -189,6 +330,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     >>> did_you_mean("zebra", ["toy", "ort"])
     ''
     """
+    import difflib
+
     near = difflib.get_close_matches(word, list(known), n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
 

@@ -36,7 +36,7 @@ class MyEngine(GraphCompiler):
             return f"my_engine has no expression for {node.op}"
         if function.opsets.get("", 0) < 13:
             return f"my_engine knows the operators of opset 13 on; the model declares {function.opsets.get('')}"
-        dtypes = {getattr(function.type_of(name), "dtype", None) for name in node.inputs}
+        dtypes = {getattr(function.get_type(name), "dtype", None) for name in node.inputs}
         floats = dtypes in ({DType.FLOAT32}, {DType.FLOAT64})
         return None if floats else "my_engine computes in float32 or in float64 alone"
 

@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from xrt import DType, Function, Node, OpTable
-from xrt.engines.toy import Env, Run, Toy
+from xrt.engines.toy import KernelContext, Run, Toy
 from xrt.graph import TensorType
 
-ops: OpTable[Any] = Toy.kernels.extended("my_kernels")
+ops: OpTable[Any] = Toy.kernels.extend("my_kernels")
 
 
 @ops("Swish", domain="my.domain")
-def swish(node: Node, env: Env) -> Run:
+def swish(node: Node, env: KernelContext) -> Run:
     """A new operator: x * sigmoid(beta * x), with ``beta`` an attribute."""
     beta = node.attr("beta", 1.0)
 
@@ -31,7 +31,7 @@ def swish(node: Node, env: Env) -> Run:
 
 def is_no_short_row(node: Node, function: Function) -> str | None:
     """The predicate of the quick Softmax: why it cannot serve the node."""
-    type_ = function.type_of(node.inputs[0])
+    type_ = function.get_type(node.inputs[0])
     if not isinstance(type_, TensorType) or type_.dtype is not DType.FLOAT32 or not type_.shape:
         return "the quick Softmax takes float32 of a known rank, from 1 on"
     row, axis = type_.shape[-1], node.attr("axis", -1)
@@ -41,7 +41,7 @@ def is_no_short_row(node: Node, function: Function) -> str | None:
 
 
 @ops("Softmax", since=13, priority=1, why_not=is_no_short_row)
-def quick_softmax(node: Node, env: Env) -> Run:
+def quick_softmax(node: Node, env: KernelContext) -> Run:
     """An operator that toy has: priority 1 is asked before toy's own kernel, which has the rest.
 
     NumPy reduces many short rows one by one; turned over, they are a few long ones.

@@ -111,7 +111,7 @@ int32_t cumsum_run(void *, const xrt_call *call, xrt_text) {
 
 // ---------------------------------------------------------------- the table
 
-// Bit 0 of in_place: the output may lie where the first input does, if nobody needs that any more.
+// Bit 0 of in_place: the output may share the first input's memory, if that input has no later reader.
 const xrt_kernel swish = {"my_swish", "my.domain", "Swish", 1, 0, 0, XRT_CPU, 0, 1, swish_why_not, swish_prepare, swish_run, swish_destroy};
 // Priority 1: asked before toy's own kernel in Python, which has 0 and what this one refuses.
 const xrt_kernel cumsum = {"my_cumsum", "", "CumSum", 11, 0, 1, XRT_CPU, 0, 1, cumsum_why_not, cumsum_prepare, cumsum_run, nullptr};

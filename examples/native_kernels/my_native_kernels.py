@@ -1,6 +1,6 @@
-"""An engine of one's own with native kernels: toy, and the kernels of my_native_kernels.cc, which lies beside this file.
+"""An engine of one's own with native kernels: toy, and the kernels of my_native_kernels.cc in the same directory.
 
-Whoever wants the kernels without an engine of another name says ``toy{libraries=/path/to/libmy_native_kernels.so}``.
+The engine spec ``toy{libraries=/path/to/libmy_native_kernels.so}`` gives the same kernels without an engine of another name.
 """
 
 from __future__ import annotations

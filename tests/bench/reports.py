@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from xrt.bench import Agreement, Candidate, Group, Report, Row, Timing
-from xrt.bench.figures import paired
-from xrt.bench.protocol import Start, Timeline
-from xrt.bench.regions import INPUTS, Reading, Region
+from xrt.bench import Agreement, BenchCandidate, BenchReport, Group, ReportRow, Timing
+from xrt.bench.jobs import Start, Timeline
 from xrt.graph import FrozenDict
+from xrt.html.regions import INPUTS, Reading, RegionTimes
+from xrt.measure.ratios import compute_ratio_interval
 
 HOSTILE = "</title><script>fetch('https://example.org/')</script><img src=https://example.org/x onerror=alert(1)>\"'&\u202e\x00"
 LONG = "models/" + "a_name_without_any_place_to_break_" * 8 + ".onnx"
@@ -23,11 +23,11 @@ def rounds(seconds: float, spread: float = 0.02, seed: int = 0, count: int = 20)
     return tuple(seconds * np.exp(spread * np.random.default_rng(seed).standard_normal(count)))
 
 
-def chain(*engines: str) -> tuple[Region, ...]:
+def chain(*engines: str) -> tuple[RegionTimes, ...]:
     """Return regions that run one after the other, each on the result of the one before."""
     last = len(engines) - 1
     return tuple(
-        Region(
+        RegionTimes(
             f"xrt_{engine}_{index}",
             engine,
             3 + index,
@@ -39,7 +39,7 @@ def chain(*engines: str) -> tuple[Region, ...]:
     )
 
 
-def branched() -> tuple[Region, ...]:
+def branched() -> tuple[RegionTimes, ...]:
     """Return a fork with a long way around, and one that merely waits."""
     reads = [[INPUTS], [0], [0], [1, 2], [0, 3], [4]]
     engines = ("ort", "xla", "openvino", "ort", "xla", "ort")
@@ -52,7 +52,7 @@ def branched() -> tuple[Region, ...]:
     return tuple(found)
 
 
-def started(plan: Sequence[Region], *, steady: bool = True) -> Start:
+def started(plan: Sequence[RegionTimes], *, steady: bool = True) -> Start:
     engines = tuple(dict.fromkeys(region.engine for region in plan))
     spent = (0.31, 1.72, 0.0124)
     regions = tuple(region.engine for region in plan)
@@ -61,14 +61,14 @@ def started(plan: Sequence[Region], *, steady: bool = True) -> Start:
     )
 
 
-def row(name: str, seconds: float, plan: Sequence[Region], best: Timing | None = None, **more: Any) -> Row:
+def row(name: str, seconds: float, plan: Sequence[RegionTimes], best: Timing | None = None, **more: Any) -> ReportRow:
     """Return a candidate that ran."""
     timing = Timing(rounds(seconds, seed=len(name)))
     shares = np.linspace(1, 2, len(plan))
     spent = tuple(float(share) for share in 0.97 * seconds * shares / shares.sum())
     return replace(
-        Row(
-            Candidate.parse(name),
+        ReportRow(
+            BenchCandidate.parse(name),
             "slower",
             "",
             started(plan),
@@ -76,7 +76,7 @@ def row(name: str, seconds: float, plan: Sequence[Region], best: Timing | None =
             timing.seconds,
             timing.median,
             timing.interval,
-            paired(timing, best or timing),
+            compute_ratio_interval(timing, best or timing),
             Timeline(20, seconds, spent),
         ),
         **more,
@@ -101,13 +101,13 @@ def group(model: str = "squeezenet") -> Group:
         ),
         row("iree", 0.31, chain("iree"), best),
         row("xla", 0.0012, chain("xla"), verdict="wrong", reason="differs in 2 of 1000 elements, by 0.31", to_best=None),
-        Row(Candidate.parse("toy"), "failed", reason),
-        Row(Candidate.parse("nobody"), "failed", "the process ended (SIGSEGV): it said nothing"),
+        ReportRow(BenchCandidate.parse("toy"), "failed", reason),
+        ReportRow(BenchCandidate.parse("nobody"), "failed", "the process ended (SIGSEGV): it said nothing"),
     )
     return Group(model, None, 2, 0.021, rows)
 
 
-def report(*groups: Group, command: str = "xrt bench squeezenet -e ort --html report.html") -> Report:
+def report(*groups: Group, command: str = "xrt bench squeezenet -e ort --html report.html") -> BenchReport:
     machine = {"processor": "A processor with a name (TM) of some length @ 2.40GHz", "cores": 2, "load": "0.10", "numpy": "2.4.6"}
     settings = {"rounds": 20, "turn_seconds": 0.05, "budget_seconds": 120.0, "seed": 0}
-    return Report(FrozenDict(machine), FrozenDict(settings), groups or (group(),), "2026-11-21 10:00", command)
+    return BenchReport(FrozenDict(machine), FrozenDict(settings), groups or (group(),), "2026-11-21 10:00", command)

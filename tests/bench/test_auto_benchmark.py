@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from tools.performance_auto import auto_tables, auto_verdicts, nearest_row
-from xrt.bench import Ratio
-from xrt.runtime.timing import seconds_per_call
+from xrt.bench import RatioInterval
+from xrt.measure.timing import seconds_per_call
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(FOLDER))
@@ -49,15 +49,15 @@ def record(model: str = "resnet50", **seconds: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("gain", "verdict"),
     [
-        (Ratio(1.2, 1.1, 1.3), "win"),
-        (Ratio(1.2, 0.99, 1.3), "tie"),
-        (Ratio(1.005, 1.001, 1.009), "tie"),
-        (Ratio(0.9, 0.85, 0.97), "loss"),
-        (Ratio(0.9, 0.85, 1.01), "tie"),
-        (Ratio(0.995, 0.991, 0.999), "tie"),
+        (RatioInterval(1.2, 1.1, 1.3), "win"),
+        (RatioInterval(1.2, 0.99, 1.3), "tie"),
+        (RatioInterval(1.005, 1.001, 1.009), "tie"),
+        (RatioInterval(0.9, 0.85, 0.97), "loss"),
+        (RatioInterval(0.9, 0.85, 1.01), "tie"),
+        (RatioInterval(0.995, 0.991, 0.999), "tie"),
     ],
 )
-def test_only_what_excludes_one_and_is_beyond_the_floor_is_won_or_lost(gain: Ratio, verdict: str) -> None:
+def test_only_what_excludes_one_and_is_beyond_the_floor_is_won_or_lost(gain: RatioInterval, verdict: str) -> None:
     assert told.verdict_of(gain) == verdict
 
 
@@ -142,7 +142,7 @@ def test_the_slow_take_no_turns_and_each_of_the_others_as_many(monkeypatch: pyte
         return seconds_per_call(run, repeats, lambda: now[0])
 
     monkeypatch.setattr(steps, "seconds_per_call", timed)
-    monkeypatch.setattr(steps, "repeats_for", lambda run, turn: 3)
+    monkeypatch.setattr(steps, "choose_calls_per_round", lambda run, turn: 3)
     monkeypatch.setattr(steps, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     rounds, slow = steps.in_turns({"ort": call("ort", 0.001), "auto": call("auto", 0.001), "toy": call("toy", 0.1)}, 0.5)
     assert len(rounds["ort"]) == len(rounds["auto"]) >= steps.FEWEST

@@ -14,20 +14,20 @@ from typing import Any
 
 import pytest
 
-from xrt.bench import Candidate, Report, Settings, Subject, comparison
-from xrt.bench.process import Worker
-from xrt.bench.protocol import Failure, Job, Start, Turn
+from xrt.bench import BenchCandidate, BenchOptions, BenchReport, BenchTarget, comparison
+from xrt.bench.jobs import Job, JobFailure, Start, Turn
+from xrt.bench.process import BenchWorker
 from xrt.cli import main
 
 TINY = "mlp{layers=2, features=3, hidden=4, classes=2}"
-QUICK = Settings(rounds=4, turn_seconds=0.001, warm_seconds=0.2, budget_seconds=60)
+QUICK = BenchOptions(rounds=4, turn_seconds=0.001, warm_seconds=0.2, budget_seconds=60)
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof("measurement", share=0)]
 
 
-def compared(*candidates: str, subject: str = TINY, settings: Settings = QUICK) -> Report:
-    parsed = [Candidate.parse(text) for text in candidates]
-    return comparison.compare_engines([Subject.parse(subject)], parsed, [1], settings)
+def compared(*candidates: str, subject: str = TINY, settings: BenchOptions = QUICK) -> BenchReport:
+    parsed = [BenchCandidate.parse(text) for text in candidates]
+    return comparison.compare_engines([BenchTarget.parse(subject)], parsed, [1], settings)
 
 
 def test_two_engines_a_mixture_and_what_fails() -> None:
@@ -90,7 +90,7 @@ def test_results_that_differ_are_wrong_and_never_the_best(monkeypatch: pytest.Mo
 
 
 def test_a_candidate_that_takes_too_long_is_ended() -> None:
-    (group,) = compared("toy", settings=Settings(rounds=2, budget_seconds=0.01)).groups
+    (group,) = compared("toy", settings=BenchOptions(rounds=2, budget_seconds=0.01)).groups
     assert group.rows[0].reason == "no answer within its 0.01 s; give it more with --budget"
 
 
@@ -102,26 +102,26 @@ def test_one_whose_time_is_used_up_takes_no_more_turns() -> None:
             return answers.pop(0)
 
     start = Start(("1",), ("toy",), 0.1, 0.1, 0.1, 1, False, 0.1, 1, 1)
-    runner = comparison._Runner(Candidate(("toy",)), Slow(), Path(), start)  # type: ignore[arg-type]  # all that is asked of it
-    comparison._take_turns([runner], Settings(rounds=5, budget_seconds=60), lambda turn: None)
+    runner = comparison._Runner(BenchCandidate(("toy",)), Slow(), Path(), start)  # type: ignore[arg-type]  # all that is asked of it
+    comparison._take_turns([runner], BenchOptions(rounds=5, budget_seconds=60), lambda turn: None)
     assert runner.rounds == [30.0, 31.0]
 
 
 def job(path: Path) -> Job:
-    return Job(Subject.parse(TINY), Candidate(("toy",)), 1, 0, str(path), 0.1, 0.001)
+    return Job(BenchTarget.parse(TINY), BenchCandidate(("toy",)), 1, 0, str(path), 0.1, 0.001)
 
 
 def test_a_worker_that_crashes_says_how(tmp_path: Path) -> None:
-    with Worker(job(tmp_path / "out")) as worker:
+    with BenchWorker(job(tmp_path / "out")) as worker:
         assert isinstance(worker.start(60), Start)
         assert isinstance(worker.turn(60), Turn)
         worker._process.kill()
         worker._process.wait()
-        assert worker.turn(60) == Failure("the process ended (SIGKILL): it said nothing")
+        assert worker.turn(60) == JobFailure("the process ended (SIGKILL): it said nothing")
 
 
 def test_a_worker_is_gone_when_it_is_closed(tmp_path: Path) -> None:
-    with Worker(job(tmp_path / "out")) as worker:
+    with BenchWorker(job(tmp_path / "out")) as worker:
         worker.start(60)
     assert worker._process.poll() == 0
 
@@ -129,7 +129,7 @@ def test_a_worker_is_gone_when_it_is_closed(tmp_path: Path) -> None:
 def test_memory_is_the_workers_own(tmp_path: Path) -> None:
     ballast = bytearray(600_000_000)
     ballast[:: os.sysconf("SC_PAGE_SIZE")] = b"x" * len(ballast[:: os.sysconf("SC_PAGE_SIZE")])
-    with Worker(job(tmp_path / "out")) as worker:
+    with BenchWorker(job(tmp_path / "out")) as worker:
         start = worker.start(60)
     assert isinstance(start, Start) and start.peak_bytes < len(ballast)
 

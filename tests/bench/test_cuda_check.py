@@ -15,14 +15,14 @@ from benchmarks import cuda
 from tools import cuda_check, cuda_page
 from xrt.runtime.devices import device
 from xrt.testing import node_cases
-from xrt.testing.simulated import simulated
+from xrt.testing.simulated import simulate_devices
 
 TOP = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module", name="results")
 def measured() -> dict[str, Any]:
-    with simulated():
+    with simulate_devices():
         there = device("cuda")
         engines = cuda.status(there)
         latency = list(cuda.latencies({"chain": cuda.chain(8)}, there, ["toy", "tvm"], 2))
@@ -65,7 +65,7 @@ def test_what_was_not_measured_is_said() -> None:
 
 
 def test_node_tests_are_judged_on_a_device() -> None:
-    with simulated():
+    with simulate_devices():
         words = [cuda_check.judged(case, "toy{native=off}") for case in node_cases("test_relu*")]
     assert words and set(words) == {"passed"}
 

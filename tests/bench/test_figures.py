@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xrt.bench.figures import Timing, is_tie, noise_floor, paired, ratio
-from xrt.bench.turns import interleaved, repeats_for
-from xrt.bench.warming import MOST_CALLS, WINDOW, is_steady, warm_up
-from xrt.runtime.rounds import FLOOR, Ratio, bootstrap, rotated
+from xrt.measure.interleave import choose_calls_per_round, interleave
+from xrt.measure.ratios import Timing, compute_ratio_interval, is_tie, noise_floor, ratio
+from xrt.measure.statistics import FLOOR, RatioInterval, bootstrap, rotate
+from xrt.measure.warmup import MOST_CALLS, WINDOW, is_steady, warm_up
 
 SECONDS = st.floats(1e-6, 1e3)
 ROUNDS = st.lists(SECONDS, min_size=2, max_size=30).map(tuple)
@@ -47,13 +47,13 @@ def test_a_wider_confidence_is_a_wider_interval() -> None:
 @given(ROUNDS, st.floats(0.1, 10))
 def test_drift_that_both_share_cancels(drift: tuple[float, ...], factor: float) -> None:
     of, to = Timing(tuple(factor * d for d in drift)), Timing(drift)
-    found = paired(of, to)
+    found = compute_ratio_interval(of, to)
     assert (found.low, found.median, found.high) == pytest.approx((factor,) * 3)
     assert ratio(of, [to, to]).median == pytest.approx(factor / 2)
 
 
 def test_rounds_that_one_did_not_take_do_not_count() -> None:
-    assert paired(Timing((4.0, 6.0)), Timing((2.0, 3.0, 100.0))).median == 2
+    assert compute_ratio_interval(Timing((4.0, 6.0)), Timing((2.0, 3.0, 100.0))).median == 2
 
 
 @given(st.lists(ROUNDS, max_size=4))
@@ -69,8 +69,8 @@ def test_noise_is_what_a_candidate_differs_from_itself() -> None:
 
 
 def test_a_tie_is_what_reaches_into_the_noise() -> None:
-    assert is_tie(Ratio(1.06, 1.02, 1.1), noise=0.03)
-    assert not is_tie(Ratio(1.06, 1.04, 1.1), noise=0.03)
+    assert is_tie(RatioInterval(1.06, 1.02, 1.1), noise=0.03)
+    assert not is_tie(RatioInterval(1.06, 1.04, 1.1), noise=0.03)
 
 
 # ---------------------------------------------------------------------- turns and warming up
@@ -91,25 +91,25 @@ class Ticking:
 
 
 def test_each_takes_its_turn_first_as_often_as_the_others() -> None:
-    assert [rotated("abc", turn)[0] for turn in range(6)] == list("abcabc")
-    assert rotated([], 3) == []
-    behind = {(a, b) for turn in range(6) for a, b in zip(rotated("abc", turn), rotated("abc", turn)[1:], strict=False)}
+    assert [rotate("abc", turn)[0] for turn in range(6)] == list("abcabc")
+    assert rotate([], 3) == []
+    behind = {(a, b) for turn in range(6) for a, b in zip(rotate("abc", turn), rotate("abc", turn)[1:], strict=False)}
     assert len(behind) == 6, "each runs behind each of the others"
     clock, order = Ticking(1.0), []
-    times = interleaved({n: lambda n=n: (order.append(n), clock.call()) for n in "ab"}, rounds=3, clock=clock)  # type: ignore[misc]
+    times = interleave({n: lambda n=n: (order.append(n), clock.call()) for n in "ab"}, rounds=3, clock=clock)  # type: ignore[misc]
     assert order[2:] == list("abbaab")  # after one call each to see how long it takes
     assert times == {"a": Timing((1.0,) * 3), "b": Timing((1.0,) * 3)}
 
 
 def test_a_quick_call_is_repeated_and_a_slow_one_is_not() -> None:
     quick, slow = Ticking(0.001), Ticking(0.5)
-    assert repeats_for(quick.call, 0.1, quick) == pytest.approx(100, abs=1)
-    assert repeats_for(slow.call, 0.1, slow) == 1
+    assert choose_calls_per_round(quick.call, 0.1, quick) == pytest.approx(100, abs=1)
+    assert choose_calls_per_round(slow.call, 0.1, slow) == 1
 
 
 def test_a_call_that_is_slow_only_at_first_is_repeated() -> None:
     clock = Ticking(0.3, *[0.001] * 3)
-    assert repeats_for(clock.call, 0.1, clock) == pytest.approx(100, abs=1)
+    assert choose_calls_per_round(clock.call, 0.1, clock) == pytest.approx(100, abs=1)
 
 
 def test_warming_up_ends_when_the_time_no_longer_falls() -> None:

@@ -13,16 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.bench.reports import HOSTILE, branched, chain, group, report, rounds, row, started
-from xrt.bench import Candidate, Group, Row, Timing, page
-from xrt.bench.html.drawing import MOST, drawing
-from xrt.bench.html.layers import HALF_BEND, HALF_BOX, layout
-from xrt.bench.html.markup import joined, tag
+from xrt.bench import BenchCandidate, Group, ReportRow, Timing, page
 from xrt.bench.html.sections import answer
-from xrt.bench.protocol import Start, Timeline
-from xrt.bench.regions import INPUTS, regions_of
+from xrt.bench.jobs import Start, Timeline
 from xrt.engines.toy import Toy
+from xrt.html.drawing import MOST, draw_plan
+from xrt.html.layers import HALF_BEND, HALF_BOX, layout
+from xrt.html.markup import join_markup, tag
+from xrt.html.regions import INPUTS
 from xrt.models import load
 from xrt.partition import ClusteringOptions, partition
+from xrt.partition.html import list_regions
 
 VOID = {"meta", "link", "br"}
 
@@ -112,10 +113,10 @@ def test_the_same_report_gives_the_same_page() -> None:
 
 
 def test_what_a_user_named_is_text_and_nothing_else() -> None:
-    hostile = Candidate((HOSTILE,))
+    hostile = BenchCandidate((HOSTILE,))
     fine = row("ort", 0.002, chain("ort", "toy"), verdict="best")
     regions = tuple(replace(region, name=HOSTILE, engine="ort", operators=((HOSTILE, 2),)) for region in chain("ort", "ort"))
-    rows = (replace(fine, start=started(regions)), Row(hostile, "failed", HOSTILE))
+    rows = (replace(fine, start=started(regions)), ReportRow(hostile, "failed", HOSTILE))
     made = report(Group(HOSTILE, None, 1, 0.01, rows), command=f"xrt bench {HOSTILE}")
     read = Reader(page(replace(made, machine={HOSTILE: HOSTILE})))
     assert not {name for name, _ in read.elements} & {"script", "img"}
@@ -125,7 +126,7 @@ def test_what_a_user_named_is_text_and_nothing_else() -> None:
 
 @given(st.text())
 def test_markup_holds_any_text(text: str) -> None:
-    reader = Reader(str(joined([tag("p", text, title=text), tag("title", text)])))
+    reader = Reader(str(join_markup([tag("p", text, title=text), tag("title", text)])))
     assert [name for name, _ in reader.elements] == ["p", "title"]
 
 
@@ -169,7 +170,7 @@ def test_the_next_one_is_told_with_its_interval() -> None:
 
 def test_one_alone_and_none_at_all() -> None:
     assert answer(sound(0.001, verdicts=("best",))).endswith("; nothing else ran and agreed with the reference.")
-    nothing = Group("m", None, 1, 0.01, (Row(Candidate(("ort",)), "failed", "no"),))
+    nothing = Group("m", None, 1, 0.01, (ReportRow(BenchCandidate(("ort",)), "failed", "no"),))
     assert answer(nothing) == "No candidate ran and agreed with the reference."
     assert "What went wrong" in Reader(page(report(nothing))).text
 
@@ -179,7 +180,7 @@ def test_one_alone_and_none_at_all() -> None:
 
 def test_a_plan_is_told_as_plain_facts_and_comes_back_from_a_line() -> None:
     plan = partition(load("mlp", layers=2, features=3, hidden=4, classes=2), [Toy()], ClusteringOptions(maximum_nodes=2))
-    regions = regions_of(plan)
+    regions = list_regions(plan)
     assert len(regions) == len(plan.launches) > 1
     assert [reading.source for region in regions for reading in region.reads] == [INPUTS, *range(len(regions) - 1)]
     assert [reading.size for reading in regions[0].reads] == [12]
@@ -229,7 +230,7 @@ def test_a_chain_with_ways_around_it_is_drawn_straight() -> None:
 
 def test_a_small_plan_has_a_box_for_each_region_and_an_edge_for_each_flow() -> None:
     plan = branched()
-    read = Reader(str(drawing("m", plan, None, {"ort": "e1", "xla": "e3", "openvino": "e2"})))
+    read = Reader(str(draw_plan("m", plan, None, {"ort": "e1", "xla": "e3", "openvino": "e2"})))
     assert sum(found.get("class") == "box" for _, found in read.elements) == len(plan) + 2
     pairs = {(reading.source, index) for index, region in enumerate(plan) for reading in region.reads}
     assert sum(found.get("class") == "edge" for _, found in read.elements) == len(pairs) + 1
@@ -237,7 +238,7 @@ def test_a_small_plan_has_a_box_for_each_region_and_an_edge_for_each_flow() -> N
 
 @pytest.mark.parametrize("count", [MOST, MOST + 1, 500])
 def test_a_large_plan_is_summed_up_without_leaving_a_region_out(count: int) -> None:
-    read = Reader(str(drawing("m", chain(*["ort", "tvm"] * count)[:count], None, {"ort": "e1", "tvm": "e4"})))
+    read = Reader(str(draw_plan("m", chain(*["ort", "tvm"] * count)[:count], None, {"ort": "e1", "tvm": "e4"})))
     assert sum(found.get("class") == "box" for _, found in read.elements) == MOST + 2
     titles = [word for word in read.words if word.startswith("xrt_")]
     assert len(titles) == MOST

@@ -18,7 +18,7 @@ from selenium.common.exceptions import SessionNotCreatedException
 from selenium.webdriver.chrome.service import Service
 
 from tests.bench.reports import HOSTILE, LONG, chain, group, report, row
-from xrt.bench import Candidate, Group, Report, Row, page
+from xrt.bench import BenchCandidate, BenchReport, Group, ReportRow, page
 
 pytestmark = pytest.mark.slow
 
@@ -60,12 +60,16 @@ def started(options: webdriver.ChromeOptions, attempts: int = 5) -> webdriver.Ch
     return webdriver.Chrome(options=options, service=Service(installed("chromedriver")))
 
 
-def hostile() -> Report:
+def hostile() -> BenchReport:
     """Return a comparison whose every name is as bad as a name can be: markup, or without any place to break."""
     engines = tuple(f"{HOSTILE}{index}" for index in range(3))
     plan = tuple(region.__class__(LONG, "ort", 3, ((LONG, 2),), region.reads, region.is_output) for region in chain("ort", "ort"))
-    first = row("ort", 0.002, plan, verdict="best", candidate=Candidate(("ort{" + LONG + "=1}",)))
-    rows = (first, Row(Candidate(engines), "failed", f"{HOSTILE}\n{LONG}"), Row(Candidate((LONG,)), "failed", LONG))
+    first = row("ort", 0.002, plan, verdict="best", candidate=BenchCandidate(("ort{" + LONG + "=1}",)))
+    rows = (
+        first,
+        ReportRow(BenchCandidate(engines), "failed", f"{HOSTILE}\n{LONG}"),
+        ReportRow(BenchCandidate((LONG,)), "failed", LONG),
+    )
     return report(Group(HOSTILE, None, 1, 0.01, rows), Group(LONG, 8, 2, 0.01, rows), command=f"xrt bench {LONG} {HOSTILE}")
 
 
@@ -80,7 +84,7 @@ def shown(request: pytest.FixtureRequest, browser: webdriver.Chrome, tmp_path: P
 class Page:
     """A report in the browser."""
 
-    def __init__(self, browser: webdriver.Chrome, folder: Path, shown: Report) -> None:
+    def __init__(self, browser: webdriver.Chrome, folder: Path, shown: BenchReport) -> None:
         self.browser, self.path = browser, folder / "report.html"
         self.path.write_text(page(shown), encoding="utf-8")
 

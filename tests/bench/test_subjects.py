@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from xrt.bench import Candidate, Subject
-from xrt.bench.protocol import Failure, Job, Start
+from xrt.bench import BenchCandidate, BenchTarget
+from xrt.bench.jobs import Job, JobFailure, Start
 from xrt.errors import ModelError, OptionError, XRTError
 from xrt.formats import onnx
 from xrt.graph import DType, FrozenDict, Function, Node, TensorType, Value
@@ -31,16 +31,16 @@ def first_shape(function: Function) -> object:
 
 @pytest.mark.parametrize("text", ["squeezenet", TINY, "some/model.onnx{tokens=128}"])
 def test_a_model_reads_as_it_prints(text: str) -> None:
-    assert str(Subject.parse(text)) == text
-    assert Subject.parse(str(Subject.parse(text))) == Subject.parse(text)
+    assert str(BenchTarget.parse(text)) == text
+    assert BenchTarget.parse(str(BenchTarget.parse(text))) == BenchTarget.parse(text)
 
 
 def test_a_batch_is_a_size_of_a_model_by_code_and_the_first_extent_of_a_file(saved: str) -> None:
-    assert first_shape(Subject.parse(TINY, 5).load()) == (5, 3)
-    assert first_shape(Subject.parse(TINY).load()) == (1, 3)
-    assert first_shape(Subject.parse(f"{saved}{{m=7}}", 5).load()) == (5, 7)
-    assert first_shape(Subject.parse(saved).load()) == ("n", "m")
-    assert first_shape(Subject.parse("squeezenet", 1).load()) == (1, 3, 224, 224)
+    assert first_shape(BenchTarget.parse(TINY, 5).load()) == (5, 3)
+    assert first_shape(BenchTarget.parse(TINY).load()) == (1, 3)
+    assert first_shape(BenchTarget.parse(f"{saved}{{m=7}}", 5).load()) == (5, 7)
+    assert first_shape(BenchTarget.parse(saved).load()) == ("n", "m")
+    assert first_shape(BenchTarget.parse("squeezenet", 1).load()) == (1, 3, 224, 224)
 
 
 @pytest.mark.parametrize(
@@ -60,38 +60,38 @@ def test_a_batch_is_a_size_of_a_model_by_code_and_the_first_extent_of_a_file(sav
 )
 def test_what_is_no_model_is_told(text: str, batch: int | None, error: type[XRTError], says: str) -> None:
     with pytest.raises(error) as caught:
-        Subject.parse(text, batch).load()
+        BenchTarget.parse(text, batch).load()
     assert str(caught.value).startswith(says)
 
 
 def test_a_dimension_that_no_input_has_is_told(saved: str) -> None:
     with pytest.raises(OptionError, match=r"no input has a dimension 'k'\. The model has: m, n"):
-        Subject.parse(f"{saved}{{k=1}}").load()
+        BenchTarget.parse(f"{saved}{{k=1}}").load()
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("ort", Candidate(("ort",))),
-        ("tvm{opt_level=2}, ort", Candidate(("tvm{opt_level=2}", "ort"))),
-        ("tvm,ort with Conv|MatMul=ort; Softmax!=tvm", Candidate(("tvm", "ort"), ("Conv|MatMul=ort", "Softmax!=tvm"))),
+        ("ort", BenchCandidate(("ort",))),
+        ("tvm{opt_level=2}, ort", BenchCandidate(("tvm{opt_level=2}", "ort"))),
+        ("tvm,ort with Conv|MatMul=ort; Softmax!=tvm", BenchCandidate(("tvm", "ort"), ("Conv|MatMul=ort", "Softmax!=tvm"))),
     ],
 )
-def test_a_candidate_reads_as_it_prints(text: str, expected: Candidate) -> None:
-    assert Candidate.parse(text) == expected == Candidate.parse(str(expected))
+def test_a_candidate_reads_as_it_prints(text: str, expected: BenchCandidate) -> None:
+    assert BenchCandidate.parse(text) == expected == BenchCandidate.parse(str(expected))
 
 
 @pytest.mark.parametrize("text", ["", "tvm,", "tvm ort", "tvm,ort with ", "tvm,ort with Conv=ort;"])
 def test_what_is_no_candidate_is_told(text: str) -> None:
     with pytest.raises(OptionError):
-        Candidate.parse(text)
+        BenchCandidate.parse(text)
 
 
 def test_messages_survive_the_way() -> None:
-    job = Job(Subject("mlp", FrozenDict(layers=2), 3), Candidate(("tvm", "ort"), ("Conv=ort",)), 2, 0, "file", 1.0, 0.1)
+    job = Job(BenchTarget("mlp", FrozenDict(layers=2), 3), BenchCandidate(("tvm", "ort"), ("Conv=ort",)), 2, 0, "file", 1.0, 0.1)
     assert Job.from_line(job.to_line()) == job
     start = Start(("1",), ("ort", "tvm"), 0.1, 0.2, 0.3, 4, True, 0.5, 6, 7)
     data = json.loads(start.to_line())
     assert data.pop("kind") == "Start"
     assert Start.of(data) == start
-    assert Failure("no").to_line() == '{"kind": "Failure", "reason": "no"}\n'
+    assert JobFailure("no").to_line() == '{"kind": "JobFailure", "reason": "no"}\n'

@@ -21,7 +21,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from xrt.cache import CompileCache, DiskTier
-from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions, registry
+from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
+from xrt.engines.contract import registry
 from xrt.errors import CacheWarning, CompileRefused
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.module import XRTModule

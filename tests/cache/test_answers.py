@@ -13,11 +13,11 @@ import pytest
 
 import xrt
 from tests.module.test_faults import X, chain
-from xrt.cache import CompileCache, tier_of
-from xrt.cache.disk.answers import AnswersMemo
+from xrt.cache import CompileCache, open_disk_tier
+from xrt.cache.disk.support_store import SupportStore
 from xrt.errors import CacheWarning
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
-from xrt.testing.faulty import Recording
+from xrt.testing.fault_injection import RecordingEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 
@@ -26,13 +26,13 @@ OPS = ("Abs", "Exp", "Neg")
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrt.module.asking.WORTHWHILE", 0.0)
+    monkeypatch.setattr("xrt.module.support_cache.WORTHWHILE", 0.0)
 
 
 def started(folder: Path, function: Function | None = None, **options: Any) -> tuple[int, str]:
     """Plan and compile as a new process does; return how often the engine was asked, and the plan."""
-    engine = Recording(inner="ort", takes=options.pop("takes", "Abs|Neg"))
-    cache = CompileCache(disk=tier_of(directory=folder))
+    engine = RecordingEngine(inner="ort", takes=options.pop("takes", "Abs|Neg"))
+    cache = CompileCache(disk=open_disk_tier(directory=folder))
     with xrt.XRTModule(function or chain(*OPS), [engine, "ort"], strict=True, cache=cache, **options) as module:
         module.compile()
         return engine.journal.count("why_not"), str(module.plan)
@@ -115,8 +115,8 @@ def test_large_weights_are_not_hashed_for_it(tmp_path: Path) -> None:
     big = TensorType(DType.FLOAT32, (2, 600))
     weights = Constant(np.ones((600, 600), np.float32))
     function = Function((Value("x", big),), (Value("y", big),), (Node("MatMul", ("x", "w"), ("y",)),), {"w": weights}, {"": 20})
-    engine = Recording(inner="ort")
-    cache = CompileCache(disk=tier_of(directory=tmp_path))
+    engine = RecordingEngine(inner="ort")
+    cache = CompileCache(disk=open_disk_tier(directory=tmp_path))
     with xrt.XRTModule(function, engine, strict=True, cache=cache) as module:
         assert module.plan.launches and not weights.is_hashed
         module.compile()
@@ -125,13 +125,13 @@ def test_large_weights_are_not_hashed_for_it(tmp_path: Path) -> None:
 
 
 def test_what_is_quick_to_ask_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrt.module.asking.WORTHWHILE", 60.0)
+    monkeypatch.setattr("xrt.module.support_cache.WORTHWHILE", 60.0)
     started(tmp_path)
     assert answers(tmp_path) == []
 
 
 def test_the_oldest_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrt.cache.disk.answers.MOST", 2)
+    monkeypatch.setattr("xrt.cache.disk.support_store.MOST", 2)
     for op in ("Abs", "Exp", "Neg", "Cos"):
         started(tmp_path, chain(op))
     assert len(answers(tmp_path)) == 2
@@ -140,7 +140,7 @@ def test_the_oldest_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_what_another_process_removes_meanwhile_is_nobodys_trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the list of files and the question how old each is, `xrt cache clear` or another process may remove some."""
-    monkeypatch.setattr("xrt.cache.disk.answers.MOST", 1)
+    monkeypatch.setattr("xrt.cache.disk.support_store.MOST", 1)
     started(tmp_path, chain("Abs"))
     (older,) = answers(tmp_path)
     listed = Path.iterdir
@@ -174,11 +174,11 @@ def test_what_is_removed_before_it_is_read_is_asked(tmp_path: Path, monkeypatch:
 
 
 def test_a_folder_that_is_cleared_meanwhile_is_nobodys_trouble(tmp_path: Path) -> None:
-    AnswersMemo._make_room(tmp_path / "gone")
+    SupportStore._make_room(tmp_path / "gone")
 
 
 def test_without_a_disk_each_signature_is_asked_once() -> None:
-    engine = Recording(inner="ort", takes="Abs")
+    engine = RecordingEngine(inner="ort", takes="Abs")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with xrt.XRTModule(chain(*OPS), [engine, "ort"], strict=True, cache=CompileCache()) as module:

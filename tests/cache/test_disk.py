@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 
 from tests.cache.saving import BULK, Saving, chain, module
-from xrt.cache import CompileCache, Recipe, Store, cache_of, signature_of, tier_of
-from xrt.cache.disk import DEFAULT_LIMIT, directory_of
-from xrt.cache.disk.entry import Entry
-from xrt.cache.disk.places import bytes_of
-from xrt.cache.disk.report import listed, misses
+from xrt.cache import CompileCache, CompileRequest, Store, make_signature, open_cache, open_disk_tier
+from xrt.cache.disk import DEFAULT_LIMIT, find_cache_directory
+from xrt.cache.disk.config import parse_size
+from xrt.cache.disk.entry import CacheEntry
+from xrt.cache.disk.report import explain_misses, list_entries
 from xrt.engines import CompileContext
 from xrt.errors import CacheError, CacheWarning, CompileFailed, CompileRefused, OptionError, PlanError
 from xrt.formats import onnx
 from xrt.graph import Constant, Function
 from xrt.module import XRTModule
-from xrt.testing.renaming import renamed
+from xrt.testing.renaming import rename_values
 
 X = np.arange(4, dtype=np.float32)
 
@@ -38,7 +38,7 @@ def engine(tmp_path: Path) -> Saving:
 @pytest.fixture(autouse=True)
 def no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep no answers of engines, which a slow machine would: test_answers has these."""
-    monkeypatch.setattr("xrt.module.asking.WORTHWHILE", float("inf"))
+    monkeypatch.setattr("xrt.module.support_cache.WORTHWHILE", float("inf"))
 
 
 def run(engine: Saving, directory: Path, function: Function | None = None, limit: int = 10**9) -> XRTModule:
@@ -63,7 +63,7 @@ def test_a_second_process_loads_what_the_first_one_compiled(engine: Saving, tmp_
 
 def test_other_names_and_another_order_of_constants_hit(engine: Saving, tmp_path: Path) -> None:
     run(engine, tmp_path)
-    function = renamed(chain(), {})
+    function = rename_values(chain(), {})
     run(engine, tmp_path, function.replace(constants=dict(reversed(list(function.constants.items())))))
     assert engine.count("compile") == 6
 
@@ -80,7 +80,7 @@ def test_another_version_misses(engine: Saving, tmp_path: Path) -> None:
 
 def test_changed_code_misses(engine: Saving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(engine, tmp_path)
-    monkeypatch.setattr("xrt.cache.signature.code_of", lambda module: "another")
+    monkeypatch.setattr("xrt.cache.signature.hash_sources", lambda module: "another")
     run(engine, tmp_path)
     assert engine.count("compile") == 12
 
@@ -96,7 +96,7 @@ def test_a_class_without_a_source_file_is_not_kept(tmp_path: Path) -> None:
 def test_a_forced_compile_replaces_the_entry(engine: Saving, tmp_path: Path) -> None:
     run(engine, tmp_path)
     before = {item.path: item.path.stat().st_ino for item in Store(tmp_path).items()}
-    cache = CompileCache(disk=tier_of({}, tmp_path))
+    cache = CompileCache(disk=open_disk_tier({}, tmp_path))
     XRTModule(chain(), engine=[engine], cache=cache, maximum_nodes=1, force_compile=True, threads=1)(X)
     assert engine.count("compile") == 12
     assert {item.path for item in Store(tmp_path).items()} == set(before)
@@ -104,7 +104,7 @@ def test_a_forced_compile_replaces_the_entry(engine: Saving, tmp_path: Path) -> 
 
 
 def test_an_engine_that_saves_nothing_writes_nothing(tmp_path: Path) -> None:
-    cache = CompileCache(disk=tier_of({}, tmp_path / "cache"))
+    cache = CompileCache(disk=open_disk_tier({}, tmp_path / "cache"))
     XRTModule(chain(), engine="toy", cache=cache)(X)
     assert not (tmp_path / "cache").exists()
 
@@ -113,7 +113,7 @@ def test_an_engine_that_saves_nothing_writes_nothing(tmp_path: Path) -> None:
 def test_the_light_engines_hit_in_a_new_memory_tier(tmp_path: Path) -> None:
     expected = None
     for _ in range(2):
-        cache = CompileCache(disk=tier_of({}, tmp_path))
+        cache = CompileCache(disk=open_disk_tier({}, tmp_path))
         with XRTModule(chain(), engine="ort", cache=cache, strict=True) as made:
             result = made(X)
         expected = result if expected is None else expected
@@ -126,12 +126,12 @@ def test_the_light_engines_hit_in_a_new_memory_tier(tmp_path: Path) -> None:
 
 def test_a_refusal_is_remembered_with_its_reason_and_nodes(engine: Saving, tmp_path: Path) -> None:
     refusing = replace(engine, refuses=True)
-    function = renamed(chain(1), {})
+    function = rename_values(chain(1), {})
     told = []
     for one in (chain(1), function):
-        cache = CompileCache(disk=tier_of({}, tmp_path))
-        recipe = Recipe(one, refusing, CompileContext())
-        signature = signature_of(one, refusing, CompileContext())
+        cache = CompileCache(disk=open_disk_tier({}, tmp_path))
+        recipe = CompileRequest(one, refusing, CompileContext())
+        signature = make_signature(one, refusing, CompileContext())
         with pytest.raises(CompileRefused) as caught:
             cache.lease(signature, lambda recipe=recipe: refusing.compile(recipe.function, recipe.context), recipe=recipe)
         told.append((str(caught.value), caught.value.nodes))
@@ -189,11 +189,11 @@ def test_a_damaged_entry_is_found_and_rebuilt(damage: str, engine: Saving, tmp_p
     run(engine, tmp_path)
     item = Store(tmp_path).items()[0]
     item.path.write_bytes(damages(item.path.read_bytes())[damage])
-    assert len(Store(tmp_path).damaged()) == 1
+    assert len(Store(tmp_path).find_damaged()) == 1
     with pytest.warns(CacheWarning, match="could not serve: cache entry .* cannot be used"):
         run(engine, tmp_path)
     assert engine.count("compile") == 7
-    assert Store(tmp_path).damaged() == {}
+    assert Store(tmp_path).find_damaged() == {}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run(engine, tmp_path)
@@ -204,13 +204,13 @@ def test_an_entry_under_another_name_is_not_believed(engine: Saving, tmp_path: P
     one, other = Store(tmp_path).items()[:2]
     one.path.write_bytes(other.path.read_bytes())
     with pytest.raises(CacheError, match="it is the entry of another signature"):
-        Entry.read(one.path)
+        CacheEntry.read(one.path)
 
 
 def test_random_damage_is_a_cache_error_and_nothing_else(engine: Saving, tmp_path: Path) -> None:
     run(engine, tmp_path)
     path = Store(tmp_path).items()[0].path
-    whole, sound = path.read_bytes(), Entry.read(path)
+    whole, sound = path.read_bytes(), CacheEntry.read(path)
     rng = random.Random(0)
     interesting = [*range(64), *range(64, 600), *range(len(whole) - 300, len(whole))]
     for _ in range(500):
@@ -221,7 +221,7 @@ def test_random_damage_is_a_cache_error_and_nothing_else(engine: Saving, tmp_pat
             del data[rng.randrange(len(data)) :]
         path.write_bytes(data)
         try:
-            entry = Entry.read(path)
+            entry = CacheEntry.read(path)
         except CacheError:
             continue
         assert (entry.signature, bytes(entry.data or b"")) == (sound.signature, bytes(sound.data or b"")), "only padding differs"
@@ -252,7 +252,7 @@ def test_a_full_disk_costs_one_warning_and_leaves_nothing_behind(
 
         place(store, path, half)
 
-    monkeypatch.setattr("xrt.module.asking.WORTHWHILE", worthwhile)
+    monkeypatch.setattr("xrt.module.support_cache.WORTHWHILE", worthwhile)
     monkeypatch.setattr(Store, "place", full)
     with pytest.warns(CacheWarning, match="No space left on device") as caught:
         run(engine, tmp_path / "cache")
@@ -310,13 +310,13 @@ def test_clearing_touches_nothing_else(engine: Saving, tmp_path: Path) -> None:
 
 
 def test_a_path_that_is_not_text_costs_no_run(engine: Saving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrt.cache.disk.weights.SETTLED", 0)
+    monkeypatch.setattr("xrt.cache.disk.weight_hashes.SETTLED", 0)
     path = tmp_path / os.fsdecode(b"model\xff.onnx")
     large = chain(1).replace(constants={**chain(1).constants, "big": Constant(np.zeros(2**19, np.float32))})
     onnx.save(large, path)
     odd = replace(engine, journal=str(tmp_path / os.fsdecode(b"journal\xff")))
     with pytest.warns(CacheWarning, match="could not serve") as caught:
-        made = XRTModule(path, engine=[odd], cache=CompileCache(disk=tier_of({}, tmp_path / "cache")), threads=1)
+        made = XRTModule(path, engine=[odd], cache=CompileCache(disk=open_disk_tier({}, tmp_path / "cache")), threads=1)
         np.testing.assert_array_equal(made(X), X)
     assert len(caught) == 1
 
@@ -325,11 +325,11 @@ def test_a_path_that_is_not_text_costs_no_run(engine: Saving, tmp_path: Path, mo
 
 
 def test_the_environment_says_where_how_large_and_whether(tmp_path: Path) -> None:
-    tier = tier_of({"XRT_CACHE_DIR": str(tmp_path), "XRT_CACHE_SIZE": "2 GB"})
+    tier = open_disk_tier({"XRT_CACHE_DIR": str(tmp_path), "XRT_CACHE_SIZE": "2 GB"})
     assert tier is not None and (tier.store.directory, tier.limit) == (tmp_path, 2_000_000_000)
-    assert tier_of({"XRT_CACHE": "off"}) is None
-    assert directory_of({}).name == "xrt"
-    assert bytes_of("12 MB") == 12_000_000 and bytes_of("-1") is None
+    assert open_disk_tier({"XRT_CACHE": "off"}) is None
+    assert find_cache_directory({}).name == "xrt"
+    assert parse_size("12 MB") == 12_000_000 and parse_size("-1") is None
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,7 @@ def test_the_environment_says_where_how_large_and_whether(tmp_path: Path) -> Non
 )
 def test_an_impossible_value_is_told(variable: str, value: str, told: str, tmp_path: Path) -> None:
     with pytest.warns(CacheWarning) as caught:
-        tier = tier_of({variable: value, "XRT_CACHE_DIR": str(tmp_path)})
+        tier = open_disk_tier({variable: value, "XRT_CACHE_DIR": str(tmp_path)})
     assert str(caught[0].message) == told
     assert tier is not None and tier.limit == DEFAULT_LIMIT
 
@@ -349,7 +349,7 @@ def test_an_impossible_value_is_told(variable: str, value: str, told: str, tmp_p
 def test_a_module_takes_a_directory(engine: Saving, tmp_path: Path) -> None:
     XRTModule(chain(), engine=[engine], cache=tmp_path, threads=1)(X)
     assert len(Store(tmp_path).items()) == 1
-    assert cache_of(tmp_path) is cache_of(str(tmp_path))
+    assert open_cache(tmp_path) is open_cache(str(tmp_path))
     with pytest.raises(OptionError, match=r"cache must be an xrt\.cache\.CompileCache, or the directory of one; got 3"):
         XRTModule(chain(), cache=3)  # type: ignore[arg-type]  # the mistake
 
@@ -365,7 +365,7 @@ def test_the_weights_of_a_file_are_hashed_once(tmp_path: Path, monkeypatch: pyte
     )
     onnx.save(large, path)
     os.utime(path, (1e9, 1e9))
-    monkeypatch.setattr("xrt.cache.disk.weights.SETTLED", 0)
+    monkeypatch.setattr("xrt.cache.disk.weight_hashes.SETTLED", 0)
     hashed: list[str] = []
     digest = Constant.digest.fget  # type: ignore[attr-defined]  # a property
 
@@ -377,12 +377,12 @@ def test_the_weights_of_a_file_are_hashed_once(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(Constant, "digest", property(counting))
     for expected in (2, 0):
         hashed.clear()
-        with XRTModule(path, engine="toy", cache=CompileCache(disk=tier_of({}, tmp_path / "cache"))) as made:
+        with XRTModule(path, engine="toy", cache=CompileCache(disk=open_disk_tier({}, tmp_path / "cache"))) as made:
             made(X)
         assert len(hashed) == expected, hashed
     onnx.save(large.replace(constants={**large.constants, "c0": Constant(np.full(4, 7, np.float32))}), path)
     hashed.clear()
-    with XRTModule(path, engine="toy", cache=CompileCache(disk=tier_of({}, tmp_path / "cache"))) as made:
+    with XRTModule(path, engine="toy", cache=CompileCache(disk=open_disk_tier({}, tmp_path / "cache"))) as made:
         np.testing.assert_array_equal(made(X), X + 7)
     assert len(hashed) == 2, "a file that has changed is hashed again"
 
@@ -395,7 +395,7 @@ def test_entries_are_listed_with_engine_and_failure(engine: Saving, tmp_path: Pa
     with pytest.raises(PlanError):
         module(replace(engine, refuses=True), tmp_path, chain(1))(X)
     Store(tmp_path).items()[0].path.write_bytes(b"damaged")
-    found = listed(Store(tmp_path))
+    found = list_entries(Store(tmp_path))
     assert len(found) == 7
     assert [one.failure for one in found if one.failure] == ["it never does"]
     assert sum(bool(one.damage) for one in found) == 1
@@ -405,7 +405,7 @@ def test_entries_are_listed_with_engine_and_failure(engine: Saving, tmp_path: Pa
 def test_a_miss_names_the_ingredient_that_differs(engine: Saving, tmp_path: Path) -> None:
     run(engine, tmp_path)
     region = module(engine, tmp_path).plan.launches[0].function
-    missed = misses(Store(tmp_path), [signature_of(region, engine, CompileContext(threads=7))])
+    missed = explain_misses(Store(tmp_path), [make_signature(region, engine, CompileContext(threads=7))])
     assert missed[0].differences == (("threads", "7", "1"),)
-    assert misses(Store(tmp_path), [signature_of(region, engine, CompileContext(threads=1))]) == []
-    assert misses(Store(tmp_path / "empty"), [signature_of(region, engine, CompileContext())])[0].nearest is None
+    assert explain_misses(Store(tmp_path), [make_signature(region, engine, CompileContext(threads=1))]) == []
+    assert explain_misses(Store(tmp_path / "empty"), [make_signature(region, engine, CompileContext())])[0].nearest is None

@@ -9,7 +9,8 @@ import pytest
 
 from tests.cache.full import run_on_full_disk
 from tests.cache.saving import chain
-from xrt.engines import CompileContext, registry
+from xrt.engines import CompileContext
+from xrt.engines.contract import registry
 from xrt.errors import CompileRefused
 
 ENGINES = ["tvm", "ort", "openvino", "xla", "iree"]

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from tests.cache.saving import Saving, chain, module
-from xrt.cache import CompileCache, Store, tier_of
-from xrt.cache.disk import directory_of
-from xrt.cache.disk.costs import CostStore
+from xrt.cache import CompileCache, Store, open_disk_tier
+from xrt.cache.disk import find_cache_directory
+from xrt.cache.disk.cost_store import CostStore
 from xrt.cache.disk.permissions import why_not_trusted
 from xrt.cli.app import main
 from xrt.errors import CacheError, CacheWarning
@@ -124,7 +124,7 @@ def test_a_directory_that_others_may_write_to_is_not_used(
 @pytest.mark.usefixtures("small_is_kept")
 def test_an_entry_of_somebody_else_is_not_loaded(spec: str, what: str, way: Callable[[Path], None], tmp_path: Path) -> None:
     def loaded() -> int:
-        cache = CompileCache(disk=tier_of({}, tmp_path))
+        cache = CompileCache(disk=open_disk_tier({}, tmp_path))
         with XRTModule(chain(2), engine=spec, cache=cache, strict=True, threads=1) as made:
             np.testing.assert_array_equal(made(X), X + 1)
         return cache.statistics.disk.hits
@@ -134,7 +134,7 @@ def test_an_entry_of_somebody_else_is_not_loaded(spec: str, what: str, way: Call
     path = entry if what == "file" else entry.parent
     way(path)
     reason = reason_for(path, way)
-    assert list(Store(tmp_path).damaged().values()) == [f"{entry.name} cannot be used: {reason}"]
+    assert list(Store(tmp_path).find_damaged().values()) == [f"{entry.name} cannot be used: {reason}"]
     with pytest.warns(CacheWarning) as caught:
         assert loaded() == 0
     assert [str(one.message).partition(". ")[0] for one in caught] == [
@@ -149,12 +149,12 @@ def test_measured_costs_and_answers_of_somebody_else_are_not_read(tmp_path: Path
     open_to_all(path)
     with pytest.warns(CacheWarning, match=f"{path.name} cannot be used: others may write to"):
         assert store.statuses() == {}
-    tier = tier_of({}, tmp_path)
+    tier = open_disk_tier({}, tmp_path)
     assert tier is not None
     (store._store.kept / "tvm").mkdir(parents=True)
     open_to_all(store._store.kept / "tvm")
     with pytest.warns(CacheWarning, match="tvm cannot be used: others may write to"):
-        assert tier.folder_of("tvm") is None
+        assert tier.find_learning_directory("tvm") is None
     open_to_all(tmp_path)
     with pytest.warns(CacheWarning, match="is not used: others may write to"):
         assert CostStore(tmp_path).statuses() == {}
@@ -220,10 +220,10 @@ def test_the_commands_say_that_a_directory_is_not_used(tmp_path: Path, capsys: p
 def test_a_directory_of_a_user_that_is_not_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = "XRT_CACHE_DIR is '~no-such-user/x', and no home directory is known for '~no-such-user'; give the whole path"
     with pytest.raises(CacheError) as caught:
-        directory_of({"XRT_CACHE_DIR": "~no-such-user/x"})
+        find_cache_directory({"XRT_CACHE_DIR": "~no-such-user/x"})
     assert str(caught.value) == told
     with pytest.warns(CacheWarning) as warned:
-        assert tier_of({"XRT_CACHE_DIR": "~no-such-user/x"}) is None
+        assert open_disk_tier({"XRT_CACHE_DIR": "~no-such-user/x"}) is None
     assert str(warned[0].message) == f"{told}. Nothing is kept on disk"
     with pytest.raises(CacheError, match="cache is '~no-such-user/x', and no home directory is known for '~no-such-user'"):
         XRTModule(chain(1), cache="~no-such-user/x")
@@ -240,7 +240,7 @@ def test_the_commands_name_a_user_that_is_not(monkeypatch: pytest.MonkeyPatch, c
 def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platformdirs.user_cache_path", lambda *_, **__: Path("~/.cache/xrt"))
     with pytest.raises(CacheError, match="this user has no home directory to keep a cache in; name a directory in XRT_CACHE_DIR"):
-        directory_of({})
+        find_cache_directory({})
 
 
 def test_nothing_is_said_of_a_directory_that_is_sound(engine: Saving, tmp_path: Path) -> None:

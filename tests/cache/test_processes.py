@@ -39,7 +39,7 @@ def test_eight_processes_compile_each_signature_once(tmp_path: Path) -> None:
     engine = Saving(journal=str(journal))
     assert engine.count("compile") == REGIONS
     assert engine.count("load") == 7 * REGIONS
-    assert Store(tmp_path / "cache").damaged() == {}
+    assert Store(tmp_path / "cache").find_damaged() == {}
 
 
 @pytest.mark.proof("processes", share=0)
@@ -56,7 +56,7 @@ def test_processes_killed_at_random_moments_break_nothing(tmp_path: Path) -> Non
             child.send_signal(signal.SIGKILL)
             child.communicate()
         journal.unlink()
-        assert Store(cache).damaged() == {}
+        assert Store(cache).find_damaged() == {}
         finish(start(cache, journal))
         assert engine.count("compile") + engine.count("load") == REGIONS
         journal.unlink()

@@ -9,9 +9,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from xrt.cache import Signature, signature, signature_of
+from xrt.cache import Signature, make_signature, signature
 from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def model(
         outputs=(Value("y"),),
         nodes=(
             Node("Relu", ("x",), (inner,)),
-            Node(op, (inner, "w"), ("y",), attributes_of({"axis": axis})),
+            Node(op, (inner, "w"), ("y",), read_attributes({"axis": axis})),
         ),
         constants={"w": Constant(np.full((2, 2), weight, "float32"))},
         opsets={"": opset},
@@ -50,7 +50,7 @@ def model(
 
 
 def made(function: Function | None = None, engine: GraphCompiler | None = None, **context: object) -> Signature:
-    return signature_of(function or model(), engine or Fake(), replace(CompileContext(), **context))  # type: ignore[arg-type]
+    return make_signature(function or model(), engine or Fake(), replace(CompileContext(), **context))  # type: ignore[arg-type]
 
 
 CHANGES: dict[str, Callable[[], Signature]] = {

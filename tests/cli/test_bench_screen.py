@@ -9,10 +9,10 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from xrt.bench import Candidate, Group, Row
-from xrt.bench.protocol import Start
+from xrt.bench import BenchCandidate, Group, ReportRow
+from xrt.bench.jobs import Start
 from xrt.cli import screen
-from xrt.runtime.rounds import Ratio
+from xrt.measure.statistics import RatioInterval
 
 bench = importlib.import_module("xrt.cli.bench")
 
@@ -31,15 +31,17 @@ GROUP = Group(
     2,
     0.012,
     (
-        Row(Candidate.parse("ort"), "best", start=start(), median_seconds=0.00204, to_best=Ratio(1.0, 1.0, 1.0)),
-        Row(
-            Candidate.parse("tvm,ort with Conv|Gemm|MatMul|Softmax=ort"),
+        ReportRow(
+            BenchCandidate.parse("ort"), "best", start=start(), median_seconds=0.00204, to_best=RatioInterval(1.0, 1.0, 1.0)
+        ),
+        ReportRow(
+            BenchCandidate.parse("tvm,ort with Conv|Gemm|MatMul|Softmax=ort"),
             "slower",
             start=start(steady=False, warm_calls=200),
             median_seconds=0.0121,
-            to_best=Ratio(5.931, 5.874, 6.012),
+            to_best=RatioInterval(5.931, 5.874, 6.012),
         ),
-        Row(Candidate.parse("toy"), "failed", REASON),
+        ReportRow(BenchCandidate.parse("toy"), "failed", REASON),
     ),
 )
 

@@ -59,10 +59,13 @@ def test_the_cache_is_listed_checked_and_cleared(model: str, directory: Path, ca
 
 @pytest.mark.usefixtures("small_is_kept")
 def test_why_miss_names_the_ingredient(model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(capsys, "cache", "why-miss", model, "-e", "ort")[:2] == (1, "xrt_ort_0: not in the cache\n  the cache is empty\n")
+    assert call(capsys, "cache", "explain-miss", model, "-e", "ort")[:2] == (
+        1,
+        "xrt_ort_0: not in the cache\n  the cache is empty\n",
+    )
     call(capsys, "run", model, "-e", "ort", "--threads", "1")
-    assert call(capsys, "cache", "why-miss", model, "-e", "ort", "--threads", "1")[:2] == (0, "xrt_ort_0: in the cache\n")
-    code, out, _ = call(capsys, "cache", "why-miss", model, "-e", "ort{memory_arena=false}", "--threads", "1", "--json")
+    assert call(capsys, "cache", "explain-miss", model, "-e", "ort", "--threads", "1")[:2] == (0, "xrt_ort_0: in the cache\n")
+    code, out, _ = call(capsys, "cache", "explain-miss", model, "-e", "ort{memory_arena=false}", "--threads", "1", "--json")
     assert code == 1
     (differs,) = json.loads(out)["xrt_ort_0"]["differs"]
     assert differs["ingredient"] == "engine"
@@ -71,7 +74,7 @@ def test_why_miss_names_the_ingredient(model: str, capsys: pytest.CaptureFixture
 
 def test_why_miss_says_what_is_not_worth_saving(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     told = "engine 'ort' compiles so small a region in less time than it takes to load one, so it is compiled in each process"
-    assert call(capsys, "cache", "why-miss", model, "-e", "ort")[:2] == (0, f"xrt_ort_0: {told}\n")
+    assert call(capsys, "cache", "explain-miss", model, "-e", "ort")[:2] == (0, f"xrt_ort_0: {told}\n")
 
 
 def test_an_impossible_size_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from xrt.cli import app, main
 from xrt.cli import run as run_command
-from xrt.compare import Comparison
+from xrt.comparison import Comparison
 from xrt.formats import onnx
 from xrt.graph import DType, Function, Node, TensorType, Value
 
@@ -55,7 +55,7 @@ def test_without_arguments_the_help_is_shown(xrt: Command) -> None:
     code, out, err = xrt()
     assert (code, err) == (2, "")
     assert out.startswith("Usage: xrt")
-    assert all(name in out for name in ("engines", "inspect", "run", "explain", "conform", "doctor"))
+    assert all(name in out for name in ("engines", "inspect", "run", "explain", "conformance", "doctor"))
 
 
 @pytest.mark.slow
@@ -125,24 +125,24 @@ def test_explain_compiles_to_tell_of_memory(model: Path, xrt: Command) -> None:
 
 @pytest.mark.slow
 def test_conform_adds_up_the_cases_that_are_given_again(xrt: Command) -> None:
-    code, out, _ = xrt("conform", "toy", "--cases", "test_relu", "--cases", "test_abs", "--group", "node")
+    code, out, _ = xrt("conformance", "toy", "--cases", "test_relu", "--cases", "test_abs", "--group", "node")
     assert (code, out.splitlines()[-1]) == (0, "toy: 2 passed, 0 declined, 0 failed, 0 gap of 2")
 
 
 def test_conform_counts_cases(xrt: Command) -> None:
-    code, out, err = xrt("conform", "toy", "--cases", "test_relu", "--reference", "--operators")
+    code, out, err = xrt("conformance", "toy", "--cases", "test_relu", "--reference", "--operators")
     assert (code, err) == (0, "")
     assert "Relu\t1" in out
     assert "toy: 1 passed, 0 declined, 0 failed, 0 gap of 1" in out
 
 
 def test_conform_places_by_measurement(xrt: Command) -> None:
-    code, out, _ = xrt("conform", "toy,ort,auto", "--cases", "test_relu,test_abs")
+    code, out, _ = xrt("conformance", "toy,ort,auto", "--cases", "test_relu,test_abs")
     assert (code, "toy,ort,auto: 2 passed, 0 declined, 0 failed, 0 gap of 2" in out) == (0, True)
 
 
 def test_conform_runs_groups_and_alternates(xrt: Command) -> None:
-    arguments = ("conform", "ort,toy", "--group", "simple", "--group", "pytorch-operator", "--cases", "*relu*,operator_mm")
+    arguments = ("conformance", "ort,toy", "--group", "simple", "--group", "pytorch-operator", "--cases", "*relu*,operator_mm")
     code, out, err = xrt(*arguments, "--alternate", "--operators")
     assert (code, err) == (0, "")
     lines = out.splitlines()
@@ -222,9 +222,9 @@ def test_conform_runs_groups_and_alternates(xrt: Command) -> None:
         (["run", "model.onnx", "--threads", "0"], "threads must be a positive integer or None; got 0"),
         (["run", "model.onnx", "--bogus"], "No such option"),
         (["explain", "model.onnx", "--pin", "Relu=nobody"], "nobody"),
-        (["conform", "toy", "--alternate"], "nodes alternate between two engines or more; list another"),
-        (["conform", "ort,toy,auto", "--alternate"], "nodes that alternate are not placed by measurement"),
-        (["conform", "nobody"], "no engine is named 'nobody'"),
+        (["conformance", "toy", "--alternate"], "nodes alternate between two engines or more; list another"),
+        (["conformance", "ort,toy,auto", "--alternate"], "nodes that alternate are not placed by measurement"),
+        (["conformance", "nobody"], "no engine is named 'nobody'"),
     ],
 )
 def test_an_error_is_one_message_and_exit_code_2(arguments: list[str], text: str, model: Path, xrt: Command) -> None:

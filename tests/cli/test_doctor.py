@@ -17,8 +17,8 @@ from xrt.cli import app, doctor
 from xrt.engines import EngineStatus
 from xrt.errors import XRTWarning
 from xrt.graph import TensorType
-from xrt.logs import follow
-from xrt.testing.faulty import Faulty
+from xrt.logging import follow
+from xrt.testing.fault_injection import FaultyEngine
 
 TYPE = TensorType(DType.FLOAT32, (2,))
 FUNCTION = Function((Value("x", TYPE),), (Value("y", TYPE),), (Node("Relu", ("x",), ("y",)),), opsets={"": 18}, name="relu")
@@ -55,7 +55,7 @@ def test_doctor_shows_it_and_fails_for_a_broken_engine(engines: list[EngineStatu
 
 def test_only_variables_that_matter_are_told() -> None:
     given = {"XRT_LOG": "info", "OMP_NUM_THREADS": "2", "MY_PASSWORD": "secret", "HOME": "/root"}
-    assert doctor.environment_of(given) == {"OMP_NUM_THREADS": "2", "XRT_LOG": "info"}
+    assert doctor.read_engine_environment(given) == {"OMP_NUM_THREADS": "2", "XRT_LOG": "info"}
 
 
 def test_the_log_tells_plan_compile_and_cache(caplog: pytest.LogCaptureFixture) -> None:
@@ -72,7 +72,7 @@ def test_the_log_tells_plan_compile_and_cache(caplog: pytest.LogCaptureFixture) 
 
 
 def test_the_log_tells_a_refusal(caplog: pytest.LogCaptureFixture) -> None:
-    refusing = Faulty(where="compile", how="refuse")
+    refusing = FaultyEngine(where="compile", how="refuse")
     with caplog.at_level(logging.INFO, "xrt"), pytest.warns(XRTWarning):
         XRTModule(FUNCTION, engine=refusing)(np.ones(2, "float32"))
     assert "xrt_faulty_0 is refused: the faulty engine was told to refuse" in caplog.messages

@@ -9,21 +9,22 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from tests.tune.test_account import account, table
+from tests.placement.test_account import account, table
 from xrt.cli import screen
-from xrt.partition.planner import Unlock
-from xrt.tune import Account
+from xrt.placement import CostReport, MissingSupport
 
 explain = importlib.import_module("xrt.cli.explain")
 
 
 @pytest.fixture
-def told() -> Account:
+def told() -> CostReport:
     found = account(table())
-    return Account(found.predicted, found.measured, found.parts, found.boundaries, unlocks=(Unlock("Cos", "ort", 2, 1.5e-3),))
+    return CostReport(
+        found.predicted, found.measured, found.parts, found.boundaries, unlocks=(MissingSupport("Cos", "ort", 2, 1.5e-3),)
+    )
 
 
-def test_no_line_is_wider_than_a_narrow_terminal(told: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_line_is_wider_than_a_narrow_terminal(told: CostReport, monkeypatch: pytest.MonkeyPatch) -> None:
     console = Console(file=StringIO(), force_terminal=True, no_color=True, width=60, highlight=False, soft_wrap=True)
     for module in (explain, screen):
         monkeypatch.setattr(module, "out", console)
@@ -35,7 +36,9 @@ def test_no_line_is_wider_than_a_narrow_terminal(told: Account, monkeypatch: pyt
         assert word in text
 
 
-def test_a_pipe_gets_a_row_per_line(told: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_gets_a_row_per_line(
+    told: CostReport, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(explain, "out", Console(file=StringIO()))
     explain._show(told)
     rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
@@ -46,5 +49,5 @@ def test_a_pipe_gets_a_row_per_line(told: Account, capsys: pytest.CaptureFixture
 
 
 def test_of_nothing_known_nothing_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    explain._show(Account(None, 1.0))
+    explain._show(CostReport(None, 1.0))
     assert capsys.readouterr().out == ""

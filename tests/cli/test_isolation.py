@@ -14,7 +14,7 @@ from xrt.cli import bench
 from xrt.engines import split_specs
 from xrt.formats import onnx
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, constants
-from xrt.testing.faulty import Faulty
+from xrt.testing.fault_injection import FaultyEngine
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def model(tmp_path: Path) -> str:
     return str(tmp_path / "model.onnx")
 
 
-def planted(monkeypatch: pytest.MonkeyPatch, engine: Faulty) -> None:
+def planted(monkeypatch: pytest.MonkeyPatch, engine: FaultyEngine) -> None:
     """Let the command's list of engines be that engine and ort; what is isolated is spelt as it is."""
     monkeypatch.setattr("xrt.cli.options.split_specs", lambda text: [engine, "ort"] if text == "planted" else split_specs(text))
 
@@ -40,7 +40,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, engine: Faulty) -> None:
 def test_a_crash_costs_a_line(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    planted(monkeypatch, Faulty(how="kill", takes="Exp"))
+    planted(monkeypatch, FaultyEngine(how="kill", takes="Exp"))
     target = tmp_path / "y.npz"
     arguments = ("--isolate", "faulty", "--isolate-run", "--time-limit", "60", "--memory-limit", "64GB")
     code, _, err = call(capsys, "run", model, "-e", "planted", "-i", str(tmp_path / "x.npy"), "-o", str(target), *arguments)
@@ -55,7 +55,7 @@ def test_a_crash_costs_a_line(
 def test_a_crash_while_verifying_is_an_error_and_bisecting_it_a_finding(
     model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    planted(monkeypatch, Faulty(how="kill", takes="Exp|Neg"))
+    planted(monkeypatch, FaultyEngine(how="kill", takes="Exp|Neg"))
     ended = "its process was ended by SIGKILL: a crash, or the system had no memory left"
     arguments = (model, "-e", "planted", "--isolate", "all", "--isolate-run")
     code, _, err = call(capsys, "verify", *arguments)
@@ -100,7 +100,7 @@ def test_bench_needs_none_of_these() -> None:
 def test_a_files_weights_are_hashed_once(
     dims: tuple[str, ...], tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("xrt.cache.disk.weights.SETTLED", 0)
+    monkeypatch.setattr("xrt.cache.disk.weight_hashes.SETTLED", 0)
     weights = Constant(np.random.default_rng(0).standard_normal((600, 600)).astype(np.float32))
     ends = [Value(name, TensorType(DType.FLOAT32, ("n", 600))) for name in "xy"]
     path = tmp_path / "large.onnx"

@@ -21,12 +21,12 @@ from xrt.cache import default_cache
 from xrt.cli import check
 from xrt.cli.tune import INTERRUPTED
 from xrt.formats import onnx
-from xrt.formats.lock import Lock, read_lock
+from xrt.formats.placement_file import Lock, read_lock
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.models import sample_inputs
-from xrt.passes import specialise
-from xrt.tune import Tuned
-from xrt.tune.gate import Outcome
+from xrt.passes import specialize
+from xrt.placement import TuningResult
+from xrt.placement.regression_check import RegressionResult
 
 NEVER = "9900%"
 """What no plan becomes slower by, however busy the machine is."""
@@ -145,7 +145,7 @@ def test_a_second_process_that_hangs_is_an_error(
     info = tmp_path / "found" / "xrt_faulty-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: xrt-faulty\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[xrt.engines]\nfaulty = xrt.testing.faulty:Faulty\n")
+    (info / "entry_points.txt").write_text("[xrt.engines]\nfaulty = xrt.testing.fault_injection:FaultyEngine\n")
     monkeypatch.syspath_prepend(str(info.parent))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(info.parent), os.environ.get("PYTHONPATH", "")]))
 
@@ -154,7 +154,7 @@ def test_a_second_process_that_hangs_is_an_error(
             run.update(engine="faulty{how=hang}", region=0)
 
     path = altered(lock, regressed)
-    seen = Outcome("regressed", 0.05), ()
+    seen = RegressionResult("regressed", 0.05), ()
     monkeypatch.setattr("xrt.cli.check._checked", lambda *given: seen)
     code, out, err = call(capsys, "check", path, "--budget", "1s", "--confirm-limit", "6s")
     assert (code, out) == (2, "")
@@ -279,8 +279,8 @@ def test_whatever_has_become_of_a_lock_a_check_ends_with_an_answer(
 def test_what_is_interrupted_is_not_locked(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stopped(module: Any, values: Any, budget: float, *, anew: bool) -> Tuned:
-        return Tuned(module.plan, how="interrupted")
+    def stopped(module: Any, values: Any, budget: float, *, anew: bool) -> TuningResult:
+        return TuningResult(module.plan, how="interrupted")
 
     monkeypatch.setattr("xrt.cli.lock._tuned", stopped)
     target = tmp_path / "x.lock"
@@ -336,7 +336,7 @@ def test_a_check_is_made_on_what_the_lock_was_measured_on(
     code, out, _ = call(capsys, "check", str(rows), "--budget", "1s", "--max-regress", NEVER)
     assert (code, "not where it was locked" in out) == (0, False)
     np.testing.assert_array_equal(seen[0], np.load(rows.parent.parent / "x.npy"))
-    drawn = sample_inputs(specialise(onnx.load(rows.parent.parent / "rows.onnx"), {"x": (4, 3)}), 7)
+    drawn = sample_inputs(specialize(onnx.load(rows.parent.parent / "rows.onnx"), {"x": (4, 3)}), 7)
     np.testing.assert_array_equal(seen[1], drawn["z"])
 
 

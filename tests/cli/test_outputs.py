@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import xrt
+from tests.bench.test_page import Reader
+from tests.runtime.trace_format import read_trace
 from xrt.cli import main
 from xrt.errors import BundleError, ModelError, OptionError
 from xrt.formats import onnx
@@ -36,10 +38,12 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]
 
 WRITING: list[tuple[str, ...]] = [
     ("run", "-o"),
+    ("run", "--trace"),
     ("compile", "-o"),
     ("lock", "-o"),
     ("bisect", "-o"),
     ("bench", "--html"),
+    ("explain", "--html"),
     ("run", "--dump"),
     ("explain", "-e", "iree{dump_dir=%}"),
 ]
@@ -52,7 +56,7 @@ def test_an_output_is_tried_before_the_work(
     def no_work(*_: object, **__: object) -> None:
         pytest.fail("it works before it looks where to write")
 
-    monkeypatch.setattr("xrt.module.build.partition", no_work)
+    monkeypatch.setattr("xrt.partition.partition", no_work)
     monkeypatch.setattr("xrt.cli.bench.compare_engines", no_work)
     monkeypatch.setattr("xrt.cli.lock.lock_module", no_work)
     (tmp_path / "file").write_text("")
@@ -131,6 +135,36 @@ def test_links_and_devices_stay(tmp_path: Path, model: str, capsys: pytest.Captu
 
 def test_an_engine_that_saves_nothing_misses_nothing(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["cache", "--dir", str(tmp_path), "why-miss", model, "-e", "toy"])
+        main(["cache", "--dir", str(tmp_path), "explain-miss", model, "-e", "toy"])
     assert not ended.value.code
     assert capsys.readouterr().out == ("xrt_toy_0: engine 'toy' cannot save an executable, so it is compiled in each process\n")
+
+
+def test_a_timeline_of_the_runs(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "t.json"
+    with pytest.raises(SystemExit) as ended:
+        main(["run", model, "--repeat", "3", "--trace", str(target)])
+    assert not ended.value.code
+    events = read_trace(target)
+    assert [event["name"] for event in events] == 3 * ["call", "xrt_toy_0"]
+    told = f"{target}: a timeline of 3 calls; open it in ui.perfetto.dev or chrome://tracing"
+    assert told in capsys.readouterr().out.splitlines()
+
+
+def test_a_page_about_a_plan(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "plan.html"
+    with pytest.raises(SystemExit) as ended:
+        main(["explain", model, "--html", str(target)])
+    assert not ended.value.code
+    assert "xrt_toy_0" in capsys.readouterr().out, "the text is printed all the same"
+    page = Reader(target.read_text(encoding="utf-8"))
+    assert f"Where the nodes of {model} are" in page.text and "svg" in {name for name, _ in page.elements}
+
+
+def test_a_bundle_is_explained_and_timed_with_files_too(model: str, tmp_path: Path) -> None:
+    bundle, page, trace = (str(tmp_path / name) for name in ("m.xrt", "m.html", "m.json"))
+    for arguments in (["compile", model, "-o", bundle], ["explain", bundle, "--html", page], ["run", bundle, "--trace", trace]):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert not ended.value.code
+    assert read_trace(Path(trace)) and Path(page).stat().st_size

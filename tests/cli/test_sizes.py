@@ -63,7 +63,7 @@ def test_memory_that_runs_out_meanwhile(model: str, monkeypatch: pytest.MonkeyPa
     def starved(*_: object) -> None:
         raise MemoryError("Unable to allocate 64 bytes")
 
-    monkeypatch.setattr("xrt.models.inputs._tensor", starved)
+    monkeypatch.setattr("xrt.graph.sample_inputs._tensor", starved)
     with pytest.raises(InputError) as caught:
         sample_inputs(function)
     assert str(caught.value) == (

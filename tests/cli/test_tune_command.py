@@ -15,8 +15,8 @@ import xrt
 from tests.module.test_faults import X, chain
 from xrt.cli import main, tune
 from xrt.formats import onnx
-from xrt.tune import Bounds
-from xrt.tune.walls import Here
+from xrt.placement import TuningBudget
+from xrt.placement.profiling.runners import LocalRunner
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 
@@ -28,9 +28,9 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     """Run ``xrt tune`` on a model of one node, with a cache of its own, measuring in this process."""
     onnx.save(chain("Exp"), tmp_path / "model.onnx")
     monkeypatch.setenv("XRT_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("xrt.cache.memory.default_cache", lambda: xrt.cache.cache_of(tmp_path / "cache"))
-    monkeypatch.setattr("xrt.tune.search.way_of", lambda engine, limits: Here(engine))
-    monkeypatch.setattr("xrt.tune.driving.BOUNDS", Bounds(calibration=0.0))
+    monkeypatch.setattr("xrt.cache.memory.default_cache", lambda: xrt.cache.open_cache(tmp_path / "cache"))
+    monkeypatch.setattr("xrt.placement.session.choose_runner", lambda engine, limits: LocalRunner(engine))
+    monkeypatch.setattr("xrt.placement.autotune.BOUNDS", TuningBudget(calibration=0.0))
 
     def run(*arguments: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as left:
@@ -85,7 +85,7 @@ def test_a_bar_on_a_terminal(command: Command, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_budget_too_small_is_exit_code_1(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrt.tune.search.Search._measure_here", lambda search, until: None)
+    monkeypatch.setattr("xrt.placement.session.TuningSession._measure_here", lambda search, until: None)
     code, out, err = command("--engines", "toy", "--budget", "0.000001s")
     assert code == 1
     assert "placed by the order of the list, without a measurement: toy" in out

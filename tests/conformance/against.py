@@ -1,4 +1,4 @@
-"""A run held against the record of `make conform`."""
+"""A run held against the record of `make conformance`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import fnmatch
 import functools
 
 from tools.conformance_record import LETTERS, Record
-from xrt.testing import Report
+from xrt.testing import ConformanceReport
 
 MACHINE = {
     "test_str*norm*": "ONNX Runtime takes StringNormalizer where the locale en_US.UTF-8 is installed",
@@ -20,7 +20,7 @@ def record() -> Record:
     return Record.read()
 
 
-def differences(way: str, report: Report) -> list[str]:
+def differences(way: str, report: ConformanceReport) -> list[str]:
     """Return where a run came to another word than the record has; a gap that rounding decides may pass."""
     noted = {entry.case: entry for entry in record().entries}
     found = []
@@ -31,5 +31,5 @@ def differences(way: str, report: Report) -> list[str]:
             word and LETTERS[word],
         )
         if outcome.word is not word and not depends:
-            found.append(f"{outcome.case} {outcome.word} ({outcome.reason}); the record has {word}; say: make conform")
+            found.append(f"{outcome.case} {outcome.word} ({outcome.reason}); the record has {word}; say: make conformance")
     return found

@@ -1,4 +1,4 @@
-"""A share of the tests of onnx in every way of `make conform`, held against what it recorded; another share for each way.
+"""A share of the tests of onnx in every way of `make conformance`, held against what it recorded; another share for each way.
 
 It is a hundredth of the tests, and a twentieth in `make test-full`.
 """
@@ -16,7 +16,7 @@ from xrt.testing import conform
 pytestmark = pytest.mark.slow
 
 SEED = 0
-"""Draws the shares. The whole is `make conform`."""
+"""Draws the shares. The whole is `make conformance`."""
 
 SHARES, SHARES_IN_FULL = 100, 20
 

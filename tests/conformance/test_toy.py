@@ -7,14 +7,14 @@ import functools
 import pytest
 
 from tests.conformance.against import differences
-from xrt.module.settings import REFERENCE
-from xrt.testing import Report, Word, conform, node_cases
+from xrt.module.options import REFERENCE
+from xrt.testing import ConformanceReport, ResultWord, conform, node_cases
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof("engine toy", share=0)]
 
 
 @functools.cache
-def report(engine: str) -> Report:
+def report(engine: str) -> ConformanceReport:
     return conform(engine, reference=engine == REFERENCE)
 
 
@@ -26,12 +26,12 @@ def test_nothing_fails_and_the_record_says_the_same(engine: str):
 
 def test_nothing_is_lost_that_the_evaluator_of_onnx_passes():
     assert not report(REFERENCE).lost(report(REFERENCE).reference)
-    passed = sum(outcome.word is Word.PASSED for outcome in report(REFERENCE).reference)
+    passed = sum(outcome.word is ResultWord.PASSED for outcome in report(REFERENCE).reference)
     assert passed > 1900, "the evaluator did not run"
 
 
 def test_all_that_is_deterministic_passes():
-    passed = {outcome.case for outcome in report(REFERENCE).of(Word.PASSED)}
+    passed = {outcome.case for outcome in report(REFERENCE).of(ResultWord.PASSED)}
     needs_pillow = {case.name for case in node_cases("image_decoder*")}
     missing = {case.name for case in node_cases() if not case.is_random} - passed - needs_pillow
     assert not missing

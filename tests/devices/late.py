@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tests.tune.uneven import Uneven
-from xrt.engines import CompileContext, Executable, RunOptions, registry
-from xrt.engines.accelerator import Accelerator, Elementwise
+from tests.placement.uneven import Uneven
+from xrt.engines import CompileContext, Executable, RunOptions
+from xrt.engines.contract import registry
+from xrt.engines.contract.device import Accelerator, Elementwise
 from xrt.graph import Function
-from xrt.module.settings import REFERENCE
+from xrt.module.options import REFERENCE
 
 FLOAT = np.dtype("float32")
 
@@ -41,7 +42,7 @@ class _Late(Executable):
     def __init__(self, inner: Executable, seconds: float, accelerator: Accelerator | None) -> None:
         self.inner = inner
         self.seconds = seconds
-        self.sleep = time.sleep if accelerator is None else accelerator.fused(_sleeping(seconds))
+        self.sleep = time.sleep if accelerator is None else accelerator.fuse(_sleeping(seconds))
         self.on_host = accelerator is None
 
     def prepare(self) -> None:

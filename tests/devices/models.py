@@ -40,9 +40,9 @@ class Two(xrt.Graph):
     """Two halves, each on a device of its own."""
 
     def build(self, x: Any) -> Any:
-        with xrt.graph.builder.device("cuda:0"):
+        with xrt.builder.device("cuda:0"):
             a = xrt.ops.Add(xrt.ops.Relu(x), x)
-        with xrt.graph.builder.device("cuda:1"):
+        with xrt.builder.device("cuda:1"):
             return xrt.ops.Mul(xrt.ops.Tanh(a), a)
 
 

@@ -19,16 +19,16 @@ from tests.module.test_faults import chain
 from xrt.cli.app import main
 from xrt.engines import CompileContext
 from xrt.errors import DeviceError, LockError, OptionError, PlacementWarning
-from xrt.formats.lock import read_lock, write_lock
 from xrt.formats.onnx import save
-from xrt.module.locked import check_module, lock_module
-from xrt.partition.explicit import homes_of
+from xrt.formats.placement_file import read_lock, write_lock
+from xrt.module.lockfile import check_module, lock_module
+from xrt.partition.explicit import map_nodes_to_engines
+from xrt.placement import TuningBudget
+from xrt.placement.profiling.profiler import ProfiledRegion
+from xrt.placement.profiling.runners import LocalRunner, TrialLimits, WorkerRunner
 from xrt.runtime import on_device
-from xrt.runtime.isolation import Limits
 from xrt.testing.simulated import SimulatedDevice
-from xrt.tune import Bounds
-from xrt.tune.survey import Region
-from xrt.tune.walls import Apart, Here, Terms
+from xrt.worker.isolated_engine import WorkerLimits
 
 NEVER = "9900%"
 """What no plan becomes slower by, however busy the machine is."""
@@ -41,8 +41,8 @@ SLOW_EXP, SLOW_COS = Late(slow="Exp"), Late(slow="Cos", seconds=0.005)
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure in this process and briefly: a worker starts for longer than all is measured, and no budget is to end it."""
-    monkeypatch.setattr("xrt.tune.search.way_of", lambda engine, limits: Here(engine))
-    monkeypatch.setattr("xrt.tune.driving.BOUNDS", Bounds(longest=0.075))
+    monkeypatch.setattr("xrt.placement.session.choose_runner", lambda engine, limits: LocalRunner(engine))
+    monkeypatch.setattr("xrt.placement.autotune.BOUNDS", TuningBudget(longest=0.075))
 
 
 def module(found: World, *engines: Any, where: str = "cuda", **options: Any) -> xrt.XRTModule:
@@ -58,8 +58,8 @@ def test_a_mixture_wins_on_a_device_by_the_time_of_the_device(order: str) -> Non
     with world(order) as found:
         m = module(found, SLOW_EXP, SLOW_COS)
         result = m(X)
-        assert homes_of(m.plan) == {"n0": SLOW_COS.spec, "n1": SLOW_EXP.spec}
-        assert {m.plan.device_of(launch) for launch in m.plan.launches} == {"cuda:0"}
+        assert map_nodes_to_engines(m.plan) == {"n0": SLOW_COS.spec, "n1": SLOW_EXP.spec}
+        assert {m.plan.get_device(launch) for launch in m.plan.launches} == {"cuda:0"}
         assert found.device().owns(result)
         np.testing.assert_allclose(found.down(result), RIGHT, rtol=1e-6)
         assert m.tuned is not None and m.tuned.how == "measured"
@@ -72,7 +72,7 @@ def test_a_mixture_wins_on_a_device_by_the_time_of_the_device(order: str) -> Non
 def _whole_costs(m: xrt.XRTModule) -> list[Any]:
     assert m.tuned is not None
     whole = [plan.plan.launches[0] for plan in m.tuned.race.contenders if len(plan.plan.launches) == 1]
-    return [m.tuned.table.region(Region.of(launch).key, launch.engine) for launch in whole]
+    return [m.tuned.table.region(ProfiledRegion.of(launch).key, launch.engine) for launch in whole]
 
 
 def test_it_serves_wherever_there_are_devices(world: World) -> None:
@@ -166,7 +166,7 @@ def test_a_lock_holds_on_the_device_that_it_was_made_on(tmp_path: Path, monkeypa
         again = module(found, SLOW_EXP, SLOW_COS, lock=path)
         np.testing.assert_allclose(found.down(again(found.up(X))), RIGHT, rtol=1e-6)
         assert again.tuned is not None and again.tuned.how == "locked"
-        assert homes_of(again.plan) == homes_of(m.plan)
+        assert map_nodes_to_engines(again.plan) == map_nodes_to_engines(m.plan)
         outcome, elsewhere = check_module(module(found, SLOW_EXP, SLOW_COS), read_lock(path), [X], 1e6, 1.0)
         assert outcome and elsewhere == ()
     monkeypatch.setattr(SimulatedDevice, "hardware", "another model")
@@ -236,13 +236,13 @@ def test_other_commands_take_a_device_for_each_engine_too(command: Command) -> N
 # ---------------------------------------------------------------------- in a worker
 
 
-@pytest.mark.parametrize("way", [Here, lambda engine: Apart(engine, Limits(60.0))], ids=["here", "apart"])
+@pytest.mark.parametrize("way", [LocalRunner, lambda engine: WorkerRunner(engine, WorkerLimits(60.0))], ids=["here", "apart"])
 def test_a_piece_is_measured_on_a_device_here_and_in_a_worker(way: Any) -> None:
     with world("late"):
         context = on_device("cuda", CompileContext(threads=1))
         with_engine = way(SLOW_EXP)
         try:
-            trial = with_engine.trial(PAIR, context, [X], Terms(0.05, 60.0, 60.0))
+            trial = with_engine.trial(PAIR, context, [X], TrialLimits(0.05, 60.0, 60.0))
         finally:
             with_engine.close()
     np.testing.assert_allclose(trial.results[0], RIGHT, rtol=1e-6)
@@ -254,7 +254,7 @@ def test_a_search_goes_through_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     with world("random") as found:
         m = module(found, SLOW_EXP, SLOW_COS)
         np.testing.assert_allclose(found.down(m(X)), RIGHT, rtol=1e-6)
-        assert homes_of(m.plan) == {"n0": SLOW_COS.spec, "n1": SLOW_EXP.spec}
+        assert map_nodes_to_engines(m.plan) == {"n0": SLOW_COS.spec, "n1": SLOW_EXP.spec}
 
 
 # ---------------------------------------------------------------------- engines on devices of their own
@@ -267,7 +267,7 @@ def test_a_mixture_of_devices_is_placed_by_measurement(tmp_path: Path) -> None:
         result = m(X)
         assert found.device().owns(result)
         np.testing.assert_allclose(found.down(result), RIGHT, rtol=1e-6)
-        placed = [(launch.engine, m.plan.device_of(launch)) for launch in m.plan.launches]
+        placed = [(launch.engine, m.plan.get_device(launch)) for launch in m.plan.launches]
         assert placed == [
             (on_cpu.spec, "cpu"),
             ("late{seconds=0.02, slow=Exp}", "cuda:0"),
@@ -276,7 +276,7 @@ def test_a_mixture_of_devices_is_placed_by_measurement(tmp_path: Path) -> None:
         path = tmp_path / "m.lock"
         write_lock(lock_module(m, [X], {}, 0.2), path)
         again = module(found, Late(slow="Exp", seconds=0.02), on_cpu, devices={"on_cpu": "cpu"}, lock=path)
-        assert (homes_of(again.plan_for(X)), again.plan.copies) == (homes_of(m.plan), m.plan.copies)
+        assert (map_nodes_to_engines(again.plan_for(X)), again.plan.copies) == (map_nodes_to_engines(m.plan), m.plan.copies)
         assert again.tuned is not None and again.tuned.how == "locked"
         with pytest.raises(LockError, match="device of on_cpu"):
             module(found, Late(slow="Exp", seconds=0.02), on_cpu, where="cpu", lock=path).plan_for(X)

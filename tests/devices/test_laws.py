@@ -16,24 +16,24 @@ from xrt.engines import CompileContext
 from xrt.engines.toy import Toy
 from xrt.errors import CompileRefused
 from xrt.graph import Function
-from xrt.module.reference import evaluate
-from xrt.partition import Capability
+from xrt.partition import SupportMatrix
 from xrt.passes import drop_dead_nodes, infer_shapes
+from xrt.placement.reference import evaluate
 from xrt.runtime import on_device
-from xrt.testing.faulty import Recording
-from xrt.testing.generate import inputs_of, seeded_function
-from xrt.verify.running import compiled, run_in_pieces
+from xrt.testing.fault_injection import RecordingEngine
+from xrt.testing.generate import make_random_inputs, make_seeded_function
+from xrt.verify.execution import compile_alone, run_regions
 
 ORDERS = ("eager", "late", "random")
 GRAPHS = pytest.mark.parametrize("first", range(0, 120, 10))
-HERE, THERE = Recording(mark="here"), Recording(mark="there")
+HERE, THERE = RecordingEngine(mark="here"), RecordingEngine(mark="there")
 """One engine twice: it tells by the spec where it runs."""
 
 
 def graphs(first: int) -> list[tuple[int, Function, list[Any]]]:
     seeds = range(first, first + 10)
-    made = [(seed, infer_shapes(drop_dead_nodes(seeded_function(seed)))) for seed in seeds]
-    return [(seed, function, inputs_of(function, seed)) for seed, function in made]
+    made = [(seed, infer_shapes(drop_dead_nodes(make_seeded_function(seed)))) for seed in seeds]
+    return [(seed, function, make_random_inputs(function, seed)) for seed, function in made]
 
 
 def copies(values: Sequence[Any]) -> list[Any]:
@@ -65,7 +65,7 @@ def _same(found: World, mine: Any, theirs: Any, what: str) -> None:
 
 def is_held(function: Function) -> bool:
     """Whether a device can have all of its nodes."""
-    return all(Capability.of(function, [Toy(native="off")], "cuda").willing())
+    return all(SupportMatrix.of(function, [Toy(native="off")], "cuda").supporting_engines())
 
 
 @GRAPHS
@@ -79,11 +79,11 @@ def test_cut_law(first: int) -> None:
             def run(piece: Function, given: Sequence[Any]) -> Sequence[Any]:
                 context = on_device(f"cuda:{chance.randrange(2)}", CompileContext())  # noqa: B023  # it is run here
                 try:
-                    return compiled(Toy(native="off"), piece, given, context).run(given)
+                    return compile_alone(Toy(native="off"), piece, given, context).run(given)
                 except CompileRefused:  # it has what no device has: texts, narrow types
                     return right(piece, given)
 
-            results = run_in_pieces(function.replace(aliases=()), labels, copies(inputs), run)
+            results = run_regions(function.replace(aliases=()), labels, copies(inputs), run)
             same(found, tuple(results), right(function, inputs), f"seed {seed}, cut by {labels}\n{function}")
 
 
@@ -105,7 +105,7 @@ def test_mixture_law(first: int) -> None:
     """Law 5: nodes that alternate between the host and a device, or two devices, compute what each of them does."""
     for seed, function, inputs in graphs(first):
         other = "cuda:1" if is_held(function) and seed % 2 else "cpu"
-        willing = Capability.of(function, [HERE, THERE], ["cuda", other]).willing()
+        willing = SupportMatrix.of(function, [HERE, THERE], ["cuda", other]).supporting_engines()
         names = [(node.name, (at + seed) % 2) for at, node in enumerate(function.nodes)]
         pins = [
             f"name:{name}={(HERE, THERE)[to].spec}" for (name, to), may in zip(names, willing, strict=True) if to in may and name

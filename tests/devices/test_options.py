@@ -61,7 +61,7 @@ class Picky(Toy):
 
 
 def placed(plan: Plan) -> list[tuple[str, tuple[str, ...]]]:
-    return [(plan.device_of(launch), launch.nodes) for launch in plan.launches]
+    return [(plan.get_device(launch), launch.nodes) for launch in plan.launches]
 
 
 def test_two_names_of_one_device_are_one() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,6 +14,7 @@ import xrt
 from tests.devices.models import Counter, Forked, Net, Two, numbers
 from tests.devices.saving import Saving
 from tests.devices.worlds import TOY, World, same, traffic, world
+from tests.runtime.trace_format import read_trace
 from xrt import RunOptions
 from xrt.engines import CompileContext, Executable
 from xrt.engines.toy import Toy
@@ -106,6 +108,29 @@ class TestCopies:
         assert "from cuda:0 to cpu for xrt_ort_" in text and "; device cuda:0" in text
         assert "1 call" in str(m.profile())
 
+    def test_a_timeline_has_each_copy_on_its_device(self, world: World, tmp_path: Path) -> None:
+        m = world.module(Forked(), [TOY, "ort"], **SPLIT)
+        expected = m(X)
+        same(world, m(X, options=RunOptions(profile=True)), world.down(expected))
+        m.profile().to_trace(tmp_path / "t.json")
+        events = read_trace(tmp_path / "t.json")
+        copies = [event for event in events if event["cat"] == "copy"]
+        crossing = [("x", "cpu", "cuda:0"), *((copy.value, copy.source, copy.target) for copy in m.plan.copies)]
+        told = [(event["name"], event["args"]["from"], event["args"]["to"]) for event in copies]
+        assert sorted(told) == sorted((f"copy {name} to {target}", source, target) for name, source, target in crossing)
+        assert all(event["args"]["bytes"] == X.nbytes for event in copies)
+        call = next(event for event in events if event["cat"] == "call")
+        host = {event["pid"] for event in events if event["cat"] in ("call", "ort")}
+        assert host == {call["pid"]}, "ort runs on the host here"
+        assert {event["pid"] for event in events if event["cat"] in ("copy", TOY)}.isdisjoint(host)
+
+    def test_a_copy_of_an_updated_input_is_in_the_timeline(self, world: World, tmp_path: Path) -> None:
+        m, state = world.module(Counter()), np.zeros((2, 3), "float32")
+        m(state, X[:2, :3].copy(), options=RunOptions(profile=True))
+        m.profile().to_trace(tmp_path / "t.json")
+        names = [event["name"] for event in read_trace(tmp_path / "t.json") if event["cat"] == "copy"]
+        assert sorted(names) == ["copy state to cpu", "copy state to cuda:0", "copy x to cuda:0"]
+
     def test_a_module_on_the_cpu_gives_arrays_of_the_host(self, world: World) -> None:
         m = world.module(Forked(), [TOY, "ort"], "cpu", devices={"ort": "cpu", "toy": "cuda"}, pins=SPLIT["pins"], strict=True)
         result = m(X)
@@ -159,7 +184,7 @@ class TestOrder:
     def test_the_callers_stream(self, world: World) -> None:
         m, there = world.module(Net()), world.device()
         stream = there.new_stream()
-        with there.using(stream):
+        with there.activate(stream):
             x, w = there.upload(X), there.upload(W)
             results = m(x, w, options=RunOptions(stream=stream))
             same(world, [there.download(result) for result in results], CPU(X, W))
@@ -167,7 +192,7 @@ class TestOrder:
     def test_what_the_caller_computes_before_and_after_is_in_order(self, world: World) -> None:
         m, there = world.module(Net()), world.device()
         stream = there.new_stream()
-        with there.using(stream):
+        with there.activate(stream):
             x, w = there.upload(X) * 2, there.upload(W)
             for _ in range(3):
                 p, _ = m(x, w)

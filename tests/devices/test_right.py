@@ -15,7 +15,7 @@ from tests.module.test_faults import FAULTS, OPS, RIGHT, chain
 from tests.module.test_faults import X as HALVES
 from tests.verify.wrong import Wrong, long_model
 from xrt.errors import EngineError, FallbackWarning, OutOfDeviceMemory
-from xrt.testing.faulty import Faulty
+from xrt.testing.fault_injection import FaultyEngine
 from xrt.verify import Verdict
 
 X, W, ONE = numbers(3, 4), numbers(4, 5, seed=1), np.ones((3, 4), "float32")
@@ -28,7 +28,7 @@ WRONG = Wrong(native="off")
 @pytest.mark.parametrize("place", ["Abs", "Exp", "*"])
 @pytest.mark.parametrize(("told", "check", "text"), FAULTS)
 def test_a_fault_on_a_device_is_contained_and_told(world: World, told: Any, check: Any, text: str, place: str) -> None:
-    m = world.module(chain(*OPS), [Faulty(takes=place, **told), TOY], check=check)
+    m = world.module(chain(*OPS), [FaultyEngine(takes=place, **told), TOY], check=check)
     with pytest.warns(FallbackWarning) as caught:
         for _ in range(3):
             np.testing.assert_allclose(world.down(m(HALVES)), RIGHT, rtol=1e-5)
@@ -41,7 +41,7 @@ def test_a_fault_on_a_device_is_contained_and_told(world: World, told: Any, chec
 @pytest.mark.parametrize(("told", "check", "text"), FAULTS)
 def test_a_strict_module_raises_it(told: Any, check: Any, text: str) -> None:
     with world("late") as found:
-        m = found.module(chain(*OPS), [Faulty(takes="Exp", **told), TOY], check=check, strict=True)
+        m = found.module(chain(*OPS), [FaultyEngine(takes="Exp", **told), TOY], check=check, strict=True)
         with pytest.raises(EngineError, match=text) as caught:
             m(HALVES)
     assert "'faulty" in str(caught.value) and "xrt_faulty_" in str(caught.value)
@@ -54,7 +54,7 @@ def test_an_update_in_place_is_not_made_twice(how: Any, where: str) -> None:
     for order in ("eager", "late", "random"):
         with world(order) as found, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            m = found.module(Counter(), [Faulty(how=how, nth=2), TOY], where, check=1.0)
+            m = found.module(Counter(), [FaultyEngine(how=how, nth=2), TOY], where, check=1.0)
             state = found.up(X, where)
             for _ in range(3):
                 m(state, found.up(ONE, where))
@@ -127,7 +127,7 @@ def test_what_is_right_has_no_culprit(world: World) -> None:
 
 def test_an_engine_that_raises_on_a_device_is_a_culprit() -> None:
     with world("late") as found:
-        culprit = found.module(chain(*OPS), [Faulty(takes="Exp|Cos"), TOY]).bisect(HALVES)
+        culprit = found.module(chain(*OPS), [FaultyEngine(takes="Exp|Cos"), TOY]).bisect(HALVES)
         assert culprit is not None and "told to fail in run" in culprit.message and culprit.engine.startswith("faulty")
 
 

@@ -11,16 +11,16 @@ from tests.devices.models import Net, numbers
 from tests.devices.worlds import World, world
 from xrt.errors import DeviceError
 from xrt.runtime.devices import device
-from xrt.runtime.placed.call import Call
-from xrt.runtime.placed.program import PlacedProgram
-from xrt.testing.simulated import simulated
+from xrt.runtime.multi_device.call import DeviceCall
+from xrt.runtime.multi_device.program import MultiDeviceProgram
+from xrt.testing.simulated import simulate_devices
 from xrt.testing.simulated.machine import Order
 
 X, W = numbers(3, 4), numbers(4, 5, seed=1)
 
 
 def test_nothing_is_done_before_somebody_waits() -> None:
-    with simulated(order="late"):
+    with simulate_devices(order="late"):
         there = device("cuda")
         array = there.upload(X) + 1
         assert np.isnan(array._view).all()
@@ -29,14 +29,14 @@ def test_nothing_is_done_before_somebody_waits() -> None:
 
 def read(ordered: bool, order: Order = "late", free: bool = False) -> None:
     """Write on one stream and read on another; with ``free``, give the memory back before that is done."""
-    with simulated(order=order):
+    with simulate_devices(order=order):
         there = device("cuda")
         one, two = there.new_stream(), there.new_stream()
-        with there.using(one):
+        with there.activate(one):
             array = there.upload(X)
         if ordered:
             there.follow(two, one)
-        with there.using(two):
+        with there.activate(two):
             result = array + 1
             if free:
                 del array
@@ -62,22 +62,22 @@ def test_memory_that_is_freed_while_another_stream_reads_it_is_a_race() -> None:
 
 
 def test_pinned_memory_that_is_given_back_before_its_copy_is_spoilt() -> None:
-    with simulated():
+    with simulate_devices():
         there = device("cuda")
         stream = there.new_stream()
         sent = there.copy_in(X, stream)
         array = sent.array
         del sent
         gc.collect()
-        with there.using(stream):
+        with there.activate(stream):
             assert np.isnan(array.get()).all()
 
 
 def test_a_copy_to_the_host_that_is_not_waited_for_is_not_there() -> None:
-    with simulated():
+    with simulate_devices():
         there = device("cuda")
         stream = there.new_stream()
-        with there.using(stream):
+        with there.activate(stream):
             sent = there.copy_out(there.upload(X), stream)
         assert np.isnan(sent.array).all()
         there.wait_for(there.event(stream))
@@ -85,17 +85,17 @@ def test_a_copy_to_the_host_that_is_not_waited_for_is_not_there() -> None:
 
 
 def test_arrays_of_two_devices_do_not_meet() -> None:
-    with simulated():
+    with simulate_devices():
         one, two = device("cuda:0").upload(X), device("cuda:1")
         with (
-            two.using(two.current_stream()),
+            two.activate(two.current_stream()),
             pytest.raises(ValueError, match="an array of cuda:0 is used while cuda:1 is current"),
         ):
             one + 1
 
 
 def test_numpys_arrays_and_what_cupy_has_not_are_refused() -> None:
-    with simulated():
+    with simulate_devices():
         there = device("cuda")
         array = there.upload(X)
         with pytest.raises(TypeError, match=r"Unsupported type <class 'numpy\.ndarray'>"):
@@ -113,7 +113,7 @@ def test_numpys_arrays_and_what_cupy_has_not_are_refused() -> None:
 
 
 def test_there_is_no_device_when_the_simulation_ends() -> None:
-    with simulated():
+    with simulate_devices():
         device("cuda")
     from tests.conftest import why_no_cuda
 
@@ -133,8 +133,8 @@ def broken(found: World) -> None:
 
 
 PLANTED = {
-    "our work does not come after the caller's": (PlacedProgram, "begin"),
-    "the caller's does not come after ours": (PlacedProgram, "end"),
+    "our work does not come after the caller's": (MultiDeviceProgram, "begin"),
+    "the caller's does not come after ours": (MultiDeviceProgram, "end"),
 }
 
 
@@ -147,7 +147,7 @@ def test_a_missing_order_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_copy_that_is_not_waited_for_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Call, "arrived", lambda *_: None)
+    monkeypatch.setattr(DeviceCall, "wait_for", lambda *_: None)
     with world("late") as found:
         m = found.module(Net(), where="cpu", devices={"toy": "cuda"})
         assert np.isnan(m(X, W)[0]).all()

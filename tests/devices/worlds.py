@@ -13,8 +13,8 @@ import pytest
 import xrt
 from xrt.cache import CompileCache
 from xrt.runtime.devices import Device, device
-from xrt.runtime.devices.traffic import Traffic
-from xrt.testing.simulated import Machine, simulated
+from xrt.runtime.devices.transfer_stats import TransferStats
+from xrt.testing.simulated import SimulatedMachine, simulate_devices
 
 TOY = "toy{native=off}"
 WORLDS = [
@@ -29,7 +29,7 @@ WORLDS = [
 class World:
     """Devices to test on."""
 
-    machine: Machine | None
+    machine: SimulatedMachine | None
     """The simulated machine; None on real devices."""
 
     def device(self, name: str = "cuda") -> Device:
@@ -47,7 +47,7 @@ class World:
     def up(self, array: np.ndarray[Any, Any], name: str = "cuda") -> Any:
         """Return a copy on a device, made by the caller."""
         there = self.device(name)
-        with there.using(there.current_stream()):
+        with there.activate(there.current_stream()):
             return there.upload(array)
 
 
@@ -56,11 +56,11 @@ def world(kind: str, **more: Any) -> Iterator[World]:
     if kind == "cuda":
         yield World(None)
         return
-    with simulated(order=kind, seed=len(more), **more) as machine:  # type: ignore[arg-type]  # one of the orders
+    with simulate_devices(order=kind, seed=len(more), **more) as machine:  # type: ignore[arg-type]  # one of the orders
         yield World(machine)
 
 
-def traffic(module: xrt.XRTModule) -> Traffic:
+def traffic(module: xrt.XRTModule) -> TransferStats:
     found = module.profile().traffic
     assert found is not None
     return found

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from functools import cache
 
-from xrt.engines.defects import Defect
+from xrt.engines.toolkit.known_issues import KnownIssue
 from xrt.testing.cases import node_cases
 from xrt.testing.casts import CAST_SOURCES, list_cast_chains
 from xrt.testing.corpus import CORPUS
@@ -14,7 +14,7 @@ from xrt.testing.corpus import CORPUS
 _FORMS = (r"\btest_\w+", r"\w+ of the corpus", r"\w+ of the casts")
 
 
-def unknown_evidence(defects: Iterable[Defect]) -> list[str]:
+def unknown_evidence(defects: Iterable[KnownIssue]) -> list[str]:
     """Return what the rows name that is no node test, entry of the corpus or chain of casts, and says no comparison either."""
     return [item for defect in defects for item in defect.evidence if not _is_known(item)]
 

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 
 from xrt.engines import native
-from xrt.engines.native.chains import DOMAIN, ELEMENTWISE, chained
-from xrt.engines.toy import Env
+from xrt.engines.native.fusion import DOMAIN, ELEMENTWISE, fuse_elementwise
+from xrt.engines.toy import KernelContext
 from xrt.engines.toy.kernels import ops
-from xrt.engines.toy.tape import tape_of
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
+from xrt.engines.toy.tape import make_tape
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 
 Array = np.ndarray[Any, Any]
 
 
 def library() -> native.NativeLibrary:
     """Return the shipped library; a build that lacks it fails the test with the reason."""
-    found = native.shipped()
+    found = native.find_library()
     assert found is not None, native.why_not_shipped()
     return found
 
@@ -37,7 +37,7 @@ def one_node(
     """Return a Function of one node over those arrays; some of them may be constants of it."""
     names = tuple("" if x is None else f"x{i}" for i, x in enumerate(inputs))
     outputs = tuple(f"y{i}" for i in range(n_outputs))
-    node = Node(op, names, outputs, attributes_of(attributes or {}))
+    node = Node(op, names, outputs, read_attributes(attributes or {}))
     held = {names[i]: Constant(np.asarray(inputs[i])) for i in constants}
     given = [(n, x) for n, x in zip(names, inputs, strict=True) if x is not None and n not in held]
     values = tuple(Value(n, TensorType(DType.of(x), x.shape)) for n, x in given)
@@ -50,11 +50,11 @@ def on_python(function: Function, inputs: Sequence[Array]) -> list[Array]:
     def kernel_of(node: Node) -> tuple[Any, tuple[int, ...]]:
         found = ops.find(node, function)
         assert not isinstance(found, str), found
-        return found.code(node, Env(np, node, function, _no_bodies)), ()
+        return found.code(node, KernelContext(np, node, function, _no_bodies)), ()
 
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, of the mean of nothing
-        return tape_of(function, kernel_of).play(inputs)
+        return make_tape(function, kernel_of).play(inputs)
 
 
 def _no_bodies(function: Function) -> Any:
@@ -63,7 +63,7 @@ def _no_bodies(function: Function) -> Any:
 
 def on_native(function: Function, inputs: Sequence[Array]) -> list[Array]:
     """Return what native kernels compute, elementwise nodes in chains; every node must be served by one."""
-    function = chained(function)
+    function = fuse_elementwise(function)
     values = {value.name: x for value, x in zip(function.inputs, inputs, strict=True)}
     values.update((name, constant.array) for name, constant in function.constants.items())
     for node in function.nodes:
@@ -73,7 +73,7 @@ def on_native(function: Function, inputs: Sequence[Array]) -> list[Array]:
         attributes = {a.name: a for a in node.attributes}
         opset = function.opset(node.domain)
         count = len(node.outputs)
-        made = native.compute(kernel, *given, attributes=attributes, opset=opset, n_outputs=count, constants=held)
+        made = native.run_kernel(kernel, *given, attributes=attributes, opset=opset, n_outputs=count, constants=held)
         values.update(zip(node.outputs, made, strict=True))
     return [values[value.name] for value in function.outputs]
 

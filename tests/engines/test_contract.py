@@ -101,12 +101,12 @@ def test_only_what_differs_from_the_default_is_unusual() -> None:
 
 def test_calls_over_fixed_arrays_are_runs_with_a_copy_unless_the_engine_says_otherwise() -> None:
     executable, x, buffer = Idle(), np.ones(2, "float32"), np.zeros(2, "float32")
-    assert (executable.binds(), executable.fills_from(), executable.in_place()) == (False, (), ())
-    assert executable.direct()(x)[0] is x
+    assert (executable.supports_io_binding(), executable.output_buffer_threshold(), executable.inplace_pairs()) == (False, (), ())
+    assert executable.fast_call()(x)[0] is x
     executable.bind([x], [buffer])()
     assert buffer.tolist() == [1, 1]
-    executable.into([buffer])(2 * x)
+    executable.bind_outputs([buffer])(2 * x)
     assert buffer.tolist() == [2, 2]
     with pytest.raises(RunFailed) as caught:
-        executable.into([np.zeros(3, "float32")])(x)
+        executable.bind_outputs([np.zeros(3, "float32")])(x)
     assert str(caught.value) == "a result is float32[2] where the buffer for it is float32[3]"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.engines.openvino_running import function, node, tensor
-from xrt.engines.defects import Defect, Test, always, attribute_is, first_defect
+from xrt.engines.toolkit.known_issues import KnownIssue, Test, always, attribute_is, match_known_issue
 from xrt.graph import Function, Node
 
 LRN = node("LRN", "x", "y", size=3)
@@ -13,7 +13,7 @@ LRN = node("LRN", "x", "y", size=3)
 
 def reason(applies: Test, *ops: str) -> str | None:
     f = function({"x": tensor(1, 2, 3, 3)}, {"y": None}, [LRN])
-    return first_defect([Defect(ops, applies, "is wrong", ()), Defect(("LRN",), always, "is wrong too", ())], LRN, f)
+    return match_known_issue([KnownIssue(ops, applies, "is wrong", ()), KnownIssue(("LRN",), always, "is wrong too", ())], LRN, f)
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,13 @@ import pytest
 from tests.engines.evidence import unknown_evidence
 from tests.engines.iree_running import CONTEXT, IREE, compiled, function, one, why
 from tests.engines.written import tensor
-from xrt.engines import CompileContext, registry
-from xrt.engines.iree import Iree, capability, compiler
-from xrt.engines.iree.gaps import GAPS
-from xrt.engines.iree.mlir import module_of
+from xrt.engines import CompileContext
+from xrt.engines.contract import registry
+from xrt.engines.iree import Iree, compiler, support
+from xrt.engines.iree.export import export_module
+from xrt.engines.iree.known_issues import GAPS
 from xrt.errors import CompileRefused, OptionError
-from xrt.graph import DType, Function, Node, attributes_of
+from xrt.graph import DType, Function, Node, read_attributes
 
 # ---------------------------------------------------------------------- options
 
@@ -109,13 +110,13 @@ def test_the_mlir_of_every_phase_is_written_on_request(tmp_path: Path) -> None:
 
 def test_a_function_as_mlir() -> None:
     f = function(
-        Node("Gemm", ("x", "w", ""), ("g",), attributes_of({"alpha": 0.5, "transB": 1})),
+        Node("Gemm", ("x", "w", ""), ("g",), read_attributes({"alpha": 0.5, "transB": 1})),
         Node("Clip", ("g", "", "high"), ("y",)),
         inputs={"x": tensor(2, 8)},
         constants={"w": np.ones((9, 8), np.float32), "high": np.array(1.5, np.float32)},
     )
     meta = "{torch.onnx_meta.ir_version = 10 : si64, torch.onnx_meta.opset_version = 13 : si64}"
-    assert module_of(f).splitlines() == [
+    assert export_module(f).splitlines() == [
         "module {",
         '  util.global private @weight0 = #flow.parameter.named<"weights"::"0"> : tensor<9x8xf32>',
         f"  func.func @main(%v0: !torch.vtensor<[2,8],f32>, %out0: !torch.tensor<[2,9],f32>) attributes {meta} {{",
@@ -145,7 +146,7 @@ def test_a_function_as_mlir() -> None:
 def test_equal_functions_give_equal_text_whatever_their_names() -> None:
     def made(x: str, w: str, y: str) -> str:
         node = Node("Add", (x, w), (y,))
-        return module_of(function(node, inputs={x: tensor(100)}, outputs=(y,), constants={w: np.ones(100, np.float32)}))
+        return export_module(function(node, inputs={x: tensor(100)}, outputs=(y,), constants={w: np.ones(100, np.float32)}))
 
     assert made("x", "w", "y") == made("a b", 'quoted "name"', "%0")
 
@@ -184,7 +185,7 @@ def test_reasons(f: Function, reason: str) -> None:
 
 def test_bodies_and_other_domains_are_declined() -> None:
     body = function(Node("Relu", ("x",), ("z",)), inputs={}, outputs=("z",))
-    node = Node("If", ("c",), ("y",), attributes_of({"then_branch": body, "else_branch": body}))
+    node = Node("If", ("c",), ("y",), read_attributes({"then_branch": body, "else_branch": body}))
     f = function(node, inputs={"c": tensor(dtype=DType.BOOL), "x": tensor(2)})
     assert why(f) == "If has a body, and XRT hands IREE straight-line code only"
     f = function(Node("FusedConv", ("x",), ("y",), domain="com.microsoft"), inputs={"x": tensor(2)})
@@ -198,8 +199,8 @@ def test_all_kinds_of_a_function_are_asked_about_at_once(monkeypatch: pytest.Mon
         asked.append(len(texts))
         return [None] * len(texts)
 
-    monkeypatch.setattr(capability, "lowered", lowered)
-    monkeypatch.setattr(capability, "_memory", capability._Memory())
+    monkeypatch.setattr(support, "lower_module", lowered)
+    monkeypatch.setattr(support, "_check_conversion", support._Memory())
     chain = [Node(op, (f"v{k}",), (f"v{k + 1}",)) for k, op in enumerate(("Ceil", "Erf", "Ceil", "Round", "NoSuch"))]
     f = function(*chain, inputs={"v0": tensor(3, 1, 4)}, outputs=("v5",))
     assert [IREE.why_not(node, f) for node in f.nodes[:4]] == [None] * 4
@@ -210,7 +211,7 @@ def test_all_kinds_of_a_function_are_asked_about_at_once(monkeypatch: pytest.Mon
 
 def test_one_that_fails_among_many_has_its_own_reason() -> None:
     texts = [_question("Abs", "a"), _question("NoSuch", "b"), _question("Tanh", "c")]
-    assert compiler.lowered(texts, ["a", "b", "c"]) == [None, "it has no rule to lower this NoSuch", None]
+    assert compiler.lower_module(texts, ["a", "b", "c"]) == [None, "it has no rule to lower this NoSuch", None]
 
 
 def _question(op_type: str, name: str) -> str:
@@ -266,7 +267,7 @@ def test_a_hang_takes_its_children_with_it(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_compiler_is_never_loaded_into_the_process() -> None:
     code = (
-        "import sys, xrt.engines.registry as r; assert 'iree.runtime' not in sys.modules;"
+        "import sys, xrt.engines.contract.registry as r; assert 'iree.runtime' not in sys.modules;"
         "r.create('iree'); assert 'iree.runtime' in sys.modules and 'iree.compiler' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

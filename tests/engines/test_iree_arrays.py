@@ -15,11 +15,11 @@ from tests.engines.iree_running import CONTEXT, IREE, compiled, function, negati
 from tests.engines.written import tensor
 from xrt.engines import RunOptions
 from xrt.engines.iree import Iree
-from xrt.engines.iree.devices import device_of, is_small
-from xrt.engines.iree.lowering import prepared
-from xrt.engines.iree.mlir import parameters_of
+from xrt.engines.iree.devices import get_device, is_small
+from xrt.engines.iree.export import list_parameters
+from xrt.engines.iree.preprocess import preprocess
 from xrt.errors import RunFailed
-from xrt.graph import Constant, DType, Function, Node, attributes_of
+from xrt.graph import Constant, DType, Function, Node, read_attributes
 
 # ---------------------------------------------------------------------- arrays in and out
 
@@ -64,7 +64,7 @@ def test_strided_and_read_only_inputs() -> None:
     frozen.flags.writeable = False
     for x in (base, np.asfortranarray(base), np.repeat(base, 2, axis=0)[::2], frozen):
         assert np.array_equal(negation().run([x])[0], -base)
-        assert np.array_equal(negation().direct()(x)[0], -base)
+        assert np.array_equal(negation().fast_call()(x)[0], -base)
     assert np.array_equal(frozen, base)
 
 
@@ -98,18 +98,18 @@ def test_what_is_sorted_is_not_written_to() -> None:
     x = np.random.default_rng(0).random((3, 4), dtype=np.float32)
     kept, executable = x.copy(), compiled(f)
     buffers = [np.empty((3, 3), np.float32), np.empty((3, 3), np.int64)]
-    calls = [lambda: executable.run([x]), lambda: executable.direct()(x), executable.bind([x], buffers)]
+    calls = [lambda: executable.run([x]), lambda: executable.fast_call()(x), executable.bind([x], buffers)]
     for call in calls:
         call()
         assert np.array_equal(x, kept)
-    executable.into(buffers)(x)
+    executable.bind_outputs(buffers)(x)
     assert np.array_equal(x, kept) and np.array_equal(buffers[0], -np.sort(-kept, axis=1)[:, :3])
 
 
 def test_a_bound_call_reads_and_writes_where_the_arrays_lie() -> None:
     x, y = np.ones((4, 6), np.float32), np.empty((4, 6), np.float32)
     executable = negation()
-    assert executable.binds() and executable.fills_from() == [0]
+    assert executable.supports_io_binding() and executable.output_buffer_threshold() == [0]
     call = executable.bind([x], [y])
     for value in (1, 2):
         x[...] = value
@@ -156,8 +156,8 @@ def test_weights_that_lie_badly_are_copied_and_told() -> None:
 
 
 def test_parameters_are_found_by_place() -> None:
-    f = prepared(weighted())
-    assert list(parameters_of(f)) == ["w"]
+    f = preprocess(weighted())
+    assert list(list_parameters(f)) == ["w"]
 
 
 # ---------------------------------------------------------------------- threads
@@ -167,14 +167,14 @@ def test_small_work_stays_in_the_calling_thread() -> None:
     assert is_small(one("Relu", tensor(100, 100)))
     assert not is_small(one("Relu", tensor(1024, 1024)))
     assert not is_small(one("MatMul", tensor(100, 100), tensor(100, 100)))
-    assert device_of(1) is device_of(1) is not device_of(2)
+    assert get_device(1) is get_device(1) is not get_device(2)
 
 
 def test_a_pool_has_as_many_workers_as_the_budget() -> None:
     code = (
-        "from pathlib import Path; from xrt.engines.iree.devices import device_of\n"
+        "from pathlib import Path; from xrt.engines.iree.devices import get_device\n"
         "def workers(): return sum('iree-worker' in (t / 'comm').read_text() for t in Path('/proc/self/task').iterdir())\n"
-        "device_of(1); first = workers(); device_of(3); import time\n"
+        "get_device(1); first = workers(); get_device(3); import time\n"
         "while workers() < 3: time.sleep(0.01)\n"  # a thread has its name when it begins to run
         "print(first, workers())"
     )
@@ -186,7 +186,7 @@ def test_eight_threads_share_a_pool() -> None:
     """What is generated for the suite is so small that each calling thread does it alone."""
     f = function(
         Node("Exp", ("x",), ("e",)),
-        Node("ReduceSum", ("e",), ("s",), attributes_of({"keepdims": 1})),
+        Node("ReduceSum", ("e",), ("s",), read_attributes({"keepdims": 1})),
         Node("Div", ("e", "s"), ("y",)),
         inputs={"x": tensor(64, 300)},
     )

@@ -9,8 +9,8 @@ import pytest
 
 from tests.engines.iree_running import compiled, function, one, why
 from tests.engines.written import tensor
-from xrt.engines.iree.capability import refusal
-from xrt.graph import DType, Function, Node, attributes_of
+from xrt.engines.iree.support import why_not
+from xrt.graph import DType, Function, Node, read_attributes
 
 Array = np.ndarray[Any, Any]
 INT64 = DType.INT64
@@ -18,7 +18,7 @@ NAN = np.nan
 
 
 def run(f: Function, *inputs: Array) -> list[Array]:
-    assert [refusal(node, f) for node in f.nodes] == [None] * len(f.nodes)
+    assert [why_not(node, f) for node in f.nodes] == [None] * len(f.nodes)
     return list(compiled(f).run(inputs))
 
 
@@ -133,7 +133,7 @@ def test_denormal_numbers_count_as_zero_and_only_inside() -> None:
             "IREE takes large unsigned numbers for negative ones here",
         ),
         (
-            Node("AveragePool", ("x",), ("y",), attributes_of({"kernel_shape": [2, 2], "dilations": [2, 2]})),
+            Node("AveragePool", ("x",), ("y",), read_attributes({"kernel_shape": [2, 2], "dilations": [2, 2]})),
             {"x": tensor(1, 1, 6, 6)},
             {},
             "IREE does not divide the sums of a dilated AveragePool",
@@ -154,7 +154,7 @@ def test_a_node_that_waits_for_one_that_is_spelled_otherwise() -> None:
 
 @pytest.mark.parametrize("mode", ["reflect", "wrap"])
 def test_an_edge_is_mirrored_or_repeated_along_chosen_axes(mode: Literal["reflect", "wrap"]) -> None:
-    pad = Node("Pad", ("x", "pads", "", "axes"), ("y",), attributes_of({"mode": mode}))
+    pad = Node("Pad", ("x", "pads", "", "axes"), ("y",), read_attributes({"mode": mode}))
     constants = {"pads": np.array([16, 1, 0, 2]), "axes": np.array([-1, 0])}
     x = np.arange(80, dtype=np.float32).reshape(4, 20)
     f = function(pad, inputs={"x": tensor(4, 20)}, constants=constants, opset=19)
@@ -163,7 +163,7 @@ def test_an_edge_is_mirrored_or_repeated_along_chosen_axes(mode: Literal["reflec
 
 @pytest.mark.parametrize(("pads", "size"), [((1, 1, 1, 1), 2), ((1, 1, 1, 1), 3), ((0, 0, 0, 0), 5), ((0, 2, 0, 0), 3)])
 def test_a_window_that_fits_once_does_not_read_what_lies_behind_it(pads: tuple[int, ...], size: int) -> None:
-    conv = Node("Conv", ("x", "w"), ("y",), attributes_of({"strides": (3, 3), "pads": pads}))
+    conv = Node("Conv", ("x", "w"), ("y",), read_attributes({"strides": (3, 3), "pads": pads}))
     f = function(conv, inputs={"x": tensor(1, 1, size, size)}, constants={"w": np.ones((1, 1, 3, 3), np.float32)})
     x = np.arange(1, size * size + 1, dtype=np.float32).reshape(1, 1, size, size)
     seen = np.pad(x, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])))[..., :3, :3]

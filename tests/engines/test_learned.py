@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from xrt.engines import CompileContext
-from xrt.engines.learned import meaning_of_learned
-from xrt.engines.rewording import said_by_others
+from xrt.engines.toolkit.learned_models import find_learned_definition
+from xrt.engines.toolkit.node_rewrite import rewrite_nodes
 from xrt.engines.toy import Toy
 from xrt.graph import Function
 from xrt.testing.corpus.entry import f32, graph, i64, node
@@ -93,7 +93,7 @@ def run(function: Function, *inputs: Any) -> list[Any]:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_learned_model_said_by_others_computes_the_same(name: str) -> None:
     function = MODELS[name]
-    said = said_by_others(function, meaning_of_learned)
+    said = rewrite_nodes(function, find_learned_definition)
     assert said.nodes and not any(inner.domain for inner in said.nodes)
     for got, due in zip(run(said, ROWS), run(function, ROWS), strict=True):
         assert got.dtype == due.dtype and got.shape == due.shape
@@ -103,20 +103,20 @@ def test_a_learned_model_said_by_others_computes_the_same(name: str) -> None:
 @pytest.mark.parametrize("name", LEFT)
 def test_other_forms_are_left(name: str) -> None:
     (only,) = LEFT[name].nodes
-    assert meaning_of_learned(only, LEFT[name]) is None
+    assert find_learned_definition(only, LEFT[name]) is None
 
 
 def test_features_in_double_precision_are_left() -> None:
     function = graph({"x": "float64[2,3]"}, {"y": "float32[2,3]"}, node("Scaler", "x", "y", domain="ai.onnx.ml"), ml=1)
-    assert meaning_of_learned(function.nodes[0], function) is None
+    assert find_learned_definition(function.nodes[0], function) is None
 
 
 def test_features_are_picked_from_any_tensor() -> None:
     pick = node("ArrayFeatureExtractor", "x i", "y", domain="ai.onnx.ml")
     function = graph({"x": "int64[2,2,3]", "i": "int64[2,1]"}, {"y": "int64[2,2,2]"}, pick, ml=1)
     x, i = np.arange(12).reshape(2, 2, 3), i64([[2], [0]])
-    said = said_by_others(function, meaning_of_learned)
+    said = rewrite_nodes(function, find_learned_definition)
     assert said is not function
     assert np.array_equal(run(said, x, i)[0], x[..., [2, 0]])
     row = graph({"x": "float32[3]", "i": "int64[2]"}, {"y": "float32[1,2]"}, pick, ml=1)
-    assert run(said_by_others(row, meaning_of_learned), f32([1, 2, 3]), i64([2, 0]))[0].tolist() == [[3, 1]]
+    assert run(rewrite_nodes(row, find_learned_definition), f32([1, 2, 3]), i64([2, 0]))[0].tolist() == [[3, 1]]

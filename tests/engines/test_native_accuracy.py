@@ -88,8 +88,8 @@ def test_special_values(op: str, expected: list[float]) -> None:
 
 def test_node_names_are_kept_for_a_person() -> None:
     """A chain of one keeps its node's name, so that errors and profiles name what the model's owner knows."""
-    from xrt.engines.native.chains import chained
+    from xrt.engines.native.fusion import fuse_elementwise
 
-    (node,) = chained(one_node("Exp", [SPECIAL])).nodes
+    (node,) = fuse_elementwise(one_node("Exp", [SPECIAL])).nodes
     assert isinstance(node, Node)
     assert (node.name, node.attr("nodes")) == ("y0", ("y0",))

@@ -11,8 +11,8 @@ import numpy as np
 from hypothesis import given, settings
 
 from tests.engines.native_running import on_native, on_python
-from xrt.engines.native.chains import DOMAIN, ELEMENTWISE, LONGEST, chained
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
+from xrt.engines.native.fusion import DOMAIN, ELEMENTWISE, LONGEST, fuse_elementwise
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.passes import infer_shapes
 
 SQUARE = TensorType(DType.FLOAT32, (4, 4))
@@ -28,17 +28,17 @@ def graph(
 
 
 def node(op: str, inputs: str, output: str, **attributes: Any) -> Node:
-    return Node(op, tuple(inputs.split()), (output,), attributes_of(attributes), name=output)
+    return Node(op, tuple(inputs.split()), (output,), read_attributes(attributes), name=output)
 
 
 def members(function: Function) -> list[list[str]]:
     """Return the names of each chain's nodes."""
-    return [sorted(n.attr("nodes")) for n in chained(function).nodes if (n.domain, n.op_type) == (DOMAIN, ELEMENTWISE)]
+    return [sorted(n.attr("nodes")) for n in fuse_elementwise(function).nodes if (n.domain, n.op_type) == (DOMAIN, ELEMENTWISE)]
 
 
 def test_a_straight_line_is_one_chain() -> None:
     function = graph(node("Exp", "x", "a"), node("Neg", "a", "b"), node("Add", "b x", "c"), outputs="c")
-    (chain,) = chained(function).nodes
+    (chain,) = fuse_elementwise(function).nodes
     assert (chain.inputs, chain.outputs) == (("x",), ("c",))
     assert chain.attr("operators") == ("Exp", "Neg", "Add")
     assert chain.attr("arguments") == (0, 1, 2, 0)
@@ -46,7 +46,7 @@ def test_a_straight_line_is_one_chain() -> None:
 
 def test_what_is_read_outside_goes_out() -> None:
     function = graph(node("Exp", "x", "a"), node("Neg", "a", "b"), node("MatMul", "a b", "c"), outputs="b c")
-    chain = next(n for n in chained(function).nodes if n.domain == DOMAIN)
+    chain = next(n for n in fuse_elementwise(function).nodes if n.domain == DOMAIN)
     assert sorted(chain.outputs) == ["a", "b"]
 
 
@@ -76,15 +76,15 @@ def test_named_extents_are_equal_to_themselves_only() -> None:
 
 def test_what_is_left_alone() -> None:
     alone = graph(node("Softmax", "x", "a"), outputs="a")
-    assert chained(alone) is alone
+    assert fuse_elementwise(alone) is alone
     old = graph(node("Add", "x x", "a"), outputs="a", opset=6)
-    assert chained(old) is old
+    assert fuse_elementwise(old) is old
     refused = graph(node("Exp", "x", "a"), outputs="a")
-    assert chained(refused, lambda n: False) is refused
+    assert fuse_elementwise(refused, lambda n: False) is refused
     controlled = refused.replace(nodes=(*refused.nodes, Node("Neg", ("x",), ("z",), name="z", control=("a",))))
-    assert chained(controlled) is controlled
+    assert fuse_elementwise(controlled) is controlled
     elsewhere = graph(Node("Exp", ("x",), ("a",), name="a", device="cuda:0"), outputs="a")
-    assert chained(elsewhere) is elsewhere
+    assert fuse_elementwise(elsewhere) is elsewhere
 
 
 def test_long_chains_are_cut() -> None:
@@ -122,6 +122,6 @@ def test_chains_are_convex_and_change_nothing(function: Function) -> None:
     inputs = [rng.standard_normal((4, 4)).astype(np.float32) for _ in range(2)]
     for actual, expected in zip(on_native(function, inputs), on_python(function, inputs), strict=True):
         np.testing.assert_array_equal(actual, expected)
-    after = chained(function)
+    after = fuse_elementwise(function)
     folded = sum(len(n.attr("nodes")) for n in after.nodes if n.domain == DOMAIN)
     assert folded == sum(n.op_type != "Transpose" for n in function.nodes)

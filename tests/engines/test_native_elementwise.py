@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 
 from tests.engines.native_running import Array, on_native, on_python, one_node, ulps
-from xrt.engines.native.chains import DOMAIN, ELEMENTWISE, chained
-from xrt.engines.native.steps import ROWS
-from xrt.graph import DType, Function, Node, TensorType, Value, attributes_of
+from xrt.engines.native.fusion import DOMAIN, ELEMENTWISE, fuse_elementwise
+from xrt.engines.native.opcodes import ROWS
+from xrt.graph import DType, Function, Node, TensorType, Value, read_attributes
 
 BFLOAT16: Any = ml_dtypes.bfloat16
 SPECIAL = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 1e-45, -1e-40, 1.2e-38, 3e38, -3e38, 0.5, 1.5, 2.5, -2.5, 88.7, -88.7]
@@ -94,7 +94,7 @@ def test_curves(op: str, dtype: Any) -> None:
 def test_attributes(op: str, attributes: dict[str, Any], dtype: Any) -> None:
     x = numbers((7, 61), dtype, special=False)
     if dtype is np.float64 and op in CURVES:
-        assert chained(one_node(op, [x], attributes)).nodes[0].op_type == op
+        assert fuse_elementwise(one_node(op, [x], attributes)).nodes[0].op_type == op
     else:
         check(op, x, attributes=attributes, most=64.0)
 
@@ -176,7 +176,7 @@ CAST_TO = [DType.FLOAT32, DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16, DType.IN
 def test_cast(dtype: Any, to: DType) -> None:
     x = numbers((5, 77), dtype, special=False)
     function = one_node("Cast", [x], {"to": to.onnx})
-    if chained(function).nodes[0].op_type == "Cast":
+    if fuse_elementwise(function).nodes[0].op_type == "Cast":
         assert to in (DType.FLOAT16, DType.BFLOAT16, DType.BOOL)
     else:
         check("Cast", x, attributes={"to": to.onnx})
@@ -268,8 +268,8 @@ def graphs(draw: st.DrawFn) -> tuple[Function, list[Array]]:
             nodes.append(Node("Less", (a, b), (f"b{i}",)))
             nodes.append(Node("Where", (f"b{i}", c, a), (f"v{i}",)))
         elif kind == 2:
-            nodes.append(Node("Cast", (a,), (f"c{i}",), attributes_of({"to": DType.FLOAT64.onnx})))
-            nodes.append(Node("Cast", (f"c{i}",), (f"v{i}",), attributes_of({"to": DType.FLOAT32.onnx})))
+            nodes.append(Node("Cast", (a,), (f"c{i}",), read_attributes({"to": DType.FLOAT64.onnx})))
+            nodes.append(Node("Cast", (f"c{i}",), (f"v{i}",), read_attributes({"to": DType.FLOAT32.onnx})))
         else:
             nodes.append(Node(draw(st.sampled_from(OPERATORS)), (a, b), (f"v{i}",)))
         names.append(f"v{i}")
@@ -285,4 +285,4 @@ def test_chains_compute_what_their_nodes_do(drawn: tuple[Function, list[Array]])
     function, inputs = drawn
     for actual, expected in zip(on_native(function, inputs), on_python(function, inputs), strict=True):
         np.testing.assert_array_equal(actual, expected)
-    assert {node.op for node in chained(function).nodes} == {f"{DOMAIN}.{ELEMENTWISE}"}
+    assert {node.op for node in fuse_elementwise(function).nodes} == {f"{DOMAIN}.{ELEMENTWISE}"}

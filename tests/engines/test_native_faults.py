@@ -17,7 +17,7 @@ from tests.engines.toy_running import function, node, typed
 from tests.hanging import wait_until
 from xrt import XRTModule
 from xrt.engines import native
-from xrt.engines.native import NativeTape, Prepared
+from xrt.engines.native import NativeTape, PreparedKernel
 from xrt.errors import CompileFailed, RunFailed
 from xrt.graph import Constant, TensorType
 
@@ -98,9 +98,9 @@ def test_eight_threads_run_one_tape(threads: int) -> None:
 def test_a_budget_bounds_the_workers_and_they_sleep() -> None:
     big = np.ones((400, 1000), np.float32)
     kernel = native.load(library()).kernel("twice")
-    from xrt.engines.native.core import core
+    from xrt.engines.native.bindings import core
 
-    (y,) = native.compute(kernel, big, None, threads=3)
+    (y,) = native.run_kernel(kernel, big, None, threads=3)
     assert (y == 2).all() and core().workers() >= 2
     wait_until(lambda: used(0.3) < 0.03)  # others that earlier tests woke may turn for a while
 
@@ -127,8 +127,8 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
 def test_a_tape_made_by_hand() -> None:
     made = chain(2)
     kernel = native.load(library()).kernel("twice")
-    first = Prepared(kernel, made.nodes[0], made)
-    second = Prepared(kernel, made.nodes[1], made.with_types(first.outputs))
+    first = PreparedKernel(kernel, made.nodes[0], made)
+    second = PreparedKernel(kernel, made.nodes[1], made.with_types(first.outputs))
     tape = NativeTape({"v0": TensorType(F32, X.shape)}, ["v2", "v1"], [first, second], {"c": Constant(X)}, 1)
     twice, once = tape.run([X])[0], tape.run([X], [None, out := np.empty_like(X)])[1]
     assert once is out and (once == 2 * X).all() and (twice == 4 * X).all()

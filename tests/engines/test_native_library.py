@@ -14,7 +14,7 @@ import pytest
 
 from tests.engines.native_building import library
 from xrt.engines import OpTable, native
-from xrt.engines.native import abi, home
+from xrt.engines.native import abi, library_path
 from xrt.engines.toy import Toy
 from xrt.errors import CompileRefused, EngineError, EngineUnavailable, OptionError, RunFailed
 
@@ -37,24 +37,24 @@ def test_a_library_says_what_it_is() -> None:
 
 
 def test_a_library_of_older_sources_is_not_used_and_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(home, "SHIPPED", library())
-    home._shipped.cache_clear()
+    monkeypatch.setattr(library_path, "SHIPPED", library())
+    library_path._shipped.cache_clear()
     try:
         reason = native.why_not_shipped()
         with pytest.raises(EngineUnavailable, match="was built of other sources"):
-            native.needed()
+            native.requires_native()
     finally:
-        home._shipped.cache_clear()
+        library_path._shipped.cache_clear()
     name = library().name
     assert reason == (
-        f"{name} was built of other sources than this XRT's: it lacks {', '.join(home.FUNCTIONS)}; build it anew with "
+        f"{name} was built of other sources than this XRT's: it lacks {', '.join(library_path.FUNCTIONS)}; build it anew with "
         "`make native`, or install XRT again"
     )
 
 
 def test_every_function_that_is_called_is_looked_for_first() -> None:
-    source = (Path(home.__file__).parent / "core.py").read_text()
-    assert set(re.findall(r"library\.(xrt_\w+)", source)) == set(home.FUNCTIONS)
+    source = (Path(library_path.__file__).parent / "core.py").read_text()
+    assert set(re.findall(r"library\.(xrt_\w+)", source)) == set(library_path.FUNCTIONS)
 
 
 def test_other_bytes_are_another_signature() -> None:
@@ -165,9 +165,9 @@ def test_the_structures_are_the_compilers() -> None:
 
 
 def test_a_kernel_runs_alone() -> None:
-    (y,) = native.compute(kernels().kernel("twice"), X, None, attributes={"factor": 3.0, "bid": "scratch"}, threads=2)
+    (y,) = native.run_kernel(kernels().kernel("twice"), X, None, attributes={"factor": 3.0, "bid": "scratch"}, threads=2)
     np.testing.assert_allclose(y, 3 * X)
-    (y,) = native.compute(kernels().kernel("twice"), X.T, X.T, constants=[1])
+    (y,) = native.run_kernel(kernels().kernel("twice"), X.T, X.T, constants=[1])
     np.testing.assert_allclose(y, 3 * X.T)
 
 
@@ -181,7 +181,7 @@ FAILURES = [
 @pytest.mark.parametrize(("bid", "error", "text"), FAILURES)
 def test_a_kernel_alone_says_why_it_cannot(bid: str, error: type[EngineError], text: str) -> None:
     with pytest.raises(error) as raised:
-        native.compute(kernels().kernel("twice"), X, None, attributes={"bid": bid})
+        native.run_kernel(kernels().kernel("twice"), X, None, attributes={"bid": bid})
     assert str(raised.value) == text.format(path=library())
 
 

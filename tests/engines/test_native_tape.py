@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.engines.native_taping import F32, PREPARED, X, chain, count, ready, tape_of
 from tests.engines.toy_running import function, node, typed
 from xrt.engines import RunOptions
-from xrt.engines.placing import ALIGNMENT, Span, placed
+from xrt.engines.toolkit.memory_planner import ALIGNMENT, LiveRange, assign_offsets
 from xrt.engines.toy.native import ByShapes
 from xrt.errors import InputError, RunFailed
 from xrt.graph import Function, TensorType, Value
@@ -25,8 +25,8 @@ from xrt.graph import Function, TensorType, Value
 @given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 12), st.integers(0, 6)), max_size=25))
 @settings(derandomize=True, database=None, deadline=None)
 def test_no_two_values_that_live_together_overlap(drawn: list[tuple[int, int, int]]) -> None:
-    spans = [Span(nbytes, first, first + length) for nbytes, first, length in drawn]
-    end = placed(spans)
+    spans = [LiveRange(nbytes, first, first + length) for nbytes, first, length in drawn]
+    end = assign_offsets(spans)
     for i, one in enumerate(spans):
         assert one.offset % ALIGNMENT == 0 and one.offset + one.nbytes <= end
         for other in spans[:i]:
@@ -38,8 +38,8 @@ def test_no_two_values_that_live_together_overlap(drawn: list[tuple[int, int, in
 
 
 def test_memory_of_the_dead_is_used_again() -> None:
-    spans = [Span(100, step, step + 1) for step in range(50)]
-    assert placed(spans) == 2 * 128
+    spans = [LiveRange(100, step, step + 1) for step in range(50)]
+    assert assign_offsets(spans) == 2 * 128
     assert {span.offset for span in spans} == {0, 128}
 
 
@@ -115,7 +115,7 @@ def test_given_buffers_are_written_to() -> None:
     out[:] = 0
     call()
     np.testing.assert_array_equal(out, 8 * X)
-    assert executable.binds() and executable.in_place() == [(0, 0)]
+    assert executable.supports_io_binding() and executable.inplace_pairs() == [(0, 0)]
     own = X.copy()
     executable.bind([own], [own])()
     np.testing.assert_array_equal(own, 8 * X)

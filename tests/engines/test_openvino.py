@@ -209,8 +209,8 @@ def test_a_bound_call_reads_and_writes_where_it_was_bound() -> None:
         call()
         assert np.array_equal(y, np.maximum(x, 0))
         assert np.array_equal(z, -x)
-    assert executable.binds()
-    assert list(executable.fills_from()) == [COPY_TO, COPY_TO]
+    assert executable.supports_io_binding()
+    assert list(executable.output_buffer_threshold()) == [COPY_TO, COPY_TO]
 
 
 # ---------------------------------------------------------------------- threads, errors, noise, options

@@ -145,7 +145,7 @@ def test_buffers_and_bound_calls_are_of_codes(size: int) -> None:
     (got,) = executable.run([x], RunOptions(out=[out]))
     assert got is out
     same(out, want)
-    same(executable.direct()(x)[0], want)
+    same(executable.fast_call()(x)[0], want)
     executable.bind([x], [other])()
     same(other, want)
 

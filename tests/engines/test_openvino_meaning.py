@@ -12,7 +12,7 @@ import pytest
 from tests.engines.openvino_running import F32, compiled, function, node, run, tensor
 from xrt.engines import CompileContext
 from xrt.engines.openvino import OpenVino
-from xrt.engines.openvino.capability import Terms, in_words_taken
+from xrt.engines.openvino.support import Terms, decompose_if_supported
 from xrt.graph import DType, Function, Type
 
 BYTES = [DType.INT8, DType.UINT8]
@@ -25,7 +25,7 @@ def all_of(dtype: DType) -> np.ndarray[Any, Any]:
 
 
 def said(f: Function) -> list[str]:
-    return [n.op for n in in_words_taken(f, Terms()).nodes]
+    return [n.op for n in decompose_if_supported(f, Terms()).nodes]
 
 
 @pytest.mark.parametrize("dtype", BYTES, ids=str)
@@ -127,7 +127,7 @@ def test_each_place_of_a_definition_has_names_of_its_own() -> None:
 
 def test_what_is_taken_stays_as_it_stands() -> None:
     f = function({"x": tensor(3)}, {"y": tensor(3)}, [node("Gelu", "x", "y")])
-    assert in_words_taken(f, Terms()) is f
+    assert decompose_if_supported(f, Terms()) is f
 
 
 def test_what_its_meaning_does_not_help_keeps_its_own_reason() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from xrt.testing.ledgers import Gap
+from xrt.testing.ledgers import KnownFailure
 from xrt.testing.suite import EngineSuite
 
 
@@ -12,14 +12,15 @@ from xrt.testing.suite import EngineSuite
 @pytest.mark.proof("engine openvino", share=12)
 class TestOpenVino(EngineSuite):
     engine = "openvino"
+    lost_on_some_processors = frozenset({"Gelu"})  # lost with AVX-512, right with AVX2
     gaps = (
-        Gap(
+        KnownFailure(
             "rounded_by_a_large_sum",
             "not upstream",
             "OpenVINO makes one sum of the constants of neighbouring additions, and what they rounded is not rounded",
             "https://github.com/openvinotoolkit/openvino/tree/master/src/common/transformations",
         ),
-        Gap(
+        KnownFailure(
             "large_integers",
             "not upstream",
             "OpenVINO computes 64-bit integers in int32: what is beyond its limit is refused in the run, and the region moves on",

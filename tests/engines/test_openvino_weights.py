@@ -10,7 +10,7 @@ import numpy as np
 from tests.engines.openvino_running import CONTEXT, F32, SQUARE, compiled, function, node, relu, tensor
 from tests.engines.resident import resident
 from xrt.engines.openvino import OpenVino
-from xrt.engines.openvino.importing import HEAVY
+from xrt.engines.openvino.export import HEAVY
 from xrt.graph import DType
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from xrt.engines import Kernel, OpTable
 from xrt.errors import EngineError
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 
 
 def function_of(node: Node, opset: int = 20, domain: str = "", **constants: Any) -> Function:
@@ -117,7 +117,7 @@ def test_the_training_form_needs_a_kernel_that_says_so() -> None:
 
 
 def test_the_training_form_of_a_normalisation() -> None:
-    node = Node("BatchNormalization", ("x", "s", "b", "m", "v"), ("y",), attributes_of({"training_mode": 1}))
+    node = Node("BatchNormalization", ("x", "s", "b", "m", "v"), ("y",), read_attributes({"training_mode": 1}))
     ops: OpTable[Any] = OpTable("mine")
     ops("BatchNormalization")(kernel)
     assert served(ops, node) == "the kernel does not serve the training form of BatchNormalization"
@@ -172,7 +172,7 @@ def test_two_tables_share_nothing() -> None:
 def test_a_table_that_extends_another_leaves_it_as_it_is() -> None:
     base: OpTable[Any] = OpTable("base")
     base("Relu")(kernel)
-    mine = base.extended("mine")
+    mine = base.extend("mine")
     mine("Relu", priority=1)(other)
     assert served(mine, RELU) is other
     assert served(base, RELU) is kernel

@@ -8,9 +8,9 @@ import pytest
 
 from tests.engines.ort_running import CONTEXT, F32, SQUARE, compiled, function, node, relu, run
 from xrt.engines.ort import Ort
-from xrt.engines.ort.names import LIBRARY
+from xrt.engines.ort.errors import LIBRARY
 from xrt.errors import RunFailed
-from xrt.graph import DType, Function, Node, OptionalType, SequenceType, TensorType, attributes_of
+from xrt.graph import DType, Function, Node, OptionalType, SequenceType, TensorType, read_attributes
 from xrt.passes import infer_shapes
 
 # ---------------------------------------------------------------------- values in and out
@@ -104,7 +104,7 @@ def test_an_absent_optional_is_none() -> None:
 
 
 def test_maps_are_dictionaries() -> None:
-    labels = attributes_of({"classlabels_strings": ["a", "b"]})
+    labels = read_attributes({"classlabels_strings": ["a", "b"]})
     f = function({"x": TensorType(F32, (1, 2))}, ["y"], [Node("ZipMap", ("x",), ("y",), labels, "ai.onnx.ml")], ai_onnx_ml=1)
     assert run(f, np.array([[1, 2]], np.float32))[0] == [{"a": 1.0, "b": 2.0}]
 
@@ -183,7 +183,10 @@ def test_corners_are_aligned_in_a_batch_of_any_size() -> None:
     how = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
     scales = np.array([1, 1, 2, 2], np.float32)
     f = function(
-        {"x": TensorType(F32, ("N", 1, 2, 2))}, ["y"], [Node("Resize", ("x", "", "s"), ("y",), attributes_of(how))], {"s": scales}
+        {"x": TensorType(F32, ("N", 1, 2, 2))},
+        ["y"],
+        [Node("Resize", ("x", "", "s"), ("y",), read_attributes(how))],
+        {"s": scales},
     )
     executable = compiled(f)
     for batch in (1, 3):
@@ -231,7 +234,7 @@ def test_scores_that_the_library_does_not_transform_are_declined(op: str, fields
         op,
         ("x",),
         outputs,
-        attributes_of(({"coefficients": [1.0, -1.0], "rho": [0.5]} if op.startswith("SVM") else {}) | fields),
+        read_attributes(({"coefficients": [1.0, -1.0], "rho": [0.5]} if op.startswith("SVM") else {}) | fields),
         "ai.onnx.ml",
     )
     f = function({"x": TensorType(F32, (1, 2))}, list(outputs), [given], ai_onnx_ml=1)

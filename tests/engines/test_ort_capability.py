@@ -11,10 +11,10 @@ import pytest
 
 from xrt.engines import CompileContext
 from xrt.engines.ort import Ort
-from xrt.engines.ort.gaps import GAPS
+from xrt.engines.ort.errors import LIBRARY
+from xrt.engines.ort.known_issues import GAPS
 from xrt.engines.ort.library import kernels, newest_ir, newest_opset, schema
-from xrt.engines.ort.names import LIBRARY
-from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, attributes_of
+from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, read_attributes
 from xrt.passes import infer_shapes
 from xrt.testing.corpus import find_entry
 
@@ -35,7 +35,7 @@ def one(
     return Function(
         tuple(Value(n, t) for n, t in given.items() if t is not None and not isinstance(t, np.ndarray)),
         tuple(Value(f"o{k}", t) for k, t in enumerate(outputs)),
-        (Node(op, tuple(names), tuple(f"o{k}" for k in range(len(outputs))), attributes_of(attributes), domain, op.lower()),),
+        (Node(op, tuple(names), tuple(f"o{k}" for k in range(len(outputs))), read_attributes(attributes), domain, op.lower()),),
         {n: Constant(a) for n, a in given.items() if isinstance(a, np.ndarray)},
         {"": opset, domain: 1 if domain else opset},
     )
@@ -163,14 +163,14 @@ def test_what_it_declines_it_explains(function: Function, reason: str) -> None:
 
 
 def test_a_new_engine_answers_from_memory() -> None:
-    from xrt.engines.ort import trial
+    from xrt.engines.ort import conversion_check
 
     function = one("HardSwish", [tensor(DType.FLOAT32, 5, 7)], opset=22)
     assert why_not(function) is None
-    before = trial._answer.cache_info()
+    before = conversion_check._answer.cache_info()
     bigger = one("HardSwish", [tensor(DType.FLOAT32, 50, 70)], opset=22)
     assert why_not(bigger) is None
-    after = trial._answer.cache_info()
+    after = conversion_check._answer.cache_info()
     assert (after.misses, after.hits) == (before.misses, before.hits + 1)
 
 

@@ -17,17 +17,17 @@ from tests.devices.models import Net, numbers
 from tests.devices.worlds import World, traffic
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext
-from xrt.engines.accelerator import Accelerator
+from xrt.engines.contract.device import Accelerator
+from xrt.engines.contract.registry import probe
 from xrt.engines.ort import Ort
-from xrt.engines.ort.cuda import OrtOnDevice, Place, check_assigned
+from xrt.engines.ort.cuda import DeviceBuffer, OrtOnDevice, check_assigned
 from xrt.engines.ort.executable import session_function
-from xrt.engines.ort.handing import hand_over
+from xrt.engines.ort.export import export_model
 from xrt.engines.ort.session import open_session, quiet_options
-from xrt.engines.registry import probe
 from xrt.errors import CompileRefused, EngineUnavailable, PlanError, RunFailed
 from xrt.graph import Function
 from xrt.passes import infer_shapes
-from xrt.testing.simulated import simulated
+from xrt.testing.simulated import simulate_devices
 
 X, W = numbers(3, 4), numbers(4, 5, seed=1)
 
@@ -65,13 +65,13 @@ class Host(Accelerator):
     def download(self, array: Any) -> Any:
         return array
 
-    def fused(self, function: Any) -> Any:
+    def fuse(self, function: Any) -> Any:
         raise NotImplementedError
 
     def new_stream(self) -> str:
         return "own"
 
-    def using(self, stream: Any) -> Any:
+    def activate(self, stream: Any) -> Any:
         return nullcontext()
 
     def follow(self, later: Any, earlier: Any) -> None:
@@ -82,9 +82,9 @@ class Host(Accelerator):
 
 
 def bound(function: Function, host: Host) -> OrtOnDevice:
-    handed = hand_over(session_function(function))
+    handed = export_model(session_function(function))
     session = open_session(handed, quiet_options(), ["CPUExecutionProvider"])
-    made = OrtOnDevice(function, session, host, "own", Place("cpu"), handed.files)
+    made = OrtOnDevice(function, session, host, "own", DeviceBuffer("cpu"), handed.files)
     made.prepare()
     return made
 
@@ -102,7 +102,7 @@ def test_a_session_is_bound_to_arrays_and_streams_follow() -> None:
         for got, want in zip(results, xrt.XRTModule(Net(), "ort")(x, W), strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-6)
     assert host.followed == [("own", "callers"), ("callers", "own")] * 2
-    assert executable.why_not_recorded() is None
+    assert executable.why_not_capturable() is None
 
 
 def test_inputs_that_do_not_lie_in_order_are_laid_so() -> None:
@@ -125,7 +125,7 @@ def test_outputs_of_every_kind() -> None:
     for got, want in zip(results, [np.nonzero(x), x, -x, -x, [1, 2]], strict=True):
         np.testing.assert_array_equal(got, want)
     assert all(not np.shares_memory(a, b) for i, a in enumerate(results) for b in [x, *results[:i]])
-    assert "is known only after a run" in str(executable.why_not_recorded())
+    assert "is known only after a run" in str(executable.why_not_capturable())
 
 
 def test_arrays_without_elements() -> None:
@@ -150,7 +150,7 @@ def test_nodes_that_the_library_leaves_to_the_cpu_are_refused_by_name() -> None:
     function = traced(Net(), X, W)
     options = quiet_options()
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    session = open_session(hand_over(function), options, ["CPUExecutionProvider"])
+    session = open_session(export_model(function), options, ["CPUExecutionProvider"])
     with pytest.raises(CompileRefused, match=r"^ONNX Runtime [\d.]+ has no kernel of the device for ") as caught:
         check_assigned(session, function)
     assert "matmul_1" in caught.value.nodes
@@ -165,11 +165,11 @@ def test_a_build_without_cuda_says_so_in_the_plan(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(PlanError, match="has no CUDAExecutionProvider"):
         xrt.XRTModule(Net(), "ort", "cuda", strict=True, cache=CompileCache()).plan_for(X, W)
     with pytest.raises(EngineUnavailable, match=r"^engine 'tensorrt' cannot serve: this build of .* has no Tensorrt"):
-        xrt.engines.registry.create("tensorrt")
+        xrt.engines.contract.registry.create("tensorrt")
 
 
 def test_a_device_without_addresses_is_refused() -> None:
-    with simulated():
+    with simulate_devices():
         context = CompileContext(device="cuda:0", accelerator=xrt.runtime.device("cuda"))
         with pytest.raises(CompileRefused, match=r"^ONNX Runtime needs memory of cuda:0 at addresses, and is given none$"):
             Ort().compile(traced(Net(), X, W), context)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import xrt
-from xrt.cache import CompileCache, tier_of
+from xrt.cache import CompileCache, open_disk_tier
 from xrt.engines import CompileContext
 from xrt.engines.ort import Ort
 from xrt.engines.ort import engine as ort_engine
@@ -46,7 +46,7 @@ def test_a_small_model_is_not_worth_saving() -> None:
 @pytest.mark.parametrize(("length", "writes"), [(4, 0), (WORTH_SAVING, 1)])
 def test_the_disk_cache_keeps_what_is_worth_saving(length: int, writes: int, tmp_path: Path) -> None:
     for starts in (1, 2):
-        cache = CompileCache(disk=tier_of(directory=tmp_path))
+        cache = CompileCache(disk=open_disk_tier(directory=tmp_path))
         with xrt.XRTModule(chain(length), engine="ort", strict=True, cache=cache, fold_constants=False) as module:
             module(X)
         told = cache.statistics.disk
@@ -68,7 +68,7 @@ def test_where_it_cannot_be_optimized_beforehand_the_model_itself_is_compiled(mo
     def fail(*_: Any) -> memoryview:
         raise RuntimeError("no such model")
 
-    monkeypatch.setattr(ort_engine, "optimised", fail)
+    monkeypatch.setattr(ort_engine, "optimize_model", fail)
     executable = compiled(chain(WORTH_SAVING), CompileContext(threads=1, is_kept=True))
     assert executable.saved is None
     assert executable.run([X])[0].shape == X.shape

@@ -14,8 +14,8 @@ import pytest
 from tests.engines.ort_running import CONTEXT, F32, SQUARE, compiled, function, node, relu, two_outputs
 from xrt.engines import Executable
 from xrt.engines.ort import Ort
-from xrt.engines.ort.calls import SessionCalls
-from xrt.engines.ort.memory import Growth
+from xrt.engines.ort.memory import AllocationTracker
+from xrt.engines.ort.session_calls import SessionCalls
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value
 
@@ -95,7 +95,7 @@ import sys, numpy as np, onnxruntime
 if "pool" in sys.argv: onnxruntime.set_global_thread_pool_sizes(2, 1)
 from xrt.engines import CompileContext
 from xrt.engines.ort import Ort
-from xrt.engines.ort.calls import SessionCalls
+from xrt.engines.ort.session_calls import SessionCalls
 from xrt.errors import CompileRefused
 from xrt.graph import DType, Function, Node, TensorType, Value
 def relu(dtype):
@@ -129,7 +129,7 @@ def test_sessions_opened_at_once_share_what_they_have_grown_by() -> None:
     alone = _session_bytes(compiled(product(1024)))
     assert weights.nbytes <= alone <= 1.5 * weights.nbytes
     functions = product(1024), product(512)
-    with Growth(1):
+    with AllocationTracker(1):
         kept = list(map(compiled, functions))
         assert [_session_bytes(executable) for executable in kept] == [0, 0]  # not known before all are open
     large, small = (_session_bytes(executable) for executable in kept)
@@ -138,7 +138,7 @@ def test_sessions_opened_at_once_share_what_they_have_grown_by() -> None:
 
 
 def test_a_session_that_does_not_open_has_not_grown() -> None:
-    with pytest.raises(CompileRefused), Growth(1) as failed:
+    with pytest.raises(CompileRefused), AllocationTracker(1) as failed:
         raise CompileRefused("no")
     assert failed.nbytes is None
 

@@ -10,7 +10,7 @@ import onnx
 
 from tests.engines.ort_running import F32, SQUARE, compiled, function, node, relu, run
 from tests.engines.resident import resident
-from xrt.engines.ort.handing import hand_over
+from xrt.engines.ort.export import export_model
 from xrt.graph import Constant, DType, Function, TensorType, Value
 
 
@@ -65,7 +65,7 @@ def test_large_constants_of_bodies_and_packed_ones_are_handed_over_outside_of_th
         ],
         {"q": packed},
     )
-    handed = hand_over(f)
+    handed = export_model(f)
     assert len(handed.model) < 2000
     assert sorted(content.nbytes for content in handed.files.values()) == [2048, 64 * 64 * 4, 64 * 64 * 4]
     assert handed.copied == 2048
@@ -81,6 +81,6 @@ def test_large_constants_of_bodies_and_packed_ones_are_handed_over_outside_of_th
 def test_the_library_is_not_given_the_shapes_of_inner_values() -> None:
     value = TensorType(F32, (2, 3))
     f = function({"x": value}, ["y"], [node("Neg", "x", "n"), node("Abs", "n", "y")]).replace(types={"n": value})
-    (inner,) = onnx.load_from_string(hand_over(f).model).graph.value_info
+    (inner,) = onnx.load_from_string(export_model(f).model).graph.value_info
     assert inner.name == "n" and inner.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
     assert not inner.type.tensor_type.HasField("shape")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from xrt.engines import EngineStatus, create, engine_class, names, parse_spec, probe
-from xrt.engines.probing import probe_all
+from xrt.engines.contract.discovery import probe_all
 from xrt.engines.toy import Toy
 from xrt.errors import EngineError, EngineUnavailable, OptionError, UnknownEngine
 

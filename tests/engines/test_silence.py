@@ -154,7 +154,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "doctor": ("-m", "xrt.cli", "doctor"),
     "tune": ("-m", "xrt.cli", "tune", "m.onnx", "--engines", "ort,openvino", "--budget", "4s"),
     "bench": ("-m", "xrt.cli", "bench", "m.onnx", "--engine", "ort", "--rounds", "2"),
-    "conform": ("-m", "xrt.cli", "conform", "ort", "--cases", "test_abs*"),
+    "conformance": ("-m", "xrt.cli", "conformance", "ort", "--cases", "test_abs*"),
 }
 
 

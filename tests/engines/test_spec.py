@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xrt.engines import CompileContext, Executable, GraphCompiler, build, parse_spec, spec_of, split_specs
+from xrt.engines import CompileContext, Executable, GraphCompiler, build, format_spec, parse_spec, split_specs
 from xrt.errors import OptionError
 from xrt.graph import FrozenDict, Function, Node
 
@@ -61,7 +61,7 @@ class Needy(Silent):
 
 
 def remade(engine: GraphCompiler) -> GraphCompiler:
-    name, fields = parse_spec(spec_of(engine))
+    name, fields = parse_spec(format_spec(engine))
     assert name == engine.name
     return build(type(engine), fields)
 
@@ -89,13 +89,13 @@ def remade(engine: GraphCompiler) -> GraphCompiler:
     ],
 )
 def test_an_engine_is_written_and_read_back(engine: GraphCompiler, spec: str) -> None:
-    assert spec_of(engine) == spec
+    assert format_spec(engine) == spec
     assert remade(engine) == engine
 
 
 def test_equal_engines_have_one_spec_whatever_the_number_was_written_as() -> None:
-    assert spec_of(Mine(rate=2)) == spec_of(Mine(rate=2.0)) == "mine{rate=2.0}"
-    assert spec_of(Mine(rate=1)) == "mine"
+    assert format_spec(Mine(rate=2)) == format_spec(Mine(rate=2.0)) == "mine{rate=2.0}"
+    assert format_spec(Mine(rate=1)) == "mine"
 
 
 def test_braces_around_nothing_and_spaces_do_not_matter() -> None:
@@ -139,8 +139,8 @@ mines = st.builds(
 @given(mines)
 def test_every_engine_survives_its_spec(engine: Mine) -> None:
     assert remade(engine) == engine
-    assert spec_of(remade(engine)) == spec_of(engine)
-    assert split_specs(f"{spec_of(engine)}, ort") == [spec_of(engine), "ort"]
+    assert format_spec(remade(engine)) == format_spec(engine)
+    assert split_specs(f"{format_spec(engine)}, ort") == [format_spec(engine), "ort"]
 
 
 NOT_A_SPEC = "{text!r} is not an engine's spec: {why}. A spec reads like 'tvm{{opt_level=2}}'"
@@ -204,7 +204,7 @@ def test_a_field_that_is_wrong(cls: type[GraphCompiler], key: str, raw: str, mes
 )
 def test_an_instance_whose_field_is_of_another_type(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError) as caught:
-        spec_of(Mine(**changes))
+        format_spec(Mine(**changes))
     assert str(caught.value) == message
 
 

@@ -18,17 +18,17 @@ import xrt.engines.toy.kernels as kernels
 from tests.devices.models import Net, numbers
 from tests.devices.worlds import TOY, same, traffic, world
 from xrt.cache import CompileCache
-from xrt.engines.toy.choice import choice_of
-from xrt.engines.toy.fusion import Chain, chains_of
+from xrt.engines.toy.fusion import Chain, find_chains
+from xrt.engines.toy.kernel_selection import select_kernel
 from xrt.engines.toy.kernels import ops
-from xrt.engines.toy.sizes import sizes_of
+from xrt.engines.toy.shape_values import find_shape_values
 from xrt.errors import PlanError
-from xrt.graph import DType, Function, Node, TensorType, Value, attributes_of
+from xrt.graph import DType, Function, Node, TensorType, Value, read_attributes
 from xrt.passes import infer_shapes
 from xrt.runtime.devices import device
 from xrt.testing import node_cases
-from xrt.testing.running import module_of
-from xrt.testing.simulated import simulated
+from xrt.testing.running import make_module
+from xrt.testing.simulated import simulate_devices
 
 KERNELS = sorted(Path(kernels.__file__).parent.glob("*.py"))
 
@@ -107,7 +107,7 @@ def test_a_kernel_that_computes_with_numpy_is_seen() -> None:
 
 def test_a_kernel_that_takes_numpy_by_another_way_fails_on_the_device() -> None:
     """What the source does not show, arrays of the device do: NumPy's functions refuse them."""
-    with simulated(), pytest.raises(TypeError):
+    with simulate_devices(), pytest.raises(TypeError):
         np.exp(device("cuda").upload(numbers(3)))
 
 
@@ -118,10 +118,10 @@ def test_every_node_test_passes_on_a_device_or_is_declined(order: Any) -> None:
     words: Counter[str] = Counter()
     wrong = []
     for case in node_cases():
-        with simulated(order=order), warnings.catch_warnings():
+        with simulate_devices(order=order), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                with module_of(case.function, [TOY], device="cuda") as m:
+                with make_module(case.function, [TOY], device="cuda") as m:
                     results = m(*case.inputs)
                     host = [down(r) for r in ([results] if len(case.function.outputs) == 1 else results)]
             except PlanError as error:
@@ -145,11 +145,11 @@ def chain_of(*ops_: tuple[str, tuple[str, ...], dict[str, Any]], dtype: DType = 
     """Return a function of elementwise nodes over x and y, and its one chain."""
     type_ = TensorType(dtype, (4, 33))
     nodes = tuple(
-        Node(op, reads, (f"v{i}",), attributes_of(attributes), name=f"n{i}") for i, (op, reads, attributes) in enumerate(ops_)
+        Node(op, reads, (f"v{i}",), read_attributes(attributes), name=f"n{i}") for i, (op, reads, attributes) in enumerate(ops_)
     )
     inputs = (Value("x", type_), Value("y", type_))
     function = infer_shapes(Function(inputs, (Value(f"v{len(nodes) - 1}", type_),), nodes, opsets={"": 20}))
-    chains = chains_of(function, choice_of("toy", ops, ()), frozenset())
+    chains = find_chains(function, select_kernel("toy", ops, ()), frozenset())
     (one,) = {id(chain): chain for chain in chains.values()}.values()
     return function, one
 
@@ -175,7 +175,7 @@ def test_the_source_of_a_chain_computes_what_its_nodes_do(dtype: DType, tmp_path
     for op, chain in chains.items():
         arrays = [{"x": x, "y": y}[name] for name in chain.reads]
         with np.errstate(all="ignore"):
-            wanted = chain.meaning(np, *arrays)
+            wanted = chain.compute(np, *arrays)
         np.testing.assert_allclose(run(op, arrays), wanted, rtol=2e-6 if dtype is DType.FLOAT32 else 1e-12, err_msg=op)
 
 
@@ -232,7 +232,7 @@ def test_other_element_types_are_no_chain() -> None:
     function, _ = chain_of(("Neg", ("x",), {}), ("Abs", ("v0",), {}))
     types = {name: TensorType(DType.FLOAT16, (4, 33)) for name in ("v0", "v1")}
     half = function.replace(inputs=tuple(Value(n, TensorType(DType.FLOAT16, (4, 33))) for n in "xy"), types=types)
-    assert chains_of(half, choice_of("toy", ops, ()), frozenset()) == {}
+    assert find_chains(half, select_kernel("toy", ops, ()), frozenset()) == {}
 
 
 def test_the_text_of_a_chain() -> None:
@@ -267,7 +267,7 @@ def test_what_is_computed_of_shapes_stays_on_the_host() -> None:
 
 def test_sizes_are_told_from_data() -> None:
     function = Sized().trace(numbers(3, 2, 4))
-    found = sizes_of(function)
+    found = find_shape_values(function)
     assert {node.op_type for node in function.nodes if set(node.outputs) <= found} >= {"Shape", "Gather", "Concat"}
     assert not any(set(node.outputs) & found for node in function.nodes if node.op_type in ("Exp", "Reshape"))
 

@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xrt.engines.blas import BlasLibrary, BlasThreads, blas_of_process
 from xrt.engines.native import multiply as multiply_natively
 from xrt.engines.native import why_not_shipped
+from xrt.engines.toolkit.blas import BlasLibrary, BlasThreads, find_blas
 from xrt.engines.toy import products
 from xrt.engines.toy.products import ProductThreads, multiply, product_threads
 
 Array = np.ndarray[Any, Any]
-BACKENDS = [False, *([True] if why_not_shipped() is None and blas_of_process().calls is not None else [])]
+BACKENDS = [False, *([True] if why_not_shipped() is None and find_blas().calls is not None else [])]
 
 
 def of_threads(count: int) -> BlasThreads:
     """Return a library that says it has so many threads, so that products are cut on a machine of one core too."""
     kept = [count]
-    library = BlasLibrary("fake", lambda: kept[0], lambda n: kept.__setitem__(0, n), blas_of_process().calls)
+    library = BlasLibrary("fake", lambda: kept[0], lambda n: kept.__setitem__(0, n), find_blas().calls)
     return BlasThreads([library])
 
 
@@ -142,14 +142,14 @@ def test_within_a_run_blas_has_one_thread_and_runs_within_runs_end_in_turn() -> 
 
 
 def test_a_blas_of_one_thread_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "blas_of_process", lambda: of_threads(1))
+    monkeypatch.setattr(products, "find_blas", lambda: of_threads(1))
     with product_threads(4, True):
         assert products._runs.threads == []
 
 
 @pytest.mark.skipif(True not in BACKENDS, reason="native kernels were not built, or BLAS's calls are not known")
 def test_what_broadcasts_in_part_is_left_to_numpy() -> None:
-    calls = blas_of_process().calls
+    calls = find_blas().calls
     assert calls is not None
     assert multiply_natively(calls, np.ones((2, 1, 5, 5)), np.ones((2, 3, 5, 5)), 2) is None
 

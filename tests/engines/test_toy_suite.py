@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from xrt.compare import BIT_EQUAL, Tolerance
+from xrt.comparison import BIT_EQUAL, Tolerance
 from xrt.testing.suite import EngineSuite
 
 

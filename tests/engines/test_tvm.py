@@ -14,11 +14,12 @@ from tvm.tirx import PrimFunc
 from tests.engines.evidence import unknown_evidence
 from tests.engines.tvm_running import CONTEXT, run, why
 from tests.engines.written import function, one, tensor
-from xrt.engines import CompileContext, registry
+from xrt.engines import CompileContext
+from xrt.engines.contract import registry
 from xrt.engines.tvm import Tvm
-from xrt.engines.tvm.defects import DEFECTS
+from xrt.engines.tvm.known_issues import DEFECTS
 from xrt.errors import CompileRefused, OptionError
-from xrt.graph import DType, Function, Node, attributes_of
+from xrt.graph import DType, Function, Node, read_attributes
 
 # ---------------------------------------------------------------------- options
 
@@ -127,13 +128,13 @@ def test_a_value_of_unknown_type_and_another_domain_are_declined() -> None:
 
 def test_bodies_are_declined() -> None:
     body = function(Node("Relu", ("x",), ("z",)), inputs={}, outputs={"z": tensor(2)})
-    node = Node("If", ("c",), ("y",), attributes_of({"then_branch": body, "else_branch": body}))
+    node = Node("If", ("c",), ("y",), read_attributes({"then_branch": body, "else_branch": body}))
     f = function(node, inputs={"c": tensor(dtype=DType.BOOL), "x": tensor(2)}, outputs={"y": tensor(2)})
     assert why(f) == "If has a body, and XRT hands TVM straight-line code only"
 
 
 def test_a_constant_that_a_node_gives_counts_as_one() -> None:
-    shape = Node("Constant", (), ("s",), attributes_of({"value_ints": [2, 2]}))
+    shape = Node("Constant", (), ("s",), read_attributes({"value_ints": [2, 2]}))
     reshape = Node("Reshape", ("x", "s"), ("y",))
     f = function(shape, reshape, inputs={"x": tensor(4)}, outputs={"y": tensor(2, 2)}, types={"s": tensor(2, dtype=DType.INT64)})
     assert [Tvm().why_not(node, f) for node in f.nodes] == [None, None]
@@ -149,13 +150,13 @@ def test_outputs_that_nobody_reads_are_not_asked_for() -> None:
 
 
 def test_equal_nodes_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from xrt.engines.tvm import capability
+    from xrt.engines.tvm import support
 
-    monkeypatch.setattr(capability, "import_function", pytest.fail)
+    monkeypatch.setattr(support, "import_function", pytest.fail)
     f = one("Relu", tensor(3, 1, 4, 1, 5), output=tensor(3, 1, 4, 1, 5))
     monkeypatch.undo()
     assert why(f) == ""
-    monkeypatch.setattr(capability, "import_function", pytest.fail)
+    monkeypatch.setattr(support, "import_function", pytest.fail)
     assert why(f.replace(name="other")) == ""
 
 
@@ -166,12 +167,12 @@ def test_every_defect_names_evidence_that_exists() -> None:
 
 
 def test_what_fails_late_is_a_refusal_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    from xrt.engines.tvm import compiler
+    from xrt.engines.tvm import engine
 
     def broken(*_: Any) -> Any:
         raise ValueError("  Check failed: (a == b) is false: the loops\n  are odd.\nStack trace:\n  File x")
 
-    monkeypatch.setattr(compiler, "build", broken)
+    monkeypatch.setattr(engine, "build", broken)
     with pytest.raises(CompileRefused) as error:
         Tvm().compile(one("Relu", tensor(2), output=tensor(2)), CONTEXT)
     assert str(error.value) == "TVM cannot compile 'main': the loops"
@@ -273,7 +274,5 @@ def test_one_thread_makes_serial_loops() -> None:
 
 
 def test_torch_may_not_be_needed_and_tvm_comes_late() -> None:
-    code = (
-        "import sys, xrt, xrt.engines.registry; assert not [m for m in sys.modules if m.partition('.')[0] in ('tvm', 'tvm_ffi')]"
-    )
+    code = "import sys, xrt.engines.contract.registry; assert not {m.partition('.')[0] for m in sys.modules} & {'tvm', 'tvm_ffi'}"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

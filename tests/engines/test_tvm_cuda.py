@@ -22,13 +22,13 @@ from tests.engines.emulated_cuda.models import MODELS
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext
 from xrt.engines.tvm import Tvm
-from xrt.engines.tvm.cuda import code, library, nvrtc
-from xrt.engines.tvm.host import target_of
-from xrt.engines.tvm.importer import import_function
+from xrt.engines.tvm.cuda import codegen, library, nvrtc
+from xrt.engines.tvm.export import import_function
+from xrt.engines.tvm.target import make_target
 from xrt.errors import CompileRefused, PlanError
 from xrt.graph import Function
 from xrt.passes import infer_shapes
-from xrt.testing.simulated import simulated
+from xrt.testing.simulated import simulate_devices
 
 ops = xrt.ops
 
@@ -37,14 +37,14 @@ def traced(model: xrt.Graph, *inputs: Any) -> Function:
     return infer_shapes(model.trace(*inputs))
 
 
-def built(function: Function, architecture: str = "sm_90") -> code.DeviceProgram:
+def built(function: Function, architecture: str = "sm_90") -> codegen.DeviceProgram:
     imported = import_function(function, polynomials=False)
-    return code.build(imported.module, imported.weights, code.target_of(architecture, target_of(None, 3)), 3)
+    return codegen.build(imported.module, imported.weights, codegen.make_target(architecture, make_target(None, 3)), 3)
 
 
 def source(name: str) -> str:
     model, inputs = MODELS[name]
-    return code.source_of(built(traced(model, *inputs)))
+    return codegen.list_kernel_sources(built(traced(model, *inputs)))
 
 
 def kernels(text: str) -> list[str]:
@@ -102,13 +102,13 @@ def test_names_that_are_not_cs_stay_out_of_the_source() -> None:
     function = function.replace(
         inputs=(replace(function.inputs[0], name="gpu_0/conv1-w"),), nodes=(replace(node, inputs=("gpu_0/conv1-w",)),), types={}
     )
-    assert old != "gpu_0/conv1-w" and "gpu_0" not in code.source_of(built(infer_shapes(function)))
+    assert old != "gpu_0/conv1-w" and "gpu_0" not in codegen.list_kernel_sources(built(infer_shapes(function)))
 
 
 def test_tvms_own_compiler_is_in_its_place_again() -> None:
     before = tvm.get_global_func("tvm_callback_cuda_compile")
     built(traced(*_flat("chain")))
-    with pytest.raises(CompileRefused, match=r"^not today$"), library.compiling(refuse):
+    with pytest.raises(CompileRefused, match=r"^not today$"), library.use_nvrtc(refuse):
         tvm.get_global_func("tvm_callback_cuda_compile")("source")
     assert tvm.get_global_func("tvm_callback_cuda_compile").same_as(before)
 
@@ -148,7 +148,7 @@ class Halved(xrt.Graph):
 
 
 def test_narrow_floats_compile_with_cudas_headers() -> None:
-    text = code.source_of(built(traced(Halved(), numbers(3, 40))))
+    text = codegen.list_kernel_sources(built(traced(Halved(), numbers(3, 40))))
     assert "#include <cuda_fp16.h>" in text and nvrtc.binary(text, "sm_90")[:4] == ELF
 
 
@@ -233,7 +233,7 @@ def test_a_plan_needs_no_gpu() -> None:
 
 
 def test_a_device_without_addresses_is_refused() -> None:
-    with simulated():
+    with simulate_devices():
         context = CompileContext(device="cuda:0", accelerator=xrt.runtime.device("cuda"))
         with pytest.raises(CompileRefused, match=r"^TVM needs memory of cuda:0 at addresses, and is given none$"):
             Tvm().compile(traced(*_flat("chain")), context)

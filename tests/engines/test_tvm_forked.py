@@ -11,7 +11,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from xrt.engines import CompileContext, registry
+from xrt.engines import CompileContext
+from xrt.engines.contract import registry
 from xrt.errors import RunFailed
 from xrt.graph import DType, Function, Node, TensorType, Value
 
@@ -48,7 +49,7 @@ def test_a_forked_child_has_workers_of_its_own(way: str) -> None:
     bound = executable.bind([X], [buffer])
     ways = {
         "run": lambda: executable.run([X])[0],
-        "direct": lambda: executable.direct()(X)[0],
+        "direct": lambda: executable.fast_call()(X)[0],
         "bind": lambda: (bound(), buffer)[1],
     }
     expected = ways[way]().copy()

@@ -13,7 +13,7 @@ from tests.engines.tvm_running import CONTEXT, run
 from tests.engines.written import function, one, tensor
 from xrt.engines.tvm import Tvm
 from xrt.engines.tvm.expressions import loads, operations
-from xrt.engines.tvm.rows import in_rows
+from xrt.engines.tvm.row_fusion import fuse_rows
 from xrt.engines.tvm.schedules import CpuSchedule
 from xrt.graph import Function, Node
 
@@ -119,11 +119,11 @@ def test_nests_over_the_same_rows_share_one_loop(monkeypatch: pytest.MonkeyPatch
     taken: list[bool] = []
 
     def noting(*rest: Any) -> Any:
-        result = in_rows(*rest)
+        result = fuse_rows(*rest)
         taken.append(result is not None)
         return result
 
-    monkeypatch.setattr(schedules, "in_rows", noting)
+    monkeypatch.setattr(schedules, "fuse_rows", noting)
     x = np.random.default_rng(2).standard_normal((6, 43, 96)).astype(np.float32)
     softmax = one("Softmax", tensor(*x.shape), output=tensor(*x.shape), axis=-1)
     powers = np.exp(x - x.max(-1, keepdims=True))

@@ -12,8 +12,8 @@ from tests.engines.tvm_running import CONTEXT, run
 from tests.engines.written import function, one, tensor
 from xrt.engines import CompileContext
 from xrt.engines.tvm import Tvm
-from xrt.engines.tvm.nests import Machine, Nest
-from xrt.graph import Function, Node, TensorType, attributes_of
+from xrt.engines.tvm.loop_schedules import CpuModel, LoopNest
+from xrt.graph import Function, Node, TensorType, read_attributes
 from xrt.module import XRTModule
 
 Array = np.ndarray[Any, Any]
@@ -27,16 +27,16 @@ def arrangements(f: Function, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Return the names of the arrangements that some nest of the Function was given."""
     found: set[str] = set()
     for name in ("tile", "split_rows", "_turn", "_several_vectors"):
-        way = getattr(Nest, name)
+        way = getattr(LoopNest, name)
 
-        def noting(nest: Nest, *rest: Any, name: str = name, way: Any = way) -> Any:
+        def noting(nest: LoopNest, *rest: Any, name: str = name, way: Any = way) -> Any:
             across = name == "_turn" and nest._read_across(*rest[:1]) is not None
             result = way(nest, *rest)
             plain = {"_turn": not across, "_several_vectors": bool(rest) and result is rest[0]}
             found.update({name} if result and not plain.get(name, False) else ())
             return result
 
-        monkeypatch.setattr(Nest, name, noting)
+        monkeypatch.setattr(LoopNest, name, noting)
     Tvm().compile(f, CONTEXT)
     monkeypatch.undo()
     return found
@@ -62,7 +62,7 @@ def reduction(op: str, shape: tuple[int, ...], axes: list[int], *, keepdims: int
     result = (
         [1 if k in axes else d for k, d in enumerate(shape)] if keepdims else [d for k, d in enumerate(shape) if k not in axes]
     )
-    node = Node(op, ("x", "a"), ("y",), attributes_of({"keepdims": keepdims}))
+    node = Node(op, ("x", "a"), ("y",), read_attributes({"keepdims": keepdims}))
     return function(node, inputs={"x": tensor(*shape)}, outputs={"y": tensor(*result)}, constants={"a": np.array(axes)})
 
 
@@ -154,7 +154,7 @@ def test_transposes(permutation: tuple[int, ...], shape: tuple[int, ...]) -> Non
 
 
 def test_indices_that_wrap_around() -> None:
-    """LLVM's loop vectoriser makes 75 % of these elements wrong: see `xrt.engines.tvm.apart`."""
+    """LLVM's loop vectoriser makes 75 % of these elements wrong: see `xrt.engines.tvm.no_vectorize`."""
     x = random(3, 4, 5)
     node = Node("Tile", ("x", "r"), ("y",))
     f = function(node, inputs={"x": tensor(3, 4, 5)}, outputs={"y": tensor(18, 16, 10)}, constants={"r": np.array([6, 4, 2])})
@@ -162,10 +162,10 @@ def test_indices_that_wrap_around() -> None:
 
 
 def test_what_wraps_around_is_compiled_apart_and_the_rest_is_not() -> None:
-    from xrt.engines.tvm.apart import wrapping_functions
-    from xrt.engines.tvm.host import target_of
-    from xrt.engines.tvm.importer import import_function
-    from xrt.engines.tvm.pipeline import legalise
+    from xrt.engines.tvm.export import import_function
+    from xrt.engines.tvm.no_vectorize import find_wrapping_functions
+    from xrt.engines.tvm.pipeline import legalize
+    from xrt.engines.tvm.target import make_target
 
     tile = function(
         Node("Neg", ("x",), ("n",)),
@@ -175,7 +175,7 @@ def test_what_wraps_around_is_compiled_apart_and_the_rest_is_not() -> None:
         constants={"r": np.array([2])},
         types={"n": tensor(4)},
     )
-    assert wrapping_functions(legalise(import_function(tile).module, target_of(None, 3))) == {"tile"}
+    assert find_wrapping_functions(legalize(import_function(tile).module, make_target(None, 3))) == {"tile"}
 
 
 def test_values_used_twice_over_and_over_do_not_explode() -> None:
@@ -188,8 +188,8 @@ def test_values_used_twice_over_and_over_do_not_explode() -> None:
 
 
 def test_a_machine_with_few_registers_keeps_smaller_tiles() -> None:
-    assert (Machine(2, 512).accumulators, Machine(2, 256).accumulators) == (24, 12)
-    assert (Machine(2, 512).lanes(32), Machine(2, 128).lanes(64)) == (16, 2)
+    assert (CpuModel(2, 512).accumulators, CpuModel(2, 256).accumulators) == (24, 12)
+    assert (CpuModel(2, 512).lanes(32), CpuModel(2, 128).lanes(64)) == (16, 2)
 
 
 def test_more_threads_give_the_same_bits() -> None:

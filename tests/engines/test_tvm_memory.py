@@ -17,7 +17,7 @@ from tests.engines.written import function, one, tensor
 from xrt.engines import CompileContext, RunOptions
 from xrt.engines.tvm import Tvm
 from xrt.engines.tvm.executable import RelaxExecutable
-from xrt.engines.tvm.overwriting import MOST, find_overwritable, name_entry
+from xrt.engines.tvm.inplace_analysis import MOST, find_inplace_inputs, name_entry
 from xrt.graph import Function, Node
 
 Array = np.ndarray[Any, Any]
@@ -55,10 +55,10 @@ def test_results_are_computed_into_given_buffers(monkeypatch: pytest.MonkeyPatch
     executable, x = compiled(TWO_RESULTS), random(5, 7)
     expected = [array.copy() for array in executable.run([x])]
     forbid_allocating(executable, monkeypatch)
-    assert executable.binds()
+    assert executable.supports_io_binding()
     bound, aimed, given = ([np.zeros_like(array) for array in expected] for _ in range(3))
     executable.bind([x], bound)()
-    executable.into(aimed)(x)
+    executable.bind_outputs(aimed)(x)
     returned = executable.run([x], RunOptions(out=given))
     assert all(a is b for a, b in zip(returned, given, strict=True))
     for buffers in (bound, aimed, given):
@@ -77,7 +77,7 @@ def test_a_bound_call_reads_its_inputs_when_it_is_made() -> None:
 def test_buffers_that_compiled_code_cannot_write_to_are_filled() -> None:
     executable, x = compiled(one("Neg", tensor(4, 6), output=tensor(4, 6))), random(4, 6)
     strided = np.zeros((4, 12), np.float32)[:, ::2]
-    executable.into([strided])(x)
+    executable.bind_outputs([strided])(x)
     assert np.array_equal(strided, -x)
     over = x.copy()
     assert executable.run([over.T.copy().T], RunOptions(out=[over]))[0] is over
@@ -89,7 +89,7 @@ def test_a_buffer_that_may_not_be_written_to_is_not() -> None:
     frozen = np.zeros(9, np.float32)
     frozen.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
-        executable.into([frozen])(x)
+        executable.bind_outputs([frozen])(x)
     assert not frozen.any()
 
 
@@ -101,7 +101,7 @@ def test_a_buffer_over_an_input_that_is_read_across_is_filled_at_the_end() -> No
         outputs={"y": tensor(40, 40)},
     )
     executable, x = compiled(f), random(40, 40)
-    assert executable.in_place() == []
+    assert executable.inplace_pairs() == []
     over = x.copy()
     executable.run([over], RunOptions(out=[over]))
     assert np.array_equal(over, x + x.T)
@@ -122,7 +122,7 @@ def test_what_is_not_computed_by_itself_is_copied(outputs: tuple[str, ...]) -> N
     )
     executable, x = compiled(f), random(100)
     buffers = [np.zeros(100, np.float32) for _ in outputs]
-    assert not executable.binds() and list(executable.fills_from()) == []
+    assert not executable.supports_io_binding() and list(executable.output_buffer_threshold()) == []
     executable.bind([x], buffers)()
     assert all(np.array_equal(b, r) for b, r in zip(buffers, executable.run([x]), strict=True))
 
@@ -140,7 +140,7 @@ def chain(length: int) -> Function:
 def test_a_chain_may_write_over_its_input(length: int) -> None:
     executable, x = compiled(chain(length)), random(64, 96)
     expected = executable.run([x])[0].copy()
-    assert executable.in_place() == [(0, 0)]
+    assert executable.inplace_pairs() == [(0, 0)]
     over = x.copy()
     executable.bind([over], [over])()
     assert np.array_equal(over, expected)
@@ -148,9 +148,9 @@ def test_a_chain_may_write_over_its_input(length: int) -> None:
 
 def test_only_what_has_the_shape_of_the_result_is_written_over() -> None:
     f = one("Add", tensor(6, 8), tensor(8), output=tensor(6, 8))
-    assert compiled(f).in_place() == [(0, 0)]
-    assert compiled(one("Softmax", tensor(6, 8), output=tensor(6, 8))).in_place() == []
-    assert compiled(TWO_RESULTS).in_place() == []
+    assert compiled(f).inplace_pairs() == [(0, 0)]
+    assert compiled(one("Softmax", tensor(6, 8), output=tensor(6, 8))).inplace_pairs() == []
+    assert compiled(TWO_RESULTS).inplace_pairs() == []
 
 
 def reversed_sum(names: str) -> IRModule:
@@ -167,12 +167,12 @@ def reversed_sum(names: str) -> IRModule:
 
 @pytest.mark.parametrize(("names", "expected"), [("ab", {0: (0,)}), ("aa", {})])
 def test_what_is_read_elsewhere_by_another_name_is_not_written_over(names: str, expected: dict[int, tuple[int, ...]]) -> None:
-    assert find_overwritable(reversed_sum(names), 2) == expected
+    assert find_inplace_inputs(reversed_sum(names), 2) == expected
 
 
 def test_neither_weights_nor_loops_that_are_compiled_apart_are_written_over() -> None:
-    assert find_overwritable(reversed_sum("ab"), 0) == {}
-    assert find_overwritable(reversed_sum("ab"), 2, {"loop"}) == {}
+    assert find_inplace_inputs(reversed_sum("ab"), 0) == {}
+    assert find_inplace_inputs(reversed_sum("ab"), 2, {"loop"}) == {}
 
 
 def llvm_of(executable: RelaxExecutable) -> dict[str, str]:
@@ -200,14 +200,14 @@ def test_each_of_several_inputs_may_be_written_over() -> None:
     f = one("Sum", *(tensor(30, 50) for _ in names), output=tensor(30, 50))
     executable, arrays = compiled(f), [random(30, 50) * k for k in range(1, MOST + 2)]
     expected = executable.run(arrays)[0].copy()
-    assert executable.in_place() == [(k, 0) for k in range(MOST)]
+    assert executable.inplace_pairs() == [(k, 0) for k in range(MOST)]
     for k in range(MOST):
         for call in ("bind", "into", "run"):
             given = [array.copy() for array in arrays]
             if call == "bind":
                 executable.bind(given, [given[k]])()
             elif call == "into":
-                executable.into([given[k]])(*given)
+                executable.bind_outputs([given[k]])(*given)
             else:
                 executable.run(given, RunOptions(out=[given[k]]))
             assert np.array_equal(given[k], expected), (k, call)
@@ -221,7 +221,7 @@ def test_an_input_that_shares_only_part_of_the_result_is_read_before_it_is_writt
         if call == "bind":
             executable.bind([shifted[:-1]], [shifted[1:]])()
         elif call == "into":
-            executable.into([shifted[1:]])(shifted[:-1])
+            executable.bind_outputs([shifted[1:]])(shifted[:-1])
         else:
             executable.run([shifted[:-1]], RunOptions(out=[shifted[1:]]))
         assert np.array_equal(shifted[1:], expected), call
@@ -233,7 +233,7 @@ def test_saved_code_computes_into_buffers_too(f: Function, tmp_path: Path) -> No
     made = compiled(f)
     loaded = Tvm().load(memoryview(bytes(Tvm().save(made, context))), f, context)
     loaded.prepare()
-    assert (loaded.binds(), list(loaded.in_place())) == (True, list(made.in_place()))
+    assert (loaded.supports_io_binding(), list(loaded.inplace_pairs())) == (True, list(made.inplace_pairs()))
     x = random(*f.inputs[0].type.shape)  # type: ignore[union-attr, misc]
     buffers = [np.zeros_like(array) for array in made.run([x])]
     loaded.bind([x], buffers)()

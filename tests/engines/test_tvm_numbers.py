@@ -12,14 +12,14 @@ import tvm
 from tests.engines.tvm_running import run
 from tests.engines.written import function, one, tensor
 from xrt.engines.tvm import Tvm
-from xrt.engines.tvm.capability import positions_read_at_import
-from xrt.engines.tvm.host import target_of
-from xrt.engines.tvm.importer import import_function
-from xrt.engines.tvm.pipeline import FUSION, legalise
+from xrt.engines.tvm.export import import_function
+from xrt.engines.tvm.pipeline import FUSION, legalize
+from xrt.engines.tvm.support import positions_read_at_import
+from xrt.engines.tvm.target import make_target
 from xrt.errors import CompileRefused
-from xrt.graph import Constant, DType, Function, Node, attributes_of
-from xrt.testing.cases import Case, node_cases
-from xrt.verify.running import run_alone
+from xrt.graph import Constant, DType, Function, Node, read_attributes
+from xrt.testing.cases import ConformanceCase, node_cases
+from xrt.verify.execution import run_alone
 
 Array = np.ndarray[Any, Any]
 INT64 = DType.INT64
@@ -120,7 +120,7 @@ def test_the_largest_of_nothing_but_minus_infinity() -> None:
     lowest = np.finfo(np.float32).min
     x = np.array([[-np.inf, -np.inf], [lowest, -np.inf], [np.inf, np.inf]], np.float32)
     for op, expected in (("ReduceMax", [-math.inf, lowest, math.inf]), ("ReduceMin", [-math.inf, -math.inf, math.inf])):
-        node = Node(op, ("x", "a"), ("y",), attributes_of({"keepdims": 0}))
+        node = Node(op, ("x", "a"), ("y",), read_attributes({"keepdims": 0}))
         f = function(node, inputs={"x": tensor(3, 2)}, outputs={"y": tensor(3)}, constants={"a": np.array([1])})
         assert run(f, x)[0].tolist() == expected
 
@@ -200,7 +200,7 @@ def test_exp_reaches_to_the_end_of_float32() -> None:
 # ---------------------------------------------------------------------- the node tests, what TVM reads at import as constants
 
 
-def with_constants(case: Case) -> tuple[Function, list[Any]] | None:
+def with_constants(case: ConformanceCase) -> tuple[Function, list[Any]] | None:
     """Return the case's Function with those inputs made constants, and the inputs that remain; None where it has none."""
     values = dict(zip((v.name for v in case.function.inputs), case.inputs, strict=True))
     read = {
@@ -248,7 +248,7 @@ def test_a_fold_keeps_nan_wherever_it_stands(op: str, fold: Any, shape: tuple[in
         x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
         x[1, place], x[2, place] = np.nan, math.inf if op == "ReduceMax" else -math.inf
         for axis in (0, 1):
-            node = Node(op, ("x", "a"), ("y",), attributes_of({"keepdims": 0}))
+            node = Node(op, ("x", "a"), ("y",), read_attributes({"keepdims": 0}))
             f = function(node, inputs={"x": tensor(*shape)}, outputs={"y": None}, constants={"a": np.array([axis])})
             assert np.array_equal(run(f, x)[0], fold(x, axis=axis), equal_nan=True)
 
@@ -286,8 +286,8 @@ def test_relu_is_still_one_loop_with_what_comes_before() -> None:
         outputs={"y": None},
         types={"c": tensor(1, 4, 6, 6), "r": tensor(1, 4, 6, 6)},
     )
-    target = target_of(None, 3)
+    target = make_target(None, 3)
     with target, tvm.transform.PassContext(opt_level=3):
-        fused = tvm.transform.Sequential(FUSION)(legalise(import_function(f).module, target))
+        fused = tvm.transform.Sequential(FUSION)(legalize(import_function(f).module, target))
     names = [gvar.name_hint for gvar in fused.get_global_vars() if gvar.name_hint != "main"]
     assert names == ["fused_conv2d_relu_multiply_add_clip"]

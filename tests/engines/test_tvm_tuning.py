@@ -23,9 +23,9 @@ from tvm.ir import IRModule
 
 from tests.damaging import mutants
 from xrt.engines import CompileContext
-from xrt.engines.tvm import Tvm, records, tuner, tuning
-from xrt.engines.tvm.host import target_of
-from xrt.engines.tvm.records import Record
+from xrt.engines.tvm import Tvm, tuner, tuning, tuning_records
+from xrt.engines.tvm.target import make_target
+from xrt.engines.tvm.tuning_records import TuningRecord
 from xrt.errors import CacheWarning, CompileRefused, OptionError
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 
@@ -63,7 +63,7 @@ def test_a_tuned_region_is_right_and_what_was_found_is_kept(tmp_path: Path, monk
     assert told[0] == "tvm tunes: 2 trials of 1 loop nest"
     assert any("trial 2 of 2" in text for text in told)
     (file,) = (tmp_path / "kept").iterdir()
-    record = Record.parse(file.read_text())
+    record = TuningRecord.parse(file.read_text())
     assert record.trials == 2
     assert record.trace is None or math.isfinite(record.seconds)
     assert 0 < record.default_seconds < math.inf
@@ -145,16 +145,16 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_schedule_must_be_quicker_beside_the_default(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.99, 1.0] * tuner.ROUNDS)
     monkeypatch.setattr(tuner, "_seconds", lambda *_: next(times))
-    assert tuner.judged(loops(), "[[], []]", target_of(None, 3), 8) == Record(8, 0.99, 1.0, None)
+    assert tuner.select_schedule(loops(), "[[], []]", make_target(None, 3), 8) == TuningRecord(8, 0.99, 1.0, None)
     times = iter([0.5, 1.0] * tuner.ROUNDS)
-    assert tuner.judged(loops(), "[[], []]", target_of(None, 3), 8) == Record(8, 0.5, 1.0, "[[], []]")
+    assert tuner.select_schedule(loops(), "[[], []]", make_target(None, 3), 8) == TuningRecord(8, 0.5, 1.0, "[[], []]")
 
 
 def test_a_schedule_that_computes_something_else_is_not_taken(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
     x = te.placeholder((32, 32), "float32", "x")
     wrong = te.create_prim_func([x, te.compute((32, 32), lambda i, j: x[i, j] * 3.0, "y")])
-    monkeypatch.setattr(tuner, "scheduled", lambda *_: wrong)
-    record = tuner.judged(loops(), "[[], []]", target_of(None, 3), 8)
+    monkeypatch.setattr(tuner, "apply_record", lambda *_: wrong)
+    record = tuner.select_schedule(loops(), "[[], []]", make_target(None, 3), 8)
     assert record.trace is None
     assert record.seconds == math.inf
 
@@ -163,9 +163,9 @@ def test_a_schedule_that_computes_something_else_is_not_taken(one_thread: None, 
 
 
 def test_a_record_reads_as_it_was_written(tmp_path: Path) -> None:
-    for record in (Record(64, 0.5, 1.0, "[[], []]"), Record(1, math.inf, 1.0, None)):
-        records.keep(tmp_path / "a" / "b", "key", record)
-        assert records.kept(tmp_path / "a" / "b", "key") == record
+    for record in (TuningRecord(64, 0.5, 1.0, "[[], []]"), TuningRecord(1, math.inf, 1.0, None)):
+        tuning_records.store_record(tmp_path / "a" / "b", "key", record)
+        assert tuning_records.load_records(tmp_path / "a" / "b", "key") == record
 
 
 FIELDS = '{"format": 1, "trials": %s, "seconds": %s, "default_seconds": 1.0, "trace": %s}'
@@ -191,9 +191,9 @@ FIELDS = '{"format": 1, "trials": %s, "seconds": %s, "default_seconds": 1.0, "tr
 def test_a_damaged_record_is_none_with_a_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "key.json").write_text(text)
     with pytest.warns(CacheWarning, match=r"^the record of tuning .*key\.json cannot be used: .*\. The loops are tuned again"):
-        assert records.kept(tmp_path, "key") is None
-    records.keep(tmp_path, "key", Record(1, 1.0, 1.0, None))
-    assert records.kept(tmp_path, "key") == Record(1, 1.0, 1.0, None)
+        assert tuning_records.load_records(tmp_path, "key") is None
+    tuning_records.store_record(tmp_path, "key", TuningRecord(1, 1.0, 1.0, None))
+    assert tuning_records.load_records(tmp_path, "key") == TuningRecord(1, 1.0, 1.0, None)
 
 
 TRACE = '[[["GetSBlock", [], ["y", "main"], ["b0"]], ["Annotate", ["b0", 1], ["meta_schedule.parallel"], []]], []]'
@@ -203,23 +203,23 @@ TRACE = '[[["GetSBlock", [], ["y", "main"], ["b0"]], ["Annotate", ["b0", 1], ["m
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_has_become_of_a_record_it_is_one_or_none(data: st.DataObject, tmp_path: Path) -> None:
     path = tmp_path / "key.json"
-    path.write_bytes(data.draw(mutants(str(Record(4, 0.5, 1.0, TRACE)).encode())))
+    path.write_bytes(data.draw(mutants(str(TuningRecord(4, 0.5, 1.0, TRACE)).encode())))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = records.kept(tmp_path, "key")
+        found = tuning_records.load_records(tmp_path, "key")
     if found is None:
         (warning,) = caught
         assert warning.category is CacheWarning and "\n" not in str(warning.message)
     else:
         assert not caught and found.trials >= 0 and found.seconds >= 0 and found.default_seconds >= 0
-        assert found.trace is None or records.is_plain(json.loads(found.trace))
+        assert found.trace is None or tuning_records.is_plain(json.loads(found.trace))
 
 
 @pytest.mark.parametrize("obstacle", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
 def test_what_is_no_file_is_no_record(obstacle: Any, tmp_path: Path) -> None:
     obstacle(tmp_path / "key.json")
     with pytest.warns(CacheWarning, match="it is no record, which is a regular file of at most 4 MB"):
-        assert records.kept(tmp_path, "key") is None
+        assert tuning_records.load_records(tmp_path, "key") is None
 
 
 @pytest.mark.parametrize(
@@ -236,46 +236,52 @@ def test_what_is_no_file_is_no_record(obstacle: Any, tmp_path: Path) -> None:
 )
 def test_a_trace_that_does_more_than_arrange_loops_is_not_taken(step: Any, tmp_path: Path) -> None:
     trace = json.dumps([[step], []])
-    assert not records.is_plain(json.loads(trace))
-    records.keep(tmp_path, "key", Record(1, 0.5, 1.0, trace))
+    assert not tuning_records.is_plain(json.loads(trace))
+    tuning_records.store_record(tmp_path, "key", TuningRecord(1, 0.5, 1.0, trace))
     with pytest.warns(CacheWarning, match="the trace of the record does more than arrange loops"):
-        assert records.kept(tmp_path, "key") is None
+        assert tuning_records.load_records(tmp_path, "key") is None
 
 
 @pytest.mark.proof("engine tvm", share=0)
 def test_what_the_search_writes_is_taken() -> None:
     """Each way of arranging that the search has for these loops."""
-    context = tuner._task("loops", loops(), target_of(None, 3), 2, 7)
+    context = tuner._task("loops", loops(), make_target(None, 3), 2, 7)
     for space in context.generate_design_space():
-        with target_of(None, 3):
+        with make_target(None, 3):
             assert all(processor.apply(space) for processor in context.space_generator.postprocs or ())
-        assert records.is_plain(tuner._plain(space.trace.as_json()))
+        assert tuning_records.is_plain(tuner._plain(space.trace.as_json()))
 
 
 def test_where_nothing_can_be_kept_nothing_is(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    records.keep(tmp_path / "file" / "folder", "key", Record(1, 1.0, 1.0, None))
-    assert records.kept(tmp_path / "file" / "folder", "key") is None
-    assert records.kept(None, "key") is None
+    tuning_records.store_record(tmp_path / "file" / "folder", "key", TuningRecord(1, 1.0, 1.0, None))
+    assert tuning_records.load_records(tmp_path / "file" / "folder", "key") is None
+    assert tuning_records.load_records(None, "key") is None
 
 
 def test_a_record_that_cannot_be_put_in_its_place_leaves_nothing_behind(tmp_path: Path) -> None:
     taken = tmp_path / "key.json"
     (taken / "inside").mkdir(parents=True)  # a file does not replace a folder
-    records.keep(tmp_path, "key", Record(1, 1.0, 1.0, None))
+    tuning_records.store_record(tmp_path, "key", TuningRecord(1, 1.0, 1.0, None))
     assert [*tmp_path.iterdir()] == [taken]
 
 
 def test_a_trace_of_other_loops_leaves_the_default(no_process: None, tmp_path: Path) -> None:
-    module, target = IRModule({"main": loops()}), target_of(None, 3)
-    key = records.key_of(module["main"], target, 1)
-    records.keep(tmp_path, key, Record(4, 0.5, 1.0, '[[["GetSBlock", [], ["nowhere", "main"], ["b0"]]], []]'))
-    applied = tuning.Tuning(4, 1, tmp_path, None).applied(module, target, frozenset())
+    module, target = IRModule({"main": loops()}), make_target(None, 3)
+    key = tuning_records.make_record_key(module["main"], target, 1)
+    tuning_records.store_record(
+        tmp_path, key, TuningRecord(4, 0.5, 1.0, '[[["GetSBlock", [], ["nowhere", "main"], ["b0"]]], []]')
+    )
+    applied = tuning.ScheduleTuner(4, 1, tmp_path, None).apply(module, target, frozenset())
     assert tvm_ffi.structural_equal(applied["main"], module["main"])
 
 
 def test_the_key_tells_loops_processors_and_threads_apart() -> None:
-    target, main = target_of(None, 3), loops()
-    keys = [records.key_of(main, target, 1), records.key_of(main, target, 2), records.key_of(main, target_of(None, 2), 1)]
+    target, main = make_target(None, 3), loops()
+    keys = [
+        tuning_records.make_record_key(main, target, 1),
+        tuning_records.make_record_key(main, target, 2),
+        tuning_records.make_record_key(main, make_target(None, 2), 1),
+    ]
     assert len({*keys}) == 3
-    assert records.key_of(loops().with_attr("global_symbol", "another"), target, 1) == keys[0]
+    assert tuning_records.make_record_key(loops().with_attr("global_symbol", "another"), target, 1) == keys[0]

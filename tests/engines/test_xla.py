@@ -10,11 +10,11 @@ import pytest
 
 from tests.engines.written import function, one, tensor
 from tests.engines.xla_running import CONTEXT, INT, XLA, compiled, placed, run, why
-from xrt.engines import registry
+from xrt.engines.contract import registry
 from xrt.engines.xla.executable import XlaExecutable
-from xrt.engines.xla.program import lowered_text
+from xrt.engines.xla.program import dump_hlo
 from xrt.errors import CompileRefused, RunFailed
-from xrt.graph import DType, Function, Node, attributes_of
+from xrt.graph import DType, Function, Node, read_attributes
 
 
 def test_the_spec_makes_it_again_and_versions_are_told() -> None:
@@ -53,11 +53,11 @@ def test_reasons(f: Function, reason: str) -> None:
 
 
 def test_equal_nodes_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from xrt.engines.xla import capability
+    from xrt.engines.xla import support
 
     f = one("Relu", tensor(3, 1, 4, 1, 5), output=tensor(3, 1, 4, 1, 5))
     assert why(f) == ""
-    monkeypatch.setattr(capability, "lower", pytest.fail)
+    monkeypatch.setattr(support, "lower", pytest.fail)
     assert why(f.replace(name="other")) == ""
 
 
@@ -73,7 +73,7 @@ def test_what_fails_late_is_a_refusal_with_the_reason(monkeypatch: pytest.Monkey
     def broken(*_: Any) -> Any:
         raise ValueError("INVALID_ARGUMENT: the loops\n are odd.")
 
-    monkeypatch.setattr(engine, "compiled_program", broken)
+    monkeypatch.setattr(engine, "compile_program", broken)
     with pytest.raises(CompileRefused, match=r"^XLA cannot compile 'main': the loops$"):
         XLA.compile(one("Relu", tensor(2), output=tensor(2)), CONTEXT)
 
@@ -160,8 +160,8 @@ def test_zero_extents() -> None:
 def test_shapes_computed_from_shapes_are_numbers() -> None:
     nodes = (
         Node("Shape", ("x",), ("s",)),
-        Node("Gather", ("s", "first"), ("n",), attributes_of({"axis": 0})),
-        Node("Concat", ("n", "rest"), ("t",), attributes_of({"axis": 0})),
+        Node("Gather", ("s", "first"), ("n",), read_attributes({"axis": 0})),
+        Node("Concat", ("n", "rest"), ("t",), read_attributes({"axis": 0})),
         Node("Reshape", ("x", "t"), ("y",)),
     )
     constants = {"first": np.array([0]), "rest": np.array([-1])}
@@ -174,7 +174,7 @@ def test_large_constants_are_arguments_and_small_ones_are_code() -> None:
     w = np.random.default_rng(0).random((64, 32)).astype(np.float32)
     node = Node("MatMul", ("x", "w"), ("y",)), Node("Mul", ("y", "two"), ("z",))
     f = function(*node, inputs={"x": tensor(3, 64)}, outputs={"z": tensor(3, 32)}, constants={"w": w, "two": np.float32(2)[...]})
-    text = lowered_text(f)
+    text = dump_hlo(f)
     assert "%arg1: tensor<64x32xf32>" in text and "%arg2" not in text and "dense<2.000000e+00>" in text
     x = np.random.default_rng(1).random((3, 64)).astype(np.float32)
     assert np.allclose(run(f, x)[0], x @ w * 2, rtol=1e-5)

@@ -14,8 +14,8 @@ from tests.engines.xla_running import CONTEXT, INT, WHOLE, XLA, compiled, placed
 from xrt.engines import Executable
 from xrt.engines.xla.executable import _taken
 from xrt.errors import CompileRefused
-from xrt.graph import Function, Node, attributes_of
-from xrt.runtime.timing import await_idle
+from xrt.graph import Function, Node, read_attributes
+from xrt.measure.timing import wait_until_idle
 
 # ---------------------------------------------------------------------- arrays in and out
 
@@ -80,7 +80,7 @@ def test_a_saved_executable_runs_without_being_compiled(monkeypatch: pytest.Monk
     w = np.random.default_rng(0).random((64, 64)).astype(np.float32)
     nodes = (
         Node("MatMul", ("x", "w"), ("y",)),
-        Node("Cast", ("n",), ("m",), attributes_of({"to": 1})),
+        Node("Cast", ("n",), ("m",), read_attributes({"to": 1})),
         Node("Add", ("y", "m"), ("z",)),
     )
     f = function(
@@ -94,7 +94,7 @@ def test_a_saved_executable_runs_without_being_compiled(monkeypatch: pytest.Monk
     executable = compiled(f)
     data = bytes(XLA.save(executable, CONTEXT))
     assert not data.startswith(b"\x80"), "a pickle"
-    monkeypatch.setattr(engine, "compiled_program", pytest.fail)
+    monkeypatch.setattr(engine, "compile_program", pytest.fail)
     again = XLA.load(memoryview(data), f, CONTEXT)
     assert np.array_equal(again.run([x, n])[0], executable.run([x, n])[0])
     assert bytes(XLA.save(again, CONTEXT)) == data
@@ -123,7 +123,7 @@ def test_a_budget_bounds_the_threads_that_work(threads: int) -> None:
     f = one("MatMul", tensor(512, 512), tensor(512, 512), output=tensor(512, 512))
     executable, x = compiled(f, threads), np.ones((512, 512), np.float32)
     executable.run([x, x])
-    await_idle(longest=60.0)  # threads of what other tests ran may still spin
+    wait_until_idle(longest=60.0)  # threads of what other tests ran may still spin
     before = busy_threads()
     for _ in range(120):
         executable.run([x, x])

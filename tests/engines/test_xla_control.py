@@ -9,7 +9,7 @@ import pytest
 
 from tests.engines.written import function, tensor
 from tests.engines.xla_running import INT, compiled, run, why
-from xrt.graph import DType, Function, Node, TensorType, attributes_of
+from xrt.graph import DType, Function, Node, TensorType, read_attributes
 
 BOOL = TensorType(DType.BOOL, ())
 
@@ -21,7 +21,7 @@ def body(*nodes: Node, inputs: dict[str, TensorType | None], outputs: dict[str, 
 def test_a_condition_of_the_run_decides() -> None:
     then = body(Node("Relu", ("x",), ("a",)), inputs={}, outputs={"a": tensor(2)})
     otherwise = body(Node("Neg", ("x",), ("b",)), inputs={}, outputs={"b": tensor(2)})
-    node = Node("If", ("c",), ("y",), attributes_of({"then_branch": then, "else_branch": otherwise}))
+    node = Node("If", ("c",), ("y",), read_attributes({"then_branch": then, "else_branch": otherwise}))
     f = function(node, inputs={"c": BOOL, "x": tensor(2)}, outputs={"y": tensor(2)})
     x = np.array([-1, 2], np.float32)
     assert why(f) == ""
@@ -32,7 +32,7 @@ def test_a_condition_of_the_run_decides() -> None:
 def test_branches_of_two_shapes_are_declined() -> None:
     then = body(Node("Relu", ("x",), ("a",)), inputs={}, outputs={"a": tensor(2)})
     other = body(Node("ReduceSum", ("x",), ("b",)), inputs={}, outputs={"b": tensor(1)})
-    node = Node("If", ("c",), ("y",), attributes_of({"then_branch": then, "else_branch": other}))
+    node = Node("If", ("c",), ("y",), read_attributes({"then_branch": then, "else_branch": other}))
     f = function(node, inputs={"c": BOOL, "x": tensor(2)}, outputs={"y": None})
     assert why(f).startswith("XLA cannot take this If: ")
 
@@ -56,7 +56,7 @@ def doubling(condition: str = "c") -> Function:
 
 @pytest.mark.parametrize("trips", [0, 3, 12])
 def test_a_counted_loop(trips: int) -> None:
-    node = Node("Loop", ("m", "", "x"), ("y", "squares"), attributes_of({"body": doubling()}))
+    node = Node("Loop", ("m", "", "x"), ("y", "squares"), read_attributes({"body": doubling()}))
     outputs: dict[str, TensorType | None] = {"y": tensor(1), "squares": tensor(trips, 1)}
     f = function(node, inputs={"x": tensor(1)}, outputs=outputs, constants={"m": np.array(trips)})
     assert why(f) == ""
@@ -67,7 +67,7 @@ def test_a_counted_loop(trips: int) -> None:
 
 def test_a_loop_that_the_run_ends() -> None:
     inner = doubling("flag").replace(outputs=doubling("flag").outputs[:2])
-    node = Node("Loop", ("m", "", "x"), ("y",), attributes_of({"body": inner}))
+    node = Node("Loop", ("m", "", "x"), ("y",), read_attributes({"body": inner}))
     f = function(node, inputs={"m": tensor(dtype=INT), "x": tensor(1)}, outputs={"y": tensor(1)})
     assert why(f) == ""
     executable = compiled(f)
@@ -75,7 +75,7 @@ def test_a_loop_that_the_run_ends() -> None:
 
 
 def test_a_loop_whose_scan_is_as_long_as_the_run_says_is_declined() -> None:
-    node = Node("Loop", ("m", "", "x"), ("y", "squares"), attributes_of({"body": doubling()}))
+    node = Node("Loop", ("m", "", "x"), ("y", "squares"), read_attributes({"body": doubling()}))
     f = function(node, inputs={"m": tensor(dtype=INT), "x": tensor(1)}, outputs={"y": tensor(1), "squares": None})
     assert why(f) == "Loop scans as many results as only the run shows, and XLA has no such shape"
 
@@ -83,11 +83,11 @@ def test_a_loop_whose_scan_is_as_long_as_the_run_says_is_declined() -> None:
 def test_a_short_loop_may_change_shapes() -> None:
     inner = body(
         Node("Identity", ("c",), ("go",)),
-        Node("Concat", ("v", "x"), ("w",), attributes_of({"axis": 0})),
+        Node("Concat", ("v", "x"), ("w",), read_attributes({"axis": 0})),
         inputs={"i": tensor(dtype=INT), "c": BOOL, "v": None},
         outputs={"go": BOOL, "w": None},
     )
-    node = Node("Loop", ("m", "", "x"), ("y",), attributes_of({"body": inner}))
+    node = Node("Loop", ("m", "", "x"), ("y",), read_attributes({"body": inner}))
     f = function(node, inputs={"x": tensor(1)}, outputs={"y": tensor(4)}, constants={"m": np.array(3)})
     assert why(f) == ""
     assert run(f, np.array([7], np.float32))[0].tolist() == [7] * 4

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.engines.test_tvm_forked import status_of
-from xrt.engines import CompileContext, registry
+from xrt.engines import CompileContext
+from xrt.engines.contract import registry
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 
@@ -23,7 +24,7 @@ PRODUCT = Function(
 def test_a_forked_child_has_clients_of_its_own(way: str, threads: int) -> None:
     xla, context = registry.create("xla"), CompileContext(threads=threads)
     executable = xla.compile(PRODUCT, context)
-    direct = executable.direct()
+    direct = executable.fast_call()
     ways = {"run": lambda: executable.run([X])[0], "direct": lambda: direct(X)[0]}
     expected = ways[way]()
 

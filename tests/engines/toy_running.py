@@ -10,7 +10,7 @@ import numpy as np
 from xrt.engines import CompileContext
 from xrt.engines.toy import Toy
 from xrt.engines.toy.executable import ToyExecutable
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of, latest_opset
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, latest_opset, read_attributes
 
 Array = np.ndarray[Any, Any]
 GENERATOR = np.random.default_rng(3)
@@ -34,7 +34,7 @@ def node(op_type: str, inputs: str, outputs: str, **attributes: Any) -> Node:
     """Return a node from names with blanks between them; ``_`` is a left-out one."""
     names = [tuple("" if n == "_" else n for n in text.split()) for text in (inputs, outputs)]
     domain = attributes.pop("domain", "")
-    return Node(op_type, *names, attributes=attributes_of(attributes), domain=domain, name=f"{op_type.lower()}_{names[1][0]}")
+    return Node(op_type, *names, attributes=read_attributes(attributes), domain=domain, name=f"{op_type.lower()}_{names[1][0]}")
 
 
 def function(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 
 __all__ = ["Array", "function", "node", "one", "tensor"]
 
@@ -20,7 +20,7 @@ def tensor(*shape: int | str | None, dtype: DType = DType.FLOAT32) -> TensorType
 
 def node(op: str, inputs: str, outputs: str, **attributes: Any) -> Node:
     """Return a node from names with blanks between them."""
-    return Node(op, tuple(inputs.split()), tuple(outputs.split()), attributes_of(attributes))
+    return Node(op, tuple(inputs.split()), tuple(outputs.split()), read_attributes(attributes))
 
 
 def function(
@@ -48,5 +48,5 @@ def function(
 def one(op_type: str, *shapes: TensorType, output: TensorType | None = None, opset: int = 18, **attributes: Any) -> Function:
     """Return the Function of one node, whose inputs x0, x1, ... are of those types."""
     names = [f"x{k}" for k in range(len(shapes))]
-    single = Node(op_type, tuple(names), ("y",), attributes_of(attributes))
+    single = Node(op_type, tuple(names), ("y",), read_attributes(attributes))
     return function(single, inputs=dict(zip(names, shapes, strict=True)), outputs={"y": output}, opset=opset)

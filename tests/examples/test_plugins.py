@@ -58,7 +58,7 @@ def test_it_is_listed(place: Place) -> None:
 
 
 def test_conform_counts_it(place: Place) -> None:
-    said = place.run("-m", "xrt.cli", "conform", place.engine, "--cases", "test_tanh*")
+    said = place.run("-m", "xrt.cli", "conformance", place.engine, "--cases", "test_tanh*")
     assert f"{place.engine}: 2 passed, 0 declined, 0 failed" in said
 
 

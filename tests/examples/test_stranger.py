@@ -1,6 +1,6 @@
 """A stranger's path, from the documents alone: XRT from its sources into a fresh environment, an engine of one's own beside it.
 
-Every text comes out of ``docs/write-an-engine.md``: the engine's file, its ``pyproject.toml``, its test file and the
+Every text comes out of ``docs/tutorials/write-an-engine.md``: the engine's file, its ``pyproject.toml``, its test file and the
 commands. Only its name is another, so that nothing here can lean on the example in the repository.
 """
 
@@ -22,7 +22,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 TOP = Path(__file__).parents[2]
-GUIDE = (TOP / "docs" / "write-an-engine.md").read_text(encoding="utf-8")
+GUIDE = (TOP / "docs" / "tutorials" / "write-an-engine.md").read_text(encoding="utf-8")
 INSTALL = ("--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-build-isolation")
 
 MODEL = """
@@ -119,7 +119,7 @@ COMMANDS = [line for text in blocks("sh") for line in text.splitlines()]
 BRIEFLY = {
     "fuzz": ("--count", "20"),
     "bench": ("--rounds", "2", "--threads", "1"),
-    "conform": ("--cases", "test_*tanh*"),
+    "conformance": ("--cases", "test_*tanh*"),
 }
 
 
@@ -134,4 +134,4 @@ def test_the_commands_of_the_guide_succeed(line: str, stranger: Stranger) -> Non
 
 
 def test_the_guide_has_commands_for_proof_and_comparison() -> None:
-    assert {shlex.split(line)[1] for line in COMMANDS} >= {"engines", "conform", "explain", "run", "fuzz", "bench"}
+    assert {shlex.split(line)[1] for line in COMMANDS} >= {"engines", "conformance", "explain", "run", "fuzz", "bench"}

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xrt.errors import BundleError
-from xrt.formats.container import ALIGNMENT, MAGIC, MAPPED_FROM, Container, ContainerWriter, Damaged
-from xrt.formats.proto import write
+from xrt.formats.container import ALIGNMENT, MAGIC, MAPPED_FROM, Container, ContainerWriter, CorruptFile
+from xrt.formats.protobuf import write
 
 PARTS = {"first": b"hello", "empty": b"", "large": bytes(range(256)) * 40}
 
@@ -65,7 +65,7 @@ def test_a_name_is_given_once() -> None:
 def test_an_unfinished_file_is_no_container() -> None:
     file = io.BytesIO()
     ContainerWriter(file, "test").add("a", b"data")
-    with pytest.raises(Damaged, match="does not begin as a file of XRT does"):
+    with pytest.raises(CorruptFile, match="does not begin as a file of XRT does"):
         Container(memoryview(file.getvalue()), "test")
 
 
@@ -85,7 +85,7 @@ FORGED = {
 @pytest.mark.parametrize("forgery", FORGED)
 def test_announced_sizes_are_not_believed(forgery: str) -> None:
     tracemalloc.start()
-    with pytest.raises(Damaged):
+    with pytest.raises(CorruptFile):
         Container(memoryview(FORGED[forgery]), "test").check()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -6,7 +6,7 @@ import networkx as nx
 import numpy as np
 
 from xrt.formats.dot import to_dot, to_networkx
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.models import load_light
 
 F2 = TensorType(DType.FLOAT32, (2,))
@@ -23,7 +23,7 @@ def sample() -> Function:
     nodes = (
         Node("Mul", ("x", "x"), ("t",), name='a "quoted" \\ name'),
         Node("Add", ("t", "w"), ("s",), name="add", control=('a "quoted" \\ name',)),
-        Node("If", ("c",), ("y",), attributes_of({"then_branch": branch, "else_branch": other}), name="if"),
+        Node("If", ("c",), ("y",), read_attributes({"then_branch": branch, "else_branch": other}), name="if"),
     )
     inputs = (Value("x", F2), Value("c", TensorType(DType.BOOL, ())))
     constants = {"w": Constant(np.ones(2, np.float32))}
@@ -65,7 +65,7 @@ def test_every_edge_of_a_real_model_is_drawn_between_things_that_are_drawn() -> 
 
 
 def test_a_long_attribute_is_cut_short() -> None:
-    node = Node("Constant", (), ("y",), attributes_of({"value_ints": list(range(100))}))
+    node = Node("Constant", (), ("y",), read_attributes({"value_ints": list(range(100))}))
     shown = next(
         line for line in to_dot(Function((), (Value("y"),), (node,), opsets={"": 20})).splitlines() if "value_ints" in line
     )

@@ -15,9 +15,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from xrt.errors import LockError
-from xrt.formats.lock import Gate, Lock, Run, Standing, parse, read_lock, to_text, write_lock
+from xrt.formats.placement_file import Baseline, CandidateRecord, Lock, NodeRange, dumps, loads, read_lock, write_lock
 
-RUNS = (Run(0, "ort", 0, 3, "conv 1", "relu"), Run(1, "xla{a=1}", 3, 1, "exp"), Run(0, "ort", 4, 2, "a", "b"))
+RUNS = (NodeRange(0, "ort", 0, 3, "conv 1", "relu"), NodeRange(1, "xla{a=1}", 3, 1, "exp"), NodeRange(0, "ort", 4, 2, "a", "b"))
 LOCK = Lock(
     "0.1.0",
     "2026-11-21",
@@ -28,39 +28,39 @@ LOCK = Lock(
     {"threads": "2", "device": "cpu"},
     RUNS,
     (
-        Standing("ort + xla", "won", False, 0.00552, 0.0055, 0.0056, 0.72, 0.71, 0.735),
-        Standing("ort", "lost", True, 0.00781234567, 0.0077, 0.0079, 1.0, 1.0, 1.0),
-        Standing("tvm", "failed", note="it hung"),
+        CandidateRecord("ort + xla", "won", False, 0.00552, 0.0055, 0.0056, 0.72, 0.71, 0.735),
+        CandidateRecord("ort", "lost", True, 0.00781234567, 0.0077, 0.0079, 1.0, 1.0, 1.0),
+        CandidateRecord("tvm", "failed", note="it hung"),
     ),
-    Gate("ort", 0.72, 0.71, 0.735, 24, (Run(0, "ort", 0, 6, "conv 1", "b"),)),
+    Baseline("ort", 0.72, 0.71, 0.735, 24, (NodeRange(0, "ort", 0, 6, "conv 1", "b"),)),
 )
 
 
 def test_what_is_written_is_read_back() -> None:
-    text = to_text(LOCK)
-    read = parse(text)
+    text = dumps(LOCK)
+    read = loads(text)
     assert read.plan == LOCK.plan and read.gate == LOCK.gate and read.engines == LOCK.engines
     assert read.race[1].seconds == 0.00781235, "six digits are kept"
-    assert to_text(read) == text
+    assert dumps(read) == text
     assert text.isascii() and text.endswith("}\n")
 
 
 def test_a_lock_of_an_earlier_version_names_no_files() -> None:
     """They have no place for the files of inputs, and say nothing where there are none."""
-    assert '"values"' not in to_text(LOCK)
+    assert '"values"' not in dumps(LOCK)
     with_files = replace(LOCK, values={"x": "../x.npy"})
-    assert parse(to_text(with_files)).values == {"x": "../x.npy"}
-    assert parse(to_text(LOCK)).values == {}
+    assert loads(dumps(with_files)).values == {"x": "../x.npy"}
+    assert loads(dumps(LOCK)).values == {}
 
 
 def test_it_says_one_fact_on_a_line_in_a_fixed_order() -> None:
-    text = to_text(LOCK)
+    text = dumps(LOCK)
     tops = [line for line in text.splitlines() if line.startswith('  "')]
     assert tops == sorted(tops)
     other = replace(
         LOCK, engines={**LOCK.engines, "ort": "onnxruntime 1.32.0"}, plan=(RUNS[0], replace(RUNS[1], engine="ort"), RUNS[2])
     )
-    changed = [line for line in difflib.ndiff(text.splitlines(), to_text(other).splitlines()) if line[0] in "+-"]
+    changed = [line for line in difflib.ndiff(text.splitlines(), dumps(other).splitlines()) if line[0] in "+-"]
     assert [line[0] for line in changed].count("-") == 2
     assert changed[:2] == ['-     "ort": "onnxruntime 1.31.1",', '+     "ort": "onnxruntime 1.32.0",']
 
@@ -68,17 +68,17 @@ def test_it_says_one_fact_on_a_line_in_a_fixed_order() -> None:
 @given(st.text(max_size=30), st.text(st.characters(categories=["Cs", "Cc", "Zl", "Lu"]), max_size=9))
 def test_odd_names_come_back(name: str, odd: str) -> None:
     assume(json.loads(json.dumps(odd)) == odd)  # two halves of a character side by side are one in JSON
-    lock = replace(LOCK, plan=(Run(0, odd, 0, 1, name, odd),), inputs={odd: name}, model={name: odd})
-    assert parse(to_text(lock)) == parse(to_text(parse(to_text(lock))))
-    assert parse(to_text(lock)).plan == lock.plan
-    assert parse(to_text(lock)).inputs == {odd: name}
+    lock = replace(LOCK, plan=(NodeRange(0, odd, 0, 1, name, odd),), inputs={odd: name}, model={name: odd})
+    assert loads(dumps(lock)) == loads(dumps(loads(dumps(lock))))
+    assert loads(dumps(lock)).plan == lock.plan
+    assert loads(dumps(lock)).inputs == {odd: name}
 
 
 # ---------------------------------------------------------------------- what is refused
 
 
 def altered(change: Callable[[dict[str, Any]], object]) -> str:
-    facts = json.loads(to_text(LOCK))
+    facts = json.loads(dumps(LOCK))
     change(facts)
     return json.dumps(facts)
 
@@ -111,21 +111,21 @@ WRONG = [
 @pytest.mark.parametrize(("change", "told"), WRONG, ids=lambda value: value[:40] if isinstance(value, str) else None)
 def test_a_defect_is_named(change: Callable[[dict[str, Any]], object], told: str) -> None:
     with pytest.raises(LockError, match=told):
-        parse(altered(change))
+        loads(altered(change))
 
 
 TORN = [
     ("", "line 1 is no JSON: Expecting value"),
     ("[]", "the whole must be an object; it is []"),
-    (to_text(LOCK)[:300], "is no JSON"),
+    (dumps(LOCK)[:300], "is no JSON"),
     (
-        to_text(LOCK).replace('  "date"', '<<<<<<< mine\n  "date"'),
+        dumps(LOCK).replace('  "date"', '<<<<<<< mine\n  "date"'),
         "line 2 is no JSON: Expecting property name enclosed in double quotes; was it merged by hand?",
     ),
-    (to_text(LOCK).replace('"date"', '"writer"'), "it says 'writer' twice; was it merged by hand?"),
-    (to_text(LOCK).replace("0.72", "NaN"), "NaN is no number that a lock holds"),
-    (to_text(LOCK).replace("0.72", "1e999"), "must be a number from 0; it is inf"),
-    (to_text(LOCK).replace("24", "9" * 5000), "it holds a number that cannot be read"),
+    (dumps(LOCK).replace('"date"', '"writer"'), "it says 'writer' twice; was it merged by hand?"),
+    (dumps(LOCK).replace("0.72", "NaN"), "NaN is no number that a lock holds"),
+    (dumps(LOCK).replace("0.72", "1e999"), "must be a number from 0; it is inf"),
+    (dumps(LOCK).replace("24", "9" * 5000), "it holds a number that cannot be read"),
     ('{"kind": ' + "[" * 100_000, "it is nested too deeply"),
     (b"\xff\xfe", "byte 0 is no UTF-8"),
     (" " * (17 << 20), "it has more than 16 MB, and no lock has"),
@@ -135,7 +135,7 @@ TORN = [
 @pytest.mark.parametrize(("text", "told"), TORN, ids=[told[:30] for _, told in TORN])
 def test_what_is_torn_is_refused(text: str | bytes, told: str) -> None:
     with pytest.raises(LockError) as caught:
-        parse(text)
+        loads(text)
     assert told in str(caught.value)
 
 
@@ -147,7 +147,7 @@ def test_a_file_is_written_whole_and_named_where_it_cannot_be_read(tmp_path: Pat
     with pytest.raises(LockError, match=r"^there is no lock '.*net.lock'; `xrt lock MODEL -o .*net.lock` writes one$"):
         read_lock(path)
     write_lock(LOCK, path)
-    assert to_text(read_lock(path)) == to_text(LOCK)
+    assert dumps(read_lock(path)) == dumps(LOCK)
     assert [one.name for one in tmp_path.iterdir()] == ["net.lock"]
     path.write_text("{")
     with pytest.raises(

@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from xrt.errors import ModelError
-from xrt.formats.onnx import load, lowest_model, to_model, why_not_lowered
+from xrt.formats.onnx import load, lowest_model, to_model, why_not_downgradable
 from xrt.graph import Constant, Function, since_version
 from xrt.passes import infer_shapes
 
@@ -78,7 +78,7 @@ def test_what_a_node_says_of_the_limits_is_what_the_model_does(functions: dict[s
     lowered = 0
     for name, declared in functions.items():
         function = infer_shapes(declared)
-        reasons = [r for node in function.nodes if (r := why_not_lowered(node, function, ENGINE_OPSET, ENGINE_IR))]
+        reasons = [r for node in function.nodes if (r := why_not_downgradable(node, function, ENGINE_OPSET, ENGINE_IR))]
         if reasons:
             with pytest.raises(ModelError) as caught:
                 lowest_model(function, ENGINE_OPSET, ENGINE_IR)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper, parser
 
+from tests.malformed_inputs import malicious
 from xrt.errors import ModelError
 from xrt.formats.onnx import load, to_model
-from xrt.testing.hostile import crafted
 
 VERSION = onnx.__version__
 HEAD = '<ir_version: 8, opset_import: ["": 17]>'
@@ -256,7 +256,7 @@ def test_a_recursive_local_function() -> None:
 
 def test_local_functions_that_would_make_too_many_nodes() -> None:
     """Each of nine functions calls the next ten times: a thousand bytes that spell a billion nodes."""
-    assert message(crafted.models()["functions that make a billion nodes"].files["model.onnx"]).endswith(
+    assert message(malicious.models()["functions that make a billion nodes"].files["model.onnx"]).endswith(
         "they would make 1000000000 nodes of the 91 that the model holds; at most 100 times as many are allowed"
     )
 

@@ -110,10 +110,10 @@ def test_a_directory_is_no_file(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(file: int) -> memoryview:
+    def refuse(*_: object) -> memoryview:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("xrt.formats.onnx.external.mapped", refuse)
+    monkeypatch.setattr("xrt.formats.onnx.external_data.map_file", refuse)
     assert reason(tmp_path, "w.bin") == "in external data file 'w.bin', which cannot be read: Permission denied"
 
 

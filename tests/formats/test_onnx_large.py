@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper, parser
 
 from xrt.errors import ModelError
-from xrt.formats.onnx import excerpt, files, load
-from xrt.formats.onnx.excerpt import excerpt_of
-from xrt.formats.onnx.wire import Unsound, Walk, encoded
+from xrt.formats.onnx import files, load, weightless_model
+from xrt.formats.onnx.protobuf_wire import MalformedMessage, Walk, encode
+from xrt.formats.onnx.weightless_model import extract_weights
 from xrt.graph import Function
 
 HEAD = '<ir_version: 10, opset_import: ["": 21]>'
@@ -26,7 +26,7 @@ HEAD = '<ir_version: 10, opset_import: ["": 21]>'
 @pytest.fixture
 def everything_is_large() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(excerpt, "LARGE_BYTES", 4)
+        patch.setattr(weightless_model, "LARGE_BYTES", 4)
         yield
 
 
@@ -62,7 +62,7 @@ def plainly(data: bytes) -> Function:
 
 def test_every_tensor_is_found_where_it_lies(tmp_path: Path, everything_is_large: None) -> None:
     data = with_everything().SerializeToString()
-    found = excerpt_of(data)
+    found = extract_weights(data)
     assert len(found.spans) == 6  # five tensors and a sparse one's two, less the one that lists its elements
     assert all(value not in found.model.SerializeToString() for value in (data[a:b] for a, b in found.spans.values()))
     (tmp_path / "m.onnx").write_bytes(data)
@@ -71,7 +71,7 @@ def test_every_tensor_is_found_where_it_lies(tmp_path: Path, everything_is_large
 
 def test_small_tensors_stay_and_small_messages_are_not_looked_into() -> None:
     data = with_everything().SerializeToString()
-    found = excerpt_of(data)
+    found = extract_weights(data)
     assert found.spans == {}
     assert found.model.SerializeToString() == data
 
@@ -102,7 +102,7 @@ def test_functions_of_the_model_are_inlined_beside_large_weights(tmp_path: Path,
 
 
 def bytes_field(number: int, content: bytes) -> bytes:
-    return encoded(number << 3 | 2) + encoded(len(content)) + content
+    return encode(number << 3 | 2) + encode(len(content)) + content
 
 
 def in_parts(model: ModelProto) -> bytes:
@@ -131,7 +131,7 @@ def merged(model: ModelProto) -> bytes:
 
 def a_group(model: ModelProto) -> bytes:
     """Return the model with an unknown field of the old kind that has a beginning and an end."""
-    return bytes(model.SerializeToString()) + encoded(1000 << 3 | 3) + encoded(1000 << 3 | 4)
+    return bytes(model.SerializeToString()) + encode(1000 << 3 | 3) + encode(1000 << 3 | 4)
 
 
 @pytest.mark.parametrize("form", [in_parts, twice, merged, a_group])
@@ -189,18 +189,18 @@ def test_damaged_bytes_are_read_as_protobuf_reads_them(
     data[place:place] = more
     damaged = bytes(data[:cut])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(excerpt, "LARGE_BYTES", 4)
+        patch.setattr(weightless_model, "LARGE_BYTES", 4)
         found = outcome(lambda: load(damaged))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(excerpt, "LARGE_BYTES", 1 << 40)
+        patch.setattr(weightless_model, "LARGE_BYTES", 1 << 40)
         assert found == outcome(lambda: load(damaged))
 
 
 @pytest.mark.parametrize("length", [1 << 31, 1 << 34, (1 << 35) - 1])
 def test_an_announced_size_is_not_believed(tmp_path: Path, length: int) -> None:
     path = tmp_path / "m.onnx"
-    tensor_ = bytes_field(8, b"w") + encoded(9 << 3 | 2) + encoded(length) + bytes(1 << 17)
-    graph = encoded(5 << 3 | 2) + encoded(len(tensor_)) + tensor_
+    tensor_ = bytes_field(8, b"w") + encode(9 << 3 | 2) + encode(length) + bytes(1 << 17)
+    graph = encode(5 << 3 | 2) + encode(len(tensor_)) + tensor_
     path.write_bytes(b"\x08\x0a" + bytes_field(7, graph))
     with pytest.raises(ModelError, match="it is not an ONNX model: it does not parse as one"):
         load(path)
@@ -215,9 +215,9 @@ def test_deep_nesting_is_left_to_protobuf(everything_is_large: None) -> None:
 
 
 def test_endless_fields_are_left_to_protobuf(monkeypatch: pytest.MonkeyPatch, everything_is_large: None) -> None:
-    monkeypatch.setattr(excerpt, "Walk", partial(Walk, left=5))
-    with pytest.raises(Unsound, match="too many fields"):
-        excerpt_of(DATA)
+    monkeypatch.setattr(weightless_model, "Walk", partial(Walk, left=5))
+    with pytest.raises(MalformedMessage, match="too many fields"):
+        extract_weights(DATA)
     assert load(DATA) == plainly(DATA)
 
 
@@ -225,13 +225,13 @@ def test_a_file_of_more_than_two_gigabytes(tmp_path: Path) -> None:
     """The file is sparse, and no byte of the weights is read: only where they lie is looked up."""
     path, size = tmp_path / "large.onnx", 3 << 30
     header = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[size // 4]).SerializeToString()
-    tensor_ = header + encoded(9 << 3 | 2) + encoded(size)
-    graph = encoded(5 << 3 | 2) + encoded(len(tensor_) + size) + tensor_
-    start = ModelProto(ir_version=10).SerializeToString() + encoded(7 << 3 | 2) + encoded(len(graph) + size) + graph
+    tensor_ = header + encode(9 << 3 | 2) + encode(size)
+    graph = encode(5 << 3 | 2) + encode(len(tensor_) + size) + tensor_
+    start = ModelProto(ir_version=10).SerializeToString() + encode(7 << 3 | 2) + encode(len(graph) + size) + graph
     with path.open("wb") as file:
         file.write(start)
         file.truncate(len(start) + size)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        found = excerpt_of(data)
+        found = extract_weights(data)
     assert list(found.spans.values()) == [(len(start), len(start) + size)]
     assert found.model.graph.initializer[0].dims == [size // 4]

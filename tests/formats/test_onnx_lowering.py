@@ -11,11 +11,19 @@ from onnx import ModelProto, TensorProto, parser
 from onnx.reference import ReferenceEvaluator
 
 from xrt.errors import ModelError, OptionError
-from xrt.formats.onnx import external_weights, load, lowest_model, lowest_opset, to_model, why_not_lowered, with_weights_outside
-from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value, attributes_of, since_version
+from xrt.formats.onnx import (
+    external_weights,
+    externalize_weights,
+    load,
+    lowest_model,
+    lowest_opset,
+    to_model,
+    why_not_downgradable,
+)
+from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value, read_attributes, since_version
 from xrt.graph.verify import verify
 from xrt.passes import infer_shapes
-from xrt.testing.strategies import Form, functions, inputs_of
+from xrt.testing.strategies import Form, functions, make_random_inputs
 
 F4 = TensorType(DType.FLOAT32, (4, 4))
 BOOL = TensorType(DType.BOOL, ())
@@ -55,7 +63,7 @@ def test_each_operator_decides_by_the_version_that_gave_it_its_meaning() -> None
 
 def test_bodies_count() -> None:
     body = Function((), (Value("b", F4),), (Node("Gelu", ("x",), ("b",)),), opsets={"": 21})
-    node = Node("If", ("c",), ("y",), attributes_of({"then_branch": body, "else_branch": body}))
+    node = Node("If", ("c",), ("y",), read_attributes({"then_branch": body, "else_branch": body}))
     function = graph(node, opset=21, inputs=(Value("x", F4), Value("c", BOOL)))
     assert opsets(lowest_model(function.replace(nodes=(node,)))) == {"": 21}  # If itself
     assert lowest_opset(node, function) == 21
@@ -95,7 +103,7 @@ def test_what_the_content_needs_of_the_ir_version() -> None:
 def test_a_limit_that_holds_changes_nothing() -> None:
     function = graph(Node("Relu", ("x",), ("y",)))
     assert lowest_model(function, max_opset=14, max_ir=7) == lowest_model(function)
-    assert why_not_lowered(function.nodes[0], function, 14, 7) is None
+    assert why_not_downgradable(function.nodes[0], function, 14, 7) is None
 
 
 def test_the_pairing_of_opset_and_ir_yields_to_the_limit() -> None:
@@ -105,7 +113,7 @@ def test_the_pairing_of_opset_and_ir_yields_to_the_limit() -> None:
 def refused(function: Function, max_opset: int | None = None, max_ir: int | None = None) -> str:
     with pytest.raises(ModelError) as caught:
         lowest_model(function, max_opset, max_ir)
-    assert [r for node in function.nodes if (r := why_not_lowered(node, function, max_opset, max_ir))] == [str(caught.value)]
+    assert [r for node in function.nodes if (r := why_not_downgradable(node, function, max_opset, max_ir))] == [str(caught.value)]
     return str(caught.value)
 
 
@@ -150,7 +158,7 @@ def test_an_element_type_newer_than_the_ir_version() -> None:
 
 def test_a_conversion_keeps_names_and_meaning() -> None:
     function = graph(
-        Node("Relu", ("x",), ("a",), name="r"), Node("Celu", ("a",), ("y",), attributes_of({"alpha": 2.0}), name="c")
+        Node("Relu", ("x",), ("a",), name="r"), Node("Celu", ("a",), ("y",), read_attributes({"alpha": 2.0}), name="c")
     )
     function = infer_shapes(function)
     model = lowest_model(function, max_opset=26)
@@ -177,12 +185,12 @@ def test_a_conversion_into_several_nodes_does_not_disturb_other_names() -> None:
 
 @pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
 def test_a_softmax_over_one_axis_is_not_what_it_was(op: str) -> None:
-    function = graph(Node(op, ("x",), ("y",), attributes_of({"axis": 0}), name="n"), opset=13)
+    function = graph(Node(op, ("x",), ("y",), read_attributes({"axis": 0}), name="n"), opset=13)
     assert refused(function, 12) == (
         f"node 'n' ({op}) took its meaning at opset 13; the limit is 12, and it cannot be converted: "
         "before opset 13 it takes all axes from the given one on together"
     )
-    last = graph(Node(op, ("x",), ("y",), attributes_of({"axis": 1})), opset=13)
+    last = graph(Node(op, ("x",), ("y",), read_attributes({"axis": 1})), opset=13)
     model = lowest_model(last, max_opset=12)
     assert opsets(model) == {"": 11}
     np.testing.assert_allclose(run(model, x=X)[0], run(lowest_model(last), x=X)[0])
@@ -201,11 +209,11 @@ def test_an_operator_inside_of_a_body_is_converted_too() -> None:
     def body(name: str) -> Function:
         return Function((), (Value(name, F4),), (Node("Celu", ("x",), (name,), name="celu"),), opsets={"": 28}, name=name)
 
-    node = Node("If", ("c",), ("y",), attributes_of({"then_branch": body("t"), "else_branch": body("e")}), name="if")
+    node = Node("If", ("c",), ("y",), read_attributes({"then_branch": body("t"), "else_branch": body("e")}), name="if")
     function = graph(node, inputs=(Value("x", F4), Value("c", BOOL)))
     model = lowest_model(function, max_opset=20)
     assert opsets(model) == {"": 19}  # of If; that of Celu is 12
-    assert why_not_lowered(node, function, 20) is None
+    assert why_not_downgradable(node, function, 20) is None
     expected = run(lowest_model(function), x=X, c=np.array(True))[0]
     np.testing.assert_allclose(run(model, x=X, c=np.array(True))[0], expected)
 
@@ -213,7 +221,7 @@ def test_an_operator_inside_of_a_body_is_converted_too() -> None:
 def test_control_flow_that_is_too_new_for_what_flows_through_it() -> None:
     two = TensorType(DType.UINT2, (4,))
     body = Function((), (Value("b", two),), (Node("Identity", ("x",), ("b",)),), opsets={"": 25}, name="b")
-    node = Node("If", ("c",), ("y",), attributes_of({"then_branch": body, "else_branch": body}), name="if")
+    node = Node("If", ("c",), ("y",), read_attributes({"then_branch": body, "else_branch": body}), name="if")
     function = graph(node, opset=25, inputs=(Value("x", two), Value("c", BOOL)), outputs=(Value("y", two),))
     assert refused(function, 24) == (
         "node 'if' (If) took its meaning at opset 25; the limit is 24, and it "
@@ -224,7 +232,7 @@ def test_control_flow_that_is_too_new_for_what_flows_through_it() -> None:
 
 def test_a_reason_inside_of_a_body() -> None:
     body = Function((), (Value("b", F4),), (Node("Gelu", ("x",), ("b",), name="inner"),), opsets={"": 20}, name="b")
-    node = Node("If", ("c",), ("y",), attributes_of({"then_branch": body, "else_branch": body}), name="if")
+    node = Node("If", ("c",), ("y",), read_attributes({"then_branch": body, "else_branch": body}), name="if")
     function = graph(node, opset=20, inputs=(Value("x", F4), Value("c", BOOL)))
     assert refused(function, 19).startswith("node 'inner' (Gelu) took its meaning at opset 20; the limit is 19")
 
@@ -265,7 +273,7 @@ def test_a_body_that_returns_a_value_from_outside() -> None:
     def body(name: str, returned: str) -> Function:
         return Function((), (Value(returned, F4),), (), opsets={"": 17}, name=name)
 
-    node = Node("If", ("c",), ("y",), attributes_of({"then_branch": body("t", "x"), "else_branch": body("e", "k")}))
+    node = Node("If", ("c",), ("y",), read_attributes({"then_branch": body("t", "x"), "else_branch": body("e", "k")}))
     function = graph(
         node, opset=17, inputs=(Value("x", F4), Value("c", BOOL)), constants={"k": Constant(np.ones((4, 4), np.float32))}
     )
@@ -321,7 +329,7 @@ def with_hidden_weights() -> Function:
 
 def test_weights_of_bodies_and_nodes_are_brought_outside() -> None:
     function = with_hidden_weights()
-    outside = with_weights_outside(function)
+    outside = externalize_weights(function)
     verify(outside)
     assert sorted(outside.constants) == ["k_2", "k_3"]
     assert [list(body.constants) for body in outside.nodes[0].bodies] == [["small"], ["small"]]
@@ -338,11 +346,11 @@ def test_what_gives_out_a_weight_keeps_it() -> None:
     big = WEIGHTS["big"]
     node = Node("Constant", (), ("y",)).with_attributes(value=big)
     given_out = Function((), (Value("y", big.type),), (node,), opsets={"": 21})
-    assert with_weights_outside(given_out) is given_out
+    assert externalize_weights(given_out) is given_out
     body = Function((), (Value("k", big.type),), (), {"k": big}, {"": 21}, name="body")
     choice = Node("If", ("c",), ("z",)).with_attributes(then_branch=body, else_branch=body)
     function = Function((Value("c", TensorType(DType.BOOL, ())),), (Value("z", big.type),), (choice,), opsets={"": 21})
-    assert with_weights_outside(function) is function
+    assert externalize_weights(function) is function
 
 
 def test_an_unknown_way_with_weights() -> None:
@@ -367,7 +375,7 @@ def _is_served(function: Function) -> bool:
 @given(functions(Form(control=False, empty=False, takes=_is_served)))
 @settings(max_examples=25, deadline=None)
 def test_generated_functions_compute_the_same(function: Function) -> None:
-    inputs = dict(zip((value.name for value in function.inputs), inputs_of(function, 0), strict=True))
+    inputs = dict(zip((value.name for value in function.inputs), make_random_inputs(function, 0), strict=True))
     results = ReferenceEvaluator(lowest_model(function)).run(None, inputs)
     expected = ReferenceEvaluator(to_model(function)).run(None, inputs)
     for result, wanted in zip(results, expected, strict=True):

@@ -26,7 +26,7 @@ from xrt.graph import (
     TensorType,
     Type,
     Value,
-    attributes_of,
+    read_attributes,
 )
 from xrt.testing.strategies import functions
 
@@ -84,7 +84,7 @@ def test_metadata_of_a_body_and_the_names_reserved_there() -> None:
     body = Function(
         (), (Value("b"),), (Node("Relu", ("x",), ("b",)),), opsets={"": 17}, name="body", metadata={"k": "v"}, doc="d"
     )
-    node = Node("If", ("c",), ("y",), attributes_of({"then_branch": body, "else_branch": body}))
+    node = Node("If", ("c",), ("y",), read_attributes({"then_branch": body, "else_branch": body}))
     function = one(node, Value("c", TensorType(DType.BOOL, ())), Value("x", F23), opset=17)
     assert round_trip(function) == function
     bad = node.map_bodies(lambda b: b.replace(metadata={"xrt.aliases": "mine"}))
@@ -113,14 +113,14 @@ def test_a_function_without_nodes_and_without_inputs() -> None:
 
 
 def test_operators_of_other_domains_are_opaque() -> None:
-    node = Node("Fused", ("x", "", "x"), ("y", "", "z"), attributes_of({"a": 1}), domain="com.acme", name="n")
+    node = Node("Fused", ("x", "", "x"), ("y", "", "z"), read_attributes({"a": 1}), domain="com.acme", name="n")
     function = one(node, opsets={"": 17, "com.acme": 3})
     assert round_trip(function) == function
 
 
 def test_types_of_values_that_a_body_captures() -> None:
     body = Function((), (Value("b"),), (Node("Relu", ("x",), ("b",)),), opsets={"": 17}, types={"x": F23})
-    node = Node("If", ("c",), ("y",), attributes_of({"then_branch": body, "else_branch": body}))
+    node = Node("If", ("c",), ("y",), read_attributes({"then_branch": body, "else_branch": body}))
     function = one(node, Value("c"), Value("x", F23), opset=17)
     assert round_trip(function) == function
 
@@ -218,22 +218,22 @@ ATTRIBUTES = {
 
 
 def test_attributes_of_every_kind() -> None:
-    attributes = attributes_of({name: Attribute.of(name, value, kind) for name, (kind, value) in ATTRIBUTES.items()})
+    attributes = read_attributes({name: Attribute.of(name, value, kind) for name, (kind, value) in ATTRIBUTES.items()})
     function = one(Node("Foo", ("x",), ("y",), attributes, domain="d"), opsets={"": 21, "d": 1})
     assert {a.kind for a in attributes} == set(AttrKind)
     assert round_trip(function) == function
 
 
 def test_a_nan_among_the_attributes_is_read_equal_to_itself() -> None:
-    model = to_model(one(Node("LeakyRelu", ("x",), ("y",), attributes_of({"alpha": 1.0}))))
+    model = to_model(one(Node("LeakyRelu", ("x",), ("y",), read_attributes({"alpha": 1.0}))))
     model.graph.node[0].attribute[0].f = math.nan
     assert load(model) == load(model)
 
 
 def test_an_attribute_that_does_not_say_its_kind() -> None:
-    model = to_model(one(Node("Concat", ("x", "x"), ("y",), attributes_of({"axis": 0}))))
+    model = to_model(one(Node("Concat", ("x", "x"), ("y",), read_attributes({"axis": 0}))))
     model.graph.node[0].attribute[0].ClearField("type")
-    assert load(model).nodes[0].attributes == attributes_of({"axis": 0})
+    assert load(model).nodes[0].attributes == read_attributes({"axis": 0})
 
 
 # ---------------------------------------------------------------------------------------------- what is read
@@ -332,7 +332,7 @@ def test_sparse_tensors_become_dense(indices: np.ndarray) -> None:
     model.graph.node[1].attribute.append(attribute)
     function = load(model)
     np.testing.assert_array_equal(function.constants["w"].array, DENSE)
-    assert function.node("c").attributes == attributes_of({"value": DENSE})
+    assert function.node("c").attributes == read_attributes({"value": DENSE})
     assert round_trip(function) == function
 
 

@@ -18,7 +18,7 @@ from grpc_tools import protoc
 from xrt.engines import ExecutionOptions
 from xrt.errors import BundleError
 from xrt.formats import xrt_pb2
-from xrt.formats.proto import Kind, field_names, read, write
+from xrt.formats.protobuf import Kind, field_names, read, write
 from xrt.graph import Function, TensorType, Value
 from xrt.graph.dtypes import DType
 from xrt.partition import ClusteringOptions

@@ -28,7 +28,7 @@ from xrt.graph import (
     SequenceType,
     TensorType,
     Value,
-    attributes_of,
+    read_attributes,
 )
 from xrt.graph.printer import RESERVED
 
@@ -96,7 +96,7 @@ def test_comments_spaces_and_trailing_commas() -> None:
     function f ( x : float32 [ 2 , ] , ) -> ( y : ? ) {  # another
       y = Relu(x,) { alpha = 1.0, axes = [1, 2,], }
     } # the end"""
-    node = Node("Relu", ("x",), ("y",), attributes_of({"alpha": 1.0, "axes": [1, 2]}))
+    node = Node("Relu", ("x",), ("y",), read_attributes({"alpha": 1.0, "axes": [1, 2]}))
     assert parse(text) == Function((Value("x", TensorType(DType.FLOAT32, (2,))),), (Value("y"),), (node,), name="f")
 
 
@@ -151,7 +151,7 @@ def attributes(draw: st.DrawFn, depth: int, outer: tuple[str, ...]) -> tuple[Att
         kind = draw(st.sampled_from([k for k in AttrKind if depth or k not in (AttrKind.GRAPH, AttrKind.GRAPHS)]))
         items = functions(depth - 1, outer) if kind.element is AttrKind.GRAPH else single[kind.element]
         made[name] = Attribute.of(name, draw(st.lists(items, max_size=3) if kind.is_list else items), kind)
-    return attributes_of(made)
+    return read_attributes(made)
 
 
 @st.composite
@@ -225,7 +225,7 @@ def test_a_quiet_nan_with_a_payload_keeps_its_bits() -> None:
 def test_a_function_that_is_a_plan_of_launches() -> None:
     inner = trace(lambda x: x + 1, F32, name="region")
     launch = Node(
-        "Launch", ("x",), ("add_1",), attributes_of({"body": inner, "engine": "ort{a=1}", "nodes": ["n 1"]}), "xrt", "xrt_ort_0"
+        "Launch", ("x",), ("add_1",), read_attributes({"body": inner, "engine": "ort{a=1}", "nodes": ["n 1"]}), "xrt", "xrt_ort_0"
     )
     function = Function(inner.inputs, inner.outputs, (launch,), opsets={"": 26})
     text = to_text(function)
@@ -402,6 +402,6 @@ def test_any_function_is_read_alike_at_one_look(function: Function) -> None:
 def test_types_that_are_written_alike_are_one_object() -> None:
     function = parse(RECURRING)
     assert isinstance(function, Function)
-    assert function.type_of("a") is function.type_of("b")
+    assert function.get_type("a") is function.get_type("b")
     assert function.nodes[0].attributes is function.nodes[1].attributes
-    assert function.nodes[0].attributes == attributes_of({"axis": 1, "alpha": 0.5})
+    assert function.nodes[0].attributes == read_attributes({"axis": 1, "alpha": 0.5})

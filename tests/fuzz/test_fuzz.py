@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from xrt.cli.app import main
-from xrt.engines import registry
+from xrt.engines.contract import registry
 from xrt.graph.verify import verify
 from xrt.testing.corpus import CORPUS, find_entry
-from xrt.testing.corpus.entry import Entry, f32, graph, i64, node
+from xrt.testing.corpus.entry import CorpusEntry, f32, graph, i64, node
 from xrt.testing.corpus.found import ENTRIES
-from xrt.testing.faulty import Faulty
+from xrt.testing.fault_injection import FaultyEngine
 from xrt.testing.files import read_entry, write_entry
-from xrt.testing.fuzz import Fuzzer, sample_of
+from xrt.testing.fuzz import Fuzzer, make_sample
 from xrt.testing.shrink import Sample, shrink
 from xrt.verify import Verdict
-from xrt.verify.rounding import explains
-from xrt.verify.running import run_alone
+from xrt.verify.execution import run_alone
+from xrt.verify.rounding_error import is_within_rounding_error
 
 
 def on_toy(function, inputs):
@@ -46,7 +46,7 @@ def test_generated_graphs_agree_on_tvm_and_on_mixtures():
 
 def test_a_seed_is_one_graph_with_its_inputs():
     for seed in range(20):
-        one, other = sample_of(seed), sample_of(seed)
+        one, other = make_sample(seed), make_sample(seed)
         assert one.function.fingerprint == other.function.fingerprint
         for a, b in zip(one.inputs, other.inputs, strict=True):
             assert np.array_equal(a, b) or a.tobytes() == b.tobytes(), "a NaN equals nothing"
@@ -55,7 +55,7 @@ def test_a_seed_is_one_graph_with_its_inputs():
 def test_graphs_are_valid_and_of_many_kinds():
     operators, ranks, kinds = set(), set(), set()
     for seed in range(300):
-        sample = sample_of(seed)
+        sample = make_sample(seed)
         verify(sample.function)
         operators |= {inner.op for _, inner in sample.function.walk()}
         ranks |= {array.ndim for array in sample.inputs}
@@ -70,8 +70,8 @@ def test_graphs_are_valid_and_of_many_kinds():
     ("how", "operator"), [("value", "Tanh"), ("shape", "Transpose"), ("dtype", "Cast"), ("value", "ReduceSum")]
 )
 def test_a_planted_wrong_kernel_is_found_and_made_small(how, operator):
-    fuzzer = Fuzzer([Faulty(how=how, takes=operator)])
-    seeds = (s for s in range(1000) if any(n.op == operator for n in sample_of(s).function.nodes))
+    fuzzer = Fuzzer([FaultyEngine(how=how, takes=operator)])
+    seeds = (s for s in range(1000) if any(n.op == operator for n in make_sample(s).function.nodes))
     while not fuzzer.findings:
         fuzzer.run([next(seeds)])
     (found,) = fuzzer.findings
@@ -98,7 +98,7 @@ def test_shrinking_takes_away_what_the_failure_does_not_need():
 
 
 def test_a_failing_graph_of_the_reference_is_a_finding(monkeypatch):
-    fuzzer = Fuzzer(["ort"], reference=Faulty())
+    fuzzer = Fuzzer(["ort"], reference=FaultyEngine())
     fuzzer.run([1])
     assert [found.way for found in fuzzer.findings] == ["the reference"]
 
@@ -113,10 +113,10 @@ def test_rounding_explains_cancellation_and_nothing_more():
     )
     inputs = [f32(1000.1, 3), f32(1000.1, 3)]
     expected = on_toy(function, inputs)
-    assert explains(function, inputs, [f32(0.0625, 0)], expected, on_toy), "one rounding of a million"
-    assert not explains(function, inputs, [f32(50, 0)], expected, on_toy)
-    assert not explains(function, inputs, [f32(np.nan, 0)], expected, on_toy)
-    assert not explains(function, inputs, [f32([0])], expected, on_toy)
+    assert is_within_rounding_error(function, inputs, [f32(0.0625, 0)], expected, on_toy), "one rounding of a million"
+    assert not is_within_rounding_error(function, inputs, [f32(50, 0)], expected, on_toy)
+    assert not is_within_rounding_error(function, inputs, [f32(np.nan, 0)], expected, on_toy)
+    assert not is_within_rounding_error(function, inputs, [f32([0])], expected, on_toy)
 
 
 def test_an_entry_in_a_file_is_read_as_it_was(tmp_path):
@@ -130,7 +130,7 @@ def test_an_entry_in_a_file_is_read_as_it_was(tmp_path):
     kinds = {"a": "float32[4]", "b": "bfloat16[]", "c": "bool[2]", "d": "int8[2,0]", "e": "int64[]"}
     nodes = [node("Identity", name, name.upper()) for name in kinds]
     function = graph(kinds, {name.upper(): kind for name, kind in kinds.items()}, *nodes)
-    path = write_entry(Entry("kept", "why it is kept", function, arrays, arrays), tmp_path / "new")
+    path = write_entry(CorpusEntry("kept", "why it is kept", function, arrays, arrays), tmp_path / "new")
     read = read_entry(path)
     assert (read.name, read.why, read.function.fingerprint) == ("kept", "why it is kept", function.fingerprint)
     for mine, theirs in zip((*read.inputs, *read.expected), (*arrays, *arrays), strict=True):
@@ -161,8 +161,8 @@ def test_the_command_counts_and_exits_with_0(capsys):
 
 
 def test_the_command_keeps_what_disagrees_and_exits_with_1(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("xrt.cli.fuzz.split_specs", lambda text: [Faulty(how="value", takes="Tanh")])
-    seed = next(s for s in range(1000) if any(inner.op == "Tanh" for inner in sample_of(s).function.nodes))
+    monkeypatch.setattr("xrt.cli.fuzz.split_specs", lambda text: [FaultyEngine(how="value", takes="Tanh")])
+    seed = next(s for s in range(1000) if any(inner.op == "Tanh" for inner in make_sample(s).function.nodes))
     with pytest.raises(SystemExit) as left:
         main(["fuzz", "--count", "1", "--seed", str(seed), "--keep", str(tmp_path)])
     assert left.value.code == 1

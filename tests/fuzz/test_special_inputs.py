@@ -10,19 +10,19 @@ import pytest
 
 from tests.testing.test_special import Honest, Losing
 from xrt.cli.app import main
-from xrt.engines import registry
+from xrt.engines.contract import registry
 from xrt.graph import Function
 from xrt.passes import infer_shapes
 from xrt.testing.batches import merge, settle_batch
 from xrt.testing.corpus.entry import f32, graph, i64, node
-from xrt.testing.faulty import Faulty
-from xrt.testing.fuzz import Fuzzer, sample_of
+from xrt.testing.execution_modes import Alternating
+from xrt.testing.fault_injection import FaultyEngine
+from xrt.testing.fuzz import Fuzzer, make_sample
 from xrt.testing.open_results import Losses, admit_open_results
 from xrt.testing.shrink import Sample
 from xrt.testing.special_inputs import has_denormals, insert_special_numbers, select_kinds, with_zeros_for_denormals
-from xrt.testing.ways import Alternating
 from xrt.verify import Verdict
-from xrt.verify.running import run_alone
+from xrt.verify.execution import run_alone
 
 NAN, INF = np.nan, np.inf
 NOTHING = Losses({"nan": frozenset(), "infinity": frozenset()}, frozenset())
@@ -33,7 +33,7 @@ def on_toy(function: Function, inputs: Any) -> list[Any]:
 
 
 def test_half_of_the_graphs_have_special_numbers_of_each_kind() -> None:
-    arrays = [array for seed in range(300) for array in sample_of(seed).inputs if array.dtype.kind == "f"]
+    arrays = [array for seed in range(300) for array in make_sample(seed).inputs if array.dtype.kind == "f"]
     assert sum(bool(np.isnan(array).any()) for array in arrays) > 30
     assert sum(bool(np.isinf(array).any()) for array in arrays) > 30
     assert sum(has_denormals(array, frozenset({"float32", "float64"})) for array in arrays) > 30
@@ -41,7 +41,7 @@ def test_half_of_the_graphs_have_special_numbers_of_each_kind() -> None:
 
 
 def test_casts_between_float_types_are_among_the_operators() -> None:
-    kinds = {(str(n.attr("to"))) for seed in range(400) for _, n in sample_of(seed).function.walk() if n.op == "Cast"}
+    kinds = {(str(n.attr("to"))) for seed in range(400) for _, n in make_sample(seed).function.walk() if n.op == "Cast"}
     assert {"1", "10", "11", "16"} <= kinds
 
 
@@ -63,7 +63,7 @@ def test_denormal_numbers_become_zeros_with_their_signs() -> None:
 
 def test_a_lost_nan_is_found_unless_it_is_declared() -> None:
     losing, honest = Fuzzer([Losing(native="off")], kinds=["alone"]), Fuzzer([Honest(native="off")], kinds=["alone"])
-    seeds = [seed for seed in range(400) if _reads_nan(sample_of(seed))][:3]
+    seeds = [seed for seed in range(400) if _reads_nan(make_sample(seed))][:3]
     losing.run(seeds)
     honest.run(seeds)
     assert [found.seed for found in losing.findings] == seeds
@@ -112,7 +112,7 @@ def test_a_denormal_number_may_count_as_zero_where_that_is_declared() -> None:
 
 
 def test_graphs_that_are_merged_compute_what_each_does() -> None:
-    samples = [sample_of(seed) for seed in range(12)]
+    samples = [make_sample(seed) for seed in range(12)]
     whole = infer_shapes(merge([sample.function for sample in samples]))
     with np.errstate(all="ignore"):
         results = on_toy(whole, [given for sample in samples for given in sample.inputs])
@@ -137,7 +137,7 @@ def test_a_batch_proves_nothing_of_a_wrong_graph() -> None:
     def judge(index: int, results: Any) -> Verdict:
         return Verdict.AGREES if np.array_equal(results[0], expected[index][0]) else Verdict.DISAGREES
 
-    assert settle_batch(Faulty(how="value", takes="Tanh"), samples, judge).get(0) is not Verdict.AGREES
+    assert settle_batch(FaultyEngine(how="value", takes="Tanh"), samples, judge).get(0) is not Verdict.AGREES
 
 
 def test_nodes_alternate_and_the_last_engine_has_what_no_other_takes() -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from tests.graph.tracing import F32, compute, trace
 from xrt import ops
+from xrt.builder import Builder, Tensor, after, device, inline, scope
+from xrt.builder import trace as builder_trace
+from xrt.builder.graph import Graph
+from xrt.builder.symbol import current
 from xrt.errors import ModelError
-from xrt.frontends.graph import Graph
 from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value
-from xrt.graph.builder import Builder, Tensor, after, device, inline, scope
-from xrt.graph.builder import trace as builder_trace
-from xrt.graph.builder.symbol import current
 from xrt.graph.verify import verify
 
 

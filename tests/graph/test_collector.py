@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from xrt.graph import DType, Function, Node, TensorType, Value
-from xrt.graph.collector import LARGE, collector_paused
+from xrt.graph.gc_pause import LARGE, pause_gc
 from xrt.passes import infer_shapes
 
 
@@ -21,25 +21,25 @@ def collecting() -> Iterator[None]:
 
 
 def test_it_stands_still_for_a_large_graph_and_goes_on_afterwards() -> None:
-    with collector_paused(LARGE):
+    with pause_gc(LARGE):
         assert not gc.isenabled()
-        with collector_paused(LARGE):
+        with pause_gc(LARGE):
             assert not gc.isenabled()
         assert not gc.isenabled()
     assert gc.isenabled()
-    with pytest.raises(ZeroDivisionError), collector_paused(LARGE):
+    with pytest.raises(ZeroDivisionError), pause_gc(LARGE):
         raise ZeroDivisionError
     assert gc.isenabled()
 
 
 def test_it_goes_on_for_a_small_graph() -> None:
-    with collector_paused(LARGE - 1):
+    with pause_gc(LARGE - 1):
         assert gc.isenabled()
 
 
 def test_one_that_the_user_has_switched_off_stays_off() -> None:
     gc.disable()
-    with collector_paused(LARGE):
+    with pause_gc(LARGE):
         assert not gc.isenabled()
     assert not gc.isenabled()
 
@@ -48,14 +48,14 @@ def test_the_last_of_several_threads_puts_it_back() -> None:
     inside, leave = threading.Barrier(2, timeout=300), threading.Event()
 
     def build() -> None:
-        with collector_paused(LARGE):
+        with pause_gc(LARGE):
             inside.wait()
             leave.wait(300)
 
     thread = threading.Thread(target=build)
     thread.start()
     inside.wait()
-    with collector_paused(LARGE):
+    with pause_gc(LARGE):
         pass
     assert not gc.isenabled()
     leave.set()
@@ -69,4 +69,4 @@ def test_a_large_graph_is_inferred_and_asked_about_with_it_standing_still() -> N
     nodes = tuple(Node("Relu", (names[i],), (names[i + 1],)) for i in range(LARGE))
     function = infer_shapes(Function((Value("x", type_),), (Value(names[-1], type_),), nodes, opsets={"": 20}))
     assert gc.isenabled()
-    assert function.type_of("v1") == type_
+    assert function.get_type("v1") == type_

@@ -11,10 +11,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from xrt.formats.onnx import external, load, save
-from xrt.formats.onnx.external import SETTLED
+from xrt.formats import file_mapping
+from xrt.formats.file_mapping import SETTLED
+from xrt.formats.onnx import load, save
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, constants
-from xrt.graph.mapping import is_mapped, place_of, release
+from xrt.graph.memory_map import find_file_offset, is_mapped, release
 
 SIZE = (1 << 20) + 64
 
@@ -32,8 +33,8 @@ def saved(path: Path) -> Function:
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what is written in the test have been written a while ago."""
-    now = external.time.time_ns
-    monkeypatch.setattr(external.time, "time_ns", lambda: now() + 2 * SETTLED)
+    now = file_mapping.time.time_ns
+    monkeypatch.setattr(file_mapping.time, "time_ns", lambda: now() + 2 * SETTLED)
 
 
 @pytest.fixture
@@ -53,13 +54,13 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Constant]:
 def test_a_place_survives_views_and_copies_have_none(tmp_path: Path) -> None:
     function = saved(tmp_path / "m.onnx")
     a, b = (function.constants[name].array for name in "ab")
-    (first, start), (second, later_) = place_of(a) or (None, 0), place_of(b) or (None, 0)
+    (first, start), (second, later_) = find_file_offset(a) or (None, 0), find_file_offset(b) or (None, 0)
     assert first is second is not None
     assert later_ > start
     np.testing.assert_array_equal(np.frombuffer(first, np.float32, SIZE, start), a)
-    assert place_of(a[16:].reshape(-1, 4).view(np.uint32)) == (first, start + 64)
-    assert place_of(a[::2]) is None
-    assert place_of(a.copy()) is None
+    assert find_file_offset(a[16:].reshape(-1, 4).view(np.uint32)) == (first, start + 64)
+    assert find_file_offset(a[::2]) is None
+    assert find_file_offset(a.copy()) is None
     assert [is_mapped(x) for x in (a, a[::2], a.copy())] == [True, True, False]
 
 
@@ -69,7 +70,7 @@ def test_an_array_mapped_by_the_caller_is_mapped_but_not_ours(tmp_path: Path) ->
     array[0] = 5
     release(array)
     assert is_mapped(array)
-    assert place_of(array) is None
+    assert find_file_offset(array) is None
     assert array[0] == 5  # dropping its pages would have lost what the caller wrote
 
 

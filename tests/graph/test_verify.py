@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from xrt.errors import ModelError
-from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, SequenceType, TensorType, Value, attributes_of
+from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, SequenceType, TensorType, Value, read_attributes
 from xrt.graph.schemas import latest_opset
 from xrt.graph.verify import FUNCTION_RULES, NODE_RULES, TYPE_RULES, verify, verify_types
 
@@ -36,24 +36,24 @@ def body(inputs: int, outputs: int, /, **changes: Any) -> Function:
 
 
 def if_node(then: Function, other: Function) -> Node:
-    return Node("If", ("c",), ("y",), attributes_of({"then_branch": then, "else_branch": other}))
+    return Node("If", ("c",), ("y",), read_attributes({"then_branch": then, "else_branch": other}))
 
 
 VALID = {
     "one node": relu(),
     "no node": Function((X,), (X,), opsets={"": 20}),
     "an if": one(if_node(body(0, 1), body(0, 1))),
-    "a loop": one(Node("Loop", ("", "c", "x"), ("y", "s"), attributes_of({"body": body(3, 3)}))),
-    "a loop of two inputs": one(Node("Loop", ("", "c"), ("y",), attributes_of({"body": body(2, 2)}))),
-    "a scan": one(Node("Scan", ("x",), ("y",), attributes_of({"body": body(1, 1), "num_scan_inputs": 1}))),
+    "a loop": one(Node("Loop", ("", "c", "x"), ("y", "s"), read_attributes({"body": body(3, 3)}))),
+    "a loop of two inputs": one(Node("Loop", ("", "c"), ("y",), read_attributes({"body": body(2, 2)}))),
+    "a scan": one(Node("Scan", ("x",), ("y",), read_attributes({"body": body(1, 1), "num_scan_inputs": 1}))),
     "a scan of old": Function(
         (X,),
         (Value("y"),),
-        (Node("Scan", ("", "x"), ("y",), attributes_of({"body": body(1, 1, opsets={"": 8}), "num_scan_inputs": 1})),),
+        (Node("Scan", ("", "x"), ("y",), read_attributes({"body": body(1, 1, opsets={"": 8}), "num_scan_inputs": 1})),),
         opsets={"": 8},
     ),
-    "an opaque node": one(Node("Any", ("x", ""), ("y", "z"), attributes_of({"a": 1}), "com.acme"), opsets={"com.acme": 99}),
-    "a launch": one(Node("Launch", ("x",), ("y",), attributes_of({"body": relu()}), "xrt")),
+    "an opaque node": one(Node("Any", ("x", ""), ("y", "z"), read_attributes({"a": 1}), "com.acme"), opsets={"com.acme": 99}),
+    "a launch": one(Node("Launch", ("x",), ("y",), read_attributes({"body": relu()}), "xrt")),
     "a device": one(Node("Relu", ("x",), ("y",), device="cuda:12")),
     "an alias": relu(outputs=(Y,), aliases=(("x", "y"),)),
     "an alias of symbolic extents": relu(outputs=(Value("y", TensorType(DType.FLOAT32, ("N",))),), aliases=(("x", "y"),)),
@@ -133,11 +133,11 @@ BROKEN = {
         "Upsample is deprecated since opset 10 of ai.onnx and cannot be used at opset 20",
     ),
     "too many inputs": (one(Node("Relu", ("x", "x"), ("y",))), "node 'y' (Relu): takes 1 input(s); it has 2"),
-    "too few inputs": (one(Node("Concat", (), ("y",), attributes_of({"axis": 0}))), "takes at least 1 input(s); it has 0"),
+    "too few inputs": (one(Node("Concat", (), ("y",), read_attributes({"axis": 0}))), "takes at least 1 input(s); it has 0"),
     "a required input left out": (one(Node("Add", ("x", ""), ("y",))), "input 2 (B) is left out, but the operator needs it"),
     "too many outputs": (one(Node("Relu", ("x",), ("y", "z"))), "has 1 output(s); the node defines 2"),
     "an unknown attribute": (
-        one(Node("Softmax", ("x",), ("y",), attributes_of({"axes": 1}))),
+        one(Node("Softmax", ("x",), ("y",), read_attributes({"axes": 1}))),
         "has no attribute 'axes' at version 13. Did you mean 'axis'?",
     ),
     "an attribute of another kind": (
@@ -156,7 +156,7 @@ BROKEN = {
         "body 'body' gives 2 output(s); the node needs 1",
     ),
     "a loop whose body takes too little": (
-        one(Node("Loop", ("", "c", "x"), ("y",), attributes_of({"body": body(2, 2)}))),
+        one(Node("Loop", ("", "c", "x"), ("y",), read_attributes({"body": body(2, 2)}))),
         "body 'body' takes 2 input(s); the node gives it 3",
     ),
     "a violation in a body": (
@@ -203,7 +203,7 @@ def carrying(op: str, **attributes: Any) -> Function:
     nodes = (Node("Shape", ("s",), ("after",)), Node("Identity", ("c",), ("again",)))
     inner = typed_body(tuple(inputs), *given, nodes=nodes)
     reads = ("", "c", "x") if op == "Loop" else ("x",)
-    return one(Node(op, reads, ("y",), attributes_of({"body": inner, **attributes})))
+    return one(Node(op, reads, ("y",), read_attributes({"body": inner, **attributes})))
 
 
 THEN, OTHER = (
@@ -278,7 +278,7 @@ def test_alike_nodes_are_told_apart_where_the_rules_differ() -> None:
         Node("Add", ("x", ""), ("y",)),
         Node("Add", ("x", "c"), ("y",)),
         Node("Add", ("x", "x"), ("y", "z")),
-        Node("Add", ("x", "x"), ("y",), attributes_of({"k": 1})),
+        Node("Add", ("x", "x"), ("y",), read_attributes({"k": 1})),
         Node("Add", ("x", "x"), ("y",), device="gpu"),
         Node("Add", ("x", "x"), ("y",), domain="other"),
     ):

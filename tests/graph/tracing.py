@@ -9,9 +9,10 @@ import numpy as np
 import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
+from xrt import builder
 from xrt.formats import onnx
 from xrt.formats.onnx.node_inference import node_types
-from xrt.graph import DType, Function, TensorType, builder
+from xrt.graph import DType, Function, TensorType
 from xrt.graph.verify import verify
 
 F32 = TensorType(DType.FLOAT32, (2, 3))

@@ -8,15 +8,16 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from xrt.compare import BIT_EQUAL, Comparison, compare_all
-from xrt.engines import GraphCompiler, registry
+from xrt.comparison import BIT_EQUAL, Comparison, compare_all
+from xrt.engines import GraphCompiler
+from xrt.engines.contract import registry
 from xrt.graph import Function
-from xrt.module.settings import REFERENCE
+from xrt.module.options import REFERENCE
 from xrt.partition import Pin
-from xrt.testing.faulty import Recording
+from xrt.testing.fault_injection import RecordingEngine
 from xrt.testing.running import as_planned
-from xrt.testing.strategies import EVERYTHING, Form, functions, inputs_of
-from xrt.verify.running import run_alone
+from xrt.testing.strategies import EVERYTHING, Form, functions, make_random_inputs
+from xrt.verify.execution import run_alone
 
 __all__ = ["bounded", "doubles", "living", "on_toy", "outputs_of", "pins", "same_bits"]
 
@@ -31,7 +32,7 @@ bounded = settings(
 
 def doubles(count: int = 3) -> list[GraphCompiler]:
     """Return engines that all compute as toy does, and that a plan cannot take for one another."""
-    return [Recording(mark=f"double{number}") for number in range(count)]
+    return [RecordingEngine(mark=f"double{number}") for number in range(count)]
 
 
 @st.composite
@@ -61,4 +62,4 @@ def outputs_of(results: Any, function: Function) -> list[Any]:
 
 def same_bits(results: Sequence[Any], function: Function, seed: int) -> Comparison:
     """Compare results with toy's own for the same inputs, to the last bit."""
-    return compare_all(list(results), on_toy(function, inputs_of(function, seed)), BIT_EQUAL)
+    return compare_all(list(results), on_toy(function, make_random_inputs(function, seed)), BIT_EQUAL)

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from tests.laws.laws import bounded, doubles, living, on_toy, outputs_of, pins, same_bits
 from xrt.partition import ClusteringOptions
-from xrt.testing.running import module_of
-from xrt.testing.strategies import Form, functions, inputs_of, labels
-from xrt.verify.running import pieces, run_in_pieces
+from xrt.testing.running import make_module
+from xrt.testing.strategies import Form, functions, labels, make_random_inputs
+from xrt.verify.execution import run_regions, split_regions
 
 PURE = Form(aliases=False)
 
@@ -19,7 +19,7 @@ PURE = Form(aliases=False)
 def test_pieces_give_what_the_whole_gives(data):
     function = data.draw(functions(PURE))
     cut = data.draw(labels(function))
-    found = same_bits(run_in_pieces(function, cut, inputs_of(function, 7), on_toy), function, 7)
+    found = same_bits(run_regions(function, cut, make_random_inputs(function, 7), on_toy), function, 7)
     assert found, found.message
 
 
@@ -27,7 +27,7 @@ def test_pieces_give_what_the_whole_gives(data):
 @given(data=st.data())
 def test_every_node_is_in_one_piece(data):
     function = data.draw(functions(PURE))
-    parts = pieces(function, data.draw(labels(function)))
+    parts = split_regions(function, data.draw(labels(function)))
     assert sorted(node.name for part in parts for node in part.nodes) == sorted(node.name for node in function.nodes)
     assert all(not part.captures for part in parts), "a piece is closed"
 
@@ -38,6 +38,6 @@ def test_a_plan_gives_what_the_whole_gives(data, most):
     function = data.draw(living())
     engines = doubles()
     options = ClusteringOptions(maximum_nodes=most, pins=data.draw(pins(function, engines)))
-    with module_of(function, engines, clustering=options) as module:
-        found = same_bits(outputs_of(module(*inputs_of(function, 8)), function), function, 8)
+    with make_module(function, engines, clustering=options) as module:
+        found = same_bits(outputs_of(module(*make_random_inputs(function, 8)), function), function, 8)
     assert found, found.message

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from tests.laws.laws import bounded, outputs_of, same_bits
 from xrt.errors import FallbackWarning, RunFailed
-from xrt.module.settings import REFERENCE
+from xrt.module.options import REFERENCE
 from xrt.testing.corpus import CORPUS, find_entry
-from xrt.testing.faulty import Faulty, Recording
-from xrt.testing.running import module_of
-from xrt.testing.strategies import functions, inputs_of
+from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
+from xrt.testing.running import make_module
+from xrt.testing.strategies import functions, make_random_inputs
 
 BEFORE_THE_RUN = [("why_not", "refuse"), ("compile", "refuse"), ("compile", "raise"), ("prepare", "raise")]
 ANYWHERE = [*BEFORE_THE_RUN, ("run", "raise"), ("run", "missing")]
@@ -24,17 +24,17 @@ ANYWHERE = [*BEFORE_THE_RUN, ("run", "raise"), ("run", "missing")]
 @given(data=st.data(), nth=st.integers(0, 2))
 def test_what_fails_goes_to_toy(where, how, data, nth):
     function = data.draw(functions()).replace(aliases=())  # a call that updates in place is not repeated
-    with module_of(function, [Faulty(where=where, how=how, nth=nth), REFERENCE], strict=False) as module:
-        found = same_bits(outputs_of(module(*inputs_of(function, 1)), function), function, 1)
+    with make_module(function, [FaultyEngine(where=where, how=how, nth=nth), REFERENCE], strict=False) as module:
+        found = same_bits(outputs_of(module(*make_random_inputs(function, 1)), function), function, 1)
     assert found, found.message
 
 
 @pytest.mark.parametrize(("where", "how"), ANYWHERE[1:])
 def test_a_refusal_is_told(where, how):
     one = find_entry("engines_alternate")
-    with module_of(one.function, [Faulty(where=where, how=how), REFERENCE], strict=False) as module:
+    with make_module(one.function, [FaultyEngine(where=where, how=how), REFERENCE], strict=False) as module:
         with pytest.warns(FallbackWarning, match="told to (fail|refuse)|returned 0 outputs"):
-            results = [module(*one.given())]
+            results = [module(*one.make_inputs())]
         assert one.judge(results)
         assert {launch.engine for launch in module.plan.launches} == {REFERENCE}
 
@@ -42,24 +42,24 @@ def test_a_refusal_is_told(where, how):
 def test_what_fails_is_an_error_where_the_module_is_strict():
     one = find_entry("engines_alternate")
     with (
-        module_of(one.function, [Faulty(where="run", how="raise"), REFERENCE]) as module,
+        make_module(one.function, [FaultyEngine(where="run", how="raise"), REFERENCE]) as module,
         pytest.raises(RunFailed, match=r"xrt_faulty_0.*told to fail in run"),
     ):
-        module(*one.given())
+        module(*one.make_inputs())
 
 
 @bounded
 @given(data=st.data(), takes=st.sampled_from(["Add|Mul|Tanh|Relu", "C*", "*e*", "Transpose|Reshape|Split|If|Loop"]))
 def test_an_engine_of_few_operators_leaves_the_rest_to_toy(data, takes):
     function = data.draw(functions())
-    with module_of(function, [Recording(takes=takes), REFERENCE]) as module:
-        found = same_bits(outputs_of(module(*inputs_of(function, 2)), function), function, 2)
+    with make_module(function, [RecordingEngine(takes=takes), REFERENCE]) as module:
+        found = same_bits(outputs_of(module(*make_random_inputs(function, 2)), function), function, 2)
     assert found, found.message
 
 
 @pytest.mark.parametrize("name", [e.name for e in CORPUS])
 def test_corpus(name):
     one = find_entry(name)
-    with module_of(one.function, [Recording(takes="Neg|Add|If|Concat|Cast"), REFERENCE]) as module:
-        found = one.judge(outputs_of(module(*one.given()), one.function))
+    with make_module(one.function, [RecordingEngine(takes="Neg|Add|If|Concat|Cast"), REFERENCE]) as module:
+        found = one.judge(outputs_of(module(*one.make_inputs()), one.function))
     assert found, found.message

@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 from tests.laws.laws import bounded, living, pins
 from xrt.cache import CompileCache
 from xrt.testing.corpus import find_entry
-from xrt.testing.faulty import Recording
-from xrt.testing.running import module_of
-from xrt.testing.strategies import Form, inputs_of
+from xrt.testing.fault_injection import RecordingEngine
+from xrt.testing.running import make_module
+from xrt.testing.strategies import Form, make_random_inputs
 
 
 @bounded
 @given(data=st.data(), runs=st.integers(1, 5))
 def test_once_per_region_whatever_the_number_of_runs(data, runs):
     function = data.draw(living(Form(symbolic=False)))
-    engines = [Recording(mark="a"), Recording(mark="b")]
-    with module_of(function, engines, pins=data.draw(pins(function, engines))) as module:
+    engines = [RecordingEngine(mark="a"), RecordingEngine(mark="b")]
+    with make_module(function, engines, pins=data.draw(pins(function, engines))) as module:
         for seed in range(runs):
-            module(*inputs_of(function, seed))
+            module(*make_random_inputs(function, seed))
         launches = module.plan.launches
     for engine in engines:
         mine = [launch for launch in launches if launch.engine == engine.spec]
@@ -34,8 +34,8 @@ def test_once_per_region_whatever_the_number_of_runs(data, runs):
 
 
 def test_once_per_shape():
-    one, engine = find_entry("named_extent"), Recording()
-    with module_of(one.function, [engine]) as module:
+    one, engine = find_entry("named_extent"), RecordingEngine()
+    with make_module(one.function, [engine]) as module:
         for rows in (2, 3, 2, 3, 2):
             module(np.ones((rows, 3), np.float32), np.ones((rows, 3), np.float32))
     assert engine.journal.count("compile") == (1 if engine.supports_dynamic_shapes else 2)
@@ -43,9 +43,9 @@ def test_once_per_shape():
 
 def test_equal_regions_of_one_model_share_an_executable():
     """A model that repeats itself, as transformers do, compiles its block once."""
-    one, engine = find_entry("engines_alternate"), Recording(takes="Relu")
-    with module_of(one.function, [engine, "toy"]) as module:
-        module(*one.given())
+    one, engine = find_entry("engines_alternate"), RecordingEngine(takes="Relu")
+    with make_module(one.function, [engine, "toy"]) as module:
+        module(*one.make_inputs())
         mine = [launch for launch in module.plan.launches if launch.engine == engine.spec]
     assert len(mine) == 2
     assert engine.journal.count("compile") == 1
@@ -53,9 +53,9 @@ def test_equal_regions_of_one_model_share_an_executable():
 
 
 def test_closed_once_when_the_cache_lets_go():
-    one, engine, cache = find_entry("engines_alternate"), Recording(), CompileCache()
-    module = module_of(one.function, [engine], cache=cache)
-    module(*one.given())
+    one, engine, cache = find_entry("engines_alternate"), RecordingEngine(), CompileCache()
+    module = make_module(one.function, [engine], cache=cache)
+    module(*one.make_inputs())
     module.close()
     assert engine.journal.count("close") == 0, "the cache still holds it"
     cache.clear()
@@ -67,27 +67,27 @@ def test_closed_once_when_the_cache_lets_go():
 
 def test_a_forced_compile_leaves_what_runs_alone():
     """The ancestor freed an executable that was still in use when it was compiled anew."""
-    one, engine, cache = find_entry("engines_alternate"), Recording(), CompileCache()
-    module = module_of(one.function, [engine], cache=cache)
-    assert one.judge([module(*one.given())])
+    one, engine, cache = find_entry("engines_alternate"), RecordingEngine(), CompileCache()
+    module = make_module(one.function, [engine], cache=cache)
+    assert one.judge([module(*one.make_inputs())])
     for _ in range(3):
-        with module_of(one.function, [engine], cache=cache, force_compile=True) as other:
-            assert one.judge([other(*one.given())])
+        with make_module(one.function, [engine], cache=cache, force_compile=True) as other:
+            assert one.judge([other(*one.make_inputs())])
     assert engine.journal.count("compile") == 4
-    assert one.judge([module(*one.given())]), "what the first module holds still runs"
+    assert one.judge([module(*one.make_inputs())]), "what the first module holds still runs"
     module.close()
     cache.clear()
     assert engine.journal.count("close") == 4
 
 
 def test_many_threads_run_what_was_compiled_once():
-    one, engine = find_entry("engines_alternate"), Recording()
-    module = module_of(one.function, [engine])
-    module(*one.given())
+    one, engine = find_entry("engines_alternate"), RecordingEngine()
+    module = make_module(one.function, [engine])
+    module(*one.make_inputs())
     judged: list[bool] = []
 
     def call() -> None:
-        judged.extend(bool(one.judge([module(*one.given())])) for _ in range(50))
+        judged.extend(bool(one.judge([module(*one.make_inputs())])) for _ in range(50))
 
     threads = [threading.Thread(target=call) for _ in range(4)]
     for thread in threads:

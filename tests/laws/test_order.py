@@ -10,19 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.laws.laws import bounded, doubles
-from xrt.cache import signature_of
+from xrt.cache import make_signature
 from xrt.engines import CompileContext, GraphCompiler
 from xrt.graph import Function
 from xrt.partition import Plan, partition
 from xrt.passes import drop_dead_nodes, infer_shapes
-from xrt.testing.faulty import Recording
-from xrt.testing.renaming import renamed
+from xrt.testing.fault_injection import RecordingEngine
+from xrt.testing.renaming import rename_values
 from xrt.testing.strategies import functions
 
 
 def takers() -> list[GraphCompiler]:
     """Return two engines that take different operators, and one that takes all."""
-    return [Recording(takes="A*|S*|C*|I*|Re*"), Recording(takes="T*|M*|Add|L*"), *doubles(1)]
+    return [RecordingEngine(takes="A*|S*|C*|I*|Re*"), RecordingEngine(takes="T*|M*|Add|L*"), *doubles(1)]
 
 
 def regions(function: Function) -> list[tuple[str, str]]:
@@ -44,26 +44,26 @@ def test_the_listing_of_nodes_changes_nothing(data):
 @given(data=st.data())
 def test_names_change_nothing(data):
     function = infer_shapes(data.draw(functions()))
-    other = renamed(function, {"v1": "zz", "v3": "a"})
+    other = rename_values(function, {"v1": "zz", "v3": "a"})
     assert other.fingerprint == function.fingerprint
     assert regions(other) == regions(function)
-    engine = Recording()
-    assert signature_of(other, engine, CompileContext()).key == signature_of(function, engine, CompileContext()).key
+    engine = RecordingEngine()
+    assert make_signature(other, engine, CompileContext()).key == make_signature(function, engine, CompileContext()).key
 
 
 SCRIPT = """
 from tests.laws.test_order import takers
-from xrt.cache import signature_of
+from xrt.cache import make_signature
 from xrt.engines import CompileContext
 from xrt.partition import partition
 from xrt.passes import infer_shapes
-from xrt.testing.generate import seeded_function
+from xrt.testing.generate import make_seeded_function
 for seed in range(40):
-    function = infer_shapes(seeded_function(seed))
+    function = infer_shapes(make_seeded_function(seed))
     plan = partition(function, takers(), strict=True)
     print(plan)
     print([launch.function.fingerprint for launch in plan.launches])
-    print(signature_of(function, takers()[0], CompileContext()))
+    print(make_signature(function, takers()[0], CompileContext()))
 """
 
 

@@ -10,16 +10,16 @@ from tests.laws.laws import bounded
 from xrt.errors import PlanError
 from xrt.partition import ClusteringOptions, partition
 from xrt.passes import infer_shapes
-from xrt.testing.faulty import Faulty, Recording
-from xrt.testing.running import module_of
-from xrt.testing.strategies import functions, inputs_of
+from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
+from xrt.testing.running import make_module
+from xrt.testing.strategies import functions, make_random_inputs
 
 
 @bounded
 @given(data=st.data(), minimum=st.integers(1, 3), takes=st.sampled_from(["A*|S*|C*", "Relu|Add|If", "none"]))
 def test_every_node_elsewhere_has_a_reason_for_each_engine_before(data, minimum, takes):
     function = infer_shapes(data.draw(functions()))
-    engines = [Recording(takes=takes), Recording(takes="*e*", mark="second"), Recording(mark="last")]
+    engines = [RecordingEngine(takes=takes), RecordingEngine(takes="*e*", mark="second"), RecordingEngine(mark="last")]
     plan = partition(function, engines, ClusteringOptions(minimum_nodes=minimum), strict=True)
     home = {node: launch.engine for launch in plan.launches for node in launch.nodes}
     specs = [engine.spec for engine in engines]
@@ -38,8 +38,8 @@ def _before(home, specs):
 @given(function=functions())
 def test_a_declined_node_carries_what_the_engine_said(function):
     function = infer_shapes(function)
-    first = Recording(takes="Relu|Add")
-    plan = partition(function, [first, Recording(mark="last")], strict=True)
+    first = RecordingEngine(takes="Relu|Add")
+    plan = partition(function, [first, RecordingEngine(mark="last")], strict=True)
     said = {node.name: first.why_not(node, function) for node in function.nodes}
     for reason in plan.reasons:
         if said[reason.node] is not None:
@@ -49,24 +49,24 @@ def test_a_declined_node_carries_what_the_engine_said(function):
 @pytest.mark.filterwarnings("ignore::xrt.errors.FallbackWarning")
 def test_a_refusal_at_compile_becomes_the_reason():
     function = next(f for f in _drawn() if len(f.nodes) > 2)
-    faulty = Faulty(where="compile", how="refuse")
-    with module_of(function, [faulty, "toy"]) as module:
-        module(*inputs_of(function, 0))
+    faulty = FaultyEngine(where="compile", how="refuse")
+    with make_module(function, [faulty, "toy"]) as module:
+        module(*make_random_inputs(function, 0))
         reasons = {r.node: r.text for r in module.plan.reasons if r.engine == faulty.spec}
     assert set(reasons) == {node.name for node in function.nodes}
     assert all("told to refuse" in text for text in reasons.values())
 
 
 def _drawn():
-    from xrt.testing.generate import seeded_function
+    from xrt.testing.generate import make_seeded_function
 
-    return (seeded_function(seed) for seed in range(50))
+    return (make_seeded_function(seed) for seed in range(50))
 
 
 def test_strictly_the_error_lists_every_node_and_why():
     function = next(f for f in _drawn() if len({n.op for n in f.nodes}) > 3)
-    with pytest.raises(PlanError) as caught, module_of(function, [Recording(takes="none")]) as module:
-        module(*inputs_of(function, 0))
+    with pytest.raises(PlanError) as caught, make_module(function, [RecordingEngine(takes="none")]) as module:
+        module(*make_random_inputs(function, 0))
     for node in function.nodes:
         assert repr(node.name) in str(caught.value)
     assert "it was told to take none" in str(caught.value)

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.laws.laws import bounded
-from xrt.cache import CompileCache, signature_of
+from xrt.cache import CompileCache, make_signature
 from xrt.engines import CompileContext, ExecutionOptions
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
-from xrt.testing.faulty import Recording
-from xrt.testing.running import module_of
-from xrt.testing.strategies import Form, functions, inputs_of
+from xrt.testing.fault_injection import RecordingEngine
+from xrt.testing.running import make_module
+from xrt.testing.strategies import Form, functions, make_random_inputs
 
 
 def leaky(shape=(2, 3), dtype=DType.FLOAT32, alpha=0.1, opset=18, added=1.0, op="LeakyRelu") -> Function:
@@ -50,12 +50,12 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_another_function_is_another_signature(change):
     base = leaky(added=0.0) if change == "sign of a zero" else leaky()
-    mine, other = (signature_of(f, Recording(), CompileContext()) for f in (base, CHANGES[change]))
+    mine, other = (make_signature(f, RecordingEngine(), CompileContext()) for f in (base, CHANGES[change]))
     assert mine.key != other.key
 
 
 @dataclass(frozen=True)
-class Versioned(Recording):
+class Versioned(RecordingEngine):
     """A recording engine that claims a version."""
 
     name: ClassVar[str] = "recording"
@@ -77,17 +77,29 @@ Newer.__qualname__ = Versioned.__qualname__  # the class of tomorrow bears the s
 @pytest.mark.parametrize(
     ("ingredient", "one", "other"),
     [
-        ("engine", (Recording(), CompileContext()), (Recording(takes="Add"), CompileContext())),
+        ("engine", (RecordingEngine(), CompileContext()), (RecordingEngine(takes="Add"), CompileContext())),
         ("version", (Versioned(), CompileContext()), (Newer(), CompileContext())),
-        ("threads", (Recording(), CompileContext(threads=1)), (Recording(), CompileContext(threads=2))),
-        ("device", (Recording(), CompileContext()), (Recording(), CompileContext(device="cuda:0"))),
-        ("options", (Recording(), CompileContext()), (Recording(), CompileContext(ExecutionOptions(precision="fp16")))),
-        ("options", (Recording(), CompileContext()), (Recording(), CompileContext(ExecutionOptions(strict_types=True)))),
-        ("options", (Recording(), CompileContext()), (Recording(), CompileContext(ExecutionOptions(max_batch_size=8)))),
+        ("threads", (RecordingEngine(), CompileContext(threads=1)), (RecordingEngine(), CompileContext(threads=2))),
+        ("device", (RecordingEngine(), CompileContext()), (RecordingEngine(), CompileContext(device="cuda:0"))),
+        (
+            "options",
+            (RecordingEngine(), CompileContext()),
+            (RecordingEngine(), CompileContext(ExecutionOptions(precision="fp16"))),
+        ),
+        (
+            "options",
+            (RecordingEngine(), CompileContext()),
+            (RecordingEngine(), CompileContext(ExecutionOptions(strict_types=True))),
+        ),
+        (
+            "options",
+            (RecordingEngine(), CompileContext()),
+            (RecordingEngine(), CompileContext(ExecutionOptions(max_batch_size=8))),
+        ),
     ],
 )
 def test_another_engine_or_context_is_another_signature(ingredient, one, other):
-    mine, theirs = signature_of(leaky(), *one), signature_of(leaky(), *other)
+    mine, theirs = make_signature(leaky(), *one), make_signature(leaky(), *other)
     assert mine.key != theirs.key
     assert mine.difference(theirs) == (ingredient,)
 
@@ -96,31 +108,31 @@ def test_another_engine_or_context_is_another_signature(ingredient, one, other):
 @given(function=functions(), seed=st.integers(0, 9))
 def test_an_equal_function_is_the_same_signature(function, seed):
     again = function.replace(name="another", doc=f"{seed}", metadata={"who": "knows"})
-    mine, other = (signature_of(f, Recording(), CompileContext()) for f in (function, again))
+    mine, other = (make_signature(f, RecordingEngine(), CompileContext()) for f in (function, again))
     assert mine.key == other.key
 
 
 @bounded
 @given(function=functions(Form(symbolic=False)))
 def test_a_second_module_hits(function):
-    cache, engine = CompileCache(), Recording()
+    cache, engine = CompileCache(), RecordingEngine()
     for _ in range(2):
-        with module_of(function, [engine], cache=cache) as module:
-            module(*inputs_of(function, 0))
+        with make_module(function, [engine], cache=cache) as module:
+            module(*make_random_inputs(function, 0))
     launches = 1 if function.nodes else 0
     assert engine.journal.count("compile") == launches
     assert cache.statistics.hits == launches
 
 
 def test_one_compile_however_many_threads_ask():
-    cache, engine = CompileCache(), Recording()
+    cache, engine = CompileCache(), RecordingEngine()
     barrier = threading.Barrier(16)
     failures: list[Exception] = []
 
     def call(number: int) -> None:
         try:
             barrier.wait()
-            with module_of(leaky(added=float(number % 3)), [engine], cache=cache) as module:
+            with make_module(leaky(added=float(number % 3)), [engine], cache=cache) as module:
                 for _ in range(3):
                     module(np.ones((2, 3), np.float32))
         except Exception as error:  # noqa: BLE001  # told by the thread that started this one

@@ -9,7 +9,7 @@ from xrt.engines import CompileContext, create
 from xrt.errors import ModelError
 from xrt.graph import Constant, Function, Node, TensorType, Value
 from xrt.graph.dtypes import DType
-from xrt.models import light_models, load_light, sample_inputs, with_random_weights
+from xrt.models import fill_random_weights, light_models, load_light, sample_inputs
 
 NINE = (
     "bvlc_alexnet",
@@ -77,7 +77,7 @@ def test_scalars_and_what_no_weighted_operator_reads_stay() -> None:
         Node("Concat", ("z", "rest"), ("out",)),
     )
     constants = {"w": constant(3, 4), "b": constant(4), "scale": constant(), "rest": constant(2, 4)}
-    drawn = with_random_weights(Function((x,), (Value("out"),), nodes, constants, {"": 20})).constants
+    drawn = fill_random_weights(Function((x,), (Value("out"),), nodes, constants, {"": 20})).constants
     assert drawn["w"].array.any()
     assert drawn["b"].array.any()
     assert not drawn["scale"].array.any()

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xrt.compare import compare_all, tolerance_for
+from xrt.comparison import compare_all, tolerance_for
 from xrt.engines import CompileContext, create
 from xrt.errors import ModelError, OptionError
 from xrt.graph import Function, TensorType
 from xrt.graph.verify import verify
-from xrt.models import light_models, load, names, sample_inputs, sizes_of
+from xrt.models import light_models, list_model_sizes, load, names, sample_inputs
 
 TINY: dict[str, dict[str, int]] = {
     "bert": {"layers": 2, "hidden": 16, "heads": 2, "tokens": 6, "vocabulary": 11, "batch": 2},
@@ -90,7 +90,7 @@ def test_every_size_counts(name: str) -> None:
     whole = load(name, **TINY[name]).fingerprint
     for size, value in TINY[name].items():
         assert load(name, **{**TINY[name], size: value * 2}).fingerprint != whole, size
-    assert set(TINY[name]) == set(sizes_of(name))
+    assert set(TINY[name]) == set(list_model_sizes(name))
 
 
 def test_the_decoder_does_not_look_ahead() -> None:
@@ -117,7 +117,7 @@ def test_the_encoder_does_not_see_what_is_masked() -> None:
 
 def test_every_band_of_pitch_hears_some_frequency() -> None:
     """One that does not is constant, and normalised to the rounding errors of its mean."""
-    sizes = sizes_of("speech")
+    sizes = list_model_sizes("speech")
     shape = (sizes["window"] // 2 + 1, sizes["mels"])
     (filters,) = (c.array for c in load("speech", layers=1, hidden=1).constants.values() if c.shape == shape)
     assert filters.sum(axis=0).min() > 0.1

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 import xrt
-from xrt.engines import CompileContext, Executable, GraphCompiler, registry
+from xrt.engines import CompileContext, Executable, GraphCompiler
+from xrt.engines.contract import registry
 from xrt.errors import (
     CompileRefused,
 )

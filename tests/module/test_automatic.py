@@ -14,15 +14,15 @@ import pytest
 
 import xrt
 from tests.module.test_faults import X, chain
-from tests.tune.uneven import Uneven
-from xrt.engines import registry
-from xrt.engines.registry import EngineStatus
+from tests.placement.uneven import Uneven
+from xrt.engines.contract import registry
+from xrt.engines.contract.registry import EngineStatus
 from xrt.errors import EngineUnavailable, FallbackWarning, InputError, OptionError, PlacementWarning, UnknownEngine
 from xrt.graph import DType, Function, TensorType, Value
-from xrt.partition.explicit import homes_of
-from xrt.testing.faulty import Faulty
-from xrt.tune import Bounds
-from xrt.tune.walls import Here
+from xrt.partition.explicit import map_nodes_to_engines
+from xrt.placement import TuningBudget
+from xrt.placement.profiling.runners import LocalRunner
+from xrt.testing.fault_injection import FaultyEngine
 
 pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.usefixtures("here")]
 
@@ -34,8 +34,8 @@ RIGHT = np.cos(np.exp(X))
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure in this process, and calibrate nothing: both are tested elsewhere."""
-    monkeypatch.setattr("xrt.tune.search.way_of", lambda engine, limits: Here(engine))
-    monkeypatch.setattr("xrt.tune.driving.BOUNDS", Bounds(calibration=0.0))
+    monkeypatch.setattr("xrt.placement.session.choose_runner", lambda engine, limits: LocalRunner(engine))
+    monkeypatch.setattr("xrt.placement.autotune.BOUNDS", TuningBudget(calibration=0.0))
 
 
 def automatic(cache: Path, *engines: Any, function: Function = PAIR, **options: Any) -> xrt.XRTModule:
@@ -50,7 +50,7 @@ def test_the_first_call_measures_and_a_later_module_does_not(tmp_path: Path) -> 
         np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
         assert m.tuned is not None
         assert m.tuned.how == "measured"
-        assert homes_of(m.plan) == {"n0": SLOW_COS.spec, "n1": SLOW_EXP.spec}
+        assert map_nodes_to_engines(m.plan) == {"n0": SLOW_COS.spec, "n1": SLOW_EXP.spec}
         told = str(m.explain()).splitlines()
         assert f"placed by measurement: {SLOW_COS.spec} + {SLOW_EXP.spec}" in told
         assert any(line.startswith("  won: ") for line in told)
@@ -111,7 +111,7 @@ def test_what_is_fetched_is_computed_where_it_is_without(tmp_path: Path) -> None
         np.testing.assert_allclose(m(X, fetch=["v1"])["v1"], np.exp(X), rtol=1e-5)
         assert m.tuned is not None
         assert m.tuned.how == "measured"
-        assert homes_of(m._builds[None, ("v1",)].plan) == homes_of(m.plan)
+        assert map_nodes_to_engines(m._specializations[None, ("v1",)].plan) == map_nodes_to_engines(m.plan)
 
 
 # ---------------------------------------------------------------------- afterwards
@@ -119,7 +119,7 @@ def test_what_is_fetched_is_computed_where_it_is_without(tmp_path: Path) -> None
 
 def test_a_region_that_fails_goes_to_the_best_plan_without_it(tmp_path: Path) -> None:
     """The faulty engine is the quickest until it has run for longer than a search does."""
-    late = Faulty(nth=10**9)
+    late = FaultyEngine(nth=10**9)
     slow = Uneven(slow="Exp|Cos")
     with automatic(tmp_path, slow, late, "toy{native=off}") as m:
         m(X)
@@ -129,7 +129,7 @@ def test_a_region_that_fails_goes_to_the_best_plan_without_it(tmp_path: Path) ->
         program = m._last.program() if m._last else None
         assert program is not None
         error = xrt.errors.RunFailed("it has just failed", region.name)
-        call = xrt.module.recovery.Call([X])
+        call = xrt.module.fallback.Call([X])
         with pytest.warns(FallbackWarning, match="it has just failed"):
             results = m._last.rescue(program, error, call) if m._last else None
         np.testing.assert_allclose(results[0] if results else None, RIGHT, rtol=1e-5)
@@ -262,10 +262,8 @@ def test_a_second_process_plans_without_measuring(tmp_path: Path) -> None:
 
 
 def test_the_budget_counts_from_the_beginning_of_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spent, tuned = [], xrt.tune.tune
-    monkeypatch.setattr(
-        "xrt.module.automatic.tune", lambda *given, **named: spent.append(named["spent"]) or tuned(*given, **named)
-    )
+    spent, tuned = [], xrt.placement.tune
+    monkeypatch.setattr("xrt.placement.auto.tune", lambda *given, **named: spent.append(named["spent"]) or tuned(*given, **named))
     with automatic(tmp_path, "toy") as m:
         monkeypatch.setattr(m._automatic, "clock", partial(next, count(10.0, 2.5)))
         m(X)

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 import xrt
 from tests.laws.laws import bounded, living
 from xrt.cache import CompileCache
-from xrt.compare import BIT_EQUAL, compare_all
+from xrt.comparison import BIT_EQUAL, compare_all
 from xrt.errors import BundleError, CacheWarning, FallbackWarning, InputError, OptionError, RunFailed
 from xrt.formats.bundle import BundleFile, is_bundle
 from xrt.formats.container import ALIGNMENT, Container
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.module import bundle
-from xrt.testing.running import module_of
-from xrt.testing.strategies import Form, inputs_of
+from xrt.testing.running import make_module
+from xrt.testing.strategies import Form, make_random_inputs
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((2, 64)).astype(np.float32)
@@ -75,12 +75,12 @@ def test_a_saved_bundle_runs_equal_to_the_module(
     made = [xrt.engines.create(name) for name in engines]
     path = tmp_path_factory.mktemp("bundle") / "model.xrt"
     cache = CompileCache()
-    with module_of(function, made, cache=cache, pins=()) as module:
-        expected = module(*inputs_of(function, seed))
+    with make_module(function, made, cache=cache, pins=()) as module:
+        expected = module(*make_random_inputs(function, seed))
         told = str(module.plan)
         module.save(path)
     with xrt.load(path, cache=CompileCache()) as loaded:
-        found = loaded(*inputs_of(function, seed))
+        found = loaded(*make_random_inputs(function, seed))
         assert str(loaded.plan) == told
         assert [v.name for v in loaded.inputs] == [v.name for v in function.inputs]
     as_list = (lambda r: list(r)) if len(function.outputs) != 1 else (lambda r: [r])
@@ -96,7 +96,7 @@ def test_a_loaded_module_is_checked_as_asked(path: Path, cold: CompileCache, mon
         np.testing.assert_array_equal(loaded(X), expected)
         told = "checked against toy{native=off}: the first call of each signature; 1 call so far"
         assert loaded.explain().checks == told
-    monkeypatch.setattr("xrt.module.checking.evaluate", lambda function, inputs, threads: [expected + 1])
+    monkeypatch.setattr("xrt.module.output_checks.evaluate", lambda function, inputs, threads: [expected + 1])
     with xrt.load(path, cache=cold, check=1.0) as loaded, pytest.raises(RunFailed, match="computed xrt_ort_0 wrongly"):
         loaded(X)
 

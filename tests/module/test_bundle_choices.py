@@ -12,7 +12,8 @@ import pytest
 import xrt
 from tests.cache.saving import chain
 from xrt.cache import CompileCache
-from xrt.engines import GraphCompiler, option, registry
+from xrt.engines import GraphCompiler, option
+from xrt.engines.contract import registry
 from xrt.errors import BundleError, EngineError, FallbackWarning, OptionError
 from xrt.formats.bundle import BundleFile, write_bundle
 
@@ -115,7 +116,7 @@ def test_every_text_option_of_the_engines_is_declared() -> None:
     """Free text of XRT's own engines is declared, so that nobody has to guess."""
     import dataclasses
 
-    from xrt.engines.fields import NAMES_FILES, field_types, is_bounded
+    from xrt.engines.contract.option_values import NAMES_FILES, field_types, is_bounded
 
     for name in registry.names():
         try:

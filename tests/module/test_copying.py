@@ -18,7 +18,7 @@ import pytest
 import xrt
 from tests.cache.saving import chain
 from xrt.cache import CompileCache
-from xrt.engines import registry
+from xrt.engines.contract import registry
 from xrt.errors import BundleError, ModelError
 from xrt.formats import onnx
 

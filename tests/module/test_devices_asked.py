@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from xrt.engines import registry
+from xrt.engines.contract import registry
 from xrt.errors import DeviceError, OptionError
-from xrt.module.devices import devices_of
+from xrt.module.devices import parse_devices
 
 
 @pytest.mark.parametrize(
@@ -24,13 +24,13 @@ from xrt.module.devices import devices_of
 )
 def test_only_what_differs_from_the_module_is_kept(asked: Mapping[str, str], here: str, found: Mapping[str, str]) -> None:
     engines = [registry.create("toy"), registry.create("toy{native=off}")]
-    others = {spec: device for spec, device in devices_of(engines, asked, here, ["nobody"]).items() if spec == "toy"}
+    others = {spec: device for spec, device in parse_devices(engines, asked, here, ["nobody"]).items() if spec == "toy"}
     assert others == found
 
 
 def test_an_engine_that_is_not_in_the_list_and_one_that_cannot_run_there_are_told() -> None:
     engines = [registry.create("iree")]
     with pytest.raises(OptionError, match="devices names 'tyo', which is not in the list of engines"):
-        devices_of(engines, {"tyo": "cpu"}, "cpu")
+        parse_devices(engines, {"tyo": "cpu"}, "cpu")
     with pytest.raises(DeviceError, match="devices asks for iree on 'cuda', and it runs on cpu"):
-        devices_of(engines, {"iree": "cuda"}, "cpu")
+        parse_devices(engines, {"iree": "cuda"}, "cpu")

@@ -15,7 +15,7 @@ from tests.verify.wrong import Wrong, long_model, numbers
 from xrt.cache import CompileCache
 from xrt.errors import FallbackWarning, InputError, OptionError, RunFailed
 from xrt.graph import DType, Function, Node, TensorType, Value
-from xrt.testing.faulty import Faulty, Recording
+from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")  # what is tested does not depend on them
 
@@ -63,7 +63,7 @@ BEHIND = ["ort", "toy", pytest.param("tvm", marks=[pytest.mark.slow, pytest.mark
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(("told", "check", "text"), FAULTS)
 def test_the_call_completes_and_one_line_tells(told: Any, check: Any, text: str, place: str, behind: str) -> None:
-    engine = Faulty(takes=place, **told)
+    engine = FaultyEngine(takes=place, **told)
     with module(engine, behind, check=check) as m, pytest.warns(FallbackWarning) as caught:
         for _ in range(3):
             np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
@@ -78,7 +78,7 @@ def test_the_call_completes_and_one_line_tells(told: Any, check: Any, text: str,
 @pytest.mark.parametrize(("told", "check", "text"), FAULTS)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_strict_module_raises_one_error(told: Any, check: Any, text: str, place: str) -> None:
-    engine = Faulty(takes=place, **told)
+    engine = FaultyEngine(takes=place, **told)
     with module(engine, "ort", check=check, strict=True) as m, pytest.raises(xrt.errors.EngineError, match=text) as caught:
         m(X)
     assert "'faulty" in str(caught.value)
@@ -86,7 +86,7 @@ def test_a_strict_module_raises_one_error(told: Any, check: Any, text: str, plac
 
 
 def test_tvm_is_a_next_engine_too() -> None:
-    with module(Faulty(takes="Exp"), "tvm") as m, pytest.warns(FallbackWarning, match="told to fail in run"):
+    with module(FaultyEngine(takes="Exp"), "tvm") as m, pytest.warns(FallbackWarning, match="told to fail in run"):
         np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
         assert {launch.engine for launch in m.plan.launches} == {"tvm"}
 
@@ -97,7 +97,7 @@ def test_tvm_is_a_next_engine_too() -> None:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("nth", [2, 3])
 def test_a_prepared_call_that_fails_is_made_again_and_the_next_goes_straight_on(place: str, nth: int) -> None:
-    engine = Faulty(takes=place, nth=nth)
+    engine = FaultyEngine(takes=place, nth=nth)
     with module(engine, "ort") as m:
         for number in range(1, 6):
             if number == nth:
@@ -129,7 +129,7 @@ def test_what_fails_everywhere_is_not_held_against_an_engine() -> None:
 
 def test_without_another_engine_the_error_names_region_and_engine() -> None:
     text = r"^engine 'faulty' failed to run xrt_faulty_0: RuntimeError: the faulty engine was told to fail in run$"
-    with module(Faulty(), strict=True) as m, pytest.raises(RunFailed, match=text):
+    with module(FaultyEngine(), strict=True) as m, pytest.raises(RunFailed, match=text):
         m(X)
     with module("toy", function=chain("Abs")) as m, pytest.raises(InputError):
         m(X[0])
@@ -139,13 +139,13 @@ def test_memory_that_runs_out_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> Non
     def exhausted(*args: object) -> None:
         raise MemoryError("no more")
 
-    monkeypatch.setattr("xrt.testing.faulty._spoil", exhausted)
-    with module(Faulty(how="value"), "ort") as m, pytest.warns(FallbackWarning, match="MemoryError: no more"):
+    monkeypatch.setattr("xrt.testing.fault_injection._spoil", exhausted)
+    with module(FaultyEngine(how="value"), "ort") as m, pytest.warns(FallbackWarning, match="MemoryError: no more"):
         np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
 
 
 def test_threads_that_fail_at_once_plan_anew_once() -> None:
-    engine, behind = Faulty(takes="Exp"), Recording(inner="ort")
+    engine, behind = FaultyEngine(takes="Exp"), RecordingEngine(inner="ort")
     start = threading.Barrier(6)
     with module(engine, behind) as m, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -164,7 +164,7 @@ def test_threads_that_fail_at_once_plan_anew_once() -> None:
 
 
 def test_equal_regions_are_given_up_together() -> None:
-    engine = Faulty(takes="Exp")
+    engine = FaultyEngine(takes="Exp")
     with module(engine, "ort", function=chain("Exp", "Abs", "Exp")) as m, pytest.warns(FallbackWarning) as caught:
         m(X)
     assert engine.journal.count("run") == 1
@@ -181,7 +181,7 @@ def updating() -> tuple[Function, np.ndarray[Any, Any]]:
 
 def test_a_call_is_not_repeated_on_inputs_that_a_failed_update_may_have_touched() -> None:
     function, state = updating()
-    with module(Faulty(), "toy", function=function) as m:
+    with module(FaultyEngine(), "toy", function=function) as m:
         with pytest.raises(RunFailed, match="the call is not repeated, since its update in place of 'x' may have been made"):
             m(state)
         state[...] = X
@@ -190,14 +190,14 @@ def test_a_call_is_not_repeated_on_inputs_that_a_failed_update_may_have_touched(
 
 def test_a_call_that_fails_before_the_update_is_repeated() -> None:
     function, state = updating()
-    with module(Faulty(takes="Abs"), "toy", function=function) as m, pytest.warns(FallbackWarning):
+    with module(FaultyEngine(takes="Abs"), "toy", function=function) as m, pytest.warns(FallbackWarning):
         m(state)
     np.testing.assert_allclose(state, np.exp(np.abs(X)), rtol=1e-6)
 
 
 def test_a_checked_call_keeps_what_it_updates_and_so_is_repeated() -> None:
     function, state = updating()
-    with module(Faulty(how="value"), "toy", function=function, check="first") as m, pytest.warns(FallbackWarning):
+    with module(FaultyEngine(how="value"), "toy", function=function, check="first") as m, pytest.warns(FallbackWarning):
         m(state)
     np.testing.assert_allclose(state, np.exp(np.abs(X)), rtol=1e-6)
 
@@ -237,5 +237,5 @@ def test_what_does_not_give_the_same_twice_is_not_checked() -> None:
 
 
 def test_a_bound_call_raises_what_fails() -> None:
-    with module(Faulty(), "ort") as m, m.bind(X.copy()) as bound, pytest.raises(RunFailed, match="'faulty"):
+    with module(FaultyEngine(), "ort") as m, m.bind(X.copy()) as bound, pytest.raises(RunFailed, match="'faulty"):
         bound()

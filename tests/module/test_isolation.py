@@ -24,9 +24,9 @@ from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, RunOptions
 from xrt.errors import CompileFailed, EngineError, FallbackWarning, OptionError, RunFailed
 from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value
-from xrt.runtime.isolation import Isolated
-from xrt.runtime.shared import Room, receive, values_in
-from xrt.testing.faulty import Faulty, Recording
+from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
+from xrt.worker.ipc import SharedBuffer, read_values, receive
+from xrt.worker.isolated_engine import IsolatedEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 
@@ -43,7 +43,7 @@ def hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return end_limits_at_hangs(monkeypatch, tmp_path)
 
 
-def isolated(engine: Faulty, behind: str, **options: Any) -> xrt.XRTModule:
+def isolated(engine: FaultyEngine, behind: str, **options: Any) -> xrt.XRTModule:
     return module(engine, behind, isolate=["faulty"], isolate_run=True, **options)
 
 
@@ -90,7 +90,7 @@ def test_an_end_of_the_worker_is_one_error_where_the_module_is_strict(where: Any
 
 def test_regions_that_did_no_harm_are_compiled_anew_in_the_next_worker() -> None:
     """The second worker counts its runs from one again, so that it outlives the call in which the first one died."""
-    with isolated(Faulty(how="kill", nth=3, takes="Abs|Exp"), "ort", function=chain("Abs", "Neg", "Exp")) as m:
+    with isolated(FaultyEngine(how="kill", nth=3, takes="Abs|Exp"), "ort", function=chain("Abs", "Neg", "Exp")) as m:
         first = m(X)
         with pytest.warns(FallbackWarning):
             second = m(X)
@@ -146,13 +146,13 @@ def test_values_of_every_kind_pass() -> None:
         [np.arange(3), [np.array([True])]],
         None,
     ]
-    room = Room()
+    room = SharedBuffer()
     told = [room.put_value(value) for value in given]
     memory = bytearray(room.size)
     handle = room.memory()
     os.preadv(handle, [memory], 0)
     os.close(handle)
-    found = values_in(memoryview(memory), told)
+    found = read_values(memoryview(memory), told)
     for mine, theirs in zip(found[:5], given[:5], strict=True):
         assert isinstance(theirs, np.ndarray)
         assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
@@ -177,21 +177,21 @@ def test_sequences_pass_through_a_worker() -> None:
 
 
 def worker_of(m: xrt.XRTModule) -> subprocess.Popen[bytes]:
-    (engine,) = (one for one in m._engines.engines if isinstance(one, Isolated))
+    (engine,) = (one for one in m._engines.engines if isinstance(one, IsolatedEngine))
     worker = engine._home._worker
     assert worker is not None
     return worker._process
 
 
 def test_the_worker_ends_with_its_module() -> None:
-    with isolated(Faulty(nth=9), "ort") as m:
+    with isolated(FaultyEngine(nth=9), "ort") as m:
         m(X)
         process = worker_of(m)
         assert process.poll() is None
         shared = [path for path in Path("/dev/shm").iterdir() if "xrt" in path.name]
     assert process.poll() is not None
     assert shared == []
-    forgotten = isolated(Faulty(nth=9), "ort")
+    forgotten = isolated(FaultyEngine(nth=9), "ort")
     forgotten(X)
     process = worker_of(forgotten)
     del forgotten
@@ -235,7 +235,7 @@ def test_the_worker_ends_with_the_process(then: str, hangs: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Starting(Faulty):
+class Starting(FaultyEngine):
     """An engine whose compiler is a process of its own, which does not end."""
 
     name: ClassVar[str] = "starting"
@@ -259,7 +259,7 @@ def test_what_a_worker_has_started_ends_with_it(hangs: Path) -> None:
 
 def test_a_limit_ends_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the clock, which other tests leave out: a limit that ends sooner than the hang begins has the same words."""
-    monkeypatch.setattr("xrt.runtime.isolation.receive", receive)
+    monkeypatch.setattr("xrt.worker.isolated_engine.receive", receive)
     engine, text = (
         Announcing(where="compile", how="hang", takes="Exp"),
         "it gave no answer within 0.5 s, and its process was killed",
@@ -269,7 +269,7 @@ def test_a_limit_ends_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @dataclass(frozen=True)
-class Waiting(Recording):
+class Waiting(RecordingEngine):
     """An engine that runs until its caller lets it: of zeros, between two named pipes."""
 
     name: ClassVar[str] = "waiting"
@@ -331,7 +331,7 @@ def test_options_that_cannot_be_are_refused(options: Any, text: str) -> None:
 
 def test_an_engine_that_no_other_process_can_import_is_refused() -> None:
     @dataclass(frozen=True)
-    class Here(Faulty):
+    class Here(FaultyEngine):
         name: ClassVar[str] = "here"
 
     with pytest.raises(

@@ -12,7 +12,7 @@ import pytest
 
 import xrt
 from tests.module.small_models import X, relu
-from xrt.engines.option_list import list_options
+from xrt.engines.contract.option_list import list_options
 from xrt.errors import DeviceError, InputError, OptionError, PlanError, UnknownEngine, XRTError
 from xrt.formats import text
 from xrt.module.keywords import OWNERS, ModuleKeywords, iter_keywords
@@ -51,7 +51,7 @@ def test_each_option_says_what_it_means(owner: type) -> None:
 
 
 def test_the_options_of_an_engine_come_with_type_default_and_meaning() -> None:
-    entry = list_options(type(xrt.engines.registry.create("tvm")))[0]
+    entry = list_options(type(xrt.engines.contract.registry.create("tvm")))[0]
     assert (entry.name, entry.type, entry.default) == ("opt_level", "int", "3")
     assert entry.meaning.startswith("0 to 3: how much TVM fuses")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import xrt
-from xrt.compare import compare, tolerance_for
+from xrt.comparison import compare, tolerance_for
 from xrt.models import light_models, load_light, sample_inputs
 
 MIXTURE = {"engine": ["tvm", "ort"], "pins": ["Conv|Gemm|MatMul=ort"]}

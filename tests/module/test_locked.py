@@ -13,8 +13,8 @@ import xrt
 from tests.module.test_faults import RIGHT, X, chain
 from xrt.cache import CompileCache
 from xrt.errors import LockError, OptionError, PlacementWarning
-from xrt.formats.lock import Lock, Standing, read_lock, write_lock
-from xrt.module.locked import check_module, lock_module
+from xrt.formats.placement_file import CandidateRecord, Lock, read_lock, write_lock
+from xrt.module.lockfile import check_module, lock_module
 
 OPS = ("Abs", "Neg", "Exp", "Cos", "Sqrt")
 ENGINES = ["ort", "toy", "auto"]
@@ -53,7 +53,7 @@ def test_the_same_lock_gives_the_same_plan_without_measuring(
     lock: Lock, path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_lock(mixture(lock), path)
-    monkeypatch.setattr("xrt.module.automatic.tune", never)
+    monkeypatch.setattr("xrt.placement.auto.tune", never)
     with xrt.XRTModule(chain(*OPS), engine, lock=path, cache=CompileCache()) as module:
         assert [(x.engine, len(x.nodes)) for x in module.plan.launches] == [("ort", 2), ("toy", 3)]
         np.testing.assert_allclose(module(X), RIGHT, rtol=1e-5)
@@ -118,7 +118,7 @@ def test_an_engine_that_is_not_named_is_a_difference(lock: Lock, path: Path) -> 
             OptionError,
             r"^lock= holds a placement by measurement; pass engine='auto', or a list with 'auto' in it$",
         ),
-        ({"lock": 3}, OptionError, r"^lock must be the path of a lock file, an xrt.formats.lock.Lock or None; got 3$"),
+        ({"lock": 3}, OptionError, r"^lock must be the path of a lock file, an xrt.formats.placement_file.Lock or None; got 3$"),
         ({"lock": "nowhere.lock"}, LockError, r"^there is no lock 'nowhere.lock'; `xrt lock MODEL -o nowhere.lock` writes one$"),
     ],
 )
@@ -153,6 +153,6 @@ def test_a_check_of_another_model_cannot_be(lock: Lock) -> None:
 
 
 def test_a_race_without_figures_is_told_too(lock: Lock, path: Path) -> None:
-    write_lock(replace(lock, race=(Standing("tvm", "failed", note="it hung"),)), path)
+    write_lock(replace(lock, race=(CandidateRecord("tvm", "failed", note="it hung"),)), path)
     with xrt.XRTModule(chain(*OPS), ENGINES, lock=read_lock(path)) as module:
         assert str(module.tuned).splitlines()[-1] == "  failed: tvm, it hung"

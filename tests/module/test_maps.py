@@ -59,7 +59,7 @@ def test_auto_measures_a_model_with_maps() -> None:
 def test_maps_cross_to_a_process_of_their_own(name: str) -> None:
     one = find_entry(name)
     with xrt.XRTModule(one.function, engine="toy", isolate="toy", isolate_run=True, fold_constants=False) as module:
-        results = module(*one.given())
+        results = module(*one.make_inputs())
     assert one.judge(results if isinstance(results, tuple) else (results,))
 
 
@@ -109,7 +109,7 @@ def test_a_map_that_onnxruntime_cannot_be_given_is_declined() -> None:
 
 
 def test_a_wrong_map_is_told_by_its_key() -> None:
-    found = xrt.compare.compare([{"a": 1.0}], [{"a": 1.5}], name="z")
+    found = xrt.comparison.compare([{"a": 1.0}], [{"a": 1.5}], name="z")
     assert found.message.startswith("z[0]['a'] differs in 1 of 1 elements; at worst z[0]['a'] is 1.0, 1.5 was expected")
-    assert not xrt.compare.compare({"a": 1.0}, {"b": 1.0})
-    assert xrt.compare.compare({"a": "x"}, {"a": "x"})
+    assert not xrt.comparison.compare({"a": 1.0}, {"b": 1.0})
+    assert xrt.comparison.compare({"a": "x"}, {"a": "x"})

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 import xrt
-from xrt.engines import CompileContext, Executable, GraphCompiler, MemoryUse, RunOptions, peak_of_values, registry
+from xrt.engines import CompileContext, Executable, GraphCompiler, MemoryUse, RunOptions, peak_of_values
+from xrt.engines.contract import registry
 from xrt.formats import onnx
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.module.memory import Memory

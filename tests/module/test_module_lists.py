@@ -23,7 +23,7 @@ from xrt.errors import (
     PlanError,
     UnknownEngine,
 )
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 
 # ---------------------------------------------------------------------- lists of engines
 
@@ -91,6 +91,7 @@ def test_a_refusal_that_nobody_can_take_over_is_the_cause_of_the_error() -> None
         ({"engine": ["toy", "toy"]}, OptionError, "engine 'toy' stands twice in the list ['toy', 'toy']; list each once"),
         ({"engine": 5}, OptionError, "an engine is a name, a spec or a GraphCompiler instance; got int 5"),
         ({"minimum_node": 2}, OptionError, "XRTModule has no option 'minimum_node'. Did you mean 'minimum_nodes'?"),
+        ({"engin": "ort"}, OptionError, "XRTModule has no option 'engin'. Did you mean 'engine'?"),
         ({"device": "gpu"}, DeviceError, "unknown device 'gpu'; a device is 'cpu', 'cuda' or 'cuda:N'."),
         ({"precision": "fp8"}, OptionError, "precision must be one of fp32, fp16, bf16, int8; got 'fp8'."),
         ({"precision": "fp16"}, OptionError, "engine 'toy' does not honour precision='fp16'"),
@@ -227,7 +228,7 @@ def test_attributes_are_part_of_the_signature() -> None:
     cache = CompileCache()
     type_ = TensorType(DType.FLOAT32, (2, 3))
     for axis in (0, 1):
-        node = Node("Softmax", ("x",), ("y",), attributes_of({"axis": axis}))
+        node = Node("Softmax", ("x",), ("y",), read_attributes({"axis": axis}))
         m = xrt.XRTModule(Function((Value("x", type_),), (Value("y"),), (node,), opsets={"": 14}), cache=cache)
         np.testing.assert_allclose(m(X).sum(axis=axis), 1, rtol=1e-6)
     assert cache.statistics.misses == 2

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from onnx import defs
 
-import xrt.ops
+import xrt
 from tests.graph.tracing import F32, trace
 from xrt import ops
+from xrt.builder.ops.stubs import stub
 from xrt.errors import ModelError
 from xrt.graph import Attribute, AttrKind, DType, OptionalType, TensorType
-from xrt.graph.operators import operator_of
+from xrt.graph.op_schema import find_operator
 from xrt.graph.schemas import latest_opset
-from xrt.ops.stubs import stub
 
 ALL = sorted({schema.name for schema in defs.get_all_schemas_with_history() if schema.domain == ""})
 F32_2 = TensorType(DType.FLOAT32, (2,))
@@ -90,7 +90,7 @@ def test_operators_that_a_version_lacks(op_type: str, opset: int, message: str) 
 
 
 def test_operators_newer_than_the_default_are_there_for_newer_graphs() -> None:
-    newer = [n for n in ALL if operator_of(n, latest_opset()) and not operator_of(n, 26)]
+    newer = [n for n in ALL if find_operator(n, latest_opset()) and not find_operator(n, 26)]
     assert newer
     assert all(callable(getattr(ops, name)) for name in newer)
 
@@ -287,5 +287,5 @@ def test_the_committed_stub_is_fresh(file: str, domain: str) -> None:
 
 def test_a_stub_names_every_operator_in_force() -> None:
     defined = {node.name for node in ast.parse(stub("")).body if isinstance(node, ast.FunctionDef)}
-    in_force = {n for n in ALL if (o := operator_of(n, latest_opset())) is not None and not o.is_deprecated}
+    in_force = {n for n in ALL if (o := find_operator(n, latest_opset())) is not None and not o.is_deprecated}
     assert defined == in_force | {"custom"}

@@ -14,7 +14,7 @@ from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.errors import CompileRefused
 from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, TensorType, Value
 from xrt.partition import ClusteringOptions, Plan
-from xrt.partition.units import Units
+from xrt.partition.quotient_graph import QuotientGraph
 
 F32 = TensorType(DType.FLOAT32, (4,))
 OPERATORS = ("Red", "Green", "Blue", "White")
@@ -160,9 +160,9 @@ def quotient(function_: Function, plan: Plan) -> nx.DiGraph:
     return graph
 
 
-def true_minimum(units: Units) -> int:
+def true_minimum(units: QuotientGraph) -> int:
     """Return the fewest regions over all groupings whose quotient is acyclic, each group of one kind: by trying all."""
-    accepted = [units.kinds.accepted(k) for k in range(len(units.kinds))]
+    accepted = [units.kinds.find_compatible(k) for k in range(len(units.kinds))]
     edges = [(earlier, unit) for unit, before in enumerate(units.graph.predecessors) for earlier in before]
 
     def allowed(group: Sequence[int]) -> bool:

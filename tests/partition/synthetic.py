@@ -17,8 +17,9 @@ import numpy as np
 from tests.partition.drawn import engine
 from xrt.engines import GraphCompiler
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value, shape_key
-from xrt.partition import CostTable, DependencyGraph, Measured, Piece, Plan
-from xrt.partition.excerpt import excerpt
+from xrt.partition import CostTable, DependencyGraph, MeasuredCost, Plan
+from xrt.partition.subgraph import extract_subgraph
+from xrt.placement import ProfilingRequest
 
 OPERATORS = ("Conv", "Gemm", "Relu", "Add", "Softmax", "Transpose")
 SIZES = (64, 4096, 65536, 262144)
@@ -63,9 +64,9 @@ class World:
 
     # ------------------------------------------------------------------ what things cost
 
-    def measure(self, piece: Piece) -> Measured:
+    def measure(self, piece: ProfilingRequest) -> MeasuredCost:
         """Return what a piece costs: all that a search may ask."""
-        return Measured.exactly(self.region(piece.spec, piece.function))
+        return MeasuredCost.exactly(self.region(piece.spec, piece.function))
 
     def region(self, spec: str, function: Function) -> float:
         """Return what a region costs, its launch included."""
@@ -77,7 +78,7 @@ class World:
 
     def node(self, spec: str, node: Node, function: Function) -> float:
         """Return what a node costs alone, without the launch."""
-        return self.rates[spec, node.op_type] * (function.type_of(node.outputs[0]).nbytes + 256)
+        return self.rates[spec, node.op_type] * (function.get_type(node.outputs[0]).nbytes + 256)
 
     def saving(self, spec: str, function: Function, earlier: str, later: str) -> float:
         """Return what an edge saves whose ends are in one region: less than its later end costs, however many edges that has."""
@@ -93,7 +94,7 @@ class World:
             total += self.region(launch.engine, launch.function)
             for name in launch.inputs:
                 if name in makers:
-                    total += self.boundary(makers[name], launch.engine, self.function.type_of(name).nbytes)
+                    total += self.boundary(makers[name], launch.engine, self.function.get_type(name).nbytes)
         return total
 
     def boundary(self, source: str, target: str, size: int) -> float:
@@ -257,19 +258,19 @@ class Optimum:
 
     @cached_property
     def _bytes(self) -> list[int]:
-        return [self.world.function.type_of(n.outputs[0]).nbytes for n in self.nodes]
+        return [self.world.function.get_type(n.outputs[0]).nbytes for n in self.nodes]
 
 
 def complete(world: World) -> CostTable:
     """Return the table in which every region is that any plan may have, on each engine that takes it."""
     optimum, count = Optimum(world), len(world.function.nodes)
-    regions: dict[tuple[str, str], Measured | str] = {}
+    regions: dict[tuple[str, str], MeasuredCost | str] = {}
     for taken in _convex(optimum.before):
-        key = shape_key(excerpt(world.function, tuple(place for place in range(count) if taken >> place & 1), "part"))
+        key = shape_key(extract_subgraph(world.function, tuple(place for place in range(count) if taken >> place & 1), "part"))
         for home, spec in enumerate(optimum.specs):
             if not taken & ~optimum.takes[home]:
-                regions[key, spec] = Measured.exactly(optimum.region(home, taken))
-    return world.table.merged(CostTable(regions))
+                regions[key, spec] = MeasuredCost.exactly(optimum.region(home, taken))
+    return world.table.merge(CostTable(regions))
 
 
 def _convex(before: list[int]) -> Iterator[int]:

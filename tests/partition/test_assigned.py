@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.partition.drawn import chain, engine, function, graphs, node, palette, quotient, regions, run
 from xrt.errors import OptionError, PlanError
 from xrt.graph import Function, shape_key
-from xrt.partition import ClusteringOptions, Plan, assigned, groups_of, homes_of, partition
-from xrt.partition.excerpt import excerpt
-from xrt.partition.explicit import PLACED
+from xrt.partition import ClusteringOptions, Plan, map_nodes_to_engines, map_nodes_to_regions, partition, plan_from_assignment
+from xrt.partition.explicit import MEASURED_REASON
+from xrt.partition.subgraph import extract_subgraph
 
 TERMS = {"x": "x", "y": "y"}
 
@@ -29,8 +29,8 @@ def homes(function: Function, chance: random.Random) -> dict[str, str]:
 @given(graphs(), st.randoms(use_true_random=False))
 def test_every_node_is_where_it_was_put(function: Function, chance: random.Random) -> None:
     asked = homes(function, chance)
-    plan = assigned(function, palette(), asked)
-    assert homes_of(plan) == asked
+    plan = plan_from_assignment(function, palette(), asked)
+    assert map_nodes_to_engines(plan) == asked
     assert nx.is_directed_acyclic_graph(quotient(function, plan))
     assert run(plan.function, TERMS) == run(function, TERMS)
     assert sorted(name for launch in plan.launches for name in launch.nodes) == sorted(n.name for n in function.nodes)
@@ -38,8 +38,8 @@ def test_every_node_is_where_it_was_put(function: Function, chance: random.Rando
 
 @given(graphs(), st.randoms(use_true_random=False))
 def test_homes_and_groups_give_the_plan_back(function: Function, chance: random.Random) -> None:
-    for plan in (assigned(function, palette(), homes(function, chance)), partition(function, palette())):
-        again = assigned(function, palette(), homes_of(plan), groups=groups_of(plan))
+    for plan in (plan_from_assignment(function, palette(), homes(function, chance)), partition(function, palette())):
+        again = plan_from_assignment(function, palette(), map_nodes_to_engines(plan), groups=map_nodes_to_regions(plan))
         assert again.launches == plan.launches
         assert again.function == plan.function
         assert str(again.function) == str(plan.function)
@@ -48,31 +48,31 @@ def test_homes_and_groups_give_the_plan_back(function: Function, chance: random.
 @given(graphs())
 def test_the_homes_of_a_plan_by_priority_give_its_regions(function: Function) -> None:
     plan = partition(function, palette())
-    assert regions(assigned(function, palette(), homes_of(plan))) == regions(plan)
+    assert regions(plan_from_assignment(function, palette(), map_nodes_to_engines(plan))) == regions(plan)
 
 
 @given(graphs(), st.randoms(use_true_random=False))
 def test_a_part_is_what_the_launch_node_would_hold(function: Function, chance: random.Random) -> None:
-    plan = assigned(function, palette(), homes(function, chance))
+    plan = plan_from_assignment(function, palette(), homes(function, chance))
     places = {n.name: place for place, n in enumerate(function.nodes)}
     for launch in plan.launches:
-        part = excerpt(function, sorted(places[name] for name in launch.nodes), launch.name)
+        part = extract_subgraph(function, sorted(places[name] for name in launch.nodes), launch.name)
         assert part == launch.function
         assert shape_key(part) == shape_key(launch.function)
 
 
 def test_groups_keep_nodes_of_one_engine_apart() -> None:
     whole, homes = chain("RRRR"), dict.fromkeys(["n0", "n1", "n2", "n3"], "all")
-    assert len(assigned(whole, palette(), homes).launches) == 1
-    plan = assigned(whole, palette(), homes, groups={"n0": 7, "n1": 7, "n2": 3, "n3": 3})
+    assert len(plan_from_assignment(whole, palette(), homes).launches) == 1
+    plan = plan_from_assignment(whole, palette(), homes, groups={"n0": 7, "n1": 7, "n2": 3, "n3": 3})
     assert [launch.nodes for launch in plan.launches] == [("n0", "n1"), ("n2", "n3")]
-    assert groups_of(plan) == {"n0": 0, "n1": 0, "n2": 1, "n3": 1}
+    assert map_nodes_to_regions(plan) == {"n0": 0, "n1": 0, "n2": 1, "n3": 1}
 
 
 def test_reasons_say_who_placed_the_node() -> None:
-    plan = assigned(chain("RB"), palette(), {"n0": "green", "n1": "all"})
+    plan = plan_from_assignment(chain("RB"), palette(), {"n0": "green", "n1": "all"})
     assert [str(reason) for reason in plan.reasons] == [
-        f"'n0' (Red) is not on red: {PLACED}",
+        f"'n0' (Red) is not on red: {MEASURED_REASON}",
         "'n1' (Blue) is not on red: no kernel for Blue",
         "'n1' (Blue) is not on green: no kernel for Blue",
     ]
@@ -80,12 +80,12 @@ def test_reasons_say_who_placed_the_node() -> None:
 
 
 def test_the_implicit_engine_is_told() -> None:
-    plan = assigned(chain("R"), palette(), {"n0": "red"}, implicit="all")
+    plan = plan_from_assignment(chain("R"), palette(), {"n0": "red"}, implicit="all")
     assert "all (not named)" in str(plan)
 
 
 def asked(homes: dict[str, str], **more: Any) -> Plan:
-    return assigned(chain("RGB"), palette(), homes, **more)
+    return plan_from_assignment(chain("RGB"), palette(), homes, **more)
 
 
 GOOD = {"n0": "red", "n1": "green", "n2": "all"}
@@ -122,12 +122,12 @@ def test_what_cannot_be_placed_is_told(homes: dict[str, str], more: dict[str, An
 
 def test_an_impossible_list_is_told() -> None:
     with pytest.raises(OptionError, match=r"^the list of engines is empty; list at least one$"):
-        assigned(chain("R"), [], {"n0": "red"})
+        plan_from_assignment(chain("R"), [], {"n0": "red"})
     with pytest.raises(OptionError, match=r"^engine 'all' stands twice in the list"):
-        assigned(chain("R"), [engine("all"), engine("all")], {"n0": "all"})
+        plan_from_assignment(chain("R"), [engine("all"), engine("all")], {"n0": "all"})
 
 
 def test_two_devices_are_no_group() -> None:
     nodes = [node("Red", "x", "a", name="n0", device="cuda:0"), node("Red", "a", "b", name="n1", device="cuda:1")]
     with pytest.raises(PlanError, match=r"^nodes 'n0', 'n1' are one group, but not of one engine and one device; a region is$"):
-        assigned(function(nodes, "b"), palette(), {"n0": "red", "n1": "red"}, groups={"n0": 0, "n1": 0})
+        plan_from_assignment(function(nodes, "b"), palette(), {"n0": "red", "n1": "red"}, groups={"n0": 0, "n1": 0})

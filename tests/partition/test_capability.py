@@ -11,13 +11,13 @@ import pytest
 from tests.partition.drawn import F32, chain, engine, function, node
 from xrt.engines import GraphCompiler
 from xrt.errors import PlanError
-from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, TensorType, Value, attributes_of
-from xrt.partition import Capability, partition
+from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, TensorType, Value, read_attributes
+from xrt.partition import SupportMatrix, partition
 
 
 def asked_about(graph: Function) -> list[str]:
     curious = engine("curious")
-    Capability.of(graph, [curious], "cpu")
+    SupportMatrix.of(graph, [curious], "cpu")
     return type(curious).asked  # type: ignore[attr-defined, no-any-return]  # the mock's own list
 
 
@@ -44,7 +44,7 @@ def test_nodes_that_differ_in_names_alone_are_asked_about_once() -> None:
         {"inputs": ("x",)},
         {"inputs": ("x", "c")},
         {"outputs": ("b", "d")},
-        {"attributes": attributes_of({"axis": 1})},
+        {"attributes": read_attributes({"axis": 1})},
     ],
     ids=str,
 )
@@ -54,8 +54,8 @@ def test_nodes_that_an_engine_can_tell_apart_are_asked_about_each(change: dict[s
 
 @pytest.mark.parametrize(("one", "two"), [(1, 1.0), (0.0, -0.0), ("1", 1), ([1], [1.0])], ids=repr)
 def test_attributes_that_only_python_takes_for_equal_are_asked_about_each(one: Any, two: Any) -> None:
-    graph = pair(attributes=attributes_of({"k": two}))
-    first = replace(graph.node("first"), attributes=attributes_of({"k": one}))
+    graph = pair(attributes=read_attributes({"k": two}))
+    first = replace(graph.node("first"), attributes=read_attributes({"k": one}))
     assert asked_about(graph.replace(nodes=(first, graph.node("second")))) == ["first", "second"]
 
 
@@ -92,8 +92,8 @@ def test_outputs_that_nobody_reads_are_told_from_those_that_somebody_does() -> N
 def test_what_is_made_of_constants_is_told_apart_by_how_it_is_made() -> None:
     """An engine may find the value through the node: of a Constant, the Shape of a static value, or what is made of these."""
     nodes = [
-        node("Constant", "", "p", name="p", attributes=attributes_of({"value": np.zeros(4, np.float32)})),
-        node("Constant", "", "q", name="q", attributes=attributes_of({"value": np.ones(4, np.float32)})),
+        node("Constant", "", "p", name="p", attributes=read_attributes({"value": np.zeros(4, np.float32)})),
+        node("Constant", "", "q", name="q", attributes=read_attributes({"value": np.ones(4, np.float32)})),
         node("Identity", "q", "r", name="r"),
         node("Shape", "x", "s", name="s"),
         *(node("Red", f"x {given}", f"y{i}", name=f"reads {given}") for i, given in enumerate("xpqqrs")),

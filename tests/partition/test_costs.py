@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xrt.errors import CacheError, OptionError
-from xrt.partition import CostTable, Measured
-from xrt.partition.costs import BOUNDARY, LAUNCH, MOST_TEXT
+from xrt.partition import CostTable, MeasuredCost
+from xrt.partition.cost_table import BOUNDARY, LAUNCH, MOST_TEXT
 
 KEY = "0123456789abcdef" * 4
 OTHER = "f" * 64
@@ -20,7 +20,7 @@ OTHER = "f" * 64
 SAMPLE = (
     CostTable()
     .with_region(OTHER, "toy", "it hung")
-    .with_region(KEY, "ort", Measured(0.0125, 0.012, 0.0131))
+    .with_region(KEY, "ort", MeasuredCost(0.0125, 0.012, 0.0131))
     .with_launch("ort", 4e-06)
     .with_boundary("ort", "tvm{tune=8}", 2.5e-06, 1e-10)
 )
@@ -41,7 +41,9 @@ TEXT = f"""{{
 """
 
 seconds = st.floats(0, 1e3)
-costs = st.one_of(st.text(min_size=1), st.tuples(seconds, seconds, seconds).map(sorted).map(lambda s: Measured(s[1], s[0], s[2])))
+costs = st.one_of(
+    st.text(min_size=1), st.tuples(seconds, seconds, seconds).map(sorted).map(lambda s: MeasuredCost(s[1], s[0], s[2]))
+)
 specs = st.text(min_size=1, max_size=20)
 tables = st.builds(
     CostTable,
@@ -82,11 +84,11 @@ def test_what_is_not_known_has_a_default() -> None:
 
 def test_tables_are_merged_and_the_later_counts() -> None:
     later = CostTable().with_region(KEY, "ort", "wrong").with_launch("toy", 1e-6)
-    both = SAMPLE.merged(later)
+    both = SAMPLE.merge(later)
     assert both.region(KEY, "ort") == "wrong"
     assert both.region(OTHER, "toy") == "it hung"
     assert (both.launch("toy"), both.launch("ort")) == (1e-6, 4e-6)
-    assert SAMPLE.region(KEY, "ort") == Measured(0.0125, 0.012, 0.0131), "a table is a value: merging changes none"
+    assert SAMPLE.region(KEY, "ort") == MeasuredCost(0.0125, 0.012, 0.0131), "a table is a value: merging changes none"
 
 
 def test_a_long_reason_is_cut() -> None:
@@ -109,7 +111,7 @@ def test_a_long_reason_is_cut() -> None:
 )
 def test_impossible_measurements(cost: tuple[float, float, float], message: str) -> None:
     with pytest.raises(OptionError) as caught:
-        Measured(*cost)
+        MeasuredCost(*cost)
     assert str(caught.value) == message
 
 
@@ -178,7 +180,7 @@ def test_text_that_breaks_a_parser_is_told(text: str | bytes) -> None:
 
 
 def test_text_that_is_too_long_is_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrt.partition.costs_text.MOST_BYTES", 100)
+    monkeypatch.setattr("xrt.partition.cost_table_text.MOST_BYTES", 100)
     with pytest.raises(
         CacheError, match=r"^the cost table cannot be read: it is 101 bytes long, and 100 are the most; delete it"
     ):

@@ -89,7 +89,7 @@ def test_patterns_match_the_whole_and_take_brackets_as_they_are() -> None:
 @pytest.mark.parametrize("patterns", [("Conv",), ("Con?",), ("C*", "*v"), ("Gemm", "Conv"), ("Softmax",), ("*",), ("conv",)])
 def test_matching_is_matches_for_many(patterns: tuple[str, ...]) -> None:
     pin, subjects = Pin(patterns, "a"), ["Conv", "Gemm", "ConvTranspose", "Mul"]
-    assert set(pin.matching(subjects)) == {subject for subject in subjects if pin.matches(subject)}
+    assert set(pin.match(subjects)) == {subject for subject in subjects if pin.matches(subject)}
 
 
 def test_options_as_text() -> None:

@@ -19,22 +19,17 @@ from tests.partition.synthetic import Optimum, World, complete, worlds
 from xrt.engines import CompileContext, create
 from xrt.errors import OptionError
 from xrt.graph import DType, Function, Node, TensorType, Value, shape_key
-from xrt.partition import (
-    CostTable,
-    Measured,
-    Piece,
-    Plan,
-    RegionCost,
+from xrt.partition import CostTable, MeasuredCost, Plan, RegionCost, map_nodes_to_engines, map_nodes_to_regions
+from xrt.placement import (
+    ProfilingRequest,
     SearchOptions,
-    groups_of,
-    homes_of,
-    pieces,
-    predicted,
-    propose,
-    search,
-    unlocks,
+    choose_requests,
+    predict_cost,
+    propose_plans,
+    rank_missing_support,
+    run_search,
 )
-from xrt.partition.planner.ground import Ground, bits
+from xrt.placement.cost_model.bitset_graph import BitsetGraph, to_mask
 
 TERMS = {"x": "x", "y": "y"}
 RATIO = 1.02
@@ -44,10 +39,10 @@ EXCEEDING: dict[int, float] = {}
 """For each seed whose plan costs more than that, after a search that measures only some regions: the ratio, rounded to 0.01."""
 
 
-def by_hash(piece: Piece) -> RegionCost:
+def by_hash(piece: ProfilingRequest) -> RegionCost:
     """Return a cost that looks like chance and is the same everywhere; one piece in eight cannot be measured."""
     number = int(shape_key(piece.function)[:8], 16) ^ sum(map(ord, piece.spec))
-    return "it failed" if number % 8 == 0 else Measured.exactly((number % 997 + 1) * 1e-6)
+    return "it failed" if number % 8 == 0 else MeasuredCost.exactly((number % 997 + 1) * 1e-6)
 
 
 # ------------------------------------------------------------------ laws
@@ -56,19 +51,19 @@ def by_hash(piece: Piece) -> RegionCost:
 @settings(max_examples=30)
 @given(graphs(most=7))
 def test_every_plan_keeps_the_laws_whatever_costs_what(function: Function) -> None:
-    found = search(function, palette(), by_hash, SearchOptions(rounds=3))
+    found = run_search(function, palette(), by_hash, SearchOptions(rounds=3))
     for plan in found.plans:
         assert nx.is_directed_acyclic_graph(quotient(function, plan))
         assert sorted(name for launch in plan.launches for name in launch.nodes) == sorted(n.name for n in function.nodes)
         assert run(plan.function, TERMS) == run(function, TERMS)
-        assert math.isfinite(predicted(plan, found.table).seconds), "a plan with an impossible region is no proposal"
+        assert math.isfinite(predict_cost(plan, found.table).seconds), "a plan with an impossible region is no proposal"
 
 
 @settings(max_examples=30)
 @given(graphs(most=7))
 def test_plans_come_in_the_order_of_their_predictions(function: Function) -> None:
-    found = search(function, palette(), by_hash, SearchOptions(rounds=2))
-    costs = [predicted(plan, found.table).seconds for plan in found.plans]
+    found = run_search(function, palette(), by_hash, SearchOptions(rounds=2))
+    costs = [predict_cost(plan, found.table).seconds for plan in found.plans]
     assert costs == sorted(costs)
 
 
@@ -77,18 +72,18 @@ def test_plans_come_in_the_order_of_their_predictions(function: Function) -> Non
 def test_the_regions_of_plans_have_the_keys_of_their_pieces(function: Function) -> None:
     seen: dict[tuple[str, str], frozenset[str]] = {}
 
-    def measure(piece: Piece) -> RegionCost:
+    def measure(piece: ProfilingRequest) -> RegionCost:
         assert piece.key == shape_key(piece.function)
         assert {n.name for n in piece.function.nodes} == set(piece.nodes)
         assert (piece.key, piece.spec) not in seen, "equal parts are measured once"
         seen[piece.key, piece.spec] = frozenset(piece.nodes)
         return by_hash(piece)
 
-    found = search(function, palette(), measure)
+    found = run_search(function, palette(), measure)
     assert found.measured == len(seen)
     assert found.is_finished
     if found.plans:
-        assert predicted(found.plans[0], found.table).is_measured, "the best plan is no guess"
+        assert predict_cost(found.plans[0], found.table).is_measured, "the best plan is no guess"
 
 
 def test_a_region_measured_before_control_edges_left_the_plan_is_still_measured() -> None:
@@ -101,22 +96,22 @@ def test_a_region_measured_before_control_edges_left_the_plan_is_still_measured(
     inputs = [Value(name, TensorType(DType.FLOAT32, (4,))) for name in "xy"]
     whole = Function(tuple(inputs), tuple(map(Value, ("v2", "v3", "v0"))), tuple(nodes), opsets={"": 20})
 
-    def measure(piece: Piece) -> RegionCost:
-        return "it failed" if set(piece.nodes) == {"n0"} else Measured.exactly(1e-6)
+    def measure(piece: ProfilingRequest) -> RegionCost:
+        return "it failed" if set(piece.nodes) == {"n0"} else MeasuredCost.exactly(1e-6)
 
-    found = search(whole, palette(), measure)
+    found = run_search(whole, palette(), measure)
     for plan in found.plans:
         table = CostTable()
         for launch in plan.launches:
-            table = table.with_region(shape_key(launch.function), launch.engine, Measured.exactly(1e-6))
-        assert predicted(plan, table).is_measured
+            table = table.with_region(shape_key(launch.function), launch.engine, MeasuredCost.exactly(1e-6))
+        assert predict_cost(plan, table).is_measured
     assert any({"n0", "n3"} <= set(launch.nodes) for plan in found.plans for launch in plan.launches)
 
 
 def test_a_plan_cut_in_pieces_computes_the_same_bits() -> None:
     whole = _arithmetic()
     engines = [create("toy{native=off}"), create("toy")]
-    found = search(whole, engines, by_hash, SearchOptions(rounds=2))
+    found = run_search(whole, engines, by_hash, SearchOptions(rounds=2))
     assert max(len(plan.launches) for plan in found.plans) > 1
     x = np.random.default_rng(0).standard_normal((8, 16), dtype=np.float32)
     expected = _called(whole, [x])
@@ -155,12 +150,12 @@ def _called(function: Function, inputs: list[Any]) -> list[Any]:
 
 def searched(world: World) -> Plan:
     """Return the plan that comes of measuring what the search asks for."""
-    return search(world.function, world.engines, world.measure, table=world.table).plans[0]
+    return run_search(world.function, world.engines, world.measure, table=world.table).plans[0]
 
 
 def proposed(world: World) -> Plan:
     """Return the plan that is proposed where every region there can be has been measured."""
-    return propose(world.function, world.engines, complete(world))[0]
+    return propose_plans(world.function, world.engines, complete(world))[0]
 
 
 def ratio(world: World, plan: Plan) -> float:
@@ -213,14 +208,14 @@ def _tried(world: World) -> float:
     from itertools import product
 
     from xrt.errors import PlanError
-    from xrt.partition import assigned
+    from xrt.partition import plan_from_assignment
 
     names = [n.name for n in world.function.nodes]
     best = math.inf
     for specs in product([e.spec for e in world.engines], repeat=len(names)):
         for groups in product(range(len(names)), repeat=len(names)):
             try:
-                plan = assigned(
+                plan = plan_from_assignment(
                     world.function,
                     world.engines,
                     dict(zip(names, specs, strict=True)),
@@ -237,14 +232,14 @@ def _tried(world: World) -> float:
 SCRIPT = """
 import hashlib, sys
 from tests.partition.synthetic import worlds
-from xrt.partition import SearchOptions, pieces, predicted, propose, search, unlocks
+from xrt.placement import SearchOptions, choose_requests, predict_cost, propose_plans, run_search, rank_missing_support
 told = []
 for world in worlds(range(200, 204), 10):
-    found = search(world.function, world.engines, world.measure, SearchOptions(rounds=2), table=world.table)
-    told += [found.table.to_text(), *map(str, found.plans), *(str(predicted(plan, found.table)) for plan in found.plans)]
-    told += [str(plan.function) for plan in propose(world.function, world.engines, found.table)]
-    told += [repr([(p.key, p.spec, p.nodes, p.why) for p in pieces(world.function, world.engines, found.table)])]
-    told += [repr(unlocks(world.function, world.engines, found.table))]
+    found = run_search(world.function, world.engines, world.measure, SearchOptions(rounds=2), table=world.table)
+    told += [found.table.to_text(), *map(str, found.plans), *(str(predict_cost(plan, found.table)) for plan in found.plans)]
+    told += [str(plan.function) for plan in propose_plans(world.function, world.engines, found.table)]
+    told += [repr([(p.key, p.spec, p.nodes, p.why) for p in choose_requests(world.function, world.engines, found.table)])]
+    told += [repr(rank_missing_support(world.function, world.engines, found.table))]
 print(hashlib.sha256("\\n".join(told).encode()).hexdigest())
 """
 
@@ -269,9 +264,9 @@ def test_the_same_in_other_processes() -> None:
 @given(graphs(most=6))
 def test_what_was_found_before_does_not_matter(function: Function) -> None:
     """Proposals depend on the table, not on what this process has looked at while it was made."""
-    found = search(function, palette(), by_hash, SearchOptions(rounds=2))
+    found = run_search(function, palette(), by_hash, SearchOptions(rounds=2))
     again = Function(**{field: getattr(function, field) for field in function.__dataclass_fields__})
-    assert propose(again, palette(), CostTable.parse(found.table.to_text())) == found.plans
+    assert propose_plans(again, palette(), CostTable.parse(found.table.to_text())) == found.plans
 
 
 # ------------------------------------------------------------------ search, pieces, proposals
@@ -279,10 +274,10 @@ def test_what_was_found_before_does_not_matter(function: Function) -> None:
 
 def test_the_whole_is_asked_first_and_nothing_twice() -> None:
     whole = chain("RRGR")
-    first = pieces(whole, palette())
+    first = choose_requests(whole, palette())
     assert [(p.spec, p.nodes) for p in first] == [("green", ("n0", "n1", "n2", "n3")), ("all", ("n0", "n1", "n2", "n3"))]
-    known = CostTable({(p.key, p.spec): Measured.exactly(1e-3) for p in first})
-    asked = pieces(whole, palette(), known)
+    known = CostTable({(p.key, p.spec): MeasuredCost.exactly(1e-3) for p in first})
+    asked = choose_requests(whole, palette(), known)
     assert asked
     assert len({(p.key, p.spec) for p in asked}) == len(asked)
     assert {(p.key, p.spec) for p in asked}.isdisjoint(known.regions)
@@ -290,26 +285,26 @@ def test_the_whole_is_asked_first_and_nothing_twice() -> None:
 
 def test_equal_blocks_are_asked_once() -> None:
     blocks = chain("RGRRG" * 12)
-    whole = CostTable({(p.key, p.spec): Measured.exactly(1e-3) for p in pieces(blocks, palette())})
-    asked = pieces(blocks, palette(), whole, SearchOptions(pieces=1000))
+    whole = CostTable({(p.key, p.spec): MeasuredCost.exactly(1e-3) for p in choose_requests(blocks, palette())})
+    asked = choose_requests(blocks, palette(), whole, SearchOptions(pieces=1000))
     alone = [p for p in asked if len(p.nodes) == 1]
     assert len(alone) == len({(p.key, p.spec) for p in alone}) == 5, "Red on three engines, Green on two"
 
 
 def test_no_more_pieces_than_asked_for() -> None:
     whole = chain("RGB" * 10)
-    known = CostTable({(p.key, p.spec): Measured.exactly(1e-3) for p in pieces(whole, palette())})
-    assert len(pieces(whole, palette(), known, SearchOptions(pieces=7))) == 7
+    known = CostTable({(p.key, p.spec): MeasuredCost.exactly(1e-3) for p in choose_requests(whole, palette())})
+    assert len(choose_requests(whole, palette(), known, SearchOptions(pieces=7))) == 7
 
 
 def test_measuring_can_be_stopped() -> None:
-    heard: list[Piece] = []
+    heard: list[ProfilingRequest] = []
 
-    def measure(piece: Piece) -> RegionCost | None:
+    def measure(piece: ProfilingRequest) -> RegionCost | None:
         heard.append(piece)
         return by_hash(piece) if len(heard) < 4 else None
 
-    found = search(chain("RRGB"), palette(), measure)
+    found = run_search(chain("RRGB"), palette(), measure)
     assert (found.measured, len(found.table.regions), found.is_finished) == (3, 3, False)
     assert found.plans
 
@@ -321,14 +316,14 @@ def test_an_engine_that_is_better_at_a_run_gets_it() -> None:
     nodes += [node("Softmax", "v50", "y", name="last")]
     whole = function(nodes, "y")
 
-    def measure(piece: Piece) -> RegionCost:
+    def measure(piece: ProfilingRequest) -> RegionCost:
         softmax = sum(n.op_type == "Softmax" for n in piece.function.nodes)
         relu = len(piece.function.nodes) - softmax
         good, bad = (softmax, relu) if piece.spec == "normal" else (relu, softmax)
-        return Measured.exactly(5e-6 + good * 100e-6 + bad * 1000e-6)
+        return MeasuredCost.exactly(5e-6 + good * 100e-6 + bad * 1000e-6)
 
     left = iter(range(24))
-    found = search(whole, [engine("normal"), engine("fuser")], lambda p: measure(p) if next(left, None) is not None else None)
+    found = run_search(whole, [engine("normal"), engine("fuser")], lambda p: measure(p) if next(left, None) is not None else None)
     assert [(launch.engine, len(launch.nodes)) for launch in found.plans[0].launches] == [
         ("normal", 1),
         ("fuser", 50),
@@ -339,7 +334,7 @@ def test_an_engine_that_is_better_at_a_run_gets_it() -> None:
 def test_what_was_measured_throughout_is_proposed_on_the_quickest_engines() -> None:
     """Estimates of what was not measured look better, and lead the search elsewhere: they may be wrong."""
     whole, engines = chain("RRBRRGRRGRR"), [engine("main", "Red", "Green"), engine("poor", "Blue"), engine("all")]
-    ground, table = Ground.of(whole, engines, "cpu"), CostTable()
+    ground, table = BitsetGraph.of(whole, engines, "cpu"), CostTable()
     known = {
         (0, 2): {"main": 0.01},
         (2, 3): {"poor": 13.0, "all": 2.24},
@@ -349,36 +344,38 @@ def test_what_was_measured_throughout_is_proposed_on_the_quickest_engines() -> N
     }
     for (first, end), costs in known.items():
         for spec, milliseconds in costs.items():
-            table = table.with_region(ground.key(bits(range(first, end))), spec, Measured.exactly(milliseconds * 1e-3))
-    plans = propose(whole, engines, table, limit=6)
+            table = table.with_region(ground.key(to_mask(range(first, end))), spec, MeasuredCost.exactly(milliseconds * 1e-3))
+    plans = propose_plans(whole, engines, table, limit=6)
     (found,) = (plan for plan in plans if [len(launch.nodes) for launch in plan.launches] == [2, 1, 8])
     assert [launch.engine for launch in found.launches] == ["main", "all", "main"]
-    assert predicted(found, table).is_measured
+    assert predict_cost(found, table).is_measured
 
 
 def test_a_whole_that_fails_is_cut() -> None:
     """One engine takes everything, and fails at more than three nodes: there is a plan all the same."""
     whole = chain("RRRRRRRR")
-    found = search(whole, [engine("all")], lambda p: "too large" if len(p.nodes) > 3 else Measured.exactly(1e-4 * len(p.nodes)))
+    found = run_search(
+        whole, [engine("all")], lambda p: "too large" if len(p.nodes) > 3 else MeasuredCost.exactly(1e-4 * len(p.nodes))
+    )
     assert found.plans
     assert {launch.engine for launch in found.plans[0].launches} == {"all"}
     assert max(len(launch.nodes) for launch in found.plans[0].launches) <= 3
-    assert homes_of(found.plans[0]) == {f"n{i}": "all" for i in range(8)}
-    assert len(set(groups_of(found.plans[0]).values())) == len(found.plans[0].launches)
+    assert map_nodes_to_engines(found.plans[0]) == {f"n{i}": "all" for i in range(8)}
+    assert len(set(map_nodes_to_regions(found.plans[0]).values())) == len(found.plans[0].launches)
 
 
 def test_where_no_engine_takes_a_node_there_is_no_plan() -> None:
-    assert propose(chain("RB"), [engine("red", "Red")], CostTable()) == ()
-    assert unlocks(chain("RB"), [engine("red", "Red")], CostTable()) == ()
+    assert propose_plans(chain("RB"), [engine("red", "Red")], CostTable()) == ()
+    assert rank_missing_support(chain("RB"), [engine("red", "Red")], CostTable()) == ()
 
 
 def test_every_single_engine_plan_is_proposed_whatever_the_limit() -> None:
-    found = propose(chain("RGRG"), palette(), CostTable(), limit=1)
+    found = propose_plans(chain("RGRG"), palette(), CostTable(), limit=1)
     assert {plan.launches[0].engine for plan in found if len(plan.launches) == 1} == {"green", "all"}
 
 
 def test_an_empty_function_is_one_plan_of_nothing() -> None:
-    found = propose(function([], "x"), palette(), CostTable())
+    found = propose_plans(function([], "x"), palette(), CostTable())
     assert all(plan.launches == () for plan in found)
 
 
@@ -395,8 +392,8 @@ def test_what_would_unlock_a_model_is_told_with_what_it_saves() -> None:
     """The quick engine declines White in the middle of a chain, which costs a change of engines there and back."""
     whole = chain("RRRWRRR")
     engines = [engine("quick", "Red", "Green"), engine("slow")]
-    found = search(whole, engines, lambda p: Measured.exactly(len(p.nodes) * (1e-5 if p.spec == "quick" else 1e-4)))
-    told = unlocks(whole, engines, found.table)
+    found = run_search(whole, engines, lambda p: MeasuredCost.exactly(len(p.nodes) * (1e-5 if p.spec == "quick" else 1e-4)))
+    told = rank_missing_support(whole, engines, found.table)
     assert [(one.operator, one.engine, one.nodes) for one in told] == [("White", "quick", 1)]
     assert told[0].seconds > 5e-5
 
@@ -404,11 +401,11 @@ def test_what_would_unlock_a_model_is_told_with_what_it_saves() -> None:
 def test_what_saves_nothing_is_left_out() -> None:
     whole = chain("RRWRR")
     engines = [engine("slow", "Red"), engine("quick")]
-    found = search(whole, engines, lambda p: Measured.exactly(len(p.nodes) * (1e-5 if p.spec == "quick" else 1e-3)))
-    assert unlocks(whole, engines, found.table) == ()
+    found = run_search(whole, engines, lambda p: MeasuredCost.exactly(len(p.nodes) * (1e-5 if p.spec == "quick" else 1e-3)))
+    assert rank_missing_support(whole, engines, found.table) == ()
 
 
 def test_plans_are_equal_values() -> None:
-    one, two = (propose(chain("RGB"), palette(), CostTable()) for _ in range(2))
+    one, two = (propose_plans(chain("RGB"), palette(), CostTable()) for _ in range(2))
     assert one == two
     assert all(isinstance(plan, Plan) for plan in one)

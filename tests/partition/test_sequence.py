@@ -10,48 +10,48 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.partition.drawn import true_minimum
-from xrt.partition import sequence
-from xrt.partition import shortest as exact
+from xrt.partition.clustering import exact_search as exact
+from xrt.partition.clustering import scheduling
+from xrt.partition.clustering.cut_refinement import CutCounter, find_earliest_slots, minimize_cut
+from xrt.partition.clustering.greedy_merge import compute_lower_bound, merge_greedily
+from xrt.partition.clustering.non_delaying import cluster_without_delay
+from xrt.partition.clustering.scheduling import find_engine_sequence
 from xrt.partition.dependencies import DependencyGraph
-from xrt.partition.pipeline import prompt_groups
-from xrt.partition.placement import Crossings, places, settled
-from xrt.partition.plain import fewest_possible, plain_groups
-from xrt.partition.sequence import fewest
-from xrt.partition.units import Units
+from xrt.partition.quotient_graph import QuotientGraph
 
 DEVICES = ("", "cuda:0", "cuda:1")
 
 
 @st.composite
-def units(draw: st.DrawFn, most: int = 7, engines: int = 3, devices: int = 3) -> Units:
+def units(draw: st.DrawFn, most: int = 7, engines: int = 3, devices: int = 3) -> QuotientGraph:
     count = draw(st.integers(0, most))
     before = [tuple(sorted(draw(st.sets(st.integers(0, i - 1), max_size=3)))) if i else () for i in range(count)]
     wanted = [draw(st.integers(0, engines - 1)) for _ in range(count)]
     places_ = [DEVICES[draw(st.integers(0, devices - 1))] for _ in range(count)]
-    return Units.of(DependencyGraph(before), wanted, places_)
+    return QuotientGraph.of(DependencyGraph(before), wanted, places_)
 
 
-def seeded(count: int, kinds: int, seed: int, window: int = 10) -> Units:
+def seeded(count: int, kinds: int, seed: int, window: int = 10) -> QuotientGraph:
     chance = random.Random(seed)
     before = [
         tuple({chance.randrange(max(0, i - window), i) for _ in range(chance.randint(0, 2))}) if i else () for i in range(count)
     ]
-    return Units.of(DependencyGraph(before), [chance.randrange(kinds) for _ in range(count)], [""] * count)
+    return QuotientGraph.of(DependencyGraph(before), [chance.randrange(kinds) for _ in range(count)], [""] * count)
 
 
-def is_grouping(units: Units, group: list[int]) -> bool:
+def is_grouping(units: QuotientGraph, group: list[int]) -> bool:
     """Whether the groups are numbered as they can run, without gaps, each of kinds that one of them accepts."""
-    units.graph.quotient(group)  # raises for an edge to a lower group
+    units.graph.make_quotient(group)  # raises for an edge to a lower group
     kinds: dict[int, set[int]] = {}
     for unit, own in enumerate(group):
         kinds.setdefault(own, set()).add(units.kind[unit])
-    accepted = [units.kinds.accepted(k) for k in range(len(units.kinds))]
+    accepted = [units.kinds.find_compatible(k) for k in range(len(units.kinds))]
     return sorted(kinds) == list(range(len(kinds))) and all(any(k <= a for a in accepted) for k in kinds.values())
 
 
 @given(units())
-def test_the_count_of_regions_is_the_true_minimum(units: Units) -> None:
-    group = settled(units, fewest(units), (), None)
+def test_the_count_of_regions_is_the_true_minimum(units: QuotientGraph) -> None:
+    group = minimize_cut(units, find_engine_sequence(units), (), None)
     assert is_grouping(units, group)
     assert len(set(group)) == true_minimum(units)
 
@@ -59,10 +59,10 @@ def test_the_count_of_regions_is_the_true_minimum(units: Units) -> None:
 @pytest.mark.parametrize("seed", range(25))
 def test_the_count_of_regions_is_the_least_on_larger_graphs(seed: int) -> None:
     units = seeded(30, 4, seed)
-    assert len(fewest(units)) == shortest(units)
+    assert len(find_engine_sequence(units)) == shortest(units)
 
 
-def shortest(units: Units) -> int:
+def shortest(units: QuotientGraph) -> int:
     """Return the length of the shortest sequence of kinds in which all can run: breadth first, over what has run."""
     reached, length = {frozenset[int]()}, 0
     while all(len(ran) < len(units) for ran in reached):
@@ -71,7 +71,7 @@ def shortest(units: Units) -> int:
     return length
 
 
-def exhausted(units: Units, ran: frozenset[int], kind: int) -> frozenset[int]:
+def exhausted(units: QuotientGraph, ran: frozenset[int], kind: int) -> frozenset[int]:
     then = set(ran)
     for unit, before in enumerate(units.graph.predecessors):
         if units.kind[unit] == kind and then.issuperset(before):
@@ -80,17 +80,17 @@ def exhausted(units: Units, ran: frozenset[int], kind: int) -> frozenset[int]:
 
 
 @given(units(most=12, devices=1, engines=4))
-def test_the_plain_algorithm_is_a_grouping_and_never_better(units: Units) -> None:
-    group = plain_groups(units)
+def test_the_plain_algorithm_is_a_grouping_and_never_better(units: QuotientGraph) -> None:
+    group = merge_greedily(units)
     assert is_grouping(units, group)
-    assert len(fewest(units)) <= len(set(group))
-    assert fewest_possible(units) <= len(set(group))
+    assert len(find_engine_sequence(units)) <= len(set(group))
+    assert compute_lower_bound(units) <= len(set(group))
 
 
 @given(units(most=12, devices=1))
-def test_the_plain_algorithm_merges_across_each_edge_that_it_can(units: Units) -> None:
+def test_the_plain_algorithm_merges_across_each_edge_that_it_can(units: QuotientGraph) -> None:
     """After it, a further merge across an edge between equal kinds would close a cycle."""
-    small = units.merged(plain_groups(units))
+    small = units.merge(merge_greedily(units))
     quotient = nx.DiGraph((b, g) for g, before in enumerate(small.graph.predecessors) for b in before)
     for a, b in quotient.edges:
         if small.kind[a] == small.kind[b]:
@@ -101,49 +101,49 @@ def test_the_plain_algorithm_merges_across_each_edge_that_it_can(units: Units) -
 @pytest.mark.parametrize("kinds", [3, 5])
 def test_what_is_too_large_to_search_is_still_near_the_bound(seed: int, kinds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     units = seeded(400, kinds, seed)
-    exact = len(fewest(units))
-    monkeypatch.setattr(sequence, "CONTRACTIBLE", 0)
-    quick = len(fewest(units))
+    exact = len(find_engine_sequence(units))
+    monkeypatch.setattr(scheduling, "CONTRACTIBLE", 0)
+    quick = len(find_engine_sequence(units))
     assert max(units.tails()) <= exact <= quick <= exact * 1.15
 
 
 def test_the_plain_algorithm_is_taken_where_it_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
     units = seeded(60, 3, 1)
-    monkeypatch.setattr(sequence, "CONTRACTIBLE", 0)
-    monkeypatch.setattr(sequence, "_greedy", lambda units, tails: tuple(units.kind))
-    monkeypatch.setattr(sequence, "_used", lambda units, found: found)
-    assert len(fewest(units)) == len(set(plain_groups(units))) < 60
+    monkeypatch.setattr(scheduling, "CONTRACTIBLE", 0)
+    monkeypatch.setattr(scheduling, "_greedy", lambda units, tails: tuple(units.kind))
+    monkeypatch.setattr(scheduling, "_used", lambda units, found: found)
+    assert len(find_engine_sequence(units)) == len(set(merge_greedily(units))) < 60
 
 
 def test_the_search_gives_up_beyond_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     units = seeded(300, 6, 0, window=100)
     monkeypatch.setattr(exact, "BUDGET", 400)
-    assert min(places(units, fewest(units))) >= 0
+    assert min(find_earliest_slots(units, find_engine_sequence(units))) >= 0
 
 
 def test_the_plain_algorithm_stops_merging_beyond_its_effort() -> None:
     units = seeded(300, 2, 0)
-    assert len(set(plain_groups(units, effort=0))) > len(set(plain_groups(units)))
-    assert is_grouping(units, plain_groups(units, effort=0))
+    assert len(set(merge_greedily(units, effort=0))) > len(set(merge_greedily(units)))
+    assert is_grouping(units, merge_greedily(units, effort=0))
 
 
 @given(units(most=14, devices=1), st.sampled_from([0, 1, None]))
-def test_sweeps_let_fewer_values_cross(units: Units, sweeps: int | None) -> None:
-    found = fewest(units)
+def test_sweeps_let_fewer_values_cross(units: QuotientGraph, sweeps: int | None) -> None:
+    found = find_engine_sequence(units)
     ends = [unit for unit in range(len(units)) if unit % 3 == 0]
-    swept = settled(units, found, ends, sweeps)
+    swept = minimize_cut(units, found, ends, sweeps)
     assert is_grouping(units, swept)
-    assert crossings(units, swept, ends) <= crossings(units, places(units, found), ends)
+    assert crossings(units, swept, ends) <= crossings(units, find_earliest_slots(units, found), ends)
     if sweeps is None:
-        assert crossings(units, swept, ends) <= crossings(units, settled(units, found, ends, 1), ends)
+        assert crossings(units, swept, ends) <= crossings(units, minimize_cut(units, found, ends, 1), ends)
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_sweep_knows_what_it_saves_and_each_move_saves_or_costs_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     units = seeded(80, 2, seed)
-    found = fewest(units)
+    found = find_engine_sequence(units)
     ends = [unit for unit in range(len(units)) if unit % 3 == 0]
-    state = Crossings(units, found, ends, places(units, found))
+    state = CutCounter(units, found, ends, find_earliest_slots(units, found))
     attempt = state._try
 
     def checked(unit: int, target: int) -> int:
@@ -160,21 +160,21 @@ def test_a_sweep_knows_what_it_saves_and_each_move_saves_or_costs_nothing(seed: 
 
 def test_a_sweep_moves_a_side_branch_to_its_reader() -> None:
     """x -> a(0) -> b(1) -> c(0), and s(0) from nothing into c: s belongs to c's region, not to a's."""
-    units = Units.of(DependencyGraph([(), (), (0,), (1, 2)]), [0, 0, 1, 0], [""] * 4)
-    assert places(units, fewest(units)) == [0, 0, 1, 2]
-    assert settled(units, fewest(units), (), 1) == [0, 2, 1, 2]
+    units = QuotientGraph.of(DependencyGraph([(), (), (0,), (1, 2)]), [0, 0, 1, 0], [""] * 4)
+    assert find_earliest_slots(units, find_engine_sequence(units)) == [0, 0, 1, 2]
+    assert minimize_cut(units, find_engine_sequence(units), (), 1) == [0, 2, 1, 2]
 
 
 def test_a_sweep_that_saves_nothing_is_taken_back() -> None:
     """s(0) reads p and q(0), which b(1) reads too, and c(0) reads b and s: moving s to c only lets p and q cross instead."""
-    units = Units.of(DependencyGraph([(), (), (0, 1), (0, 1), (2, 3)]), [0, 0, 0, 1, 0], [""] * 5)
-    state = Crossings(units, fewest(units), (), places(units, fewest(units)))
+    units = QuotientGraph.of(DependencyGraph([(), (), (0, 1), (0, 1), (2, 3)]), [0, 0, 0, 1, 0], [""] * 5)
+    state = CutCounter(units, find_engine_sequence(units), (), find_earliest_slots(units, find_engine_sequence(units)))
     assert state.sweep() == 0
     assert state.place == [0, 0, 2, 1, 2]
-    assert settled(units, fewest(units), (), 1) == [0, 0, 0, 1, 2]
+    assert minimize_cut(units, find_engine_sequence(units), (), 1) == [0, 0, 0, 1, 2]
 
 
-def crossings(units: Units, place: list[int], ends: list[int]) -> int:
+def crossings(units: QuotientGraph, place: list[int], ends: list[int]) -> int:
     after = units.graph.successors()
     total = 0
     for unit, at in enumerate(place):
@@ -187,10 +187,10 @@ def crossings(units: Units, place: list[int], ends: list[int]) -> int:
 
 
 @given(units(most=12))
-def test_prompt_groups_wait_for_no_more_than_each_of_their_first_units(units: Units) -> None:
-    group = prompt_groups(units)
+def test_prompt_groups_wait_for_no_more_than_each_of_their_first_units(units: QuotientGraph) -> None:
+    group = cluster_without_delay(units)
     assert is_grouping(units, group)
-    waits = [set(before) for before in units.graph.quotient(group).predecessors]
+    waits = [set(before) for before in units.graph.make_quotient(group).predecessors]
     for unit, before in enumerate(units.graph.predecessors):
         needed = {group[earlier] for earlier in before}
         if group[unit] not in needed:
@@ -204,19 +204,19 @@ def closed(groups: set[int], waits: list[set[int]]) -> set[int]:
 
 @settings(max_examples=50)
 @given(units(most=7, devices=1))
-def test_no_two_prompt_groups_can_be_merged_without_delay(units: Units) -> None:
-    once = units.merged(prompt_groups(units))
-    assert len(set(prompt_groups(once))) == len(once)
+def test_no_two_prompt_groups_can_be_merged_without_delay(units: QuotientGraph) -> None:
+    once = units.merge(cluster_without_delay(units))
+    assert len(set(cluster_without_delay(once))) == len(once)
 
 
 def test_a_region_that_would_wait_is_kept_apart() -> None:
     """a(0) -> b(1) -> c(0) and a -> d(0), c and d -> e(0): with c in d's region, d would wait for b."""
-    units = Units.of(DependencyGraph([(), (0,), (1,), (0,), (2, 3)]), [0, 1, 0, 0, 0], [""] * 5)
-    assert prompt_groups(units) == [0, 1, 2, 0, 2]
+    units = QuotientGraph.of(DependencyGraph([(), (0,), (1,), (0,), (2, 3)]), [0, 1, 0, 0, 0], [""] * 5)
+    assert cluster_without_delay(units) == [0, 1, 2, 0, 2]
 
 
 def test_a_unit_of_any_device_joins_one_of_a_device_and_not_the_other_way() -> None:
-    units = Units.of(DependencyGraph([(), (0,), (1,)]), [0, 0, 0], ["cuda:0", "", "cuda:1"])
-    assert prompt_groups(units) == [0, 0, 1]
-    units = Units.of(DependencyGraph([(), (0,)]), [0, 0], ["", "cuda:0"])
-    assert prompt_groups(units) == [0, 1]
+    units = QuotientGraph.of(DependencyGraph([(), (0,), (1,)]), [0, 0, 0], ["cuda:0", "", "cuda:1"])
+    assert cluster_without_delay(units) == [0, 0, 1]
+    units = QuotientGraph.of(DependencyGraph([(), (0,)]), [0, 0], ["", "cuda:0"])
+    assert cluster_without_delay(units) == [0, 1]

@@ -8,11 +8,11 @@ import pytest
 
 from xrt.engines import create
 from xrt.errors import BundleError
-from xrt.formats.proto import read, write
-from xrt.graph import DType, Function, Node, TensorType, Value, attributes_of
+from xrt.formats.protobuf import read, write
+from xrt.graph import DType, Function, Node, TensorType, Value, read_attributes
 from xrt.models import load_light
 from xrt.partition import ClusteringOptions, Plan, partition
-from xrt.partition.serial import from_bytes, to_bytes
+from xrt.partition.serialization import from_bytes, to_bytes
 
 F2 = TensorType(DType.FLOAT32, (2,))
 
@@ -24,7 +24,7 @@ def sample() -> Function:
     nodes = (
         Node("Mul", ("x", "x"), ("t",), name="first", device="cpu"),
         Node("Add", ("t", "x"), ("s",), name="second", control=("first",)),
-        Node("If", ("c",), ("y",), attributes_of({"then_branch": branch, "else_branch": other}), name="third"),
+        Node("If", ("c",), ("y",), read_attributes({"then_branch": branch, "else_branch": other}), name="third"),
     )
     inputs = (Value("x", F2), Value("c", TensorType(DType.BOOL, ())))
     return Function(inputs, (Value("y", F2), Value("s", F2)), nodes, {}, {"": 20}, aliases=(("x", "s"),), metadata={"k": "v"})

@@ -13,12 +13,12 @@ from onnx import parser
 
 from xrt import XRTModule
 from xrt.formats.onnx import load
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
-from xrt.module.build import simplified
-from xrt.module.reference import evaluate
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
+from xrt.module.specialization import optimize
 from xrt.passes import drop_dead_nodes, fold_constants, infer_shapes, inference, propagation
 from xrt.passes.data_propagation import PROPAGATED, Contents, propagate
-from xrt.testing.strategies import functions, inputs_of
+from xrt.placement.reference import evaluate
+from xrt.testing.strategies import functions, make_random_inputs
 
 
 def read(text: str, opset: int = 18) -> Function:
@@ -56,7 +56,7 @@ def pads(i: int, before: str) -> list[Node]:
         Node("Slice", (f"s{i}", "axis", "two"), (f"d{i}",)),
         Node("Mod", (f"d{i}", "two"), (f"m{i}",)),
         Node("Add", (f"m{i}", "one"), (f"e{i}",)),
-        Node("Concat", ("zero", "zero", "zero", f"e{i}"), (f"p{i}",), attributes_of({"axis": 0})),
+        Node("Concat", ("zero", "zero", "zero", f"e{i}"), (f"p{i}",), read_attributes({"axis": 0})),
         Node("Pad", (before, f"p{i}"), (f"h{i}",)),
     ]
 
@@ -65,11 +65,11 @@ def reshapes(i: int, before: str) -> list[Node]:
     """Fold the columns in two and back, the number of rows taken from the shape."""
     return [
         Node("Shape", (before,), (f"s{i}",)),
-        Node("Split", (f"s{i}",), (f"b{i}", f"d{i}"), attributes_of({"num_outputs": 2})),
+        Node("Split", (f"s{i}",), (f"b{i}", f"d{i}"), read_attributes({"num_outputs": 2})),
         Node("Div", (f"d{i}", "two"), (f"e{i}",)),
-        Node("Concat", (f"b{i}", f"e{i}", "rest"), (f"p{i}",), attributes_of({"axis": 0})),
+        Node("Concat", (f"b{i}", f"e{i}", "rest"), (f"p{i}",), read_attributes({"axis": 0})),
         Node("Reshape", (before, f"p{i}"), (f"q{i}",)),
-        Node("Concat", (f"b{i}", "rest"), (f"g{i}",), attributes_of({"axis": 0})),
+        Node("Concat", (f"b{i}", "rest"), (f"g{i}",), read_attributes({"axis": 0})),
         Node("Reshape", (f"q{i}", f"g{i}"), (f"h{i}",)),
     ]
 
@@ -79,7 +79,7 @@ def expands(i: int, before: str) -> list[Node]:
     return [
         Node("Shape", (before,), (f"s{i}",)),
         Node("Equal", (f"s{i}", "rest"), (f"d{i}",)),
-        Node("ConstantOfShape", ("two",), (f"e{i}",), attributes_of({"value": np.array([1])})),
+        Node("ConstantOfShape", ("two",), (f"e{i}",), read_attributes({"value": np.array([1])})),
         Node("Where", (f"d{i}", f"e{i}", f"s{i}"), (f"p{i}",)),
         Node("Expand", (before, f"p{i}"), (f"h{i}",)),
     ]
@@ -117,18 +117,18 @@ def test_a_chain_of_blocks_is_resolved_in_one_walk(name: str, monkeypatch: pytes
     monkeypatch.setattr(propagation, "node_types", lambda node, *given: asked.append("one") or single(node, *given))
     for count in (20, 40):
         asked.clear()
-        simple = simplified(infer_shapes(chain(block, count, 2, 50)), fold=True)
+        simple = optimize(infer_shapes(chain(block, count, 2, 50)), fold=True)
         assert asked.count("all") <= 4  # whatever the length
         assert asked.count("one") <= 8 * count
         assert counted(simple) == {op: times * count // 20 for op, times in expected.items()}
-    simple = simplified(infer_shapes(chain(block, 20, 2, 50)), fold=True)
+    simple = optimize(infer_shapes(chain(block, 20, 2, 50)), fold=True)
     assert str(simple.outputs[0].type) == f"float32[2,{columns}]"
 
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_chain_of_blocks_with_a_named_extent(name: str) -> None:
     block, expected, columns = BLOCKS[name]
-    simple = simplified(infer_shapes(chain(block, 20, "N", 50)), fold=True)
+    simple = optimize(infer_shapes(chain(block, 20, "N", 50)), fold=True)
     assert str(simple.outputs[0].type) == f"float32[N,{columns}]"
     kept = counted(simple)
     assert {op: kept[op] for op in expected} == expected
@@ -188,7 +188,7 @@ def test_what_comes_from_outside_of_a_body_is_known_inside() -> None:
         y = If(p) <then_branch = t () => (a) { n = ReduceProd<keepdims=1>(s)  a = Reshape(x, n) },
                    else_branch = e () => (b) { b = Reshape(x, rest) }>
     }"""
-    simple = simplified(infer_shapes(read(text)), fold=True)
+    simple = optimize(infer_shapes(read(text)), fold=True)
     assert [ops(body) for body in simple.nodes[0].bodies] == [["Reshape"], ["Reshape"]]
     assert str(simple.outputs[0].type) == "float32[12]"
 
@@ -198,7 +198,7 @@ def test_an_if_that_is_decided_by_a_shape_is_inlined_on_the_way() -> None:
         s = Shape(x)  n = Gather(s, one)  p = Equal(n, one)
         y = If(p) <then_branch = t () => (a) { a = Squeeze(x, axis) }, else_branch = e () => (b) { b = Identity(x) }>
     }"""
-    simple = simplified(infer_shapes(read(text)), fold=True)
+    simple = optimize(infer_shapes(read(text)), fold=True)
     assert ops(simple) == ["Squeeze"]
     assert str(simple.outputs[0].type) == "float32[N,4]"
 
@@ -209,7 +209,7 @@ def test_equal_names_are_no_reason_to_take_a_number_for_known() -> None:
         "(float[N] x, float[M] z) => (int64[1] y) <float[N] a> { a = Compress(z, c)  s = Shape(x)  t = Shape(a)  y = Sub(s, t) }"
     )
     function = read(text.replace("float[M] z", "float[M] z, bool[M] c"))
-    simple = simplified(infer_shapes(function), fold=True)
+    simple = optimize(infer_shapes(function), fold=True)
     x, z, c = np.zeros(2, np.float32), np.zeros(5, np.float32), np.array([1, 1, 1, 1, 0], bool)
     assert evaluate(simple, [x, z, c])[0].tolist() == [-2]
 
@@ -289,7 +289,7 @@ CASES = [
 def test_what_is_known_is_what_the_reference_computes(op: str, inputs: Any, attributes: Any, opset: int, outputs: int) -> None:
     names = tuple(f"i{k}" for k in range(len(inputs)))
     results = tuple(f"o{k}" for k in range(outputs))
-    node = Node(op, names, results, attributes_of(attributes))
+    node = Node(op, names, results, read_attributes(attributes))
     constants = [Constant(array) for array in inputs]
     found = propagate(node, [Contents.of(constant) for constant in constants], [constant.type for constant in constants])
     constants_by_name = dict(zip(names, constants, strict=True))
@@ -355,9 +355,9 @@ def test_integer_arithmetic_is_the_references(data: st.DataObject) -> None:
 @given(functions())
 @settings(max_examples=60, deadline=None)
 def test_simplified_functions_compute_the_same_bits(function: Function) -> None:
-    simple = simplified(infer_shapes(function), fold=True)
-    inputs = list(inputs_of(function, 0))
+    simple = optimize(infer_shapes(function), fold=True)
+    inputs = list(make_random_inputs(function, 0))
     before = evaluate(drop_dead_nodes(infer_shapes(function)), [np.copy(x) for x in inputs])
     for actual, expected in zip(evaluate(simple, inputs), before, strict=True):
         np.testing.assert_array_equal(actual, expected)
-    assert simplified(infer_shapes(simple), fold=True) == simple
+    assert optimize(infer_shapes(simple), fold=True) == simple

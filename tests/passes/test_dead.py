@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 from xrt.passes import drop_dead_nodes
 from xrt.testing.strategies import functions
 
@@ -28,7 +28,7 @@ def test_nodes_constants_and_types_that_nothing_needs_go() -> None:
         KEPT,
         Node("Add", ("x", "k"), ("a",), name="dead"),
         Node("Neg", ("a",), ("b",), name="deader"),
-        Node("RandomNormal", (), ("r",), attributes_of({"shape": [2]}), name="random"),
+        Node("RandomNormal", (), ("r",), read_attributes({"shape": [2]}), name="random"),
         constants={"k": Constant(np.ones(2, np.float32)), "unused": Constant(np.ones(1))},
         types={"a": F, "b": F, "nowhere": F},
     )
@@ -43,7 +43,9 @@ def test_inputs_and_outputs_stay() -> None:
 
 
 def test_a_node_with_one_output_in_use_stays_whole() -> None:
-    function = graph(Node("Split", ("x",), ("a", "y", "c"), attributes_of({"num_outputs": 3}), name="s"), types={"a": F, "c": F})
+    function = graph(
+        Node("Split", ("x",), ("a", "y", "c"), read_attributes({"num_outputs": 3}), name="s"), types={"a": F, "c": F}
+    )
     assert drop_dead_nodes(function) is function
 
 
@@ -63,7 +65,7 @@ def test_so_may_one_inside_of_a_body() -> None:
         return Function((), (Value("b"),), (node,), opsets={"": 17, "com.acme": 1})
 
     def branches(domain: str) -> Node:
-        return Node("If", ("c",), ("z",), attributes_of({"then_branch": body(""), "else_branch": body(domain)}), name="if")
+        return Node("If", ("c",), ("z",), read_attributes({"then_branch": body(""), "else_branch": body(domain)}), name="if")
 
     inputs = (Value("x", F), Value("c", TensorType(DType.BOOL, ())))
     assert names(drop_dead_nodes(graph(KEPT, branches("com.acme"), inputs=inputs))) == ["kept", "if"]
@@ -79,7 +81,7 @@ def test_what_a_node_must_run_after_stays() -> None:
 def test_a_body_that_needs_less_captures_less() -> None:
     dead = Node("Neg", ("big",), ("d",), name="dead")
     body = Function((), (Value("b"),), (Node("Relu", ("x",), ("b",), name="live"), dead), opsets={"": 17}, types={"d": F})
-    node = Node("If", ("c",), ("y",), attributes_of({"then_branch": body, "else_branch": body}), name="if")
+    node = Node("If", ("c",), ("y",), read_attributes({"then_branch": body, "else_branch": body}), name="if")
     function = graph(
         Node("Exp", ("x",), ("big",), name="big"), node, inputs=(Value("x", F), Value("c", TensorType(DType.BOOL, ())))
     )

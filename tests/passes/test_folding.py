@@ -12,10 +12,10 @@ from onnx import parser
 from onnx.reference import ReferenceEvaluator
 
 from xrt.formats.onnx import load, to_model
-from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value, attributes_of
-from xrt.module.reference import evaluate as reference
-from xrt.passes import drop_dead_nodes, evaluated, fold_constants, folding, infer_shapes
-from xrt.testing.strategies import Form, functions, inputs_of
+from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value, read_attributes
+from xrt.passes import constant_folding, drop_dead_nodes, evaluate, fold_constants, infer_shapes
+from xrt.placement.reference import evaluate as reference
+from xrt.testing.strategies import Form, functions, make_random_inputs
 
 
 class Evaluator:
@@ -81,8 +81,10 @@ def test_constants_that_others_read_or_that_nobody_ever_read_stay() -> None:
 
 def test_constant_nodes_need_no_evaluator() -> None:
     evaluator = Evaluator()
-    value = Constant(np.zeros(folding.LARGEST_BYTES // 8 + 1))  # larger than what would be computed, but it is there already
-    node = Node("Constant", (), ("k",), attributes_of({"value": value}))
+    value = Constant(
+        np.zeros(constant_folding.LARGEST_BYTES // 8 + 1)
+    )  # larger than what would be computed, but it is there already
+    node = Node("Constant", (), ("k",), read_attributes({"value": value}))
     function = Function((), (Value("k"),), (node,), opsets={"": 18})
     folded = fold_constants(function, evaluator)
     assert folded.constants["k"] is value
@@ -124,14 +126,14 @@ def test_what_is_part_of_a_control_edge() -> None:
 
 
 def test_what_would_be_too_large() -> None:
-    count = folding.LARGEST_BYTES // 4
+    count = constant_folding.LARGEST_BYTES // 4
     text = "(int64[1] s) => (float y) { y = ConstantOfShape(s) }"
     assert not left_alone(read(text, s=np.array([count + 1])))
     assert not left_alone(read(text, s=np.array([1 << 60])))
     evaluator = Evaluator()
     folded = fold_constants(infer_shapes(read(text, s=np.array([count]))), evaluator)
     assert evaluator.asked == ["ConstantOfShape"]
-    assert folded.constants["y"].nbytes == folding.LARGEST_BYTES
+    assert folded.constants["y"].nbytes == constant_folding.LARGEST_BYTES
 
 
 def test_what_is_not_known_to_be_small() -> None:
@@ -142,7 +144,7 @@ def test_what_is_not_known_to_be_small() -> None:
 def test_what_the_data_decide_is_computed_where_it_cannot_be_large(monkeypatch: pytest.MonkeyPatch) -> None:
     function = read("(float[2] k) => (int64 y) { y = NonZero(k) }", k=TWO)
     assert fold(function).constants["y"].array.tolist() == [[0, 1]]
-    monkeypatch.setattr(folding, "LARGEST_UNKNOWN_BYTES", 4)
+    monkeypatch.setattr(constant_folding, "LARGEST_UNKNOWN_BYTES", 4)
     assert not left_alone(function)
 
 
@@ -220,7 +222,7 @@ def loop(trips: int) -> Function:
 
 def test_a_loop_is_folded_where_it_is_known_to_end_soon() -> None:
     assert fold(loop(3)).constants["y"] == Constant(TWO * 4)
-    assert not left_alone(loop(folding.MOST_TRIPS + 1))
+    assert not left_alone(loop(constant_folding.MOST_TRIPS + 1))
 
 
 def test_a_loop_without_a_limit() -> None:
@@ -255,7 +257,7 @@ def _is_served(function: Function) -> bool:
 @settings(max_examples=60, deadline=None)
 def test_generated_functions_compute_the_same(function: Function) -> None:
     folded = drop_dead_nodes(fold_constants(infer_shapes(function), Evaluator()))
-    inputs = inputs_of(function, 0)
+    inputs = make_random_inputs(function, 0)
     with np.errstate(all="ignore"):
         for actual, expected in zip(run(folded, inputs), run(function, inputs), strict=True):
             np.testing.assert_array_equal(actual, expected)
@@ -264,8 +266,8 @@ def test_generated_functions_compute_the_same(function: Function) -> None:
 
 def test_numbers_that_overflow_while_folding_are_no_warning() -> None:
     text = "(float[2] k) => (float[2] y, float[2] z) { y = Exp(k)  i = Exp(k)  z = Sub(i, y) }"
-    for evaluate in (evaluated, reference):
-        folded = fold_constants(infer_shapes(read(text, k=np.array([1000, 1], np.float32))), evaluate)  # warnings are errors here
+    for by in (evaluate, reference):
+        folded = fold_constants(infer_shapes(read(text, k=np.array([1000, 1], np.float32))), by)  # warnings are errors here
         assert folded.constants["y"].array[0] == np.inf
         assert np.isnan(folded.constants["z"].array[0])
 
@@ -284,5 +286,5 @@ def test_the_evaluated_function_says_all_that_is_known() -> None:
 
 
 def test_types_that_have_no_size() -> None:
-    assert folding._nbytes(SequenceType(TensorType(DType.FLOAT32, (2,)))) == math.inf
-    assert folding._nbytes(TensorType(DType.STRING, (3,))) == 24
+    assert constant_folding._nbytes(SequenceType(TensorType(DType.FLOAT32, (2,)))) == math.inf
+    assert constant_folding._nbytes(TensorType(DType.STRING, (3,))) == 24

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 
 from xrt.graph import Constant, Function, Node, Value
 from xrt.graph.verify import verify
-from xrt.module.build import simplified
-from xrt.module.reference import evaluate
+from xrt.module.specialization import optimize
 from xrt.passes import infer_shapes, inline_constant_control_flow
+from xrt.placement.reference import evaluate
 from xrt.testing.corpus import CORPUS
 from xrt.testing.corpus.entry import body, f32, graph, i64, node, sequence
-from xrt.testing.strategies import functions, inputs_of
+from xrt.testing.strategies import functions, make_random_inputs
 
 TRUE, FALSE = np.array(True), np.array(False)
 X = f32([-1, 2, -3])
@@ -206,7 +206,7 @@ def assert_same(before: Function, after: Function, inputs: list[Any]) -> None:
 @pytest.mark.parametrize("entry", [e for e in CORPUS if e.name.startswith(("constant_if", "if_", "loop_"))], ids=lambda e: e.name)
 @pytest.mark.parametrize("fold", [True, False])
 def test_models_with_control_flow_compute_the_same(entry: Any, fold: bool) -> None:
-    assert entry.judge(evaluate(simplified(infer_shapes(entry.function), fold=fold), entry.given()))
+    assert entry.judge(evaluate(optimize(infer_shapes(entry.function), fold=fold), entry.make_inputs()))
 
 
 @given(functions())
@@ -219,4 +219,4 @@ def test_generated_functions_compute_the_same_in_a_branch_that_is_taken(function
     result = inline_constant_control_flow(wrapped)
     assert all("yes" not in inner.inputs for inner in result.nodes)
     with np.errstate(all="ignore"):
-        assert_same(function, result, list(inputs_of(function, 0)))
+        assert_same(function, result, list(make_random_inputs(function, 0)))

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 
 from xrt.formats.onnx import to_model
-from xrt.graph import Function, Node, TensorType, Value, attributes_of
+from xrt.graph import Function, Node, TensorType, Value, read_attributes
 from xrt.passes import infer_shapes
 from xrt.passes.operator_types import OPERATOR_TYPES, Operands
 from xrt.testing.corpus.entry import tensor
@@ -22,7 +22,7 @@ def one(op: str, inputs: str, domain: str = MS, version: int = 20, outputs: int 
     types = [None if word == "-" else tensor(word) for word in inputs.split()]
     names = ["" if type_ is None else f"i{k}" for k, type_ in enumerate(types)]
     made = tuple(f"o{k}" for k in range(outputs))
-    node = Node(op, tuple(names), made, attributes_of(attributes), domain)
+    node = Node(op, tuple(names), made, read_attributes(attributes), domain)
     values = tuple(Value(name, type_) for name, type_ in zip(names, types, strict=True) if type_ is not None)
     return Function(values, tuple(map(Value, made)), (node,), opsets={"": version, MS: 1, ML: 3})
 
@@ -160,12 +160,12 @@ def test_trees_and_what_is_computed_of_them(rows: Any) -> None:
             "TreeEnsembleClassifier",
             ("x",),
             ("label", "scores"),
-            attributes_of(TREE | classes | {"classlabels_int64s": [5, 6]}),
+            read_attributes(TREE | classes | {"classlabels_int64s": [5, 6]}),
             ML,
         ),
-        Node("TreeEnsembleRegressor", ("x",), ("values",), attributes_of(TREE | targets | {"n_targets": 2}), ML),
-        Node("Cast", ("label",), ("cast",), attributes_of({"to": 1})),
-        Node("Concat", ("scores", "values"), ("both",), attributes_of({"axis": 1})),
+        Node("TreeEnsembleRegressor", ("x",), ("values",), read_attributes(TREE | targets | {"n_targets": 2}), ML),
+        Node("Cast", ("label",), ("cast",), read_attributes({"to": 1})),
+        Node("Concat", ("scores", "values"), ("both",), read_attributes({"axis": 1})),
     )
     function = Function((x,), tuple(map(Value, ("label", "cast", "both"))), nodes, opsets={"": 18, ML: 3})
     inferred = infer_shapes(function)
@@ -178,7 +178,7 @@ def test_trees_and_what_is_computed_of_them(rows: Any) -> None:
 def test_what_is_behind_such_an_operator_is_inferred() -> None:
     """ReduceMean behind MatMulNBits, whose rank was unknown."""
     head = one("MatMulNBits", "float32[N,3,64] uint8[8,2,16] float32[16]", K=64, N=8, bits=4, block_size=32)
-    mean = Node("ReduceMean", ("o0",), ("y",), attributes_of({"keepdims": 0, "axes": [-1]}))
+    mean = Node("ReduceMean", ("o0",), ("y",), read_attributes({"keepdims": 0, "axes": [-1]}))
     function = head.replace(nodes=(*head.nodes, mean), outputs=(Value("y"),), opsets={"": 17, MS: 1})
     assert str(infer_shapes(function).outputs[0].type) == "float32[N,3]"
 

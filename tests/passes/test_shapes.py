@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from onnx import parser
 
 from xrt.formats.onnx import inference, load
-from xrt.graph import Constant, DType, Function, Node, OptionalType, SequenceType, TensorType, Type, Value, attributes_of
+from xrt.graph import Constant, DType, Function, Node, OptionalType, SequenceType, TensorType, Type, Value, read_attributes
 from xrt.passes import drop_dead_nodes, infer_shapes
 from xrt.testing.strategies import functions
 
@@ -191,8 +191,8 @@ def test_large_tensors_among_the_attributes_do_not_stand_in_the_way() -> None:
         (),
         (Value("y"), Value("z")),
         (
-            Node("Constant", (), ("y",), attributes_of({"value": np.zeros(5000, np.int64)})),
-            Node("Constant", (), ("z",), attributes_of({"value": np.zeros(5000, ml_dtypes.int4)})),
+            Node("Constant", (), ("y",), read_attributes({"value": np.zeros(5000, np.int64)})),
+            Node("Constant", (), ("z",), read_attributes({"value": np.zeros(5000, ml_dtypes.int4)})),
         ),
         opsets={"": 21},
     )

@@ -8,7 +8,7 @@ from onnx import parser
 from xrt.errors import InputError
 from xrt.formats.onnx import load
 from xrt.graph import DType, Function, OptionalType, SequenceType, TensorType, Value
-from xrt.passes import bind_dims, infer_shapes, specialise
+from xrt.passes import bind_dims, infer_shapes, specialize
 
 
 def read(text: str) -> Function:
@@ -27,7 +27,7 @@ def text(function: Function) -> dict[str, str]:
 
 
 def test_a_name_takes_its_number_everywhere() -> None:
-    bound = specialise(TWO, {"x": (2, 5, 7)})
+    bound = specialize(TWO, {"x": (2, 5, 7)})
     assert text(bound) == {
         "x": "float32[2,5,7]",
         "z": "float32[2,3]",
@@ -38,7 +38,7 @@ def test_a_name_takes_its_number_everywhere() -> None:
 
 
 def test_no_shapes_is_inference() -> None:
-    assert specialise(TWO, {}) == infer_shapes(TWO)
+    assert specialize(TWO, {}) == infer_shapes(TWO)
 
 
 def test_names_can_be_bound_by_themselves() -> None:
@@ -49,25 +49,25 @@ def test_a_rank_that_was_not_known() -> None:
     function = read("(float x) => (float y) { y = Relu(x) }").replace(
         inputs=(Value("x", TensorType(DType.FLOAT32)),), outputs=(Value("y"),)
     )
-    assert text(specialise(function, {"x": (4, 0)})) == {"x": "float32[4,0]", "y": "float32[4,0]"}
+    assert text(specialize(function, {"x": (4, 0)})) == {"x": "float32[4,0]", "y": "float32[4,0]"}
 
 
 def test_bodies_are_bound_too() -> None:
     function = read("""(int64 m, float[N] x) => (float[N] y) {
         y = Loop(m, "", x) <body = b (int64 i, bool c, float[N] s) => (bool d, float[N] t) { d = Identity(c)  t = Relu(s) }> }""")
-    (body,) = specialise(function, {"x": (6,)}).nodes[0].bodies
+    (body,) = specialize(function, {"x": (6,)}).nodes[0].bodies
     assert str(body.inputs[2]) == "s: float32[6]"
     assert str(body.outputs[1]) == "t: float32[6]"
 
 
 def test_a_stale_number_gives_way() -> None:
     function = read("(float[N,3] x) => (float[1,3] y) <float[1,3] a> { a = Relu(x)  y = Neg(a) }")
-    assert text(specialise(function, {"x": (4, 3)}))["y"] == "float32[4,3]"
+    assert text(specialize(function, {"x": (4, 3)}))["y"] == "float32[4,3]"
 
 
 def refused(function: Function, shapes: dict[str, tuple[int, ...]]) -> str:
     with pytest.raises(InputError) as caught:
-        specialise(function, shapes)
+        specialize(function, shapes)
     return str(caught.value)
 
 

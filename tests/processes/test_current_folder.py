@@ -56,11 +56,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "run iree": ("run", "m.onnx", "--engine", "iree", "-i", "x.npy"),
     "tune": ("tune", "m.onnx", "--engines", "ort,toy", "--budget", "2s"),
     "lock": ("lock", "m.onnx", "--engines", "ort,toy", "--budget", "2s", "-o", "m.lock"),
-    "hostile": ("hostile", "--count", "1"),
     "engines": ("engines",),
     "doctor": ("doctor",),
     "bench": ("bench", "m.onnx", "--engine", "ort", "--rounds", "2"),
-    "conform": ("conform", "ort", "--cases", "test_abs*"),
+    "conformance": ("conformance", "ort", "--cases", "test_abs*"),
     "fuzz": ("fuzz", "--engines", "ort", "--count", "2"),
     "verify": ("verify", "m.onnx", "--engine", "ort"),
 }

@@ -15,7 +15,7 @@ import pytest
 
 from tests.module.test_faults import X, chain
 from xrt.formats import onnx
-from xrt.processes import end, start, start_python, started_by
+from xrt.processes import end, list_descendants, start, start_python
 
 LIMIT = 120.0
 """Seconds after which something that is waited for will not happen any more."""
@@ -45,7 +45,9 @@ def folder(tmp_path: Path) -> Path:
     info = tmp_path / "found" / "planted-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[xrt.engines]\nfaulty = xrt.testing.faulty:Faulty\nhanging = hanging:Engine\n")
+    (info / "entry_points.txt").write_text(
+        "[xrt.engines]\nfaulty = xrt.testing.fault_injection:FaultyEngine\nhanging = hanging:Engine\n"
+    )
     (tmp_path / "found" / "hanging.py").write_text("import time\ntime.sleep(3600)\n")
     (tmp_path / "compiler").write_text("#!/bin/sh\nread line || exit 1\nsleep 3600 & wait\n")
     (tmp_path / "compiler").chmod(0o700)
@@ -69,7 +71,6 @@ COMMANDS: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "tune": (PLAIN, 1, ("tune", "m.onnx", "--engines", "ort,faulty{how=hang}", "--budget", "600s")),
     "bench": (PLAIN, 1, ("bench", "m.onnx", "--engine", "faulty{how=hang}", "--budget", "600")),
     "engines": (PLAIN, 1, ("engines",)),
-    "hostile": (PLAIN, 1, ("hostile", "--count", "100000")),
 }
 """What to run, how many processes it must have started before it is ended, and its arguments."""
 
@@ -113,7 +114,7 @@ def test_nothing_outlives_a_command(
 
     def has_begun() -> bool:
         assert begun.poll() is None, (folder / "said").read_text()
-        children.update(started_by(begun.pid))
+        children.update(list_descendants(begun.pid))
         return len(children) >= due
 
     wait_until(has_begun, "its processes start")
@@ -212,7 +213,7 @@ def test_a_worker_whose_parent_has_ended_says_nothing(tmp_path: Path) -> None:
 
     mine, its = socket.socketpair()
     with (tmp_path / "said").open("w+") as said, its:
-        process = start_python("xrt.runtime.worker:main", str(its.fileno()), "0", inherited=[its.fileno()], stderr=said)
+        process = start_python("xrt.worker.server:main", str(its.fileno()), "0", inherited=[its.fileno()], stderr=said)
         mine.close()
         assert process.wait(LIMIT) == 0
         said.seek(0)

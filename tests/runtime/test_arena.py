@@ -19,7 +19,7 @@ from xrt.errors import RunFailed
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.partition import ClusteringOptions, Pin, partition
 from xrt.runtime import Program, compile_plan
-from xrt.runtime.arena import ALIGNMENT, Arena, Lifetime, place
+from xrt.runtime.arena import ALIGNMENT, Arena, Lifetime, plan_arena
 
 # ---------------------------------------------------------------------- placing
 
@@ -50,7 +50,7 @@ def overlap(arena: Arena) -> list[tuple[Lifetime, Lifetime]]:
 @settings(bounded, max_examples=300)
 @given(values=lifetimes())
 def test_values_that_are_alive_together_never_overlap(values: list[Lifetime]) -> None:
-    arena = place(values)
+    arena = plan_arena(values)
     assert {placed.value.name for placed in arena.values} == {value.name for value in values}
     assert all(placed.offset % ALIGNMENT == 0 for placed in arena.values)
     for later, earlier in overlap(arena):
@@ -62,7 +62,7 @@ def test_values_that_are_alive_together_never_overlap(values: list[Lifetime]) ->
 @settings(bounded, max_examples=100)
 @given(values=lifetimes())
 def test_an_arena_is_no_larger_than_its_values_and_no_smaller_than_what_is_alive(values: list[Lifetime]) -> None:
-    arena = place(values)
+    arena = plan_arena(values)
     most = max((sum(v.nbytes for v in values if v.first <= step <= v.last and not v.over) for step in range(15)), default=0)
     assert arena.nbytes <= sum(-(-v.nbytes // ALIGNMENT) * ALIGNMENT for v in values)
     assert arena.nbytes >= most or any(v.over for v in values)
@@ -70,18 +70,18 @@ def test_an_arena_is_no_larger_than_its_values_and_no_smaller_than_what_is_alive
 
 def test_memory_of_the_dead_is_used_again() -> None:
     chain = [Lifetime(f"v{i}", TensorType(DType.FLOAT32, (256,)), i, i + 1) for i in range(10)]
-    assert place(chain).nbytes == 2 * 1024
+    assert plan_arena(chain).nbytes == 2 * 1024
 
 
 def test_the_memory_of_a_dying_value_is_taken_over_once() -> None:
     type_ = TensorType(DType.FLOAT32, (256,))
     values = [Lifetime("a", type_, 0, 1), Lifetime("b", type_, 1, 2, over="a"), Lifetime("c", type_, 1, 2, over="a")]
-    offsets = {placed.value.name: placed.offset for placed in place(values).values}
+    offsets = {placed.value.name: placed.offset for placed in plan_arena(values).values}
     assert offsets["b"] == offsets["a"] != offsets["c"]
 
 
 def test_views_lie_at_aligned_addresses_of_one_fresh_block() -> None:
-    arena = place([Lifetime("a", TensorType(DType.FLOAT32, (3, 5)), 0, 1), Lifetime("b", TensorType(DType.INT8, ()), 0, 1)])
+    arena = plan_arena([Lifetime("a", TensorType(DType.FLOAT32, (3, 5)), 0, 1), Lifetime("b", TensorType(DType.INT8, ()), 0, 1)])
     views, others = arena.views(), arena.views()
     assert (views["a"].shape, views["a"].dtype, views["b"].shape) == ((3, 5), np.float32, ())
     assert all(view.ctypes.data % ALIGNMENT == 0 for view in views.values())
@@ -120,16 +120,16 @@ class InPlace(Executable):
             values[node.outputs[0]] = KERNELS[node.op_type](*given, out=np.empty_like(given[0]) if buffer is None else buffer)
         return [values[v.name] for v in self.function.outputs]
 
-    def binds(self) -> bool:
+    def supports_io_binding(self) -> bool:
         return self.engine.binds
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
         return lambda: self.compute(inputs, outputs) and None
 
-    def fills_from(self) -> Sequence[int | None]:
+    def output_buffer_threshold(self) -> Sequence[int | None]:
         return [self.engine.fills] * len(self.function.outputs)
 
-    def in_place(self) -> Sequence[tuple[int, int]]:
+    def inplace_pairs(self) -> Sequence[tuple[int, int]]:
         return [pair for place, value in enumerate(self.function.outputs) for pair in self.pairs(place, value.name)]
 
     def pairs(self, place: int, name: str) -> list[tuple[int, int]]:

@@ -15,9 +15,9 @@ import xrt
 from tests.module.test_faults import X, chain
 from xrt.cache import CompileCache
 from xrt.errors import FallbackWarning
-from xrt.partition.explicit import homes_of
-from xrt.runtime.blame import MOST, patterns_of, to_blame
-from xrt.testing.faulty import Choosy
+from xrt.partition.explicit import map_nodes_to_engines
+from xrt.runtime.blame import MOST, describe_patterns, to_blame
+from xrt.testing.fault_injection import Choosy
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 
@@ -29,7 +29,7 @@ def placed(choosy: Choosy, ops: tuple[str, ...] = OPS, **options: Any) -> tuple[
     """Return where the nodes went, the warnings, and the result."""
     with pytest.warns(FallbackWarning) as caught, xrt.XRTModule(chain(*ops), engine=[choosy, "toy"], threads=1, **options) as m:
         result = m(X)
-        return homes_of(m.plan), [str(one.message) for one in caught], result
+        return map_nodes_to_engines(m.plan), [str(one.message) for one in caught], result
 
 
 def test_one_node_is_to_blame() -> None:
@@ -119,6 +119,6 @@ def test_where_too_many_are_to_blame_what_is_known_to_compile_stays() -> None:
 def test_patterns_are_of_the_node_and_its_neighbours() -> None:
     from xrt.passes import infer_shapes
 
-    patterns = patterns_of(infer_shapes(chain("Abs", "Exp", "Cos", "Exp", "Cos", "Exp", "Sin")))
+    patterns = describe_patterns(infer_shapes(chain("Abs", "Exp", "Cos", "Exp", "Cos", "Exp", "Sin")))
     equal = [(a, b) for a, b in combinations(range(7), 2) if patterns[a] == patterns[b]]
     assert equal == [(2, 4)]

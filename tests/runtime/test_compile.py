@@ -218,5 +218,5 @@ def test_a_module_tells_its_progress() -> None:
         module(np.ones(3, "float32"))
         module(np.ones(3, "float32"))
     assert told == [(1, 1)]
-    with pytest.raises(xrt.errors.OptionError, match="progress must be a function of two numbers, or None; got 3"):
+    with pytest.raises(xrt.errors.OptionError, match="progress must be a function of two numbers, or True, False or None; got 3"):
         xrt.XRTModule(relu, progress=3)

@@ -17,7 +17,7 @@ SCALAR = Value("s", TensorType(DType.FLOAT32, ()))
 
 
 def accepted(values: tuple[Value, ...], *args: Any, **named: Any) -> list[Any]:
-    out = [inputs.normalise(v, given) for v, given in zip(values, inputs.bind(values, args, named), strict=True)]
+    out = [inputs.normalize(v, given) for v, given in zip(values, inputs.bind(values, args, named), strict=True)]
     inputs.check(values, out)
     return out
 

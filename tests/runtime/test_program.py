@@ -98,7 +98,7 @@ MIXED = function(node("Relu", "x", "a"), node("Neg", "a", "b"), node("Add", "b w
 def test_launches_run_in_order_across_engines() -> None:
     mixed = made(MIXED)
     assert [launch.engine for launch in mixed.plan.launches] == ["first", "second", "first"]
-    assert mixed.direct is None
+    assert mixed.fast_call is None
     assert mixed.run([X])[0].tolist() == [1, 1, -1]
 
 
@@ -106,13 +106,13 @@ def test_one_region_is_called_directly_whatever_the_order_of_its_inputs_and_outp
     monkeypatch.setattr(Interpreter, "outputs_are_fresh", True)
     graph = function(node("Relu", "x", "a"), node("Add", "a w", "b"), node("Add", "b b", "c"), inputs="idle w x", outputs="c b a")
     ready, given = made(graph), [X - 5, X + 1, X]
-    assert ready.direct is not None
-    for results in (ready.direct(*given), ready.run(given)):
+    assert ready.fast_call is not None
+    for results in (ready.fast_call(*given), ready.run(given)):
         assert [result.tolist() for result in results] == [[0, 2, 10], [0, 1, 5], [0, 0, 2]]
 
 
 def test_what_is_dead_is_let_go() -> None:
-    slots = [slot for freed in made(MIXED)._slots.frees() for slot in freed]
+    slots = [slot for freed in made(MIXED)._slots.last_uses() for slot in freed]
     assert len(slots) == len(set(slots)) == 3  # x, a and b; the output stays
 
 

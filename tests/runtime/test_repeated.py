@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from xrt.engines import Executable, RunOptions
-from xrt.runtime import repeated
+from xrt.runtime import make_timed_call
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -31,13 +31,13 @@ class Counting(Executable):
         self.written = list(outputs)
         return lambda: np.add(inputs[0], 1, out=outputs[0])
 
-    def binds(self) -> bool:
+    def supports_io_binding(self) -> bool:
         return self._binds
 
 
 def test_alone_each_call_makes_its_results() -> None:
     executable = Counting(binds=True)
-    call = repeated(executable, [X])
+    call = make_timed_call(executable, [X])
     for _ in range(3):
         call()
     assert (executable.made, executable.written) == (3, [])
@@ -46,7 +46,7 @@ def test_alone_each_call_makes_its_results() -> None:
 @pytest.mark.parametrize("x", [X, X.T], ids=["in order", "turned"])
 def test_between_others_results_lie_where_they_lay(x: Any) -> None:
     executable = Counting(binds=True)
-    call = repeated(executable, [x], like=[np.zeros_like(x)])
+    call = make_timed_call(executable, [x], like=[np.zeros_like(x)])
     for _ in range(3):
         call()
     assert executable.made == 0
@@ -55,15 +55,15 @@ def test_between_others_results_lie_where_they_lay(x: Any) -> None:
 
 def test_an_engine_that_cannot_is_timed_as_it_is() -> None:
     executable = Counting(binds=False)
-    repeated(executable, [X], like=[X])()
+    make_timed_call(executable, [X], like=[X])()
     assert executable.made == 1
     values = Counting(binds=True)
-    repeated(values, [X], like=[[X]])()  # a sequence has no memory to be left in
+    make_timed_call(values, [X], like=[[X]])()  # a sequence has no memory to be left in
     assert values.made == 1
 
 
 @pytest.mark.parametrize("result", [np.array(["a"], object), np.zeros((0, 3), np.float32)], ids=["text", "no elements"])
 def test_what_no_program_lays_down_is_timed_as_it_is(result: Any) -> None:
     executable = Counting(binds=True)
-    repeated(executable, [X], like=[X, result])()
+    make_timed_call(executable, [X], like=[X, result])()
     assert (executable.made, executable.written) == (1, [])

@@ -16,12 +16,12 @@ import pytest
 
 import xrt
 from xrt.engines import OpTable, blas_limit
-from xrt.engines.blas import BlasLibrary, BlasThreads, blas_of_process
+from xrt.engines.toolkit.blas import BlasLibrary, BlasThreads, find_blas
 from xrt.engines.toy import Toy
 from xrt.errors import BudgetWarning, OptionError
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
-from xrt.runtime import available_cores, budget_of, default_budget, set_default_budget
-from xrt.runtime.threads import quotas
+from xrt.runtime import available_cores, default_budget, resolve_thread_budget, set_default_budget
+from xrt.runtime.threads import read_cpu_quotas
 
 F32 = TensorType(DType.FLOAT32, (2, 3))
 RELU = Function((Value("x", F32),), (Value("y", F32),), (Node("Relu", ("x",), ("y",)),), opsets={"": 20})
@@ -65,11 +65,11 @@ def test_quotas_of_control_groups(tmp_path: Path, own: str, files: dict[str, str
         path = tmp_path / "groups" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert list(quotas(tmp_path / "groups", tmp_path / "own")) == cores
+    assert list(read_cpu_quotas(tmp_path / "groups", tmp_path / "own")) == cores
 
 
 def test_a_system_without_control_groups_has_no_quota(tmp_path: Path) -> None:
-    assert list(quotas(tmp_path / "none", tmp_path / "none")) == []
+    assert list(read_cpu_quotas(tmp_path / "none", tmp_path / "none")) == []
 
 
 def test_a_quota_of_a_part_of_a_core_is_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_more_threads_than_cores_are_the_cores_with_a_word() -> None:
     told = f"threads={cores + 7} is more than the {cores} cores that this process may use; {cores} threads are used"
     assert [str(w.message) for w in caught] == [told]
     assert [w.filename for w in caught] == [__file__]
-    assert module.threads == budget_of(cores + 7) == cores
+    assert module.threads == resolve_thread_budget(cores + 7) == cores
 
 
 @pytest.mark.parametrize("threads", [0, -1, True, 1.5, "2"])
@@ -163,7 +163,7 @@ def test_a_limit_of_one_call_does_not_hide_the_threads_from_another(monkeypatch:
     """What was prepared while another budget held BLAS down was never limited itself."""
     fake = Fake(8)
     blas = BlasThreads([fake.library()])
-    monkeypatch.setattr("xrt.engines.blas.blas_of_process", lambda: blas)
+    monkeypatch.setattr("xrt.engines.toolkit.blas.find_blas", lambda: blas)
     assert blas_limit(8) is None
     blas.enter(1)
     limit = blas_limit(2)
@@ -195,7 +195,7 @@ def test_limits_from_many_threads_leave_the_number_as_it_was() -> None:
 
 
 def test_the_library_of_numpy_is_found_and_follows() -> None:
-    blas = blas_of_process()
+    blas = find_blas()
     assert blas.libraries, "NumPy's BLAS was not found"
     before = blas.threads
     if before > 1:
@@ -216,22 +216,22 @@ def test_toy_holds_blas_to_one_thread(threads: int | None) -> None:
         (Node("Threads", ("x",), ("y",), domain="spy"),),
         opsets={"": 20, "spy": 1},
     )
-    before = blas_of_process().threads
+    before = find_blas().threads
     with xrt.XRTModule(spying, Spy(), strict=True, threads=threads) as module:
         assert module(X) == 1
-        assert blas_of_process().threads == before
+        assert find_blas().threads == before
 
 
 class Spy(Toy):
     """Toy with an operator that tells how many threads NumPy's BLAS has while it runs."""
 
     name: ClassVar[str] = "spy"
-    kernels: ClassVar[OpTable[Any]] = Toy.kernels.extended("spy")
+    kernels: ClassVar[OpTable[Any]] = Toy.kernels.extend("spy")
 
 
 @Spy.kernels("Threads", domain="spy")
 def threads_of_blas(node: Node, env: Any) -> Any:
-    return lambda x: np.array(blas_of_process().threads)
+    return lambda x: np.array(find_blas().threads)
 
 
 # ---------------------------------------------------------------------- one pool for all sessions of ort

@@ -10,9 +10,9 @@ import pytest
 
 from xrt.errors import CompileFailed, CompileRefused, OptionError
 from xrt.graph import DType, Function, Node, TensorType, Value
-from xrt.testing import MIXTURES, Gap, Word, conform, gaps_of
-from xrt.testing.alternate import Alternation, alternating_program
-from xrt.testing.faulty import Faulty, Recording
+from xrt.testing import MIXTURES, KnownFailure, ResultWord, conform, load_known_failures
+from xrt.testing.alternating import Alternation, make_alternating_program
+from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 
 RELU = "test_single_relu_model"
 TYPE = TensorType(DType.FLOAT32, (2,))
@@ -36,14 +36,14 @@ def branches() -> Function:
 
 
 @dataclass(frozen=True)
-class Second(Recording):
+class Second(RecordingEngine):
     """Another engine that takes everything."""
 
     name: ClassVar[str] = "second"
 
 
 @dataclass(frozen=True)
-class RefusesRelu(Recording):
+class RefusesRelu(RecordingEngine):
     """Says nothing against Relu before it is to compile it."""
 
     name: ClassVar[str] = "picky"
@@ -59,7 +59,7 @@ def homes(function: Function, engines, first: int = 0) -> dict[str, str]:
     return {name: launch.engine.partition("{")[0] for launch in plan.launches for name in launch.nodes}
 
 
-BOTH = (Recording(), Second())
+BOTH = (RecordingEngine(), Second())
 
 
 def test_neighbours_in_a_chain_are_on_different_engines():
@@ -81,7 +81,7 @@ def test_every_node_is_a_region_of_its_own():
 
 
 def test_what_one_declines_the_other_takes_and_the_turn_goes_on_from_there():
-    engines = (Recording(takes="Relu"), Second())
+    engines = (RecordingEngine(takes="Relu"), Second())
     found = homes(chain("Relu", "Neg", "Abs", "Relu"), engines)
     assert list(found.values()) == ["recording", "second", "second", "recording"]
 
@@ -93,12 +93,12 @@ def test_three_engines_go_round():
 
 def test_what_nobody_takes_is_declined_with_every_reason():
     with pytest.raises(CompileRefused, match=r"Neg: second.*; recording.*"):
-        homes(chain("Relu", "Neg"), (Recording(takes="Relu"), Second(takes="Abs")))
+        homes(chain("Relu", "Neg"), (RecordingEngine(takes="Relu"), Second(takes="Abs")))
 
 
 def test_what_is_refused_at_compile_the_other_takes():
     x = np.array([-1.0, 2.0], np.float32)
-    program = alternating_program(chain("Relu", "Neg", "Relu"), [x], (RefusesRelu(), Second()))
+    program = make_alternating_program(chain("Relu", "Neg", "Relu"), [x], (RefusesRelu(), Second()))
     assert [launch.engine.partition("{")[0] for launch in program.plan.launches] == ["second", "picky", "second"]
     np.testing.assert_array_equal(program.run([x])[0], [0, 0])
     program.close()
@@ -106,22 +106,22 @@ def test_what_is_refused_at_compile_the_other_takes():
 
 def test_what_all_refuse_is_declined():
     with pytest.raises(CompileRefused, match="no Relu after all"):
-        alternating_program(chain("Relu"), [np.zeros(2, np.float32)], (RefusesRelu(), Second(takes="Neg")))
+        make_alternating_program(chain("Relu"), [np.zeros(2, np.float32)], (RefusesRelu(), Second(takes="Neg")))
 
 
 def test_a_failure_to_compile_is_no_refusal():
     with pytest.raises(CompileFailed):
-        alternating_program(chain("Relu"), [np.zeros(2, np.float32)], (Faulty(where="compile"), Second()))
+        make_alternating_program(chain("Relu"), [np.zeros(2, np.float32)], (FaultyEngine(where="compile"), Second()))
 
 
 def test_symbolic_dims_are_bound_where_an_engine_wants_them():
     @dataclass(frozen=True)
-    class Fixed(Recording):
+    class Fixed(RecordingEngine):
         name: ClassVar[str] = "fixed"
         supports_dynamic_shapes: ClassVar[bool] = False
 
     symbolic = replace_input(chain("Relu", "Neg"), TensorType(DType.FLOAT32, ("n",)))
-    program = alternating_program(symbolic, [np.zeros(5, np.float32)], (Second(), Fixed()))
+    program = make_alternating_program(symbolic, [np.zeros(5, np.float32)], (Second(), Fixed()))
     assert {launch.function.inputs[0].type.shape for launch in program.plan.launches} == {(5,)}
 
 
@@ -135,15 +135,15 @@ def replace_input(function: Function, type_: TensorType) -> Function:
 def test_every_case_runs_once_for_each_engine_to_begin_with():
     report = conform(BOTH, RELU, groups=["simple"], alternate=True, gaps=())
     [outcome] = report.outcomes
-    assert (outcome.word, outcome.engines) == (Word.PASSED, ("recording", "second"))
+    assert (outcome.word, outcome.engines) == (ResultWord.PASSED, ("recording", "second"))
     assert report.mixed == 1
     assert "alternating: 1 passed" in str(report)
     assert str(report).endswith("1 ran on several engines")
 
 
 def test_one_round_that_fails_is_a_failure():
-    [outcome] = conform([Recording(), Faulty(how="value")], RELU, groups=["simple"], alternate=True, gaps=()).outcomes
-    assert outcome.word is Word.FAILED
+    [outcome] = conform([RecordingEngine(), FaultyEngine(how="value")], RELU, groups=["simple"], alternate=True, gaps=()).outcomes
+    assert outcome.word is ResultWord.FAILED
 
 
 def test_one_engine_has_nobody_to_alternate_with():
@@ -152,9 +152,9 @@ def test_one_engine_has_nobody_to_alternate_with():
 
 
 def test_what_only_a_mixture_fails_has_a_ledger_of_its_own(monkeypatch):
-    known = next(gap for gap in gaps_of(MIXTURES) if gap.word == "never")
-    entry = Gap(RELU, known.word, known.reason, known.link, everywhere=False)
-    monkeypatch.setattr("xrt.testing.conformance.gaps_of", lambda name: (entry,) if name == MIXTURES else ())
-    engines = [Recording(), replace(Faulty(how="value"))]
-    assert conform(engines, RELU, groups=["simple"], alternate=True).counts[Word.GAP] == 1
-    assert conform(engines[1], RELU, groups=["simple"]).counts[Word.FAILED] == 1
+    known = next(gap for gap in load_known_failures(MIXTURES) if gap.word == "never")
+    entry = KnownFailure(RELU, known.word, known.reason, known.link, everywhere=False)
+    monkeypatch.setattr("xrt.testing.conformance.load_known_failures", lambda name: (entry,) if name == MIXTURES else ())
+    engines = [RecordingEngine(), replace(FaultyEngine(how="value"))]
+    assert conform(engines, RELU, groups=["simple"], alternate=True).counts[ResultWord.GAP] == 1
+    assert conform(engines[1], RELU, groups=["simple"]).counts[ResultWord.FAILED] == 1

@@ -14,12 +14,12 @@ import pytest
 from numpy._core._multiarray_umath import __cpu_features__
 from onnx import TensorProto, helper, numpy_helper
 
-from xrt.compare import Tolerance
+from xrt.comparison import Tolerance
 from xrt.engines.toy import Toy
 from xrt.graph import Function, Node
-from xrt.testing import Case, Word, cases_of, conform, run_case, run_reference
+from xrt.testing import ConformanceCase, ResultWord, conform, group_cases, run_case, run_reference
 from xrt.testing.conditioning import SoftmaxBounds
-from xrt.testing.conformance import Ready, alone
+from xrt.testing.conformance import PreparedCase, run_single
 
 TIGHT = Tolerance(1e-6, 1e-12)
 
@@ -77,7 +77,7 @@ def test_a_row_of_one_is_one():
 # ---------------------------------------------------------------------- cases
 
 
-def case_of(scale: float, *, computed: bool = True) -> Case:
+def case_of(scale: float, *, computed: bool = True) -> ConformanceCase:
     """y = Softmax(x @ w) with equal weights, so that in exact arithmetic all outputs are equal; or Softmax of what is given."""
     given = np.full((2, 4), scale, np.float32)
     weights = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
@@ -86,10 +86,10 @@ def case_of(scale: float, *, computed: bool = True) -> Case:
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 4]) for name in "xy")
     graph = helper.make_graph([product, last] if computed else [last], "g", [x], [y], [weights] if computed else [])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
-    return Case("rounded", model, (given,), (np.full((2, 4), 0.25, np.float32),), 1e-3, 1e-7)
+    return ConformanceCase("rounded", model, (given,), (np.full((2, 4), 0.25, np.float32),), 1e-3, 1e-7)
 
 
-table = Toy.kernels.extended("rounding")
+table = Toy.kernels.extend("rounding")
 
 
 @table("MatMul", devices=("cpu",), priority=9)
@@ -117,7 +117,7 @@ class OtherRoundings(Toy):
 
 def planted(op: str, factory: Any) -> type[Toy]:
     """Return an engine that rounds as `OtherRoundings` and computes one operator wrong."""
-    own = table.extended(f"wrong_{op}")
+    own = table.extend(f"wrong_{op}")
     own(op, devices=("cpu",), priority=99)(factory)
 
     @dataclass(frozen=True)
@@ -144,54 +144,54 @@ def test_a_softmax_of_large_computed_numbers_is_decided_by_rounding():
     case = case_of(1e10)
     assert not case.judge(run_once(case)), "it differs from what the case expects, and nothing else is known"
     assert list(case.rounded) == ["y"]
-    assert run_case(case, alone(OtherRoundings())).word is Word.PASSED
+    assert run_case(case, run_single(OtherRoundings())).word is ResultWord.PASSED
 
 
-def run_once(case: Case) -> Any:
-    return alone(OtherRoundings())(case.function, case.inputs).run(case.inputs)
+def run_once(case: ConformanceCase) -> Any:
+    return run_single(OtherRoundings())(case.function, case.inputs).run(case.inputs)
 
 
 @pytest.mark.parametrize("factory", [of_all_elements, of_nothing])
 def test_a_softmax_that_sums_to_anything_else_has_failed(factory: Any):
-    outcome = run_case(case_of(1e10), alone(planted("Softmax", factory)()))
-    assert outcome.word is Word.FAILED
+    outcome = run_case(case_of(1e10), run_single(planted("Softmax", factory)()))
+    assert outcome.word is ResultWord.FAILED
     assert outcome.reason.startswith("y differs in 8 of 8 elements; at worst y[0,0] is ")
 
 
 def test_wrong_numbers_before_the_softmax_have_failed():
-    outcome = run_case(case_of(1e10), alone(planted("MatMul", one_percent_more)()))
-    assert outcome.word is Word.FAILED
+    outcome = run_case(case_of(1e10), run_single(planted("MatMul", one_percent_more)()))
+    assert outcome.word is ResultWord.FAILED
     assert outcome.reason.startswith("h differs in 8 of 8 elements; at worst h[0,3] is ")
 
 
 def test_a_failure_of_the_second_run_is_one():
-    case, make = case_of(1e10), alone(OtherRoundings())
+    case, make = case_of(1e10), run_single(OtherRoundings())
 
-    def once(function: Function, inputs: Sequence[Any]) -> Ready:
+    def once(function: Function, inputs: Sequence[Any]) -> PreparedCase:
         if function is not case.function:
             raise RuntimeError("only once")
         return make(function, inputs)
 
     outcome = run_case(case, once)
-    assert (outcome.word, outcome.reason) == (Word.FAILED, "at run: RuntimeError: only once")
+    assert (outcome.word, outcome.reason) == (ResultWord.FAILED, "at run: RuntimeError: only once")
 
 
 @pytest.mark.parametrize("case", [case_of(1.0), case_of(1e10, computed=False)], ids=["small", "given"])
-def test_small_numbers_and_given_ones_leave_nothing_to_rounding(case: Case):
+def test_small_numbers_and_given_ones_leave_nothing_to_rounding(case: ConformanceCase):
     assert not case.rounded
 
 
 def test_the_evaluator_of_onnx_gives_the_numbers_before_too():
     case = case_of(1e10)
-    far = Case(case.name, case.model, case.inputs, (np.float32([[1, 0, 0, 0]] * 2),), case.rtol, case.atol)
-    assert run_reference(far).word is Word.PASSED, "a quarter each is as good as a one and three zeros"
+    far = ConformanceCase(case.name, case.model, case.inputs, (np.float32([[1, 0, 0, 0]] * 2),), case.rtol, case.atol)
+    assert run_reference(far).word is ResultWord.PASSED, "a quarter each is as good as a one and three zeros"
 
 
 def test_squeezenet_is_judged_by_what_is_defined_of_it():
     """Its logits are 1e10 and equal in exact arithmetic; on some processors toy's own products round them apart."""
-    [case] = cases_of(("light",), "light_squeezenet")
+    [case] = group_cases(("light",), "light_squeezenet")
     apart = OtherRoundings(native="off")
-    assert not case.judge(alone(apart)(case.function, case.inputs).run(case.inputs)), "32 channels share the one"
+    assert not case.judge(run_single(apart)(case.function, case.inputs).run(case.inputs)), "32 channels share the one"
     report = conform(apart, "light_squeezenet", groups=["light"], gaps=())
     assert report.ok, str(report)
 
@@ -199,7 +199,7 @@ def test_squeezenet_is_judged_by_what_is_defined_of_it():
         return lambda x: pool(node, env)(x) * 2
 
     [outcome] = conform(planted("GlobalAveragePool", twice)(native="off"), "light_squeezenet", groups=["light"], gaps=()).outcomes
-    assert outcome.word is Word.FAILED
+    assert outcome.word is ResultWord.FAILED
     assert outcome.reason.startswith("r65 differs in 1000 of 1000 elements")
 
 
@@ -219,7 +219,7 @@ CORES = {
 @pytest.mark.parametrize("core", [core for core, feature in CORES.items() if __cpu_features__.get(feature)])
 @pytest.mark.parametrize("engine", ["toy", "toy{native=off}"])
 def test_squeezenet_passes_whatever_kernels_the_library_of_products_has(core: str, engine: str):
-    command = [sys.executable, "-m", "xrt.cli", "conform", engine, "--group", "light", "--cases", "light_squeezenet"]
+    command = [sys.executable, "-m", "xrt.cli", "conformance", engine, "--group", "light", "--cases", "light_squeezenet"]
     done = subprocess.run(command, env=os.environ | {"OPENBLAS_CORETYPE": core}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout

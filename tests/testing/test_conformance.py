@@ -14,26 +14,26 @@ from onnx import TensorProto, helper
 
 from tests.conformance.against import differences
 from tools.conformance_record import Record
-from xrt.engines import registry
+from xrt.engines.contract import registry
 from xrt.errors import UnknownEngine
 from xrt.testing import (
     GROUPS,
-    Case,
-    Gap,
+    ConformanceCase,
+    ConformanceReport,
+    KnownFailure,
     Outcome,
-    Report,
-    Word,
-    cases_of,
+    ResultWord,
     conform,
-    gaps_of,
+    group_cases,
+    load_known_failures,
     node_cases,
     run_case,
     run_reference,
     settle,
 )
-from xrt.testing.cases import value_of
-from xrt.testing.conformance import alone, together
-from xrt.testing.faulty import Faulty, Recording
+from xrt.testing.cases import read_value
+from xrt.testing.conformance import run_list, run_single
+from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 
 RELU = "test_relu"
 
@@ -54,18 +54,18 @@ def test_every_node_test_of_onnx_is_a_case():
 
 
 def test_the_record_holds_every_case_and_its_operators():
-    """Here, and not in tests/house, because making the node tests takes seconds."""
-    now = {(case.group, case.name, case.operators) for case in cases_of()}
-    assert {(entry.group, entry.case, entry.operators) for entry in Record.read().entries} == now, "say: make conform"
+    """Here, and not in tests/architecture, because making the node tests takes seconds."""
+    now = {(case.group, case.name, case.operators) for case in group_cases()}
+    assert {(entry.group, entry.case, entry.operators) for entry in Record.read().entries} == now, "say: make conformance"
 
 
 def test_no_name_is_taken_twice():
-    names = [case.name for case in cases_of()]
+    names = [case.name for case in group_cases()]
     assert len(names) == len(set(names))
 
 
 def test_all_groups_come_when_none_is_named():
-    assert {case.group for case in cases_of(pattern="sequence_model1,light_vgg19,relu,*Conv1d,operator_mm")} == set(GROUPS)
+    assert {case.group for case in group_cases(pattern="sequence_model1,light_vgg19,relu,*Conv1d,operator_mm")} == set(GROUPS)
 
 
 def test_shares_are_disjoint_and_complete():
@@ -86,11 +86,11 @@ def test_cases_hold_values_as_engines_take_them():
 
 
 def test_messages_become_arrays():
-    assert value_of(helper.make_tensor("t", TensorProto.INT4, [2], [1, -2])).dtype == ml_dtypes.int4
-    text = value_of(np.array([b"a", b"\xc3\xb6"]))
+    assert read_value(helper.make_tensor("t", TensorProto.INT4, [2], [1, -2])).dtype == ml_dtypes.int4
+    text = read_value(np.array([b"a", b"\xc3\xb6"]))
     assert text.tolist() == ["a", "ö"]
-    assert value_of(np.float32(1)).shape == ()
-    assert value_of([np.float32(1), None])[1] is None
+    assert read_value(np.float32(1)).shape == ()
+    assert read_value([np.float32(1), None])[1] is None
 
 
 def test_random_cases_are_found_by_their_schemas():
@@ -121,7 +121,7 @@ def test_bfloat16_is_granted_two_roundings():
 
 def test_what_comes_out_right_has_passed():
     outcome = outcome_of("toy")
-    assert (outcome.word, outcome.reason, outcome.operators) == (Word.PASSED, "", ("Relu",))
+    assert (outcome.word, outcome.reason, outcome.operators) == (ResultWord.PASSED, "", ("Relu",))
     assert outcome.seconds > 0
 
 
@@ -130,14 +130,14 @@ def test_what_comes_out_right_has_passed():
     [("why_not", "Relu: the faulty engine was told to decline"), ("compile", "the faulty engine was told to refuse")],
 )
 def test_what_is_said_before_the_run_is_declined(where, reason):
-    outcome = outcome_of(Faulty(where=where, how="refuse"))
-    assert (outcome.word, outcome.reason) == (Word.DECLINED, reason)
+    outcome = outcome_of(FaultyEngine(where=where, how="refuse"))
+    assert (outcome.word, outcome.reason) == (ResultWord.DECLINED, reason)
 
 
 @pytest.mark.parametrize("where", ["why_not", "compile", "prepare", "run", "close"])
 def test_every_other_error_has_failed(where):
-    outcome = outcome_of(Faulty(where=where))
-    assert outcome.word is Word.FAILED
+    outcome = outcome_of(FaultyEngine(where=where))
+    assert outcome.word is ResultWord.FAILED
     assert outcome.reason.endswith(f"RuntimeError: the faulty engine was told to fail in {where}")
     assert outcome.reason.startswith("at run" if where in ("run", "close") else "at compile")
 
@@ -155,21 +155,21 @@ def test_every_other_error_has_failed(where):
     ],
 )
 def test_a_wrong_result_has_failed(how, reason):
-    outcome = outcome_of(Faulty(how=how))
-    assert outcome.word is Word.FAILED
+    outcome = outcome_of(FaultyEngine(how=how))
+    assert outcome.word is ResultWord.FAILED
     assert outcome.reason.startswith(reason)
 
 
 def test_one_failure_does_not_end_the_run():
-    report = conform(Faulty(nth=2), "relu,abs,neg", gaps=())
-    assert [outcome.word for outcome in report.outcomes] == [Word.PASSED, Word.FAILED, Word.PASSED]
+    report = conform(FaultyEngine(nth=2), "relu,abs,neg", gaps=())
+    assert [outcome.word for outcome in report.outcomes] == [ResultWord.PASSED, ResultWord.FAILED, ResultWord.PASSED]
 
 
 def test_a_model_that_cannot_be_read_has_failed():
     case = next(iter(node_cases(RELU)))
-    broken = Case("broken", type(case.model)(), case.inputs, case.expected, 0, 0)
-    outcome = run_case(broken, alone(registry.create("toy")))
-    assert outcome.word is Word.FAILED
+    broken = ConformanceCase("broken", type(case.model)(), case.inputs, case.expected, 0, 0)
+    outcome = run_case(broken, run_single(registry.create("toy")))
+    assert outcome.word is ResultWord.FAILED
     assert "ModelError" in outcome.reason
 
 
@@ -177,27 +177,27 @@ def test_a_model_that_cannot_be_read_has_failed():
 
 
 def test_a_list_runs_as_one_plan():
-    first = Recording(takes="Relu")
+    first = RecordingEngine(takes="Relu")
     report = conform([first, "toy"], "relu,abs", gaps=())
-    assert report.counts[Word.PASSED] == 2
+    assert report.counts[ResultWord.PASSED] == 2
     assert report.engine == f"{first.spec},toy"
     assert first.journal.count("run") == 1
 
 
 def test_a_list_that_nobody_completes_declines():
-    outcome = outcome_of([Recording(takes="Abs"), Recording(takes="Neg")])
-    assert outcome.word is Word.DECLINED
+    outcome = outcome_of([RecordingEngine(takes="Abs"), RecordingEngine(takes="Neg")])
+    assert outcome.word is ResultWord.DECLINED
     assert "takes 1 of 1 node" in outcome.reason
 
 
 def test_a_failure_to_compile_is_no_refusal_even_in_a_list():
-    outcome = outcome_of([Faulty(where="compile"), Recording(takes="Neg")])
-    assert outcome.word is Word.FAILED
+    outcome = outcome_of([FaultyEngine(where="compile"), RecordingEngine(takes="Neg")])
+    assert outcome.word is ResultWord.FAILED
     assert "CompileFailed" in outcome.reason
 
 
 def test_a_list_falls_back_on_what_it_names():
-    assert outcome_of([Faulty(where="compile", how="refuse"), "toy"]).word is Word.PASSED
+    assert outcome_of([FaultyEngine(where="compile", how="refuse"), "toy"]).word is ResultWord.PASSED
 
 
 def test_an_unknown_engine_is_an_error_of_the_caller():
@@ -206,7 +206,7 @@ def test_an_unknown_engine_is_an_error_of_the_caller():
 
 
 @dataclass(frozen=True)
-class Counting(Recording):
+class Counting(RecordingEngine):
     """An engine that sees how many nodes it is handed."""
 
     name: ClassVar[str] = "counting"
@@ -217,14 +217,14 @@ class Counting(Recording):
         return super().compile(function, context)
 
 
-@pytest.mark.parametrize("make", [alone, lambda engine: together([engine])], ids=["alone", "list"])
+@pytest.mark.parametrize("make", [run_single, lambda engine: run_list([engine])], ids=["alone", "list"])
 def test_constant_parts_are_computed_beforehand_unless_nothing_is_left(make):
     engine = Counting()
     expanded = next(case for case in node_cases("test_softmax_default_axis_expanded_ver18"))
     constant = next(case for case in node_cases("test_constant"))
-    assert run_case(expanded, make(engine)).word is Word.PASSED
+    assert run_case(expanded, make(engine)).word is ResultWord.PASSED
     assert engine.nodes[0] < len(expanded.function.nodes)
-    assert run_case(constant, make(engine)).word is Word.PASSED
+    assert run_case(constant, make(engine)).word is ResultWord.PASSED
     assert engine.nodes[1] == 1
 
 
@@ -232,56 +232,58 @@ def test_constant_parts_are_computed_beforehand_unless_nothing_is_left(make):
 
 
 def test_the_reference_runs_beside():
-    report = conform(Recording(takes="Abs"), "relu,abs", reference=True, gaps=())
-    assert [outcome.word for outcome in report.reference] == [Word.PASSED, Word.PASSED]
+    report = conform(RecordingEngine(takes="Abs"), "relu,abs", reference=True, gaps=())
+    assert [outcome.word for outcome in report.reference] == [ResultWord.PASSED, ResultWord.PASSED]
     assert report.lost(report.reference) == (RELU,)
 
 
 def test_the_reference_may_return_scalars():
-    assert run_reference(next(iter(node_cases("test_reduce_sum_default_axes_keepdims_example")))).word is Word.PASSED
+    assert run_reference(next(iter(node_cases("test_reduce_sum_default_axes_keepdims_example")))).word is ResultWord.PASSED
 
 
 # ---------------------------------------------------------------------- ledgers and reports
 
 
-def gap(cases: str, **fields) -> Gap:
-    return Gap(cases, "not upstream", "the library rounds down", "https://example.org/1", **fields)
+def gap(cases: str, **fields) -> KnownFailure:
+    return KnownFailure(cases, "not upstream", "the library rounds down", "https://example.org/1", **fields)
 
 
-def made(*words: Word) -> Report:
-    return Report("mine", tuple(Outcome(f"test_{number}", word, "why", ("Relu",)) for number, word in enumerate(words)))
+def made(*words: ResultWord) -> ConformanceReport:
+    return ConformanceReport(
+        "mine", tuple(Outcome(f"test_{number}", word, "why", ("Relu",)) for number, word in enumerate(words))
+    )
 
 
 def test_a_failure_in_the_ledger_is_a_gap():
-    report = settle(made(Word.FAILED, Word.PASSED), [gap("test_0")])
+    report = settle(made(ResultWord.FAILED, ResultWord.PASSED), [gap("test_0")])
     assert report.ok
-    assert report.outcomes[0].word is Word.GAP
+    assert report.outcomes[0].word is ResultWord.GAP
     assert report.outcomes[0].reason == "not upstream: the library rounds down [why]"
 
 
-@pytest.mark.parametrize("word", [Word.PASSED, Word.DECLINED])
+@pytest.mark.parametrize("word", [ResultWord.PASSED, ResultWord.DECLINED])
 def test_an_entry_whose_case_does_not_fail_is_stale(word):
-    report = settle(made(Word.FAILED, word), [gap("test_*")])
+    report = settle(made(ResultWord.FAILED, word), [gap("test_*")])
     assert not report.ok
     assert report.stale == (f"test_* (not upstream: the library rounds down): test_1 {word}; narrow or delete the entry",)
 
 
 def test_an_entry_that_fails_only_on_some_processors_may_pass():
-    assert settle(made(Word.PASSED), [gap("test_0", everywhere=False)]).ok
+    assert settle(made(ResultWord.PASSED), [gap("test_0", everywhere=False)]).ok
 
 
 def test_an_entry_without_a_case_is_stale_in_a_complete_run_only():
-    report = settle(made(Word.PASSED), [gap("test_9")])
+    report = settle(made(ResultWord.PASSED), [gap("test_9")])
     assert report.stale == ("test_9 (not upstream: the library rounds down) matches no case; delete the entry",)
-    assert settle(made(Word.PASSED), [gap("test_9")], complete=False).ok
+    assert settle(made(ResultWord.PASSED), [gap("test_9")], complete=False).ok
 
 
 def test_in_a_list_another_engine_may_pass_what_the_ledger_knows():
-    assert settle(made(Word.PASSED, Word.FAILED), [gap("test_*")], alone=False).ok
+    assert settle(made(ResultWord.PASSED, ResultWord.FAILED), [gap("test_*")], alone=False).ok
 
 
 def test_a_failure_that_no_ledger_knows_is_one():
-    report = settle(made(Word.FAILED), [])
+    report = settle(made(ResultWord.FAILED), [])
     assert not report.ok
     assert str(report).splitlines() == ["mine: 0 passed, 0 declined, 1 failed, 0 gap of 1", "  failed test_0: why"]
 
@@ -294,27 +296,29 @@ def test_the_record_holds_in_a_small_sample(engine):
 
 @pytest.mark.parametrize("engine", ["toy", "ort", "tvm", "openvino", "xla", "iree", "mixtures"])
 def test_shipped_ledgers_give_reasons_and_links(engine):
-    for entry in gaps_of(engine):
+    for entry in load_known_failures(engine):
         assert len(entry.reason) > 20
         assert entry.link.startswith("https://")
-    assert gaps_of(f"{engine}{{x=1}}") == gaps_of(engine)
-    assert gaps_of("stranger") == ()
+    assert load_known_failures(f"{engine}{{x=1}}") == load_known_failures(engine)
+    assert load_known_failures("stranger") == ()
 
 
 def test_reports_survive_json_and_are_joined():
     whole = conform("toy", "relu*,abs*", reference=True, gaps=())
     shares = [conform("toy", "relu*,abs*", shard=(i, 2), reference=True, gaps=()) for i in range(2)]
-    read = [Report.from_dict(json.loads(json.dumps(share.to_dict()))) for share in shares]
+    read = [ConformanceReport.from_dict(json.loads(json.dumps(share.to_dict()))) for share in shares]
     assert read == shares
-    joined = Report.joined(read)
+    joined = ConformanceReport.join(read)
     assert [o.case for o in joined.outcomes] == [o.case for o in whole.outcomes]
     assert joined.counts == whole.counts
     assert len(joined.reference) == len(whole.reference)
 
 
 def test_counts_per_operator():
-    report = made(Word.PASSED, Word.FAILED, Word.FAILED)
-    assert report.by_operator() == {"Relu": {Word.PASSED: 1, Word.DECLINED: 0, Word.FAILED: 2, Word.GAP: 0}}
+    report = made(ResultWord.PASSED, ResultWord.FAILED, ResultWord.FAILED)
+    assert report.by_operator() == {
+        "Relu": {ResultWord.PASSED: 1, ResultWord.DECLINED: 0, ResultWord.FAILED: 2, ResultWord.GAP: 0}
+    }
 
 
 def test_progress_is_told_after_each_case():

@@ -34,9 +34,9 @@ def test_inputs_are_handed_out_as_copies():
     one = find_entry("update_in_place")
     with pytest.raises(ValueError, match="read-only"):
         one.inputs[0][:] = 0
-    one.given()[0][:] = 0
+    one.make_inputs()[0][:] = 0
     assert one.inputs[0].tolist() == [1, 1, 1]
 
 
 def test_a_strided_input_stays_strided():
-    assert not find_entry("strided_input").given()[0].flags.c_contiguous
+    assert not find_entry("strided_input").make_inputs()[0].flags.c_contiguous

@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from xrt.engines import registry
-from xrt.engines.spec import build, parse_spec
+from xrt.engines.contract import registry
+from xrt.engines.contract.spec import build, parse_spec
 from xrt.errors import CompileRefused, OptionError
 from xrt.passes import infer_shapes
 from xrt.testing.corpus import find_entry
-from xrt.testing.faulty import Faulty, Recording, Slow
-from xrt.verify.running import compiled, run_alone
+from xrt.testing.fault_injection import FaultyEngine, RecordingEngine, SlowEngine
+from xrt.verify.execution import compile_alone, run_alone
 
 ONE = find_entry("two_branches_and_a_join")
 
 
 def result_of(**told) -> list:
-    return run_alone(Faulty(**told), ONE.function, ONE.given())
+    return run_alone(FaultyEngine(**told), ONE.function, ONE.make_inputs())
 
 
 @pytest.mark.parametrize("where", ["why_not", "compile", "prepare", "run", "close"])
@@ -28,8 +28,8 @@ def test_it_raises_where_it_is_told(where):
 
 def test_its_version_may_raise():
     with pytest.raises(RuntimeError, match="in version"):
-        Faulty(where="version").version()
-    assert Faulty().version().startswith("faulty of ")
+        FaultyEngine(where="version").version()
+    assert FaultyEngine().version().startswith("faulty of ")
 
 
 @pytest.mark.parametrize(("where", "match"), [("why_not", "told to decline"), ("compile", "told to refuse")])
@@ -55,26 +55,26 @@ def test_its_results_are_wrong_as_told(how, message):
 
 def test_it_writes_to_an_input():
     given = [np.ones(3, np.float32)]
-    run_alone(Faulty(how="write_input"), ONE.function, given)
+    run_alone(FaultyEngine(how="write_input"), ONE.function, given)
     assert given[0].tolist() == [0, 1, 1]
 
 
 def test_it_misbehaves_at_the_nth_call_alone():
-    executable = compiled(Faulty(how="value", nth=2), ONE.function, ONE.inputs)
-    judged = [bool(ONE.judge(executable.run(ONE.given()))) for _ in range(3)]
+    executable = compile_alone(FaultyEngine(how="value", nth=2), ONE.function, ONE.inputs)
+    judged = [bool(ONE.judge(executable.run(ONE.make_inputs()))) for _ in range(3)]
     assert judged == [True, False, True]
 
 
 def test_what_cannot_misbehave_so_is_refused():
     with pytest.raises(OptionError, match=r"^'close' cannot misbehave by 'nan', only 'run' can$"):
-        Faulty(where="close", how="nan")
+        FaultyEngine(where="close", how="nan")
 
 
 def test_the_recording_engine_counts():
-    engine = Recording()
-    executable = compiled(engine, ONE.function, ONE.inputs)
+    engine = RecordingEngine()
+    executable = compile_alone(engine, ONE.function, ONE.inputs)
     for _ in range(3):
-        assert ONE.judge(executable.run(ONE.given()))
+        assert ONE.judge(executable.run(ONE.make_inputs()))
     executable.close()
     counted = [engine.journal.count(word) for word in ("why_not", "compile", "prepare", "run", "close")]
     assert counted == [len(ONE.function.nodes), 1, 1, 3, 1]
@@ -85,24 +85,24 @@ def test_the_recording_engine_counts():
 
 def test_it_takes_what_it_is_told_to_take():
     with pytest.raises(CompileRefused, match=r"^Neg: it was told to take Relu\|T\*, and Neg is none of these$"):
-        run_alone(Recording(takes="Relu|T*"), ONE.function, ONE.given())
+        run_alone(RecordingEngine(takes="Relu|T*"), ONE.function, ONE.make_inputs())
 
 
 def test_their_options_make_their_spec():
-    engine = Faulty(inner="ort", where="compile", how="refuse", nth=3)
+    engine = FaultyEngine(inner="ort", where="compile", how="refuse", nth=3)
     assert engine.spec == "faulty{how=refuse, inner=ort, nth=3, where=compile}"
-    assert build(Faulty, parse_spec(engine.spec)[1]) == engine
-    assert Recording(mark="a") != Recording(mark="b")
+    assert build(FaultyEngine, parse_spec(engine.spec)[1]) == engine
+    assert RecordingEngine(mark="a") != RecordingEngine(mark="b")
     assert registry.create(engine) is engine
 
 
 def test_the_slow_engine_takes_its_time_and_is_right(monkeypatch):
     slept: list[float] = []
     monkeypatch.setattr("time.sleep", slept.append)
-    engine = Slow(run_seconds=0.5, node_seconds=0.25, compile_seconds=3.0)
-    executable = compiled(engine, ONE.function, ONE.given())
+    engine = SlowEngine(run_seconds=0.5, node_seconds=0.25, compile_seconds=3.0)
+    executable = compile_alone(engine, ONE.function, ONE.make_inputs())
     for _ in range(2):
-        assert ONE.judge(list(executable.run(ONE.given())))
+        assert ONE.judge(list(executable.run(ONE.make_inputs())))
     each = 0.5 + 0.25 * len(ONE.function.nodes)
     assert slept == [3.0, each, each]
     assert engine.journal.count("run") == 2
@@ -110,4 +110,4 @@ def test_the_slow_engine_takes_its_time_and_is_right(monkeypatch):
 
 def test_no_time_is_below_zero():
     with pytest.raises(OptionError, match=r"^node_seconds is a time of 0 or more seconds; got -1\.0$"):
-        Slow(node_seconds=-1.0)
+        SlowEngine(node_seconds=-1.0)

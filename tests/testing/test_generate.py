@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from onnx.reference import ReferenceEvaluator
 
-from xrt.engines import registry
+from xrt.engines.contract import registry
 from xrt.errors import InputError
 from xrt.formats import onnx as formats
 from xrt.graph import Function, SequenceType, TensorType, Value
 from xrt.graph.dtypes import DType
 from xrt.graph.verify import verify
-from xrt.testing.draft import LARGEST, Seeded
-from xrt.testing.generate import Form, inputs_of, seeded_function
-from xrt.testing.proof import bounded
+from xrt.testing.generate import Form, make_random_inputs, make_seeded_function
+from xrt.testing.graph_draft import LARGEST, Seeded
 from xrt.testing.strategies import functions, labels
-from xrt.verify.running import run_alone
+from xrt.testing.suite_base import bounded
+from xrt.verify.execution import run_alone
 
 many = settings(bounded, max_examples=150)
 
@@ -39,7 +39,7 @@ def test_onnx_accepts_them(function):
 @many
 @given(function=functions())
 def test_they_give_what_they_claim(function):
-    results = run_alone(registry.create("toy"), function, inputs_of(function, 1))
+    results = run_alone(registry.create("toy"), function, make_random_inputs(function, 1))
     for value, result in zip(function.outputs, results, strict=True):
         assert DType.of(result) is value.type.dtype
         assert len(result.shape) == len(value.type.shape)
@@ -52,7 +52,7 @@ def test_they_give_what_they_claim(function):
 def test_the_evaluator_of_onnx_runs_them_too(function):
     if any(node.op_type == "Softsign" for node in function.nodes):
         return  # it returns a scalar for a 0-d input, and then refuses it
-    feed = dict(zip([v.name for v in function.inputs], inputs_of(function, 2), strict=True))
+    feed = dict(zip([v.name for v in function.inputs], make_random_inputs(function, 2), strict=True))
     results = ReferenceEvaluator(formats.to_model(function)).run(None, feed)
     for value, result in zip(function.outputs, results, strict=True):
         assert np.asarray(result).dtype == value.type.dtype.numpy
@@ -83,7 +83,7 @@ def forms_of(function: Function) -> set[str]:
 
 
 def test_every_odd_form_comes_up():
-    seen = set().union(*(forms_of(seeded_function(seed)) for seed in range(400)))
+    seen = set().union(*(forms_of(make_seeded_function(seed)) for seed in range(400)))
     assert len(seen) == 15, seen
 
 
@@ -100,11 +100,11 @@ def test_every_odd_form_comes_up():
     ],
 )
 def test_a_form_keeps_out_what_it_says(form, absent):
-    assert not any(absent in forms_of(seeded_function(seed, form)) for seed in range(150))
+    assert not any(absent in forms_of(make_seeded_function(seed, form)) for seed in range(150))
 
 
 def test_a_family_alone():
-    operators = {node.op for seed in range(60) for node in seeded_function(seed, Form(("product",), control=False)).nodes}
+    operators = {node.op for seed in range(60) for node in make_seeded_function(seed, Form(("product",), control=False)).nodes}
     assert operators == {"MatMul", "Gemm"}
 
 
@@ -114,16 +114,16 @@ def test_an_unknown_family_is_refused():
 
 
 def test_equal_seeds_give_equal_functions_and_inputs():
-    one, same = seeded_function(5), seeded_function(5)
+    one, same = make_seeded_function(5), make_seeded_function(5)
     assert one == same
-    assert one != seeded_function(6)
-    for mine, theirs in zip(inputs_of(one, 3), inputs_of(same, 3), strict=True):
+    assert one != make_seeded_function(6)
+    for mine, theirs in zip(make_random_inputs(one, 3), make_random_inputs(same, 3), strict=True):
         np.testing.assert_array_equal(mine, theirs)
 
 
 def test_what_steps_is_computed_with_no_further():
     for seed in range(200):
-        function = seeded_function(seed)
+        function = make_seeded_function(seed)
         for node in function.nodes:
             if node.op_type in ("Round", "Floor", "Ceil", "ArgMax", "ArgMin"):
                 assert not function.users(node.outputs[0]), "an engine may step elsewhere"
@@ -131,10 +131,10 @@ def test_what_steps_is_computed_with_no_further():
 
 def test_inputs_of_lists_and_of_unknown_rank():
     tensor = TensorType(DType.FLOAT32, (2,))
-    [given] = inputs_of(Function((Value("s", SequenceType(tensor)),), ()), 0)
+    [given] = make_random_inputs(Function((Value("s", SequenceType(tensor)),), ()), 0)
     assert [item.shape for item in given] == [(2,), (2,)]
     with pytest.raises(InputError, match=r"^no random value can be made for the type float32\[\.\.\.\]; "):
-        inputs_of(Function((Value("x", TensorType(DType.FLOAT32)),), ()), 0)
+        make_random_inputs(Function((Value("x", TensorType(DType.FLOAT32)),), ()), 0)
 
 
 @bounded
@@ -150,7 +150,7 @@ def test_labels_never_fall_along_an_edge(function):
 
 def test_seeded_choices_need_no_hypothesis():
     assert {Seeded(seed).pick("ab") for seed in range(20)} == {"a", "b"}
-    code = "import sys, xrt.testing, xrt.testing.generate, xrt.testing.corpus, xrt.testing.faulty; print(sorted(sys.modules))"
+    code = "import sys; from xrt.testing import corpus, fault_injection, generate; print(sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "'xrt.testing.generate'" in loaded
     assert "'hypothesis'" not in loaded

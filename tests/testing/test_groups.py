@@ -9,47 +9,47 @@ import pytest
 from onnx import TensorProto, helper
 
 from xrt.errors import OptionError
-from xrt.testing import Case, Word, cases_of, conform
+from xrt.testing import ConformanceCase, ResultWord, conform, group_cases
 
 STORED = ("simple", "pytorch-operator", "pytorch-converted", "light")
 
 
 def test_there_is_a_case_for_each_folder():
-    counts = {group: len(cases_of((group,))) for group in STORED}
+    counts = {group: len(group_cases((group,))) for group in STORED}
     assert counts == {"simple": 23, "pytorch-operator": 35, "pytorch-converted": 82, "light": 18}
 
 
 @pytest.mark.parametrize("group", STORED)
 def test_cases_know_their_group_and_are_sorted(group: str):
-    cases = cases_of((group,))
+    cases = group_cases((group,))
     assert {case.group for case in cases} == {group}
     assert [case.name for case in cases] == sorted(case.name for case in cases)
 
 
 def test_shares_of_several_groups_are_disjoint_and_complete():
-    shares = [{case.name for case in cases_of(STORED, shard=(i, 10))} for i in range(10)]
-    assert sum(map(len, shares)) == len(set().union(*shares)) == len(cases_of(STORED))
+    shares = [{case.name for case in group_cases(STORED, shard=(i, 10))} for i in range(10)]
+    assert sum(map(len, shares)) == len(set().union(*shares)) == len(group_cases(STORED))
 
 
 @pytest.mark.parametrize("groups", [("nodes",), ("node", "ligth")])
 def test_an_unknown_group_is_an_error(groups):
     with pytest.raises(OptionError, match=r"there is no group '(nodes|ligth)'\. Did you mean '(node|light)'"):
-        cases_of(groups)
+        group_cases(groups)
 
 
 def test_a_share_that_there_is_not_is_an_error():
     with pytest.raises(OptionError, match=r"a share is \(i, n\) with i from 0 to n-1; got \(3, 3\)"):
-        cases_of(STORED, shard=(3, 3))
+        group_cases(STORED, shard=(3, 3))
 
 
 def test_stored_sequences_are_lists():
-    [case] = cases_of(("simple",), "sequence_model1")
+    [case] = group_cases(("simple",), "sequence_model1")
     assert all(isinstance(value, np.ndarray) for value in case.inputs)
-    assert conform("toy", "sequence_model*", groups=["simple"]).counts[Word.PASSED] == 8
+    assert conform("toy", "sequence_model*", groups=["simple"]).counts[ResultWord.PASSED] == 8
 
 
 def test_a_light_network_comes_twice():
-    plain, random = cases_of(("light",), "light_squeezenet*")
+    plain, random = group_cases(("light",), "light_squeezenet*")
     assert (plain.name, random.name) == ("light_squeezenet", "light_squeezenet_random")
     assert np.ptp(plain.truth[0]) < 1e-6, "as it comes, all outputs are one number"
     assert random.truth[0].std() > 1e-4
@@ -60,7 +60,7 @@ def test_a_light_network_comes_twice():
 
 def test_groups_are_counted():
     report = conform("toy", "single_relu_model,operator_mm,Linear", groups=STORED, gaps=())
-    assert {group: counts[Word.PASSED] for group, counts in report.by_group().items()} == {
+    assert {group: counts[ResultWord.PASSED] for group, counts in report.by_group().items()} == {
         "simple": 1,
         "pytorch-operator": 1,
         "pytorch-converted": 1,
@@ -71,13 +71,13 @@ def test_groups_are_counted():
 # ---------------------------------------------------------------------- ties
 
 
-def argmax_case() -> Case:
+def argmax_case() -> ConformanceCase:
     """y = ArgMax(Sqrt(x)): two places whose values are as good as equal."""
     nodes = [helper.make_node("Sqrt", ["x"], ["h"]), helper.make_node("ArgMax", ["h"], ["y"], axis=0, keepdims=0)]
     x, y = (helper.make_tensor_value_info(n, t, s) for n, t, s in (("x", TensorProto.FLOAT, [3]), ("y", TensorProto.INT64, [])))
     model = helper.make_model(helper.make_graph(nodes, "g", [x], [y]), opset_imports=[helper.make_opsetid("", 18)])
     given = np.array([1.0, 1.0 + 1e-6, 0.5], np.float32)
-    return Case("argmax", model, (given,), (np.array(1),), 1e-3, 1e-7)
+    return ConformanceCase("argmax", model, (given,), (np.array(1),), 1e-3, 1e-7)
 
 
 def test_a_tie_counts_where_it_is_admitted_and_a_wrong_place_never():
@@ -89,6 +89,6 @@ def test_a_tie_counts_where_it_is_admitted_and_a_wrong_place_never():
 
 
 def test_of_a_copy_nothing_is_computed_yet():
-    case = cases_of(("light",), "light_zfnet512_random")[0]
+    case = group_cases(("light",), "light_zfnet512_random")[0]
     assert case.function
     assert "function" not in vars(replace(case))

@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 
 from tests.module.test_faults import X, chain
-from xrt.engines import registry
+from xrt.engines.contract import registry
 from xrt.errors import OptionError, UnknownEngine
-from xrt.testing import Gap, Outcome, Report, Word, conform
-from xrt.testing.faulty import Faulty, Recording
-from xrt.testing.measured import _turned as turned
-from xrt.testing.measured import engines_for, placed_program
+from xrt.testing import ConformanceReport, KnownFailure, Outcome, ResultWord, conform
+from xrt.testing.auto_cases import _turned as turned
+from xrt.testing.auto_cases import engines_for, make_auto_program
+from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 
-LIAR = Faulty(how="value", mark="liar")
+LIAR = FaultyEngine(how="value", mark="liar")
 
 
-def outcome_of(*engines: object, pattern: str = "relu", gaps: tuple[Gap, ...] | None = ()) -> Outcome:
+def outcome_of(*engines: object, pattern: str = "relu", gaps: tuple[KnownFailure, ...] | None = ()) -> Outcome:
     [outcome] = conform([*engines, "auto"], pattern, gaps=gaps).outcomes  # type: ignore[list-item]
     return outcome
 
@@ -26,7 +26,7 @@ def outcome_of(*engines: object, pattern: str = "relu", gaps: tuple[Gap, ...] | 
 def test_cases_pass_on_engines_that_a_search_has_chosen() -> None:
     report = conform(["toy", "ort", "auto"], "relu,abs,sequence_model1,celu_expanded,castlike_FLOAT_to_STRING")
     assert report.engine == "toy,ort,auto"
-    assert {outcome.word for outcome in report.outcomes} == {Word.PASSED}, str(report)
+    assert {outcome.word for outcome in report.outcomes} == {ResultWord.PASSED}, str(report)
     assert {engine for outcome in report.outcomes for engine in outcome.engines} <= {"toy", "ort"}
     assert all(outcome.placed for outcome in report.outcomes)
 
@@ -35,45 +35,45 @@ def test_cases_pass_on_engines_that_a_search_has_chosen() -> None:
 def test_an_engine_that_lies_is_kept_out(case: str) -> None:
     """Whoever comes first in the search: that differs from case to case."""
     outcome = outcome_of(LIAR, "toy", pattern=case)
-    assert (outcome.word, outcome.engines) == (Word.PASSED, ("toy",))
+    assert (outcome.word, outcome.engines) == (ResultWord.PASSED, ("toy",))
     assert LIAR.journal.count("run")
 
 
 @pytest.mark.parametrize("first", [LIAR, "toy"])
 def test_an_engine_that_raises_is_kept_out(first: object) -> None:
-    other = Faulty(how="raise") if first is LIAR else Faulty(where="compile")
+    other = FaultyEngine(how="raise") if first is LIAR else FaultyEngine(where="compile")
     assert outcome_of(*((other, "toy") if first is LIAR else ("toy", other))).engines == ("toy",)
 
 
 def test_what_no_engine_has_right_fails() -> None:
     outcome = outcome_of(LIAR)
-    assert (outcome.word, outcome.engines) == (Word.FAILED, ("faulty",))
+    assert (outcome.word, outcome.engines) == (ResultWord.FAILED, ("faulty",))
 
 
 def test_what_no_engine_takes_is_declined() -> None:
-    outcome = outcome_of(Recording(takes="Abs"))
-    assert outcome.word is Word.DECLINED
+    outcome = outcome_of(RecordingEngine(takes="Abs"))
+    assert outcome.word is ResultWord.DECLINED
     assert "no engine of the list" in outcome.reason
 
 
-@pytest.mark.parametrize(("everywhere", "word"), [(True, Word.FAILED), (False, Word.GAP)])
-def test_a_ledger_excuses_roundings_alone(monkeypatch: pytest.MonkeyPatch, everywhere: bool, word: Word) -> None:
-    gap = Gap("test_relu", "never", "a reason long enough to be one", "https://example.org", everywhere)
-    monkeypatch.setattr("xrt.testing.conformance.gaps_of", lambda name: (gap,) if name.startswith("faulty") else ())
+@pytest.mark.parametrize(("everywhere", "word"), [(True, ResultWord.FAILED), (False, ResultWord.GAP)])
+def test_a_ledger_excuses_roundings_alone(monkeypatch: pytest.MonkeyPatch, everywhere: bool, word: ResultWord) -> None:
+    gap = KnownFailure("test_relu", "never", "a reason long enough to be one", "https://example.org", everywhere)
+    monkeypatch.setattr("xrt.testing.conformance.load_known_failures", lambda name: (gap,) if name.startswith("faulty") else ())
     report = conform([LIAR, "auto"], "relu")
     assert report.outcomes[0].word is word
     assert not report.stale
 
 
 def test_a_gap_that_a_search_has_kept_out_is_not_stale(monkeypatch: pytest.MonkeyPatch) -> None:
-    gap = Gap("test_relu", "never", "a reason long enough to be one", "https://example.org", everywhere=False)
-    monkeypatch.setattr("xrt.testing.conformance.gaps_of", lambda name: (gap,))
+    gap = KnownFailure("test_relu", "never", "a reason long enough to be one", "https://example.org", everywhere=False)
+    monkeypatch.setattr("xrt.testing.conformance.load_known_failures", lambda name: (gap,))
     report = conform([LIAR, "toy", "auto"], "relu")
-    assert (report.ok, report.outcomes[0].word) == (True, Word.PASSED)
+    assert (report.ok, report.outcomes[0].word) == (True, ResultWord.PASSED)
 
 
 def test_the_first_engine_differs_by_function_and_all_are_there() -> None:
-    engines = [Recording(mark=mark) for mark in "abc"]
+    engines = [RecordingEngine(mark=mark) for mark in "abc"]
     functions = [chain(*["Abs"] * count) for count in range(1, 12)]
     assert {turned(engines, function)[0].mark for function in functions} == {*"abc"}
     assert all(sorted(one.mark for one in turned(engines, function)) == [*"abc"] for function in functions)
@@ -81,8 +81,8 @@ def test_the_first_engine_differs_by_function_and_all_are_there() -> None:
 
 
 def test_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrt.tune.search.way_of", None)
-    program = placed_program(chain("Exp", "Cos"), [X], [registry.create("toy")])
+    monkeypatch.setattr("xrt.placement.session.choose_runner", None)
+    program = make_auto_program(chain("Exp", "Cos"), [X], [registry.create("toy")])
     assert np.allclose(program.run([X])[0], np.cos(np.exp(X)))
 
 
@@ -105,4 +105,4 @@ def test_nodes_that_alternate_are_not_placed() -> None:
 def test_a_report_counts_where_cases_ran() -> None:
     report = conform(["toy", "auto"], "relu,abs")
     assert report.placements() == {"Abs": {"toy": 1}, "Relu": {"toy": 1}}
-    assert Report.from_dict(report.to_dict()).placements() == report.placements()
+    assert ConformanceReport.from_dict(report.to_dict()).placements() == report.placements()

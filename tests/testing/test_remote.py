@@ -13,8 +13,8 @@ import pytest
 
 from xrt.engines.toy import Toy
 from xrt.errors import OptionError, UnknownEngine
-from xrt.testing import Word, conform
-from xrt.testing.faulty import Faulty
+from xrt.testing import ResultWord, conform
+from xrt.testing.fault_injection import FaultyEngine
 from xrt.testing.fuzz import Fuzzer
 from xrt.testing.remote import RemoteFuzzer
 from xrt.verify import Verdict
@@ -57,7 +57,7 @@ def command(environment: dict[str, str], *arguments: str) -> subprocess.Complete
 
 
 def test_conform_names_the_case_that_crashed_and_goes_on(plugged: dict[str, str]) -> None:
-    done = command(plugged, "conform", "aborting", "--cases", "test_relu,test_abs,test_neg,test_sign", "--json")
+    done = command(plugged, "conformance", "aborting", "--cases", "test_relu,test_abs,test_neg,test_sign", "--json")
     outcomes = {one["case"]: (one["word"], one["reason"]) for one in json.loads(done.stdout)["outcomes"]}
     passed = dict.fromkeys(("test_neg", "test_relu", "test_sign"), ("passed", ""))
     assert (done.returncode, outcomes) == (1, {**passed, "test_abs": ("failed", ENDED)}), done.stderr
@@ -65,7 +65,7 @@ def test_conform_names_the_case_that_crashed_and_goes_on(plugged: dict[str, str]
 
 def test_fuzz_names_the_seed_that_crashed_and_goes_on(plugged: dict[str, str]) -> None:
     """Which graphs have an Abs is seen by the engine that raises where the other one aborts."""
-    raises = Fuzzer([Faulty(takes="Abs", how="raise")], shrinks=False)
+    raises = Fuzzer([FaultyEngine(takes="Abs", how="raise")], shrinks=False)
     raises.run(range(12))
     seeds = {found.seed for found in raises.findings}
     assert 0 < len(seeds) < 12
@@ -78,7 +78,7 @@ def test_fuzz_names_the_seed_that_crashed_and_goes_on(plugged: dict[str, str]) -
 
 
 def test_without_isolation_it_ends_the_command(plugged: dict[str, str]) -> None:
-    assert command(plugged, "conform", "aborting", "--cases", "test_abs", "--no-isolate").returncode == -6
+    assert command(plugged, "conformance", "aborting", "--cases", "test_abs", "--no-isolate").returncode == -6
     assert command(plugged, "fuzz", "--engines", "aborting", "--count", "12", "--no-isolate").returncode == -6
 
 
@@ -94,7 +94,7 @@ def told(report: Any) -> list[tuple[Any, ...]]:
     [
         {"engines": "ort", "pattern": "test_relu,test_abs,test_celu*", "reference": True},
         {"engines": ["ort", "toy"], "pattern": "*relu*", "groups": ["simple"], "alternate": True},
-        {"engines": Faulty(takes="Abs", how="value"), "pattern": "test_abs,test_neg"},
+        {"engines": FaultyEngine(takes="Abs", how="value"), "pattern": "test_abs,test_neg"},
         {"engines": "toy", "pattern": "test_abs*", "shard": (0, 2)},
     ],
     ids=["reference", "alternating", "wrong", "share"],
@@ -107,14 +107,14 @@ def test_cases_come_out_as_they_do_here(options: dict[str, Any]) -> None:
 
 
 def test_every_crash_starts_another_worker() -> None:
-    report = conform(Faulty(takes="Abs|Neg", how="kill"), "test_abs,test_neg,test_relu", isolate=True, gaps=())
+    report = conform(FaultyEngine(takes="Abs|Neg", how="kill"), "test_abs,test_neg,test_relu", isolate=True, gaps=())
     ended = ENDED.replace("SIGABRT", "SIGKILL")
-    assert [o.reason for o in report.of(Word.FAILED)] == [ended, ended]
+    assert [o.reason for o in report.of(ResultWord.FAILED)] == [ended, ended]
     assert len(report.outcomes) == 3
 
 
 def test_graphs_come_out_as_they_do_here() -> None:
-    engines = ["ort", Faulty(takes="Abs|Exp|Add", how="value")]
+    engines = ["ort", FaultyEngine(takes="Abs|Exp|Add", how="value")]
     here, there = Fuzzer(engines), RemoteFuzzer(engines)
     for fuzzer in (here, there):
         fuzzer.run(range(12))

@@ -11,27 +11,27 @@ import numpy as np
 import pytest
 
 from xrt import OpTable, XRTModule
-from xrt.engines import registry
-from xrt.engines.toy import Env, Run, Toy
+from xrt.engines.contract import registry
+from xrt.engines.toy import KernelContext, Run, Toy
 from xrt.formats import text
 from xrt.graph import Node
 from xrt.testing.contract import Contract
-from xrt.testing.special import SPECIALS, special
-from xrt.testing.spikes import SPIKES, spiked
-from xrt.verify.running import run_alone
+from xrt.testing.special_values import SPECIALS, make_special_cases
+from xrt.testing.spikes import SPIKES, find_spiked
+from xrt.verify.execution import run_alone
 
-GUIDE = Path(__file__).parents[2] / "docs" / "user-guide.md"
+PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "numerics.md"
 
-ops: OpTable[Any] = Toy.kernels.extended("losing")
+ops: OpTable[Any] = Toy.kernels.extend("losing")
 
 
 @ops("Relu", priority=9)
-def relu(node: Node, env: Env) -> Run:
+def relu(node: Node, env: KernelContext) -> Run:
     return lambda x: np.fmax(x, x.dtype.type(0))
 
 
 @ops("Abs", priority=9)
-def absolute(node: Node, env: Env) -> Run:
+def absolute(node: Node, env: KernelContext) -> Run:
     return lambda x: np.minimum(np.abs(x), np.finfo(x.dtype).max)
 
 
@@ -58,7 +58,7 @@ class Modest(Honest):
 
 
 @ops("LRN", priority=9)
-def lrn(node: Node, env: Env) -> Run:
+def lrn(node: Node, env: KernelContext) -> Run:
     """LRN with a running sum, which no NaN leaves again."""
     right = next(kernel for kernel in Toy.kernels if kernel.op_type == "LRN").code(node, env)
     return lambda x: right(x) + 0 * np.cumsum(x, axis=1)
@@ -89,7 +89,7 @@ def test_what_is_declared_may_be_lost(name: str) -> None:
 
 
 def test_nothing_but_what_is_declared_may_differ() -> None:
-    one = special("Relu-18-float32")
+    one = make_special_cases("Relu-18-float32")
     expected = run_alone(Toy(native="off"), one.function, one.inputs)
     wrong = [array + 1 for array in expected]
     assert one.judge(expected, expected)
@@ -106,7 +106,7 @@ def test_a_nan_that_spreads_is_found_and_how_to_declare_it_told() -> None:
 
 
 def test_what_depends_on_the_order_of_a_sum_is_open() -> None:
-    one = spiked("GlobalAveragePool-18-8")
+    one = find_spiked("GlobalAveragePool-18-8")
     expected = [result for call in one.calls for result in run_alone(Toy(native="off"), one.function, call)]
     assert one.judge(expected, expected)
     assert one.judge([np.where(np.isinf(array), np.nan, array) for array in expected], expected)
@@ -133,9 +133,9 @@ def test_a_declaration_that_does_not_hold_is_found() -> None:
 
 
 def test_a_person_is_told() -> None:
-    function = special("Relu-18-float32").function
+    function = make_special_cases("Relu-18-float32").function
     with XRTModule(function, [Honest()]) as module:
-        module(*special("Relu-18-float32").inputs)
+        module(*make_special_cases("Relu-18-float32").inputs)
         told = str(module.explain())
     assert "NaN is not carried through Relu: something else may come out in its place" in told
     assert "infinity" not in told
@@ -143,7 +143,7 @@ def test_a_person_is_told() -> None:
 
 
 def test_a_person_is_told_where_nan_spreads() -> None:
-    one = spiked("LRN-18-0")
+    one = find_spiked("LRN-18-0")
     with XRTModule(one.function, [Honest()]) as module:
         module(*one.ordinary)
         told = str(module.explain())
@@ -151,17 +151,17 @@ def test_a_person_is_told_where_nan_spreads() -> None:
 
 
 @pytest.mark.parametrize("name", ["iree", "openvino", "ort", "toy", "tvm", "xla"])
-def test_the_user_guide_lists_what_engines_lose(name: str) -> None:
+def test_the_page_of_numerics_lists_what_engines_lose(name: str) -> None:
     kind = registry.engine_class(name)
-    rows = [line.split("|") for line in GUIDE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    rows = [line.split("|") for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
     row = next(row for row in rows if f"`{name}`" in row[1] and len(row) == 6)
     told = [tuple(sorted(set(re.findall(r"\b[A-Z]\w*[A-Za-z]\b", cell)) - {"XLA"})) for cell in row[2:5]]
     assert told == [kind.loses_nan, kind.loses_infinity, kind.spreads_nan]
 
 
 @pytest.mark.parametrize("name", ["iree", "openvino", "ort", "toy", "tvm", "xla"])
-def test_the_user_guide_tells_who_counts_denormals_as_zero(name: str) -> None:
-    told = re.search(rf"on `{name}` in ([\w, ]+)[;.]", GUIDE.read_text(encoding="utf-8").partition("A denormal number")[2])
+def test_the_page_of_numerics_lists_who_counts_denormals_as_zero(name: str) -> None:
+    told = re.search(rf"on `{name}` in ([\w, ]+)[;.]", PAGE.read_text(encoding="utf-8").partition("A denormal number")[2])
     assert tuple(told[1].split(", ") if told else ()) == registry.engine_class(name).flushes_denormals
 
 
@@ -173,15 +173,15 @@ def test_denormals_that_are_declared_count_as_zero(name: str) -> None:
 
 def test_names_tell_cases_apart_and_numbers_meet_each_other() -> None:
     assert len({one.name for one in SPECIALS}) == len(SPECIALS)
-    a, b = special("Add-of2-18-float32").inputs[-2:]
+    a, b = make_special_cases("Add-of2-18-float32").inputs[-2:]
     met = {(np.float32(x).tobytes(), np.float32(y).tobytes()) for x, y in zip(a, b, strict=True)}
     assert len(met) == 64
 
 
 def test_the_reference_agrees_with_numpy() -> None:
     for name, fold in (("ReduceMax[0]-rows-18-float32", np.max), ("ReduceMin[0]-rows-18-float32", np.min)):
-        one = special(name)
+        one = make_special_cases(name)
         expected = [fold(x, axis=1) for x in one.inputs]
         assert one.judge(run_alone(Toy(native="off"), one.function, one.inputs), expected)
-    one = special("Relu-18-float32")
+    one = make_special_cases("Relu-18-float32")
     assert one.judge(run_alone(Toy(native="off"), one.function, one.inputs), [np.maximum(x, 0) for x in one.inputs])

@@ -17,26 +17,26 @@ pytestmark = [pytest.mark.slow, pytest.mark.proof("suite", share=3)]
 FILE = """
 import numpy as np
 from xrt.engines import RunOptions
-from xrt.testing.faulty import Faulty, Recording, Watched
+from xrt.testing.fault_injection import FaultyEngine, RecordingEngine, ObservedExecutable
 from xrt.testing.suite import EngineSuite
 
-class Lent(Watched):
+class Lent(ObservedExecutable):
     outputs_are_fresh = True
 
     def run(self, inputs, options=RunOptions()):
         return [next((x for x in inputs if np.array_equal(x, result)), result) for result in super().run(inputs, options)]
 
-class Lender(Recording):
+class Lender(RecordingEngine):
     # says that results are the caller's own, and hands out inputs
     def compile(self, function, context):
         return Lent(self._engine.compile(function, context), self.journal)
 
-class Withholder(Recording):
+class Withholder(RecordingEngine):
     # fills buffers only where there is one for each output
     def compile(self, function, context):
         return Withheld(self._engine.compile(function, context), self.journal)
 
-class Withheld(Watched):
+class Withheld(ObservedExecutable):
     def run(self, inputs, options=RunOptions()):
         return super().run(inputs, options if options.out and None not in options.out else RunOptions())
 

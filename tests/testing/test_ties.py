@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from xrt.compare import IndexTies, StepTies, compare_all
-from xrt.engines import registry
+from xrt.comparison import IndexAmbiguity, StepAmbiguity, compare_all
+from xrt.engines.contract import registry
 from xrt.testing.corpus.entry import f32, graph, node
-from xrt.verify.running import run_alone
-from xrt.verify.ties import ties_of
+from xrt.verify.discontinuities import find_ambiguity
+from xrt.verify.execution import run_alone
 
 
 def on_toy(function, inputs):
@@ -29,7 +29,7 @@ def test_a_step_at_an_edge_is_a_tie_and_elsewhere_is_none(case):
     op, dtype, attributes, given, other = CASES[case]
     function = graph({"x": "float32[2]"}, {"y": f"{dtype}[2]"}, node(op, "x", "y", **attributes))
     inputs = [f32(*given)]
-    [ties] = ties_of(function, inputs, on_toy)
+    [ties] = find_ambiguity(function, inputs, on_toy)
     expected = on_toy(function, inputs)
     assert compare_all([np.array(other, dtype)], expected, ties=[ties])
     assert not compare_all([np.array(other, dtype)], expected)
@@ -42,21 +42,21 @@ def test_a_step_at_an_edge_is_a_tie_and_elsewhere_is_none(case):
 def test_a_comparison_of_floats(op):
     function = graph({"a": "float32[2]", "b": "float32[2]"}, {"y": "bool[2]"}, node(op, "a b", "y"))
     inputs = [f32(1, 1), f32(1, 2)]
-    [ties] = ties_of(function, inputs, on_toy)
+    [ties] = find_ambiguity(function, inputs, on_toy)
     assert ties.near.tolist() == [True, False]
 
 
 def test_a_comparison_of_integers_is_exact():
     function = graph({"a": "int64[1]"}, {"y": "bool[1]"}, node("Equal", "a a", "y"))
-    assert ties_of(function, [np.array([1])], on_toy) == [None]
+    assert find_ambiguity(function, [np.array([1])], on_toy) == [None]
 
 
 @pytest.mark.parametrize("op", ["ArgMax", "ArgMin"])
 def test_an_index(op):
     function = graph({"x": "float32[2,3]"}, {"y": "int64[2,1]"}, node(op, "x", "y", axis=-1))
     inputs = [f32([[1, 1, 2], [2, 2, 1]])]
-    [ties] = ties_of(function, inputs, on_toy)
-    assert isinstance(ties, IndexTies)
+    [ties] = find_ambiguity(function, inputs, on_toy)
+    assert isinstance(ties, IndexAmbiguity)
     expected = on_toy(function, inputs)
     row = 0 if op == "ArgMin" else 1
     other = expected[0].copy()
@@ -73,26 +73,26 @@ def test_of_topk_the_indices_step_and_the_values_do_not():
         node("TopK", "x k", "v i"),
         constants={"k": np.array([2])},
     )
-    values, indices = ties_of(function, [f32(1, 1, 0)], on_toy)
+    values, indices = find_ambiguity(function, [f32(1, 1, 0)], on_toy)
     assert values is None
-    assert isinstance(indices, IndexTies)
+    assert isinstance(indices, IndexAmbiguity)
 
 
 def test_a_cast_between_floats_does_not_step():
     function = graph({"x": "float32[1]"}, {"y": "float64[1]"}, node("Cast", "x", "y", to=11))
-    assert ties_of(function, [f32([1])], on_toy) == [None]
+    assert find_ambiguity(function, [f32([1])], on_toy) == [None]
 
 
 def test_evidence_is_gathered_from_inside():
     """What the operator read is an inner value, which the model itself does not give out."""
     function = graph({"x": "float32[1]"}, {"y": "float32[1]"}, node("Mul", "x x", "h"), node("Round", "h", "y"))
-    [ties] = ties_of(function, [f32([np.sqrt(0.5)])], on_toy)
-    assert isinstance(ties, StepTies)
+    [ties] = find_ambiguity(function, [f32([np.sqrt(0.5)])], on_toy)
+    assert isinstance(ties, StepAmbiguity)
     assert ties.near.tolist() == [True]
 
 
 def test_an_output_that_is_an_input_has_no_ties():
     function = graph({"x": "float32[1]"}, {"x": "float32[1]", "y": "float32[1]"}, node("Round", "x", "y"))
-    given, stepping = ties_of(function, [f32([0.5])], on_toy)
+    given, stepping = find_ambiguity(function, [f32([0.5])], on_toy)
     assert given is None
     assert stepping is not None

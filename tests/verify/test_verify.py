@@ -11,9 +11,9 @@ import pytest
 import xrt
 from tests.verify.wrong import Wrong, WronglyFusing, long_model, numbers
 from xrt.formats.onnx import load, save_case
-from xrt.testing.faulty import Faulty
+from xrt.testing.fault_injection import FaultyEngine
 from xrt.verify import Verdict
-from xrt.verify.running import copied
+from xrt.verify.execution import copy_values
 
 
 def test_a_right_plan_is_verified() -> None:
@@ -48,7 +48,7 @@ def test_regions_get_right_inputs_and_the_whole_gets_wrong_ones() -> None:
 def test_what_an_engine_writes_to_is_a_copy() -> None:
     """Arrays in a list were handed over as they are."""
     one = np.zeros(2, "float32")
-    theirs = copied([one, [one], None])
+    theirs = copy_values([one, [one], None])
     theirs[0][...] = theirs[1][0][...] = 7
     assert not one.any() and theirs[2] is None
 
@@ -79,7 +79,7 @@ def test_a_wrong_fusion_is_reduced_to_the_nodes_that_it_takes() -> None:
 
 
 def test_an_engine_that_raises_is_a_difference() -> None:
-    with xrt.XRTModule(long_model(count=6), engine=Faulty(where="run", how="raise")) as module:
+    with xrt.XRTModule(long_model(count=6), engine=FaultyEngine(where="run", how="raise")) as module:
         culprit = module.bisect(numbers())
     assert culprit is not None
     assert len(culprit.function.nodes) == 1

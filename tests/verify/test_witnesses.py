@@ -11,13 +11,15 @@ import pytest
 
 import xrt
 from tests.verify.wrong import Wrong, long_model, numbers
-from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler, registry
+from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler
+from xrt.engines.contract import registry
 from xrt.errors import FallbackWarning, ReferenceWarning
 from xrt.graph import Function
-from xrt.module import checking, reference
-from xrt.tune.right import Found, held
-from xrt.verify import Verdict, WitnessedReference, Witnesses, judge
-from xrt.verify.running import run_alone
+from xrt.module import output_checks
+from xrt.placement import reference
+from xrt.placement.profiling.correctness import CheckResult, check_against_reference
+from xrt.verify import Verdict, WitnessedReference, Witnesses, judge_outputs
+from xrt.verify.execution import run_alone
 
 Bench = Callable[..., None]
 
@@ -98,7 +100,7 @@ class AlsoWrong(Wrong):
     """Right at Atan, wrong at Cos."""
 
     name = "also_wrong"
-    kernels = xrt.engines.toy.Toy.kernels.extended("also_wrong")
+    kernels = xrt.engines.toy.Toy.kernels.extend("also_wrong")
 
 
 @AlsoWrong.kernels("Cos", devices=("cpu", "cuda"), priority=9)
@@ -117,7 +119,7 @@ def accused(engine: GraphCompiler, right: GraphCompiler, *present: GraphCompiler
         return run_alone(right, function, inputs)
 
     results = run_alone(engine, model, [x])
-    judged = judge(model, [x], results, run(model, [x]), run)
+    judged = judge_outputs(model, [x], results, run(model, [x]), run)
     assert judged.verdict is Verdict.DISAGREES
     witnesses = Witnesses(lambda: present, lambda node, function: borrowed, CompileContext(threads=1))
     return witnesses.review(model, [x], results, engine, run, judged).judgement.verdict
@@ -186,7 +188,7 @@ def test_the_reference_says_what_it_has_borrowed() -> None:
     not_own = graph({"x": "float32[2,2]"}, {"y": "float32[2,2]"}, node("Binarizer", "x", "y", domain="ai.onnx.ml"), ml=1)
     assert not reference.is_borrowed(own.nodes[0], own)
     assert reference.is_borrowed(not_own.nodes[0], not_own)
-    assert checking.REFERENCE.startswith("toy")
+    assert output_checks.REFERENCE.startswith("toy")
 
 
 # ---------------------------------------------------------------------- placement by measurement
@@ -202,7 +204,7 @@ def doubted(*present: GraphCompiler, borrowed: bool = False) -> tuple[WitnessedR
 
 def found(reference: WitnessedReference, model: Function, x: Any, engine: GraphCompiler) -> Any:
     expected = reference(model, [x])
-    return held(model, [x], run_alone(engine, model, [x]), expected, reference, ExecutionOptions())
+    return check_against_reference(model, [x], run_alone(engine, model, [x]), expected, reference, ExecutionOptions())
 
 
 def test_a_search_keeps_an_engine_that_others_agree_with_and_drops_the_reference() -> None:
@@ -211,7 +213,7 @@ def test_a_search_keeps_an_engine_that_others_agree_with_and_drops_the_reference
     ort, wrong = registry.create("ort"), Wrong(native="off")
     assert found(reference, model, x, wrong).wrong == ""
     told = "the reference alone differs: ort, openvino and xla agree"
-    assert found(reference, model, x, ort) == Found(note=told)
+    assert found(reference, model, x, ort) == CheckResult(note=told)
     assert found(reference, model, x, wrong).wrong == told
     assert found(reference, model, x, registry.create("openvino")).note == told
     assert found(reference, model, x, AlsoWrong(native="off")).wrong != ""

@@ -14,7 +14,7 @@ from xrt.graph import Function, Node, TensorType, Value
 
 TYPE = TensorType(xrt.DType.FLOAT32, (4, 8))
 
-table = Toy.kernels.extended("wrong")
+table = Toy.kernels.extend("wrong")
 
 
 @table("Atan", devices=("cpu", "cuda"), priority=9)

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from xrt.compare import Tolerance
-from xrt.graph import Constant, DType, Function, Node, TensorType, Value, attributes_of
+from xrt.comparison import Tolerance
+from xrt.graph import Constant, DType, Function, Node, TensorType, Value, read_attributes
 
 __all__ = ["Array", "Case", "Drawn", "case", "forms"]
 
@@ -81,7 +81,7 @@ def case(
     names = tuple("" if value is None else f"x{i}" for i, value in enumerate(inputs))
     given = [(name, value, i) for i, (name, value) in enumerate(zip(names, inputs, strict=True)) if name]
     declared = dict(enumerate(types))
-    node = Node(kind, names, tuple(f"y{i}" for i in range(outputs)), attributes_of(dict(attributes or {})), domain, "node")
+    node = Node(kind, names, tuple(f"y{i}" for i in range(outputs)), read_attributes(dict(attributes or {})), domain, "node")
     function = Function(
         inputs=tuple(Value(name, declared.get(i) or _type(value)) for name, value, i in given if i not in constants),
         outputs=tuple(Value(name) for name in node.outputs),

@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 
 from tests.witness.case import Case
-from xrt.compare import Comparison, compare_all
+from xrt.comparison import Comparison, compare_all
 from xrt.engines import CompileContext
 from xrt.engines.toy import Toy
 from xrt.formats.onnx import to_model

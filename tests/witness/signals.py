@@ -10,7 +10,7 @@ import scipy.fft
 import scipy.signal
 
 from tests.witness.case import Array, Case, Drawn, case
-from xrt.compare import Tolerance
+from xrt.comparison import Tolerance
 
 DRAWN = Drawn("signals")
 NEAR = Tolerance(1e-5, 1e-6, 1e-5)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.witness.case import Array, Case, Drawn, case
-from xrt.compare import EXACT
+from xrt.comparison import EXACT
 from xrt.graph import DType, Function, Node, OptionalType, SequenceType, TensorType, Value
 
 DRAWN = Drawn("words")

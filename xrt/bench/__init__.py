@@ -4,30 +4,30 @@ Each candidate compiles and runs in a process of its own, first alone and then i
 is the ratio within a round. Nothing here decides what a module does.
 """
 
-from xrt.bench.comparison import Settings, compare_engines
-from xrt.bench.figures import Interval, Timing, ratio
+from xrt.bench.comparison import BenchOptions, compare_engines
 from xrt.bench.html import page
 from xrt.bench.machine_info import machine
-from xrt.bench.report import Agreement, Group, Report, Row
-from xrt.bench.subjects import AUTO, Candidate, Subject
-from xrt.bench.turns import interleaved
-from xrt.runtime.rounds import Ratio, bootstrap
+from xrt.bench.report import Agreement, BenchReport, Group, ReportRow
+from xrt.bench.targets import AUTO, BenchCandidate, BenchTarget
+from xrt.measure.interleave import interleave
+from xrt.measure.ratios import Interval, Timing, ratio
+from xrt.measure.statistics import RatioInterval, bootstrap
 
 __all__ = [
     "AUTO",
     "Agreement",
-    "Candidate",
+    "BenchCandidate",
+    "BenchOptions",
+    "BenchReport",
+    "BenchTarget",
     "Group",
     "Interval",
-    "Ratio",
-    "Report",
-    "Row",
-    "Settings",
-    "Subject",
+    "RatioInterval",
+    "ReportRow",
     "Timing",
     "bootstrap",
     "compare_engines",
-    "interleaved",
+    "interleave",
     "machine",
     "page",
     "ratio",

@@ -13,28 +13,28 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from xrt.bench.figures import Timing, is_tie, noise_floor, paired
+from xrt.bench.jobs import Job, JobFailure, Start, Timeline
 from xrt.bench.machine_info import describe
 from xrt.bench.outputs import read_outputs
-from xrt.bench.process import Worker
-from xrt.bench.protocol import Failure, Job, Start, Timeline
-from xrt.bench.report import Agreement, Group, Report, Row
-from xrt.bench.subjects import Candidate, Subject
-from xrt.compare import compare_all, tolerance_for
+from xrt.bench.process import BenchWorker
+from xrt.bench.report import Agreement, BenchReport, Group, ReportRow
+from xrt.bench.targets import BenchCandidate, BenchTarget
+from xrt.comparison import compare_all, tolerance_for
 from xrt.graph import FrozenDict
-from xrt.module.settings import REFERENCE
-from xrt.runtime.rounds import rotated
+from xrt.measure.ratios import Timing, compute_ratio_interval, is_tie, noise_floor
+from xrt.measure.statistics import rotate
+from xrt.module.options import REFERENCE
 
-__all__ = ["Progress", "Settings", "compare_engines"]
+__all__ = ["BenchOptions", "Progress", "compare_engines"]
 
-RIGHT = Candidate((REFERENCE,))
+RIGHT = BenchCandidate((REFERENCE,))
 
 Progress: TypeAlias = Callable[[str], None]
-"""Told in a few words what comes next."""
+"""Called with a short description of the next step."""
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class BenchOptions:
     """How thoroughly to measure."""
 
     rounds: int = 20
@@ -52,13 +52,13 @@ class Settings:
 
 
 def compare_engines(
-    subjects: Sequence[Subject],
-    candidates: Sequence[Candidate],
+    subjects: Sequence[BenchTarget],
+    candidates: Sequence[BenchCandidate],
     threads: Sequence[int],
-    settings: Settings = Settings(),
+    settings: BenchOptions = BenchOptions(),
     progress: Progress = lambda words: None,
     finished: Callable[[Group], None] = lambda group: None,
-) -> Report:
+) -> BenchReport:
     """Compare the candidates on each subject with each number of threads; one that fails is a row with the reason.
 
     ``finished`` is handed each group as soon as it is there; the rest may take long.
@@ -70,15 +70,15 @@ def compare_engines(
     for subject, count in itertools.product(subjects, threads):
         groups.append(_compare(subject, candidates, count, settings, progress))
         finished(groups[-1])
-    return Report(FrozenDict(describe()), FrozenDict(asdict(settings)), tuple(groups), began)
+    return BenchReport(FrozenDict(describe()), FrozenDict(asdict(settings)), tuple(groups), began)
 
 
 @dataclass(slots=True)
 class _Runner:
     """A candidate while it is compared."""
 
-    candidate: Candidate
-    worker: Worker
+    candidate: BenchCandidate
+    worker: BenchWorker
     outputs: Path
     start: Start | None = None
     reason: str = ""
@@ -95,7 +95,9 @@ class _Runner:
         return Timing(tuple(self.rounds))
 
 
-def _compare(subject: Subject, candidates: Sequence[Candidate], threads: int, settings: Settings, progress: Progress) -> Group:
+def _compare(
+    subject: BenchTarget, candidates: Sequence[BenchCandidate], threads: int, settings: BenchOptions, progress: Progress
+) -> Group:
     group = Group(str(subject), subject.batch, threads, 0.0, ())
     job = Job(subject, RIGHT, threads, settings.seed, "", settings.warm_seconds, settings.turn_seconds, settings.auto_seconds)
     with tempfile.TemporaryDirectory(prefix="xrt-bench-") as folder, ExitStack() as stack:
@@ -103,7 +105,7 @@ def _compare(subject: Subject, candidates: Sequence[Candidate], threads: int, se
         runners = []
         for index, candidate in enumerate(candidates):
             own = replace(job, candidate=candidate, outputs=str(Path(folder, str(index))))
-            worker = stack.enter_context(closing(Worker(own)))
+            worker = stack.enter_context(closing(BenchWorker(own)))
             runners.append(_Runner(candidate, worker, Path(own.outputs)))
             progress(f"{group.title}: {candidate} alone")
             _begin(runners[-1], expected, settings)
@@ -115,12 +117,12 @@ def _compare(subject: Subject, candidates: Sequence[Candidate], threads: int, se
 # ---------------------------------------------------------------------- the reference
 
 
-def _reference(job: Job, settings: Settings, group: Group, progress: Progress) -> list[Any] | str:
+def _reference(job: Job, settings: BenchOptions, group: Group, progress: Progress) -> list[Any] | str:
     """Return the reference's results, or why there are none."""
     progress(f"{group.title}: the reference")
-    with Worker(job) as worker:
+    with BenchWorker(job) as worker:
         answer = worker.start(settings.budget_seconds)
-    return answer.reason if isinstance(answer, Failure) else _results(Path(job.outputs))
+    return answer.reason if isinstance(answer, JobFailure) else _results(Path(job.outputs))
 
 
 def _results(path: Path) -> list[Any]:
@@ -142,9 +144,9 @@ def _tolerance(expected: Any) -> Any:
 # ---------------------------------------------------------------------- alone, then in turn
 
 
-def _begin(runner: _Runner, expected: list[Any] | str, settings: Settings) -> None:
+def _begin(runner: _Runner, expected: list[Any] | str, settings: BenchOptions) -> None:
     answer = runner.worker.start(settings.budget_seconds)
-    if isinstance(answer, Failure):
+    if isinstance(answer, JobFailure):
         runner.reason = answer.reason
         runner.worker.close()
         return
@@ -152,32 +154,32 @@ def _begin(runner: _Runner, expected: list[Any] | str, settings: Settings) -> No
     runner.agreement = _agreement(runner.outputs, expected)
 
 
-def _take_turns(runners: Sequence[_Runner], settings: Settings, progress: Callable[[int], None]) -> None:
+def _take_turns(runners: Sequence[_Runner], settings: BenchOptions, progress: Callable[[int], None]) -> None:
     """Give each its turn, round by round; one whose time is used up takes no more of them."""
     left = {id(runner): settings.budget_seconds for runner in runners if runner.runs}
     for turn in range(settings.rounds):
         progress(turn)
-        for runner in rotated([r for r in runners if left.get(id(r), 0) > 0], turn):
+        for runner in rotate([r for r in runners if left.get(id(r), 0) > 0], turn):
             left[id(runner)] -= _turn(runner, settings)
 
 
-def _turn(runner: _Runner, settings: Settings) -> float:
+def _turn(runner: _Runner, settings: BenchOptions) -> float:
     """Take a turn and return about how long it took; a failure uses up all the time there is."""
     answer = runner.worker.turn(settings.budget_seconds)
-    if isinstance(answer, Failure):
+    if isinstance(answer, JobFailure):
         runner.reason = answer.reason
         return settings.budget_seconds
     runner.rounds.append(answer.seconds)
     return max(answer.seconds, settings.turn_seconds)
 
 
-def _profile(runners: Sequence[_Runner], settings: Settings, progress: Callable[[Candidate], None]) -> None:
-    """Ask each where its time goes, once nobody is judged any more; one that fails now has no timeline."""
+def _profile(runners: Sequence[_Runner], settings: BenchOptions, progress: Callable[[BenchCandidate], None]) -> None:
+    """Measure where each candidate's time goes, after all comparisons; one that fails now has no timeline."""
     for runner in runners:
         if runner.runs:
             progress(runner.candidate)
             answer = runner.worker.profile(settings.budget_seconds)
-            runner.timeline = None if isinstance(answer, Failure) else answer
+            runner.timeline = None if isinstance(answer, JobFailure) else answer
 
 
 # ---------------------------------------------------------------------- the verdict
@@ -194,13 +196,13 @@ def _judged(group: Group, runners: Sequence[_Runner]) -> Group:
     return replace(group, noise=noise, rows=tuple(rows))
 
 
-def _row(runner: _Runner, best: _Runner | None, noise: float) -> Row:
+def _row(runner: _Runner, best: _Runner | None, noise: float) -> ReportRow:
     if not runner.runs:
-        return Row(runner.candidate, "failed", runner.reason, runner.start)
+        return ReportRow(runner.candidate, "failed", runner.reason, runner.start)
     timing = runner.timing
     facts = (runner.start, runner.agreement, timing.seconds, timing.median, timing.interval)
     if best is None or runner.agreement.is_wrong:
-        return Row(runner.candidate, "wrong", runner.agreement.message, *facts, timeline=runner.timeline)
-    to_best = paired(timing, best.timing)
+        return ReportRow(runner.candidate, "wrong", runner.agreement.message, *facts, timeline=runner.timeline)
+    to_best = compute_ratio_interval(timing, best.timing)
     verdict: Any = "best" if runner is best else "tie" if is_tie(to_best, noise) else "slower"
-    return Row(runner.candidate, verdict, runner.agreement.message, *facts, to_best, runner.timeline)
+    return ReportRow(runner.candidate, verdict, runner.agreement.message, *facts, to_best, runner.timeline)

@@ -11,23 +11,23 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-from xrt.bench.protocol import PROFILE, TURN, Failure, Job, Start, Timeline, Turn
+from xrt.bench.jobs import PROFILE, TURN, Job, JobFailure, Start, Timeline, Turn
 from xrt.processes import end, start_python
 
-__all__ = ["Worker"]
+__all__ = ["BenchWorker"]
 
 _POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TVM_NUM_THREADS")
 """What the thread pools that no engine sets read when their library loads; NumPy's is one, which the reference uses."""
 
 
-class Worker:
+class BenchWorker:
     """A process that serves one job. Use as a context, which ends it."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # closed in close()
         self._process = start_python(
-            "xrt.bench.worker:serve",
+            "xrt.bench.job_server:serve",
             environment=dict.fromkeys(_POOLS, str(job.threads)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -41,36 +41,36 @@ class Worker:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def start(self, timeout: float) -> Start | Failure:
+    def start(self, timeout: float) -> Start | JobFailure:
         """Compile, call and warm up; fails when that takes longer than that many seconds."""
         answer = self._ask(self._job.to_line(), timeout)
-        return answer if isinstance(answer, Failure) else Start.of(answer)
+        return answer if isinstance(answer, JobFailure) else Start.of(answer)
 
-    def turn(self, timeout: float) -> Turn | Failure:
+    def turn(self, timeout: float) -> Turn | JobFailure:
         """Take one turn."""
         answer = self._ask(TURN, timeout)
-        return answer if isinstance(answer, Failure) else Turn.of(answer)
+        return answer if isinstance(answer, JobFailure) else Turn.of(answer)
 
-    def profile(self, timeout: float) -> Timeline | Failure:
+    def profile(self, timeout: float) -> Timeline | JobFailure:
         """Tell where the time of a call goes."""
         answer = self._ask(PROFILE, timeout)
-        return answer if isinstance(answer, Failure) else Timeline.of(answer)
+        return answer if isinstance(answer, JobFailure) else Timeline.of(answer)
 
-    def _ask(self, line: str, timeout: float) -> dict[str, Any] | Failure:
+    def _ask(self, line: str, timeout: float) -> dict[str, Any] | JobFailure:
         assert self._process.stdin is not None and self._process.stdout is not None  # noqa: PT018  # both are pipes
         try:
             self._process.stdin.write(line)
             self._process.stdin.flush()
         except BrokenPipeError:
-            return Failure(self._ending())
+            return JobFailure(self._ending())
         if not select.select([self._process.stdout], [], [], timeout)[0]:
             self._process.kill()
-            return Failure(f"no answer within its {timeout:g} s; give it more with --budget")
+            return JobFailure(f"no answer within its {timeout:g} s; give it more with --budget")
         answer = self._process.stdout.readline()
         if not answer:
-            return Failure(self._ending())
+            return JobFailure(self._ending())
         data = json.loads(answer)
-        return Failure(data["reason"]) if data.pop("kind") == Failure.__name__ else data
+        return JobFailure(data["reason"]) if data.pop("kind") == JobFailure.__name__ else data
 
     def _ending(self) -> str:
         code = self._process.wait()

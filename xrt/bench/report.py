@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from xrt.bench.figures import Interval
-from xrt.bench.protocol import Start, Timeline
-from xrt.bench.subjects import Candidate
+from xrt.bench.targets import BenchCandidate
 from xrt.graph import FrozenDict
-from xrt.runtime.rounds import Ratio
 
-__all__ = ["SCHEMA", "Agreement", "Group", "Report", "Row", "Verdict"]
+if TYPE_CHECKING:
+    from xrt.bench.jobs import Start, Timeline
+    from xrt.measure.ratios import Interval
+    from xrt.measure.statistics import RatioInterval
+
+__all__ = ["SCHEMA", "Agreement", "BenchReport", "Group", "ReportRow", "Verdict"]
 
 SCHEMA = 1
 """The version of what `Report.to_dict` gives; it grows when a field changes its meaning or goes."""
@@ -38,10 +40,10 @@ class Agreement:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReportRow:
     """One candidate on one model."""
 
-    candidate: Candidate
+    candidate: BenchCandidate
     verdict: Verdict
     reason: str = ""
     """Why it failed, or what is wrong."""
@@ -53,7 +55,7 @@ class Row:
     median_seconds: float | None = None
     interval: Interval | None = None
     """Of the median, in seconds; 95 per cent."""
-    to_best: Ratio | None = None
+    to_best: RatioInterval | None = None
     """Its time over the best one's, within rounds; 95 per cent interval."""
     timeline: Timeline | None = None
     """Where the time of a call goes."""
@@ -68,7 +70,7 @@ class Group:
     threads: int
     noise: float
     """How far a candidate seemed to be from itself; what is closer to the best than this is a tie."""
-    rows: tuple[Row, ...]
+    rows: tuple[ReportRow, ...]
 
     @property
     def title(self) -> str:
@@ -78,7 +80,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class BenchReport:
     """A whole comparison."""
 
     machine: Mapping[str, str | int]
@@ -100,16 +102,22 @@ class Report:
         started = [row for group in self.groups for row in group.rows if row.start]
         return {e: v for row in started if row.start for e, v in zip(row.start.engines, row.start.versions, strict=True)}
 
+    def _repr_html_(self) -> str:
+        """Return the report as charts and tables for a notebook."""
+        from xrt.bench.html import cell  # for notebooks alone
+
+        return cell(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data; seconds, bytes and ratios, None for what there is not."""
         return {"schema": SCHEMA, "versions": self.versions, "agrees": self.agrees, **_plain(self)}
 
 
 def _plain(value: Any) -> Any:
-    """Return dataclasses and mappings as dictionaries, sequences as lists; a candidate as its text beside its parts."""
+    """Return dataclasses and mappings as dictionaries, sequences as lists; a candidate gets its text in addition to its parts."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         parts = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {"name": str(value), **parts} if isinstance(value, Candidate) else parts
+        return {"name": str(value), **parts} if isinstance(value, BenchCandidate) else parts
     if isinstance(value, dict | FrozenDict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, Sequence) and not isinstance(value, str) else value

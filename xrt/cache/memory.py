@@ -10,15 +10,17 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from xrt.cache.disk import DiskStatistics, Recipe, WeightsMemo, tier_of
-from xrt.cache.disk.places import expand_user
-from xrt.cache.signature import Signature
-from xrt.engines import Executable
+from xrt.cache.disk import CompileRequest, DiskStatistics, WeightHashStore, open_disk_tier
+from xrt.cache.disk.config import expand_user
 from xrt.errors import OptionError
 
-__all__ = ["CacheStatistics", "CompileCache", "Lease", "Tier", "cache_of", "default_cache"]
+if TYPE_CHECKING:
+    from xrt.cache.signature import Signature
+    from xrt.engines import Executable
+
+__all__ = ["CacheStatistics", "CompileCache", "Lease", "Tier", "default_cache", "open_cache"]
 
 CAPACITY = 256
 """Executables that the process-wide cache keeps; those in use by a module live on beyond it."""
@@ -53,16 +55,18 @@ class Tier(Protocol):
         """Counts since the tier was made."""
 
     @property
-    def weights(self) -> WeightsMemo | None:
+    def weights(self) -> WeightHashStore | None:
         """Where the hashes of files' weights are kept, if anywhere."""
 
-    def folder_of(self, engine: str) -> Path | None:
+    def find_learning_directory(self, engine: str) -> Path | None:
         """Return the directory in which an engine of that name keeps what it learns; None where nothing is kept."""
 
     def keep_weights(self) -> None:
         """Write down the hashes that signatures have cost, for the next process."""
 
-    def obtain(self, signature: Signature, recipe: Recipe, make: Callable[[], Executable], *, force: bool = False) -> Executable:
+    def get_or_compile(
+        self, signature: Signature, recipe: CompileRequest, make: Callable[[], Executable], *, force: bool = False
+    ) -> Executable:
         """Return the signature's executable, prepared: loaded, or made."""
 
 
@@ -121,13 +125,13 @@ class CompileCache:
         make: Callable[[], Executable],
         *,
         force: bool = False,
-        recipe: Recipe | None = None,
+        recipe: CompileRequest | None = None,
     ) -> Lease:
-        """Return a lease on the signature's executable, calling ``make`` where there is none.
+        """Return a lease on the signature's executable, calling ``make`` if there is none.
 
-        Threads that ask while another one makes it wait for that one. With ``force`` it is made anew. What ``make``
-        raises is raised to everyone who waited, and nothing is kept in memory. The disk tier is asked where the
-        ``recipe`` is given, by which it can load and save.
+        Threads that request it while another one makes it wait for that one. With ``force`` it is made again. An exception of
+        ``make`` is raised in every waiting thread, and nothing is kept in memory. The disk tier is used if ``recipe`` is given,
+        with which it can load and save.
         """
         entry, mine = self._claim(signature.key, force)
         if mine:
@@ -138,17 +142,17 @@ class CompileCache:
             self._drop(entry)
             raise
 
-    def folder_of(self, engine: str) -> Path | None:
+    def find_learning_directory(self, engine: str) -> Path | None:
         """Return the directory in which an engine of that name keeps what it learns; None without a disk tier."""
-        return self.disk.folder_of(engine) if self.disk is not None else None
+        return self.disk.find_learning_directory(engine) if self.disk is not None else None
 
     def _through_disk(
-        self, signature: Signature, make: Callable[[], Executable], force: bool, recipe: Recipe | None
+        self, signature: Signature, make: Callable[[], Executable], force: bool, recipe: CompileRequest | None
     ) -> Callable[[], Executable]:
         disk = self.disk
         if disk is None or recipe is None:
             return make
-        return lambda: disk.obtain(signature, recipe, make, force=force)
+        return lambda: disk.get_or_compile(signature, recipe, make, force=force)
 
     def _claim(self, key: str, force: bool) -> tuple[_Entry, bool]:
         """Return the key's entry, held once more, and whether the caller has to make it."""
@@ -169,7 +173,7 @@ class CompileCache:
     def _make(self, key: str, entry: _Entry, make: Callable[[], Executable]) -> None:
         try:
             entry.made.set_result(make())
-        except BaseException as error:  # noqa: BLE001  # raised again to whoever waits, this thread among them
+        except BaseException as error:  # noqa: BLE001  # raised again in every waiting thread, this one among them
             with self._lock:
                 self._failures += 1
                 if self._entries.get(key) is entry:
@@ -224,10 +228,10 @@ def default_cache() -> CompileCache:
 
     Its disk tier is the one that the environment asks for when it is first used.
     """
-    return CompileCache(disk=tier_of())
+    return CompileCache(disk=open_disk_tier())
 
 
-def cache_of(asked: CompileCache | str | os.PathLike[str] | None) -> CompileCache:
+def open_cache(asked: CompileCache | str | os.PathLike[str] | None) -> CompileCache:
     """Return the cache for what a module was given: a cache, the directory of one, or None for `default_cache`."""
     if asked is None:
         return default_cache()
@@ -240,4 +244,4 @@ def cache_of(asked: CompileCache | str | os.PathLike[str] | None) -> CompileCach
 
 @lru_cache(maxsize=16)
 def _cache_in(directory: Path) -> CompileCache:
-    return CompileCache(disk=tier_of(directory=directory))
+    return CompileCache(disk=open_disk_tier(directory=directory))

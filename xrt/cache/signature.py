@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import platform
 import sys
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from xrt import __version__
-from xrt.engines import CompileContext, GraphCompiler
-from xrt.graph import Function
 
-__all__ = ["CODE_UNKNOWN", "FORMAT_VERSION", "Signature", "circumstances_of", "code_of", "conditions_of", "signature_of"]
+if TYPE_CHECKING:
+    from xrt.engines import CompileContext, GraphCompiler
+    from xrt.graph import Function
+
+__all__ = ["CODE_UNKNOWN", "FORMAT_VERSION", "Signature", "hash_sources", "make_context_key", "make_engine_key", "make_signature"]
 
 FORMAT_VERSION = 1
 """Raised whenever XRT itself changes what it hands to engines for the same Function."""
@@ -26,8 +30,8 @@ FORMAT_VERSION = 1
 CODE_UNKNOWN = "unknown"
 """What the ingredient ``code`` is for an engine whose source is in no file: a class typed at a prompt."""
 
-_SHARED = ("graph/**/*.py", "formats/**/*.py", "passes/**/*.py", "engines/*.py")
-"""What of XRT's own source decides what an engine is handed."""
+_SHARED = ("graph", "formats", "passes", "engines/toolkit")
+"""Folders of XRT's own source that determine an engine's input, in addition to `engines` and its contract."""
 
 
 @dataclass(frozen=True)
@@ -53,31 +57,31 @@ class Signature:
         return "\n".join(f"{name}: {value}" for name, value in self.ingredients)
 
 
-def signature_of(function: Function, engine: GraphCompiler, context: CompileContext, version: str | None = None) -> Signature:
+def make_signature(function: Function, engine: GraphCompiler, context: CompileContext, version: str | None = None) -> Signature:
     """Return the signature of compiling the function with that engine in that context.
 
     ``version`` is the engine's, for who has asked it already. Linear in the constants' bytes, once.
     """
-    form, *others = circumstances_of(engine, context, version).ingredients
+    form, *others = make_engine_key(engine, context, version).ingredients
     entry = ", ".join(str(value.type) for value in function.inputs)
     return Signature((form, ("function", function.fingerprint), ("entry", entry), *others))
 
 
-def circumstances_of(engine: GraphCompiler, context: CompileContext, version: str | None = None) -> Signature:
-    """Return what of a signature is not the function's: all that decides, beside it, what a compile gives."""
+def make_engine_key(engine: GraphCompiler, context: CompileContext, version: str | None = None) -> Signature:
+    """Return the part of a signature that is not the function's: every other input that determines the result of a compile."""
     kind = engine.implementation
     return Signature(
         (
             ("format", f"{FORMAT_VERSION} of xrt {__version__}"),
             ("engine", f"{kind.__module__}.{kind.__qualname__} {engine.spec}"),
             ("version", engine.version() if version is None else version),
-            *conditions_of(context),
-            ("code", code_of(kind.__module__)),
+            *make_context_key(context),
+            ("code", hash_sources(kind.__module__)),
         )
     )
 
 
-def conditions_of(context: CompileContext) -> tuple[tuple[str, str], ...]:
+def make_context_key(context: CompileContext) -> tuple[tuple[str, str], ...]:
     """Return what of a signature is neither the function's nor the engine's."""
     options = {f.name: getattr(context.options, f.name) for f in dataclasses.fields(context.options) if f.name != "threads"}
     return (
@@ -91,25 +95,25 @@ def conditions_of(context: CompileContext) -> tuple[tuple[str, str], ...]:
 @lru_cache(maxsize=1)
 def _machine() -> str:
     """Name the processor and its instruction sets: what an executable compiled for it needs of another."""
-    from xrt.cache.disk.processor import processor  # the room that touches files, which knows signatures
+    from xrt.cache.disk.cpu_info import describe_cpu  # the room that touches files, which knows signatures
 
     found = np.show_config(mode="dicts")["SIMD Extensions"]
     sets = " ".join([*found.get("baseline", ()), *found.get("found", ())])
-    return f"{platform.system()} {platform.machine()} {sets}; {processor()}"
+    return f"{platform.system()} {platform.machine()} {sets}; {describe_cpu()}"
 
 
 @lru_cache(maxsize=64)
-def code_of(module: str) -> str:
-    """Hash names, sizes and times of the source files behind an engine, so that who changes them need change no version.
+def hash_sources(module: str) -> str:
+    """Hash names, sizes and times of the source files behind an engine, so that a change of code needs no new version.
 
-    The engine is told by its module, which need not have been imported.
+    ``module`` is the engine's module, which need not have been imported.
     """
     file, is_packaged = _source(module)
     if file is None or not Path(file).exists():
         return CODE_UNKNOWN
-    own = Path(file).parent.rglob("*.py") if is_packaged else iter([Path(file)])
+    own = _stamp_tree(Path(file).parent) if is_packaged else [_stamp(Path(file))]
     hasher = hashlib.sha256()
-    for line in sorted({*map(_stamp, own), *_shared_stamps()}):
+    for line in sorted({*own, *_shared_stamps()}):
         hasher.update(line.encode("utf-8", "surrogateescape"))
     return hasher.hexdigest()[:16]
 
@@ -123,10 +127,40 @@ def _source(module: str) -> tuple[str | None, bool]:
 
 
 @lru_cache(maxsize=1)
+def hash_planner() -> str:
+    """Hash names, sizes and times of the source files that determine a plan, without the engines' own."""
+    root = Path(__file__).parents[1]
+    own = [
+        _stamp(path) for name in ("cache", "module", "partition", "placement", "runtime") for path in (root / name).rglob("*.py")
+    ]
+    hasher = hashlib.sha256()
+    for line in sorted({*own, *_shared_stamps()}):
+        hasher.update(line.encode("utf-8", "surrogateescape"))
+    return hasher.hexdigest()[:16]
+
+
+@lru_cache(maxsize=1)
 def _shared_stamps() -> tuple[str, ...]:
-    return tuple(_stamp(path) for pattern in _SHARED for path in Path(__file__).parents[1].glob(pattern))
+    root = Path(__file__).parents[1]
+    deep = [line for name in _SHARED for line in _stamp_tree(root / name)]
+    return (*deep, *_stamp_tree(root / "engines", 0), *_stamp_tree(root / "engines" / "contract", 0))
+
+
+def _stamp_tree(folder: Path | str, levels: int = 32) -> list[str]:
+    """Return the stamps of the source files in a folder, and in so many levels of folders below it."""
+    found = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".py"):
+                found.append(_format_stamp(entry.path, entry.stat()))
+            elif levels and entry.name != "__pycache__" and entry.is_dir():
+                found += _stamp_tree(entry.path, levels - 1)
+    return found
 
 
 def _stamp(path: Path) -> str:
-    status = path.stat()
+    return _format_stamp(path, path.stat())
+
+
+def _format_stamp(path: Path | str, status: os.stat_result) -> str:
     return f"{path} {status.st_size} {status.st_mtime_ns}\n"

@@ -27,9 +27,8 @@ _COMMANDS = (
     "bisect",
     "cache",
     "bench",
-    "conform",
+    "conformance",
     "fuzz",
-    "hostile",
     "doctor",
 )
 

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import click
 
-from xrt.bench import AUTO, Candidate, Group, Report, Row, Settings, Subject, compare_engines, page
+from xrt.bench import AUTO, BenchCandidate, BenchOptions, BenchReport, BenchTarget, Group, ReportRow, compare_engines, page
 from xrt.cli.options import check_writable
-from xrt.cli.screen import err, human_bytes, out, show_table
-from xrt.engines import ExecutionOptions, registry
-from xrt.engines.probing import probe_all
+from xrt.cli.screen import WorkStatus, human_bytes, out, show_table
+from xrt.engines import ExecutionOptions
+from xrt.engines.contract import registry
+from xrt.engines.contract.discovery import probe_all
 from xrt.errors import OptionError
 from xrt.formats.output import replace_file
-from xrt.module import checked_budget
+from xrt.module import validate_budget
 from xrt.runtime import default_budget
 
 __all__ = ["command"]
@@ -38,16 +39,14 @@ WIDE = 130
     multiple=True,
     help="A candidate: ort, auto, 'ort,tvm,auto', or 'tvm,ort with Conv|MatMul=ort' [default: each ready engine]",
 )
-@click.option("--threads", default=str(default_budget()), show_default="the cores at hand", help="Thread counts: 1,2")
+@click.option("--threads", default=str(default_budget()), show_default="the cores of this process", help="Thread counts: 1,2")
 @click.option("--batch", default="", help="Batch sizes: 1,8 [default: the model's own]")
 @click.option("--rounds", default=20, show_default=True, type=click.IntRange(2), help="Turns of each candidate")
-@click.option(
-    "--budget", default=120.0, show_default=True, type=click.FloatRange(1), help="Seconds a candidate may take to start"
-)
-@click.option("--search", default=20.0, show_default=True, type=click.FloatRange(0.1), help="Seconds that auto may search")
+@click.option("--budget", default=120.0, show_default=True, type=click.FloatRange(1), help="Seconds for the start of a candidate")
+@click.option("--search", default=20.0, show_default=True, type=click.FloatRange(0.1), help="Seconds for the search of auto")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of weights and inputs")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False, writable=True), help="Write a page to this file too")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False, writable=True), help="Also write a page to this file")
 @click.pass_obj
 def command(
     typed: tuple[str, ...],
@@ -62,21 +61,21 @@ def command(
     as_json: bool,
     html: Path | None,
 ) -> int:
-    """Compare engines on MODELs: a shipped one (squeezenet, 'bert{layers=2}'), or the path of an ONNX file or a bundle.
+    """Compare engines on MODELs: shipped ones (squeezenet, 'bert{layers=2}'), or paths of ONNX files or bundles.
 
-    Each candidate has a process of its own and the model to itself: no other engine stands in for it. Exit code 1 when
-    the results of one differ from the reference engine's, 2 when none ran at all.
+    Each candidate has its own process and the whole model: no other engine replaces it. The exit code is 1 when
+    the results of one differ from the reference engine's, 2 when none ran.
     """
     _check_writable(html)
     batches: list[int | None] = [*_counts(batch, "--batch")] or [None]
-    subjects = [Subject.parse(model, size) for model in models for size in batches]
+    subjects = [BenchTarget.parse(model, size) for model in models for size in batches]
     for subject in subjects:
         subject.check()
     report = _compared(
         subjects,
         _candidates(candidates),
         _budgets(_counts(threads, "--threads") or [default_budget()]),
-        Settings(rounds=rounds, budget_seconds=budget, seed=seed, auto_seconds=search),
+        BenchOptions(rounds=rounds, budget_seconds=budget, seed=seed, auto_seconds=search),
         silent=as_json,
     )
     if html is not None:
@@ -89,7 +88,7 @@ def command(
     return _exit_code(report)
 
 
-def _exit_code(report: Report) -> int:
+def _exit_code(report: BenchReport) -> int:
     if not any(row.median_seconds for group in report.groups for row in group.rows):
         return 2
     return 0 if report.agrees else 1
@@ -112,23 +111,23 @@ def _counts(text: str, option: str) -> list[int]:
 
 def _budgets(asked: list[int]) -> list[int]:
     """Return the budgets that were asked for, each once and none above the cores, with a warning for what is."""
-    return list(dict.fromkeys(checked_budget(ExecutionOptions(threads=count)) for count in asked))
+    return list(dict.fromkeys(validate_budget(ExecutionOptions(threads=count)) for count in asked))
 
 
-def _candidates(given: tuple[str, ...]) -> list[Candidate]:
+def _candidates(given: tuple[str, ...]) -> list[BenchCandidate]:
     if given:
-        chosen = list(dict.fromkeys(Candidate.parse(text) for text in given))
+        chosen = list(dict.fromkeys(BenchCandidate.parse(text) for text in given))
         for name in dict.fromkeys(name for candidate in chosen for name in candidate.names if name != AUTO):
             registry.check_registered(name)
         return chosen
-    with err.status("asking which engines are ready"):
-        return [Candidate((status.name,)) for status in probe_all() if status.state == "ready"]
+    with WorkStatus("asking which engines are ready"):
+        return [BenchCandidate((status.name,)) for status in probe_all() if status.state == "ready"]
 
 
 def _compared(
-    subjects: list[Subject], candidates: list[Candidate], threads: list[int], settings: Settings, *, silent: bool
-) -> Report:
-    with err.status("") as status:
+    subjects: list[BenchTarget], candidates: list[BenchCandidate], threads: list[int], settings: BenchOptions, *, silent: bool
+) -> BenchReport:
+    with WorkStatus("") as status:
 
         def finished(group: Group) -> None:
             if not silent:
@@ -155,7 +154,7 @@ def _show(group: Group) -> None:
             out.print(f" {row.candidate}: {note}", markup=False)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: ReportRow) -> tuple[str, ...]:
     start = row.start
     if start is None or row.median_seconds is None:
         return (str(row.candidate), row.verdict, *[""] * 8)
@@ -173,12 +172,12 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _bounds(row: Row) -> str:
+def _bounds(row: ReportRow) -> str:
     """Return the interval of a time, in its unit."""
     return f" ({_milliseconds(row.interval.low)}-{_milliseconds(row.interval.high)})" if row.interval else ""
 
 
-def _notes(row: Row) -> Iterator[str]:
+def _notes(row: ReportRow) -> Iterator[str]:
     if row.reason:
         yield _brief(row.reason)
     if row.start is not None and row.start.placement:
@@ -198,7 +197,7 @@ def _milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:.4g}"
 
 
-def _footer(report: Report) -> Iterator[str]:
+def _footer(report: BenchReport) -> Iterator[str]:
     groups: tuple[Group, ...] = report.groups
     rounds = max((len(row.rounds) for group in groups for row in group.rows), default=0)
     yield f"medians of {rounds} rounds in turn; x best: median ratio within a round; 95 % intervals by bootstrap over rounds"

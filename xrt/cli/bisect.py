@@ -7,20 +7,20 @@ from typing import Any
 
 import click
 
-from xrt.cli.bundles import opened
-from xrt.cli.explain import with_dims
+from xrt.cli.bundles import open_bundle
+from xrt.cli.explain import set_dims
 from xrt.cli.inputs import all_inputs
 from xrt.cli.options import (
     check_folder,
     check_writable,
-    dims_of,
     input_options,
     isolation_options,
-    loaded,
+    load_with_options,
     module_keywords,
     module_options,
+    parse_dims,
 )
-from xrt.cli.screen import err, out
+from xrt.cli.screen import WorkStatus, out
 from xrt.formats.bundle import is_bundle
 from xrt.formats.onnx import save_case
 from xrt.module import XRTModule
@@ -38,7 +38,7 @@ __all__ = ["command"]
     "-o",
     "target",
     type=click.Path(file_okay=False),
-    help="Folder for the part as model.onnx, with its inputs and what must come out in test_data_set_0",
+    help="Folder for the part as model.onnx, with inputs and expected outputs in test_data_set_0",
 )
 def command(model: str, files: tuple[str, ...], seed: int, target: str | None, **given: Any) -> int:
     """Find the smallest part of MODEL on which its engine differs from the reference engine; exit code 1 where there is one.
@@ -50,13 +50,13 @@ def command(model: str, files: tuple[str, ...], seed: int, target: str | None, *
             check_writable(Path(target))
         check_folder(Path(target))
     if is_bundle(model):
-        function, made = opened(model, click.get_current_context())
+        function, made = open_bundle(model, click.get_current_context())
     else:
-        function = with_dims(loaded(model), dims_of(given["dims"]))
+        function = set_dims(load_with_options(model), parse_dims(given["dims"]))
         made = XRTModule(function, **module_keywords(given))
     values = all_inputs(files, function, seed)
-    status = err.status("looking for a difference")
-    progress = lambda runs, nodes: status.update(f"{runs} parts tried, the smallest that differs has {nodes} nodes")  # noqa: E731  # told once per part
+    status = WorkStatus("looking for a difference")
+    progress = lambda runs, nodes: status.update(f"{runs} parts tried, the smallest that differs has {nodes} nodes")  # noqa: E731  # called once per part
     with made as module, status:
         culprit = module.bisect(**values, progress=progress)
     if culprit is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -11,23 +11,25 @@ from click.core import ParameterSource
 from xrt.cli.options import isolation_keywords
 from xrt.cli.screen import human_bytes, out, show_table
 from xrt.engines import split_specs
-from xrt.engines.registry import why_not_chosen
+from xrt.engines.contract.registry import why_not_chosen
 from xrt.errors import OptionError
 from xrt.formats.bundle import BundleFile, load_model
-from xrt.graph import Function
 from xrt.module import XRTModule, load
 
-__all__ = ["facts_of_bundle", "opened", "show_bundle"]
+if TYPE_CHECKING:
+    from xrt.graph import Function
+
+__all__ = ["open_bundle", "read_bundle_facts", "show_bundle"]
 
 _FREE = (
-    *("model", "strict", "files", "seed", "target", "repeat", "verified"),
+    *("model", "strict", "files", "seed", "target", "repeat", "trace", "verified"),
     *("check", "isolate", "isolate_run", "time_limit", "memory_limit"),
-    *("with_memory", "outputs_only", "as_json"),
+    *("with_memory", "outputs_only", "html", "as_json"),
 )
 """Options of commands that a bundle does not settle."""
 
 
-def opened(path: str, context: click.Context) -> tuple[Function, XRTModule]:
+def open_bundle(path: str, context: click.Context) -> tuple[Function, XRTModule]:
     """Return a bundle's model, or the first trace of its graph, and the module, loaded as the options ask.
 
     Raises OptionError for an option on the command line that the bundle has settled.
@@ -54,7 +56,7 @@ def _named(context: click.Context) -> list[str]:
     return specs if any(why_not_chosen(spec, "bundle") for spec in specs) else []
 
 
-def facts_of_bundle(path: str) -> dict[str, Any]:
+def read_bundle_facts(path: str) -> dict[str, Any]:
     """Return what there is to say of a bundle, as plain data. No compiled form is read, let alone loaded."""
     file = BundleFile(path)
     manifest = file.manifest

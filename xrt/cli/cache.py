@@ -6,23 +6,26 @@ import json
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from xrt.cache import Store
-from xrt.cache.disk import Failure, directory_of, tier_of
-from xrt.cache.disk.entry import Entry
-from xrt.cache.disk.places import bytes_of
-from xrt.cache.disk.report import Listed, Miss, listed, misses
-from xrt.cache.disk.weights import WeightsMemo
-from xrt.cli.explain import with_dims
-from xrt.cli.options import dims_of, loaded, module_keywords, module_options
+from xrt.cache.disk import StoredFailure, find_cache_directory, open_disk_tier
+from xrt.cache.disk.config import parse_size
+from xrt.cache.disk.entry import CacheEntry
+from xrt.cache.disk.plan_store import PlanStore
+from xrt.cache.disk.report import CacheListing, Miss, explain_misses, list_entries
+from xrt.cache.disk.weight_hashes import WeightHashStore
+from xrt.cli.explain import set_dims
+from xrt.cli.options import load_with_options, module_keywords, module_options, parse_dims
 from xrt.cli.screen import human_bytes, out, show_table
 from xrt.engines import GraphCompiler, create
 from xrt.errors import CacheError, OptionError
 from xrt.module import XRTModule
-from xrt.partition import Launch
+
+if TYPE_CHECKING:
+    from xrt.partition import Launch
 
 __all__ = ["command"]
 
@@ -38,8 +41,8 @@ _SHOWN = 60
 )
 @click.pass_context
 def command(context: click.Context, directory: Path | None) -> None:
-    """Look after the compiles that are kept on disk."""
-    context.obj = Store(directory or directory_of())
+    """List, verify and remove the compiled regions on disk."""
+    context.obj = Store(directory or find_cache_directory())
 
 
 @command.command("ls")
@@ -47,7 +50,7 @@ def command(context: click.Context, directory: Path | None) -> None:
 @click.pass_obj
 def ls(store: Store, as_json: bool) -> None:
     """List the entries, the most recently used first."""
-    entries = listed(store)
+    entries = list_entries(store)
     if as_json:
         out.print_json(json.dumps({"directory": str(store.directory), "entries": [asdict(entry) for entry in entries]}))
         return
@@ -65,7 +68,7 @@ def _tell_unused(store: Store) -> bool:
     return reason is not None
 
 
-def _row(entry: Listed) -> tuple[str, ...]:
+def _row(entry: CacheListing) -> tuple[str, ...]:
     used = datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")
     note = entry.damage or (f"fails: {entry.failure}" if entry.failure else "")
     return entry.key[:12], entry.engine, human_bytes(entry.size), used, _short(entry.entry), _short(note)
@@ -78,8 +81,8 @@ def _short(text: str) -> str:
 @command.command("verify")
 @click.pass_obj
 def verify(store: Store) -> int:
-    """Check every entry's checksums, and whose they are; exit code 1 when one cannot be used (`xrt cache gc` removes it)."""
-    found = store.damaged()
+    """Verify the checksums and the owner of every entry; exit code 1 when one cannot be used (`xrt cache gc` removes it)."""
+    found = store.find_damaged()
     for reason in found.values():
         out.print(reason, markup=False)
     out.print(f"{len(store.items())} entries, {len(found)} of them damaged, in {store.directory}", markup=False)
@@ -88,28 +91,29 @@ def verify(store: Store) -> int:
 
 @command.command("gc")
 @click.option("--size", help="Remove the least recently used beyond this size, such as 2GB [default: XRT_CACHE_SIZE, or 5GB]")
-@click.option("--failures", is_flag=True, help="Forget the compiles that are remembered to fail")
+@click.option("--failures", is_flag=True, help="Forget the compiles that are stored as failed")
 @click.pass_obj
 def gc(store: Store, size: str | None, failures: bool) -> None:
     """Remove what is damaged, left behind, out of date, or too much."""
     limit = _limit(store, size)
-    damaged = store.damaged()
+    damaged = store.find_damaged()
     forgotten = [item for item in store.items() if failures and item not in damaged and _is_failure(item.path)]
     for item in (*damaged, *forgotten):
         item.path.unlink(missing_ok=True)
-    evicted, left, stale = store.shrink(limit), store.sweep(), WeightsMemo(store).sweep()
+    evicted, left = store.shrink(limit), store.sweep()
+    stale, old = WeightHashStore(store).sweep(), PlanStore(store).sweep()
     told = (
         f"removed {len(damaged)} damaged entries, {len(forgotten)} remembered failures, {len(evicted)} entries over the limit of "
-        f"{human_bytes(limit)}, {left} unfinished writes, and the hashes of {stale} changed files"
+        f"{human_bytes(limit)}, {left} unfinished writes, the hashes of {stale} changed files, and {old} plans of these"
     )
     out.print(told, markup=False)
 
 
 def _limit(store: Store, size: str | None) -> int:
     if size is None:
-        tier = tier_of(directory=store.directory)
+        tier = open_disk_tier(directory=store.directory)
         return tier.limit if tier else 0
-    limit = bytes_of(size)
+    limit = parse_size(size)
     if limit is None:
         raise OptionError(f"--size takes a size such as 500MB or 2GB; got {size!r}")
     return limit
@@ -117,7 +121,7 @@ def _limit(store: Store, size: str | None) -> int:
 
 def _is_failure(path: Path) -> bool:
     try:
-        return isinstance(Entry.read(path).failure, Failure)
+        return isinstance(CacheEntry.read(path).failure, StoredFailure)
     except (CacheError, OSError):
         return False
 
@@ -131,7 +135,7 @@ def clear(store: Store) -> None:
     out.print(f"removed {count} entries, {human_bytes(total)}, from {store.directory}", markup=False)
 
 
-@command.command("why-miss")
+@command.command("explain-miss")
 @click.argument("model")
 @module_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
@@ -141,11 +145,11 @@ def why_miss(store: Store, /, model: str, as_json: bool, **given: Any) -> int:
 
     What an engine cannot save is never there, and never missing.
     """
-    function = with_dims(loaded(model), dims_of(given["dims"]))
+    function = set_dims(load_with_options(model), parse_dims(given["dims"]))
     with XRTModule(function, **module_keywords(given)) as module:
         signatures = module.signatures()
         unsaved = {launch.name: why for launch in module.plan.launches if (why := _why_unsaved(launch))}
-    missed = misses(store, [one for name, one in signatures.items() if name not in unsaved])
+    missed = explain_misses(store, [one for name, one in signatures.items() if name not in unsaved])
     if as_json:
         facts = {name: {"saves": name not in unsaved, **_as_data(one, missed)} for name, one in signatures.items()}
         out.print_json(json.dumps(facts))

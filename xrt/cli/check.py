@@ -1,4 +1,4 @@
-"""``xrt check``: a gate for CI: whether a locked plan runs, is right, and is as quick beside another plan as it was."""
+"""``xrt check``: a check for CI: a locked plan runs, is correct, and is no slower relative to another plan than it was."""
 
 from __future__ import annotations
 
@@ -8,28 +8,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from xrt.cli.app import main
-from xrt.cli.explain import with_dims
-from xrt.cli.options import dims_of, loaded, seconds_of
-from xrt.cli.screen import err, out
+from xrt.cli.explain import set_dims
+from xrt.cli.options import load_with_options, parse_dims, parse_seconds
+from xrt.cli.screen import WorkStatus, out
 from xrt.engines import split_specs
-from xrt.engines.registry import why_not_chosen
+from xrt.engines.contract.registry import why_not_chosen
 from xrt.errors import EngineError, InputError, LockError, ModelError, OptionError, PlanError, RunFailed, XRTError, did_you_mean
 from xrt.formats.arrays import read_npy, read_npz
-from xrt.formats.lock import Lock, read_lock
-from xrt.graph import Function
+from xrt.formats.placement_file import Lock, read_lock
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
-from xrt.module.locked import check_module
-from xrt.passes import specialise
+from xrt.module.lockfile import check_module
+from xrt.passes import specialize
+from xrt.placement.lockfile import DEVICE_OF, read_shapes
 from xrt.processes import run_python
-from xrt.runtime.inputs import type_of
-from xrt.tune.gate import Outcome
-from xrt.tune.lock import DEVICE_OF, shapes_of
+from xrt.runtime.inputs import infer_type
+
+if TYPE_CHECKING:
+    from xrt.graph import Function
+    from xrt.placement.regression_check import RegressionResult
 
 __all__ = ["command"]
 
@@ -37,7 +39,7 @@ UNDECIDED = 3
 """The exit code of a check that could not be decided, where that is to fail."""
 
 
-def part_of(context: click.Context, option: click.Parameter, text: str) -> float:
+def parse_percent(context: click.Context, option: click.Parameter, text: str) -> float:
     """Return a part from a text such as ``5%``; raises OptionError for another form, a number without ``%`` too."""
     number, percent, rest = text.strip().partition("%")
     try:
@@ -59,33 +61,33 @@ def part_of(context: click.Context, option: click.Parameter, text: str) -> float
     "limit",
     default="5%",
     show_default=True,
-    callback=part_of,
-    help="By how much the ratio may grow, in per cent",
+    callback=parse_percent,
+    help="Largest growth of the ratio, in per cent",
 )
 @click.option(
     "--undecided",
     default="pass",
     show_default=True,
     type=click.Choice(["pass", "fail"]),
-    help="What becomes of a check that the noise does not let decide: exit code 0, or 3",
+    help="Result of a check that the noise leaves undecided: exit code 0, or 3",
 )
-@click.option("--budget", default="30s", show_default=True, callback=seconds_of, help="How long plans take turns at most")
-@click.option("--model", "model", help="The model [default: where the lock says it is]")
+@click.option("--budget", default="30s", show_default=True, callback=parse_seconds, help="Longest time for turns of the plans")
+@click.option("--model", "model", help="The model [default: the path in the lockfile]")
 @click.option(
     "--engines",
     "--engine",
     "-e",
     "named",
-    help="Those of the lock's engines whose options may name files or code, as it has them",
+    help="Engines of the lockfile whose options may name files or code",
 )
-@click.option("--once", is_flag=True, help="Do not ask a second process before calling it a regression")
+@click.option("--once", is_flag=True, help="Report a regression without a second process")
 @click.option(
     "--confirm-limit",
     "patience",
     default="5m",
     show_default=True,
-    callback=seconds_of,
-    help="How much longer than --budget the second process may take before it counts as hung",
+    callback=parse_seconds,
+    help="Time beyond --budget after which the second process counts as hung",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
 def command(
@@ -99,11 +101,11 @@ def command(
     patience: float,
     as_json: bool,
 ) -> int:
-    """Hold the plan of LOCK against the plan that it was locked beside: both take turns here, and the ratio is compared.
+    """Compare the plan of LOCK with its competitor: both take turns here, and the ratio is compared with the lockfile's.
 
-    Exit code 1 when it has become slower by more than --max-regress for certain, or cannot run, or computes wrongly; 0 when it
-    has not. Where the noise is too large to tell, that is said, and the exit code is 0, or 3 with --undecided=fail. A regression
-    is one that two processes have seen; exit code 2 when the second one hangs.
+    The exit code is 1 when the plan has become slower by more than --max-regress for certain, cannot run, or computes wrongly;
+    otherwise 0. Where the noise is too large for a decision, the exit code is 0, or 3 with --undecided=fail. A regression must
+    appear in two processes; the exit code is 2 when the second one hangs.
     """
     held = read_lock(lock)
     try:
@@ -125,7 +127,7 @@ def command(
     return _code(outcome, undecided)
 
 
-def _code(outcome: Outcome, undecided: str) -> int:
+def _code(outcome: RegressionResult, undecided: str) -> int:
     """Return the exit code of a check."""
     if outcome.state == "undecided" and undecided == "fail":
         return UNDECIDED
@@ -133,8 +135,8 @@ def _code(outcome: Outcome, undecided: str) -> int:
 
 
 def _confirmed(
-    outcome: Outcome, lock: str, limit: float, budget: float, patience: float, more: Mapping[str, str | None]
-) -> Outcome:
+    outcome: RegressionResult, lock: str, limit: float, budget: float, patience: float, more: Mapping[str, str | None]
+) -> RegressionResult:
     """Return the outcome, undecided where another process does not see the regression; raises RunFailed where that hangs.
 
     Where memory and threads come to lie differs from one process to the next, and with it sometimes the ratio, which is
@@ -206,7 +208,7 @@ def _checked(lock: Lock, path: Path, model: str | None, limit: float, budget: fl
     threads = _number(lock.options.get("threads", "1"), "threads")
     with _of_the_lock("options"):
         made = XRTModule(function, engines, strict=True, threads=threads, **options)
-    with err.status("running the plan"), made as module:
+    with WorkStatus("running the plan"), made as module:
         outcome, told = check_module(module, lock, [values[value.name] for value in function.inputs], limit, budget)
     return outcome, (*told, *stand_ins)
 
@@ -222,14 +224,14 @@ def _of_the_lock(what: str) -> Iterator[None]:
 
 
 def _values(function: Function, lock: Lock, path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return the values that the lock was made on, and a line for each that is not to be had: a random one stands in."""
+    """Return the values that the lock was made on, and a line for each unavailable one, which a random value replaces."""
     values = sample_inputs(function, _number(lock.model.get("seed", "0"), "seed"))
     told = []
     for name in lock.values.keys() & values.keys():
         file = path.absolute().parent / lock.values[name]
         try:
             found = _array(file, name)
-            is_ = str(type_of(found))
+            is_ = str(infer_type(found))
         except (InputError, ModelError) as error:
             told.append(f"the values of input {name!r}, in {lock.values[name]}, are not to be had: {error}")
             continue
@@ -250,17 +252,17 @@ def _array(file: Path, name: str) -> Any:
 
 
 def _model(lock: Lock, path: Path, model: str | None) -> Function:
-    """Return the model that was given, or the one that the lock names: a file beside the lock, or a shipped one."""
+    """Return the model that was given, or the one that the lock names: a file in the lock's directory, or a shipped one."""
     source = lock.model.get("source", "")
     beside = path.absolute().parent / source
     if not model and not source:
         raise LockError("the lock does not say where its model is; pass --model")
     text = model or (str(beside) if beside.is_file() else source)
     dims = tuple(filter(None, lock.model.get("dims", "").split(",")))
-    function = with_dims(loaded(text), dims_of(dims))
+    function = set_dims(load_with_options(text), parse_dims(dims))
     try:
-        return specialise(function, shapes_of(lock, function))
-    except InputError:  # it is another model, of which more is to be told
+        return specialize(function, read_shapes(lock, function))
+    except InputError:  # it is another model; later checks report more about it
         return function
 
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import click
 
-from xrt.cli.explain import with_dims
-from xrt.cli.options import check_writable, choices_of, isolation_options, loaded, module_keywords, module_options
-from xrt.cli.screen import err, human_bytes, out
+from xrt.cli.explain import set_dims
+from xrt.cli.options import check_writable, isolation_options, load_with_options, module_keywords, module_options, parse_choices
+from xrt.cli.screen import WorkStatus, human_bytes, out
 from xrt.errors import InputError
 from xrt.graph import Function, TensorType
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
-from xrt.module.settings import Settings
+from xrt.module.options import ModuleOptions
 
 __all__ = ["command"]
 
@@ -30,20 +30,21 @@ __all__ = ["command"]
 def command(model: str, target: str | None, **given: Any) -> None:
     """Compile MODEL, an ONNX file or a shipped model, and save it as a bundle: weights and the engines' compiled forms.
 
-    --dim fixes a symbolic extent: the bundle then takes that size alone. Given again for the same name it stays open, and all
-    combinations are compiled (--dim batch=4 --dim tokens=16 --dim tokens=128). Without --dim it is compiled for every size where
-    all engines can, else for 1. For other sizes of open extents the bundle compiles when it meets them.
+    --dim fixes the size of a symbolic dim: the bundle accepts that size alone. If you give a name more than once, its dim stays
+    symbolic and all combinations are compiled (--dim batch=4 --dim tokens=16 --dim tokens=128). Without --dim, the model is
+    compiled for every size where all engines can do that, otherwise for 1. For other sizes of symbolic dims, the bundle
+    compiles when it meets them.
     """
     path = Path(target) if target else Path(f"{Path(model).stem}.xrt")
     check_writable(path)
-    choices = choices_of(given["dims"])
+    choices = parse_choices(given["dims"])
     fixed = {name: sizes[0] for name, sizes in choices.items() if len(sizes) == 1}
-    function = with_dims(loaded(model), fixed)
+    function = set_dims(load_with_options(model), fixed)
     sizes = list(_combinations(function, {name: several for name, several in choices.items() if name not in fixed}))
-    examples = [sample_inputs(with_dims(function, chosen)) for chosen in sizes]
+    examples = [sample_inputs(set_dims(function, chosen)) for chosen in sizes]
     began = perf_counter()
-    status = err.status("compiling")
-    most = max(Settings().max_signatures, len(examples))
+    status = WorkStatus("compiling")
+    most = max(ModuleOptions().max_signatures, len(examples))
     with XRTModule(function, **module_keywords(given), max_signatures=most, report=status.update) as module, status:
         is_open = _compile(module, examples)
         module.save(path)
@@ -74,7 +75,7 @@ def _names(function: Function) -> list[str]:
 
 def _combinations(function: Function, choices: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
     """Yield the sizes of each program; raises OptionError for a name that no input has."""
-    with_dims(function, {name: sizes[0] for name, sizes in choices.items()})
+    set_dims(function, {name: sizes[0] for name, sizes in choices.items()})
     for sizes in product(*choices.values()):
         yield dict(zip(choices, sizes, strict=True))
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import click
 
-from xrt.cache import tier_of
-from xrt.cli.screen import err, human_bytes, out, show_table
-from xrt.engines.blas import blas_of_process
-from xrt.engines.probing import probe_all
+from xrt.cache import open_disk_tier
+from xrt.cli.screen import WorkStatus, human_bytes, out, show_table
+from xrt.engines.contract.discovery import probe_all
+from xrt.engines.toolkit.blas import find_blas
 from xrt.runtime import available_cores, default_budget
 
-__all__ = ["command", "environment_of", "facts"]
+__all__ = ["command", "facts", "read_engine_environment"]
 
 _DISTRIBUTIONS = (
     "xrt",
@@ -41,8 +41,8 @@ _VARIABLES = ("PYTHONHASHSEED", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
 def command(as_json: bool) -> int:
-    """Show versions, processor, memory, environment and engines: paste it into a bug report. Exit code 1 for a broken engine."""
-    with err.status("asking each engine in a process of its own"):
+    """Show versions, processor, memory, environment and engines, for a bug report. The exit code is 1 for a broken engine."""
+    with WorkStatus("asking each engine in a process of its own"):
         found = facts()
     if as_json:
         out.print_json(json.dumps(found))
@@ -62,14 +62,14 @@ def facts() -> dict[str, Any]:
         "threads": {"budget": default_budget(), **_blas()},
         "memory": _memory(),
         "cache": _cache(),
-        "environment": environment_of(os.environ),
+        "environment": read_engine_environment(os.environ),
         "engines": [asdict(status) for status in probe_all()],
     }
 
 
 def _cache() -> dict[str, Any]:
     """Return where compiles are kept on disk, and how much of it there is; nothing where the cache is switched off."""
-    tier = tier_of()
+    tier = open_disk_tier()
     if tier is None:
         return {}
     items = tier.store.items()
@@ -82,7 +82,7 @@ def _cache() -> dict[str, Any]:
     }
 
 
-def environment_of(variables: Mapping[str, str]) -> dict[str, str]:
+def read_engine_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Return those variables that may change what XRT or an engine does, sorted; no others leave the machine."""
     return {name: variables[name] for name in sorted(variables) if name.startswith(_PREFIXES) or name in _VARIABLES}
 
@@ -96,7 +96,7 @@ def _version(distribution: str) -> str | None:
 
 def _blas() -> dict[str, int]:
     """Return the threads that NumPy's BLAS takes by itself, under its name."""
-    return {library.name: library.get() for library in blas_of_process().libraries}
+    return {library.name: library.get() for library in find_blas().libraries}
 
 
 def _processor() -> dict[str, Any]:

@@ -8,10 +8,10 @@ from dataclasses import asdict
 import click
 from rich.text import Text
 
-from xrt.cli.screen import err, out, show_table
-from xrt.engines.option_list import list_options
-from xrt.engines.probing import probe_all
-from xrt.engines.registry import EngineStatus, engine_class
+from xrt.cli.screen import WorkStatus, out, show_table
+from xrt.engines.contract.discovery import probe_all
+from xrt.engines.contract.option_list import list_options
+from xrt.engines.contract.registry import EngineStatus, engine_class
 
 __all__ = ["command"]
 
@@ -29,7 +29,7 @@ def command(engine: str | None, as_json: bool) -> None:
     if engine is not None:
         _show_options(engine, as_json)
         return
-    with err.status("asking each engine in a process of its own"):
+    with WorkStatus("asking each engine in a process of its own"):
         states = probe_all()
     if as_json:
         out.print_json(json.dumps([asdict(state) for state in states]))

@@ -4,44 +4,54 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from xrt import passes
-from xrt.cli.bundles import opened
-from xrt.cli.options import dims_of, loaded, module_keywords, module_options
+from xrt.cli.bundles import open_bundle
+from xrt.cli.options import check_writable, load_with_options, module_keywords, module_options, parse_dims
 from xrt.cli.screen import human_bytes, out, show_table
 from xrt.errors import OptionError, did_you_mean
 from xrt.formats.bundle import is_bundle
+from xrt.formats.output import replace_file
 from xrt.graph import Function, TensorType
 from xrt.module import XRTModule
-from xrt.tune import Account
-from xrt.tune.account import time_of
+from xrt.module.html import render_explanation_page
+from xrt.placement.report import format_seconds
 
-__all__ = ["command", "with_dims"]
+if TYPE_CHECKING:
+    from xrt.placement import CostReport
+
+__all__ = ["command", "set_dims"]
 
 
 @click.command("explain")
 @click.argument("model")
 @module_options
-@click.option(
-    "--memory", "with_memory", is_flag=True, help="Compile too, and show what weights, arena and engines take of memory"
-)
+@click.option("--memory", "with_memory", is_flag=True, help="Compile, and show the memory of weights, arena and engines")
+@click.option("--html", type=click.Path(dir_okay=False), help="Write a page with the plan as pictures")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
-def command(model: str, with_memory: bool, as_json: bool, **given: Any) -> None:
-    """Show how MODEL, an ONNX file, a bundle or a shipped model, is cut.
+def command(model: str, with_memory: bool, html: str | None, as_json: bool, **given: Any) -> None:
+    """Show how MODEL, an ONNX file, a bundle or a shipped model, is divided.
 
-    That is: the regions in order with size and boundary, and the reason for each node off the first engine. Of a plan that was
-    chosen by measurement (-e auto) also what regions and boundaries cost, who lost by how much, and what would unlock the graph.
+    The output has the regions in order, with sizes and boundaries, and the reason for each node that is not on the first
+    engine. For a plan that was chosen by measurement (-e auto) it also has the costs of regions and boundaries, the plans that
+    lost, and the operators whose support would save most.
     """
+    if html is not None:
+        check_writable(Path(html))
     if is_bundle(model):
-        module = opened(model, click.get_current_context())[1]
+        module = open_bundle(model, click.get_current_context())[1]
     else:
-        module = XRTModule(with_dims(loaded(model), dims_of(given["dims"])), **module_keywords(given))
+        module = XRTModule(set_dims(load_with_options(model), parse_dims(given["dims"])), **module_keywords(given))
     if with_memory:
         module.compile()
     explanation = module.explain()
+    if html is not None:
+        page = render_explanation_page(explanation, model).encode()
+        replace_file(Path(html), lambda file: file.write(page))
     if as_json:
         out.print_json(json.dumps(explanation.to_dict() | ({"memory": module.memory().to_dict()} if with_memory else {})))
         return
@@ -52,23 +62,27 @@ def command(model: str, with_memory: bool, as_json: bool, **given: Any) -> None:
         out.print(f"memory:\n{module.memory()}", markup=False, soft_wrap=True)
 
 
-def _show(account: Account) -> None:
+def _show(account: CostReport) -> None:
     """Print what the parts of a chosen plan cost, as tables."""
     if account.parts:
-        out.print(f"predicted {time_of(account.predicted)} for a call; it took {time_of(account.measured)}", markup=False)
-        rows = [(x.name, x.engine, x.nodes, time_of(x.predicted), x.source, time_of(x.measured)) for x in account.parts]
+        out.print(
+            f"predicted {format_seconds(account.predicted)} for a call; it took {format_seconds(account.measured)}", markup=False
+        )
+        rows = [
+            (x.name, x.engine, x.nodes, format_seconds(x.predicted), x.source, format_seconds(x.measured)) for x in account.parts
+        ]
         columns = ("region", "engine", "nodes", "predicted", "known", "took")
         show_table(columns, rows, numbers=("nodes", "predicted", "took"), whole=("region", "known"))
     if account.boundaries:
-        crossing = [(x.value, x.source, x.target, human_bytes(x.bytes), time_of(x.seconds)) for x in account.boundaries]
+        crossing = [(x.value, x.source, x.target, human_bytes(x.bytes), format_seconds(x.seconds)) for x in account.boundaries]
         show_table(("value", "from", "to", "size", "costs"), crossing, numbers=("size", "costs"))
     if account.unlocks:
         out.print("what would unlock the graph, by the prediction:", markup=False)
-        gains = [(x.operator, x.engine, x.nodes, time_of(x.seconds)) for x in account.unlocks]
+        gains = [(x.operator, x.engine, x.nodes, format_seconds(x.seconds)) for x in account.unlocks]
         show_table(("operator", "engine", "nodes", "saves"), gains, numbers=("nodes", "saves"))
 
 
-def with_dims(function: Function, sizes: dict[str, int]) -> Function:
+def set_dims(function: Function, sizes: dict[str, int]) -> Function:
     """Return the function with those symbolic dimensions fixed; raises OptionError for a name that no input has."""
     if not sizes:
         return function

@@ -1,4 +1,4 @@
-"""``xrt fuzz``: generated graphs on engines and mixtures of them, held against the reference."""
+"""``xrt fuzz``: generated graphs on engines and mixtures of them, compared with the reference."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import click
 
 from xrt.cli.options import check_folder
 from xrt.cli.screen import complain, err, out, progress, show_table
-from xrt.engines import registry, split_specs
+from xrt.engines import split_specs
+from xrt.engines.contract import registry
 from xrt.errors import OptionError
-from xrt.module.settings import REFERENCE
-from xrt.testing.corpus import Entry
+from xrt.module.options import REFERENCE
+from xrt.testing.corpus import CorpusEntry
 from xrt.testing.files import write_entry
 from xrt.testing.fuzz import KINDS_OF_WAY, Finding, Fuzzer, KindOfWay
 from xrt.testing.remote import RemoteFuzzer
@@ -24,13 +25,17 @@ _TOLD_EVERY = 500
 
 
 @click.command("fuzz")
-@click.option("--count", default=1000, show_default=True, type=click.IntRange(1), help="How many graphs")
+@click.option("--count", default=1000, show_default=True, type=click.IntRange(1), help="Number of graphs")
 @click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(0), help="The first graph; the others have the numbers after it"
+    "--seed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Seed of the first graph; the next graphs have the next seeds",
 )
-@click.option("--engines", default="ort", show_default=True, help="Engines to try on every graph, with commas")
-@click.option("--rarely", default="", help="Engines to try on few graphs, since they are slow to compile")
-@click.option("--one-in", default=50, show_default=True, type=click.IntRange(1), help="How few")
+@click.option("--engines", default="ort", show_default=True, help="Engines for every graph, with commas")
+@click.option("--rarely", default="", help="Slow engines, for one graph in --one-in")
+@click.option("--one-in", default=50, show_default=True, type=click.IntRange(1), help="How rarely the engines of --rarely run")
 @click.option(
     "--way",
     "ways",
@@ -38,25 +43,25 @@ _TOLD_EVERY = 500
     type=click.Choice(KINDS_OF_WAY),
     default=KINDS_OF_WAY[:3],
     show_default=True,
-    help="How graphs run: an engine alone, or before the reference; nodes on all by chance, or in alternation",
+    help="How graphs run: on one engine, with the reference as fallback, on a random mixture, or alternating",
 )
 @click.option(
     "--batch",
     default=1,
     show_default=True,
     type=click.IntRange(1),
-    help="How many graphs an engine alone compiles as one; those that do not agree so are tried by themselves",
+    help="Number of graphs that --way alone compiles as one; graphs that differ run again one by one",
 )
 @click.option(
     "--keep",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Write what disagrees to this folder, as entries of the corpus",
+    help="Write graphs that differ to this folder, as entries of the corpus",
 )
 @click.option(
     "--isolate/--no-isolate",
     default=True,
     show_default=True,
-    help="Run the graphs in a process of their own, so that one that crashes is a disagreement, and the rest goes on",
+    help="Run the graphs in a worker process: a crash is one difference",
 )
 def command(
     count: int,
@@ -69,7 +74,7 @@ def command(
     keep: Path | None,
     isolate: bool,
 ) -> int:
-    """Run generated graphs on engines alone, before the reference, and in mixtures; exit code 1 when one disagrees."""
+    """Run generated graphs on single engines, with the reference as fallback, and on mixtures; exit code 1 on a difference."""
     always, seldom = (split_specs(names) if names else [] for names in (engines, rarely))
     _check(always + seldom)
     if keep is not None:
@@ -117,5 +122,5 @@ def _tell(fuzzer: Fuzzer, found: Finding, keep: Path | None) -> None:
     if keep is not None:
         why = f"{found.way}: {found.message}".replace("\n", " ")
         expected = tuple(fuzzer.truth(found.sample.function, found.sample.inputs))
-        entry = Entry(f"fuzz_{found.seed}", why, found.sample.function, found.sample.inputs, expected)
+        entry = CorpusEntry(f"fuzz_{found.seed}", why, found.sample.function, found.sample.inputs, expected)
         err.print(f"kept as {write_entry(entry, keep)}", markup=False)

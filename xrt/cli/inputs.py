@@ -14,20 +14,20 @@ from xrt.formats.arrays import read_npy, read_npz
 from xrt.graph import Function, TensorType
 from xrt.models import sample_inputs
 
-__all__ = ["all_inputs", "files_of", "from_files", "with_shapes"]
+__all__ = ["all_inputs", "from_files", "list_input_files", "set_shapes"]
 
 
 def all_inputs(files: Sequence[str], function: Function, seed: int) -> dict[str, Any]:
     """Return a value for each input: from files, and else a random one, of the extents that those of the files say."""
     given = from_files(files, function)
-    return sample_inputs(with_shapes(function, given), seed) | given
+    return sample_inputs(set_shapes(function, given), seed) | given
 
 
-def with_shapes(function: Function, given: Mapping[str, Any]) -> Function:
+def set_shapes(function: Function, given: Mapping[str, Any]) -> Function:
     """Return the function for the shapes of those arrays; raises InputError for one that does not fit."""
     tensors = {value.name for value in function.inputs if isinstance(value.type, TensorType)}
     shapes = {name: array.shape for name, array in given.items() if name in tensors and isinstance(array, np.ndarray)}
-    return passes.specialise(function, shapes) if shapes else function
+    return passes.specialize(function, shapes) if shapes else function
 
 
 def from_files(files: Sequence[str], function: Function) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def from_files(files: Sequence[str], function: Function) -> dict[str, Any]:
     return values
 
 
-def files_of(files: Sequence[str], function: Function) -> dict[str, Path]:
+def list_input_files(files: Sequence[str], function: Function) -> dict[str, Path]:
     """Return for each input that `from_files` finds the file that it is in; raises what that does."""
     found: dict[str, Path] = {}
     for name, path in _named(files, function):

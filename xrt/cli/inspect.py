@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from xrt.cli.bundles import facts_of_bundle, show_bundle
-from xrt.cli.options import loaded
+from xrt.cli.bundles import read_bundle_facts, show_bundle
+from xrt.cli.options import load_with_options
 from xrt.cli.screen import human_bytes, out, show_table
 from xrt.formats.bundle import BundleFile, is_bundle
-from xrt.graph import Function
 from xrt.graph.verify import verify
+
+if TYPE_CHECKING:
+    from xrt.graph import Function
 
 __all__ = ["command"]
 
@@ -23,13 +25,13 @@ __all__ = ["command"]
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
 @click.option("--text", "as_text", is_flag=True, help="Print the whole graph as text")
 def command(model: str, as_json: bool, as_text: bool) -> None:
-    """Show the inputs, outputs, types, opsets, operators and sizes of MODEL, an ONNX file, a bundle or a shipped model."""
+    """Show inputs, outputs, types, opsets, operators and sizes of MODEL: an ONNX file, a bundle or a shipped model."""
     if is_bundle(model):
         _inspect_bundle(model, as_json=as_json, as_text=as_text)
         return
-    function = loaded(model)
+    function = load_with_options(model)
     verify(function)
-    facts = facts_of(function)
+    facts = read_model_facts(function)
     if as_text:
         out.print(str(function), markup=False)
     elif as_json:
@@ -39,7 +41,7 @@ def command(model: str, as_json: bool, as_text: bool) -> None:
 
 
 def _inspect_bundle(path: str, *, as_json: bool, as_text: bool) -> None:
-    facts = facts_of_bundle(path)
+    facts = read_bundle_facts(path)
     if as_text:
         manifest = BundleFile(path).manifest
         out.print("\n".join(str(program["plan"]["function"]) for program in manifest["programs"]), markup=False)
@@ -49,7 +51,7 @@ def _inspect_bundle(path: str, *, as_json: bool, as_text: bool) -> None:
         show_bundle(facts)
 
 
-def facts_of(function: Function) -> dict[str, Any]:
+def read_model_facts(function: Function) -> dict[str, Any]:
     """Return what there is to say of a model, as plain data."""
     operators = Counter(node.op for _, node in function.walk())
     constants = function.constants.values()

@@ -8,14 +8,22 @@ from typing import Any
 
 import click
 
-from xrt.cli.explain import with_dims
-from xrt.cli.inputs import all_inputs, files_of
-from xrt.cli.options import check_writable, dims_of, input_options, loaded, module_keywords, seconds_of, tuning_options
-from xrt.cli.screen import complain, err, out
-from xrt.cli.tune import INTERRUPTED, shown
-from xrt.formats.lock import Gate, write_lock
+from xrt.cli.explain import set_dims
+from xrt.cli.inputs import all_inputs, list_input_files
+from xrt.cli.options import (
+    add_tuning_options,
+    check_writable,
+    input_options,
+    load_with_options,
+    module_keywords,
+    parse_dims,
+    parse_seconds,
+)
+from xrt.cli.screen import WorkStatus, complain, out
+from xrt.cli.tune import INTERRUPTED, format_result
+from xrt.formats.placement_file import Baseline, write_lock
 from xrt.module import XRTModule
-from xrt.module.locked import lock_module
+from xrt.module.lockfile import lock_module
 
 __all__ = ["command"]
 
@@ -25,40 +33,40 @@ NOISY = 0.1
 
 @click.command("lock")
 @click.argument("model")
-@tuning_options
+@add_tuning_options
 @input_options
-@click.option("--output", "-o", "target", type=click.Path(dir_okay=False), help="The lock [default: MODEL.lock here]")
-@click.option("--budget", default="60s", show_default=True, callback=seconds_of, help="How long to search: 60s, 2m")
+@click.option("--output", "-o", "target", type=click.Path(dir_okay=False), help="The lockfile [default: MODEL.lock here]")
+@click.option("--budget", default="60s", show_default=True, callback=parse_seconds, help="Time of the search: 60s, 2m")
 @click.option(
     "--gate",
     "gate",
     default="10s",
     show_default=True,
-    callback=seconds_of,
-    help="How long the plan then takes turns with another",
+    callback=parse_seconds,
+    help="Time of the comparison with the best other plan",
 )
-@click.option("--anew", is_flag=True, help="Search, even where an earlier search has decided")
+@click.option("--anew", is_flag=True, help="Search even if a decision is stored")
 def command(
     model: str, files: tuple[str, ...], seed: int, target: str | None, budget: float, gate: float, anew: bool, **given: Any
 ) -> int:
-    """Write where the nodes of MODEL go, why, and on which machine and versions, as a file for version control.
+    """Write the placement of MODEL, with reasons, machine and versions, as a file for version control.
 
-    XRTModule(MODEL, engine="auto", lock=FILE) takes the plan without measuring; `xrt check FILE` tells whether it is still as
-    quick, beside another plan, as it was, on the same inputs: their shapes, and the seed or the files of their values, are in the
-    lock. The placement is measured as by `xrt tune`, unless that has been done.
+    XRTModule(MODEL, engine="auto", lock=FILE) uses the plan without measuring. `xrt check FILE` tests whether the plan is still
+    as fast, compared with another plan, on the same inputs: the lockfile has their shapes, and the seed or the files of their
+    values. The placement is measured as by `xrt tune`, unless a measurement is stored.
     """
     path = Path(target) if target else Path(f"{Path(model).stem}.lock")
     check_writable(path)
-    function = with_dims(loaded(model), dims_of(given["dims"]))
+    function = set_dims(load_with_options(model), parse_dims(given["dims"]))
     values = all_inputs(files, function, seed)
-    given_by = {name: _beside(file, path) for name, file in files_of(files, function).items()}
+    given_by = {name: _beside(file, path) for name, file in list_input_files(files, function).items()}
     keywords = module_keywords(given)
     with XRTModule(function, **{**keywords, "engine": [*keywords["engine"], "auto"]}, budget=budget) as module:
         tuned = _tuned(module, values, budget, anew=anew)
         if tuned.how == "interrupted":
             complain("interrupted", f"nothing is locked; {path} is as it was")
             return INTERRUPTED
-        with err.status("holding the plan against another"):
+        with WorkStatus("holding the plan against another"):
             source = {"source": _source(model, path), "seed": str(seed), "dims": ",".join(given["dims"])}
             lock = lock_module(module, [values[value.name] for value in function.inputs], source, gate, given_by)
     write_lock(lock, path)
@@ -68,11 +76,11 @@ def command(
 
 
 def _tuned(module: XRTModule, values: dict[str, Any], budget: float, *, anew: bool) -> Any:
-    with shown(budget) as told:
-        if anew:
-            return module.tune(**values, progress=told)
-        module.plan_for(**values)
-    return module.tuned
+    if not anew:
+        module.plan_for(**values)  # which shows by itself how far a search is
+        return module.tuned
+    with format_result(budget) as told:
+        return module.tune(**values, progress=told)
 
 
 def _source(model: str, lock: Path) -> str:
@@ -84,7 +92,7 @@ def _beside(file: str | Path, lock: Path) -> str:
     return os.path.relpath(file, lock.absolute().parent)
 
 
-def _told(gate: Gate | None) -> str:
+def _told(gate: Baseline | None) -> str:
     if gate is None:
         return "locked; no other plan could run, so a check has nothing to hold its time against"
     told = f"locked at {gate.ratio:.3f} ({gate.low:.3f} to {gate.high:.3f}) of the time of {gate.plan}, {gate.rounds} rounds"

@@ -6,52 +6,54 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from xrt.bench import Subject
-from xrt.bench.subjects import DIGITS
+from xrt.bench import BenchTarget
+from xrt.bench.targets import DIGITS
 from xrt.cache import default_cache
-from xrt.cache.disk.places import bytes_of
+from xrt.cache.disk.config import parse_size
 from xrt.engines import parse_spec, split_specs
 from xrt.errors import InputError, OptionError
 from xrt.formats.bundle import is_bundle, load_model
 from xrt.formats.output import why_not_folder, why_not_writable
-from xrt.graph import Function
 from xrt.graph.types import LARGEST_EXTENT
-from xrt.module.source import source_of
+from xrt.module.model_source import make_source
+
+if TYPE_CHECKING:
+    from xrt.graph import Function
 
 __all__ = [
+    "add_tuning_options",
     "check_folder",
-    "check_of",
     "check_writable",
-    "choices_of",
-    "dims_of",
     "input_options",
     "isolation_keywords",
     "isolation_options",
-    "loaded",
+    "load_with_options",
     "module_keywords",
     "module_options",
-    "seconds_of",
-    "tuning_options",
+    "parse_check",
+    "parse_choices",
+    "parse_dims",
+    "parse_seconds",
 ]
 
 Command = Callable[..., Any]
 
 
-def loaded(text: str) -> Function:
+def load_with_options(text: str) -> Function:
     """Return the model of that path, or the shipped one of that name, with its sizes in braces.
 
     The cache may know the hashes of a file's weights, or writes them down when the model is compiled; until then the
     Function that was read must be there, and the command keeps it.
     """
     if not os.path.lexists(text):
-        return Subject.parse(text).load()
+        return BenchTarget.parse(text).load()
     if is_bundle(text):
         return load_model(text)
-    function = source_of(Path(text), default_cache()).declared()
+    function = make_source(Path(text), default_cache()).get_declared_function()
     if (context := click.get_current_context(silent=True)) is not None:
         context.meta["xrt.model"] = function
     return function
@@ -69,7 +71,7 @@ def check_folder(target: Path) -> None:
         raise InputError(f"cannot write to {target}: {reason}")
 
 
-def check_of(context: click.Context, option: click.Parameter, text: str | None) -> str | float | None:
+def parse_check(context: click.Context, option: click.Parameter, text: str | None) -> str | float | None:
     """Return a part of the calls as a number, and a word as it is; the module says whether it is one that it knows."""
     try:
         return float(text) if text not in (None, "nan") else text
@@ -77,16 +79,16 @@ def check_of(context: click.Context, option: click.Parameter, text: str | None) 
         return text
 
 
-def dims_of(given: tuple[str, ...]) -> dict[str, int]:
+def parse_dims(given: tuple[str, ...]) -> dict[str, int]:
     """Return sizes by name from texts such as ``batch=4``; raises OptionError for another form, and two sizes of one name."""
-    choices = choices_of(given)
+    choices = parse_choices(given)
     for name, sizes in choices.items():
         if len(sizes) > 1:
             raise OptionError(f"--dim gives {name} as {' and as '.join(map(str, sizes))}; only `xrt compile` takes several sizes")
     return {name: sizes[0] for name, sizes in choices.items()}
 
 
-def choices_of(given: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+def parse_choices(given: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
     """Return all sizes of each name, each once, in the order in which they are given; raises OptionError for another form."""
     choices: dict[str, tuple[int, ...]] = {}
     for text in given:
@@ -105,7 +107,7 @@ def _checked_spec(text: str) -> str:
     return text
 
 
-def devices_of(context: click.Context, option: click.Parameter, text: str | None) -> dict[str, str] | None:
+def parse_devices(context: click.Context, option: click.Parameter, text: str | None) -> dict[str, str] | None:
     """Return devices by engine from a text such as ``ort=cuda,tvm{opt_level=2}=cpu``; raises OptionError for another form."""
     if text is None:
         return None
@@ -122,15 +124,15 @@ def devices_of(context: click.Context, option: click.Parameter, text: str | None
 _SHARED = (
     click.option("--engine", "-e", default="toy", show_default=True, help="Engines, first choice first: tvm,ort"),
     click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N"),
-    click.option("--devices", callback=devices_of, help="Where engines run that run elsewhere: ort=cuda,tvm=cpu"),
+    click.option("--devices", callback=parse_devices, help="Devices of single engines: ort=cuda,tvm=cpu"),
     click.option(
         "--pin", "pins", multiple=True, help="Force or forbid an engine: 'Conv|Gemm=ort', 'Softmax!=tvm', 'name:/layer1/*=ort'"
     ),
     click.option("--minimum-nodes", type=int, help="Dissolve regions of fewer nodes"),
     click.option("--maximum-nodes", type=int, help="Split regions of more nodes"),
     click.option("--precision", help="fp32, fp16, bf16 or int8"),
-    click.option("--threads", type=int, help="What all engines together may use [default: the cores at hand]"),
-    click.option("--strict", is_flag=True, help="No fallback to toy: a node that no listed engine takes is an error"),
+    click.option("--threads", type=int, help="Thread budget of all engines [default: the cores of this process]"),
+    click.option("--strict", is_flag=True, help="No fallback to toy: a node that no listed engine supports is an error"),
     click.option("--dim", "dims", multiple=True, help="Size of a symbolic dimension: batch=4"),
 )
 
@@ -144,26 +146,24 @@ _INPUTS = (
         default=0,
         show_default=True,
         type=click.IntRange(0),
-        help="Seed of the random inputs that stand in for those not given",
+        help="Seed of the random inputs that replace missing ones",
     ),
 )
 
 
-def memory_of(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
+def parse_memory(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
     """Return the bytes that a text such as ``4GB`` spells; raises OptionError where it spells none."""
-    found = None if text is None else bytes_of(text)
+    found = None if text is None else parse_size(text)
     if text is not None and found is None:
         raise OptionError(f"--memory-limit takes a size such as 500MB or 4GB; got {text!r}")
     return found
 
 
 _ISOLATION = (
-    click.option(
-        "--isolate", help="Engines that compile in a process of their own, where a crash is one more fault: tvm,ort, or all"
-    ),
-    click.option("--isolate-run", is_flag=True, help="Those also run there"),
-    click.option("--time-limit", type=float, help="Seconds for each compile, and each run, in such a process"),
-    click.option("--memory-limit", callback=memory_of, help="Address space that such a process may have: 4GB"),
+    click.option("--isolate", help="Engines that compile in a worker process: tvm,ort, or all"),
+    click.option("--isolate-run", is_flag=True, help="These engines also run there"),
+    click.option("--time-limit", type=float, help="Seconds for each compile and each run in a worker process"),
+    click.option("--memory-limit", callback=parse_memory, help="Address space of a worker process: 4GB"),
 )
 
 
@@ -206,17 +206,19 @@ _ENGINES = click.option(
 )
 
 
-_LOCK = click.option("--lock", type=click.Path(dir_okay=False), help="With -e auto: take the plan of this lock, do not measure")
+_LOCK = click.option(
+    "--lock", type=click.Path(dir_okay=False), help="With -e auto: use the plan of this lockfile, do not measure"
+)
 
 
-def tuning_options(command: Command) -> Command:
+def add_tuning_options(command: Command) -> Command:
     """Add the options of a module whose nodes are placed by measurement."""
     for option in reversed((_ENGINES, *_SHARED[1:])):
         command = option(command)
     return command
 
 
-def seconds_of(context: click.Context, option: click.Parameter, text: str) -> float:
+def parse_seconds(context: click.Context, option: click.Parameter, text: str) -> float:
     """Return seconds from a text such as ``60s``, ``2m`` or ``90``; raises OptionError for another form."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|)", text.strip())
     if match is None or not float(match[1]):

@@ -5,34 +5,37 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 from rich.status import Status
 
-from xrt.cli.bundles import opened
-from xrt.cli.explain import with_dims
+from xrt.cli.bundles import open_bundle
+from xrt.cli.explain import set_dims
 from xrt.cli.inputs import all_inputs
 from xrt.cli.options import (
-    check_of,
     check_writable,
-    dims_of,
     input_options,
     isolation_options,
-    loaded,
+    load_with_options,
     module_keywords,
     module_options,
+    parse_check,
+    parse_dims,
 )
-from xrt.cli.screen import err, out, show_table
-from xrt.compare import compare, tolerance_for
+from xrt.cli.screen import WorkStatus, out, show_table
+from xrt.comparison import compare, tolerance_for
+from xrt.engines import RunOptions
 from xrt.errors import EngineError, InputError, PlanError
 from xrt.formats.bundle import is_bundle
 from xrt.formats.output import replace_file
-from xrt.graph import Function
 from xrt.module import XRTModule
-from xrt.module.settings import REFERENCE
+from xrt.module.options import REFERENCE
 from xrt.runtime import to_host
+
+if TYPE_CHECKING:
+    from xrt.graph import Function
 
 __all__ = ["command"]
 
@@ -43,18 +46,28 @@ __all__ = ["command"]
 @isolation_options
 @input_options
 @click.option("--save", "-o", "target", type=click.Path(dir_okay=False), help="Save the outputs as .npz")
-@click.option("--repeat", default=1, show_default=True, type=click.IntRange(1), help="Runs, of which the median time is shown")
+@click.option("--repeat", default=1, show_default=True, type=click.IntRange(1), help="Number of runs; the median time is shown")
+@click.option("--trace", type=click.Path(dir_okay=False), help="Save a timeline of as many more runs, for Perfetto")
 @click.option("--dump", "dump_subgraph_dir", type=click.Path(file_okay=False), help="Write the graph per stage (text, ONNX, DOT)")
-@click.option("--check", callback=check_of, help="Hold calls against the reference: first, nan, or a part of them: 0.01")
+@click.option("--check", callback=parse_check, help="Compare calls with the reference: first, nan, or a share of them: 0.01")
 @click.option("--verify", "verified", is_flag=True, help="Compare the outputs with the reference engine")
-def command(model: str, files: tuple[str, ...], seed: int, target: str | None, repeat: int, verified: bool, **given: Any) -> int:
-    """Run MODEL, an ONNX file, a bundle or a shipped model (squeezenet, 'bert{layers=2}').
+def command(
+    model: str,
+    files: tuple[str, ...],
+    seed: int,
+    target: str | None,
+    repeat: int,
+    trace: str | None,
+    verified: bool,
+    **given: Any,
+) -> int:
+    """Run MODEL: an ONNX file, a bundle or a shipped model (squeezenet, 'bert{layers=2}').
 
-    Exit code 1 when --verify finds a difference.
+    The exit code is 1 when --verify finds a difference.
     """
-    if target is not None:
-        check_writable(Path(target))
-    status = err.status("compiling")
+    for path in filter(None, (target, trace)):
+        check_writable(Path(path))
+    status = WorkStatus("compiling")
     function, module = _opened(model, given, status)
     values = all_inputs(files, function, seed)
     with module:
@@ -64,8 +77,14 @@ def command(model: str, files: tuple[str, ...], seed: int, target: str | None, r
             first = perf_counter() - began
         seconds = [_timed(module, values) for _ in range(repeat)]
         regions = len(module.plan.launches)
+        if trace is not None:
+            with status:
+                _trace(module, values, repeat, trace, status)
     outputs = dict(zip((v.name for v in function.outputs), results, strict=True))
     _report(outputs, _counted(regions, "region") + f" on {_counted(module.threads, 'thread')}", first, float(np.median(seconds)))
+    if trace is not None:
+        what = _counted(repeat, "call")
+        out.print(f"{trace}: a timeline of {what}; open it in ui.perfetto.dev or chrome://tracing", markup=False, soft_wrap=True)
     if target is not None:
         _save(outputs, Path(target))
     return _verify(function, values, results) if verified else 0
@@ -73,9 +92,9 @@ def command(model: str, files: tuple[str, ...], seed: int, target: str | None, r
 
 def _opened(model: str, given: Mapping[str, Any], status: Status) -> tuple[Function, XRTModule]:
     if is_bundle(model):
-        return opened(model, click.get_current_context())
-    function = with_dims(loaded(model), dims_of(given["dims"]))
-    progress = lambda done, count: status.update(f"compiling {done}/{count}")  # noqa: E731  # told once per region
+        return open_bundle(model, click.get_current_context())
+    function = set_dims(load_with_options(model), parse_dims(given["dims"]))
+    progress = lambda done, count: status.update(f"compiling {done}/{count}")  # noqa: E731  # called once per region
     return function, XRTModule(function, **module_keywords(given), progress=progress, report=status.update)
 
 
@@ -83,6 +102,14 @@ def _timed(module: XRTModule, values: Mapping[str, Any]) -> float:
     began = perf_counter()
     module(**values)
     return perf_counter() - began
+
+
+def _trace(module: XRTModule, values: Mapping[str, Any], calls: int, target: str, status: Status) -> None:
+    """Make calls that are recorded, after those that are timed: recording takes time, and on a device waits for each region."""
+    for number in range(calls):
+        status.update(f"recording call {number + 1} of {calls}")
+        module(**values, options=RunOptions(profile=True))
+    module.profile().to_trace(target)
 
 
 def _as_tuple(results: Any) -> tuple[Any, ...]:
@@ -128,7 +155,7 @@ def _why_no_reference(function: Function, error: PlanError | EngineError) -> str
 
 def _verify(function: Function, values: Mapping[str, Any], results: Sequence[Any]) -> int:
     try:
-        with err.status("running the reference"):
+        with WorkStatus("running the reference"):
             expected = _as_tuple(XRTModule(function, engine=REFERENCE, strict=True)(**values))
     except (PlanError, EngineError) as error:
         out.print(f"not verified: {_why_no_reference(function, error)}", markup=False)

@@ -11,10 +11,13 @@ import click
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["complain", "err", "human_bytes", "out", "progress", "show_table", "warnings_as_lines"]
+from xrt.progress import claim_display, release_display
+
+__all__ = ["WorkStatus", "complain", "err", "human_bytes", "out", "progress", "show_table", "warnings_as_lines"]
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -44,6 +47,24 @@ def progress() -> Progress:
     """Return a progress display on standard error that vanishes when done, and shows nothing off a terminal."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+
+
+class WorkStatus(Status):
+    """A line on standard error that says what is being done; nothing else shows progress meanwhile."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, console=err)
+        self._has_display = False
+
+    def start(self) -> None:
+        self._has_display = self._has_display or claim_display()
+        super().start()
+
+    def stop(self) -> None:
+        super().stop()
+        if self._has_display:
+            self._has_display = False
+            release_display()
 
 
 def complain(kind: str, message: str) -> None:

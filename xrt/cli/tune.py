@@ -6,22 +6,24 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from xrt.cli.explain import with_dims
+from xrt.cli.explain import set_dims
 from xrt.cli.inputs import all_inputs
-from xrt.cli.options import dims_of, input_options, loaded, module_keywords, seconds_of, tuning_options
+from xrt.cli.options import add_tuning_options, input_options, load_with_options, module_keywords, parse_dims, parse_seconds
 from xrt.cli.screen import err, out, show_table
 from xrt.graph import Function, TensorType
 from xrt.module import XRTModule
-from xrt.tune import Contender, Progress, Told, Tuned
-from xrt.tune.tuned import counted
+from xrt.placement.result import format_count
 
-__all__ = ["INTERRUPTED", "command", "shown"]
+if TYPE_CHECKING:
+    from xrt.placement import CandidateResult, Progress, ProgressCallback, TuningResult
+
+__all__ = ["INTERRUPTED", "command", "format_result"]
 
 COLUMNS = ("verdict", "plan", "regions", "ms", "x baseline", "note")
 NUMBERS = ("regions", "ms", "x baseline")
@@ -32,22 +34,22 @@ PAUSE = 1.0
 
 @click.command("tune")
 @click.argument("model")
-@tuning_options
+@add_tuning_options
 @input_options
-@click.option("--budget", default="60s", show_default=True, callback=seconds_of, help="How long to search: 60s, 2m")
+@click.option("--budget", default="60s", show_default=True, callback=parse_seconds, help="Time of the search: 60s, 2m")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
 def command(model: str, files: tuple[str, ...], seed: int, budget: float, as_json: bool, **given: Any) -> int:
-    """Find the quickest engine, or mixture of engines, for MODEL, an ONNX file or a shipped model.
+    """Find the fastest engine, or mixture of engines, for MODEL: an ONNX file or a shipped model.
 
-    What is found is remembered: XRTModule(MODEL, engine="auto") takes it without measuring. Ctrl-C ends the search with the best
-    plan by then, and exit code 130; exit code 1 when nothing could be measured.
+    The result is stored: XRTModule(MODEL, engine="auto") uses it without measuring. Ctrl-C ends the search with the best plan so
+    far, and exit code 130. The exit code is 1 when nothing could be measured.
     """
-    function = with_dims(loaded(model), dims_of(given["dims"]))
+    function = set_dims(load_with_options(model), parse_dims(given["dims"]))
     keywords = module_keywords(given)
     if keywords["engine"] != ["auto"]:
         keywords["engine"] = [*keywords["engine"], "auto"]
     values = _values(function, files, seed)
-    with XRTModule(function, **keywords, budget=budget) as module, shown(budget) as told:
+    with XRTModule(function, **keywords, budget=budget) as module, format_result(budget) as told:
         tuned = module.tune(**values, progress=told)
     if as_json:
         out.print_json(json.dumps({"model": model, "threads": module.threads, **tuned.to_dict()}))
@@ -66,7 +68,7 @@ def _values(function: Function, files: tuple[str, ...], seed: int) -> dict[str, 
 
 
 @contextmanager
-def shown(budget: float) -> Iterator[Told]:
+def format_result(budget: float) -> Iterator[ProgressCallback]:
     """Show how far it is: a bar on a terminal, and a line now and then elsewhere."""
     if not err.is_terminal:
         yield _Lines()
@@ -92,16 +94,15 @@ class _Lines:
 
 
 def _line(progress: Progress) -> str:
-    best = f"; best so far: {progress.best}, {1e3 * progress.seconds:.4g} ms" if progress.seconds is not None else ""
-    return f"{progress.elapsed:.1f} of {progress.budget:g} s: {progress.stage}{best}"
+    return f"{progress.elapsed:.1f} of {progress.budget:g} s: {progress.text}"
 
 
 # ---------------------------------------------------------------------- in the end
 
 
-def _show(tuned: Tuned, threads: int) -> None:
+def _show(tuned: TuningResult, threads: int) -> None:
     head, *_ = str(tuned).splitlines()
-    known = f"{counted(tuned.measurements, 'measurement')} of regions, {counted(tuned.race.rounds, 'round')}"
+    known = f"{format_count(tuned.measurements, 'measurement')} of regions, {format_count(tuned.race.rounds, 'round')}"
     spent = f"{tuned.spent:.1f} of {tuned.budget:g} s: {known}"
     if tuned.race.contenders:
         show_table(COLUMNS, [_cells(one) for one in tuned.race.contenders], numbers=NUMBERS, whole=("verdict",))
@@ -110,7 +111,7 @@ def _show(tuned: Tuned, threads: int) -> None:
         out.print(remark, markup=False)
 
 
-def _ratio(one: Contender) -> str:
+def _ratio(one: CandidateResult) -> str:
     """Return the ratio with its interval, where the rounds were enough for one."""
     if one.ratio is None:
         return ""
@@ -118,6 +119,6 @@ def _ratio(one: Contender) -> str:
     return f"{one.ratio:.3f} ({one.ratio_low:.3f}-{one.ratio_high:.3f})" if known else f"{one.ratio:.3f}"
 
 
-def _cells(one: Contender) -> tuple[str, ...]:
+def _cells(one: CandidateResult) -> tuple[str, ...]:
     seconds = "" if one.seconds is None else f"{1e3 * one.seconds:.4g}"
     return one.verdict, one.title, str(len(one.plan.launches)), seconds, _ratio(one), one.note

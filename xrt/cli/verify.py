@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from xrt.cli.bundles import opened
-from xrt.cli.explain import with_dims
+from xrt.cli.bundles import open_bundle
+from xrt.cli.explain import set_dims
 from xrt.cli.inputs import all_inputs
-from xrt.cli.options import dims_of, input_options, isolation_options, loaded, module_keywords, module_options
-from xrt.cli.screen import err, out
+from xrt.cli.options import input_options, isolation_options, load_with_options, module_keywords, module_options, parse_dims
+from xrt.cli.screen import WorkStatus, out
 from xrt.formats.bundle import is_bundle
 from xrt.module import XRTModule
 
@@ -23,21 +23,21 @@ __all__ = ["command"]
 @module_options
 @isolation_options
 @input_options
-@click.option("--outputs-only", is_flag=True, help="Do not look at the values inside of regions")
+@click.option("--outputs-only", is_flag=True, help="Do not compare values inside regions")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
 def command(model: str, files: tuple[str, ...], seed: int, outputs_only: bool, as_json: bool, **given: Any) -> int:
-    """Hold each region of MODEL, and each value inside, against the reference engine; exit code 1 where one differs.
+    """Compare each region of MODEL, and each value inside, with the reference engine; exit code 1 where one differs.
 
     MODEL is an ONNX file, a bundle or a shipped model.
     """
     if is_bundle(model):
-        function, made = opened(model, click.get_current_context())
+        function, made = open_bundle(model, click.get_current_context())
     else:
-        function = with_dims(loaded(model), dims_of(given["dims"]))
+        function = set_dims(load_with_options(model), parse_dims(given["dims"]))
         made = XRTModule(function, **module_keywords(given))
     values = all_inputs(files, function, seed)
-    status = err.status("verifying")
-    progress = lambda done, count: status.update(f"verifying region {done}/{count}")  # noqa: E731  # told once per region
+    status = WorkStatus("verifying")
+    progress = lambda done, count: status.update(f"verifying region {done}/{count}")  # noqa: E731  # called once per region
     with made as module, status:
         found = module.verify(**values, inner=not outputs_only, progress=progress)
     if as_json:

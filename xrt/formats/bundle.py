@@ -10,16 +10,18 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from xrt.errors import BundleError
 from xrt.formats.container import MAGIC, Buffer, Container, ContainerWriter
-from xrt.formats.onnx.tensors import stored_data
+from xrt.formats.onnx.tensors import encode_data
 from xrt.formats.output import replace_file
-from xrt.formats.proto import read, read_model, write, write_model
-from xrt.graph import Constant, Function
+from xrt.formats.protobuf import read, read_model, write, write_model
 
-__all__ = ["FORMAT", "BundleFile", "is_bundle", "load_model", "working_folder", "write_bundle"]
+if TYPE_CHECKING:
+    from xrt.graph import Constant, Function
+
+__all__ = ["FORMAT", "BundleFile", "is_bundle", "load_model", "make_working_directory", "write_bundle"]
 
 KIND = "bundle"
 FORMAT = 1
@@ -52,7 +54,7 @@ def write_bundle(
         for name, data in parts.items():
             writer.add(name, data)
         for name, constant in constants.items():
-            writer.add(name, stored_data(constant))
+            writer.add(name, encode_data(constant))
         writer.finish()
 
     try:
@@ -86,7 +88,7 @@ class BundleFile:
     def _held(self, name: str) -> memoryview | None:
         return self._container.section(name) if name.startswith(_WEIGHT) else None
 
-    def compiled(self, section: str) -> memoryview:
+    def read_compiled(self, section: str) -> memoryview:
         """Return an engine's compiled form, checked; raises BundleError where it is damaged or missing."""
         try:
             return self._container.section(section)
@@ -126,7 +128,7 @@ def load_model(path: str | os.PathLike[str]) -> Function:
 
 
 @contextmanager
-def working_folder() -> Iterator[Path]:
+def make_working_directory() -> Iterator[Path]:
     """Make a folder for an engine to save or load by way of files, and remove it in the end."""
     with tempfile.TemporaryDirectory(prefix="xrt-") as folder:
         yield Path(folder)

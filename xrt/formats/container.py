@@ -2,11 +2,11 @@
 
 A cache entry and a bundle are such files. In order, all numbers little-endian:
 
-    64 bytes    head: magic, version, where the table lies, its checksum, and a checksum of the head itself
+    64 bytes    head: magic, version, the table's offset, its checksum, and a checksum of the head itself
     sections    each at a multiple of 64 bytes, filled up with zeros
     table       the message Contents of proto/xrt.proto
 
-A reader believes no size before it has compared it with the file, and hands no byte out before it has checked it.
+A reader trusts no size before it has compared it with the file, and returns no byte before it has checked it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 from xrt.errors import BundleError
-from xrt.formats.onnx.external import mapped
-from xrt.formats.proto import read, write
+from xrt.formats.file_mapping import map_file
+from xrt.formats.wire_messages import read_contents
 
-__all__ = ["ALIGNMENT", "Buffer", "Container", "ContainerWriter", "Damaged", "Section"]
+__all__ = ["ALIGNMENT", "Buffer", "Container", "ContainerWriter", "CorruptFile", "Section"]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 MAGIC = b"\x89XRT\r\n\x1a\n"
-"""Not text, and damaged by whoever takes it for text."""
+"""Not text, and damaged by a transfer as text."""
 VERSION = 1
 ALIGNMENT = 64
 """In bytes: what vector instructions like best."""
@@ -39,13 +39,13 @@ _HEAD = struct.Struct("<8sIQQI")
 _SEAL = struct.Struct("<I")
 
 
-class Damaged(BundleError):
+class CorruptFile(BundleError):
     """The file is not what its writer wrote."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Where a named part of a container lies."""
+    """The place of a named part of a container."""
 
     name: str
     offset: int
@@ -78,6 +78,8 @@ class ContainerWriter:
 
     def finish(self) -> None:
         """Write the table, and the head that makes the file valid."""
+        from xrt.formats.protobuf import write
+
         table = write("Contents", {"kind": self._kind, "sections": [asdict(s) for s in self._sections.values()]})
         self._file.write(table)
         head = _HEAD.pack(MAGIC, VERSION, self._end, len(table), zlib.crc32(table))
@@ -102,11 +104,11 @@ class Container:
         Raises OSError where it cannot be read, and what the constructor raises.
         """
         if not (path.is_file() or path.is_dir()) and path.exists():
-            raise Damaged("it is a pipe or a device, and no file")  # to open one may take for ever
+            raise CorruptFile("it is a pipe or a device, and no file")  # to open one may take for ever
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size < MAPPED_FROM:
                 return cls(memoryview(file.read()), kind)
-            return cls(mapped(file.fileno()), kind)
+            return cls(map_file(file.fileno()), kind)
 
     @property
     def sections(self) -> Mapping[str, Section]:
@@ -116,11 +118,11 @@ class Container:
         """Return a section's bytes, read-only; raises Damaged where it is missing or its checksum differs."""
         found = self._sections.get(name)
         if found is None:
-            raise Damaged(f"it has no section {name!r}")
+            raise CorruptFile(f"it has no section {name!r}")
         view = self._data[found.offset : found.offset + found.size]
         if name not in self._checked:
             if zlib.crc32(view) != found.checksum:
-                raise Damaged(f"the checksum of its section {name!r} differs")
+                raise CorruptFile(f"the checksum of its section {name!r} differs")
             self._checked.add(name)
         return view
 
@@ -132,20 +134,22 @@ class Container:
 
 def _sections(data: memoryview, kind: str) -> dict[str, Section]:
     start, size = _table_place(data)
-    contents = read("Contents", bytes(data[start : start + size]))
+    contents = read_contents(bytes(data[start : start + size]))
     if contents["kind"] != kind:
         raise BundleError(f"it is a {contents['kind']!r} file, not a {kind!r} file")
     sections = [Section(**section) for section in contents["sections"]]
     for section in sections:
         if section.offset % ALIGNMENT or not ALIGNMENT <= section.offset <= section.offset + section.size <= start:
-            raise Damaged(f"its section {section.name!r} does not lie in the file")
+            raise CorruptFile(f"its section {section.name!r} does not lie in the file")
     return {section.name: section for section in sections}
 
 
 def _table_place(data: memoryview) -> tuple[int, int]:
     """Return where the table begins and how long it is; raises Damaged, or BundleError for a later version."""
     if len(data) < ALIGNMENT or data[: len(MAGIC)] != MAGIC:
-        raise Damaged("it does not begin as a file of XRT does" if len(data) >= ALIGNMENT else f"it has only {len(data)} bytes")
+        raise CorruptFile(
+            "it does not begin as a file of XRT does" if len(data) >= ALIGNMENT else f"it has only {len(data)} bytes"
+        )
     head = data[: _HEAD.size]
     _, version, start, size, checksum = _HEAD.unpack(head)
     if version != VERSION:
@@ -153,9 +157,9 @@ def _table_place(data: memoryview) -> tuple[int, int]:
             f"it has container version {version}, and this version of XRT reads {VERSION}; read it with the version that wrote it"
         )
     if zlib.crc32(head) != _SEAL.unpack_from(data, _HEAD.size)[0]:
-        raise Damaged("the checksum of its head differs")
+        raise CorruptFile("the checksum of its head differs")
     if start + size != len(data):
-        raise Damaged(f"it should have {start + size} bytes, and has {len(data)}")
+        raise CorruptFile(f"it should have {start + size} bytes, and has {len(data)}")
     if zlib.crc32(data[start:]) != checksum:
-        raise Damaged("the checksum of its table differs")
+        raise CorruptFile("the checksum of its table differs")
     return start, size

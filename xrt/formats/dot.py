@@ -97,7 +97,7 @@ def _statements(function: Function) -> Iterator[str]:
         ids[node.name] = f"node{index}"
         yield f"node{index} [label={_quoted(_node_lines(node, function))}]"
     for edge in _edges(function):
-        label = [edge.value, str(function.type_of(edge.value) or "")] if edge.value else []
+        label = [edge.value, str(function.get_type(edge.value) or "")] if edge.value else []
         yield f"{ids[edge.source]} -> {ids[edge.target]} [label={_quoted(label)}{_STYLES[edge.kind]}]"
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from xrt.errors import ModelError
 from xrt.formats.dot import to_dot
 from xrt.formats.onnx import save
 from xrt.formats.output import replace_file
-from xrt.graph import Function
+
+if TYPE_CHECKING:
+    from xrt.graph import Function
 
 __all__ = ["write"]
 

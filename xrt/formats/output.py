@@ -14,9 +14,9 @@ __all__ = ["replace_file", "why_not_folder", "why_not_writable"]
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Write a file beside its place and move it there, so that the place holds the old content or the new.
+    """Write a file in the directory of its place and move it there, so that the place has the old content or the new.
 
-    A link stays, and what it leads to is replaced; a device or a pipe is written to. Raises OSError, which names the place.
+    A link stays, and its target is replaced; a device or a pipe is written to. Raises OSError, which names the place.
     """
     real = Path(os.path.realpath(path))
     try:
@@ -38,11 +38,11 @@ def replace_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     except OSError as error:
         if error.errno is None:
             raise
-        raise OSError(error.errno, error.strerror, os.fspath(path)) from error  # and not the name beside it
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error  # and not the temporary name
 
 
 def why_not_writable(path: Path) -> str | None:
-    """Return why `replace_file` cannot write to the path, found out by writing a byte beside it; None where it can."""
+    """Return why `replace_file` cannot write to the path, or None if it can. It writes a byte to a file in the same directory."""
     real = Path(os.path.realpath(path))
     if os.path.isdir(real):  # noqa: PTH112  # unlike pathlib's it takes a name that is too long
         return "it is a folder"

@@ -20,7 +20,7 @@ from typing import Any
 
 from xrt.formats.text_parser import parse
 from xrt.graph import Function
-from xrt.graph.printer import text_of
+from xrt.graph.printer import format_function
 
 __all__ = ["parse", "to_text"]
 
@@ -28,6 +28,6 @@ __all__ = ["parse", "to_text"]
 def to_text(function_or_plan: Any) -> str:
     """Return all of a Function as text; of a Plan, its folded Function, with what the Plan says of it as comments."""
     if isinstance(function_or_plan, Function):
-        return text_of(function_or_plan, complete=True) + "\n"
+        return format_function(function_or_plan, complete=True) + "\n"
     comments = "".join(f"# {line}\n" for line in str(function_or_plan).splitlines())
-    return f"{comments}{text_of(function_or_plan.function, complete=True)}\n"
+    return f"{comments}{format_function(function_or_plan.function, complete=True)}\n"

@@ -11,12 +11,11 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from xrt.formats.text_types import DEPTH, PLAIN_TYPE, TypeParser
-from xrt.formats.tokens import Token
 from xrt.graph import (
     Attribute,
     AttrKind,
@@ -28,8 +27,11 @@ from xrt.graph import (
     Type,
     Value,
 )
-from xrt.graph.collector import collector_paused
+from xrt.graph.gc_pause import pause_gc
 from xrt.graph.printer import RESERVED, number_array
+
+if TYPE_CHECKING:
+    from xrt.formats.tokens import Token
 
 __all__ = ["parse"]
 
@@ -46,7 +48,7 @@ T = TypeVar("T")
 def parse(text: str) -> Function:
     """Return the Function that a text describes; raises ModelError with line and column where it describes none."""
     parser = _Parser(text)
-    with collector_paused(text.count("\n")):
+    with pause_gc(text.count("\n")):
         function = parser.function(0)
     if parser.tokens.now.kind != "end":
         parser.tokens.fail("the end of the text after the function")
@@ -87,11 +89,11 @@ class _Parser(TypeParser):
         tokens.expect("{")
         while not tokens.takes("}"):
             self.statement(draft, depth)
-        return self.checked(start, lambda: _function(name, inputs, outputs, draft))
+        return self.check(start, lambda: _function(name, inputs, outputs, draft))
 
     def values(self) -> list[Value]:
         self.tokens.expect("(")
-        return self.listed(")", self.value)
+        return self.parse_list(")", self.value)
 
     def value(self) -> Value:
         name = self.name_or_blank("a value's name")
@@ -140,7 +142,7 @@ class _Parser(TypeParser):
         token = self.tokens.now
         name = self.name("the constant's name")
         self.tokens.expect(":")
-        type_ = self.declared_tensor()
+        type_ = self.parse_declared_tensor()
         self.tokens.expect("=")
         self.add(draft.constants, name, self.content(type_), token)
 
@@ -205,7 +207,7 @@ class _Parser(TypeParser):
             self.tokens.skip(plain[0])
             return tuple(names)
         self.tokens.expect("(")
-        return tuple(self.listed(")", lambda: self.name_or_blank("an input")))
+        return tuple(self.parse_list(")", lambda: self.name_or_blank("an input")))
 
     def control(self) -> tuple[str, ...]:
         names = [self.name("a node's name")]
@@ -222,7 +224,7 @@ class _Parser(TypeParser):
             self.tokens.skip(plain[0])
             return self.attributes[plain[0]]
         self.tokens.expect("{")
-        attributes = tuple(self.listed("}", lambda: self.attribute(depth)))
+        attributes = tuple(self.parse_list("}", lambda: self.attribute(depth)))
         if plain:
             self.attributes[plain[0]] = attributes
         return attributes
@@ -232,7 +234,7 @@ class _Parser(TypeParser):
         name = self.name("an attribute")
         self.tokens.expect("=")
         kind, value = self.attribute_value(depth)
-        return self.checked(token, lambda: Attribute.of(name, value, kind))
+        return self.check(token, lambda: Attribute.of(name, value, kind))
 
     def attribute_value(self, depth: int) -> tuple[AttrKind, Any]:
         tokens = self.tokens
@@ -244,7 +246,7 @@ class _Parser(TypeParser):
         if not tokens.takes("["):
             return self.item(depth)
         start = tokens.now
-        items = self.listed("]", lambda: self.item(depth))
+        items = self.parse_list("]", lambda: self.item(depth))
         kinds = {kind for kind, _ in items}
         if len(kinds) != 1:
             mixed = ", ".join(sorted(kind.name.lower() for kind in kinds))
@@ -265,7 +267,7 @@ class _Parser(TypeParser):
         if token.text == "function":
             return AttrKind.GRAPH, self.function(depth + 1)
         if tokens.takes("bytes"):
-            return AttrKind.STRING, self.checked(tokens.now, lambda: bytes.fromhex(tokens.string("bytes in hex")))
+            return AttrKind.STRING, self.check(tokens.now, lambda: bytes.fromhex(tokens.string("bytes in hex")))
         if tokens.takes("tensor"):
             return AttrKind.TENSOR, self.content(self.tensor_type())
         if tokens.takes("type"):
@@ -276,7 +278,7 @@ class _Parser(TypeParser):
         token = self.tokens.now
         if token.text.lstrip("+-").isdigit():
             return AttrKind.INT, self.tokens.size("a whole number of at most 100 digits")
-        return AttrKind.FLOAT, self.checked(token, lambda: float(number_array([self.tokens.take().text], DType.FLOAT32)[0]))
+        return AttrKind.FLOAT, self.check(token, lambda: float(number_array([self.tokens.take().text], DType.FLOAT32)[0]))
 
     # ------------------------------------------------------------------ constants
 
@@ -285,7 +287,7 @@ class _Parser(TypeParser):
         shape = tuple(dim for dim in type_.shape or () if isinstance(dim, int) and dim >= 0)
         if len(shape) != type_.rank:
             self.tokens.refuse(f"a constant needs a shape of numbers; its type is {type_}", start)
-        return self.checked(start, lambda: Constant(self.row(type_.dtype, shape).reshape(shape)))
+        return self.check(start, lambda: Constant(self.row(type_.dtype, shape).reshape(shape)))
 
     def row(self, dtype: DType, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         """Return as many elements as the shape has; raises ModelError where there are more or fewer."""
@@ -296,7 +298,7 @@ class _Parser(TypeParser):
             )
         if tokens.takes("base64"):
             return self.packed(dtype, shape, start)
-        texts = self.listed("]", lambda: self.element(dtype)) if tokens.takes("[") else [self.element(dtype)]
+        texts = self.parse_list("]", lambda: self.element(dtype)) if tokens.takes("[") else [self.element(dtype)]
         if len(texts) != math.prod(shape):
             tokens.refuse(f"a constant of shape {list(shape)} has {math.prod(shape)} elements; {len(texts)} are given", start)
         if dtype is DType.STRING:

@@ -56,13 +56,13 @@ class TypeParser:
         tokens.expect(")")
         return MapType(key, element) if word == "map" else SequenceType(element) if word == "seq" else OptionalType(element)
 
-    def declared_tensor(self) -> TensorType:
+    def parse_declared_tensor(self) -> TensorType:
         """Return a tensor's type, which is one object for all that are written alike."""
         plain = self.tokens.ahead(_PLAIN)
         return self.plain_type(plain[0]) if plain else self.tensor_type()
 
     def plain_type(self, plain: str) -> TensorType:
-        """Return the tensor's type that lies ahead; types recur, and equal ones become one object."""
+        """Read the tensor's type at the current position; types recur, and equal ones become one object."""
         if plain in self.types:
             self.tokens.skip(plain)
         else:
@@ -70,7 +70,7 @@ class TypeParser:
         return self.types[plain]
 
     def dtype(self, token: Token) -> DType:
-        return self.checked(token, lambda: DType.parse(token.text))
+        return self.check(token, lambda: DType.parse(token.text))
 
     def tensor_type(self, word: Token | None = None) -> TensorType:
         """Return a tensor's type; ``word`` is its element type where that has been taken already."""
@@ -79,7 +79,7 @@ class TypeParser:
         if self.tokens.takes("..."):
             self.tokens.expect("]")
             return TensorType(dtype)
-        return TensorType(dtype, tuple(self.listed("]", self.extent)))
+        return TensorType(dtype, tuple(self.parse_list("]", self.extent)))
 
     def extent(self) -> Dim:
         if self.tokens.takes("?"):
@@ -101,7 +101,7 @@ class TypeParser:
     def name_or_blank(self, what: str) -> str:
         return "" if self.tokens.takes("_") else self.name(what)
 
-    def listed(self, end: str, item: Callable[[], T]) -> list[T]:
+    def parse_list(self, end: str, item: Callable[[], T]) -> list[T]:
         """Return items between commas up to the closing mark; a comma may follow the last."""
         items = []
         while not self.tokens.takes(end):
@@ -111,8 +111,8 @@ class TypeParser:
                 break
         return items
 
-    def checked(self, token: Token, make: Callable[[], T]) -> T:
-        """Return what is made; what it refuses is told with the place of the token, unless it tells a place of its own."""
+    def check(self, token: Token, make: Callable[[], T]) -> T:
+        """Return the result of ``make``; its errors get the position of the token, unless they have a position of their own."""
         try:
             return make()
         except TextError:

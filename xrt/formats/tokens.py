@@ -47,7 +47,7 @@ class Token(NamedTuple):
 
 
 class Tokens:
-    """The tokens of a text; ``now`` is the one at hand."""
+    """The tokens of a text; ``now`` is the current one."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -65,28 +65,28 @@ class Tokens:
         return token
 
     def take(self) -> Token:
-        """Return the token at hand and go on to the next."""
+        """Return the current token and go on to the next."""
         token = self.now
         self.now = self._from(token.start + len(token.text))
         return token
 
     def ahead(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """Return the pattern's match from the token at hand on, without taking it."""
+        """Return the pattern's match at the current token, without taking it."""
         return pattern.match(self.text, self.now.start)
 
     def skip(self, text: str) -> None:
-        """Go on to the token after a text that lies ahead, and that ends where a token ends."""
+        """Skip this text, which must follow at the current token and end where a token ends."""
         self.now = self._from(self.now.start + len(text))
 
     def takes(self, mark: str) -> bool:
-        """Go on if the token at hand is that mark or word, and return whether it was."""
+        """Go on if the current token is that mark or word, and return whether it was."""
         if self.now.text != mark:
             return False
         self.take()
         return True
 
     def expect(self, mark: str) -> Token:
-        """Take that mark or word; raises ModelError where another token is at hand."""
+        """Take that mark or word; raises ModelError if the current token is another."""
         if self.now.text != mark:
             self.fail(repr(mark))
         return self.take()

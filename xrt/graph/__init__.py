@@ -4,40 +4,66 @@ A model comes in as nodes over named values; what goes out is a frozen Function 
 and fingerprint. Nothing here reads a file, runs an operator or knows an engine.
 """
 
-from xrt.graph.attributes import Attribute, AttrKind
-from xrt.graph.constants import Constant
-from xrt.graph.dtypes import DType
-from xrt.graph.frozen import FrozenDict
-from xrt.graph.function import Function, Use
-from xrt.graph.hashing import fingerprint, shape_key
-from xrt.graph.node import Node, attributes_of
-from xrt.graph.schemas import is_deterministic, is_training, latest_opset, schema_of, since_version
-from xrt.graph.types import Dim, MapType, OptionalType, SequenceType, Shape, TensorType, Type, Value, is_static
+from __future__ import annotations
 
-__all__ = [
-    "AttrKind",
-    "Attribute",
-    "Constant",
-    "DType",
-    "Dim",
-    "FrozenDict",
-    "Function",
-    "MapType",
-    "Node",
-    "OptionalType",
-    "SequenceType",
-    "Shape",
-    "TensorType",
-    "Type",
-    "Use",
-    "Value",
-    "attributes_of",
-    "fingerprint",
-    "is_deterministic",
-    "is_static",
-    "is_training",
-    "latest_opset",
-    "schema_of",
-    "shape_key",
-    "since_version",
-]
+from typing import TYPE_CHECKING
+
+from xrt.lazy_names import load_lazily
+
+if TYPE_CHECKING:
+    from xrt.graph.attributes import Attribute as Attribute
+    from xrt.graph.attributes import AttrKind as AttrKind
+    from xrt.graph.constants import Constant as Constant
+    from xrt.graph.dtypes import DType as DType
+    from xrt.graph.frozen_dict import FrozenDict as FrozenDict
+    from xrt.graph.function import Function as Function
+    from xrt.graph.function import Use as Use
+    from xrt.graph.hashing import fingerprint as fingerprint
+    from xrt.graph.hashing import shape_key as shape_key
+    from xrt.graph.node import Node as Node
+    from xrt.graph.node import read_attributes as read_attributes
+    from xrt.graph.schemas import find_schema as find_schema
+    from xrt.graph.schemas import is_deterministic as is_deterministic
+    from xrt.graph.schemas import is_training as is_training
+    from xrt.graph.schemas import latest_opset as latest_opset
+    from xrt.graph.schemas import since_version as since_version
+    from xrt.graph.types import Dim as Dim
+    from xrt.graph.types import MapType as MapType
+    from xrt.graph.types import OptionalType as OptionalType
+    from xrt.graph.types import SequenceType as SequenceType
+    from xrt.graph.types import Shape as Shape
+    from xrt.graph.types import TensorType as TensorType
+    from xrt.graph.types import Type as Type
+    from xrt.graph.types import Value as Value
+    from xrt.graph.types import is_static as is_static
+
+_MODULES = {
+    "AttrKind": "xrt.graph.attributes",
+    "Attribute": "xrt.graph.attributes",
+    "Constant": "xrt.graph.constants",
+    "DType": "xrt.graph.dtypes",
+    "Dim": "xrt.graph.types",
+    "FrozenDict": "xrt.graph.frozen_dict",
+    "Function": "xrt.graph.function",
+    "MapType": "xrt.graph.types",
+    "Node": "xrt.graph.node",
+    "OptionalType": "xrt.graph.types",
+    "SequenceType": "xrt.graph.types",
+    "Shape": "xrt.graph.types",
+    "TensorType": "xrt.graph.types",
+    "Type": "xrt.graph.types",
+    "Use": "xrt.graph.function",
+    "Value": "xrt.graph.types",
+    "find_schema": "xrt.graph.schemas",
+    "fingerprint": "xrt.graph.hashing",
+    "is_deterministic": "xrt.graph.schemas",
+    "is_static": "xrt.graph.types",
+    "is_training": "xrt.graph.schemas",
+    "latest_opset": "xrt.graph.schemas",
+    "read_attributes": "xrt.graph.node",
+    "shape_key": "xrt.graph.hashing",
+    "since_version": "xrt.graph.schemas",
+}
+
+__all__ = [*_MODULES]
+__getattr__, __dir__ = load_lazily(__name__, _MODULES)

@@ -1,4 +1,4 @@
-"""A constant tensor: an array that nobody may write to, hashed at most once."""
+"""A constant tensor: a read-only array, hashed at most once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from xrt.errors import ModelError
 from xrt.graph.dtypes import DType
-from xrt.graph.mapping import place_of, release
+from xrt.graph.memory_map import find_file_offset, release
 from xrt.graph.types import TensorType
 
 __all__ = ["Constant"]
@@ -81,7 +81,7 @@ class Constant:
         return self._digest is not None
 
     def know_digest(self, digest: bytes) -> None:
-        """Take the digest from someone who computed it of the same type, shape and content, instead of computing it."""
+        """Set the digest to one computed elsewhere for the same type, shape and content, instead of computing it."""
         self._digest = digest
 
     def __eq__(self, other: object) -> bool:
@@ -121,8 +121,8 @@ def _masked(array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
 
 
 def _remembered(constant: Constant) -> bytes:
-    """Return the digest, which may be known of the place in the file where the constant lies."""
-    place = place_of(constant.array)
+    """Return the digest, which may be known from the constant's place in a file."""
+    place = find_file_offset(constant.array)
     if place is None:
         return _hashed(constant)
     mapping, offset = place

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xrt.errors import ModelError, did_you_mean
-from xrt.graph.collector import LARGE, collector_paused
-from xrt.graph.constants import Constant
-from xrt.graph.frozen import FrozenDict
-from xrt.graph.node import Node
-from xrt.graph.order import canonical_order
+from xrt.graph.frozen_dict import FrozenDict
+from xrt.graph.gc_pause import LARGE, pause_gc
+from xrt.graph.topological_order import canonical_order
 from xrt.graph.types import Type, Value
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from xrt.graph.constants import Constant
+    from xrt.graph.node import Node
 
 __all__ = ["Function", "Use"]
 
@@ -63,7 +67,7 @@ class Function:
         if len(nodes) < LARGE:  # a context costs more than ordering a few nodes
             self._order(nodes)
         else:
-            with collector_paused(len(nodes)):
+            with pause_gc(len(nodes)):
                 self._order(nodes)
 
     def _order(self, nodes: tuple[Node, ...]) -> None:
@@ -85,6 +89,18 @@ class Function:
         index = self.position(value)
         return None if index is None else self.nodes[index]
 
+    def computes(self, output: str) -> bool:
+        """Whether a node defines the output; False for one that is an input or a constant."""
+        return self.position(output) is not None
+
+    def find_weight_bytes(self, digest: bytes) -> np.ndarray[Any, Any] | None:
+        """Return the bytes of the constant with that digest where they are found without reading nodes; None elsewhere."""
+        return None
+
+    def read_constants(self) -> tuple[Constant, ...]:
+        """Return the constants that are in memory, or mapped: all of them, unless the Function is not read yet."""
+        return tuple(self.constants.values())
+
     @cached_property
     def _users(self) -> dict[str, tuple[Use, ...]]:
         users: dict[str, list[Use]] = {}
@@ -94,7 +110,7 @@ class Function:
         return {name: tuple(uses) for name, uses in users.items()}
 
     def users(self, value: str) -> tuple[Use, ...]:
-        """Return every reading of the value by a node, in node order; a node that reads it twice stands twice."""
+        """Return every reading of the value by a node, in node order; a node that reads it twice is listed twice."""
         return self._users.get(value, ())
 
     @cached_property
@@ -133,13 +149,13 @@ class Function:
         known.update((name, c.type) for name, c in self.constants.items())  # last: an output may declare less of a constant
         return known
 
-    def type_of(self, value: str) -> Type | None:
+    def get_type(self, value: str) -> Type | None:
         """Return what is known of the value's type, None when nothing is."""
         return self._types.get(value)
 
     def value(self, name: str) -> Value:
         """Return the name with its type."""
-        return Value(name, self.type_of(name))
+        return Value(name, self.get_type(name))
 
     def opset(self, domain: str = "") -> int:
         """Return the version of a domain; raises ModelError when the Function does not import it."""
@@ -171,7 +187,7 @@ class Function:
     # ------------------------------------------------------------------ other Functions from this one
 
     def replace(self, **changes: Any) -> Function:
-        """Return a Function with those fields changed, ordered and checked anew."""
+        """Return a Function with those fields changed, ordered and checked again."""
         return replace(self, **changes)
 
     def with_types(
@@ -221,10 +237,16 @@ class Function:
     def __hash__(self) -> int:
         return hash((self.inputs, self.outputs, len(self.nodes)))
 
-    def __str__(self) -> str:
-        from xrt.graph.printer import text_of
+    def _repr_html_(self) -> str:
+        """Return the function as pictures and tables for a notebook."""
+        from xrt.graph.html import render_function  # for notebooks alone
 
-        return text_of(self)
+        return render_function(self)
+
+    def __str__(self) -> str:
+        from xrt.graph.printer import format_function
+
+        return format_function(self)
 
     def __repr__(self) -> str:
         inside = (

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from xrt.graph.attributes import Attribute
 from xrt.graph.constants import Constant
 from xrt.graph.function import Function
 from xrt.graph.types import MapType, OptionalType, SequenceType, TensorType, Type
+
+if TYPE_CHECKING:
+    from xrt.graph.attributes import Attribute
 
 __all__ = ["fingerprint", "shape_key"]
 
@@ -66,7 +68,7 @@ class _Encoder:
             for attribute in node.attributes:
                 yield from self.attribute(attribute, numbers)
             yield _tagged("D", str([number(n) for n in node.outputs]))
-            yield _tagged("T", ";".join(self.type(function.type_of(n)) for n in node.outputs if n))
+            yield _tagged("T", ";".join(self.type(function.get_type(n)) for n in node.outputs if n))
         for value in function.outputs:
             if value.name in function.constants and value.name not in numbers:
                 yield self.constant(function.constants[value.name])

@@ -27,7 +27,7 @@ class Node:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: tuple[Attribute, ...] = ()
-    """Sorted by name; make them with `attributes_of`."""
+    """Sorted by name; make them with `read_attributes`."""
     domain: str = ""
     """The empty string is ai.onnx."""
     name: str = ""
@@ -79,7 +79,7 @@ class Node:
 
     @property
     def uses(self) -> tuple[str, ...]:
-        """Every value that the node reads: its inputs (a value used twice stands twice) and then its captures."""
+        """Every value that the node reads: its inputs (a value used twice appears twice) and then its captures."""
         read = tuple(filter(None, self.inputs)) if "" in self.inputs else self.inputs
         for attribute in self.attributes:
             if attribute.kind is _GRAPH or attribute.kind is _GRAPHS:
@@ -98,10 +98,10 @@ class Node:
         return replace(self, attributes=tuple(kept[name] for name in sorted(kept)))
 
 
-def attributes_of(values: Mapping[str, Any]) -> tuple[Attribute, ...]:
+def read_attributes(values: Mapping[str, Any]) -> tuple[Attribute, ...]:
     """Return attributes, sorted by name, from plain values; those that are already Attributes are kept.
 
-    >>> attributes_of({"axis": 1})
+    >>> read_attributes({"axis": 1})
     (Attribute(name='axis', kind=<AttrKind.INT: 2>, value=1),)
     """
     return tuple(

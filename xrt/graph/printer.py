@@ -7,9 +7,9 @@
       y = Mul(h, two) @times on "cpu" after h
     }
 
-A line per constant and node, in the Function's own order. A name that is no plain word stands in quotes; ``_`` is an input
-or output that is left out. The type after a value is what the Function declares of it. ``@`` gives a node's name where it
-is not its first output's.
+A line per constant and node, in the Function's own order. A name that is no plain word is quoted; ``_`` is an input or output
+that is left out. The type after a value is what the Function declares of it. ``@`` gives a node's name if it is not its first
+output's.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ import base64
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xrt.graph.attributes import Attribute, AttrKind
-from xrt.graph.constants import Constant
 from xrt.graph.dtypes import DType
-from xrt.graph.function import Function
-from xrt.graph.node import Node
 from xrt.graph.types import Dim, MapType, OptionalType, SequenceType, TensorType, Type, Value
 
-__all__ = ["RESERVED", "elements_of", "number_array", "text_of", "type_text"]
+if TYPE_CHECKING:
+    from xrt.graph.constants import Constant
+    from xrt.graph.function import Function
+    from xrt.graph.node import Node
+
+__all__ = ["RESERVED", "format_elements", "format_function", "format_type", "number_array"]
 
 LISTED = 16
 """Constants of at most this many elements are written out as numbers."""
@@ -41,7 +43,7 @@ RESERVED = frozenset(
 _WORD = re.compile(r"[A-Za-z_/][A-Za-z0-9_./]*")
 
 
-def text_of(function: Function, *, complete: bool = False) -> str:
+def format_function(function: Function, *, complete: bool = False) -> str:
     """Return the Function as text.
 
     Unless it is to be ``complete``, a constant of more than `LISTED` elements is given by its digest, and `parse` refuses
@@ -50,15 +52,15 @@ def text_of(function: Function, *, complete: bool = False) -> str:
     return "\n".join(_Printer(complete).function(function, "", ""))
 
 
-def type_text(type_: Type | None) -> str:
+def format_type(type_: Type | None) -> str:
     """Return the type as text: ``float32[N,3,?]``, ``seq(int64[...])``, ``?`` where nothing is known."""
     if isinstance(type_, TensorType):
         shape = "..." if type_.shape is None else ",".join(map(_dim, type_.shape))
         return f"{type_.dtype}[{shape}]"
     if isinstance(type_, MapType):
-        return f"map({type_.key},{type_text(type_.value)})"
+        return f"map({type_.key},{format_type(type_.value)})"
     if isinstance(type_, SequenceType | OptionalType):
-        return f"{'seq' if isinstance(type_, SequenceType) else 'optional'}({type_text(type_.element)})"
+        return f"{'seq' if isinstance(type_, SequenceType) else 'optional'}({format_type(type_.element)})"
     return "?"
 
 
@@ -73,7 +75,7 @@ def _name(name: str) -> str:
 
 
 def _domain(domain: str) -> str:
-    """Return a domain's name; that of ai.onnx is empty, so a domain that is called so stands in quotes."""
+    """Return a domain's name; that of ai.onnx is empty, so a domain of that very name is quoted."""
     return _quoted(domain) if domain == "ai.onnx" else _name(domain or "ai.onnx")
 
 
@@ -96,7 +98,7 @@ class _Printer:
         self.complete = complete
 
     def function(self, function: Function, indent: str, head: str) -> Iterator[str]:
-        """Yield the lines; ``head`` stands before the first of them."""
+        """Yield the lines; ``head`` precedes the first of them."""
         inputs, outputs = (", ".join(map(_declared, values)) for values in (function.inputs, function.outputs))
         yield f"{indent}{head}function {_name(function.name)}({inputs}) -> ({outputs}) {{"
         inner = indent + "  "
@@ -116,7 +118,7 @@ class _Printer:
             yield f"alias {_name(target)} = {_name(source)}"
         for name, type_ in function.types.items():
             if function.position(name) is None:
-                yield f"type {_name(name)}: {type_text(type_)}"
+                yield f"type {_name(name)}: {format_type(type_)}"
         for name, constant in function.constants.items():
             yield f"const {_name(name)}: {self._tensor(constant, ' = ')}"
 
@@ -171,24 +173,24 @@ class _Printer:
         return _ITEMS[kind](value)
 
     def _tensor(self, constant: Constant, between: str) -> str:
-        return f"{type_text(constant.type)}{between}{self._content(constant)}"
+        return f"{format_type(constant.type)}{between}{self._content(constant)}"
 
     def _content(self, constant: Constant) -> str:
         if not self.complete and constant.array.size > LISTED:
             return f'sha256 "{constant.digest.hex()}"'
-        texts = elements_of(constant)
+        texts = format_elements(constant)
         if texts is None:
             return f'base64 "{base64.b64encode(np.ascontiguousarray(constant.array).tobytes()).decode()}"'
         return texts[0] if constant.shape == () else f"[{', '.join(texts)}]"
 
 
 def _declared(value: Value) -> str:
-    return f"{_value_name(value.name)}: {type_text(value.type)}"
+    return f"{_value_name(value.name)}: {format_type(value.type)}"
 
 
 def _defined(name: str, function: Function) -> str:
     type_ = function.types.get(name) if name else None
-    return f"{_value_name(name)}: {type_text(type_)}" if type_ is not None else _value_name(name)
+    return f"{_value_name(name)}: {format_type(type_)}" if type_ is not None else _value_name(name)
 
 
 def _text_or_bytes(value: str | bytes) -> str:
@@ -199,14 +201,14 @@ _ITEMS: dict[AttrKind, Callable[[Any], str]] = {
     AttrKind.INT: str,
     AttrKind.FLOAT: lambda value: _float(np.float32(value)),
     AttrKind.STRING: _text_or_bytes,
-    AttrKind.TYPE: lambda value: f"type {type_text(value)}",
+    AttrKind.TYPE: lambda value: f"type {format_type(value)}",
 }
 
 
 # ---------------------------------------------------------------------- numbers
 
 
-def elements_of(constant: Constant) -> list[str] | None:
+def format_elements(constant: Constant) -> list[str] | None:
     """Return the elements as text, None where they are many, or numbers in text would not give every bit back."""
     if constant.dtype is DType.STRING:
         return [_quoted(text) for text in constant.array.flat]

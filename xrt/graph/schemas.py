@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from onnx import defs
 
-from xrt.graph.function import Function
-from xrt.graph.node import Node
+if TYPE_CHECKING:
+    from xrt.graph.function import Function
+    from xrt.graph.node import Node
 
-__all__ = ["is_deterministic", "is_training", "latest_opset", "schema_of", "since_version"]
+__all__ = ["find_schema", "is_deterministic", "is_training", "latest_opset", "since_version"]
 
 _VERSIONS = 1 << 31
 """Where the versions end that ``onnx`` can be asked about; models may say larger ones."""
 
 
 @lru_cache(maxsize=4096)
-def schema_of(op_type: str, version: int, domain: str = "") -> defs.OpSchema | None:
+def find_schema(op_type: str, version: int, domain: str = "") -> defs.OpSchema | None:
     """Return the operator's schema in force at an opset version, None where the domain or the operator is unknown."""
     if abs(version) >= _VERSIONS:
         return None
@@ -29,7 +31,7 @@ def schema_of(op_type: str, version: int, domain: str = "") -> defs.OpSchema | N
 def since_version(node: Node, function: Function) -> int | None:
     """Return the version at which the node's operator took its present meaning; None where it is unknown."""
     version = function.opsets.get(node.domain)
-    schema = None if version is None else schema_of(node.op_type, version, node.domain)
+    schema = None if version is None else find_schema(node.op_type, version, node.domain)
     return None if schema is None else schema.since_version
 
 
@@ -45,8 +47,8 @@ _RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLi
 def is_deterministic(node: Node, function: Function) -> bool:
     """Whether the node gives the same outputs whenever it is given the same inputs.
 
-    Random operators, Dropout told to train, operators of domains that ``onnx`` does not describe, and nodes whose
-    bodies hold such a node do not: they are never folded into constants, merged or shared.
+    It is false for random operators, Dropout in training mode, operators of domains that ``onnx`` does not describe, and nodes
+    whose bodies contain such a node. These are never folded into constants, merged or shared.
     """
     if since_version(node, function) is None or node.op_type in _RANDOM:
         return False

@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from xrt.errors import ModelError, did_you_mean
-from xrt.graph.builder.types import bind, may_equal
-from xrt.graph.function import Function
-from xrt.graph.node import Node
-from xrt.graph.operators import Operator, domain_title, latest_version, operator_of, why_deprecated, why_unknown
-from xrt.graph.places import is_device
+from xrt.graph.device_names import is_device
+from xrt.graph.op_schema import Operator, domain_title, find_operator, latest_version, why_deprecated, why_unknown
+from xrt.graph.type_strings import bind, may_equal
 from xrt.graph.types import SequenceType, TensorType, Type
+
+if TYPE_CHECKING:
+    from xrt.graph.function import Function
+    from xrt.graph.node import Node
 
 __all__ = ["FUNCTION_RULES", "NODE_RULES", "TYPE_RULES", "Rule", "verify", "verify_types"]
 
@@ -40,7 +43,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """A Function with what stands around it."""
+    """A Function with the scope around it."""
 
     function: Function
     where: str = ""
@@ -50,7 +53,7 @@ class _Scope:
     def type_of(self, name: str) -> Type | None:
         """Return what is known of a value that the Function defines or captures."""
         if self.outer is None or self.function.defines(name):
-            return self.function.type_of(name)
+            return self.function.get_type(name)
         return self.outer.type_of(name)
 
 
@@ -115,7 +118,7 @@ def _violations(scope: _Scope, rules: Sequence[Rule], node_rules: Sequence[Rule]
 
 def _likeness(node: Node, scope: _Scope) -> object:
     """Return what of a node the rules look at: nodes of equal likeness break the same ones."""
-    type_of = scope.function.type_of if scope.outer is None else scope.type_of
+    type_of = scope.function.get_type if scope.outer is None else scope.type_of
     types = tuple([t.dtype if type(t := type_of(name)) is TensorType else t for name in node.inputs])
     blanks = tuple(map(bool, node.inputs)) if "" in node.inputs else None
     attributes = tuple([(a.name, a.kind) for a in node.attributes])
@@ -124,7 +127,7 @@ def _likeness(node: Node, scope: _Scope) -> object:
 
 def _case(node: Node, scope: _Scope) -> _Case:
     version = scope.function.opsets.get(node.domain)
-    return _Case(node, scope, None if version is None else operator_of(node.op_type, version, node.domain), version)
+    return _Case(node, scope, None if version is None else find_operator(node.op_type, version, node.domain), version)
 
 
 # ---------------------------------------------------------------------- rules of a function
@@ -185,7 +188,7 @@ def _aliases_fit(scope: _Scope) -> Iterator[str]:
         elif target in seen:
             yield f"input {target!r} is updated by two aliases; its buffer can hold one value"
         else:
-            a, b = function.type_of(target), function.type_of(source)
+            a, b = function.get_type(target), function.get_type(source)
             if a is not None and b is not None and not may_equal(a, b):
                 yield f"alias {target!r} of {source!r}: the input is {a}, the output {b}; they must be of one type"
             elif a is not None and not isinstance(a, TensorType):

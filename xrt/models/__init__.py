@@ -4,9 +4,18 @@ A name and a seed, or a Function, come in; a Function or its inputs come out, th
 downloaded and nothing is run.
 """
 
-from xrt.models.inputs import sample_inputs
+from xrt.graph.sample_inputs import sample_inputs
 from xrt.models.light import light_models, load_light
-from xrt.models.shipped import check_sizes, load, names, sizes_of
-from xrt.models.weights import with_random_weights
+from xrt.models.random_weights import fill_random_weights
+from xrt.models.registry import check_sizes, list_model_sizes, load, names
 
-__all__ = ["check_sizes", "light_models", "load", "load_light", "names", "sample_inputs", "sizes_of", "with_random_weights"]
+__all__ = [
+    "check_sizes",
+    "fill_random_weights",
+    "light_models",
+    "list_model_sizes",
+    "load",
+    "load_light",
+    "names",
+    "sample_inputs",
+]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from xrt.builder.record_op import emit
 from xrt.errors import OptionError
 from xrt.graph import DType, Function
-from xrt.graph.builder import Tensor
-from xrt.graph.builder.apply import emit
-from xrt.models.network import HE, Network, shape_of
+from xrt.models.layer_builder import HE, LayerBuilder, get_value_shape
+
+if TYPE_CHECKING:
+    from xrt.builder import Tensor
 
 __all__ = ["dlrm", "speech", "unet"]
 
@@ -33,7 +36,7 @@ def dlrm(
 
     The layers are those for the Criteo terabyte data, whose tables have millions of entries.
     """
-    with Network("dlrm", seed) as net:
+    with LayerBuilder("dlrm", seed) as net:
         x = net.input("dense", batch, dense)
         ids = net.input("ids", tables, batch, lookups, dtype=DType.INT64)
         x = _perceptron(net, x, (bottom, bottom // 2, width))
@@ -43,19 +46,19 @@ def dlrm(
         return net.finish(click=emit("Sigmoid", net.linear(x, 1)))
 
 
-def _perceptron(net: Network, x: Tensor, widths: tuple[int, ...]) -> Tensor:
+def _perceptron(net: LayerBuilder, x: Tensor, widths: tuple[int, ...]) -> Tensor:
     for columns in widths:
         x = emit("Relu", net.linear(x, columns, gain=HE))
     return x
 
 
-def _bag(net: Network, ids: Tensor, entries: int, width: int) -> Tensor:
+def _bag(net: LayerBuilder, ids: Tensor, entries: int, width: int) -> Tensor:
     """Add up the entries of each set of ids; drawn so small that the product of two sums is near unit size."""
-    rows = net.embed(ids, entries, width, deviation=1 / (width**0.25 * math.sqrt(shape_of(ids)[1])))
+    rows = net.embed(ids, entries, width, deviation=1 / (width**0.25 * math.sqrt(get_value_shape(ids)[1])))
     return emit("ReduceSum", rows, net.constant(np.array([1])), keepdims=0)
 
 
-def _agreement(net: Network, features: Tensor, count: int) -> Tensor:
+def _agreement(net: LayerBuilder, features: Tensor, count: int) -> Tensor:
     """Multiply each vector with each other: (batch, count * width) to (batch, pairs)."""
     vectors = net.reshape(features, (0, count, -1))
     products = emit("MatMul", vectors, vectors.transpose(0, 2, 1))
@@ -73,19 +76,19 @@ def unet(seed: int = 0, *, image: int = 128, channels: int = 32, depth: int = 4,
     """
     if image % 2**depth:
         raise OptionError(f"an image of {image} does not halve depth={depth} times; choose a multiple of {2**depth}")
-    with Network("unet", seed) as net:
+    with LayerBuilder("unet", seed) as net:
         x = _twice(net, net.input("image", batch, 1, image, image), channels)
         skips = []
         for level in range(1, depth + 1):
             skips.append(x)
             x = _twice(net, emit("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2]), channels * 2**level)
         for skip in reversed(skips):
-            given = shape_of(skip)[1]
-            x = _twice(net, emit("Concat", skip, net.doubled(x, given), axis=1), given)
+            given = get_value_shape(skip)[1]
+            x = _twice(net, emit("Concat", skip, net.upsample(x, given), axis=1), given)
         return net.finish(shares=emit("Softmax", net.convolution(x, classes, 1), axis=1))
 
 
-def _twice(net: Network, x: Tensor, channels: int) -> Tensor:
+def _twice(net: LayerBuilder, x: Tensor, channels: int) -> Tensor:
     """Convolve and rectify two times; the normalisation between them is part of the weights, as it is when deployed."""
     for _ in range(2):
         x = emit("Relu", net.convolution(x, channels, 3, gain=HE))
@@ -116,18 +119,18 @@ def speech(
     Windows of 20 ms each 10 ms, two convolutions over time and frequency, and gated layers that read in both directions,
     with half of the units that they have there.
     """
-    with Network("speech", seed) as net:
+    with LayerBuilder("speech", seed) as net:
         x = _over_time(net, _log_mel(net, net.input("waveform", batch, samples), window, hop, mels))
         x = emit("Unsqueeze", x.transpose(0, 2, 1), net.constant(np.array([1])))
         for kernel, stride in (((41, 11), (2, 2)), ((21, 11), (2, 1))):
             x = emit("Clip", net.convolution(x, channels, kernel, stride=stride, gain=HE), 0.0, 20.0)
         x = net.reshape(x.transpose(3, 0, 1, 2), (0, 0, -1))
         for _ in range(layers):
-            x = net.recurrent(x, hidden)
+            x = net.add_recurrent(x, hidden)
         return net.finish(letters=emit("LogSoftmax", net.linear(x, letters).transpose(1, 0, 2), axis=-1))
 
 
-def _log_mel(net: Network, waveform: Tensor, window: int, hop: int, mels: int) -> Tensor:
+def _log_mel(net: LayerBuilder, waveform: Tensor, window: int, hop: int, mels: int) -> Tensor:
     """Return the logarithm of the power in each band of pitch: (batch, frames, mels)."""
     edge = window // 2
     padded = emit("Pad", waveform, net.constant(np.array([0, edge, 0, edge])), mode="reflect")
@@ -148,7 +151,7 @@ def _mel_filters(window: int, mels: int) -> np.ndarray[tuple[int, int], np.dtype
     return np.maximum(slopes, 0).astype(np.float32)
 
 
-def _over_time(net: Network, x: Tensor) -> Tensor:
+def _over_time(net: LayerBuilder, x: Tensor) -> Tensor:
     """Give each band a mean of zero and a deviation of one over the frames."""
     frames = net.constant(np.array([1]))
     centred = x - emit("ReduceMean", x, frames)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from xrt.builder.record_op import apply, emit
 from xrt.graph import DType, Function
-from xrt.graph.builder import Tensor
-from xrt.graph.builder.apply import apply, emit
+from xrt.models.layer_builder import HE, LayerBuilder, get_value_shape
 from xrt.models.mobile import depthwise, mobile_features, relu6
-from xrt.models.network import HE, Network, shape_of
+
+if TYPE_CHECKING:
+    from xrt.builder import Tensor
 
 __all__ = ["detector"]
 
@@ -49,11 +51,11 @@ def detector(
     MobileNet v2 with heads on six maps (Liu et al. 2016); its `width` is in per cent, one of the classes is the background.
     What is not found has score 0.
     """
-    with Network("detector", seed) as net:
+    with LayerBuilder("detector", seed) as net:
         picture = net.input("picture", 1, height, breadth, 3, dtype=DType.UINT8)
         maps = _maps(net, _prepared(net, picture, image), width)
         offsets, logits = (_read(net, maps, columns) for columns in (4, classes))
-        boxes = _decoded(net, offsets, _anchors([shape_of(x)[2] for x in maps]))
+        boxes = _decoded(net, offsets, _anchors([get_value_shape(x)[2] for x in maps]))
         shares = emit("Softmax", logits, axis=-1).transpose(0, 2, 1)
         found, scores, labels = _kept(net, boxes, shares[:, 1:], detections)
         return net.finish(boxes=found, scores=scores, labels=labels)
@@ -62,14 +64,14 @@ def detector(
 # ---------------------------------------------------------------------- the network
 
 
-def _prepared(net: Network, picture: Tensor, image: int) -> Tensor:
+def _prepared(net: LayerBuilder, picture: Tensor, image: int) -> Tensor:
     """Return the picture as the network reads it: channels first, one size, numbers from -1 to 1."""
     floats = picture.transpose(0, 3, 1, 2).astype("float32")
     sizes = net.constant(np.array([1, 3, image, image]))
     return emit("Resize", floats, None, None, sizes, mode="linear") * (2 / 255) - 1.0
 
 
-def _maps(net: Network, image: Tensor, width: int) -> list[Tensor]:
+def _maps(net: LayerBuilder, image: Tensor, width: int) -> list[Tensor]:
     maps = list(mobile_features(net, image, width))
     for channels in _EXTRA:
         x = relu6(net.convolution(maps[-1], channels // 2, 1, gain=HE))
@@ -77,7 +79,7 @@ def _maps(net: Network, image: Tensor, width: int) -> list[Tensor]:
     return maps
 
 
-def _read(net: Network, maps: Sequence[Tensor], columns: int) -> Tensor:
+def _read(net: LayerBuilder, maps: Sequence[Tensor], columns: int) -> Tensor:
     """Return so many numbers for each anchor of each map: (1, anchors, columns)."""
     heads = (net.convolution(depthwise(net, x), _ANCHORS * columns, 1) for x in maps)
     return emit("Concat", *(net.reshape(x.transpose(0, 2, 3, 1), (1, -1, columns)) for x in heads), axis=1)
@@ -100,15 +102,15 @@ def _anchors_of_map(cells: int, size: float, larger: float) -> Iterator[tuple[fl
     return ((y, x, *shape) for y, x, shape in itertools.product(centres, centres, shapes))
 
 
-def _decoded(net: Network, offsets: Tensor, anchors: Array) -> Tensor:
-    """Return corners (y, x, y, x): how far each box lies from its anchor, in tenths of that, and how much larger it is."""
+def _decoded(net: LayerBuilder, offsets: Tensor, anchors: Array) -> Tensor:
+    """Return corners (y, x, y, x): each box's distance from its anchor, in tenths of the anchor, and how much larger it is."""
     centres, sizes = net.constant(anchors[:, :2].copy()), net.constant(anchors[:, 2:].copy())
     centre = offsets[:, :, :2] * 0.1 * sizes + centres
     half = emit("Exp", offsets[:, :, 2:] * 0.2) * sizes * 0.5
     return emit("Concat", centre - half, centre + half, axis=-1)
 
 
-def _kept(net: Network, boxes: Tensor, shares: Tensor, count: int) -> tuple[Tensor, ...]:
+def _kept(net: LayerBuilder, boxes: Tensor, shares: Tensor, count: int) -> tuple[Tensor, ...]:
     """Return the boxes, scores and labels of the best, none of which overlaps another of its class much.
 
     How many there are depends on the picture, so `count` of nothing follow them before the best are taken, and a Reshape

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import onnx
 
 from xrt.errors import ModelError, did_you_mean
 from xrt.formats.onnx import load
-from xrt.graph import Function
-from xrt.models.weights import with_random_weights
+from xrt.models.random_weights import fill_random_weights
+
+if TYPE_CHECKING:
+    from xrt.graph import Function
 
 __all__ = ["light_models", "load_light"]
 
@@ -29,7 +32,7 @@ def load_light(name: str, seed: int = 0) -> Function:
     known = light_models()
     if name not in known:
         raise ModelError(f"there is no light model {name!r}.{did_you_mean(name, known)} There are: {', '.join(known)}")
-    return with_random_weights(load(_folder() / f"{_PREFIX}{name}.onnx"), seed)
+    return fill_random_weights(load(_folder() / f"{_PREFIX}{name}.onnx"), seed)
 
 
 def _folder() -> Path:

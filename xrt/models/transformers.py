@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from xrt.builder.record_op import emit
 from xrt.errors import OptionError
 from xrt.graph import DType, Function
-from xrt.graph.builder import Tensor
-from xrt.graph.builder.apply import emit
-from xrt.models.network import Network, shape_of
+from xrt.models.layer_builder import LayerBuilder, get_value_shape
+
+if TYPE_CHECKING:
+    from xrt.builder import Tensor
 
 __all__ = ["bert", "gpt", "vit"]
 
@@ -30,13 +33,13 @@ def bert(
 ) -> Function:
     """Return an encoder of text with the shape of BERT-base (Devlin et al. 2018): post-norm layers, a pooled output."""
     _check_heads(hidden, heads)
-    with Network("bert", seed) as net:
+    with LayerBuilder("bert", seed) as net:
         ids, mask = (net.input(name, batch, tokens, dtype=DType.INT64) for name in ("ids", "mask"))
         bias = emit("Unsqueeze", (1.0 - mask.astype("float32")) * _HIDDEN_FROM, net.constant(np.array([1, 2])))
-        x = net.normalise(net.embed(ids, vocabulary, hidden) + net.normal(1, tokens, hidden))
+        x = net.normalize(net.embed(ids, vocabulary, hidden) + net.normal(1, tokens, hidden))
         for _ in range(layers):
-            x = net.normalise(x + _attention(net, x, heads, bias))
-            x = net.normalise(x + _feed_forward(net, x))
+            x = net.normalize(x + _attention(net, x, heads, bias))
+            x = net.normalize(x + _feed_forward(net, x))
         pooled = emit("Tanh", net.linear(_first_token(net, x), hidden))
         return net.finish(states=x, pooled=pooled)
 
@@ -53,11 +56,11 @@ def gpt(
 ) -> Function:
     """Return a causal decoder with the shape of the small GPT-2 (Radford et al. 2019): pre-norm layers, logits for each token."""
     _check_heads(hidden, heads)
-    with Network("gpt", seed) as net:
+    with LayerBuilder("gpt", seed) as net:
         ids = net.input("ids", batch, tokens, dtype=DType.INT64)
         causal = net.constant(np.triu(np.full((tokens, tokens), _HIDDEN_FROM, np.float32), k=1))
         x = net.embed(ids, vocabulary, hidden) + net.normal(1, tokens, hidden)
-        x = net.normalise(_pre_norm_layers(net, x, layers, heads, causal))
+        x = net.normalize(_pre_norm_layers(net, x, layers, heads, causal))
         return net.finish(logits=net.linear(x, vocabulary))
 
 
@@ -76,13 +79,13 @@ def vit(
     _check_heads(hidden, heads)
     if image % patch:
         raise OptionError(f"an image of {image} does not divide into patches of {patch}; choose a multiple")
-    with Network("vit", seed) as net:
+    with LayerBuilder("vit", seed) as net:
         patches = net.convolution(net.input("image", batch, 3, image, image), hidden, patch, stride=patch, padding=0)
         flat = net.reshape(patches, (0, 0, -1)).transpose(0, 2, 1)
         token = emit("Expand", net.normal(1, 1, hidden), net.constant(np.array([batch, 1, hidden])))
         x = emit("Concat", token, flat, axis=1)
-        x = x + net.normal(1, shape_of(x)[1], hidden)
-        x = net.normalise(_pre_norm_layers(net, x, layers, heads))
+        x = x + net.normal(1, get_value_shape(x)[1], hidden)
+        x = net.normalize(_pre_norm_layers(net, x, layers, heads))
         return net.finish(logits=net.linear(_first_token(net, x), classes))
 
 
@@ -91,16 +94,16 @@ def _check_heads(hidden: int, heads: int) -> None:
         raise OptionError(f"hidden={hidden} does not divide among heads={heads}; choose a multiple")
 
 
-def _pre_norm_layers(net: Network, x: Tensor, layers: int, heads: int, bias: Tensor | None = None) -> Tensor:
+def _pre_norm_layers(net: LayerBuilder, x: Tensor, layers: int, heads: int, bias: Tensor | None = None) -> Tensor:
     for _ in range(layers):
-        x = x + _attention(net, net.normalise(x), heads, bias)
-        x = x + _feed_forward(net, net.normalise(x))
+        x = x + _attention(net, net.normalize(x), heads, bias)
+        x = x + _feed_forward(net, net.normalize(x))
     return x
 
 
-def _attention(net: Network, x: Tensor, heads: int, bias: Tensor | None) -> Tensor:
+def _attention(net: LayerBuilder, x: Tensor, heads: int, bias: Tensor | None) -> Tensor:
     """Let each token gather from those that the bias lets it see, in several heads side by side."""
-    hidden = shape_of(x)[-1]
+    hidden = get_value_shape(x)[-1]
     query, key, value = (_heads(net, net.linear(x, hidden), heads) for _ in range(3))
     scores = emit("MatMul", query, key.transpose(0, 1, 3, 2)) * (1 / math.sqrt(hidden // heads))
     shares = emit("Softmax", scores if bias is None else scores + bias, axis=-1)
@@ -108,15 +111,15 @@ def _attention(net: Network, x: Tensor, heads: int, bias: Tensor | None) -> Tens
     return net.linear(net.reshape(gathered, (0, 0, hidden)), hidden)
 
 
-def _heads(net: Network, x: Tensor, heads: int) -> Tensor:
+def _heads(net: LayerBuilder, x: Tensor, heads: int) -> Tensor:
     """Split the last axis among the heads: (batch, tokens, hidden) to (batch, heads, tokens, hidden / heads)."""
-    return net.reshape(x, (0, 0, heads, shape_of(x)[-1] // heads)).transpose(0, 2, 1, 3)
+    return net.reshape(x, (0, 0, heads, get_value_shape(x)[-1] // heads)).transpose(0, 2, 1, 3)
 
 
-def _feed_forward(net: Network, x: Tensor) -> Tensor:
-    hidden = shape_of(x)[-1]
+def _feed_forward(net: LayerBuilder, x: Tensor) -> Tensor:
+    hidden = get_value_shape(x)[-1]
     return net.linear(net.gelu(net.linear(x, 4 * hidden)), hidden, gain=1.5)
 
 
-def _first_token(net: Network, x: Tensor) -> Tensor:
+def _first_token(net: LayerBuilder, x: Tensor) -> Tensor:
     return emit("Gather", x, net.constant(np.array(0)), axis=1)

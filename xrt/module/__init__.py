@@ -4,23 +4,36 @@ A model of any accepted kind and a list of engines come in; each signature is tr
 partitioned and compiled once, and then runs as a straight line. The reference engine is handed to the passes here.
 """
 
-from xrt.module.bound import Bound
-from xrt.module.bundle import load
-from xrt.module.explain import Explanation, Region
-from xrt.module.memory import Memory, RegionMemory
-from xrt.module.module import XRTModule
-from xrt.module.process import configure
-from xrt.module.settings import Settings, checked_budget
+from __future__ import annotations
 
-__all__ = [
-    "Bound",
-    "Explanation",
-    "Memory",
-    "Region",
-    "RegionMemory",
-    "Settings",
-    "XRTModule",
-    "checked_budget",
-    "configure",
-    "load",
-]
+from typing import TYPE_CHECKING
+
+from xrt.lazy_names import load_lazily
+
+if TYPE_CHECKING:
+    from xrt.module.bundle import load as load
+    from xrt.module.configuration import configure as configure
+    from xrt.module.explain import Explanation as Explanation
+    from xrt.module.explain import RegionReport as RegionReport
+    from xrt.module.io_binding import IOBinding as IOBinding
+    from xrt.module.memory import Memory as Memory
+    from xrt.module.memory import RegionMemory as RegionMemory
+    from xrt.module.module import XRTModule as XRTModule
+    from xrt.module.options import ModuleOptions as ModuleOptions
+    from xrt.module.options import validate_budget as validate_budget
+
+_MODULES = {
+    "Explanation": "xrt.module.explain",
+    "IOBinding": "xrt.module.io_binding",
+    "Memory": "xrt.module.memory",
+    "ModuleOptions": "xrt.module.options",
+    "RegionMemory": "xrt.module.memory",
+    "RegionReport": "xrt.module.explain",
+    "XRTModule": "xrt.module.module",
+    "configure": "xrt.module.configuration",
+    "load": "xrt.module.bundle",
+    "validate_budget": "xrt.module.options",
+}
+
+__all__ = [*_MODULES]
+__getattr__, __dir__ = load_lazily(__name__, _MODULES)

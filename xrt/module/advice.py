@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from time import monotonic
+from typing import TYPE_CHECKING
 
-from xrt.engines import GraphCompiler, registry
+from xrt.engines.contract import registry
 from xrt.errors import EngineError, PlanError
-from xrt.graph import Function, Node
+
+if TYPE_CHECKING:
+    from xrt.engines import GraphCompiler
+    from xrt.graph import Function, Node
 
 __all__ = ["with_advice"]
 
 MOST_NODES = 8
 """Nodes that others are asked about; who takes these is likely to take the rest."""
 PATIENCE = 5.0
-"""Seconds after which nobody else is asked: the libraries of engines that are not in the list may have to be imported."""
+"""Seconds after which no further engine is queried: the libraries of engines outside the list may have to be imported."""
 
 
 def with_advice(
@@ -24,9 +28,9 @@ def with_advice(
     names: Iterable[str],
     create: Callable[[str], GraphCompiler] = registry.create,
 ) -> PlanError:
-    """Return the error with the first engine, among those named and not listed, that takes what nobody in the list does.
+    """Return the error, extended by the first engine in ``names`` outside the list that supports the unsupported nodes.
 
-    The error itself where there is none, or where it is not about such nodes.
+    Returns the error unchanged if there is no such engine, or if the error names no nodes.
     """
     left = [node for node in function.nodes if node.name in set(error.nodes)]
     until = monotonic() + PATIENCE

@@ -1,8 +1,8 @@
 """`xrt.load`: a module from a bundle.
 
-Plans come as they were saved. A region's compiled form is used where engine, versions, options, threads and processor are
-the same as when it was saved; else the region is compiled anew, which is said. Where an engine is missing, what it had is
-planned anew for the others, which is said too.
+Plans are used as they were saved. A region's compiled form is used if engine, versions, options, threads and processor are the
+same as when it was saved. Otherwise the region is compiled again, with a notice. The nodes of a missing engine are planned again
+for the other engines, also with a notice.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from xrt.cache import CompileCache, DiskStatistics, Recipe, Signature, Tier, cache_of, signature_of
-from xrt.cache.disk import WeightsMemo
-from xrt.cache.disk.weights import stamp_of
-from xrt.engines import Executable, ExecutionOptions, GraphCompiler, registry
+from xrt.cache import CompileCache, CompileRequest, DiskStatistics, Signature, Tier, make_signature, open_cache
+from xrt.cache.disk.weight_hashes import identify_file
+from xrt.engines import Executable, ExecutionOptions, GraphCompiler
+from xrt.engines.contract import registry
 from xrt.errors import (
     BundleError,
     CacheWarning,
@@ -31,16 +31,19 @@ from xrt.errors import (
     did_you_mean,
     warn,
 )
-from xrt.formats.bundle import BundleFile, is_bundle, working_folder
+from xrt.formats.bundle import BundleFile, is_bundle, make_working_directory
 from xrt.graph import Function
-from xrt.module.build import Build, SavedBuild
+from xrt.module.model_source import BundledModel, BundledTraces, StaticModel, check_not_torch
 from xrt.module.module import XRTModule
-from xrt.module.settings import REFERENCE, Check, check_isolated, settings_of
-from xrt.module.source import Fixed, Saved, Traces, check_not_torch
-from xrt.partition import ClusteringOptions, Plan
-from xrt.partition.serial import options_of, plan_of
-from xrt.runtime import RegionToCompile
-from xrt.runtime.isolation import Isolated
+from xrt.module.options import REFERENCE, Check, check_isolated, parse_options
+from xrt.module.specialization import SavedSpecialization, Specialization
+from xrt.partition.serialization import from_message, read_options
+from xrt.worker.isolated_engine import IsolatedEngine
+
+if TYPE_CHECKING:
+    from xrt.cache.disk import WeightHashStore
+    from xrt.partition import ClusteringOptions, Plan
+    from xrt.runtime import RegionToCompile
 
 __all__ = ["load"]
 
@@ -63,25 +66,25 @@ def load(
 ) -> XRTModule:
     """Return the module that `XRTModule.save` wrote.
 
-    An engine of the bundle whose options may name files or code is made only where ``engine`` names it too, in the same words:
-    a file does not choose what is run. With ``strict``, what would have to be compiled anew because this machine differs is a
-    BundleError instead. Such compiles go through ``cache``, as a module's do. ``check``, ``isolate`` and what belongs to it are
-    what they are for XRTModule; they are no part of a bundle. With ``isolate_run`` a compiled form is loaded in the worker.
-    Raises BundleError for a file that is missing, damaged, or of an unknown version, OptionError for an impossible option or
-    an engine that the bundle does not have.
+    An engine of the bundle whose options may name files or code is created only if ``engine`` names it too, with the same spec: a
+    file does not choose what code is run. With ``strict``, a region that must be compiled again because this machine differs is a
+    BundleError. Such compiles use ``cache``, as a module's compiles do. ``check``, ``isolate`` and the options of isolation have
+    the same meaning as for XRTModule; a bundle does not contain them. With ``isolate_run``, compiled forms are loaded in the
+    worker. Raises BundleError for a file that is missing, damaged, or of an unknown version; OptionError for an impossible option
+    or an engine that the bundle does not have.
 
     Load only what you would run: an engine's compiled form is code.
     """
     asked = {"check": check, "isolate": isolate, "isolate_run": isolate_run}
     asked |= {"time_limit": time_limit, "memory_limit": memory_limit}
-    settings = settings_of(asked)
+    settings = parse_options(asked)
     _check_kind(path)
     file = BundleFile(path)
     check_isolated(settings.isolate, _specs(file.manifest))
     named = _named(engine, file)
     try:
         _check_chosen(file, named)
-        return _loaded(file, strict, cache_of(cache), asked)
+        return _loaded(file, strict, open_cache(cache), asked)
     except BundleError:
         raise
     except XRTError as error:
@@ -103,7 +106,7 @@ def _check_kind(path: str | os.PathLike[str]) -> None:
 
 def _loaded(file: BundleFile, strict: bool, cache: CompileCache, asked: Mapping[str, Any]) -> XRTModule:
     manifest = file.manifest
-    plans = [plan_of(program["plan"] or {"format": None}) for program in manifest["programs"]]
+    plans = [from_message(program["plan"] or {"format": None}) for program in manifest["programs"]]
     missing = _missing(manifest)
     if missing and strict:
         raise BundleError(f"cannot load {os.fspath(file.path)!r} strictly: {'; '.join(missing.values())}")
@@ -114,7 +117,7 @@ def _loaded(file: BundleFile, strict: bool, cache: CompileCache, asked: Mapping[
         [spec for spec in _specs(manifest) if spec not in missing] or REFERENCE,
         manifest["device"],
         cache=CompileCache(disk=tier),
-        clustering=_without(options_of(manifest["clustering"] or {"pins": ()}), missing),
+        clustering=_without(read_options(manifest["clustering"] or {"pins": ()}), missing),
         execution=ExecutionOptions(**manifest["execution"] or {}),
         strict=manifest["strict"],
         fold_constants=manifest["fold_constants"],
@@ -146,7 +149,7 @@ def _named(asked: str | GraphCompiler | Sequence[str | GraphCompiler], file: Bun
 
 
 def _check_chosen(file: BundleFile, named: Sequence[str]) -> None:
-    """Raise BundleError for an engine that a file may not choose, and that nobody has named."""
+    """Raise BundleError for an engine that a file may not choose and that is not in ``named``."""
     for spec in _specs(file.manifest):
         with suppress(EngineUnavailable, UnknownEngine):  # it is not made, and said to be missing
             if spec not in named and (reason := registry.why_not_chosen(spec, "bundle")):
@@ -168,7 +171,7 @@ def _missing(manifest: Mapping[str, Any]) -> dict[str, str]:
 def _at_hand(asked: Mapping[str, Any], missing: Mapping[str, str]) -> Mapping[str, Any]:
     """Return what was asked without isolating engines that are not there; nothing of it where none is left."""
     gone = {*missing, *(spec.partition("{")[0] for spec in missing)}
-    left = [name for name in settings_of(asked).isolate if name not in gone]
+    left = [name for name in parse_options(asked).isolate if name not in gone]
     return {**asked, "isolate": left} if left or not asked["isolate"] else {"check": asked["check"]}
 
 
@@ -181,15 +184,15 @@ def _without(options: ClusteringOptions, missing: Mapping[str, str]) -> Clusteri
 # ---------------------------------------------------------------------- models and plans
 
 
-def _source(file: BundleFile, plans: list[Plan]) -> Fixed | Traces:
+def _source(file: BundleFile, plans: list[Plan]) -> StaticModel | BundledTraces:
     manifest = file.manifest
     if manifest["model"]:
-        return Saved(manifest["inputs"], manifest["outputs"], partial(file.model, manifest["model"]))
+        return BundledModel(manifest["inputs"], manifest["outputs"], lambda: StaticModel(file.model(manifest["model"])))
     programs = zip(manifest["programs"], plans, strict=True)
     traces: dict[object, Callable[[], Function]] = {
         _types(plan): partial(file.model, program["function"]) for program, plan in programs if not program["fetch"]
     }
-    return Traces(tuple(value.name for value in manifest["inputs"]), traces)
+    return BundledTraces(tuple(value.name for value in manifest["inputs"]), traces)
 
 
 def _types(plan: Plan) -> tuple[Any, ...]:
@@ -203,12 +206,12 @@ def _restore(module: XRTModule, tier: _BundleTier, plans: list[Plan], missing: M
         key = _key(module, plan)
         usable = all(launch.engine in module.engines for launch in plan.launches)
         if key is not None and (usable or missing):
-            saved = SavedBuild(plan if usable else None, partial(tier.file.model, program["function"]), {})
+            saved = SavedSpecialization(plan if usable else None, partial(tier.file.model, program["function"]), {})
             build = _build(module, plan, saved)
             if usable:
                 build.remarks = dict(_offered(build.regions(), program["regions"], tier, anew))
                 tier.watch(build)
-            module._builds[key[0], tuple(program["fetch"])] = build
+            module._specializations[key[0], tuple(program["fetch"])] = build
             module._last = module._last or build
     if anew:
         _tell(tier, anew)
@@ -216,16 +219,16 @@ def _restore(module: XRTModule, tier: _BundleTier, plans: list[Plan], missing: M
 
 def _key(module: XRTModule, plan: Plan) -> tuple[object] | None:
     """Return what of its inputs the module knows a program by; None where it would serve others than it was made for."""
-    if isinstance(module._source, Traces):
+    if isinstance(module._source, BundledTraces):
         return (_types(plan),)
     key = module._source.key(_types(plan), module._engines.are_dynamic)
     general = key is not None or _types(plan) == tuple(value.type for value in module._source.inputs)
     return (key,) if general else None
 
 
-def _build(module: XRTModule, plan: Plan, saved: SavedBuild) -> Build:
+def _build(module: XRTModule, plan: Plan, saved: SavedSpecialization) -> Specialization:
     function = plan.function if saved.plan is not None else saved.whole()
-    return Build(function, module._engines, module._settings, module._cache, original=function, saved=saved)
+    return Specialization(function, module._engines, module._settings, module._cache, original=function, saved=saved)
 
 
 def _offered(
@@ -247,8 +250,8 @@ def _offered(
 
 def _differences(region: RegionToCompile, saved: Mapping[str, str]) -> str:
     engine = region.engine
-    version = engine.library_version() if isinstance(engine, Isolated) else region.version
-    now = dict(signature_of(_NOTHING, engine, region.context, version).ingredients)
+    version = engine.library_version() if isinstance(engine, IsolatedEngine) else region.version
+    now = dict(make_signature(_NOTHING, engine, region.context, version).ingredients)
     found = [f"{n} was {saved.get(n, 'not told')!r} and is {now[n]!r}" for n in _IN_EVERY_REGION if saved.get(n) != now[n]]
     return "; ".join(found)
 
@@ -278,7 +281,7 @@ class _BundleTier:
         self._loaded = 0
 
     @property
-    def weights(self) -> WeightsMemo | None:
+    def weights(self) -> WeightHashStore | None:
         return self.behind.weights if self.behind else None
 
     @property
@@ -287,14 +290,14 @@ class _BundleTier:
         told = self.behind.statistics if self.behind else DiskStatistics()
         return replace(told, hits=told.hits + self._loaded)
 
-    def watch(self, build: Build) -> None:
+    def watch(self, build: Specialization) -> None:
         """Let the hashes of a build's weights be remembered: they lie in the bundle, which hardly ever changes."""
         if self.weights is None:
             return
         held = {f"{x.name}:{n}": c for x in build.plan.launches for n, c in x.function.constants.items()}
         function = Function((), (), constants=held)
         self._watched.append(function)
-        self.weights.recall(function, self.file.path.absolute(), stamp_of(self.file.path))
+        self.weights.recall(function, self.file.path.absolute(), identify_file(self.file.path))
 
     def keep_weights(self) -> None:
         """Write down the hashes of the bundle's weights, for the next process that loads it."""
@@ -305,11 +308,13 @@ class _BundleTier:
         """Serve a signature of these ingredients from that section."""
         self._sections[_portable(ingredients)] = section
 
-    def folder_of(self, engine: str) -> Path | None:
+    def find_learning_directory(self, engine: str) -> Path | None:
         """Return where the tier behind keeps what an engine learns."""
-        return self.behind.folder_of(engine) if self.behind is not None else None
+        return self.behind.find_learning_directory(engine) if self.behind is not None else None
 
-    def obtain(self, signature: Signature, recipe: Recipe, make: Callable[[], Executable], *, force: bool = False) -> Executable:
+    def get_or_compile(
+        self, signature: Signature, recipe: CompileRequest, make: Callable[[], Executable], *, force: bool = False
+    ) -> Executable:
         """Return the signature's executable, prepared: from the bundle, from the tier behind it, or made."""
         self.keep_weights()
         section = self._sections.get(_portable(signature.ingredients))
@@ -322,12 +327,12 @@ class _BundleTier:
                 warn(f"{os.fspath(self.file.path)!r}: a region is compiled anew, since {error}", CacheWarning)
         if self.behind is None:
             return make()
-        return self.behind.obtain(signature, recipe, make, force=force)
+        return self.behind.get_or_compile(signature, recipe, make, force=force)
 
-    def _from_bundle(self, section: str, recipe: Recipe) -> Executable:
-        with working_folder() as folder:
+    def _from_bundle(self, section: str, recipe: CompileRequest) -> Executable:
+        with make_working_directory() as folder:
             context = replace(recipe.context, workdir=folder)
-            executable = recipe.engine.load(self.file.compiled(section), recipe.function, context)
+            executable = recipe.engine.load(self.file.read_compiled(section), recipe.function, context)
         executable.prepare()
         self._loaded += 1
         return executable

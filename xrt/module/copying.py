@@ -5,18 +5,19 @@ What it has compiled is not part of that: it is compiled again, or found in the 
 
 from __future__ import annotations
 
-import copy
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from xrt.cache import CompileCache
-from xrt.graph.builder import Graph
-from xrt.module.source import Saved, Source, Traced, Traces
+from xrt.module.model_source import BundledModel, BundledTraces, TracedModel, is_graph
+
+if TYPE_CHECKING:
+    from xrt.module.model_source import ModelSource
 
 __all__ = ["Copyable", "Given"]
 
@@ -43,7 +44,7 @@ class Copyable:
     """A module that can be pickled and copied, where what it was made of can."""
 
     _given: Given
-    _source: Source
+    _source: ModelSource
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to make the module again; raises TypeError, with what to do instead, where that cannot be written down."""
@@ -51,7 +52,7 @@ class Copyable:
         if isinstance(given.cache, CompileCache):
             raise TypeError(f"a module with a CompileCache of its own cannot be pickled; give cache= a directory. {ADVICE}")
         parts = {
-            "its model": model if isinstance(model, Graph) else None,
+            "its model": model if is_graph(model) else None,
             "its engines": given.engine,
             "its options": given.options,
         }
@@ -61,8 +62,10 @@ class Copyable:
         return _make, (type(self), given.path or model, given.engine, given.device, given.cache, dict(given.options))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        import copy
+
         given, model = self._given, self._model()
-        function = copy.deepcopy(model, memo) if isinstance(model, Graph) else model  # a Function never changes
+        function = copy.deepcopy(model, memo) if is_graph(model) else model  # a Function never changes
         made: Self = _make(type(self), function, given.engine, given.device, given.cache, given.options)
         return made
 
@@ -72,9 +75,9 @@ class Copyable:
     def _model(self) -> Any:
         """Return the Function, or the graph, that the module runs; raises TypeError for one from a bundle."""
         source = self._source
-        if isinstance(source, Saved | Traces):
+        if isinstance(source, BundledModel | BundledTraces):
             raise TypeError("a module from a bundle cannot be pickled or copied; xrt.load the bundle again where it is needed")
-        return source.graph if isinstance(source, Traced) else source.declared()
+        return source.graph if isinstance(source, TracedModel) else source.get_declared_function()
 
 
 def _why_not_written(part: Any) -> str | None:
@@ -82,6 +85,8 @@ def _why_not_written(part: Any) -> str | None:
 
     A pickle has functions and classes by name, so they must be found by it; `copy.deepcopy` takes the rest apart as it does.
     """
+    import copy
+
     members = part.values() if isinstance(part, Mapping) else part if isinstance(part, list | tuple) else (part,)
     for member in members:
         named = member if isinstance(member, FunctionType | type) else type(member)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from xrt.engines import GraphCompiler
 from xrt.errors import DeviceError, OptionError, did_you_mean
 from xrt.graph import FrozenDict
-from xrt.graph.places import one_name
-from xrt.partition.devices import Homes
-from xrt.runtime import check_device, kind_of
-from xrt.runtime.isolation import Isolated, Limits
+from xrt.graph.device_names import normalize_device
+from xrt.runtime import check_device, parse_device_kind
 
-__all__ = ["check_engines_run", "check_isolated_there", "check_recorded", "checked_devices", "devices_of"]
+if TYPE_CHECKING:
+    from xrt.engines import GraphCompiler
+    from xrt.partition.device_map import DeviceMap
+    from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
+
+__all__ = ["check_engines_run", "check_isolated_on_device", "check_recorded", "parse_devices", "validate_devices"]
 
 
-def checked_devices(value: Any) -> Mapping[str, str]:
+def validate_devices(value: Any) -> Mapping[str, str]:
     """Return devices by engine; raises OptionError for another form, DeviceError for an unknown device."""
     if value is None:
         return FrozenDict()
@@ -25,7 +27,7 @@ def checked_devices(value: Any) -> Mapping[str, str]:
     return FrozenDict({name: check_device(device) for name, device in value.items()})
 
 
-def devices_of(
+def parse_devices(
     engines: Sequence[GraphCompiler], asked: Mapping[str, str], here: str, others: Sequence[str] = ()
 ) -> Mapping[str, str]:
     """Return by spec what was asked for each engine by name or spec, the spec's word before the name's.
@@ -45,16 +47,16 @@ def devices_of(
         device = asked.get(engine.spec, asked.get(engine.name))
         if device is None:
             continue
-        if kind_of(device) not in engine.devices:
+        if parse_device_kind(device) not in engine.devices:
             raise DeviceError(f"devices asks for {engine.spec} on {device!r}, and it runs on {', '.join(engine.devices)}")
-        if one_name(device) != one_name(here):
+        if normalize_device(device) != normalize_device(here):
             found[engine.spec] = device
     return FrozenDict(found)
 
 
 def check_engines_run(engines: Sequence[GraphCompiler], device: str, devices: Mapping[str, str]) -> None:
     """Raise DeviceError unless some engine of the list runs on the module's device, or has one of its own."""
-    if not any(kind_of(device) in engine.devices or engine.spec in devices for engine in engines):
+    if not any(parse_device_kind(device) in engine.devices or engine.spec in devices for engine in engines):
         able = "; ".join(f"{engine.spec} runs on {', '.join(engine.devices)}" for engine in engines)
         raise DeviceError(f"device {device!r} was asked for, but no engine of the list runs on it: {able}")
 
@@ -65,7 +67,7 @@ def check_recorded(graph: bool, device: str) -> None:
         raise OptionError("cuda_graph=True records the work of a device, and the module runs on cpu; pass device='cuda'")
 
 
-def check_isolated_there(engine: Isolated, homes: Homes, limits: Limits) -> None:
+def check_isolated_on_device(engine: IsolatedEngine, homes: DeviceMap, limits: WorkerLimits) -> None:
     """Raise OptionError for an engine in a process of its own that runs elsewhere than on the cpu, where that cannot be.
 
     Compiling there is no matter of devices; running is, for arrays in a device's memory belong to one process.

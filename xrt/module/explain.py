@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
-from xrt.engines import GraphCompiler
-from xrt.graph import Constant, Function, Value
-from xrt.module.settings import EngineList
-from xrt.partition import Launch, Pin, Plan, Reason
-from xrt.partition.grouping import group, list_some
-from xrt.tune import Account
-from xrt.tune.tuned import is_of_engine
+from xrt.partition.grouping import GROUPED, ReasonGroup, group, group_reasons, list_some
+from xrt.placement.result import is_of_engine
 
-__all__ = ["Explanation", "Region", "explain"]
+if TYPE_CHECKING:
+    from xrt.engines import GraphCompiler
+    from xrt.graph import Constant, Function, Value
+    from xrt.partition import Launch, Pin, Plan, Reason
+    from xrt.placement import CostReport
+    from xrt.placement.engine_list import EngineList
+
+__all__ = ["Explanation", "RegionReport", "explain"]
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class RegionReport:
     """One launch of a plan."""
 
     name: str
@@ -44,8 +46,8 @@ class Explanation:
 
     engines: tuple[str, ...]
     implicit: str | None
-    """The engine that stands last without having been named."""
-    regions: tuple[Region, ...]
+    """The engine added at the end of the list because the list does not name it; None if there is none."""
+    regions: tuple[RegionReport, ...]
     threads: int
     """The thread budget: what all engines together may use."""
     reasons: tuple[Reason, ...]
@@ -54,7 +56,7 @@ class Explanation:
     """Pins of which no node is left: all were computed ahead of time, or no output needs them."""
     placement: tuple[str, ...] = ()
     """How the plan was chosen, where it was by measurement, and which engines were left out."""
-    account: Account | None = None
+    account: CostReport | None = None
     """What the chosen plan costs, part by part, and what would unlock the graph; None where it was not measured."""
     device: str = "cpu"
     """Where values come in and go out."""
@@ -65,32 +67,47 @@ class Explanation:
     graph: str = ""
     """What became of the wish for a graph of the device; empty where there was none, or before the compile."""
     checks: str = ""
-    """What is held against the reference, and how often it has been; empty where nothing is."""
+    """Which calls are compared with the reference, and how many have been; empty if none are."""
+
+    plan: Plan | None = field(default=None, compare=False, repr=False)
+    """What is explained, for its pictures; no part of the data or of the text."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the explanation as dictionaries, lists and strings."""
-        return asdict(self) | {"account": self.account.to_dict() if self.account else None}
+        data = asdict(replace(self, plan=None, account=None)) | {"account": self.account.to_dict() if self.account else None}
+        del data["plan"]
+        return data
+
+    def _repr_html_(self) -> str:
+        """Return the explanation as pictures and tables for a notebook."""
+        from xrt.module.html import render_explanation  # for notebooks alone
+
+        return render_explanation(self)
 
     def __str__(self) -> str:
         threads = f"{self.threads} thread{'s' * (self.threads != 1)} for all together"
         where = f"; device {self.device}" if self.device != "cpu" else ""
         lines = [f"engines: {', '.join(self._engine(e) for e in self.engines)}; {threads}{where}"]
+        shared = _shared_remarks(self.regions)
         for alike in group(self.regions, lambda r: (r.engine, r.device, r.nodes, r.operators, r.remarks)):
-            lines += _region_lines(alike[0])
+            lines += _region_lines(alike[0], shared)
             if alike[1:]:
                 names = list_some([region.name for region in alike[1:]])
                 lines.append(f"{names}  on {alike[0].engine}: the same operators as {alike[0].name}")
+        lines += [
+            f"on {engine}, {len(names)} regions: {remark} ({list_some(names)})" for (engine, remark), names in shared.items()
+        ]
         if not self.regions:
             lines.append("no regions: the outputs are inputs or constants")
         if self.copies:
             lines.append(f"copies between devices: {len(self.copies)} ({self.bytes_copied:,} bytes)")
             lines += [f"  {copy}" for copy in self.copies]
         lines += [self.graph] if self.graph else []
-        of_nodes = [reason for reason in self.reasons if not is_of_engine(reason)]
         if self.reasons:
-            lines.append(f"not on the first engine that could be asked ({len(self.reasons)}):")
-            lines += [_reason_line(alike) for alike in group(of_nodes, lambda r: (r.engine, r.text))]
-            lines += _placed(self.reasons)
+            lines.append(f"not on the first engine that could be asked ({len(self.reasons)}; node by node in .reasons):")
+            lines += _lines_of_nodes(group_reasons(reason for reason in self.reasons if not is_of_engine(reason)))
+            of_engines = group_reasons((reason for reason in self.reasons if is_of_engine(reason)), least=1)
+            lines += [f"  {one.summary}" for one in of_engines]
         lines += [
             f"pin {pin} holds nothing: its nodes were computed ahead of time, or no output needs them" for pin in self.idle_pins
         ]
@@ -102,21 +119,26 @@ class Explanation:
         return f"{spec} (not named; takes what no other does)" if spec == self.implicit else spec
 
 
-def _reason_line(reasons: Sequence[Reason]) -> str:
-    """Return why a node is not on an engine, or one line for all nodes that share the reason."""
-    first = reasons[0]
-    if len(reasons) == 1:
-        return f"  {first.node} ({first.op}) not on {first.engine}: {first.text}"
-    return f"  {len(reasons)} nodes not on {first.engine}: {first.text} ({list_some([r.node for r in reasons])})"
+def _lines_of_nodes(groups: Sequence[ReasonGroup]) -> Iterator[str]:
+    """Yield why a node is not on an engine, or one line for all nodes that share the reason."""
+    for one in groups:
+        first = one.reasons[0]
+        if len(one.reasons) > 1:
+            yield f"  {one.summary} ({one.nodes})"
+        else:
+            yield f"  {first.node} ({first.op}) not on {', '.join(one.engines)}: {first.text}"
 
 
-def _placed(reasons: Sequence[Reason]) -> list[str]:
-    """Return a line for each engine that was measured to be the slower one for nodes that it would have taken, or was not."""
-    counts = Counter((reason.engine, reason.text) for reason in reasons if is_of_engine(reason))
-    return [f"  {count} node{'s' * (count != 1)} not on {engine}: {text}" for (engine, text), count in counts.items()]
+def _shared_remarks(regions: Sequence[RegionReport]) -> dict[tuple[str, str], list[str]]:
+    """Return the remarks that several regions of an engine have in common, with the names of those regions."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for region in regions:
+        for remark in region.remarks:
+            found.setdefault((region.engine, remark), []).append(region.name)
+    return {key: names for key, names in found.items() if len(names) >= GROUPED}
 
 
-def _region_lines(region: Region) -> list[str]:
+def _region_lines(region: RegionReport, shared: Container[tuple[str, str]]) -> list[str]:
     where = f" ({region.device})" if region.device else ""
     operators = ", ".join(f"{count} {op}" if count > 1 else op for op, count in region.operators)
     lines = [
@@ -124,7 +146,7 @@ def _region_lines(region: Region) -> list[str]:
         f"  in:  {', '.join(region.inputs) or 'nothing'}",
         f"  out: {', '.join(region.outputs)}",
     ]
-    return lines + [f"  {remark}" for remark in region.remarks]
+    return lines + [f"  {remark}" for remark in region.remarks if (region.engine, remark) not in shared]
 
 
 def explain(
@@ -134,7 +156,7 @@ def explain(
     idle_pins: Sequence[Pin] = (),
     remarks: Sequence[Mapping[str, str]] = (),
     placement: Sequence[str] = (),
-    account: Account | None = None,
+    account: CostReport | None = None,
     checks: str = "",
     graph: str = "",
 ) -> Explanation:
@@ -159,12 +181,13 @@ def explain(
         copied,
         graph,
         checks,
+        plan,
     )
 
 
-def _region(launch: Launch, engine: GraphCompiler, more: Sequence[str]) -> Region:
+def _region(launch: Launch, engine: GraphCompiler, more: Sequence[str]) -> RegionReport:
     function = launch.function
-    return Region(
+    return RegionReport(
         name=launch.name,
         engine=launch.engine,
         nodes=len(function.nodes),

@@ -1,6 +1,6 @@
 """The keyword arguments of XRTModule, with their types: what editors, type checkers and `help` show.
 
-Each is a field of `ClusteringOptions`, `ExecutionOptions` or `Settings`, where its default and its meaning are.
+Each is a field of `ClusteringOptions`, `ExecutionOptions` or `ModuleOptions`, where its default and its meaning are.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from xrt.engines import ExecutionOptions
-from xrt.engines.options import Precision
-from xrt.module.settings import Check, Settings
+from xrt.engines.contract.options import Precision
+from xrt.module.options import Check, ModuleOptions
 from xrt.partition import ClusteringOptions
 from xrt.partition.options import Pin
 
@@ -22,12 +22,12 @@ __all__ = ["OWNERS", "ModuleKeywords", "add_keywords", "iter_keywords"]
 
 C = TypeVar("C", bound=type)
 
-OWNERS: tuple[type, ...] = (Settings, ClusteringOptions, ExecutionOptions)
+OWNERS: tuple[type, ...] = (ModuleOptions, ClusteringOptions, ExecutionOptions)
 """The classes whose fields are keywords of XRTModule."""
 
 
 class ModuleKeywords(TypedDict, total=False):
-    """Keyword arguments of `XRTModule` beside ``model``, ``engine``, ``device`` and ``cache``."""
+    """Keyword arguments of `XRTModule` other than ``model``, ``engine``, ``device`` and ``cache``."""
 
     clustering: ClusteringOptions
     minimum_nodes: int
@@ -60,7 +60,7 @@ class ModuleKeywords(TypedDict, total=False):
     report: Callable[[str], object] | None
     devices: Mapping[str, str] | None
     cuda_graph: bool
-    progress: Callable[[int, int], object] | None
+    progress: Callable[[int, int], object] | bool | None
 
 
 def iter_keywords() -> Iterator[tuple[str, Any, type]]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from xrt.engines import MemoryUse
 from xrt.graph import Constant, Function, TensorType
-from xrt.graph.mapping import is_mapped
-from xrt.partition import Launch, Plan
-from xrt.runtime import Program
+from xrt.graph.memory_map import is_mapped
+
+if TYPE_CHECKING:
+    from xrt.engines import MemoryUse
+    from xrt.partition import Launch, Plan
+    from xrt.runtime import Program
 
 __all__ = ["Memory", "RegionMemory", "memory"]
 
@@ -24,7 +26,7 @@ class RegionMemory:
     weights: int
     """Bytes of the constants that it reads. They are held once, however many regions read them."""
     uses: tuple[MemoryUse, ...] | None
-    """What its engine holds and takes beside the weights; None where the engine does not tell, or nothing is compiled yet."""
+    """The engine's own memory uses, weights excluded; None if the engine does not report them, or nothing is compiled yet."""
     same_as: str = ""
     """The earlier region with which it shares one executable, because the two are equal."""
 
@@ -36,7 +38,7 @@ class Memory:
     weights: int
     """Constants that regions read, each counted once."""
     mapped: int
-    """How much of the weights and the unused lies in mapped files: pages that come when they are read, and can go."""
+    """Bytes of ``weights`` and ``unused`` in mapped files: the system loads these pages on first read and may release them."""
     unused: int
     """Constants of the model that no region reads any more, because what read them was folded. They are still held."""
     crossing: int

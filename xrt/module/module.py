@@ -8,62 +8,63 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from xrt.cache import CompileCache, Signature, cache_of
-from xrt.engines import GraphCompiler, RunOptions
+from xrt.cache import CompileCache, Signature, open_cache
 from xrt.errors import FallbackWarning, InputError, warn
-from xrt.graph import Function, Value
-from xrt.module.automatic import Automatic, Place
-from xrt.module.bound import Bound, bound, check_fixed
-from xrt.module.build import Build, names_of, simplified, with_fetched
-from xrt.module.checking import Checks
 from xrt.module.copying import Copyable, Given
-from xrt.module.explain import Explanation, explain
+from xrt.module.dispatch import NO_MATCH, FastPath, make_fast_path, make_signature_key, retry_on_failure, unpack_outputs
+from xrt.module.fallback import Call, format_implicit_fallback
 from xrt.module.keywords import ModuleKeywords, add_keywords
-from xrt.module.memory import Memory
-from xrt.module.prepared import MISS, Prepared, key_of, prepared, rescued, shaping
-from xrt.module.recovery import Call, unnamed
-from xrt.module.reference import evaluate
-from xrt.module.saving import save_module
-from xrt.module.settings import engine_list, settings_of, warn_of_signatures
-from xrt.module.source import check_declared, source_of
+from xrt.module.model_source import check_declared, make_source
+from xrt.module.options import make_engine_list, parse_options, warn_of_signatures
+from xrt.module.output_checks import OutputChecks
+from xrt.module.specialization import Specialization, add_outputs, list_value_names, optimize
+from xrt.module.stored_plans import find_stored_plans
 from xrt.module.tracebacks import shorten_tracebacks
-from xrt.partition import Plan
-from xrt.runtime import Profile, Program, inputs, to_host
-from xrt.tune import CostStore, Told, Tuned
-from xrt.verify import Culprit, Verification, bisect_plan, verify
-from xrt.verify.progress import Progress, unheard
+from xrt.module.verification import Verifiable
+from xrt.runtime import Program, inputs
+
+if TYPE_CHECKING:
+    from xrt.engines import GraphCompiler, RunOptions
+    from xrt.graph import Value
+    from xrt.module.explain import Explanation
+    from xrt.module.io_binding import IOBinding
+    from xrt.module.memory import Memory
+    from xrt.partition import Plan
+    from xrt.placement import ProgressCallback, TuningResult
+    from xrt.placement.auto import AutoPlacement, Placer
+    from xrt.runtime import Profile
 
 __all__ = ["XRTModule"]
 
 MAX_READY = 1024
 """Prepared calls that a module keeps; one more forgets the oldest. They are small: one program serves many."""
-NOTHING = Prepared()
+NOTHING = FastPath()
 
 
 @add_keywords
 @shorten_tracebacks
-class XRTModule(Copyable):
+class XRTModule(Copyable, Verifiable):
     """A model on a list of engines, compiled on the first call of each signature and called like a function.
 
     ``model`` is an `xrt.Graph`, a Function, or ONNX as a path, bytes or ModelProto. ``engine`` is a name, a spec
-    (``"tvm{opt_level=2}"``), an instance, a list of these, first choice first, or ``"auto"``: placed by measurement, or by the
-    ``lock`` that `xrt lock` has written. Unless ``strict``, the reference engine stands last without being named; what it takes
-    in that way is one FallbackWarning and lines in `explain`.
+    (``"tvm{opt_level=2}"``), an instance, a list of these in order of preference, or ``"auto"``: placed by measurement, or by the
+    ``lock`` that `xrt lock` has written. Unless ``strict``, the reference engine is added at the end of the list. The nodes that
+    it gets in this way cause one FallbackWarning and are listed by `explain`.
 
     Keywords are the fields of `ClusteringOptions` (``pins``, ``minimum_nodes``, ...), of `ExecutionOptions` (``precision``,
-    ``threads``, ...) and of `Settings`: ``check`` holds the ``"first"`` call, or a part of the calls, against the reference;
-    ``isolate`` lets the engines that it names, or ``"all"``, compile in a process of their own, and with ``isolate_run`` run
-    there, within ``time_limit`` seconds and ``memory_limit`` bytes. ``cache`` is a cache of one's own, or its directory.
+    ``threads``, ...) and of `ModuleOptions`: ``check`` compares the ``"first"`` call, or a share of the calls, with the
+    reference; ``isolate`` compiles the named engines, or ``"all"``, in a worker process, and with ``isolate_run`` they also run
+    there, within ``time_limit`` seconds and ``memory_limit`` bytes. ``cache`` is a CompileCache, or its directory.
 
-    One output comes back as an array, several as a tuple. A returned array shares memory with nothing else, unless an
-    alias of the model names an input for it. Threads may call at once.
+    A single output is returned as an array, several as a tuple. A returned array shares memory with nothing else, unless an alias
+    of the model names an input for it. Threads may call at once.
 
-    Raises ModelError for a model that breaks a rule, UnknownEngine or EngineUnavailable, OptionError for an unknown
-    keyword, DeviceError; a call raises InputError, PlanError, or an EngineError that names the region.
+    Raises ModelError for a model that breaks a rule, UnknownEngine or EngineUnavailable, OptionError for an unknown keyword,
+    DeviceError; a call raises InputError, PlanError, or an EngineError that names the region.
     """
 
     def __init__(
@@ -75,21 +76,21 @@ class XRTModule(Copyable):
         cache: CompileCache | str | os.PathLike[str] | None = None,
         **options: Unpack[ModuleKeywords],
     ) -> None:
-        self._settings = settings_of(options)
-        self._cache = cache_of(cache)
-        listed = partial(engine_list, engine, device, store=CostStore.beside(self._cache))
+        self._settings = parse_options(options)
+        self._cache = open_cache(cache)
+        listed = partial(make_engine_list, engine, device, cache=self._cache)
         self._engines = listed(self._settings)
-        self._source = source_of(model, self._cache)
+        self._stored = find_stored_plans(model, self._cache, self._settings, self._engines)
+        self._source = (self._stored and self._stored.source) or make_source(model, self._cache)
         self._given = Given.of(model, engine, device, cache, options)
-        self._builds: OrderedDict[object, Build] = OrderedDict()
-        self._ready: OrderedDict[object, tuple[Prepared, Build]] = OrderedDict()
-        self._quick = NOTHING  # the prepared call of `_last`, if it has one
-        self._last: Build | None = None
+        self._specializations: OrderedDict[object, Specialization] = OrderedDict()
+        self._dispatch: OrderedDict[object, tuple[FastPath, Specialization]] = OrderedDict()
+        self._fast_path = NOTHING  # the prepared call of `_last`, if it has one
+        self._last: Specialization | None = None
         self._lock = threading.RLock()
         self._warned = self._closed = False
-        self._checks = Checks(self._settings.check, self.threads, self._engines.on_host)
-        unlocked = replace(self._settings, lock=None)
-        self._automatic = Automatic(self._engines, self._settings, self._cache, partial(listed, unlocked))
+        self._checks = OutputChecks(self._settings.check, self.threads, self._engines.on_host)
+        self._everything = partial(listed, replace(self._settings, lock=None))
 
     # ------------------------------------------------------------------ what it is
 
@@ -124,24 +125,29 @@ class XRTModule(Copyable):
 
     def plan_for(self, *args: Any, **named: Any) -> Plan:
         """Return the Plan for such inputs, without compiling."""
-        return self._build(self._accept(args, named)).plan
+        return self._specialize(self._check_inputs(args, named)).plan
 
     @property
-    def tuned(self) -> Tuned | None:
+    def tuned(self) -> TuningResult | None:
         """How the last signature was placed by measurement: who ran against whom; None where it was not. Prints as text."""
         return self._current().tuned
 
-    def tune(self, *args: Any, budget: float | None = None, progress: Told | None = None, **named: Any) -> Tuned:
-        """Measure now, in that many seconds, where nodes go for such inputs, or for random ones.
+    def tune(
+        self, *args: Any, budget: float | None = None, progress: ProgressCallback | bool | None = None, **named: Any
+    ) -> TuningResult:
+        """Search again for the fastest placement for these inputs, or for random ones, within ``budget`` seconds.
 
-        What is found holds for the module from now on, and is remembered for others. ``progress`` is told how far it is.
+        The module uses the placement from now on, and the cache keeps it. ``progress`` is called with the state of the search;
+        True shows it, False does not.
         """
-        values = self._accept(args, named) if args or named else None
-        placing = self._automatic.placing(values, budget=budget, progress=progress, anew=True)
-        return self._build(values, place=placing).tuned  # type: ignore[return-value]  # it has just been placed
+        values = self._check_inputs(args, named) if args or named else None
+        placing = self._automatic.make_placer(values, budget=budget, progress=progress, anew=True)
+        return self._specialize(values, place=placing).tuned  # type: ignore[return-value]  # it has just been placed
 
     def explain(self) -> Explanation:
         """Return the last signature's regions, their boundaries, and why each node is where it is. Prints as text."""
+        from xrt.module.explain import explain
+
         build = self._current()
         unchecked = self._checks.remarks({x.name: x.function for x in build.plan.launches})
         return explain(
@@ -150,7 +156,7 @@ class XRTModule(Copyable):
             idle_pins=build.idle_pins,
             remarks=[build.remarks, unchecked],
             placement=[*str(build.tuned or "").splitlines(), *self._engines.left_out],
-            account=self._automatic.account(build.plan, build.tuned, build.function),
+            account=self._automatic.make_cost_report(build.plan, build.tuned, build.function),
             checks=str(self._checks),
             graph=build.graph_remark,
         )
@@ -164,39 +170,14 @@ class XRTModule(Copyable):
         return {region.launch.name: region.signature for region in self._current().regions()}
 
     def memory(self) -> Memory:
-        """Return what the last signature takes of memory: weights, values between regions, each engine's own. Prints as a table.
+        """Return the memory of the last signature: weights, values between regions, each engine's own. Prints as a table.
 
-        What engines hold is told once the signature is compiled; asking does not compile.
+        The engines' own memory is known only after the signature is compiled. This call does not compile.
         """
         return self._current().memory()
 
-    # ------------------------------------------------------------------ is it right
-
-    def verify(self, *args: Any, inner: bool = True, progress: Progress = unheard, **named: Any) -> Verification:
-        """Hold every region for such inputs, and with ``inner`` every value inside, against the reference engine.
-
-        Where one differs, other installed engines are asked about the node: where they agree with it, the reference is wrong.
-        Prints as text; true where nothing differs. ``progress`` is told how many regions of how many are done. Raises
-        InputError for inputs that do not fit, EngineError where a region does not compile or run.
-        """
-        values = self._accept(args, named)
-        build, given = self._build(values), to_host(values)
-        told = partial(verify, inner=inner, progress=progress, witnesses=self._checks.witnesses)
-        return told(build.function, build.plan, build.engines.by_spec, given, evaluate, self._engines.context)
-
-    def bisect(self, *args: Any, progress: Progress = unheard, **named: Any) -> Culprit | None:
-        """Return the smallest part of a region that differs from the reference engine on such inputs; None where none does.
-
-        ``progress`` is told how many parts were tried, and of how many nodes the smallest is by then. `save_case` of
-        `xrt.formats.onnx` writes what is returned.
-        """
-        values = self._accept(args, named)
-        build, given = self._build(values), to_host(values)
-        find = partial(bisect_plan, progress=progress, witnesses=self._checks.witnesses)
-        return find(build.plan, build.engines.by_spec, given, evaluate, self._engines.context)
-
-    def _current(self) -> Build:
-        return self._last or self._build(None)
+    def _current(self) -> Specialization:
+        return self._last or self._specialize(None)
 
     # ------------------------------------------------------------------ compile and call
 
@@ -208,7 +189,7 @@ class XRTModule(Copyable):
         """
         if not examples and not named:
             check_declared(self._source, self._engines)
-        build = self._build(self._accept(examples, named) if examples or named else None)
+        build = self._specialize(self._check_inputs(examples, named) if examples or named else None)
         self._program(build)
         return build.plan
 
@@ -218,13 +199,15 @@ class XRTModule(Copyable):
         Compiles for the examples first, if there are any, or as `compile` does where nothing has been compiled yet.
         Raises BundleError where the file cannot be written, and what `compile` raises.
         """
+        from xrt.module.saving import save_module
+
         self._check_open()
         with self._lock:
-            compiled = any(build.is_compiled for build in self._builds.values())
+            compiled = any(build.is_compiled for build in self._specializations.values())
         if examples or named or not compiled:
             self.compile(*examples, **named)
         with self._lock:
-            builds = dict(self._builds)
+            builds = dict(self._specializations)
         save_module(path, self._source, self._engines, self._settings, builds)
 
     def __call__(
@@ -242,152 +225,163 @@ class XRTModule(Copyable):
         """
         if fetch is None and out is None and options is None:
             if not named:
-                result = self._quick.positional(args)
+                result = self._fast_path.positional(args)
             elif not args:
-                result = self._quick.named(named)
+                result = self._fast_path.named(named)
             else:
-                result = MISS
-            if result is not MISS:
+                result = NO_MATCH
+            if result is not NO_MATCH:
                 return result
         return self._call(args, named, fetch, out, options)
 
-    def bind(self, *args: Any, out: Any = None, **named: Any) -> Bound:
-        """Fix the arrays of a serving loop: ``b = m.bind(x)``, and ``b()`` runs on what ``x`` holds then.
+    def bind(self, *args: Any, out: Any = None, **named: Any) -> IOBinding:
+        """Fix the arrays of a serving loop: ``b = m.bind(x)``, and ``b()`` runs on the values ``x`` has then.
 
-        Each input is read where it lies, so it must be C-contiguous, and one that is no array is held as it is. ``out`` is
-        one buffer (or None for a fresh one) per output, where the module runs; every call writes to the same ones and returns
-        them. Compiles at once. Raises InputError as a call does, and for what cannot be fixed.
+        Inputs are read in place, so each must be C-contiguous. An input that is not an array is kept as it is. ``out`` has one
+        buffer per output (None for a fresh one), on the module's device. Every call writes to the same buffers and returns them.
+        Compiles at once. Raises InputError as a call does, and for arrays that cannot be fixed.
         """
-        values = self._accept(args, named)
-        check_fixed(self._source.inputs, inputs.bind(self._source.inputs, args, named), values)
-        build = self._build(values)
-        return bound(self._program(build), build.function, values, out)
+        from xrt.module.io_binding import bind_io, check_bindable
+
+        values = self._check_inputs(args, named)
+        check_bindable(self._source.inputs, inputs.bind(self._source.inputs, args, named), values)
+        build = self._specialize(values)
+        return bind_io(self._program(build), build.function, values, out)
 
     def _call(self, args: tuple[Any, ...], named: Any, fetch: Any, out: Any, options: RunOptions | None) -> Any:
         """Run what `_quick` does not serve: other signatures, fetches, buffers, options."""
         plain = fetch is None and out is None and options is None
-        if plain and not named and (result := self._met_before(args)) is not MISS:
+        if plain and not named and (result := self._dispatch_known(args)) is not NO_MATCH:
             return result
-        quick, device = self._quick, self._engines.context.device
+        quick, device = self._fast_path, self._engines.context.device
         if fetch is None and not named and quick.build is not None and quick.fits(args):
             build, program = quick.build, quick.program
             call = Call.of(args, options, out, build.function, device)
         else:
-            values = self._accept(args, named)
-            build = self._build(values, names_of(fetch))
+            values = self._check_inputs(args, named)
+            build = self._specialize(values, list_value_names(fetch))
             program = None
-            call = self._checks.looked_at(Call.of(values, options, out, build.function, device), build)
-        results = self._served(build, call, program)
+            call = self._checks.instrument(Call.of(values, options, out, build.function, device), build)
+        results = self._run_with_fallback(build, call, program)
         if plain and not self._checks.sees_every_call:
-            self._remember(call.inputs, build)
+            self._cache_fast_path(call.inputs, build)
         if fetch is None:
-            return shaping(build.function)(results)
+            return unpack_outputs(build.function)(results)
         by_name = dict(zip((v.name for v in build.function.outputs), results, strict=True))
-        return {name: by_name[name] for name in names_of(fetch)}
+        return {name: by_name[name] for name in list_value_names(fetch)}
 
-    def _served(self, build: Build, call: Call, program: Program | None) -> list[Any]:
+    def _run_with_fallback(self, build: Specialization, call: Call, program: Program | None) -> list[Any]:
         """Make the call, again where a region fails; what leads to a plan that is given up is forgotten."""
         program = program or self._program(build)
         results = build.run(call, program)
-        self._checks.served(call, build)
+        self._checks.record(call, build)
         if not build.is_served_by(program):
             self._forget_calls()
         return results
 
-    def _met_before(self, args: tuple[Any, ...]) -> Any:
+    def _dispatch_known(self, args: tuple[Any, ...]) -> Any:
         """Make the prepared call of another signature than the last one; MISS where there is none."""
-        known = self._ready.get(key_of(args))
+        known = self._dispatch.get(make_signature_key(args))
         if known is None:
-            return MISS
-        self._last, self._quick = known[1], known[0]
+            return NO_MATCH
+        self._last, self._fast_path = known[1], known[0]
         if self._closed:  # meanwhile, by another thread
-            self._quick = NOTHING
+            self._fast_path = NOTHING
         return known[0].positional(args)
 
     def _check_open(self) -> None:
         if self._closed:
             raise InputError("the module is closed; make a new XRTModule")
 
-    def _accept(self, args: Sequence[Any], named: Any) -> list[Any]:
+    def _check_inputs(self, args: Sequence[Any], named: Any) -> list[Any]:
         """Bind, normalise and check the values of a call."""
         self._check_open()
         declared = self._source.inputs
         bound = inputs.bind(declared, args, named)
         device = self._engines.context.device
-        values = [inputs.normalise(value, given, device) for value, given in zip(declared, bound, strict=True)]
+        values = [inputs.normalize(value, given, device) for value, given in zip(declared, bound, strict=True)]
         inputs.check(declared, values, self._settings.execution.max_batch_size)
         return values
 
-    def _remember(self, values: Sequence[Any], build: Build) -> None:
+    def _cache_fast_path(self, values: Sequence[Any], build: Specialization) -> None:
         """Keep a prepared call for further values of these types and shapes; lists and dicts go the long way each time."""
         if any(not hasattr(value, "dtype") or value.dtype.hasobject for value in values):  # texts are looked at in each call
             return
         program = build.program()
-        call = prepared(build, program, values, partial(rescued, weakref.ref(self), build, program))
+        call = make_fast_path(build, program, values, partial(retry_on_failure, weakref.ref(self), build, program))
         with self._lock:
             if not self._closed:
-                self._quick = call
-                self._ready[key_of(values)] = call, build
-                while len(self._ready) > MAX_READY:
-                    self._ready.popitem(last=False)
+                self._fast_path = call
+                self._dispatch[make_signature_key(values)] = call, build
+                while len(self._dispatch) > MAX_READY:
+                    self._dispatch.popitem(last=False)
 
     # ------------------------------------------------------------------ from values to a Program
 
-    def _build(self, values: Sequence[Any] | None, fetch: tuple[str, ...] = (), place: Place | None = None) -> Build:
+    @cached_property
+    def _automatic(self) -> AutoPlacement:
+        return self._settings.make_auto_placement(self._engines, self._cache, self._everything)
+
+    def _specialize(self, values: Any, fetch: tuple[str, ...] = (), place: Placer | None = None) -> Specialization:
         """Return the build for such values (None: for the model as declared), not yet compiled; a new one with ``place``."""
         dynamic = self._engines.are_dynamic or values is None
         with self._lock:
             key = (None if values is None and not self._traced else self._source.key(values or [], dynamic), fetch)
-            build = self._builds.get(key)
+            build = self._specializations.get(key)
             if build is None or place is not None:
-                base = self._build(values) if fetch and self._engines.is_auto else None
-                began = self._automatic.clock()
-                function = self._source.declared() if values is None else self._source.function(values, dynamic)
-                build = self._builds[key] = self._planned(with_fetched(function, fetch), values, base, place, began)
+                stored = self._stored.find(key[0]) if self._stored and place is None and not fetch else None
+                build = self._specializations[key] = stored or self._planned(values, fetch, place, dynamic)
                 self._forget_calls()  # they may lead to a build that this one replaces
-                self._bound()
+                self._evict()
             if not fetch and build is not self._last:
-                self._last, self._quick = build, NOTHING
+                self._last, self._fast_path = build, NOTHING
             return build
 
-    def _planned(self, function: Function, values: Any, base: Build | None, place: Place | None, began: float) -> Build:
-        simple = simplified(function, fold=self._settings.fold_constants, threads=self.threads)
-        self._engines, place = self._automatic.chosen(simple, values, base.tuned if base else None, place, began)
-        return Build(simple, self._engines, self._settings, self._cache, original=function, place=place)
+    def _planned(self, values: Any, fetch: tuple[str, ...], place: Placer | None, dynamic: bool) -> Specialization:
+        base = self._specialize(values) if fetch and self._engines.is_auto else None
+        began = self._automatic.clock() if self._engines.is_auto else 0.0
+        function = self._source.get_declared_function() if values is None else self._source.function(values, dynamic)
+        function = add_outputs(function, fetch)
+        simple = optimize(function, fold=self._settings.fold_constants, threads=self.threads)
+        if self._engines.is_auto:
+            self._engines, place = self._automatic.choose(simple, values, base.tuned if base else None, place, began)
+        return Specialization(simple, self._engines, self._settings, self._cache, original=function, place=place)
 
-    def _bound(self) -> None:
+    def _evict(self) -> None:
         """Forget the oldest build beyond the limit, and every prepared call, since one of them may lead to it."""
-        if len(self._builds) > (limit := self._settings.max_signatures):
-            self._builds.popitem(last=False)
+        if len(self._specializations) > (limit := self._settings.max_signatures):
+            self._specializations.popitem(last=False)
             self._forget_calls()
             warn_of_signatures(limit)
 
     def _forget_calls(self) -> None:
-        self._quick = NOTHING
-        self._ready.clear()
+        self._fast_path = NOTHING
+        self._dispatch.clear()
 
-    def _program(self, build: Build) -> Program:
+    def _program(self, build: Specialization) -> Program:
         self._check_open()
         program = build.program()
-        self._warn_of_fallback(build)
+        self._warn_of_fallback(build, program.plan)
+        if self._stored is not None:
+            self._stored.keep(self._specializations, self._source)
         return program
 
-    def _warn_of_fallback(self, build: Build) -> None:
-        if not self._warned and (message := unnamed(build.plan, self._engines.implicit, build.refused)):
+    def _warn_of_fallback(self, build: Specialization, plan: Plan) -> None:
+        if not self._warned and (message := format_implicit_fallback(plan, self._engines.implicit, build.refused)):
             self._warned = True
             warn(message, FallbackWarning)
 
-    # ------------------------------------------------------------------ the end
-
     def close(self) -> None:
-        """Let go of the programs; executables that nobody else uses are closed. A call that is under way ends as it would."""
+        """Release the programs and close executables without other users. A call in progress ends normally."""
         with self._lock:
             self._closed = True
             self._forget_calls()
-            self._builds.clear()
+            self._specializations.clear()
             self._last = None
         self._engines.close()
         self._checks.close()
+        if self._stored is not None:
+            self._stored.close()
 
     def __enter__(self) -> Self:
         return self

@@ -7,18 +7,21 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from xrt.engines import Executable
 from xrt.errors import CompileRefused
-from xrt.formats.bundle import working_folder, write_bundle
-from xrt.formats.container import Buffer
-from xrt.graph import Function
-from xrt.module.build import Build
-from xrt.module.settings import EngineList, Settings
-from xrt.module.source import Source
-from xrt.partition.serial import values_of
-from xrt.runtime import RegionToCompile
+from xrt.formats.bundle import make_working_directory, write_bundle
+from xrt.partition.serialization import to_message
+
+if TYPE_CHECKING:
+    from xrt.engines import Executable
+    from xrt.formats.container import Buffer
+    from xrt.graph import Function
+    from xrt.module.model_source import ModelSource
+    from xrt.module.options import ModuleOptions
+    from xrt.module.specialization import Specialization
+    from xrt.placement.engine_list import EngineList
+    from xrt.runtime import RegionToCompile
 
 __all__ = ["save_module"]
 
@@ -26,26 +29,30 @@ _log = logging.getLogger(__name__)
 
 
 def save_module(
-    path: str | os.PathLike[str], source: Source, engines: EngineList, settings: Settings, builds: Mapping[Any, Build]
+    path: str | os.PathLike[str],
+    source: ModelSource,
+    engines: EngineList,
+    settings: ModuleOptions,
+    builds: Mapping[Any, Specialization],
 ) -> None:
     """Write the bundle of a module. Builds are by what of the inputs they depend on, and what they fetch.
 
     Raises BundleError where the file cannot be written, ModelError for a Function that ONNX cannot say.
     """
-    models: dict[str, Function] = {} if source.is_traced else {"model": source.declared()}
+    models: dict[str, Function] = {} if source.is_traced else {"model": source.get_declared_function()}
     compiled: dict[str, Buffer] = {}
     programs: list[dict[str, Any]] = []
     for (_, fetch), build in builds.items():
         if build.is_compiled:
             name = f"function:{len(programs)}"
-            models[name] = build.whole()
+            models[name] = build.full_function()
             regions = [_region(*pair, compiled) for pair in zip(build.regions(), build.program().executables, strict=True)]
-            programs.append({"function": name, "fetch": fetch, "plan": values_of(build.plan), "regions": regions})
+            programs.append({"function": name, "fetch": fetch, "plan": to_message(build.plan), "regions": regions})
     manifest = {**_asked(engines, settings), **_ends(source), "programs": programs}
     write_bundle(path, manifest, models, compiled)
 
 
-def _asked(engines: EngineList, settings: Settings) -> dict[str, Any]:
+def _asked(engines: EngineList, settings: ModuleOptions) -> dict[str, Any]:
     """Return what the module was asked for."""
     named = [engine for engine in engines.engines if engine.spec != engines.implicit]
     return {
@@ -59,7 +66,7 @@ def _asked(engines: EngineList, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _ends(source: Source) -> dict[str, Any]:
+def _ends(source: ModelSource) -> dict[str, Any]:
     model = "" if source.is_traced else "model"
     return {"inputs": source.inputs, "outputs": source.outputs, "model": model}
 
@@ -71,7 +78,7 @@ def _region(region: RegionToCompile, executable: Executable, compiled: dict[str,
     section, reason = f"compiled:{signature.key}", ""
     if section not in compiled:
         try:
-            with working_folder() as folder:
+            with make_working_directory() as folder:
                 compiled[section] = region.engine.save(executable, replace(region.context, workdir=folder))
         except CompileRefused as error:
             section, reason = "", str(error)

@@ -18,7 +18,8 @@ __all__ = ["shorten_tracebacks"]
 
 C = TypeVar("C", bound=type)
 _MORE = ("__init__", "_call")
-"""Methods that are wrapped beside the public ones: ``__call__`` is the fast path, and leaves what may fail to ``_call``."""
+"""Methods that are wrapped in addition to the public ones: ``__call__`` is the fast path, and leaves what may fail to
+``_call``."""
 
 
 def shorten_tracebacks(cls: C) -> C:

@@ -1,61 +1,52 @@
 """The partitioner: which engine runs which part of a model.
 
-A Function and engines come in, a Plan goes out: every engine is asked about every node, nodes are clustered so that
-the clusters hang together without a cycle, and each cluster is folded into a launch node. Where costs were measured, the
-planner proposes which node goes where. Nothing here compiles, runs or touches a file, and of an engine it knows the name,
-the devices and the answers.
+A Function and engines come in, a Plan goes out: every engine is asked about every node, nodes are clustered so that the graph
+of clusters has no cycle, and each cluster is folded into a launch node. Nothing here compiles, runs or touches a file, and of
+an engine it knows the name, the devices and the answers.
 """
 
-from xrt.partition.capability import Capability
-from xrt.partition.copies import Copy
-from xrt.partition.costs import CostTable, Measured, RegionCost
-from xrt.partition.dependencies import DependencyGraph
-from xrt.partition.explicit import assigned, groups_of, homes_of
-from xrt.partition.options import ClusteringOptions, Pin
-from xrt.partition.partitioner import partition
-from xrt.partition.plan import Launch, Plan, Reason, launch_node
-from xrt.partition.planner import (
-    BoundaryCost,
-    Found,
-    Piece,
-    Prediction,
-    RegionPrediction,
-    SearchOptions,
-    Unlock,
-    pieces,
-    predicted,
-    propose,
-    search,
-    unlocks,
-)
+from __future__ import annotations
 
-__all__ = [
-    "BoundaryCost",
-    "Capability",
-    "ClusteringOptions",
-    "Copy",
-    "CostTable",
-    "DependencyGraph",
-    "Found",
-    "Launch",
-    "Measured",
-    "Piece",
-    "Pin",
-    "Plan",
-    "Prediction",
-    "Reason",
-    "RegionCost",
-    "RegionPrediction",
-    "SearchOptions",
-    "Unlock",
-    "assigned",
-    "groups_of",
-    "homes_of",
-    "launch_node",
-    "partition",
-    "pieces",
-    "predicted",
-    "propose",
-    "search",
-    "unlocks",
-]
+from typing import TYPE_CHECKING
+
+from xrt.lazy_names import load_lazily
+
+if TYPE_CHECKING:
+    from xrt.partition.cost_table import CostTable as CostTable
+    from xrt.partition.cost_table import MeasuredCost as MeasuredCost
+    from xrt.partition.cost_table import RegionCost as RegionCost
+    from xrt.partition.dependencies import DependencyGraph as DependencyGraph
+    from xrt.partition.explicit import map_nodes_to_engines as map_nodes_to_engines
+    from xrt.partition.explicit import map_nodes_to_regions as map_nodes_to_regions
+    from xrt.partition.explicit import plan_from_assignment as plan_from_assignment
+    from xrt.partition.options import ClusteringOptions as ClusteringOptions
+    from xrt.partition.options import Pin as Pin
+    from xrt.partition.partitioner import partition as partition
+    from xrt.partition.plan import Launch as Launch
+    from xrt.partition.plan import Plan as Plan
+    from xrt.partition.plan import Reason as Reason
+    from xrt.partition.plan import launch_node as launch_node
+    from xrt.partition.support_matrix import SupportMatrix as SupportMatrix
+    from xrt.partition.transfers import Transfer as Transfer
+
+_MODULES = {
+    "ClusteringOptions": "xrt.partition.options",
+    "CostTable": "xrt.partition.cost_table",
+    "DependencyGraph": "xrt.partition.dependencies",
+    "Launch": "xrt.partition.plan",
+    "MeasuredCost": "xrt.partition.cost_table",
+    "Pin": "xrt.partition.options",
+    "Plan": "xrt.partition.plan",
+    "Reason": "xrt.partition.plan",
+    "RegionCost": "xrt.partition.cost_table",
+    "SupportMatrix": "xrt.partition.support_matrix",
+    "Transfer": "xrt.partition.transfers",
+    "launch_node": "xrt.partition.plan",
+    "map_nodes_to_engines": "xrt.partition.explicit",
+    "map_nodes_to_regions": "xrt.partition.explicit",
+    "partition": "xrt.partition.partitioner",
+    "plan_from_assignment": "xrt.partition.explicit",
+}
+
+__all__ = [*_MODULES]
+__getattr__, __dir__ = load_lazily(__name__, _MODULES)

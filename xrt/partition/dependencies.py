@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from xrt.graph import Function
+if TYPE_CHECKING:
+    from xrt.graph import Function
 
 __all__ = ["DependencyGraph"]
 
@@ -44,12 +46,12 @@ class DependencyGraph:
                 after[earlier].append(number)
         return after
 
-    def reversed(self) -> DependencyGraph:
+    def reverse(self) -> DependencyGraph:
         """Return the graph with every edge turned round; number ``i`` becomes ``len - 1 - i``."""
         last = len(self) - 1
         return DependencyGraph([tuple(last - later for later in after) for after in reversed(self.successors())])
 
-    def quotient(self, group: Sequence[int]) -> DependencyGraph:
+    def make_quotient(self, group: Sequence[int]) -> DependencyGraph:
         """Return the graph between groups of numbers.
 
         The caller guarantees that no edge leads from a higher group to a lower one, which is what makes the quotient
@@ -65,7 +67,7 @@ class DependencyGraph:
         return DependencyGraph([tuple(row) for row in rows])
 
 
-def renumbered(groups: Iterable[int]) -> list[int]:
+def renumber(groups: Iterable[int]) -> list[int]:
     """Return the same groups numbered from 0 without gaps, in the same order."""
     groups = list(groups)
     rank = {group: number for number, group in enumerate(sorted(set(groups)))}

@@ -1,45 +1,49 @@
-"""A Plan whose nodes are where somebody says, instead of where the list of engines puts them."""
+"""Build a Plan from an explicit node-to-engine assignment, instead of from the order of the list of engines."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from xrt.engines import GraphCompiler
 from xrt.errors import PlanError, did_you_mean
-from xrt.graph import Function
-from xrt.graph.collector import collector_paused
-from xrt.graph.places import one_name
-from xrt.partition.capability import Capability
-from xrt.partition.choices import Choices
-from xrt.partition.clustering import Cluster, Devices, cluster
+from xrt.graph.device_names import normalize_device
+from xrt.graph.gc_pause import pause_gc
+from xrt.partition.clustering.cluster import Cluster, Devices, cluster
 from xrt.partition.dependencies import DependencyGraph
-from xrt.partition.devices import Homes, Whereabouts
+from xrt.partition.device_map import DeviceMap, NodeDevices
+from xrt.partition.eligible_engines import EligibleEngines
 from xrt.partition.fold import fold
 from xrt.partition.options import ClusteringOptions
 from xrt.partition.partitioner import check_engines
 from xrt.partition.plan import Plan, Reason
 
-__all__ = ["PLACED", "assigned", "groups_of", "homes_of"]
+if TYPE_CHECKING:
+    from xrt.engines import GraphCompiler
+    from xrt.graph import Function
+    from xrt.partition.support_matrix import SupportMatrix
 
-PLACED = "placed by measurement"
+__all__ = ["MEASURED_REASON", "map_nodes_to_engines", "map_nodes_to_regions", "plan_from_assignment"]
+
+MEASURED_REASON = "placed by measurement"
 """The reason for a node that an earlier engine of the list would have taken."""
 
 
-def assigned(
+def plan_from_assignment(
     function: Function,
     engines: Sequence[GraphCompiler],
     homes: Mapping[str, str],
     *,
     groups: Mapping[str, int] | None = None,
     implicit: str | None = None,
-    device: str | Homes = "cpu",
-    capability: Capability | None = None,
+    device: str | DeviceMap = "cpu",
+    capability: SupportMatrix | None = None,
 ) -> Plan:
     """Return the Plan with each node on the engine that ``homes`` gives it: node name to spec.
 
     Regions come of the same clustering as `partition`'s, the fewest there can be. With ``groups`` (node name to number)
-    they are the nodes of equal number instead, so that `homes_of` and `groups_of` of a Plan give that Plan back.
+    they are the nodes of equal number instead, so that `map_nodes_to_engines` and `map_nodes_to_regions` of a Plan give that Plan
+    back.
     ``implicit``, ``device`` and ``capability`` are as for `partition`, and Homes its ``device`` and ``devices``.
 
     Raises PlanError where a node has no home, its engine is not in the list or does not take it, or where groups hang
@@ -47,23 +51,23 @@ def assigned(
     """
     names = [(engine.name, engine.spec) for engine in engines]
     check_engines([spec for _, spec in names], implicit)
-    with collector_paused(len(function.nodes)):
-        places = Homes.at(device)
-        choices = Choices.of(function, engines, (), (), [places.of(spec) for _, spec in names], capability)
+    with pause_gc(len(function.nodes)):
+        places = DeviceMap.at(device)
+        choices = EligibleEngines.of(function, engines, (), (), [places.of(spec) for _, spec in names], capability)
         home = _numbered(function, choices, homes)
-        devices = Whereabouts.of(function, engines, places).devices
+        devices = NodeDevices.of(function, engines, places).devices
         clusters = _clustered(function, home, devices) if groups is None else _grouped(function, home, groups, devices(home))
         folded = fold(function, clusters, names)
         reasons = tuple(_reasons(function, choices, home))
-        return Plan(folded, choices.engines, reasons, ClusteringOptions(), implicit, one_name(places.device))
+        return Plan(folded, choices.engines, reasons, ClusteringOptions(), implicit, normalize_device(places.device))
 
 
-def homes_of(plan: Plan) -> dict[str, str]:
+def map_nodes_to_engines(plan: Plan) -> dict[str, str]:
     """Return for each node of the model the spec of the engine that has it."""
     return {name: launch.engine for launch in plan.launches for name in launch.nodes}
 
 
-def groups_of(plan: Plan) -> dict[str, int]:
+def map_nodes_to_regions(plan: Plan) -> dict[str, int]:
     """Return for each node of the model the number of its region, in the order in which regions run."""
     return {name: number for number, launch in enumerate(plan.launches) for name in launch.nodes}
 
@@ -71,7 +75,7 @@ def groups_of(plan: Plan) -> dict[str, int]:
 # ------------------------------------------------------------------ homes
 
 
-def _numbered(function: Function, choices: Choices, homes: Mapping[str, str]) -> list[int]:
+def _numbered(function: Function, choices: EligibleEngines, homes: Mapping[str, str]) -> list[int]:
     """Return for each node the position of its engine."""
     numbers = {spec: number for number, spec in enumerate(choices.engines)}
     found = []
@@ -91,10 +95,10 @@ def _numbered(function: Function, choices: Choices, homes: Mapping[str, str]) ->
     return found
 
 
-def _reasons(function: Function, choices: Choices, home: Sequence[int]) -> Iterator[Reason]:
+def _reasons(function: Function, choices: EligibleEngines, home: Sequence[int]) -> Iterator[Reason]:
     for place, (node, engine) in enumerate(zip(function.nodes, home, strict=True)):
         for earlier in range(engine):
-            yield Reason(node.name, node.op, choices.engines[earlier], choices.reason(place, earlier) or PLACED)
+            yield Reason(node.name, node.op, choices.engines[earlier], choices.reason(place, earlier) or MEASURED_REASON)
 
 
 # ------------------------------------------------------------------ regions

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from xrt.graph import Constant, FrozenDict, Function, Node, Type
-from xrt.graph.order import canonical_order
-from xrt.partition.clustering import Cluster
+from xrt.graph.topological_order import canonical_order
 from xrt.partition.plan import DOMAIN, LAUNCH, launch_node
+
+if TYPE_CHECKING:
+    from xrt.partition.clustering.cluster import Cluster
 
 __all__ = ["fold"]
 
@@ -114,9 +117,9 @@ def _order(function: Function, boundaries: Sequence[_Boundary]) -> list[int]:
 def _inner_aliases(function: Function, boundaries: Sequence[_Boundary]) -> dict[int, tuple[tuple[str, str], ...]]:
     """Return by cluster the updates in place that it can make itself.
 
-    Those are the aliases whose output it makes from an input that nobody else sees: another region that reads the
-    input may run later and must find the old value. The others stay with the outer Function alone, whose
-    runner copies the output into the input when all is done.
+    Those are the aliases whose output it makes from an input without other readers: another region that reads the input may run
+    later and must find the old value. The others stay with the outer Function alone, whose runner copies the output into the
+    input when all is done.
     """
     found: dict[int, tuple[tuple[str, str], ...]] = {}
     readers: dict[str, list[int]] = {before: [] for before, _ in function.aliases}

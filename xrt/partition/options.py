@@ -6,10 +6,12 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from xrt.errors import OptionError, did_you_mean
-from xrt.graph import Node
+
+if TYPE_CHECKING:
+    from xrt.graph import Node
 
 __all__ = ["ClusteringOptions", "Pin", "PinSubject"]
 
@@ -31,11 +33,11 @@ class Pin:
     """
 
     patterns: tuple[str, ...]
-    """A node matches when one of them matches wholly; ``*`` stands for any text and ``?`` for one character."""
+    """A node matches if one of them matches wholly; ``*`` matches any text and ``?`` one character."""
     engine: str
     """An engine's name (every engine of that name), or the exact spec of one."""
     by: PinSubject = "operator"
-    """What the patterns are held against: `Node.op` (``Conv``, ``com.microsoft.FusedConv``) or `Node.name`."""
+    """What the patterns are matched with: `Node.op` (``Conv``, ``com.microsoft.FusedConv``) or `Node.name`."""
     forbid: bool = False
     """Whether the engine must not take the nodes; otherwise no other may."""
 
@@ -68,14 +70,14 @@ class Pin:
         return f"{prefix}{'|'.join(self.patterns)}{'!=' if self.forbid else '='}{self.engine}"
 
     def subject(self, node: Node) -> str:
-        """Return what of the node the patterns are held against."""
+        """Return the text of the node that the patterns are matched with."""
         return node.name if self.by == "name" else node.op
 
     def matches(self, subject: str) -> bool:
         """Whether the pin is about nodes of that operator, or of that name."""
         return _matcher(self.patterns).fullmatch(subject) is not None
 
-    def matching(self, subjects: Collection[str]) -> Iterable[str]:
+    def match(self, subjects: Collection[str]) -> Iterable[str]:
         """Yield those of the subjects that match, some perhaps twice; quick for patterns that stand for themselves."""
         for pattern in self.patterns:
             if "*" in pattern or "?" in pattern:
@@ -96,7 +98,7 @@ def _matcher(patterns: tuple[str, ...]) -> re.Pattern[str]:
 def _expression(pattern: str) -> str:
     """Return the pattern as a regular expression that takes at most the product of both lengths to match.
 
-    What stands between two stars is sought from left to right and never again: the first place found is as good as any.
+    The text between two stars is sought from left to right without a retry: the first match is as good as any.
     """
     first, *others = (re.escape(part).replace(r"\?", ".") for part in re.split(r"\*+", pattern))
     if not others:
@@ -109,16 +111,16 @@ class ClusteringOptions:
     """How nodes are grouped into regions; part of the Plan. Raises OptionError for an impossible value."""
 
     minimum_nodes: int = 1
-    """A cluster of fewer nodes dissolves: its nodes go to the next engine that takes them, or stay where there is none."""
+    """Smallest number of nodes of a region: the nodes of a smaller one go to the next engine that supports them, if any."""
     maximum_nodes: int | None = None
-    """The most nodes that a region may have; None for no limit."""
+    """Largest number of nodes of a region; None for no limit."""
     ignore_pipeline: bool = True
-    """Whether regions may be merged although one of them then waits for more. With False, every region starts as soon
-    as any of its first nodes could: it waits for no other region than each of these nodes itself waits for."""
+    """Whether regions may merge although one of them then starts later. With False, a region waits only for regions that each
+    of its first nodes waits for."""
     sweeps: int | None = 2
-    """How often the nodes are gone over to let fewer values cross between regions; None until nothing improves."""
+    """Number of passes that reduce the values between regions; None to continue until nothing improves."""
     pins: tuple[Pin, ...] = ()
-    """Pins, or their text. Of the forcing pins that match a node the last one holds; forbidding ones add up."""
+    """Pins, or their text. Of the forcing pins that match a node, the last one applies; forbidding pins add up."""
 
     def __post_init__(self) -> None:
         _check_count("minimum_nodes", self.minimum_nodes, 1)

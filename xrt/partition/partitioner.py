@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from xrt.engines import GraphCompiler
 from xrt.errors import OptionError, did_you_mean
 from xrt.graph import FrozenDict, Function
-from xrt.graph.collector import collector_paused
-from xrt.graph.places import one_name
-from xrt.partition.capability import Capability
-from xrt.partition.choices import Choices, Refused, check_all_taken
-from xrt.partition.clustering import Clustering, cluster
-from xrt.partition.devices import Homes, Whereabouts
+from xrt.graph.device_names import normalize_device
+from xrt.graph.gc_pause import pause_gc
+from xrt.partition.clustering.cluster import Clustering, cluster
+from xrt.partition.device_map import DeviceMap, NodeDevices
+from xrt.partition.eligible_engines import EligibleEngines, Refused, check_all_taken
 from xrt.partition.fold import fold
 from xrt.partition.options import ClusteringOptions
 from xrt.partition.plan import Plan, Reason
+
+if TYPE_CHECKING:
+    from xrt.engines import GraphCompiler
+    from xrt.partition.support_matrix import SupportMatrix
 
 __all__ = ["partition"]
 
@@ -30,7 +33,7 @@ def partition(
     refused: Sequence[Refused] = (),
     device: str = "cpu",
     devices: Mapping[str, str] = FrozenDict(),
-    capability: Capability | None = None,
+    capability: SupportMatrix | None = None,
 ) -> Plan:
     """Return the Plan: each node on the first engine that takes it, unless a pin, a refusal or `minimum_nodes` forbids.
 
@@ -45,15 +48,15 @@ def partition(
     names = [(engine.name, engine.spec) for engine in engines]
     check_engines([spec for _, spec in names], implicit)
     options.check_pins(names)
-    with collector_paused(len(function.nodes)):
-        homes = Homes(device, devices)
-        choices = Choices.of(function, engines, options.pins, refused, [homes.of(spec) for _, spec in names], capability)
+    with pause_gc(len(function.nodes)):
+        homes = DeviceMap(device, devices)
+        choices = EligibleEngines.of(function, engines, options.pins, refused, [homes.of(spec) for _, spec in names], capability)
         candidates = choices.candidates()
         check_all_taken(function, choices, candidates, options.pins, strict)
-        found = cluster(function, candidates, options, Whereabouts.of(function, engines, homes).devices)
+        found = cluster(function, candidates, options, NodeDevices.of(function, engines, homes).devices)
         folded = fold(function, found.clusters, names)
         reasons = tuple(_reasons(function, choices, found, options))
-        return Plan(folded, choices.engines, reasons, options, implicit, one_name(device))
+        return Plan(folded, choices.engines, reasons, options, implicit, normalize_device(device))
 
 
 def check_engines(specs: Sequence[str], implicit: str | None) -> None:
@@ -68,7 +71,7 @@ def check_engines(specs: Sequence[str], implicit: str | None) -> None:
         )
 
 
-def _reasons(function: Function, choices: Choices, found: Clustering, options: ClusteringOptions) -> Iterator[Reason]:
+def _reasons(function: Function, choices: EligibleEngines, found: Clustering, options: ClusteringOptions) -> Iterator[Reason]:
     """Yield, for each node in order, why each engine before its own does not have it."""
     home = [0] * len(function.nodes)
     for one in found.clusters:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from xrt.graph import Attribute, AttrKind, Function, Node
-from xrt.partition.copies import Copy, copies_of
-from xrt.partition.grouping import group, list_some
+from xrt.partition.grouping import ReasonGroup, group, group_reasons, list_some
 from xrt.partition.options import ClusteringOptions
+from xrt.partition.transfers import Transfer, find_transfers
 
 __all__ = ["LAUNCH", "Launch", "Plan", "Reason", "launch_node"]
 
@@ -19,7 +19,7 @@ DOMAIN = "xrt"
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a node is not on an engine that stands before its own in the list."""
+    """Why a node is not on an engine that comes before its own in the list."""
 
     node: str
     op: str
@@ -33,7 +33,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One region: what an engine compiles, and where it stands in the plan."""
+    """One region: the Function that an engine compiles, and its position in the plan."""
 
     name: str
     engine: str
@@ -67,7 +67,7 @@ class Launch:
 def launch_node(
     name: str, engine: str, body: Function, nodes: tuple[str, ...], *, device: str = "", control: tuple[str, ...] = ()
 ) -> Node:
-    """Return the node that stands for a region in a folded Function; its inputs and outputs are the body's."""
+    """Return the node that represents a region in a folded Function; its inputs and outputs are the body's."""
     attributes = (
         Attribute("body", AttrKind.GRAPH, body),
         Attribute("engine", AttrKind.STRING, engine),
@@ -89,10 +89,10 @@ class Plan:
     engines: tuple[str, ...]
     """Specs of all engines that were asked, by priority; some may have got nothing."""
     reasons: tuple[Reason, ...] = ()
-    """For every node one reason per engine that stands before its own, in the model's order."""
+    """For every node one reason per engine that comes before its own, in the model's order."""
     options: ClusteringOptions = ClusteringOptions()
     implicit: str | None = None
-    """The spec of the engine that stands in the list without having been named."""
+    """The spec of the engine that is in the list without having been named."""
     device: str = "cpu"
     """Where values come in and go out, and where launches run that name no device."""
 
@@ -102,28 +102,35 @@ class Plan:
         return tuple(Launch.of(node) for node in self.function.nodes)
 
     @cached_property
-    def copies(self) -> tuple[Copy, ...]:
+    def copies(self) -> tuple[Transfer, ...]:
         """The boundaries between devices: each value that crosses, once per direction. Empty where all is on one device."""
-        return tuple(copies_of(self.function, self.launches, self.device))
+        return tuple(find_transfers(self.function, self.launches, self.device))
 
-    def device_of(self, launch: Launch) -> str:
+    def get_device(self, launch: Launch) -> str:
         """Return where a launch runs."""
         return launch.device or self.device
 
+    def _repr_html_(self) -> str:
+        """Return the plan as pictures and tables for a notebook."""
+        from xrt.partition.html import render_plan  # for notebooks alone
+
+        return render_plan(self)
+
     def to_bytes(self) -> bytes:
         """Return the Plan as `from_bytes` reads it, constants in full; raises BundleError for more than 2 GB."""
-        from xrt.partition.serial import to_bytes
+        from xrt.partition.serialization import to_bytes
 
         return to_bytes(self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Plan:
         """Return the Plan that `to_bytes` wrote; raises BundleError when the bytes are damaged, or too new."""
-        from xrt.partition.serial import from_bytes
+        from xrt.partition.serialization import from_bytes
 
         return from_bytes(data)
 
     def __str__(self) -> str:
+        """Return the plan as text: equal regions once, and equal reasons in one line; `reasons` has one for each node."""
         return "\n".join(_lines(self))
 
 
@@ -141,18 +148,21 @@ def _lines(plan: Plan) -> Iterator[str]:
             yield f"{list_some([x.name for x in others])} on {first.engine}: the same operators as {first.name}"
     for copy in plan.copies:
         yield f"copy {copy}"
-    if plan.reasons:
-        yield "reasons:"
-    for reasons in group(plan.reasons, lambda x: (x.engine, x.text)):
-        yield f"  {_reason_line(reasons)}"
+    yield from _reason_lines(group_reasons(plan.reasons))
 
 
-def _reason_line(reasons: Sequence[Reason]) -> str:
-    """Return a reason, or one line for all of the nodes that share it."""
-    first = reasons[0]
-    if len(reasons) == 1:
-        return str(first)
-    return f"{len(reasons)} nodes are not on {first.engine}: {first.text} ({list_some([x.node for x in reasons])})"
+def _reason_lines(groups: Sequence[ReasonGroup]) -> Iterator[str]:
+    """Yield a line for each group of reasons; for a group of several, the head gives the engine of each."""
+    if not groups:
+        return
+    is_grouped = any(len(one.reasons) > 1 or len(one.engines) > 1 for one in groups)
+    yield "reasons: (node by node in plan.reasons)" if is_grouped else "reasons:"
+    for one in groups:
+        if len(one.reasons) > 1:
+            yield f"  {one.summary} ({one.nodes})"
+        else:
+            reason = one.reasons[0]
+            yield f"  {reason.node!r} ({reason.op}) is not on {', '.join(one.engines)}: {reason.text}"
 
 
 def _launch_lines(launch: Launch) -> Iterator[str]:

@@ -10,7 +10,7 @@ from xrt.graph.constants import Constant
 __all__ = ["QuestionKeys", "with_names", "without_names"]
 
 SMALL = 1024
-"""Elements up to which a constant is told by its content; a larger one is a weight, and is told by its type."""
+"""Elements up to which the content of a constant is part of a key; a larger one is a weight, and only its type is."""
 
 OF_TYPES = frozenset({"Shape", "Size"})
 """Operators whose result may be known from the type of what they are given."""
@@ -19,11 +19,11 @@ _BODIES = frozenset({AttrKind.GRAPH, AttrKind.GRAPHS})
 
 
 class QuestionKeys:
-    """Keys of the nodes of one Function; to be asked for in topological order.
+    """Keys of the nodes of one Function; to be computed in topological order.
 
-    Two nodes of one key have the same operator, opset, attributes, types and small constants, and the same of their outputs is
-    read. What is made of constants or types alone is told by how it is made. An answer that rests on the values of a large weight
-    may be another one in another model: whoever remembers answers by these keys must be able to bear that.
+    Two nodes with one key have the same operator, opset, attributes, types and small constants, and the same of their outputs are
+    read. A value made of constants or types alone is identified by how it is made. An answer that depends on the values of a
+    large weight may differ in another model: a caller that stores answers by these keys must accept that.
     """
 
     def __init__(self, function: Function) -> None:
@@ -40,7 +40,7 @@ class QuestionKeys:
         looks = [self._look(name) for name in node.inputs]
         if None in attributes:
             return None
-        made = [f"{function.type_of(name)} {name in self._read}" if name else "" for name in node.outputs]
+        made = [f"{function.get_type(name)} {name in self._read}" if name else "" for name in node.outputs]
         same = list(map(node.inputs.index, node.inputs))
         opset = function.opsets.get(node.domain)
         facts = (node.domain, node.op_type, opset, node.device, sorted(map(str, attributes)), looks, same, made)
@@ -54,7 +54,7 @@ class QuestionKeys:
             return ""
         constant = self._function.constants.get(name)
         if constant is None:
-            return self._made.get(name) or str(self._function.type_of(name))
+            return self._made.get(name) or str(self._function.get_type(name))
         return f"{constant.type} {constant.digest.hex() if constant.array.size <= SMALL else ''}"
 
     def _is_known(self, name: str) -> bool:

@@ -2,23 +2,41 @@
 
 Each is a function without state; what cannot be improved stays as it is, so no pass fails on a model that runs. None of them
 runs an operator itself, integers of computed shapes excepted: the evaluator that `fold_constants` needs is handed in, and
-`evaluated` is one, ONNX's own, for engines, which may not see another.
+`evaluate` is one, ONNX's own, for engines, which may not see another.
 """
 
-from xrt.passes.dead import drop_dead_nodes
-from xrt.passes.evaluation import evaluated
-from xrt.passes.folding import fold_constants, known_value
-from xrt.passes.inlining import inline_constant_control_flow
-from xrt.passes.shape_specialization import bind_dims, specialise
-from xrt.passes.shapes import infer_shapes
+from __future__ import annotations
 
-__all__ = [
-    "bind_dims",
-    "drop_dead_nodes",
-    "evaluated",
-    "fold_constants",
-    "infer_shapes",
-    "inline_constant_control_flow",
-    "known_value",
-    "specialise",
-]
+from typing import TYPE_CHECKING
+
+from xrt.lazy_names import load_lazily
+
+if TYPE_CHECKING:
+    from xrt.passes.constant_folding import find_constant as find_constant
+    from xrt.passes.constant_folding import fold_constants as fold_constants
+    from xrt.passes.dead_code_elimination import drop_dead_nodes as drop_dead_nodes
+    from xrt.passes.inlining import inline_constant_control_flow as inline_constant_control_flow
+    from xrt.passes.pipeline import Pass as Pass
+    from xrt.passes.pipeline import Pipeline as Pipeline
+    from xrt.passes.pipeline import make_pipeline as make_pipeline
+    from xrt.passes.reference_evaluator import evaluate as evaluate
+    from xrt.passes.shape_inference import infer_shapes as infer_shapes
+    from xrt.passes.shape_specialization import bind_dims as bind_dims
+    from xrt.passes.shape_specialization import specialize as specialize
+
+_MODULES = {
+    "Pass": "xrt.passes.pipeline",
+    "Pipeline": "xrt.passes.pipeline",
+    "bind_dims": "xrt.passes.shape_specialization",
+    "drop_dead_nodes": "xrt.passes.dead_code_elimination",
+    "evaluate": "xrt.passes.reference_evaluator",
+    "find_constant": "xrt.passes.constant_folding",
+    "fold_constants": "xrt.passes.constant_folding",
+    "infer_shapes": "xrt.passes.shape_inference",
+    "inline_constant_control_flow": "xrt.passes.inlining",
+    "make_pipeline": "xrt.passes.pipeline",
+    "specialize": "xrt.passes.shape_specialization",
+}
+
+__all__ = [*_MODULES]
+__getattr__, __dir__ = load_lazily(__name__, _MODULES)

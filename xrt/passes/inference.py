@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from xrt.formats.onnx.inference import Inferred, infer_types
+from xrt.formats.onnx.inference import InferredTypes, infer_types
 from xrt.graph import Dim, Function, Node, OptionalType, SequenceType, TensorType, Type, Value, since_version
-from xrt.passes.dims import symbols_of
+from xrt.passes.symbolic_dims import list_symbols
 
 __all__ = ["combine", "infer_by_onnx"]
 
 
 def infer_by_onnx(function: Function) -> Function:
     """Return the Function with the types that onnx infers; declarations count as `xrt.passes.infer_shapes` says. Linear."""
-    symbols = frozenset(symbols_of(function))
+    symbols = frozenset(list_symbols(function))
     inferred = infer_types(_without_claims(function), symbols)
     if inferred is None:
         return function
@@ -51,7 +51,7 @@ def _changed(function: Function, nodes: list[Node]) -> list[Node] | None:
     return None if all(new is old for new, old in zip(nodes, function.nodes, strict=True)) else nodes
 
 
-def _merged(function: Function, inferred: Inferred) -> Function:
+def _merged(function: Function, inferred: InferredTypes) -> Function:
     """Return the Function with what is inferred about its outputs and inner values."""
     types = dict(function.types)
     for name in _inner_values(function):
@@ -63,7 +63,7 @@ def _merged(function: Function, inferred: Inferred) -> Function:
     return function.with_types(types, outputs, _changed(function, nodes))
 
 
-def _merged_value(value: Value, inferred: Inferred) -> Value:
+def _merged_value(value: Value, inferred: InferredTypes) -> Value:
     return Value(value.name, combine(inferred.types.get(value.name), value.type))
 
 
@@ -72,21 +72,21 @@ def _inner_values(function: Function) -> Iterator[str]:
     return (name for node in function.nodes for name in node.outputs if name and name not in outputs)
 
 
-def _with_merged_bodies(node: Node, inferred: Inferred) -> Node:
+def _with_merged_bodies(node: Node, inferred: InferredTypes) -> Node:
     if not node.attributes:
         return node
     bodies = iter(inferred.bodies.get(node.name, ()))
     return node.map_bodies(lambda body: _merged_body(body, next(bodies)))
 
 
-def _merged_body(body: Function, inferred: Inferred) -> Function:
+def _merged_body(body: Function, inferred: InferredTypes) -> Function:
     """Return the body merged; its inputs too, as the node around it decides what they are."""
     inputs = tuple(_merged_value(value, inferred) for value in body.inputs)
     merged = _merged(body, inferred)
     return merged if inputs == body.inputs else merged.replace(inputs=inputs)
 
 
-def _declares_more(function: Function, inferred: Inferred) -> bool:
+def _declares_more(function: Function, inferred: InferredTypes) -> bool:
     """Whether a declaration of an inner value, in bodies too, says what the operators do not."""
     for name, declared in function.types.items():
         found = inferred.types.get(name)

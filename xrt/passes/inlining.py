@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from xrt.graph import Constant, Function, Node, TensorType, Value, attributes_of
-from xrt.passes.splicing import Body, Names, Splice
+from xrt.graph import Constant, Function, Node, TensorType, Value, read_attributes
+from xrt.passes.splicing import BodyNames, Splice, SplicedBody
 
-__all__ = ["decided_body", "inline_constant_control_flow"]
+__all__ = ["find_decided_body", "inline_constant_control_flow"]
 
 Lookup = Callable[[str], Constant | None]
 """Gives the constant of that name, None where the value is not known before the run."""
@@ -26,17 +26,17 @@ def inline_constant_control_flow(function: Function) -> Function:
     lead to the last of its nodes, its own to the first ones. A Loop is inlined where constants limit it to one turn. Nothing
     is computed. The Function itself is returned where nothing is inlined. Linear.
     """
-    return _inlined(function, {}, Names(function))
+    return _inlined(function, {}, BodyNames(function))
 
 
-def _inlined(function: Function, outer: Mapping[str, Constant], names: Names) -> Function:
+def _inlined(function: Function, outer: Mapping[str, Constant], names: BodyNames) -> Function:
     if not any(node.bodies for node in function.nodes):
         return function
     splice = Splice(function, names)
     given: dict[str, Constant] = {}  # of Constant nodes, which stay nodes
     scope: ChainMap[str, Constant] = ChainMap(given, splice.constants, outer)  # type: ignore[arg-type]  # the last is only read
-    for node in splice.pending():
-        body = decided_body(node, scope.get, function.opsets.get("", 0))
+    for node in splice.iter_pending():
+        body = find_decided_body(node, scope.get, function.opsets.get("", 0))
         if body is None or not splice.inline(node, body):
             splice.nodes.append(node.map_bodies(lambda inner: _inlined(inner, scope, names)))
             if node.op == "Constant" and isinstance(value := node.attr("value"), Constant):
@@ -44,7 +44,7 @@ def _inlined(function: Function, outer: Mapping[str, Constant], names: Names) ->
     return splice.result()
 
 
-def decided_body(node: Node, lookup: Lookup, opset: int) -> Body | None:
+def find_decided_body(node: Node, lookup: Lookup, opset: int) -> SplicedBody | None:
     """Return the body that runs in place of an If or a Loop that constants decide; None for any other node."""
     if node.op == "If":
         taken = _flag(lookup(node.inputs[0]))
@@ -56,18 +56,18 @@ def _flag(constant: Constant | None) -> bool | None:
     return None if constant is None or constant.array.size != 1 else bool(constant.array.reshape(()))
 
 
-def _branch(node: Node, taken: bool) -> Body | None:
+def _branch(node: Node, taken: bool) -> SplicedBody | None:
     branch = node.attr("then_branch" if taken else "else_branch")
     if not isinstance(branch, Function) or len(branch.outputs) != len(node.outputs):
         return None
-    return Body(branch, _pairs(branch.outputs, node.outputs))
+    return SplicedBody(branch, _pairs(branch.outputs, node.outputs))
 
 
 def _pairs(results: Sequence[Value], names: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple((value.name, name) for value, name in zip(results, names, strict=True) if name)
 
 
-def _turns(node: Node, lookup: Lookup, opset: int) -> Body | None:
+def _turns(node: Node, lookup: Lookup, opset: int) -> SplicedBody | None:
     """Return what is left of a Loop of at most one turn."""
     body, carried = node.attr("body"), node.inputs[2:]
     limit, condition = (*node.inputs, "", "")[:2]
@@ -80,11 +80,15 @@ def _turns(node: Node, lookup: Lookup, opset: int) -> Body | None:
         # What is stacked in no turn has a shape that only its type may tell.
         stacked = any(node.outputs[len(carried) :])
         ends = body.inputs[2:]
-        return None if stacked else Body(Function(ends, ends), _pairs(ends, node.outputs[: len(carried)]), _given(ends, carried))
+        return (
+            None
+            if stacked
+            else SplicedBody(Function(ends, ends), _pairs(ends, node.outputs[: len(carried)]), _given(ends, carried))
+        )
     if flag is None or _flag(flag) is None or count != 1:
         return None
     closed = _one_turn(body, flag, len(carried), opset)
-    return Body(closed, _pairs(closed.outputs, node.outputs), _given(closed.inputs, carried))
+    return SplicedBody(closed, _pairs(closed.outputs, node.outputs), _given(closed.inputs, carried))
 
 
 def _count(constant: Constant | None) -> int | None:
@@ -104,7 +108,7 @@ def _one_turn(body: Function, flag: Constant, carried: int, opset: int) -> Funct
     for value in body.outputs[carried + 1 :]:
         name, axes = (_free(f"{value.name}_{what}", taken) for what in ("stacked", "axes"))
         if opset < _AXES_ARE_AN_INPUT:
-            nodes.append(Node("Unsqueeze", (value.name,), (name,), attributes_of({"axes": (0,)})))
+            nodes.append(Node("Unsqueeze", (value.name,), (name,), read_attributes({"axes": (0,)})))
         else:
             constants[axes] = Constant(np.array([0]))
             nodes.append(Node("Unsqueeze", (value.name, axes), (name,)))

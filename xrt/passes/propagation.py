@@ -8,7 +8,7 @@ from typing import Any
 from xrt.errors import ModelError
 from xrt.formats.onnx.node_inference import node_types
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value
-from xrt.graph.builder.types import joined
+from xrt.graph.type_strings import join_types
 from xrt.passes.data_propagation import PROPAGATED, Contents, propagate
 from xrt.passes.inference import combine, infer_by_onnx
 from xrt.passes.operator_types import OPERATOR_TYPES, Operands
@@ -28,12 +28,12 @@ def propagate_types(function: Function, known: Knowledge) -> Function:
     for node in function.nodes:
         known.infer(node)
         if node.bodies:
-            node = known.refined_bodies(node)  # noqa: PLW2901  # the same node, better known
+            node = known.refine_bodies(node)  # noqa: PLW2901  # the same node, better known
             node = node.map_bodies(lambda body: propagate_types(body, Knowledge(body, known)))  # noqa: PLW2901
             known.infer_from_bodies(node)
         nodes.append(node)
     same = all(new is old for new, old in zip(nodes, function.nodes, strict=True))
-    return known.typed(function, None if same else nodes)
+    return known.add_types(function, None if same else nodes)
 
 
 def symbols_given(function: Function) -> frozenset[str]:
@@ -72,22 +72,22 @@ class Knowledge:
 
     # ------------------------------------------------------------------ what is known of a value
 
-    def type_of(self, name: str) -> Type | None:
+    def get_type(self, name: str) -> Type | None:
         if (type_ := self.types.get(name)) is not None:
             return type_
         if (constant := self.constants.get(name)) is not None:
             return constant.type
         if self.outer is None or self.function.defines(name):
-            return self.function.type_of(name)
-        return self.outer.type_of(name)
+            return self.function.get_type(name)
+        return self.outer.get_type(name)
 
-    def constant_of(self, name: str) -> Constant | None:
+    def find_constant(self, name: str) -> Constant | None:
         if (constant := self.constants.get(name)) is not None:
             return constant
         hidden = self.outer is None or name in self.types or self.function.defines(name)
-        return None if hidden or self.outer is None else self.outer.constant_of(name)
+        return None if hidden or self.outer is None else self.outer.find_constant(name)
 
-    def contents_of(self, name: str) -> Contents | None:
+    def find_contents(self, name: str) -> Contents | None:
         """Return what is known of the elements of a value; None for nothing."""
         if not name:
             return None
@@ -96,7 +96,7 @@ class Knowledge:
         if (constant := self.constants.get(name)) is not None:
             return self._remember(name, Contents.of(constant))
         hidden = self.outer is None or name in self.types or self.function.defines(name)
-        return None if hidden or self.outer is None else self.outer.contents_of(name)
+        return None if hidden or self.outer is None else self.outer.find_contents(name)
 
     def _remember(self, name: str, contents: Contents | None) -> Contents | None:
         if contents is not None:
@@ -114,7 +114,7 @@ class Knowledge:
         return not hidden and self.outer is not None and self.outer.is_news(name)
 
     def value(self, name: str) -> Value:
-        return Value(name, self.type_of(name))
+        return Value(name, self.get_type(name))
 
     def add_news(self, names: Iterable[str]) -> None:
         """Take note of values that are known better now: constants that were computed."""
@@ -137,17 +137,17 @@ class Knowledge:
     def _is_settled(self, node: Node) -> bool:
         """Whether no more can be known of the outputs: each extent is a number, or a name that an input gives it."""
         for name in node.outputs:
-            type_ = self.type_of(name) if name else None
+            type_ = self.get_type(name) if name else None
             if name and (not isinstance(type_, TensorType) or not _is_full(type_, self._symbols)):
                 return False
         return True
 
     def _is_static(self, name: str) -> bool:
-        type_ = self.type_of(name)
+        type_ = self.get_type(name)
         return isinstance(type_, TensorType) and type_.is_static
 
     def _learn(self, name: str, type_: Type | None) -> None:
-        old = self.type_of(name)
+        old = self.get_type(name)
         new = combine(type_, old)
         if name and new is not None and new != old:
             self.types[name] = new
@@ -167,15 +167,15 @@ class Knowledge:
         return found if shape is None else self._with_shape(node, found, shape)
 
     def _input_type(self, name: str) -> Type | None:
-        return self.type_of(name) if name else None
+        return self.get_type(name) if name else None
 
     def _small(self, node: Node) -> dict[str, Constant]:
-        found = ((name, self.constant_of(name)) for name in node.inputs if name)
+        found = ((name, self.find_constant(name)) for name in node.inputs if name)
         return {name: constant for name, constant in found if constant is not None}
 
     def _asked(self, node: Node) -> Sequence[Type | None]:
         """Return what onnx says of this node alone."""
-        types = {name: type_ for name in node.inputs if name and (type_ := self.type_of(name)) is not None}
+        types = {name: type_ for name in node.inputs if name and (type_ := self.get_type(name)) is not None}
         try:
             return node_types(node, types, self._small(node), self.function.opsets)
         except ModelError:
@@ -185,24 +185,24 @@ class Knowledge:
         """Return the shape that follows from partly known contents of inputs."""
         if node.domain or node.op_type not in SHAPED:
             return None
-        known = [self.contents_of(name) for name in node.inputs]
+        known = [self.find_contents(name) for name in node.inputs]
         if all(one is None for one in known):
             return None
         return shape_from_contents(node, [self._input_type(name) for name in node.inputs], known)
 
     def _with_shape(self, node: Node, found: Sequence[Type | None], shape: Any) -> Sequence[Type | None]:
-        type_ = (found[0] if found else None) or self.type_of(node.outputs[0])
+        type_ = (found[0] if found else None) or self.get_type(node.outputs[0])
         if type_ is None and node.op_type != "ConstantOfShape":
-            type_ = self.type_of(node.inputs[0])  # all the others give what they are given
+            type_ = self.get_type(node.inputs[0])  # all the others give what they are given
         if not isinstance(type_, TensorType):
             return found
-        if not found and self.type_of(node.outputs[0]) is None:
+        if not found and self.get_type(node.outputs[0]) is None:
             return [TensorType(type_.dtype, shape)]
         return [combine(type_, TensorType(type_.dtype, shape)), *found[1:]]
 
     def _follow(self, node: Node) -> None:
         """Take note of what the outputs hold."""
-        known = [self.contents_of(name) for name in node.inputs]
+        known = [self.find_contents(name) for name in node.inputs]
         if node.op_type not in _FROM_TYPES and not any(one is not None for one in known):
             return
         found = propagate(node, known, [self._input_type(name) for name in node.inputs]) or ()
@@ -214,7 +214,7 @@ class Knowledge:
 
     # ------------------------------------------------------------------ nodes with bodies
 
-    def refined_bodies(self, node: Node) -> Node:
+    def refine_bodies(self, node: Node) -> Node:
         """Return a Loop or a Scan whose body has the types that follow from what goes in, where that is news."""
         if node.op_type not in ("Loop", "Scan", "SequenceMap") or not any(map(self.is_news, node.uses)):
             return node
@@ -228,14 +228,14 @@ class Knowledge:
         if node.op != "If" or self._is_settled(node):
             return
         branches = [(body, Knowledge(body, self)) for body in node.bodies]
-        types = [[known.type_of(value.name) for value in body.outputs] for body, known in branches]
+        types = [[known.get_type(value.name) for value in body.outputs] for body, known in branches]
         for name, found in zip(node.outputs, zip(*types, strict=False), strict=False):
-            self._learn(name, joined(*found) if None not in found and len(found) == 2 else None)
+            self._learn(name, join_types(*found) if None not in found and len(found) == 2 else None)
 
     def alone(self, node: Node) -> Function:
         """Return the node as a Function of its own, whose inputs are all that it reads and that is no constant."""
         names = dict.fromkeys(node.uses)
-        constants = {name: constant for name in names if (constant := self.constant_of(name)) is not None}
+        constants = {name: constant for name in names if (constant := self.find_constant(name)) is not None}
         return Function(
             inputs=tuple(self.value(name) for name in names if name not in constants),
             outputs=tuple(self.value(name) for name in dict.fromkeys(node.defines)),
@@ -247,7 +247,7 @@ class Knowledge:
 
     # ------------------------------------------------------------------ all of them
 
-    def known_integers(self, node: Node) -> dict[str, Constant] | None:
+    def list_known_integers(self, node: Node) -> dict[str, Constant] | None:
         """Return the node's outputs where they are integers or flags all of which are known; None elsewhere."""
         if node.outputs[0] not in self._contents:
             return None
@@ -260,7 +260,7 @@ class Knowledge:
             found[name] = constant
         return found
 
-    def typed(self, function: Function, nodes: Sequence[Node] | None = None) -> Function:
+    def add_types(self, function: Function, nodes: Sequence[Node] | None = None) -> Function:
         """Return the Function with what is known of its values, and those nodes; itself where it says all that."""
         if not self.types and nodes is None:
             return function

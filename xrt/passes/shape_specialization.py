@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from xrt.errors import InputError, did_you_mean
 from xrt.graph import Dim, Function, TensorType, Value
 from xrt.graph.types import LARGEST_EXTENT
-from xrt.passes.dims import map_dims, map_types
-from xrt.passes.shapes import infer_shapes
+from xrt.passes.shape_inference import infer_shapes
+from xrt.passes.symbolic_dims import map_dims, map_types
 
-__all__ = ["bind_dims", "specialise"]
+__all__ = ["bind_dims", "specialize"]
 
 
-def specialise(function: Function, shapes: Mapping[str, tuple[int, ...]]) -> Function:
-    """Return the Function for inputs of exactly these shapes, all other types inferred anew.
+def specialize(function: Function, shapes: Mapping[str, tuple[int, ...]]) -> Function:
+    """Return the Function for inputs of exactly these shapes, all other types inferred again.
 
-    A named extent takes its number wherever it occurs, so inputs that are not given get theirs through shared names; what is
-    still unknown stays so. Raises InputError for an input that is not there or is no tensor, a shape that does not fit the
+    A named extent takes its number wherever it occurs, so inputs that are not given get theirs through shared names. Extents that
+    are still unknown stay so. Raises InputError for an input that is not there or is no tensor, a shape that does not fit the
     declared one, and two numbers for one name.
     """
     inputs = {value.name: value for value in function.inputs}
@@ -31,7 +31,7 @@ def specialise(function: Function, shapes: Mapping[str, tuple[int, ...]]) -> Fun
 
 
 def bind_dims(function: Function, sizes: Mapping[str, int]) -> Function:
-    """Return the Function with those named extents as numbers wherever they occur, all other types inferred anew.
+    """Return the Function with those named extents as numbers wherever they occur, all other types inferred again.
 
     Raises InputError for a number that no extent can be.
     """

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from xrt.graph import Constant, FrozenDict, Function, Node, TensorType, Type, Value
-from xrt.graph.builder.names import renamed_node
+from xrt.graph.rename import rename_node
 
-__all__ = ["Body", "Names", "Splice"]
+__all__ = ["BodyNames", "Splice", "SplicedBody"]
 
 _ANY_TYPE_OPSET = 16
 """From this opset on, Identity takes sequences and optionals too."""
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class SplicedBody:
     """A body that runs exactly once, and what goes in and out."""
 
     function: Function
@@ -26,7 +26,7 @@ class Body:
     """By input of the body: the value of the outer Function that it is."""
 
 
-class Names:
+class BodyNames:
     """How often each value name is defined in a model, bodies included, while bodies move outward."""
 
     def __init__(self, root: Function) -> None:
@@ -65,7 +65,7 @@ def _defined_in(function: Function) -> Iterator[str]:
 class Splice:
     """A Function under change: its nodes one after the other, each of which may be replaced by those of its body."""
 
-    def __init__(self, function: Function, names: Names) -> None:
+    def __init__(self, function: Function, names: BodyNames) -> None:
         self.function = function
         self.constants: dict[str, Constant] = dict(function.constants)
         self.types: dict[str, Type] = {}
@@ -82,7 +82,7 @@ class Splice:
         self._node_names: set[str] | None = None
         self._came: set[str] = set()
 
-    def pending(self) -> Iterator[Node]:
+    def iter_pending(self) -> Iterator[Node]:
         """Yield each node in order, those included that replace another."""
         while self._waiting:
             yield self._waiting.pop()
@@ -93,7 +93,7 @@ class Splice:
         kept, own = self.nodes, self.function.nodes
         return not self._last and len(kept) == len(own) and all(new is old for new, old in zip(kept, own, strict=True))
 
-    def inline(self, node: Node, body: Body) -> bool:
+    def inline(self, node: Node, body: SplicedBody) -> bool:
         """Let the body's nodes be visited in place of the node; False where its outputs cannot be passed on under their names.
 
         Names stay where they are free in the whole model. The first nodes run after what the node had to run after, and what had
@@ -105,7 +105,7 @@ class Splice:
         known = self._own_node_names()
         known.discard(node.name)
         nodes = {inner.name: _free(inner.name, known) for inner in body.function.nodes}
-        inlined = [renamed_node(inner, values, nodes) for inner in body.function.nodes]
+        inlined = [rename_node(inner, values, nodes) for inner in body.function.nodes]
         inlined += self._passed_on(body, values, known)
         self._take_facts(body, values)
         self.inlined = [_held(inner, node) for inner in _after(inlined, node.control)]
@@ -125,7 +125,7 @@ class Splice:
             self._node_names = {node.name for node in self.function.nodes}
         return self._node_names
 
-    def _renamed_values(self, node: Node, body: Body) -> dict[str, str]:
+    def _renamed_values(self, node: Node, body: SplicedBody) -> dict[str, str]:
         """Return the outer name of each value that the body, or a body inside of it, defines."""
         inner = body.function
         self._names.release(node)
@@ -141,16 +141,16 @@ class Splice:
         self._came.update(values.values())
         return values
 
-    def _passed_on(self, body: Body, values: Mapping[str, str], known: set[str]) -> Iterator[Node]:
+    def _passed_on(self, body: SplicedBody, values: Mapping[str, str], known: set[str]) -> Iterator[Node]:
         """Yield a copy for each result that no node of the body makes for it alone."""
         for result, name in body.results:
             if body.function.producer(result) is None or values[result] != name:
                 yield Node("Identity", (values.get(result, result),), (name,), name=_free(name, known))
 
-    def _take_facts(self, body: Body, values: Mapping[str, str]) -> None:
+    def _take_facts(self, body: SplicedBody, values: Mapping[str, str]) -> None:
         inner, known = body.function, {*body.given.values(), *(name for _, name in body.results)}
         for name in inner.value_names():
-            new, type_ = values.get(name, name), inner.type_of(name)
+            new, type_ = values.get(name, name), inner.get_type(name)
             if type_ is not None and new not in known and new not in self.constants:
                 self.types[new] = type_
 
@@ -192,16 +192,16 @@ def _read(nodes: Sequence[Node], function: Function) -> set[str]:
     return values.union(value.name for value in function.outputs)
 
 
-def _can_be_passed_on(body: Body, function: Function) -> bool:
+def _can_be_passed_on(body: SplicedBody, function: Function) -> bool:
     """Whether Identity takes every result that it would have to copy."""
     if function.opsets.get("", 0) >= _ANY_TYPE_OPSET:
         return True
     made = [result for result, _ in body.results if body.function.producer(result) is not None]
     copied = [name for result, name in body.results if result not in made or made.count(result) > 1]
-    return all(isinstance(function.type_of(name), TensorType) for name in copied)
+    return all(isinstance(function.get_type(name), TensorType) for name in copied)
 
 
-def _is_hidden(body: Body) -> bool:
+def _is_hidden(body: SplicedBody) -> bool:
     """Whether a body inside defines a value of the name of an input: renaming could then catch what is read from outside."""
     inside = (name for node in body.function.nodes for inner in node.bodies for name in _defined_in(inner))
     return bool(body.function.inputs) and not {value.name for value in body.function.inputs}.isdisjoint(inside)

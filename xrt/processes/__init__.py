@@ -5,6 +5,6 @@ never from the current directory. When this process ends, however it ends, the s
 """
 
 from xrt.processes.spawn import end, run_python, start, start_python
-from xrt.processes.tree import kill, started_by
+from xrt.processes.tree import kill, list_descendants
 
-__all__ = ["end", "kill", "run_python", "start", "start_python", "started_by"]
+__all__ = ["end", "kill", "list_descendants", "run_python", "start", "start_python"]

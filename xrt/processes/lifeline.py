@@ -49,7 +49,7 @@ def hold(reads: int) -> None:
 
 
 def _signal_group(reads: int, group: int) -> None:
-    """Have the kernel kill a process group when nobody can write to the pipe any more."""
+    """Make the kernel kill a process group when the pipe has no writer left."""
     fcntl.fcntl(reads, fcntl.F_SETOWN, -group)
     fcntl.fcntl(reads, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(reads, fcntl.F_SETFL, fcntl.fcntl(reads, fcntl.F_GETFL) | os.O_ASYNC)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from xrt.processes import lifeline
-from xrt.processes.tree import kill, started_by
+from xrt.processes.tree import kill, list_descendants
 
 __all__ = ["end", "run_python", "start", "start_python"]
 
@@ -38,10 +38,10 @@ def start_python(
     inherited: Sequence[int] = (),
     **streams: Any,
 ) -> subprocess.Popen[Any]:
-    """Start another Python that calls ``entry``, such as ``xrt.runtime.worker:main``, with the arguments, and ends as it returns.
+    """Start another Python that calls ``entry``, such as ``xrt.worker.server:main``, with the arguments, and ends as it returns.
 
-    It imports from where this process does, and not from the current directory, whatever lies there. ``environment`` is added
-    to this process's, and ``inherited`` are file descriptors that it keeps. It ends as what `start` starts.
+    It imports from the same places as this process, but not from the current directory, whatever is in it. ``environment`` is
+    added to this process's, and ``inherited`` are file descriptors that it keeps. It ends as a process of `start` does.
     """
     module, _, function = entry.partition(":")
     call = f"import sys; from {module} import {function}; sys.exit({function}(*sys.argv[1:]))"
@@ -103,7 +103,7 @@ def run_python(
 
 def end(process: subprocess.Popen[Any]) -> None:
     """Kill a process, with all that it has started, unless it has ended by itself; close its pipes, and wait until it is gone."""
-    others = started_by(process.pid) if process.poll() is None else ()
+    others = list_descendants(process.pid) if process.poll() is None else ()
     lifeline.release(process)
     process.kill()
     process.wait()
@@ -115,9 +115,10 @@ def end(process: subprocess.Popen[Any]) -> None:
 
 
 def _python_environment(more: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a Python that imports from where this one does, and whose own children keep to that."""
+    """Return the environment of a Python that imports from where this one does, as its own children do, and shows no progress."""
     kept = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
-    return {**kept, "PYTHONPATH": os.pathsep.join(_search_path()), "PYTHONSAFEPATH": "1", **more}
+    own = {"PYTHONPATH": os.pathsep.join(_search_path()), "PYTHONSAFEPATH": "1", "XRT_PROGRESS": "off"}
+    return {**kept, **own, **more}
 
 
 def _search_path() -> list[str]:

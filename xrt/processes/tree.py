@@ -8,16 +8,16 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["kill", "started_by"]
+__all__ = ["kill", "list_descendants"]
 
 
-def started_by(process: int) -> list[int]:
+def list_descendants(process: int) -> list[int]:
     """Return the processes that a process has started, and those that they have; none where the system does not tell."""
     found: list[int] = []
     with suppress(OSError):
         for told in Path(f"/proc/{process}/task").glob("*/children"):
             for child in map(int, told.read_text("ascii").split()):
-                found += [child, *started_by(child)]
+                found += [child, *list_descendants(child)]
     return found
 
 

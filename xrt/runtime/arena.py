@@ -1,21 +1,23 @@
 """The arena: one block of memory for the values that cross regions, each at an offset that was planned once.
 
-Which values are alive together is known before the first call, because launches run in a fixed order. So each gets an
-offset at which it overlaps nobody who is alive with it, and memory of the dead is used again.
+Which values are alive together is known before the first call, because launches run in a fixed order. So each value gets an
+offset at which it overlaps no value that is alive with it. Memory of dead values is used again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.placing import ALIGNMENT, Span, placed
-from xrt.graph import TensorType
+from xrt.engines.toolkit.memory_planner import ALIGNMENT, LiveRange, assign_offsets
 
-__all__ = ["ALIGNMENT", "Arena", "Lifetime", "Placed", "place"]
+if TYPE_CHECKING:
+    from xrt.graph import TensorType
+
+__all__ = ["ALIGNMENT", "Arena", "ArenaPlan", "Lifetime", "plan_arena"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Lifetime:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class ArenaPlan:
     """A value with its place in the arena."""
 
     value: Lifetime
@@ -59,7 +61,7 @@ class Placed:
 class Arena:
     """The planned places of values, in the order in which they are written."""
 
-    values: tuple[Placed, ...] = ()
+    values: tuple[ArenaPlan, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -72,20 +74,20 @@ class Arena:
         return {placed.value.name: placed.view(block) for placed in self.values}
 
 
-def place(values: Sequence[Lifetime]) -> Arena:
+def plan_arena(values: Sequence[Lifetime]) -> Arena:
     """Return places at which no two values that are alive together overlap, but for those that take over another's memory.
 
     How and at what cost: `placed`.
     """
     chains = _chains(values)
-    spans = [Span(max(v.nbytes for v in chain), chain[0].first, chain[-1].last) for chain in chains]
-    placed(spans)
+    spans = [LiveRange(max(v.nbytes for v in chain), chain[0].first, chain[-1].last) for chain in chains]
+    assign_offsets(spans)
     offsets = {value.name: span.offset for chain, span in zip(chains, spans, strict=True) for value in chain}
-    return Arena(tuple(Placed(value, offsets[value.name]) for value in values))
+    return Arena(tuple(ArenaPlan(value, offsets[value.name]) for value in values))
 
 
 def _chains(values: Sequence[Lifetime]) -> list[list[Lifetime]]:
-    """Chain each value to the one whose memory it takes over, if that is dead by then and nobody else has taken it."""
+    """Chain each value to the one whose memory it takes over, if that value is dead by then and its memory is not taken yet."""
     by_last: dict[str, list[Lifetime]] = {}
     for value in values:
         chain = by_last.get(value.over)

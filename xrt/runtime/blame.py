@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from xrt.graph import Function, Node
 from xrt.partition.questions import QuestionKeys
 
-__all__ = ["MOST", "patterns_of", "to_blame"]
+if TYPE_CHECKING:
+    from xrt.graph import Function, Node
+
+__all__ = ["MOST", "describe_patterns", "to_blame"]
 
 MOST = 16
 """Parts of one region that are compiled to find out."""
@@ -50,8 +53,8 @@ def _others(kept: Sequence[int], count: int) -> tuple[int, ...]:
     return tuple(sorted(left))
 
 
-def patterns_of(function: Function) -> list[object]:
-    """Return for each node what it is and what stands around it: equal for the same node of equal blocks."""
+def describe_patterns(function: Function) -> list[object]:
+    """Return for each node a key of the node and its neighbours: equal for the same node of equal blocks."""
     keys = QuestionKeys(function)
     own = {node.name: keys.key(node) or node.name for node in function.nodes}
     return [(own[node.name], _around(function, node, own)) for node in function.nodes]

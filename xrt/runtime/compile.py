@@ -6,32 +6,29 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from time import perf_counter
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
-from xrt.cache import CompileCache, Lease, Recipe, Signature, signature_of
-from xrt.engines import CompileContext, Executable, GraphCompiler
+from xrt.cache import CompileCache, CompileRequest, Lease, Signature, make_signature
 from xrt.errors import CompileFailed, CompileRefused, EngineError, OutOfDeviceMemory
-from xrt.graph import Function
-from xrt.graph.mapping import release
-from xrt.partition import Launch, Plan
-from xrt.partition.excerpt import excerpt
-from xrt.runtime.blame import patterns_of, to_blame
-from xrt.runtime.devices.interface import Device
-from xrt.runtime.devices.streams import Streams
-from xrt.runtime.placed import PlacedProgram, on_device
-from xrt.runtime.placed.call import root, short_of
+from xrt.graph.deferred_function import find_stale
+from xrt.graph.memory_map import release
 from xrt.runtime.program import Program
 
-__all__ = ["Progress", "Refusal", "RegionToCompile", "compile_plan", "regions_of"]
+if TYPE_CHECKING:
+    from xrt.engines import CompileContext, Executable, GraphCompiler
+    from xrt.graph import Function
+    from xrt.partition import Launch, Plan
+    from xrt.runtime.devices.streams import Streams
+
+__all__ = ["Progress", "Refusal", "RegionToCompile", "compile_plan", "list_regions"]
 
 Progress: TypeAlias = Callable[[int, int], object]
-"""Told how many regions are compiled, of how many."""
+"""Called with the number of compiled regions and their total."""
 
 T = TypeVar("T")
 
@@ -67,26 +64,30 @@ def compile_plan(
 ) -> Program | tuple[Refusal, ...]:
     """Return the plan's Program, or every refusal, in the plan's order, when there was one.
 
-    ``engines`` maps each engine spec that the plan names to the engine. As many launches compile at once as
-    ``context.threads``, those of an engine that does not compile in parallel one after the other. Each signature is
-    compiled and prepared at most once while it stays cached, unless ``force``: then once for all launches of it.
-    ``progress`` is called from the compiling threads, one at a time. ``streams`` are those of the module, for a plan on
-    devices, and ``graph`` is whether its calls are to be recorded. Raises DeviceError where a device is not at hand,
-    OutOfDeviceMemory where its memory runs out. With ``narrow`` a region that is refused as a whole is compiled in parts, until
-    it is known which of its nodes are to blame; the cache remembers them.
+    ``engines`` maps each engine spec that the plan names to the engine. Up to ``context.threads`` launches compile at once; those
+    of an engine that does not compile in parallel compile one after the other. Each signature is compiled and prepared at most
+    once while it stays cached, unless ``force``: then once for all launches of it. ``progress`` is called from the compiling
+    threads, one at a time. ``streams`` are those of the module, for a plan on devices, and ``graph`` is whether its calls are to
+    be recorded. Raises DeviceError if a device is unavailable, OutOfDeviceMemory if its memory runs out. With ``narrow`` a region
+    that is refused as a whole is compiled in parts, until the nodes that cause it are known; the cache keeps them.
     """
     outcomes = _Compilation(plan, engines, context, cache, force, progress, narrow).outcomes()
     leases = [outcome for outcome in outcomes if isinstance(outcome, Lease)]
     if len(leases) == len(outcomes):
-        return _program(plan, leases, streams or Streams(), graph)
+        return _program(plan, leases, streams, graph)
     for lease in leases:
         lease.release()
     return tuple(outcome for outcome in outcomes if isinstance(outcome, Refusal))
 
 
-def _program(plan: Plan, leases: Sequence[Lease], streams: Streams, graph: bool) -> Program:
-    on_host = plan.device == "cpu" and all(plan.device_of(launch) == "cpu" for launch in plan.launches)
-    return Program(plan, leases) if on_host else PlacedProgram(plan, leases, streams, graph)
+def _program(plan: Plan, leases: Sequence[Lease], streams: Streams | None, graph: bool) -> Program:
+    on_host = plan.device == "cpu" and all(plan.get_device(launch) == "cpu" for launch in plan.launches)
+    if on_host:
+        return Program(plan, leases)
+    from xrt.runtime.devices.streams import Streams
+    from xrt.runtime.multi_device import MultiDeviceProgram
+
+    return MultiDeviceProgram(plan, leases, streams or Streams(), graph)
 
 
 @dataclass(frozen=True)
@@ -100,11 +101,11 @@ class RegionToCompile:
 
     @cached_property
     def signature(self) -> Signature:
-        return signature_of(self.launch.function, self.engine, self.context, self.version)
+        return make_signature(self.launch.function, self.engine, self.context, self.version)
 
     @property
-    def recipe(self) -> Recipe:
-        return Recipe(self.launch.function, self.engine, self.context)
+    def recipe(self) -> CompileRequest:
+        return CompileRequest(self.launch.function, self.engine, self.context)
 
     @property
     def lane(self) -> object:
@@ -112,11 +113,24 @@ class RegionToCompile:
         return self.signature.key if self.engine.compiles_in_parallel else type(self.engine)
 
 
-def regions_of(plan: Plan, engines: Mapping[str, GraphCompiler], context: CompileContext) -> list[RegionToCompile]:
-    """Return what is to be compiled for a plan, in its order; raises DeviceError where a device is not at hand."""
+def list_regions(plan: Plan, engines: Mapping[str, GraphCompiler], context: CompileContext) -> list[RegionToCompile]:
+    """Return the regions to compile for a plan, in its order; raises DeviceError if a device is unavailable."""
     versions = {spec: engines[spec].version() for spec in dict.fromkeys(launch.engine for launch in plan.launches)}
-    contexts = {name: on_device(name, context) for name in dict.fromkeys(map(plan.device_of, plan.launches))}
-    return [RegionToCompile(x, engines[x.engine], versions[x.engine], contexts[plan.device_of(x)]) for x in plan.launches]
+    contexts = {name: _open_device(name, context) for name in dict.fromkeys(map(plan.get_device, plan.launches))}
+    return [RegionToCompile(x, engines[x.engine], versions[x.engine], contexts[plan.get_device(x)]) for x in plan.launches]
+
+
+def _open_device(name: str, context: CompileContext) -> CompileContext:
+    """Return the context of a compile for a device; raises DeviceError if it is unavailable."""
+    if name == "cpu":
+        return (
+            context
+            if context.device == "cpu" and context.accelerator is None
+            else replace(context, device=name, accelerator=None)
+        )
+    from xrt.runtime.multi_device import on_device
+
+    return on_device(name, context)
 
 
 class _Compilation:
@@ -132,7 +146,7 @@ class _Compilation:
         progress: Progress | None,
         narrow: bool,
     ) -> None:
-        self._regions = regions_of(plan, engines, context)
+        self._regions = list_regions(plan, engines, context)
         self._threads = context.threads
         self._cache = cache
         self._forced = force
@@ -162,6 +176,8 @@ class _Compilation:
         if workers < 2:
             deque(map(work, items), maxlen=0)
             return
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(workers, "xrt-compile") as pool:
             deque(pool.map(work, items), maxlen=0)
 
@@ -190,14 +206,17 @@ class _Compilation:
 
     def _narrowed(self, region: RegionToCompile, refusal: Refusal) -> Refusal:
         """Return the refusal of those nodes alone that are to blame, where the engine has not named them."""
+        from xrt.partition.subgraph import extract_subgraph
+        from xrt.runtime.blame import describe_patterns, to_blame
+
         launch, key, error = region.launch, region.signature.key, refusal.error
         if not isinstance(error, CompileRefused) or error.nodes or len(launch.nodes) < 2:
             return refusal
         function = launch.function
         if key not in self._blamed:
             _log.info("%s: looking for the nodes to blame", launch.name)
-            patterns = patterns_of(function)
-            self._blamed[key] = to_blame(patterns, lambda places: _is_accepted(region, excerpt(function, places)))
+            patterns = describe_patterns(function)
+            self._blamed[key] = to_blame(patterns, lambda places: _is_accepted(region, extract_subgraph(function, places)))
             _remember(region, self._cache, CompileRefused(str(error), [function.nodes[at].name for at in self._blamed[key]]))
         return replace(refusal, nodes=tuple(function.nodes[at].name for at in self._blamed[key]))
 
@@ -242,7 +261,7 @@ def _lease(region: RegionToCompile, cache: CompileCache, force: bool) -> Lease:
         nonlocal met
         met = "miss"
         is_kept = cache.disk is not None and recipe.is_kept
-        return _made(region, replace(region.context, keep=cache.folder_of(region.engine.name), is_kept=is_kept))
+        return _made(region, replace(region.context, keep=cache.find_learning_directory(region.engine.name), is_kept=is_kept))
 
     recipe = region.recipe
     lease = cache.lease(region.signature, make, force=force, recipe=recipe)
@@ -263,6 +282,8 @@ def _made(region: RegionToCompile, context: CompileContext) -> Executable:
     except CompileRefused:
         raise
     except Exception as error:
+        if stale := find_stale(error):
+            raise stale from None
         if short := _shortage(region, error):
             raise short from error
         if isinstance(error, CompileFailed):
@@ -278,13 +299,22 @@ def _made(region: RegionToCompile, context: CompileContext) -> Executable:
 
 def _shortage(region: RegionToCompile, error: Exception) -> OutOfDeviceMemory | None:
     """Return the error that says so, where it is memory of a device that is lacking; that is no fault of the engine."""
+    if region.context.device == "cpu":
+        return None
+    from xrt.runtime.devices.interface import Device
+    from xrt.runtime.multi_device.call import find_root_cause, make_out_of_memory_error
+
     where, launch = region.context.accelerator, region.launch
-    return short_of(where, root(error), f"engine {launch.engine!r} in {launch.name}") if isinstance(where, Device) else None
+    return (
+        make_out_of_memory_error(where, find_root_cause(error), f"engine {launch.engine!r} in {launch.name}")
+        if isinstance(where, Device)
+        else None
+    )
 
 
 def _let_go(function: Function) -> None:
-    """Let go of what an engine has read of constants in files to compile, save or load: before a run nobody needs it."""
-    for constant in function.constants.values():
+    """Release pages of constants in files that an engine read to compile, save or load: they are not needed before a run."""
+    for constant in function.read_constants():
         release(constant.array)
 
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from xrt.errors import DeviceError, InputError, ModelError, did_you_mean
 from xrt.graph import DType, MapType, OptionalType, SequenceType, TensorType, Type, Value
-from xrt.graph.places import one_name
-from xrt.runtime.devices.dlpack import from_dlpack, on_host, place_of
+from xrt.graph.device_names import normalize_device
+from xrt.runtime.devices.dlpack import find_array_device, from_dlpack, on_host
 from xrt.runtime.devices.registry import device
 
-__all__ = ["bind", "check", "check_updated", "normalise", "type_of"]
+__all__ = ["bind", "check", "check_updated", "infer_type", "normalize"]
 
 Dims = dict[str, tuple[int, str]]
 """What each symbolic dimension was first seen as: its size, and the input that showed it."""
@@ -47,16 +47,16 @@ def _is_feed(given: Any, inputs: Sequence[Value]) -> bool:
     return not (inputs and isinstance(inputs[0].type, MapType))
 
 
-def normalise(value: Value, given: Any, home: str = "cpu") -> Any:
+def normalize(value: Value, given: Any, home: str = "cpu") -> Any:
     """Return the given value as engines expect it: a plain NumPy array of native byte order, a list, a dict or None.
 
-    Arrays of other libraries come in through DLPack without a copy where they lie in host memory, or on ``home``, where the
-    module runs: there as arrays of that device. A Python scalar is taken for a 0-d input only. Raises InputError for anything
-    else, DeviceError for what lies on a third device.
+    Arrays of other libraries come in through DLPack without a copy if they are in host memory, or on ``home``, where the module
+    runs: then as arrays of that device. A Python scalar is accepted for a 0-d input only. Raises InputError for anything else,
+    DeviceError for a value on a third device.
     """
     type_ = value.type
     if isinstance(type_, OptionalType):
-        return None if given is None else normalise(Value(value.name, type_.element), given, home)
+        return None if given is None else normalize(Value(value.name, type_.element), given, home)
     if isinstance(type_, SequenceType):
         return _sequence(value.name, type_, given, home)
     if isinstance(type_, MapType):
@@ -67,7 +67,7 @@ def normalise(value: Value, given: Any, home: str = "cpu") -> Any:
 def _sequence(name: str, type_: SequenceType, given: Any, home: str) -> list[Any]:
     if not isinstance(given, list | tuple):
         raise InputError(f"input {name!r} is a sequence ({type_}); pass a list of arrays, not {_described(given)}")
-    return [normalise(Value(f"{name}[{i}]", type_.element), item, home) for i, item in enumerate(given)]
+    return [normalize(Value(f"{name}[{i}]", type_.element), item, home) for i, item in enumerate(given)]
 
 
 def _map(name: str, type_: MapType, given: Any) -> dict[Any, Any]:
@@ -135,8 +135,8 @@ def _from_dlpack(name: str, given: Any) -> np.ndarray[Any, Any]:
 
 
 def _from_device(name: str, given: Any, home: str) -> Any:
-    where = place_of(given)
-    if one_name(home) != where:
+    where = find_array_device(given)
+    if normalize_device(home) != where:
         raise DeviceError(f"input {name!r} ({_described(given)}) lies on {where}, and the module runs on {home}; copy it there")
     there = device(home)
     return given if there.owns(given) else there.adopt(given)
@@ -228,13 +228,13 @@ def check_updated(name: str, given: Any) -> None:
         )
 
 
-def type_of(given: Any) -> Type | None:
+def infer_type(given: Any) -> Type | None:
     """Return the type of a normalised value; None for one that ONNX has no word for (a dict, an absent optional)."""
     if isinstance(given, np.ndarray):
         return TensorType(DType.of(given), given.shape)
     if hasattr(given, "dtype") and hasattr(given, "shape"):  # of another device
         return TensorType(DType.of(given), tuple(given.shape))
     if isinstance(given, list):
-        kinds = {type_of(item) for item in given}
+        kinds = {infer_type(item) for item in given}
         return SequenceType(kind) if len(kinds) == 1 and (kind := kinds.pop()) is not None else None
     return None

@@ -1,13 +1,21 @@
-"""How long each launch took."""
+"""How long each launch took, and when: the times of launches as a table, and as a timeline for a trace viewer."""
 
 from __future__ import annotations
 
+import os
 import threading
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from xrt.runtime.devices.traffic import Traffic
+if TYPE_CHECKING:
+    from xrt.runtime.devices.transfer_stats import TransferStats
 
-__all__ = ["LaunchTime", "Profile", "Recorder"]
+__all__ = ["LaunchTime", "Moment", "Profile", "Recorder"]
+
+MOST_MOMENTS = 100_000
+"""What a timeline keeps: the latest, some tens of megabytes of them."""
+HOST = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +27,24 @@ class LaunchTime:
     calls: int
     seconds: float
     """All calls together."""
+    device: str = HOST
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One event of a profiled call."""
+
+    name: str
+    category: str
+    """The engine of a launch, else ``call`` or ``copy``."""
+    device: str
+    thread: tuple[int, str]
+    """Identifier and name of the thread that made the call."""
+    began: float
+    ended: float
+    """Both in seconds of `time.perf_counter`."""
+    facts: tuple[tuple[str, str | int], ...] = ()
+    """More to be shown: between which devices a copy was, and its bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +53,34 @@ class Profile:
 
     launches: tuple[LaunchTime, ...]
     threads: int | None = None
-    """The thread budget that the times are of; None where nobody said."""
-    traffic: Traffic | None = None
+    """The thread budget of the measured calls; None if it was not given."""
+    traffic: TransferStats | None = None
     """What crossed between devices over all calls, the others included; None on the CPU alone."""
+    moments: tuple[Moment, ...] = field(default=(), repr=False)
+    """The profiled calls one by one: launches, copies, and the calls around them; only the latest where there are many."""
 
     @property
     def seconds(self) -> float:
         """Time in launches, all calls together; XRT's own work between them is not in it."""
         return sum(launch.seconds for launch in self.launches)
+
+    def to_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write the profiled calls as a timeline in the Trace Event Format, which Perfetto and chrome://tracing open.
+
+        Each device has a track for each thread that called; regions have their engine as category, and copies between devices
+        are events of their own. Times are microseconds from the first call. Without profiled calls the timeline is empty. Raises
+        InputError where the file cannot be written.
+        """
+        from xrt.runtime.trace import write_trace  # for the few who ask
+
+        facts = {"tool": "xrt", "threads": self.threads} if self.threads is not None else {"tool": "xrt"}
+        write_trace(self.moments, path, facts)
+
+    def _repr_html_(self) -> str:
+        """Return the profile as a timeline and a table for a notebook."""
+        from xrt.runtime.html import render_profile  # for notebooks alone
+
+        return render_profile(self)
 
     def __str__(self) -> str:
         if not any(launch.calls for launch in self.launches):
@@ -51,20 +97,41 @@ class Profile:
 
 
 class Recorder:
-    """Adds up launch times; safe to use from several threads."""
+    """Adds up launch times, and keeps when they were; safe to use from several threads."""
 
-    def __init__(self, launches: tuple[tuple[str, str], ...]) -> None:
-        self._names = launches
+    def __init__(self, launches: tuple[tuple[str, str, str], ...]) -> None:
+        self._launches = launches  # name, engine and device
         self._seconds = [0.0] * len(launches)
         self._calls = [0] * len(launches)
+        self._moments: deque[Moment] = deque(maxlen=MOST_MOMENTS)
         self._lock = threading.Lock()
 
-    def add(self, index: int, seconds: float) -> None:
+    def add(self, index: int, began: float, ended: float) -> None:
+        """Record a launch, by its place in the plan."""
+        moment = Moment(*self._launches[index], _current_thread(), began, ended)
         with self._lock:
-            self._seconds[index] += seconds
+            self._seconds[index] += ended - began
             self._calls[index] += 1
+            self._moments.append(moment)
+
+    def add_call(self, began: float, ended: float) -> None:
+        """Record a whole call, with XRT's own work before, between and after its launches."""
+        self._moments.append(Moment("call", "call", HOST, _current_thread(), began, ended))
+
+    def add_copy(self, value: str, source: str, target: str, nbytes: int, began: float, ended: float) -> None:
+        """Record a copy of a value between devices, on the one that is not the host."""
+        facts = (("from", source), ("to", target), ("bytes", nbytes))
+        where = source if target == HOST else target
+        self._moments.append(Moment(f"copy {value} to {target}", "copy", where, _current_thread(), began, ended, facts))
 
     def read(self) -> Profile:
+        """Return what was recorded by now."""
         with self._lock:
-            rows = zip(self._names, self._calls, self._seconds, strict=True)
-            return Profile(tuple(LaunchTime(name, engine, calls, seconds) for (name, engine), calls, seconds in rows))
+            rows = zip(self._launches, self._calls, self._seconds, strict=True)
+            launches = tuple(LaunchTime(name, engine, calls, seconds, device) for (name, engine, device), calls, seconds in rows)
+            return Profile(launches, moments=tuple(self._moments))
+
+
+def _current_thread() -> tuple[int, str]:
+    thread = threading.current_thread()
+    return threading.get_ident(), thread.name

@@ -5,22 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.cache import Lease
 from xrt.engines import Executable, RunOptions
-from xrt.engines.contract import fill
+from xrt.engines.contract.graph_compiler import fill
 from xrt.errors import InputError, RunFailed
-from xrt.graph import Type
-from xrt.partition import Plan
-from xrt.runtime.arena import Arena, Placed
-from xrt.runtime.faults import Inspection, failure, kept
-from xrt.runtime.frames import Action, Frame, frame_of, miscounted
+from xrt.runtime.call_frame import Action, CallFrame, make_count_error, make_frame
+from xrt.runtime.failures import OutputInspector, copy_inputs, to_run_failed
 from xrt.runtime.inputs import check_updated
-from xrt.runtime.layout import Layout, Slots, laid_out
-from xrt.runtime.profile import Profile, Recorder
+from xrt.runtime.memory_plan import MemoryPlan, ValueTable, plan_memory
+
+if TYPE_CHECKING:
+    from xrt.cache import Lease
+    from xrt.graph import Type
+    from xrt.partition import Plan
+    from xrt.runtime.arena import Arena, ArenaPlan
+    from xrt.runtime.profile import Profile
 
 __all__ = ["Program"]
 
@@ -30,15 +32,17 @@ DEFAULT = RunOptions()
 class Program:
     """A Plan whose launches have been compiled. Runs from several threads at once: each call has a frame of its own."""
 
-    def __init__(self, plan: Plan, leases: Sequence[Lease], layout: Layout | None = None) -> None:
+    def __init__(self, plan: Plan, leases: Sequence[Lease], layout: MemoryPlan | None = None) -> None:
+        from xrt.runtime.profile import Recorder
+
         self.plan = plan
         self._leases = tuple(leases)
-        self._slots = Slots(plan, [lease.executable for lease in leases])
-        self._layout = laid_out(self._slots) if layout is None else layout
-        self._suspects = self._slots.suspects()
+        self._slots = ValueTable(plan, [lease.executable for lease in leases])
+        self._layout = plan_memory(self._slots) if layout is None else layout
+        self._suspects = self._slots.maybe_aliased()
         self._placed = tuple(i for i, slot in enumerate(self._slots.outputs) if slot in self._layout.places)
-        self._idle: list[Frame] = []  # as many as calls have run at once; making one costs more than a small call
-        self._recorder = Recorder(tuple((launch.name, launch.engine) for launch in plan.launches))
+        self._idle: list[CallFrame] = []  # as many as calls have run at once; making one costs more than a small call
+        self._recorder = Recorder(tuple((x.name, x.engine, plan.get_device(x)) for x in plan.launches))
 
     # ------------------------------------------------------------------ memory
 
@@ -58,14 +62,14 @@ class Program:
         return self.arena.nbytes
 
     @property
-    def arena_values(self) -> tuple[Placed, ...]:
+    def arena_values(self) -> tuple[ArenaPlan, ...]:
         """The values in the arena, in the order in which they are written, with offset, size and lifetime."""
         return self.arena.values
 
     # ------------------------------------------------------------------ calls
 
     @cached_property
-    def direct(self) -> Callable[..., Sequence[Any]] | None:
+    def fast_call(self) -> Callable[..., Sequence[Any]] | None:
         """The one executable's own quickest call, when that is all there is to a run of the program; else None."""
         steps = self._slots.steps
         if len(steps) != 1 or self._slots.aliases or self._suspects:
@@ -75,9 +79,9 @@ class Program:
         if not set(step.reads) <= set(inputs) or not set(outputs) <= set(step.writes):
             return None
         given, results = (tuple(map(of.index, slots)) for of, slots in ((inputs, step.reads), (step.writes, outputs)))
-        return _rearranged(step.executable.direct(), given, len(inputs), results, len(step.writes))
+        return _rearranged(step.executable.fast_call(), given, len(inputs), results, len(step.writes))
 
-    def run(self, inputs: Sequence[Any], options: RunOptions = DEFAULT, inspection: Inspection | None = None) -> list[Any]:
+    def run(self, inputs: Sequence[Any], options: RunOptions = DEFAULT, inspection: OutputInspector | None = None) -> list[Any]:
         """Return the outputs, in the plan's order, from the inputs, in the plan's order (checked by the caller).
 
         Raises RunFailed naming the launch and engine when an engine fails, or the inspection finds what a launch has
@@ -85,10 +89,18 @@ class Program:
         """
         if options is DEFAULT and inspection is None and (results := self._run_directly(inputs)) is not None:
             return results
+        if not options.profile:
+            return self._run_in_frame(inputs, options, inspection)
+        began = perf_counter()
+        results = self._run_in_frame(inputs, options, inspection)
+        self._recorder.add_call(began, perf_counter())
+        return results
+
+    def _run_in_frame(self, inputs: Sequence[Any], options: RunOptions, inspection: OutputInspector | None) -> list[Any]:
         try:
             frame = self._idle.pop()
         except IndexError:
-            frame = frame_of(self._slots, self._layout)
+            frame = make_frame(self._slots, self._layout)
         for _, target in self._slots.aliases:
             check_updated(self._slots.names[target], inputs[target])
         frame.enter(inputs, None if options is DEFAULT else options)
@@ -104,22 +116,22 @@ class Program:
             return None
         (step,) = self._slots.steps
         try:
-            if (direct := self.direct) is None:
+            if (fast_call := self.fast_call) is None:
                 return None
-            results = list(direct(*inputs))
+            results = list(fast_call(*inputs))
             if len(results) != len(step.writes):
-                raise miscounted(step, len(results))
+                raise make_count_error(step, len(results))
         except Exception as error:  # noqa: BLE001  # whatever it is, `failure` says what to make of it
-            raise failure(step.launch, error)  # noqa: B904  # it has its cause
+            raise to_run_failed(step.launch, error)  # noqa: B904  # it has its cause
         return results
 
-    def repeated(self, inputs: Sequence[Any]) -> Callable[[], Sequence[Any]]:
+    def make_timed_call(self, inputs: Sequence[Any]) -> Callable[[], Sequence[Any]]:
         """Return the call as a module makes it of such arrays of the host, which it reads, to be timed.
 
         On a device they lie there from the first, and the call waits for its results.
         """
-        direct = self.direct
-        return (lambda: direct(*inputs)) if direct is not None else (lambda: self.run(inputs))
+        fast_call = self.fast_call
+        return (lambda: fast_call(*inputs)) if fast_call is not None else (lambda: self.run(inputs))
 
     def _play(self, actions: Sequence[Action]) -> None:
         action: Action | None = None
@@ -127,9 +139,9 @@ class Program:
             for action in actions:  # the error below names the launch that was begun last
                 action()
         except Exception as error:  # noqa: BLE001  # whatever it is, `failure` says what to make of it
-            raise failure(self.plan.launches[actions.index(action)], error)  # noqa: B904  # it has its cause
+            raise to_run_failed(self.plan.launches[actions.index(action)], error)  # noqa: B904  # it has its cause
 
-    def _observed(self, frame: Frame, options: RunOptions, inspection: Inspection | None) -> Sequence[Action]:
+    def _observed(self, frame: CallFrame, options: RunOptions, inspection: OutputInspector | None) -> Sequence[Action]:
         actions: Sequence[Action] = frame.actions
         if options.profile:
             actions = [self._timed(*pair) for pair in enumerate(actions)]
@@ -137,12 +149,12 @@ class Program:
             actions = [self._inspected(*pair, frame, inspection) for pair in enumerate(actions)]
         return actions
 
-    def _inspected(self, index: int, action: Action, frame: Frame, inspection: Inspection) -> Action:
+    def _inspected(self, index: int, action: Action, frame: CallFrame, inspection: OutputInspector) -> Action:
         step, slots = self._slots.steps[index], frame.slots
 
         def inspected() -> None:
             given = [slots[slot] for slot in step.reads]
-            given = kept(step, given) if inspection.needs_inputs else given
+            given = copy_inputs(step, given) if inspection.needs_inputs else given
             action()
             wrong = inspection.find(step.launch, given, [slots[slot] for slot in step.writes])
             if wrong is not None:
@@ -154,7 +166,7 @@ class Program:
         def timed() -> None:
             began = perf_counter()
             action()
-            self._recorder.add(index, perf_counter() - began)
+            self._recorder.add(index, began, perf_counter())
 
         return timed
 
@@ -200,7 +212,7 @@ class Program:
             if slot not in own and slot not in slots.constants:
                 own[slot] = buffer
         known = {i: types[name] for i, name in enumerate(slots.names) if name in types} if types else None
-        frame = frame_of(slots, laid_out(slots, own, known), own)
+        frame = make_frame(slots, plan_memory(slots, own, known), own)
         copies = [(buffer, slot) for slot, buffer in zip(slots.outputs, buffers, strict=True) if own.get(slot) is not buffer]
         updates = [(inputs[target], buffers[source]) for source, target in slots.aliases]
 
@@ -220,15 +232,15 @@ class Program:
         """Return an array of any content where the outputs of the program lie."""
         return np.empty(shape, dtype)
 
-    def _alone(self, frame: Frame) -> Callable[[], None]:
-        """Spell out the call of one launch, for what stands here is what a bound call costs."""
+    def _alone(self, frame: CallFrame) -> Callable[[], None]:
+        """Return the call of a single launch, written out because every line adds to the time of a bound call."""
         (action,) = frame.actions
 
         def call() -> None:
             try:
                 action()
             except Exception as error:  # noqa: BLE001  # as in `_play`
-                raise failure(self.plan.launches[0], error)  # noqa: B904
+                raise to_run_failed(self.plan.launches[0], error)  # noqa: B904
 
         return call
 
@@ -240,7 +252,7 @@ class Program:
 
     @property
     def graph_remark(self) -> str:
-        """What became of the wish for a graph of a device: nobody has one of the CPU."""
+        """What became of a requested device graph; empty, since the CPU has none."""
         return ""
 
     def close(self) -> None:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-__all__ = ["available_cores", "budget_of", "default_budget", "set_default_budget"]
+__all__ = ["available_cores", "default_budget", "resolve_thread_budget", "set_default_budget"]
 
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 
 
 class _Process:
-    """What this process has been told."""
+    """Settings of this process."""
 
     budget: int | None = None
 
@@ -32,10 +32,10 @@ def available_cores() -> int:
 @lru_cache(maxsize=1)
 def own_quotas() -> tuple[float, ...]:
     """Return the quotas of this process, as they were when it first asked: reading them costs as much as a small model."""
-    return tuple(quotas())
+    return tuple(read_cpu_quotas())
 
 
-def budget_of(asked: int | None) -> int:
+def resolve_thread_budget(asked: int | None) -> int:
     """Return the threads to use for what was asked: None is the process's default, and more than the cores are the cores."""
     return default_budget() if asked is None else min(asked, available_cores())
 
@@ -53,7 +53,7 @@ def set_default_budget(threads: int | None) -> None:
 # ------------------------------------------------------------------ quotas of control groups
 
 
-def quotas(groups: Path = _CONTROL_GROUPS, own: Path = _OWN_GROUPS) -> Iterator[float]:
+def read_cpu_quotas(groups: Path = _CONTROL_GROUPS, own: Path = _OWN_GROUPS) -> Iterator[float]:
     """Yield each limit, in cores, that a control group of this process, or one around it, sets (Linux, versions 1 and 2)."""
     for line in _text(own).splitlines():
         _, controllers, path = line.split(":", 2)

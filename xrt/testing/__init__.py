@@ -5,23 +5,23 @@ needs neither pytest nor hypothesis: `suite` needs the first, `strategies` the s
 else in XRT but the command line may import it.
 """
 
-from xrt.testing.cases import Case, node_cases
+from xrt.testing.cases import ConformanceCase, node_cases
 from xrt.testing.conformance import conform, run_case, run_reference
-from xrt.testing.groups import GROUPS, cases_of
-from xrt.testing.ledgers import MIXTURES, Gap, gaps_of, settle
-from xrt.testing.report import Outcome, Report, Word
+from xrt.testing.groups import GROUPS, group_cases
+from xrt.testing.ledgers import MIXTURES, KnownFailure, load_known_failures, settle
+from xrt.testing.report import ConformanceReport, Outcome, ResultWord
 
 __all__ = [
     "GROUPS",
     "MIXTURES",
-    "Case",
-    "Gap",
+    "ConformanceCase",
+    "ConformanceReport",
+    "KnownFailure",
     "Outcome",
-    "Report",
-    "Word",
-    "cases_of",
+    "ResultWord",
     "conform",
-    "gaps_of",
+    "group_cases",
+    "load_known_failures",
     "node_cases",
     "run_case",
     "run_reference",

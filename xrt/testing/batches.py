@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from xrt import passes
 from xrt.engines import CompileContext, GraphCompiler
 from xrt.graph import Function, Node
-from xrt.runtime import available_cores, hosted
-from xrt.testing.renaming import renamed
-from xrt.testing.shrink import Sample
+from xrt.runtime import adapt_to_host, available_cores
+from xrt.testing.renaming import rename_values
 from xrt.verify import Verdict
-from xrt.verify.running import fitted
+from xrt.verify.execution import fit_inputs
+
+if TYPE_CHECKING:
+    from xrt.testing.shrink import Sample
 
 __all__ = ["merge", "settle_batch"]
 
@@ -39,7 +41,7 @@ def merge(functions: Sequence[Function]) -> Function:
 
 def _prefixed(function: Function, prefix: str) -> Function:
     names = [name for scope in (function, *_bodies(function.nodes)) for name in scope.value_names()]
-    again = renamed(function, {name: prefix + name for name in names})
+    again = rename_values(function, {name: prefix + name for name in names})
     nodes = [
         replace(new, name=prefix + old.name, control=tuple(prefix + name for name in old.control))
         for new, old in zip(again.nodes, function.nodes, strict=True)
@@ -54,7 +56,7 @@ def _bodies(nodes: Sequence[Node]) -> list[Function]:
 
 def settle_batch(engine: GraphCompiler, samples: Sequence[Sample], judge: Judge) -> Mapping[int, Verdict]:
     """Return which graphs the engine declines by `why_not`, and of which it computes what ``judge`` accepts, by their indices."""
-    ready = [fitted(passes.inline_constant_control_flow(s.function.replace(aliases=())), s.inputs, engine) for s in samples]
+    ready = [fit_inputs(passes.inline_constant_control_flow(s.function.replace(aliases=())), s.inputs, engine) for s in samples]
     whole = passes.infer_shapes(merge(ready))
     numbers = {f"g{index}_{node.name}": index for index, function in enumerate(ready) for node in function.nodes}
     declined = {numbers[node.name] for node in whole.nodes if engine.why_not(node, whole) is not None}
@@ -90,7 +92,7 @@ def _settle(
 
 def _run(functions: Sequence[Function], engine: GraphCompiler, inputs: Sequence[Any]) -> list[Any]:
     context = CompileContext(threads=available_cores())
-    executable = hosted(engine.compile(passes.infer_shapes(merge(functions)), context), context)
+    executable = adapt_to_host(engine.compile(passes.infer_shapes(merge(functions)), context), context)
     executable.prepare()
     try:
         return list(executable.run([value.copy() if hasattr(value, "copy") else value for value in inputs]))

@@ -12,17 +12,17 @@ from typing import Any, TypeAlias
 import numpy as np
 from onnx import GraphProto, ModelProto, OptionalProto, SequenceProto, TensorProto, numpy_helper
 
-from xrt.compare import BIT_EQUAL, Comparison, Ties, Tolerance, compare_all, tolerance_for
-from xrt.engines import registry
+from xrt.comparison import BIT_EQUAL, Ambiguity, Comparison, Tolerance, compare_all, tolerance_for
+from xrt.engines.contract import registry
 from xrt.formats import onnx
-from xrt.graph import Function, is_training, schema_of
-from xrt.models import with_random_weights
-from xrt.module.settings import REFERENCE
+from xrt.graph import Function, find_schema, is_training
+from xrt.models import fill_random_weights
+from xrt.module.options import REFERENCE
 from xrt.testing.conditioning import Rounded, find_rounded_outputs
-from xrt.verify.running import run_alone, with_inner_values
-from xrt.verify.ties import ties_of
+from xrt.verify.discontinuities import find_ambiguity
+from xrt.verify.execution import expose_inner_values, run_alone
 
-__all__ = ["Case", "Rerun", "matches", "node_cases", "value_of"]
+__all__ = ["ConformanceCase", "Rerun", "matches", "node_cases", "read_value"]
 
 Rerun: TypeAlias = Callable[[Function], Sequence[Any]]
 """Runs another form of a case's function on the case's inputs."""
@@ -32,7 +32,7 @@ _BFLOAT16_RTOL = 2**-6
 
 
 @dataclass(frozen=True)
-class Case:
+class ConformanceCase:
     """One test: a model, one set of inputs, the outputs that must come, and how exact they must be."""
 
     name: str
@@ -53,7 +53,7 @@ class Case:
     def function(self) -> Function:
         """The model as a Function; raises ModelError where it cannot be read."""
         function = onnx.load(self.model)
-        return function if self.seed is None else with_random_weights(function, self.seed)
+        return function if self.seed is None else fill_random_weights(function, self.seed)
 
     @cached_property
     def truth(self) -> tuple[Any, ...]:
@@ -61,9 +61,9 @@ class Case:
         return self.expected if self.seed is None else tuple(_reference(self.function, self.inputs))
 
     @cached_property
-    def ties(self) -> list[Ties | None]:
+    def ties(self) -> list[Ambiguity | None]:
         """Where an output may jump and be as right: what the reference engine gives for the operators that step."""
-        return ties_of(self.function, self.inputs, _reference)
+        return find_ambiguity(self.function, self.inputs, _reference)
 
     @cached_property
     def rounded(self) -> Mapping[str, Rounded]:
@@ -77,20 +77,20 @@ class Case:
 
     @cached_property
     def is_random(self) -> bool:
-        """Whether the outputs are drawn anew in every run, so that only their types and shapes can be compared.
+        """Whether the outputs are random in every run, so that only their types and shapes can be compared.
 
-        Read from the schemas: an operator that is declared not deterministic and takes a seed, in the main graph or in a
-        body; a Dropout only in its training form. (AffineGrid is declared so too, and draws nothing.)
+        Read from the schemas: an operator that is declared not deterministic and takes a seed, in the main graph or in a body; a
+        Dropout only in its training form. (AffineGrid is declared so too, but is not random.)
         """
         return any(_draws(function, node) for function, node in self.function.walk())
 
     def judge(self, results: Sequence[Any], *, admit_ties: bool = False, rerun: Rerun | None = None) -> Comparison:
         """Compare results with the expected ones; types and shapes exactly, numbers within the case's own tolerance.
 
-        With ``admit_ties``, an output that a stepping operator makes (ArgMax, Round, a cast to integers) may be on the
-        other side of a step where what was read lies at its edge: a mixture rounds on the way where one engine does not.
-        ``rerun`` runs another form of the function as the results were made. With it, of an output that rounding decides
-        only what is defined counts, and that it reads the right numbers (`xrt.testing.conditioning`).
+        With ``admit_ties``, an output of a stepping operator (ArgMax, Round, a cast to integers) may be on the other side of a
+        step if its input is at the edge: a mixture rounds between engines where one engine does not. ``rerun`` runs another form
+        of the function as the results were made. With it, an output that rounding decides is compared only where it is defined,
+        and must read the right numbers (`xrt.testing.conditioning`).
         """
         names = [output.name for output in self.model.graph.output]
         if self.is_random:
@@ -108,10 +108,10 @@ class Case:
     def _compare_before(self, rerun: Rerun) -> Comparison:
         """Compare the values that are read by the outputs which rounding decides."""
         expected = {one.read: one.expected for one in self.rounded.values()}
-        results = rerun(with_inner_values(self.function, list(expected)))
+        results = rerun(expose_inner_values(self.function, list(expected)))
         return compare_all(results, list(expected.values()), self._tolerance(np.float32(0)), names=list(expected))
 
-    def _compare(self, results: Sequence[Any], names: Sequence[str], ties: Sequence[Ties | None]) -> Comparison:
+    def _compare(self, results: Sequence[Any], names: Sequence[str], ties: Sequence[Ambiguity | None]) -> Comparison:
         parts = [
             compare_all([r], [e], self._tolerance(e), ties=[t], names=[n])
             for r, e, t, n in zip(results, self.truth, ties, names, strict=True)
@@ -142,7 +142,7 @@ def _reference(function: Function, inputs: Sequence[Any]) -> list[Any]:
 
 
 def _draws(function: Function, node: Any) -> bool:
-    schema = schema_of(node.op_type, function.opsets.get(node.domain, 0), node.domain)
+    schema = find_schema(node.op_type, function.opsets.get(node.domain, 0), node.domain)
     if schema is None or not schema.non_deterministic or "seed" not in schema.attributes:
         return False
     return node.op_type != "Dropout" or is_training(node, function)
@@ -157,7 +157,7 @@ def _blank(value: Any) -> Any:
     return np.zeros_like(value) if isinstance(value, np.ndarray) else value
 
 
-def node_cases(pattern: str = "*", *, shard: tuple[int, int] = (0, 1)) -> tuple[Case, ...]:
+def node_cases(pattern: str = "*", *, shard: tuple[int, int] = (0, 1)) -> tuple[ConformanceCase, ...]:
     """Return the node tests whose names match, or the i-th of n equal shares of them for ``shard=(i, n)``.
 
     ``pattern`` is one or more globs with commas between them; the leading ``test_`` may be left out. The first call
@@ -174,7 +174,7 @@ def matches(name: str, pattern: str) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _all_cases() -> tuple[Case, ...]:
+def _all_cases() -> tuple[ConformanceCase, ...]:
     from onnx.backend.test.case.node import collect_testcases
 
     with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -184,11 +184,11 @@ def _all_cases() -> tuple[Case, ...]:
     return tuple(sorted(cases, key=lambda case: case.name))
 
 
-def _cases_of(test: Any) -> Iterator[Case]:
+def _cases_of(test: Any) -> Iterator[ConformanceCase]:
     """Yield a case for each data set; one that is alone bears the test's name."""
     for number, (inputs, expected) in enumerate(test.data_sets):
         name = test.name if number == 0 else f"{test.name}/{number}"
-        yield Case(name, test.model, _given(inputs, test.model.graph), _values(expected), test.rtol, test.atol)
+        yield ConformanceCase(name, test.model, _given(inputs, test.model.graph), _values(expected), test.rtol, test.atol)
 
 
 def _given(inputs: Sequence[Any], graph: GraphProto) -> tuple[Any, ...]:
@@ -197,19 +197,19 @@ def _given(inputs: Sequence[Any], graph: GraphProto) -> tuple[Any, ...]:
 
 
 def _values(values: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(value_of(value) for value in values)
+    return tuple(read_value(value) for value in values)
 
 
-def value_of(value: Any) -> Any:
+def read_value(value: Any) -> Any:
     """Return what a test gives (a message, an array, a scalar, a list) as engines take it."""
     if isinstance(value, TensorProto):
         return _array(numpy_helper.to_array(value))
     if isinstance(value, SequenceProto):
-        return [value_of(item) for item in numpy_helper.to_list(value)]
+        return [read_value(item) for item in numpy_helper.to_list(value)]
     if isinstance(value, OptionalProto):
-        return value_of(numpy_helper.to_optional(value))
+        return read_value(numpy_helper.to_optional(value))
     if isinstance(value, list | tuple):
-        return [value_of(item) for item in value]
+        return [read_value(item) for item in value]
     return None if value is None else _array(value)
 
 
@@ -224,6 +224,6 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
     return out
 
 
-def unchanged(before: Sequence[Any], after: Sequence[Any]) -> Comparison:
+def is_unchanged(before: Sequence[Any], after: Sequence[Any]) -> Comparison:
     """Compare inputs with what they were before a run; an engine must not write to them."""
     return compare_all(after, before, BIT_EQUAL, names=[f"input {i}" for i in range(len(before))])

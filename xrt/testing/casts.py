@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 import ml_dtypes
 import numpy as np
 
-from xrt.compare import EXACT, Comparison, compare
-from xrt.graph import DType, Function, Node, TensorType, Value, attributes_of
+from xrt.comparison import EXACT, Comparison, compare
+from xrt.graph import DType, Function, Node, TensorType, Value, read_attributes
 
 __all__ = ["CAST_SOURCES", "CastChain", "compare_chain", "function_of_chains", "inputs_of_chains", "list_cast_chains"]
 
@@ -76,13 +76,15 @@ class CastChain:
         steps.append(_mover(self.types[-1]))
         names = [self.kind, *(f"{self.name}/{k}" for k in range(len(steps) - 1)), self.name]
         return tuple(
-            Node(op, (names[k],) * (2 if op == "Mul" else 1), (names[k + 1],), attributes_of(attributes), name=f"{self.name}:{k}")
+            Node(
+                op, (names[k],) * (2 if op == "Mul" else 1), (names[k + 1],), read_attributes(attributes), name=f"{self.name}:{k}"
+            )
             for k, (op, attributes) in enumerate(steps)
         )
 
 
 def _mover(type_: DType) -> tuple[str, dict[str, Any]]:
-    """Return an operator that is exact in the type, and that nobody takes away."""
+    """Return an operator that is exact in the type, and that optimisers keep."""
     return ("Neg", {}) if type_ in FLOATS else ("Transpose", {"perm": [1, 0]})
 
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from xrt.compare import Tolerance
-from xrt.graph import Function, Node
-from xrt.verify.running import Run, with_inner_values
+from xrt.verify.execution import Run, expose_inner_values
+
+if TYPE_CHECKING:
+    from xrt.comparison import Tolerance
+    from xrt.graph import Function, Node
 
 __all__ = ["Rounded", "SoftmaxBounds", "find_rounded_outputs"]
 
@@ -25,7 +27,10 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, eq=False)
 class SoftmaxBounds:
-    """What each element of a Softmax may be when each number that it reads is one rounding up or down: evidence as `Ties` are."""
+    """What each element of a Softmax may be when each number that it reads is one rounding up or down.
+
+    Evidence as `Ambiguity` are.
+    """
 
     low: Array
     high: Array
@@ -44,7 +49,9 @@ class SoftmaxBounds:
     def admits(self, actual: Array, expected: Array) -> Array:
         """Return, for each element, whether it is within its bounds, and in a row that sums to one."""
         wide = actual.astype(np.float64)
-        within = (wide >= self.low - self.tolerance.allowed(self.low)) & (wide <= self.high + self.tolerance.allowed(self.high))
+        within = (wide >= self.low - self.tolerance.compute_bound(self.low)) & (
+            wide <= self.high + self.tolerance.compute_bound(self.high)
+        )
         lines = _as_rows(wide, self.rows)
         slack = self.tolerance.rtol + self.tolerance.atol * lines.shape[1]
         sums = np.abs(lines.sum(axis=1, keepdims=True) - 1) <= slack
@@ -73,7 +80,7 @@ def find_rounded_outputs(function: Function, inputs: Sequence[Any], run: Run, to
     if not found:
         return {}
     read = list(dict.fromkeys(node.inputs[0] for node in found.values()))
-    values = dict(zip(read, run(with_inner_values(function, read), inputs), strict=True))
+    values = dict(zip(read, run(expose_inner_values(function, read), inputs), strict=True))
     rounded = {name: _rounded(node, function, values[node.inputs[0]], tolerance) for name, node in found.items()}
     return {name: one for name, one in rounded.items() if one is not None}
 
@@ -87,7 +94,7 @@ def _rounded(node: Node, function: Function, read: Array, tolerance: Tolerance) 
     if read.dtype.kind != "f" or not read.size or not np.isfinite(read).all():
         return None
     bounds = SoftmaxBounds.read_from(read, _rows(node, function, read.ndim), tolerance)
-    moves = bounds.high - bounds.low > tolerance.allowed(bounds.low)
+    moves = bounds.high - bounds.low > tolerance.compute_bound(bounds.low)
     return Rounded(node.inputs[0], read, bounds) if moves.any() else None
 
 

@@ -12,25 +12,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xrt.compare import Comparison, compare_all
-from xrt.engines import CompileContext, GraphCompiler, MemoryUse, RunOptions, registry
+from xrt.comparison import Comparison, compare_all
+from xrt.engines import CompileContext, GraphCompiler, MemoryUse, RunOptions
+from xrt.engines.contract import registry
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, TensorType, Value
 from xrt.testing.casts import CAST_SOURCES
 from xrt.testing.corpus import CORPUS, find_entry
-from xrt.testing.proof import Proof, alone_or_skip, bounded, compiled_or_skip, outputs_of
-from xrt.testing.renaming import renamed
-from xrt.testing.running import module_of
-from xrt.testing.special import DECLARED, SPECIALS, Special, special
-from xrt.testing.spikes import SPIKES, Spiked, spiked
-from xrt.testing.strategies import functions, inputs_of
-from xrt.testing.taking import TakenBy
-from xrt.verify.running import compiled, fitted, run_alone
+from xrt.testing.renaming import rename_values
+from xrt.testing.running import make_module
+from xrt.testing.special_values import DECLARED, SPECIALS, SpecialValueCase, make_special_cases
+from xrt.testing.spikes import SPIKES, Spiked, find_spiked
+from xrt.testing.strategies import functions, make_random_inputs
+from xrt.testing.suite_base import SuiteBase, alone_or_skip, bounded, compile_or_skip, run_outputs
+from xrt.testing.supported import SupportFilter
+from xrt.verify.execution import compile_alone, fit_inputs, run_alone
 
 __all__ = ["Contract"]
 
 
-class Contract(Proof):
+class Contract(SuiteBase):
     """What is asked of the engine by its contract: on the corpus, and on generated Functions of which it takes every node."""
 
     # ------------------------------------------------------------------ the engine
@@ -75,12 +76,12 @@ class Contract(Proof):
     @pytest.mark.parametrize("name", [e.name for e in CORPUS])
     def test_corpus_alone(self, name: str) -> None:
         one = find_entry(name)
-        given = one.given()
+        given = one.make_inputs()
         try:
             results = run_alone(self.made(), one.function, given)
         except CompileRefused:
             return
-        except Exception as error:  # noqa: BLE001  # whatever an engine raises is to be told with the entry's story
+        except Exception as error:  # noqa: BLE001  # whatever an engine raises is reported with the entry's story
             self.check(Comparison(f"{type(error).__name__}: {error}"), one)
             return
         self.check(one.judge(results), one)
@@ -91,11 +92,11 @@ class Contract(Proof):
     @pytest.mark.parametrize("name", [e.name for e in CORPUS])
     def test_corpus_with_the_reference_behind(self, name: str) -> None:
         one = find_entry(name)
-        given = one.given()
+        given = one.make_inputs()
         try:
-            with module_of(one.function, self.mixed()) as module:
-                results = outputs_of(module(*given), one.function)
-        except Exception as error:  # noqa: BLE001  # whatever an engine raises is to be told with the entry's story
+            with make_module(one.function, self.list_engines()) as module:
+                results = run_outputs(module(*given), one.function)
+        except Exception as error:  # noqa: BLE001  # whatever an engine raises is reported with the entry's story
             self.check(Comparison(f"{type(error).__name__}: {error}"), one)
             return
         self.check(one.judge(results), one)
@@ -108,14 +109,14 @@ class Contract(Proof):
 
     @pytest.mark.parametrize("name", [one.name for one in SPECIALS])
     def test_special_numbers(self, name: str) -> None:
-        self._check_special(special(name))
+        self._check_special(make_special_cases(name))
 
     @pytest.mark.parametrize("name", [one.name for one in SPIKES])
     def test_one_special_number_among_ordinary_ones(self, name: str) -> None:
-        self._check_special(spiked(name))
+        self._check_special(find_spiked(name))
 
-    def _check_special(self, one: Special | Spiked) -> None:
-        found = self.found_of(one)
+    def _check_special(self, one: SpecialValueCase | Spiked) -> None:
+        found = self.compare_special_numbers(one)
         if found is None:
             return
         verdict = one.judge(*found, [lost for lost, ops in self.losses().items() if ops & one.operators])
@@ -123,7 +124,7 @@ class Contract(Proof):
 
     def test_special_numbers_are_lost_where_it_says_so(self) -> None:
         for lost, declared in self.losses().items():
-            kept = sorted(op for op in declared if not self.loses(lost, op))
+            kept = sorted(op for op in declared - self.lost_on_some_processors if not self.loses(lost, op))
             assert not kept, f"{DECLARED[lost]} names operators that lose none: {', '.join(kept)}; take them out"
 
     # ------------------------------------------------------------------ casts
@@ -139,17 +140,17 @@ class Contract(Proof):
     @bounded
     @given(data=st.data())
     def test_read_only_and_strided_inputs_are_taken(self, data: st.DataObject) -> None:
-        function = data.draw(functions(self.taken(aliases=False)))
-        inputs = [_awkward(value) for value in inputs_of(function, 1)]
+        function = data.draw(functions(self.supported_form(aliases=False)))
+        inputs = [_awkward(value) for value in make_random_inputs(function, 1)]
         self.same(alone_or_skip(self.made(), function, inputs), function, 1, "on read-only views with strides")
 
     @bounded
     @given(data=st.data())
     def test_a_second_run_leaves_the_first_results_alone(self, data: st.DataObject) -> None:
-        function = data.draw(functions(self.taken(aliases=False)))
-        executable = compiled_or_skip(self.made(), function, inputs_of(function, 1))
-        first = list(executable.run(inputs_of(function, 1)))
-        second = list(executable.run(inputs_of(function, 2)))
+        function = data.draw(functions(self.supported_form(aliases=False)))
+        executable = compile_or_skip(self.made(), function, make_random_inputs(function, 1))
+        first = list(executable.run(make_random_inputs(function, 1)))
+        second = list(executable.run(make_random_inputs(function, 2)))
         executable.close()
         self.same(second, function, 2, "results of the second run")
         self.same(first, function, 1, "results of the first run, looked at after the second")
@@ -157,9 +158,9 @@ class Contract(Proof):
     @bounded
     @given(data=st.data())
     def test_results_that_are_said_to_be_fresh_are(self, data: st.DataObject) -> None:
-        function = data.draw(functions(self.taken(aliases=False)))
-        inputs = inputs_of(function, 1)
-        executable = compiled_or_skip(self.made(), function, inputs)
+        function = data.draw(functions(self.supported_form(aliases=False)))
+        inputs = make_random_inputs(function, 1)
+        executable = compile_or_skip(self.made(), function, inputs)
         if not executable.outputs_are_fresh:
             return
         results = list(executable.run(inputs))
@@ -173,9 +174,9 @@ class Contract(Proof):
     def test_results_of_every_origin_are_right_and_of_their_own(self, size: int) -> None:
         """Outputs that are an input, a constant, computed, passed on, and the same twice, in two runs."""
         function, engine = _of_every_origin(size), self.made()
-        inputs = inputs_of(function, 1)
+        inputs = make_random_inputs(function, 1)
         try:
-            executable = compiled(engine, function, inputs) if TakenBy(engine)(function) else None
+            executable = compile_alone(engine, function, inputs) if SupportFilter(engine)(function) else None
         except CompileRefused:
             executable = None
         if executable is None:
@@ -195,8 +196,8 @@ class Contract(Proof):
     @bounded
     @given(data=st.data())
     def test_what_it_tells_of_its_memory_is_sound(self, data: st.DataObject) -> None:
-        function = data.draw(functions(self.taken(aliases=False)))
-        executable = compiled_or_skip(self.made(), function, inputs_of(function, 1))
+        function = data.draw(functions(self.supported_form(aliases=False)))
+        executable = compile_or_skip(self.made(), function, make_random_inputs(function, 1))
         told = executable.memory()
         executable.close()
         for use in told or ():
@@ -207,9 +208,9 @@ class Contract(Proof):
     @bounded
     @given(data=st.data())
     def test_given_buffers_hold_the_results(self, data: st.DataObject) -> None:
-        function = data.draw(functions(self.taken(aliases=False, passthrough=False)))
-        inputs = inputs_of(function, 1)
-        executable = compiled_or_skip(self.made(), function, inputs)
+        function = data.draw(functions(self.supported_form(aliases=False, passthrough=False)))
+        inputs = make_random_inputs(function, 1)
+        executable = compile_or_skip(self.made(), function, inputs)
         buffers = [np.empty_like(result, order="C") for result in executable.run(inputs)]
         some = [np.empty_like(buffer) if data.draw(st.booleans()) else None for buffer in buffers]
         results = [list(executable.run(inputs, RunOptions(out=out))) for out in (buffers, some)]
@@ -222,30 +223,30 @@ class Contract(Proof):
     @bounded
     @given(data=st.data())
     def test_a_bound_call_follows_its_inputs_and_fills_its_buffers(self, data: st.DataObject) -> None:
-        function = data.draw(functions(self.taken(aliases=False, passthrough=False, symbolic=False)))
-        inputs = [np.array(value, order="C") for value in inputs_of(function, 1)]
-        executable = compiled_or_skip(self.made(), function, inputs)
-        results = list(executable.direct()(*inputs))
+        function = data.draw(functions(self.supported_form(aliases=False, passthrough=False, symbolic=False)))
+        inputs = [np.array(value, order="C") for value in make_random_inputs(function, 1)]
+        executable = compile_or_skip(self.made(), function, inputs)
+        results = list(executable.fast_call()(*inputs))
         self.same(results, function, 1, "what direct() returned")
         buffers = [np.empty_like(result, order="C") for result in results]
         call = executable.bind(inputs, buffers)
         for seed in (2, 3):
-            for held, value in zip(inputs, inputs_of(function, seed), strict=True):
+            for held, value in zip(inputs, make_random_inputs(function, seed), strict=True):
                 held[...] = value
             call()
             self.same(buffers, function, seed, "a bound call, on what its inputs held then")
-        executable.into(buffers)(*[_awkward(value) for value in inputs_of(function, 4)])
+        executable.bind_outputs(buffers)(*[_awkward(value) for value in make_random_inputs(function, 4)])
         self.same(buffers, function, 4, "a call into fixed buffers")
         executable.close()
 
     @bounded
     @given(data=st.data())
     def test_what_is_proposed_in_place_may_lie_there(self, data: st.DataObject) -> None:
-        function = data.draw(functions(self.taken(aliases=False, passthrough=False)))
-        inputs = [np.array(value, order="C") for value in inputs_of(function, 1)]
-        executable = compiled_or_skip(self.made(), function, inputs)
+        function = data.draw(functions(self.supported_form(aliases=False, passthrough=False)))
+        inputs = [np.array(value, order="C") for value in make_random_inputs(function, 1)]
+        executable = compile_or_skip(self.made(), function, inputs)
         buffers = [np.empty_like(result, order="C") for result in executable.run(inputs)]
-        over = {source: target for source, target in executable.in_place() if _alike(inputs[source], buffers[target])}
+        over = {source: target for source, target in executable.inplace_pairs() if _alike(inputs[source], buffers[target])}
         for target, source in {target: source for source, target in over.items()}.items():
             buffers[target] = inputs[source].view()
         executable.run(inputs, RunOptions(out=buffers))
@@ -255,13 +256,13 @@ class Contract(Proof):
     @settings(bounded, max_examples=5)
     @given(data=st.data())
     def test_several_threads_may_run_at_once(self, data: st.DataObject) -> None:
-        function = data.draw(functions(self.taken(aliases=False)))
-        executable = compiled_or_skip(self.made(), function, inputs_of(function, 0))
+        function = data.draw(functions(self.supported_form(aliases=False)))
+        executable = compile_or_skip(self.made(), function, make_random_inputs(function, 0))
         barrier = threading.Barrier(8)
 
         def run(seed: int) -> list[list[Any]]:
             barrier.wait()
-            return [list(executable.run(inputs_of(function, seed))) for _ in range(5)]
+            return [list(executable.run(make_random_inputs(function, seed))) for _ in range(5)]
 
         with ThreadPoolExecutor(8) as pool:
             runs = list(pool.map(run, range(8)))
@@ -273,9 +274,9 @@ class Contract(Proof):
     @settings(bounded, max_examples=10)
     @given(data=st.data())
     def test_a_saved_executable_runs_the_same(self, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-        function = data.draw(functions(self.taken(aliases=False)))
-        engine, inputs = self.made(), inputs_of(function, 1)
-        executable = compiled_or_skip(engine, function, inputs)
+        function = data.draw(functions(self.supported_form(aliases=False)))
+        engine, inputs = self.made(), make_random_inputs(function, 1)
+        executable = compile_or_skip(engine, function, inputs)
         context = CompileContext(workdir=tmp_path_factory.mktemp("saved"))
         results = _saved_and_run(engine, executable, function, context)
         executable.close()
@@ -283,7 +284,7 @@ class Contract(Proof):
             self.same(results, function, 1, "saved, loaded for the same Function under other names, and run")
 
 
-def _told_of_losses(one: Special | Spiked, results: Sequence[Any], expected: Sequence[Any]) -> str:
+def _told_of_losses(one: SpecialValueCase | Spiked, results: Sequence[Any], expected: Sequence[Any]) -> str:
     """Say what else there is to do where one kind of number is all that differs."""
     for lost, name in DECLARED.items():
         if one.judge(results, expected, [lost]):
@@ -304,14 +305,14 @@ def _of_every_origin(size: int) -> Function:
 
 def _saved_and_run(engine: GraphCompiler, executable: Any, function: Function, context: CompileContext) -> list[Any] | None:
     """Return what the loaded executable makes of the inputs; None for an engine that does not save."""
-    inputs = inputs_of(function, 1)
+    inputs = make_random_inputs(function, 1)
     try:
         saved = bytes(engine.save(executable, context))
     except CompileRefused:
         return None
     executable.close()
-    fit = fitted(function, inputs, engine)
-    loaded = engine.load(memoryview(saved), renamed(_reversed(fit), {}), context)
+    fit = fit_inputs(function, inputs, engine)
+    loaded = engine.load(memoryview(saved), rename_values(_reversed(fit), {}), context)
     loaded.prepare()
     results = list(loaded.run(inputs))
     loaded.close()

@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from types import FunctionType
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from xrt.graph import Function
+if TYPE_CHECKING:
+    from xrt.graph import Function
 
 __all__ = ["describe", "note_case"]
 

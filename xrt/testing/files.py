@@ -19,14 +19,14 @@ from typing import Any
 from xrt.errors import ModelError
 from xrt.formats.text import parse, to_text
 from xrt.graph import Constant, Function, Value
-from xrt.testing.corpus.entry import Entry
+from xrt.testing.corpus.entry import CorpusEntry
 
 __all__ = ["read_entries", "read_entry", "write_entry"]
 
 _WHY = "# why: "
 
 
-def write_entry(entry: Entry, folder: Path) -> Path:
+def write_entry(entry: CorpusEntry, folder: Path) -> Path:
     """Write the entry to ``<name>.txt`` in a folder, which is made where it is not there, and return the path."""
     folder.mkdir(parents=True, exist_ok=True)
     inputs, expected = (to_text(_held(values)) for values in (entry.inputs, entry.expected))
@@ -41,7 +41,7 @@ def _held(arrays: Sequence[Any]) -> Function:
     return Function((), tuple(Value(name, c.type) for name, c in constants.items()), (), constants, name="values")
 
 
-def read_entry(path: Path) -> Entry:
+def read_entry(path: Path) -> CorpusEntry:
     """Read one entry; raises ModelError where the file is not of the form above."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -52,7 +52,7 @@ def read_entry(path: Path) -> Entry:
     if not why.startswith(_WHY) or len(parts) != 3:
         raise ModelError(f"{path.name} is no entry of the corpus; it must begin with {_WHY!r} and have two more parts after it")
     function, inputs, expected = (parse(part) for part in parts)
-    return Entry(path.stem, why.removeprefix(_WHY), function, _arrays(inputs), _arrays(expected))
+    return CorpusEntry(path.stem, why.removeprefix(_WHY), function, _arrays(inputs), _arrays(expected))
 
 
 def _arrays(held: Function) -> tuple[Any, ...]:
@@ -62,6 +62,6 @@ def _arrays(held: Function) -> tuple[Any, ...]:
     return tuple(held.constants[value.name].array for value in held.outputs)
 
 
-def read_entries(folder: Path) -> tuple[Entry, ...]:
+def read_entries(folder: Path) -> tuple[CorpusEntry, ...]:
     """Read every entry of a folder, in the order of their names."""
     return tuple(read_entry(path) for path in sorted(folder.glob("*.txt")))

@@ -1,7 +1,7 @@
-"""Fuzzing: many generated graphs, each run in several ways, each result held against the reference's.
+"""Fuzzing: many generated graphs, each run in several ways, each result compared with the reference's.
 
-A seed stands for one graph and its inputs, the same on every machine. What disagrees is made small and returned as a
-`Finding`; `xrt.testing.files` writes it to the corpus, from where every engine's suite runs it. The command is ``xrt fuzz``.
+A seed determines one graph and its inputs, the same on every machine. A graph with wrong results is made small and returned as a
+`Finding`; `xrt.testing.files` writes it to the corpus, from which every engine's suite runs it. The command is ``xrt fuzz``.
 """
 
 from __future__ import annotations
@@ -9,25 +9,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from xrt.engines import GraphCompiler, registry
+from xrt.engines.contract import registry
 from xrt.errors import CompileRefused
 from xrt.graph import DType, Function
-from xrt.module.settings import REFERENCE
+from xrt.module.options import REFERENCE
 from xrt.testing.batches import settle_batch
-from xrt.testing.families import ALL_FAMILIES, INTEGERS
-from xrt.testing.generate import Form, inputs_of, seeded_function
+from xrt.testing.execution_modes import Alternating, ExecutionMode, PriorityListMode, RandomMixMode, SingleEngineMode
+from xrt.testing.generate import Form, make_random_inputs, make_seeded_function
+from xrt.testing.generators import ALL_FAMILIES, INTEGERS
 from xrt.testing.open_results import Losses, admit_open_results
 from xrt.testing.shrink import Sample, shrink
 from xrt.testing.special_inputs import holds_special_numbers, insert_special_numbers
-from xrt.testing.ways import Alone, Alternating, Listed, Mixed, Way
-from xrt.verify import Judgement, Verdict, judge
-from xrt.verify.running import run_alone
+from xrt.verify import CheckVerdict, Verdict, judge_outputs
+from xrt.verify.execution import run_alone
 
-__all__ = ["COMMON", "KINDS_OF_WAY", "WIDE", "Finding", "Fuzzer", "KindOfWay", "sample_of"]
+if TYPE_CHECKING:
+    from xrt.engines import GraphCompiler
+
+__all__ = ["COMMON", "KINDS_OF_WAY", "WIDE", "Finding", "Fuzzer", "KindOfWay", "make_sample"]
 
 KindOfWay: TypeAlias = Literal["alone", "listed", "mixed", "alternating"]
 KINDS_OF_WAY: tuple[KindOfWay, ...] = get_args(KindOfWay)
@@ -80,7 +83,7 @@ class Fuzzer:
     """What batches have proved, by seed and word of the way."""
 
     def run(self, seeds: Sequence[int], progress: Callable[[int, Finding | None], None] = lambda done, found: None) -> None:
-        """Run the graphs of the seeds; ``progress`` is told how many are done, and of each finding as it comes."""
+        """Run the graphs of the seeds; ``progress`` is called with the number done, and with each finding."""
         for done, seed in enumerate(seeds, 1):
             if self.batch > 1 and "alone" in self.kinds and (done - 1) % self.batch == 0:
                 self.settled = self.settle(seeds[done - 1 : done - 1 + self.batch])
@@ -104,11 +107,11 @@ class Fuzzer:
         begun = {seed: self.begin(seed) for seed in seeds}
         found: dict[tuple[int, str], Verdict] = {}
         for engine in map(registry.create, (*self.engines, *self.rarely)):
-            way, word = Alone(engine), f"{engine.name} alone"
+            way, word = SingleEngineMode(engine), f"{engine.name} alone"
             chosen = [(seed, one) for seed, one in begun.items() if not isinstance(one, Finding)]
             tried = [(seed, one) for seed, one in chosen if word in dict(self.ways(seed))]
 
-            def judge_results(index: int, results: Sequence[Any], way: Way = way, tried: Any = tried) -> Verdict:
+            def judge_results(index: int, results: Sequence[Any], way: ExecutionMode = way, tried: Any = tried) -> Verdict:
                 sample, expected = tried[index][1]
                 return self.judge_results(way, sample, results, expected).verdict
 
@@ -119,26 +122,26 @@ class Fuzzer:
 
     def begin(self, seed: int) -> tuple[Sample, list[Any]] | Finding:
         """Return the graph of a seed and what the reference makes of it, or that the reference fails on it."""
-        sample = sample_of(seed)
+        sample = make_sample(seed)
         try:
             return sample, self.truth(sample.function, sample.inputs)
         except Exception as error:  # noqa: BLE001  # a graph that the reference fails on is a finding, whatever it raised
             self.counts["reference", Verdict.DISAGREES] += 1
             return Finding(seed, "the reference", _told(error), sample)
 
-    def ways(self, seed: int) -> list[tuple[str, Way]]:
+    def ways(self, seed: int) -> list[tuple[str, ExecutionMode]]:
         """Return the ways to run the graph of a seed, each under the word that it is counted by."""
         chosen = [registry.create(e) for e in (*self.engines, *(self.rarely if seed % self.one_in == 0 else ()))]
-        ways: list[tuple[str, Way]] = []
+        ways: list[tuple[str, ExecutionMode]] = []
         for engine in chosen:
             if "alone" in self.kinds:
-                ways.append((f"{engine.name} alone", Alone(engine)))
+                ways.append((f"{engine.name} alone", SingleEngineMode(engine)))
             if "listed" in self.kinds:
-                ways.append((f"{engine.name},{self.reference.name}", Listed((engine, self.reference))))
+                ways.append((f"{engine.name},{self.reference.name}", PriorityListMode((engine, self.reference))))
         every = (*chosen, self.reference)
         names = ",".join(engine.name for engine in every)
         if "mixed" in self.kinds:
-            ways.append((f"mixture of {names}", Mixed(every, seed)))
+            ways.append((f"mixture of {names}", RandomMixMode(every, seed)))
         if "alternating" in self.kinds:
             ways.append((f"alternating {names}", Alternating(every, seed % max(len(chosen), 2))))
         return ways
@@ -148,7 +151,7 @@ class Fuzzer:
         with np.errstate(all="ignore"):
             return run_alone(self.reference, function.replace(aliases=()), inputs)
 
-    def try_way(self, seed: int, word: str, way: Way, sample: Sample, expected: Sequence[Any]) -> Finding | None:
+    def try_way(self, seed: int, word: str, way: ExecutionMode, sample: Sample, expected: Sequence[Any]) -> Finding | None:
         """Run the graph one way and count the verdict; return what disagreed, made small."""
         if (proved := self.settled.get((seed, word))) is not None:
             self.counts[word, proved] += 1
@@ -159,29 +162,29 @@ class Fuzzer:
             return None
         return self._shrunk(seed, way, sample, judged) if self.shrinks else Finding(seed, str(way), judged.message, sample)
 
-    def judge(self, way: Way, sample: Sample, expected: Sequence[Any]) -> Judgement:
+    def judge(self, way: ExecutionMode, sample: Sample, expected: Sequence[Any]) -> CheckVerdict:
         """Run the sample that way and hold the results against the expected ones."""
         try:
             with np.errstate(all="ignore"):  # special numbers overflow on purpose; what counts is what comes out
                 results = way.run(sample.function, _copies(sample.inputs))
         except CompileRefused as reason:
-            return Judgement(Verdict.DECLINED, str(reason))
+            return CheckVerdict(Verdict.DECLINED, str(reason))
         except Exception as error:  # noqa: BLE001  # whatever an engine raises is the finding
-            return Judgement(Verdict.DISAGREES, _told(error))
+            return CheckVerdict(Verdict.DISAGREES, _told(error))
         return self.judge_results(way, sample, results, expected)
 
-    def judge_results(self, way: Way, sample: Sample, results: Sequence[Any], expected: Sequence[Any]) -> Judgement:
+    def judge_results(self, way: ExecutionMode, sample: Sample, results: Sequence[Any], expected: Sequence[Any]) -> CheckVerdict:
         """Hold results of the way against the expected ones."""
         with np.errstate(all="ignore"):
-            judged = judge(sample.function, sample.inputs, results, expected, self.truth)
+            judged = judge_outputs(sample.function, sample.inputs, results, expected, self.truth)
             if judged.verdict is not Verdict.DISAGREES or not holds_special_numbers(sample.function, sample.inputs):
                 return judged
-            losses = Losses.declared(way.engines)
+            losses = Losses.of_engines(way.engines)
             admitted = admit_open_results(sample.function, sample.inputs, results, expected, losses, self.truth)
-            again = judge(sample.function, sample.inputs, admitted, expected, self.truth)
-        return judged if again.verdict is Verdict.DISAGREES else Judgement(Verdict.OPEN, judged.message)
+            again = judge_outputs(sample.function, sample.inputs, admitted, expected, self.truth)
+        return judged if again.verdict is Verdict.DISAGREES else CheckVerdict(Verdict.OPEN, judged.message)
 
-    def _shrunk(self, seed: int, way: Way, sample: Sample, judged: Judgement) -> Finding:
+    def _shrunk(self, seed: int, way: ExecutionMode, sample: Sample, judged: CheckVerdict) -> Finding:
         raised = _kind(judged.message)
 
         def fails(smaller: Sample) -> bool:
@@ -191,19 +194,19 @@ class Fuzzer:
         small = shrink(sample, fails, self.truth)
         return Finding(seed, str(way), self._judge_safely(way, small).message, small)
 
-    def _judge_safely(self, way: Way, sample: Sample) -> Judgement:
+    def _judge_safely(self, way: ExecutionMode, sample: Sample) -> CheckVerdict:
         """Judge a sample that shrinking made: where the reference does not take it, it is no graph any more."""
         try:
             expected = self.truth(sample.function, sample.inputs)
         except Exception as error:  # noqa: BLE001  # a step of shrinking may break any rule
-            return Judgement(Verdict.DECLINED, _told(error))
+            return CheckVerdict(Verdict.DECLINED, _told(error))
         return self.judge(way, sample, expected)
 
 
-def sample_of(seed: int) -> Sample:
+def make_sample(seed: int) -> Sample:
     """Return the graph of a seed and its inputs: every other graph is of common types only, and has special numbers."""
-    function = seeded_function(seed, COMMON if seed % 2 else WIDE)
-    return Sample(function, tuple(insert_special_numbers(inputs_of(function, seed), seed)))
+    function = make_seeded_function(seed, COMMON if seed % 2 else WIDE)
+    return Sample(function, tuple(insert_special_numbers(make_random_inputs(function, seed), seed)))
 
 
 def _copies(inputs: Sequence[Any]) -> list[Any]:

@@ -11,12 +11,12 @@ import numpy as np
 
 from xrt.errors import InputError
 from xrt.graph import DType, Function, OptionalType, SequenceType, TensorType, Type
-from xrt.testing.bodies import CONTROL
-from xrt.testing.draft import SIZES, Chooser, Draft, Known, Seeded, values_of
-from xrt.testing.families import ALL_FAMILIES
-from xrt.testing.recipes import Recipe, gentle
+from xrt.testing.control_flow import CONTROL
+from xrt.testing.generators import ALL_FAMILIES
+from xrt.testing.generators.operators import Recipe, gentle
+from xrt.testing.graph_draft import SIZES, Chooser, DraftValue, GraphDraft, Seeded, list_draft_values
 
-__all__ = ["EVERYTHING", "Form", "function_from", "function_of", "inputs_of", "seeded_function"]
+__all__ = ["EVERYTHING", "Form", "function_from", "make_random_inputs", "make_recipe_function", "make_seeded_function"]
 
 Array = np.ndarray[Any, Any]
 
@@ -43,7 +43,10 @@ class Form:
     max_nodes: int = 10
     rank: int = 4
     takes: Callable[[Function], bool] | None = None
-    """What a recipe adds stays only where this says so of the graph so far; `TakenBy` asks an engine. None keeps everything."""
+    """What a recipe adds stays only where this says so of the graph so far.
+
+    `SupportFilter` asks an engine. None keeps everything.
+    """
 
     def __post_init__(self) -> None:
         for name in self.families:
@@ -73,11 +76,11 @@ def _is_ever_kept(recipe: Recipe, form: Form) -> bool:
     return any(_grow(draft, recipe, form) and draft.nodes for draft in drafts)
 
 
-def _draft(choose: Chooser, form: Form) -> Draft:
-    return Draft(choose, form.dtypes, form.empty, form.rank, smooth=form.smooth)
+def _draft(choose: Chooser, form: Form) -> GraphDraft:
+    return GraphDraft(choose, form.dtypes, form.empty, form.rank, smooth=form.smooth)
 
 
-def _grow(draft: Draft, recipe: Recipe, form: Form) -> bool:
+def _grow(draft: GraphDraft, recipe: Recipe, form: Form) -> bool:
     """Let the recipe add to the draft; take back what the form does not keep, and say whether it was kept."""
     before = draft.mark()
     recipe(draft)
@@ -87,7 +90,7 @@ def _grow(draft: Draft, recipe: Recipe, form: Form) -> bool:
     return False
 
 
-def _made(draft: Draft) -> list[Known]:
+def _made(draft: GraphDraft) -> list[DraftValue]:
     names = {name for node in draft.nodes for name in node.outputs}
     return [value for value in draft.values if value.name in names]
 
@@ -98,7 +101,7 @@ def function_from(choose: Chooser, form: Form = EVERYTHING) -> Function:
     for _ in range(choose.integer(1, form.max_nodes)):
         _grow(draft, choose.pick(form.recipes), form)
     if not draft.nodes:  # no recipe found what it needed, or nothing was kept
-        gentle(draft, draft.given(form.dtypes[0], (2,)))
+        gentle(draft, draft.add_given(form.dtypes[0], (2,)))
     outputs = _outputs(draft, form)
     if form.control_edges:
         _add_control_edges(draft)
@@ -107,14 +110,14 @@ def function_from(choose: Chooser, form: Form = EVERYTHING) -> Function:
     return draft.function(outputs, named=named, aliases=aliases)
 
 
-def function_of(recipe: Recipe, choose: Chooser, form: Form = EVERYTHING) -> Function | None:
+def make_recipe_function(recipe: Recipe, choose: Chooser, form: Form = EVERYTHING) -> Function | None:
     """Return a Function of what the recipe adds once, and nothing else; None where it adds nothing."""
     draft = _draft(choose, form)
     recipe(draft)
     return draft.function(_made(draft)[-1:]) if draft.nodes and _made(draft) else None
 
 
-def _outputs(draft: Draft, form: Form) -> list[Known]:
+def _outputs(draft: GraphDraft, form: Form) -> list[DraftValue]:
     """Return the outputs: what nothing reads, something that is read, and odd ones."""
     read = {name for node in draft.nodes for name in node.uses}
     made = _made(draft)
@@ -130,7 +133,7 @@ def _outputs(draft: Draft, form: Form) -> list[Known]:
     return outputs
 
 
-def _add_control_edges(draft: Draft) -> None:
+def _add_control_edges(draft: GraphDraft) -> None:
     """Now and then make a node wait for an earlier one from which no value reaches it."""
     for index in range(1, len(draft.nodes)):
         if draft.choose.integer(0, 7) == 7:
@@ -138,7 +141,7 @@ def _add_control_edges(draft: Draft) -> None:
             draft.nodes[index] = replace(draft.nodes[index], control=(earlier.name,))
 
 
-def _aliases(draft: Draft, outputs: Sequence[Known]) -> tuple[tuple[str, str], ...]:
+def _aliases(draft: GraphDraft, outputs: Sequence[DraftValue]) -> tuple[tuple[str, str], ...]:
     """Now and then let an input hold an output of the same type after the call."""
     made = {name for node in draft.nodes for name in node.outputs}
     pairs = [
@@ -147,12 +150,14 @@ def _aliases(draft: Draft, outputs: Sequence[Known]) -> tuple[tuple[str, str], .
     return (draft.choose.pick(pairs),) if pairs and draft.choose.integer(0, 4) == 4 else ()
 
 
-def seeded_function(seed: int, form: Form = EVERYTHING) -> Function:
+def make_seeded_function(seed: int, form: Form = EVERYTHING) -> Function:
     """Return the Function of a seed, for where hypothesis is not wanted."""
     return function_from(Seeded(seed), form)
 
 
-def inputs_of(function: Function, seed: int = 0, sizes: dict[str, int] = SIZES, empty: Collection[str] = ()) -> list[Any]:
+def make_random_inputs(
+    function: Function, seed: int = 0, sizes: dict[str, int] = SIZES, empty: Collection[str] = ()
+) -> list[Any]:
     """Return random values for a Function's inputs, in their order: equal seeds give equal values.
 
     ``sizes`` gives the named extents; those that are unknown are 2. Inputs named in ``empty`` are absent optionals.
@@ -168,4 +173,4 @@ def _value(rng: np.random.Generator, type_: Type | None, sizes: dict[str, int]) 
         return [_value(rng, type_.element, sizes) for _ in range(2)]
     if not isinstance(type_, TensorType) or type_.shape is None:
         raise InputError(f"no random value can be made for the type {type_}; give a tensor type whose rank is known")
-    return values_of(rng, type_.dtype, tuple(d if isinstance(d, int) else sizes.get(str(d), 2) for d in type_.shape))
+    return list_draft_values(rng, type_.dtype, tuple(d if isinstance(d, int) else sizes.get(str(d), 2) for d in type_.shape))

@@ -7,22 +7,24 @@ from functools import partial
 from types import MappingProxyType
 
 from xrt.errors import OptionError, did_you_mean
-from xrt.testing.cases import Case, matches, node_cases
-from xrt.testing.stored import light_cases, stored_cases
+from xrt.testing.cases import ConformanceCase, matches, node_cases
+from xrt.testing.onnx_models import load_light_cases, load_stored_cases
 
-__all__ = ["GROUPS", "cases_of"]
+__all__ = ["GROUPS", "group_cases"]
 
-GROUPS: Mapping[str, Callable[[], Sequence[Case]]] = MappingProxyType(
+GROUPS: Mapping[str, Callable[[], Sequence[ConformanceCase]]] = MappingProxyType(
     {
         "node": node_cases,
-        **{name: partial(stored_cases, name) for name in ("simple", "pytorch-operator", "pytorch-converted")},
-        "light": light_cases,
+        **{name: partial(load_stored_cases, name) for name in ("simple", "pytorch-operator", "pytorch-converted")},
+        "light": load_light_cases,
     }
 )
 """What makes the cases of each group. Those of ``node`` are one operator each, or the expansion of one; the others are models."""
 
 
-def cases_of(groups: Sequence[str] = (), pattern: str = "*", *, shard: tuple[int, int] = (0, 1)) -> tuple[Case, ...]:
+def group_cases(
+    groups: Sequence[str] = (), pattern: str = "*", *, shard: tuple[int, int] = (0, 1)
+) -> tuple[ConformanceCase, ...]:
     """Return the cases of the groups (of all, when none is named) whose names match, or the i-th of n shares of them.
 
     A share takes every n-th case, so that it has some of every group and of every family of operators. Raises

@@ -11,16 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from xrt.compare import tolerance_for
-from xrt.engines import GraphCompiler
+from xrt.comparison import tolerance_for
 from xrt.graph import DType, Function, Node
 from xrt.testing.special_inputs import Kind, has_denormals, with_zeros_for_denormals
 from xrt.testing.spikes import COMBINING, WEIGHTED
-from xrt.verify.running import Run, run_in_pieces, with_everything_out
+from xrt.verify.execution import Run, expose_all_values, run_regions
+
+if TYPE_CHECKING:
+    from xrt.engines import GraphCompiler
 
 __all__ = ["Losses", "admit_open_results"]
 
@@ -48,7 +50,7 @@ class Losses:
     """Types whose denormal numbers may count as zero."""
 
     @classmethod
-    def declared(cls, engines: Iterable[GraphCompiler]) -> Losses:
+    def of_engines(cls, engines: Iterable[GraphCompiler]) -> Losses:
         """Return what any of the engines declares."""
         kinds = [engine.implementation for engine in engines]
         nan = {op for kind in kinds for op in (*kind.loses_nan, *kind.spreads_nan)}
@@ -80,7 +82,7 @@ def admit_open_results(
 def _all_values(function: Function, inputs: Sequence[Any], run: Run) -> dict[str, Any]:
     values: dict[str, Any] = {name: constant.array for name, constant in function.constants.items()}
     values.update((value.name, given) for value, given in zip(function.inputs, inputs, strict=True))
-    opened = with_everything_out(function)
+    opened = expose_all_values(function)
     values.update(zip((value.name for value in opened.outputs), run(opened, inputs), strict=True))
     return values
 
@@ -91,14 +93,14 @@ def _flushed(
     """Return all values with zeros for the denormal numbers of those types; None where there are none."""
     if not types or not any(has_denormals(array, types) for value in values.values() for array in _arrays(value)):
         return None
-    opened = with_everything_out(function)
+    opened = expose_all_values(function)
     constants = {name: with_zeros_for_denormals(constant.array, types) for name, constant in function.constants.items()}
     given = [with_zeros_for_denormals(value, types) for value in inputs]
 
     def run_flushing(piece: Function, read: Sequence[Any]) -> list[Any]:
         return [with_zeros_for_denormals(result, types) for result in run(piece, read)]
 
-    made = run_in_pieces(opened, range(len(opened.nodes)), given, run_flushing)
+    made = run_regions(opened, range(len(opened.nodes)), given, run_flushing)
     pairs = zip((value.name for value in opened.outputs), made, strict=True)
     return {**constants, **{v.name: x for v, x in zip(function.inputs, given, strict=True)}, **dict(pairs)}
 
@@ -205,7 +207,7 @@ def _admit_flushed(mine: Any, theirs: Any, flushed: Any) -> Any:
     if mine.dtype.kind in "fV":
         tolerance = tolerance_for(mine.dtype, "network")
         wide, due = mine.astype(np.float64), flushed.astype(np.float64)
-        same = (wide == due) | (np.isnan(wide) & np.isnan(due)) | (np.abs(wide - due) <= tolerance.allowed(due))
+        same = (wide == due) | (np.isnan(wide) & np.isnan(due)) | (np.abs(wide - due) <= tolerance.compute_bound(due))
     else:
         same = mine == flushed
     if not _are_alike(mine, theirs):  # how many elements there are depends on which numbers are zero

@@ -14,12 +14,12 @@ from typing import Any
 import xrt.errors
 from xrt.engines import GraphCompiler
 from xrt.errors import OptionError, XRTError
-from xrt.runtime.isolation import Limits, Lost, Worker, identify, why_not_isolated
-from xrt.runtime.shared import Message, function_in, values_in
-from xrt.testing.fuzz import Finding, Fuzzer, sample_of
-from xrt.testing.report import Outcome, Word
+from xrt.testing.fuzz import Finding, Fuzzer, make_sample
+from xrt.testing.report import Outcome, ResultWord
 from xrt.testing.shrink import Sample
 from xrt.verify import Verdict
+from xrt.worker.ipc import Message, read_function, read_values
+from xrt.worker.isolated_engine import WorkerLimits, WorkerLost, WorkerProcess, identify, why_not_isolated
 
 __all__ = ["Remote", "RemoteFuzzer", "conform_remotely", "identities"]
 
@@ -38,11 +38,11 @@ class Remote:
     def __init__(self, opening: Message) -> None:
         """Each worker is asked ``opening`` first."""
         self._opening = opening
-        self._worker: Worker | None = None
+        self._worker: WorkerProcess | None = None
 
     def begin(self) -> Message:
         """Start a worker, and return its answer to the opening."""
-        self._worker = Worker(Limits(), "xrt.testing.remote_worker:main")
+        self._worker = WorkerProcess(WorkerLimits(), "xrt.testing.remote_worker:main")
         return self._heard(self._opening)[0]
 
     def ask(self, message: Mapping[str, Any]) -> tuple[Message, memoryview]:
@@ -76,7 +76,7 @@ def conform_remotely(
     reference: bool,
     tell: Callable[[int, int, Outcome], None],
 ) -> tuple[list[Outcome], list[Outcome]]:
-    """Return the outcomes of a conformance run, and of the reference beside where it was asked for."""
+    """Return the outcomes of a conformance run, and those of the reference if it was requested."""
     outcomes: list[Outcome] = []
     beside: list[Outcome] = []
     with closing(Remote({"do": "conform", "engines": identities(engines), **opening})) as remote:
@@ -84,8 +84,10 @@ def conform_remotely(
         for number, case in enumerate(cases):
             try:
                 outcomes.append(Outcome.from_dict(remote.ask({"do": "case", "number": number})[0]))
-            except Lost as lost:
-                outcomes.append(Outcome(case["case"], Word.FAILED, str(lost), tuple(case["operators"]), group=case["group"]))
+            except WorkerLost as lost:
+                outcomes.append(
+                    Outcome(case["case"], ResultWord.FAILED, str(lost), tuple(case["operators"]), group=case["group"])
+                )
             tell(number + 1, len(cases), outcomes[-1])
         if reference:
             beside = [Outcome.from_dict(remote.ask({"do": "reference", "number": n})[0]) for n in range(len(cases))]
@@ -109,14 +111,14 @@ class RemoteFuzzer(Fuzzer):
     def settle(self, seeds: Sequence[int]) -> dict[tuple[int, str], Verdict]:
         try:
             answer = self._remote.ask({"do": "settle", "seeds": list(seeds)})[0]
-        except Lost:  # the graph that ended it does so again by itself
+        except WorkerLost:  # the graph that ended it does so again by itself
             return {}
         return {(seed, word): Verdict(verdict) for seed, word, verdict in answer["settled"]}
 
     def try_seed(self, seed: int) -> list[Finding]:
         try:
             answer, memory = self._remote.ask({"do": "seed", "seed": seed})
-        except Lost as lost:
+        except WorkerLost as lost:
             return [self._crashed(seed, "reference", "the reference", lost)]
         if (found := _finding(seed, answer, memory)) is not None:
             self.counts["reference", Verdict.DISAGREES] += 1
@@ -127,16 +129,16 @@ class RemoteFuzzer(Fuzzer):
                 continue
             try:
                 answer, memory = self._remote.ask({"do": "way", "number": number})
-            except Lost as lost:
+            except WorkerLost as lost:
                 return [self._crashed(seed, word, way, lost)]
             self.counts[word, Verdict(answer["verdict"])] += 1
             if (found := _finding(seed, answer, memory)) is not None:
                 return [found]
         return []
 
-    def _crashed(self, seed: int, word: str, way: str, lost: Lost) -> Finding:
+    def _crashed(self, seed: int, word: str, way: str, lost: WorkerLost) -> Finding:
         self.counts[word, Verdict.DISAGREES] += 1
-        return Finding(seed, way, str(lost), sample_of(seed))
+        return Finding(seed, way, str(lost), make_sample(seed))
 
 
 def _finding(seed: int, answer: Message, memory: memoryview) -> Finding | None:
@@ -144,5 +146,5 @@ def _finding(seed: int, answer: Message, memory: memoryview) -> Finding | None:
     if "finding" not in answer:
         return None
     told = answer["finding"]
-    sample = Sample(function_in(memory, told["function"]), tuple(values_in(memory, told["inputs"])))
+    sample = Sample(read_function(memory, told["function"]), tuple(read_values(memory, told["inputs"])))
     return Finding(seed, told["way"], told["message"], sample)

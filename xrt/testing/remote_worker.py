@@ -8,24 +8,24 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from xrt.engines import GraphCompiler, parse_spec
-from xrt.engines.spec import build
+from xrt.engines.contract.spec import build
 from xrt.errors import XRTError
-from xrt.runtime.shared import Message, Room
-from xrt.runtime.worker import serve
 from xrt.testing.conformance import create_engines, makers_for, run_case, run_reference
 from xrt.testing.fuzz import Finding, Fuzzer
-from xrt.testing.groups import cases_of
+from xrt.testing.groups import group_cases
+from xrt.worker.ipc import Message, SharedBuffer
+from xrt.worker.server import serve
 
 __all__ = ["main"]
 
-Answers = Mapping[str, Callable[[Message, Room], Message]]
+Answers = Mapping[str, Callable[[Message, SharedBuffer], Message]]
 
 
 def main(handle: str, memory_limit: str) -> None:
     """Serve the socket of that number; what is to be done is known by the first question."""
     answers: Answers = {}
 
-    def answer(message: Message, memory: memoryview, room: Room) -> Message:
+    def answer(message: Message, memory: memoryview, room: SharedBuffer) -> Message:
         nonlocal answers
         try:
             if message["do"] in _KINDS:
@@ -52,12 +52,12 @@ def _conform(message: Message) -> tuple[Answers, Message]:
     """Return the answers of a conformance run, and its cases."""
     listed, is_auto = create_engines(_engines(message["engines"]))
     makers = makers_for(listed, alternate=message["alternate"], auto=is_auto)
-    cases = cases_of(message["groups"], message["pattern"], shard=tuple(message["shard"]))
+    cases = group_cases(message["groups"], message["pattern"], shard=tuple(message["shard"]))
 
-    def run(asked: Message, room: Room) -> Message:
+    def run(asked: Message, room: SharedBuffer) -> Message:
         return asdict(run_case(replace(cases[asked["number"]]), *makers))
 
-    def beside(asked: Message, room: Room) -> Message:
+    def beside(asked: Message, room: SharedBuffer) -> Message:
         return asdict(run_reference(cases[asked["number"]]))
 
     told = [{"case": case.name, "group": case.group, "operators": case.operators} for case in cases]
@@ -70,7 +70,7 @@ def _fuzz(message: Message) -> tuple[Answers, Message]:
     fuzzer = Fuzzer(engines, rarely, message["one_in"], message["shrinks"], message["kinds"])
     tries: dict[str, Any] = {}
 
-    def seed(asked: Message, room: Room) -> Message:
+    def seed(asked: Message, room: SharedBuffer) -> Message:
         begun = fuzzer.begin(asked["seed"])
         if isinstance(begun, Finding):
             return {"finding": _told(begun, room)}
@@ -78,10 +78,10 @@ def _fuzz(message: Message) -> tuple[Answers, Message]:
         tries.update(seed=asked["seed"], sample=sample, expected=expected, ways=fuzzer.ways(asked["seed"]))
         return {"ways": [[word, str(way)] for word, way in tries["ways"]]}
 
-    def settle(asked: Message, room: Room) -> Message:
+    def settle(asked: Message, room: SharedBuffer) -> Message:
         return {"settled": [[*key, verdict] for key, verdict in fuzzer.settle(asked["seeds"]).items()]}
 
-    def way(asked: Message, room: Room) -> Message:
+    def way(asked: Message, room: SharedBuffer) -> Message:
         word, chosen = tries["ways"][asked["number"]]
         fuzzer.counts.clear()
         found = fuzzer.try_way(tries["seed"], word, chosen, tries["sample"], tries["expected"])
@@ -91,7 +91,7 @@ def _fuzz(message: Message) -> tuple[Answers, Message]:
     return {"settle": settle, "seed": seed, "way": way}, {}
 
 
-def _told(found: Finding, room: Room) -> Message:
+def _told(found: Finding, room: SharedBuffer) -> Message:
     function, inputs = room.put_function(found.sample.function), [room.put_value(value) for value in found.sample.inputs]
     return {"way": found.way, "message": found.message, "function": function, "inputs": inputs}
 

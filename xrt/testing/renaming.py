@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from xrt.graph import Function, Node, Value
 
-__all__ = ["renamed"]
+__all__ = ["rename_values"]
 
 
-def renamed(function: Function, names: Mapping[str, str]) -> Function:
+def rename_values(function: Function, names: Mapping[str, str]) -> Function:
     """Return the function with values and nodes called otherwise, in its bodies too.
 
     Values that ``names`` does not mention get a prime, so that no name stays.
@@ -34,7 +34,9 @@ def _value(old: Value, names: Mapping[str, str]) -> Value:
 
 
 def _node(old: Node, names: Mapping[str, str]) -> Node:
-    attributes = tuple(replace(a, value=renamed(a.value, names)) if isinstance(a.value, Function) else a for a in old.attributes)
+    attributes = tuple(
+        replace(a, value=rename_values(a.value, names)) if isinstance(a.value, Function) else a for a in old.attributes
+    )
     return replace(
         old,
         inputs=tuple(_called(name, names) for name in old.inputs),

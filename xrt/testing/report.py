@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-__all__ = ["Outcome", "Report", "Word"]
+__all__ = ["ConformanceReport", "Outcome", "ResultWord"]
 
 
-class Word(enum.StrEnum):
+class ResultWord(enum.StrEnum):
     """What came of one case."""
 
     PASSED = "passed"
@@ -28,7 +28,7 @@ class Outcome:
     """What came of one case, and why."""
 
     case: str
-    word: Word
+    word: ResultWord
     reason: str = ""
     """Empty for what passed."""
     operators: tuple[str, ...] = ()
@@ -46,12 +46,12 @@ class Outcome:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         placed = tuple((operator, engine) for operator, engine in data["placed"])
-        lists = {"word": Word(data["word"]), "operators": tuple(data["operators"]), "placed": placed}
+        lists = {"word": ResultWord(data["word"]), "operators": tuple(data["operators"]), "placed": placed}
         return cls(**{**data, **lists})
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ConformanceReport:
     """The outcomes of one run, in the order of the cases; `to_dict` gives plain data and `from_dict` reads it."""
 
     engine: str
@@ -63,35 +63,35 @@ class Report:
     """Entries of the ledger that no longer hold: each is a failure too."""
 
     @property
-    def counts(self) -> dict[Word, int]:
+    def counts(self) -> dict[ResultWord, int]:
         """How many cases came to each word."""
         found = Counter(outcome.word for outcome in self.outcomes)
-        return {word: found[word] for word in Word}
+        return {word: found[word] for word in ResultWord}
 
     @property
     def ok(self) -> bool:
         """Whether nothing failed that the ledger does not know, and the ledger knows nothing that passes."""
-        return not self.counts[Word.FAILED] and not self.stale
+        return not self.counts[ResultWord.FAILED] and not self.stale
 
-    def of(self, word: Word) -> tuple[Outcome, ...]:
+    def of(self, word: ResultWord) -> tuple[Outcome, ...]:
         """Return the outcomes of one word."""
         return tuple(outcome for outcome in self.outcomes if outcome.word == word)
 
     def lost(self, other: Iterable[Outcome]) -> tuple[str, ...]:
         """Return the cases that pass in the other outcomes and not in this run."""
-        mine = {outcome.case for outcome in self.of(Word.PASSED)}
-        return tuple(o.case for o in other if o.word == Word.PASSED and o.case not in mine)
+        mine = {outcome.case for outcome in self.of(ResultWord.PASSED)}
+        return tuple(o.case for o in other if o.word == ResultWord.PASSED and o.case not in mine)
 
     @property
     def mixed(self) -> int:
         """How many cases ran on more than one engine."""
         return sum(len(outcome.engines) > 1 for outcome in self.outcomes)
 
-    def by_group(self) -> dict[str, dict[Word, int]]:
+    def by_group(self) -> dict[str, dict[ResultWord, int]]:
         """Return the counts per group of tests, in the order of the cases."""
         return _counted((outcome.group, outcome.word) for outcome in self.outcomes)
 
-    def by_operator(self) -> dict[str, dict[Word, int]]:
+    def by_operator(self) -> dict[str, dict[ResultWord, int]]:
         """Return the counts per operator, sorted; a case counts for every operator of its main graph."""
         counts = _counted((operator, outcome.word) for outcome in self.outcomes for operator in outcome.operators)
         return dict(sorted(counts.items()))
@@ -104,7 +104,7 @@ class Report:
         return {operator: dict(found[operator].most_common()) for operator in sorted(found)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as dictionaries, lists, numbers and strings; the counts stand beside what they count."""
+        """Return the report as dictionaries, lists, numbers and strings; counts are next to what they count."""
         return {**asdict(self), "counts": self.counts, "groups": self.by_group(), "operators": self.by_operator()}
 
     @classmethod
@@ -114,7 +114,7 @@ class Report:
         return cls(data["engine"], outcomes, reference, tuple(data["stale"]))
 
     @classmethod
-    def joined(cls, shares: Iterable[Report]) -> Self:
+    def join(cls, shares: Iterable[ConformanceReport]) -> Self:
         """Return one report for the shares of several processes, its cases sorted by name."""
         parts = list(shares)
         outcomes = sorted((o for part in parts for o in part.outcomes), key=lambda o: o.case)
@@ -125,14 +125,14 @@ class Report:
         shown = ", ".join(f"{count} {word}" for word, count in self.counts.items())
         lines = [f"{self.engine}: {shown} of {len(self.outcomes)}" + f"; {self.mixed} ran on several engines" * bool(self.mixed)]
         if self.reference:
-            passed = sum(outcome.word is Word.PASSED for outcome in self.reference)
+            passed = sum(outcome.word is ResultWord.PASSED for outcome in self.reference)
             lines.append(f"onnx.reference: {passed} passed; lost by {self.engine}: {len(self.lost(self.reference))}")
-        lines += [f"  failed {outcome.case}: {outcome.reason}" for outcome in self.of(Word.FAILED)]
+        lines += [f"  failed {outcome.case}: {outcome.reason}" for outcome in self.of(ResultWord.FAILED)]
         return "\n".join([*lines, *(f"  stale: {entry}" for entry in self.stale)])
 
 
-def _counted(pairs: Iterable[tuple[str, Word]]) -> dict[str, dict[Word, int]]:
-    found: dict[str, Counter[Word]] = {}
+def _counted(pairs: Iterable[tuple[str, ResultWord]]) -> dict[str, dict[ResultWord, int]]:
+    found: dict[str, Counter[ResultWord]] = {}
     for name, word in pairs:
         found.setdefault(name, Counter())[word] += 1
-    return {name: {word: counts[word] for word in Word} for name, counts in found.items()}
+    return {name: {word: counts[word] for word in ResultWord} for name, counts in found.items()}

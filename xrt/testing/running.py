@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xrt.cache import CompileCache
-from xrt.engines import GraphCompiler
-from xrt.graph import Function
 from xrt.module import XRTModule
-from xrt.module.build import simplified
+from xrt.module.specialization import optimize
 from xrt.passes import infer_shapes
-from xrt.verify.running import fitted
+from xrt.verify.execution import fit_inputs
 
-__all__ = ["as_planned", "fitted_for", "module_of"]
+if TYPE_CHECKING:
+    from xrt.engines import GraphCompiler
+    from xrt.graph import Function
+
+__all__ = ["as_planned", "fit_inputs_for", "make_module"]
 
 
-def module_of(function: Function, engines: Sequence[GraphCompiler | str], **options: Any) -> XRTModule:
+def make_module(function: Function, engines: Sequence[GraphCompiler | str], **options: Any) -> XRTModule:
     """Return a strict module with a cache of its own that folds no constants.
 
     Folding is left out because the reference engine would then answer in place of those that are to be proved.
@@ -26,11 +28,11 @@ def module_of(function: Function, engines: Sequence[GraphCompiler | str], **opti
 
 
 def as_planned(function: Function) -> Function:
-    """Return the function, types inferred, as a module of `module_of` plans it; pins may name the nodes that it has then."""
-    return simplified(infer_shapes(function), fold=False)
+    """Return the function, types inferred, as a module of `make_module` plans it; pins may name the nodes that it has then."""
+    return optimize(infer_shapes(function), fold=False)
 
 
-def fitted_for(function: Function, inputs: Sequence[Any], engines: Sequence[GraphCompiler]) -> Function:
+def fit_inputs_for(function: Function, inputs: Sequence[Any], engines: Sequence[GraphCompiler]) -> Function:
     """Return the function with types inferred, and with the inputs' shapes where one of the engines wants them fixed."""
     wants_shapes = [engine for engine in engines if not engine.supports_dynamic_shapes]
-    return fitted(function, inputs, (*wants_shapes, *engines)[0])
+    return fit_inputs(function, inputs, (*wants_shapes, *engines)[0])

@@ -10,7 +10,7 @@ import numpy as np
 
 from xrt.graph import Constant, DType, Function, TensorType, Value
 from xrt.passes import drop_dead_nodes
-from xrt.verify.running import Run, with_inner_values
+from xrt.verify.execution import Run, expose_inner_values
 
 __all__ = ["Sample", "shrink"]
 
@@ -57,7 +57,7 @@ def _is_smaller(new: Sample, old: Sample) -> bool:
 
 
 def _oddness(sample: Sample) -> int:
-    """Count the inputs' elements that are not 1, and what makes a graph odd beside its values."""
+    """Count the inputs' elements that are not 1, named extents and control edges."""
     odd = sum(int(np.sum(a != np.ones((), a.dtype))) for a in sample.inputs if a.dtype.kind in "fiub")
     names = sum(isinstance(d, str) for v in sample.function.inputs if isinstance(v.type, TensorType) for d in v.type.shape or ())
     return odd + names + sum(bool(node.control) for node in sample.function.nodes)
@@ -92,7 +92,7 @@ def _cut(sample: Sample, run: Run) -> Iterator[Sample]:
         read = [name for name in node.defines if sample.function.users(name)]
         if not read:
             continue
-        values = run(with_inner_values(sample.function, read), sample.inputs)
+        values = run(expose_inner_values(sample.function, read), sample.inputs)
         if all(isinstance(value, np.ndarray) for value in values):
             yield _without(sample, node.name, dict(zip(read, values, strict=True)))
 
@@ -119,7 +119,7 @@ def _bypassed(sample: Sample, run: Run) -> Iterator[Sample]:
                 kept = tuple(n for n in function.nodes if n.name != node.name)
                 kept = tuple(replace(n, control=tuple(c for c in n.control if c != node.name)) for n in kept)
                 if not any(use in node.outputs for n in kept for use in n.uses):
-                    changed = function.replace(nodes=kept, outputs=(*others, Value(name, function.type_of(name))), aliases=())
+                    changed = function.replace(nodes=kept, outputs=(*others, Value(name, function.get_type(name))), aliases=())
                     yield _living(changed, sample)
 
 
@@ -128,7 +128,7 @@ def _without_unread(sample: Sample, run: Run) -> Iterator[Sample]:
 
 
 def _living(function: Function, sample: Sample) -> Sample:
-    """Return the function without dead nodes, and without inputs and constants that nobody reads."""
+    """Return the function without dead nodes, and without unread inputs and constants."""
     alive = drop_dead_nodes(function)
     held = {v.name for v in alive.outputs} | {name for node in alive.nodes for name in node.uses}
     held |= {before for before, _ in alive.aliases}

@@ -1,8 +1,8 @@
 """One special number among ordinary ones: NaN, an infinity, the largest and the smallest number at a random place of an input.
 
-`xrt.testing.special` fills whole rows with such numbers, of operators and sizes that someone chose. Here the recipes of generated
-graphs, which know the attributes of operators, give the operators, and a seed gives the places. So a number that spreads to
-where it has no influence is found too. The reference engine's results count, within what ONNX defines:
+`xrt.testing.special_values` fills whole rows with such numbers, for a fixed choice of operators and sizes. Here the recipes of
+generated graphs, which know the attributes of operators, give the operators, and a seed gives the places. So a number that
+spreads to where it has no influence is found too. The reference engine's results count, within what ONNX defines:
 
 - a product with a weight of zero (padding, ``beta`` of 0) may be computed or left out, so NaN may come of it or not;
 - a sum of infinities or of the largest numbers overflows sooner or later, depending on its order, and to what is open.
@@ -18,15 +18,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from xrt.compare import Comparison, compare_all, tolerance_for
+from xrt.comparison import Comparison, compare_all, tolerance_for
 from xrt.formats import text
 from xrt.graph import Constant, DType, Function, TensorType, Value
-from xrt.testing.draft import Seeded
-from xrt.testing.families import ALL_FAMILIES
-from xrt.testing.generate import Form, function_of, inputs_of
-from xrt.testing.special import Lost, excused
+from xrt.testing.generate import Form, make_random_inputs, make_recipe_function
+from xrt.testing.generators import ALL_FAMILIES
+from xrt.testing.graph_draft import Seeded
+from xrt.testing.special_values import Lost, excuse
 
-__all__ = ["SPIKES", "Spiked", "spiked"]
+__all__ = ["SPIKES", "Spiked", "find_spiked"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -123,7 +123,7 @@ class Spiked:
                 for place in range(first, first + width):
                     mine[place] = self._admitted(number, mine[place], expected[place], moved[place - first])
         with np.errstate(over="ignore", invalid="ignore"):
-            mine = [excused(*pair, losing) for pair in zip(mine, expected, strict=True)]
+            mine = [excuse(*pair, losing) for pair in zip(mine, expected, strict=True)]
             return compare_all(mine, list(expected), tolerance_for(str(self.dtype), "network"), names=self._names)
 
     @property
@@ -248,7 +248,7 @@ def _case(name: str, function: Function, seed: int) -> Spiked:
     rng = np.random.default_rng(seed)
     grids = {node.inputs[1] for node in function.nodes if node.op_type == "GridSample"}
     places = [index for index, value in enumerate(function.inputs) if _is_float(value) and value.name not in grids]
-    inputs = tuple(inputs_of(function, seed))
+    inputs = tuple(make_random_inputs(function, seed))
     spikes = tuple(Spike(index, int(rng.integers(inputs[index].size))) for index in [*places[:1], *places])
     return Spiked(name, function, inputs, spikes, _dtype(function.inputs[places[0]]) if places else DType.FLOAT32)
 
@@ -287,7 +287,7 @@ def _made() -> Iterator[Spiked]:
     kept: Counter[str] = Counter()
     for recipe in recipes:
         for seed in range(SEEDS):
-            function = function_of(recipe, Seeded(seed), FORM)
+            function = make_recipe_function(recipe, Seeded(seed), FORM)
             if function is None or not any(map(_is_float, function.inputs)):
                 continue
             ops = "-".join(node.op_type for node in function.nodes)
@@ -306,6 +306,6 @@ SPIKES: tuple[Spiked, ...] = tuple(_made())
 """Every case, under a name of its own."""
 
 
-def spiked(name: str) -> Spiked:
+def find_spiked(name: str) -> Spiked:
     """Return the case of that name."""
     return next(one for one in SPIKES if one.name == name)

@@ -7,20 +7,22 @@
     def test_something(function): ...
 
 Every Function is valid: `onnx.checker` accepts it and the reference runs it (the tests of this module say so).
-`inputs_of(function, seed)` makes values to call it with.
+`make_random_inputs(function, seed)` makes values to call it with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from hypothesis import strategies as st
 
-from xrt.graph import Function
-from xrt.testing.generate import EVERYTHING, Form, function_from, inputs_of
+from xrt.testing.generate import EVERYTHING, Form, function_from, make_random_inputs
 
-__all__ = ["EVERYTHING", "Form", "functions", "inputs_of", "labels"]
+if TYPE_CHECKING:
+    from xrt.graph import Function
+
+__all__ = ["EVERYTHING", "Form", "functions", "labels", "make_random_inputs"]
 
 T = TypeVar("T")
 

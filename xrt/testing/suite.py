@@ -11,27 +11,29 @@ failure; what it accepts and gets wrong is, unless `gaps` knows it. This module 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
-from xrt.runtime.isolation import why_not_isolated
 from xrt.testing.conformance import conform
 from xrt.testing.contract import Contract
 from xrt.testing.laws import Laws
-from xrt.testing.ledgers import Gap
-from xrt.testing.proof import FORM, bounded
-from xrt.testing.report import Word
+from xrt.testing.report import ResultWord
+from xrt.testing.suite_base import FORM, bounded
+from xrt.worker.isolated_engine import why_not_isolated
+
+if TYPE_CHECKING:
+    from xrt.testing.ledgers import KnownFailure
 
 __all__ = ["FORM", "EngineSuite", "bounded"]
 
 
 class EngineSuite(Contract, Laws):
-    """The contract, the laws and the node tests for one engine; see the module's text, and `Proof` for what one declares."""
+    """The contract, the laws and the node tests for one engine; see the module's text, and `SuiteBase` for what one declares."""
 
     passes_at_least: ClassVar[int] = 0
     """How many of the node tests must pass."""
-    conformance_gaps: ClassVar[tuple[Gap, ...] | None] = None
+    conformance_gaps: ClassVar[tuple[KnownFailure, ...] | None] = None
     """Node tests that the engine fails, and why; None takes the ledger that XRT ships for the engine."""
 
     @pytest.mark.slow
@@ -39,5 +41,5 @@ class EngineSuite(Contract, Laws):
         engine = self.made()
         report = conform(engine, isolate=why_not_isolated(engine) is None, gaps=self.conformance_gaps)
         assert report.ok, str(report)
-        passed = report.counts[Word.PASSED]
+        passed = report.counts[ResultWord.PASSED]
         assert passed >= self.passes_at_least, f"{passed} node tests passed; at least {self.passes_at_least} must"

@@ -1,29 +1,49 @@
-"""Whether a result is right: a plan held against the reference region by region, and the smallest part that is wrong.
+"""Correctness of results: a plan is compared with the reference region by region, and the smallest wrong part is found.
 
-A Plan and the reference come in, with inputs; a `Verification` or a `Culprit` goes out. Nothing here knows which engine is the
-reference: it is handed in as a function that runs functions.
+Input: a Plan, the reference and inputs. Output: a `Verification` or a `FailingSubgraph`. Nothing here knows which engine is the
+reference: it is passed as a function that runs functions.
 """
 
-from xrt.verify.bisection import Culprit, bisect, bisect_plan
-from xrt.verify.comparison import Judgement, Verdict, judge
-from xrt.verify.regions import RegionCheck, ValueCheck, Verification, verify
-from xrt.verify.running import Run
-from xrt.verify.witnesses import Dissent, Review, WitnessedReference, Witnesses
+from __future__ import annotations
 
-__all__ = [
-    "Culprit",
-    "Dissent",
-    "Judgement",
-    "RegionCheck",
-    "Review",
-    "Run",
-    "ValueCheck",
-    "Verdict",
-    "Verification",
-    "WitnessedReference",
-    "Witnesses",
-    "bisect",
-    "bisect_plan",
-    "judge",
-    "verify",
-]
+from typing import TYPE_CHECKING
+
+from xrt.lazy_names import load_lazily
+
+if TYPE_CHECKING:
+    from xrt.verify.bisection import FailingSubgraph as FailingSubgraph
+    from xrt.verify.bisection import bisect as bisect
+    from xrt.verify.bisection import bisect_plan as bisect_plan
+    from xrt.verify.comparison import CheckVerdict as CheckVerdict
+    from xrt.verify.comparison import Verdict as Verdict
+    from xrt.verify.comparison import judge_outputs as judge_outputs
+    from xrt.verify.execution import Run as Run
+    from xrt.verify.regions import RegionCheck as RegionCheck
+    from xrt.verify.regions import ValueCheck as ValueCheck
+    from xrt.verify.regions import Verification as Verification
+    from xrt.verify.regions import verify as verify
+    from xrt.verify.witnesses import Dissent as Dissent
+    from xrt.verify.witnesses import Review as Review
+    from xrt.verify.witnesses import WitnessedReference as WitnessedReference
+    from xrt.verify.witnesses import Witnesses as Witnesses
+
+_MODULES = {
+    "CheckVerdict": "xrt.verify.comparison",
+    "Dissent": "xrt.verify.witnesses",
+    "FailingSubgraph": "xrt.verify.bisection",
+    "RegionCheck": "xrt.verify.regions",
+    "Review": "xrt.verify.witnesses",
+    "Run": "xrt.verify.execution",
+    "ValueCheck": "xrt.verify.regions",
+    "Verdict": "xrt.verify.comparison",
+    "Verification": "xrt.verify.regions",
+    "WitnessedReference": "xrt.verify.witnesses",
+    "Witnesses": "xrt.verify.witnesses",
+    "bisect": "xrt.verify.bisection",
+    "bisect_plan": "xrt.verify.bisection",
+    "judge_outputs": "xrt.verify.comparison",
+    "verify": "xrt.verify.regions",
+}
+
+__all__ = [*_MODULES]
+__getattr__, __dir__ = load_lazily(__name__, _MODULES)

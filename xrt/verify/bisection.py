@@ -11,25 +11,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xrt.engines import CompileContext, GraphCompiler
 from xrt.errors import CompileRefused
 from xrt.graph import DType, Function, Node, TensorType, Type, Value
-from xrt.partition import Plan
 from xrt.runtime import available_cores, on_device
-from xrt.verify.comparison import Judgement, Verdict, judge
-from xrt.verify.progress import Progress, unheard
-from xrt.verify.running import Run, compiled, copied, part_of, run_alone, with_everything_out
-from xrt.verify.witnesses import Review, Witnesses
+from xrt.verify.comparison import CheckVerdict, Verdict, judge_outputs
+from xrt.verify.execution import Run, compile_alone, copy_values, expose_all_values, find_region, run_alone
+from xrt.verify.progress import Progress, ignore_progress
 
-__all__ = ["Culprit", "bisect", "bisect_plan"]
+if TYPE_CHECKING:
+    from xrt.partition import Plan
+    from xrt.verify.witnesses import Review, Witnesses
+
+__all__ = ["FailingSubgraph", "bisect", "bisect_plan"]
 
 
 @dataclass(frozen=True, eq=False)
-class Culprit:
+class FailingSubgraph:
     """A function on which an engine differs, as small as it got."""
 
     engine: str
@@ -56,16 +58,16 @@ def bisect(
     reference: Run,
     context: CompileContext | None = None,
     *,
-    progress: Progress = unheard,
-) -> Culprit | None:
-    """Return the smallest part of the function on which the engine differs from the reference, or raises; None where it agrees.
+    progress: Progress = ignore_progress,
+) -> FailingSubgraph | None:
+    """Return the smallest part of the function on which the engine differs from the reference, or raises; None if it agrees.
 
-    No single node of the result can be left out. Parts that the engine refuses count as right. ``progress`` is told after each
-    run how many there were, and of how many nodes the smallest part is by then. Costs in the order of ``log2(n)`` compiles
-    where one node of n is wrong, and up to ``n * n`` where many are wrong only together.
+    No single node of the result can be left out. Parts that the engine refuses count as right. ``progress`` is called after each
+    run with the number of runs and the node count of the smallest part so far. Costs in the order of ``log2(n)`` compiles if one
+    node of n is wrong, and up to ``n * n`` if many are wrong only together.
     """
     plain = function.replace(aliases=())
-    everything = with_everything_out(plain)
+    everything = expose_all_values(plain)
     values = {name: constant.array for name, constant in plain.constants.items()}
     values.update((value.name, given) for value, given in zip(plain.inputs, inputs, strict=True))
     values.update(zip((v.name for v in everything.outputs), reference(everything, list(inputs)), strict=True))
@@ -84,9 +86,9 @@ def bisect_plan(
     reference: Run,
     context: CompileContext | None = None,
     *,
-    progress: Progress = unheard,
+    progress: Progress = ignore_progress,
     witnesses: Witnesses | None = None,
-) -> Culprit | None:
+) -> FailingSubgraph | None:
     """Return the smallest part of the first region that differs from the reference; None where none does.
 
     Each region gets inputs that the reference computed. ``engines`` maps each spec that the plan names to the engine; the
@@ -96,7 +98,7 @@ def bisect_plan(
     values.update((value.name, given) for value, given in zip(plan.function.inputs, inputs, strict=True))
     for launch in plan.launches:
         given = [values[name] for name in launch.inputs]
-        where = on_device(plan.device_of(launch), context or CompileContext(threads=available_cores()))
+        where = on_device(plan.get_device(launch), context or CompileContext(threads=available_cores()))
         engine = engines[launch.engine]
         seen: set[str] = set()
         while (found := bisect(launch.function, engine, given, reference, where, progress=progress)) is not None:
@@ -107,18 +109,18 @@ def bisect_plan(
             if review is None or review.judgement.verdict is not Verdict.UPHELD:
                 return found
             reference = review.reference  # from here on it is no longer alone at that node
-        results = reference(launch.function.replace(aliases=()), [copied(value) for value in given])
+        results = reference(launch.function.replace(aliases=()), [copy_values(value) for value in given])
         values.update(zip(launch.outputs, results, strict=True))
     return None
 
 
-def _reviewed(found: Culprit, engine: GraphCompiler, reference: Run, witnesses: Witnesses) -> Review | None:
+def _reviewed(found: FailingSubgraph, engine: GraphCompiler, reference: Run, witnesses: Witnesses) -> Review | None:
     """Return what others say of a culprit; None where the engine does not run it again."""
     try:
         results = run_alone(engine, found.function, found.inputs)
     except Exception:  # noqa: BLE001  # whatever an engine raises is the difference
         return None
-    disagrees = Judgement(Verdict.DISAGREES, found.message)
+    disagrees = CheckVerdict(Verdict.DISAGREES, found.message)
     return witnesses.review(found.function, found.inputs, results, engine, reference, disagrees)
 
 
@@ -138,8 +140,8 @@ class _Search:
 
     def part(self, nodes: Sequence[Node]) -> Function:
         """Return the nodes as a function whose inputs have the types of what the reference computed."""
-        part = part_of(self.function, nodes)
-        part = with_everything_out(part) if self.opens else part
+        part = find_region(self.function, nodes)
+        part = expose_all_values(part) if self.opens else part
         return part.replace(inputs=tuple(Value(v.name, _type_of(self.values[v.name], v.type)) for v in part.inputs))
 
     def differs(self, nodes: Sequence[Node]) -> bool:
@@ -161,13 +163,13 @@ class _Search:
             return None
         except Exception as error:  # noqa: BLE001  # whatever an engine raises is a difference
             return f"{type(error).__name__}: {error}"
-        judged = judge(part, given, results, expected, self.reference)
+        judged = judge_outputs(part, given, results, expected, self.reference)
         return judged.message if judged.verdict is Verdict.DISAGREES else None
 
     def _run(self, part: Function, given: Sequence[Any]) -> list[Any]:
-        executable = compiled(self.engine, part, given, self.context)
+        executable = compile_alone(self.engine, part, given, self.context)
         try:
-            return list(executable.run([copied(value) for value in given]))
+            return list(executable.run([copy_values(value) for value in given]))
         finally:
             executable.close()
 
@@ -197,10 +199,10 @@ class _Search:
                 return alone
         return part
 
-    def culprit(self, part: Function) -> Culprit:
+    def culprit(self, part: Function) -> FailingSubgraph:
         given = tuple(self.values[value.name] for value in part.inputs)
         expected = tuple(self.values[value.name] for value in part.outputs)
-        return Culprit(self.engine.spec, part, given, expected, self.difference(part) or "", self.runs)
+        return FailingSubgraph(self.engine.spec, part, given, expected, self.difference(part) or "", self.runs)
 
 
 def _split(nodes: Sequence[Node], pieces: int) -> list[Sequence[Node]]:

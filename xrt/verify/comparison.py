@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.compare import Ties, Tolerance, compare, tolerance_for
+from xrt.comparison import Ambiguity, Tolerance, compare, tolerance_for
 from xrt.graph import DType, Function
-from xrt.verify.rounding import explains
-from xrt.verify.running import Run
-from xrt.verify.ties import ties_of
+from xrt.verify.discontinuities import find_ambiguity
+from xrt.verify.rounding_error import is_within_rounding_error
 
-__all__ = ["Judgement", "Verdict", "judge"]
+if TYPE_CHECKING:
+    from xrt.verify.execution import Run
+
+__all__ = ["CheckVerdict", "Verdict", "judge_outputs"]
 
 
 class Verdict(StrEnum):
@@ -33,28 +35,30 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class CheckVerdict:
     """A verdict and what was seen."""
 
     verdict: Verdict
     message: str = ""
 
 
-def judge(function: Function, inputs: Sequence[Any], results: Sequence[Any], expected: Sequence[Any], run: Run) -> Judgement:
-    """Return what to think of results beside the expected ones, which ``run``, the reference, has computed.
+def judge_outputs(
+    function: Function, inputs: Sequence[Any], results: Sequence[Any], expected: Sequence[Any], run: Run
+) -> CheckVerdict:
+    """Return the verdict on results, compared with the expected ones, which ``run``, the reference, has computed.
 
-    Only where they differ beyond the tolerance of a network is the reference run again: for what stepping operators read,
-    and, disturbed, for how far apart rounding alone may bring two right results.
+    Only if they differ beyond the tolerance of a network, the reference runs again: for the inputs of stepping operators, and,
+    with disturbed values, for the distance that rounding alone may cause between two right results.
     """
     differing = _differing(function, results, expected, [None] * len(expected))
-    if not differing or not _differing(function, results, expected, ties_of(function, inputs, run)):
-        return Judgement(Verdict.AGREES)
-    if explains(function, inputs, results, expected, run):
-        return Judgement(Verdict.ROUNDING, differing)
-    return Judgement(Verdict.DISAGREES, differing)
+    if not differing or not _differing(function, results, expected, find_ambiguity(function, inputs, run)):
+        return CheckVerdict(Verdict.AGREES)
+    if is_within_rounding_error(function, inputs, results, expected, run):
+        return CheckVerdict(Verdict.ROUNDING, differing)
+    return CheckVerdict(Verdict.DISAGREES, differing)
 
 
-def _differing(function: Function, results: Sequence[Any], expected: Sequence[Any], ties: Sequence[Ties | None]) -> str:
+def _differing(function: Function, results: Sequence[Any], expected: Sequence[Any], ties: Sequence[Ambiguity | None]) -> str:
     """Compare output by output and return the first difference as a sentence; empty where there is none."""
     if len(results) != len(expected):
         return f"there are {len(results)} outputs; {len(expected)} were expected"
@@ -94,7 +98,7 @@ def _types_before(function: Function, output: str) -> set[DType]:
         if name in seen:
             continue
         seen.add(name)
-        found.add(getattr(function.type_of(name), "dtype", None))
+        found.add(getattr(function.get_type(name), "dtype", None))
         if (node := function.producer(name)) is not None:
             found |= {DType.from_onnx(node.attr("to"))} if node.op_type == "Cast" else set()
             left += node.uses

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-__all__ = ["Progress", "unheard"]
+__all__ = ["Progress", "ignore_progress"]
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Is told two numbers, which the function that calls it explains."""
+"""Called with two numbers, which the function that calls it explains."""
 
 
-def unheard(first: int, second: int) -> None:
+def ignore_progress(first: int, second: int) -> None:
     """Take no note."""

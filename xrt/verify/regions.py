@@ -1,34 +1,36 @@
-"""Every region of a plan, and every value inside of it, held against the reference."""
+"""Compare every region of a plan, and every value inside it, with the reference."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from xrt.engines import CompileContext, GraphCompiler
 from xrt.errors import EngineError, RunFailed
-from xrt.graph import Function
-from xrt.partition import Launch, Plan
-from xrt.runtime import hosted, on_device
-from xrt.runtime.faults import failure
-from xrt.verify.comparison import Judgement, Verdict, judge
-from xrt.verify.progress import Progress, unheard
-from xrt.verify.running import Run, copied, fitted, with_everything_out
-from xrt.verify.witnesses import Witnesses
+from xrt.runtime import adapt_to_host, on_device
+from xrt.runtime.failures import to_run_failed
+from xrt.verify.comparison import CheckVerdict, Verdict, judge_outputs
+from xrt.verify.execution import Run, copy_values, expose_all_values, fit_inputs
+from xrt.verify.progress import Progress, ignore_progress
+
+if TYPE_CHECKING:
+    from xrt.engines import CompileContext, GraphCompiler
+    from xrt.graph import Function
+    from xrt.partition import Launch, Plan
+    from xrt.verify.witnesses import Witnesses
 
 __all__ = ["RegionCheck", "ValueCheck", "Verification", "verify"]
 
 
 @dataclass(frozen=True, slots=True)
 class ValueCheck:
-    """One value that a region computes, beside the reference's."""
+    """One value that a region computes, and the reference's."""
 
     name: str
     node: str
     """The node that makes it."""
     op: str
-    judgement: Judgement
+    judgement: CheckVerdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class RegionCheck:
     name: str
     engine: str
     nodes: int
-    judgement: Judgement
+    judgement: CheckVerdict
     """Of its outputs."""
     inner: tuple[ValueCheck, ...] = ()
     """Of every value inside, computed by the same engine when it must give out all of them: it then fuses less."""
@@ -69,7 +71,7 @@ class Verification:
     """What came of verifying a plan. Prints as text."""
 
     regions: tuple[RegionCheck, ...]
-    whole: Judgement
+    whole: CheckVerdict
     """Of the plan's outputs, when each region gets what the regions before it computed."""
 
     def __bool__(self) -> bool:
@@ -100,28 +102,28 @@ def verify(
     context: CompileContext,
     *,
     inner: bool = True,
-    progress: Progress = unheard,
+    progress: Progress = ignore_progress,
     witnesses: Witnesses | None = None,
 ) -> Verification:
-    """Return what each region computes beside the reference, and what they compute together.
+    """Return what each region computes, compared with the reference, and what they compute together.
 
-    ``plan`` is that of ``function``, and its regions run on its devices; ``inputs`` lie on the host. ``engines`` maps each
-    spec that it names to the engine. Every region gets inputs that the reference computed, so an error shows where it is made
-    and not where it arrives. With ``inner`` each region is compiled once more to give out all that it computes. ``progress``
-    is told how many regions of how many are done. The ``witnesses`` are asked where a region differs. Raises EngineError where
-    a region does not compile or run, DeviceError where a device is not at hand.
+    ``plan`` is that of ``function``, and its regions run on its devices; ``inputs`` are on the host. ``engines`` maps each spec
+    that it names to the engine. Every region gets inputs that the reference computed, so an error shows in the region that makes
+    it and not in later ones. With ``inner`` each region is compiled once more to return all values that it computes. ``progress``
+    is called with the number of regions done and their total. The ``witnesses`` are queried if a region differs. Raises
+    EngineError if a region does not compile or run, DeviceError if a device is unavailable.
     """
     right = _inputs(plan, inputs)
     actual = dict(right)
     checks = []
     for done, launch in enumerate(plan.launches):
         progress(done, len(plan.launches))
-        where = on_device(plan.device_of(launch), context)
+        where = on_device(plan.get_device(launch), context)
         asked = _Asked(engines[launch.engine], where, reference, witnesses if where.device == "cpu" else None)
         checks.append(_region(launch, asked, right, actual, inner=inner))
     progress(len(plan.launches), len(plan.launches))
     names = [value.name for value in function.outputs]
-    whole = judge(function, inputs, [actual[name] for name in names], [right[name] for name in names], reference)
+    whole = judge_outputs(function, inputs, [actual[name] for name in names], [right[name] for name in names], reference)
     return Verification(tuple(checks), whole)
 
 
@@ -141,9 +143,9 @@ class _Asked:
     """From the first node on at which the reference was found to differ alone, with the engine's result there."""
     witnesses: Witnesses | None
 
-    def judge(self, function: Function, given: Sequence[Any], results: Sequence[Any], expected: Sequence[Any]) -> Judgement:
+    def judge(self, function: Function, given: Sequence[Any], results: Sequence[Any], expected: Sequence[Any]) -> CheckVerdict:
         """Return what to think of results; where they differ, others are asked."""
-        found = judge(function, given, results, expected, self.reference)
+        found = judge_outputs(function, given, results, expected, self.reference)
         if self.witnesses is None or found.verdict is not Verdict.DISAGREES:
             return found
         review = self.witnesses.review(function, given, results, self.engine, self.reference, found)
@@ -152,7 +154,7 @@ class _Asked:
 
     def runs(self, function: Function, calls: Sequence[Sequence[Any]]) -> list[list[Any]]:
         """Run the engine's executable once for each list of inputs, and keep nothing of it."""
-        executable = hosted(self.engine.compile(fitted(function, calls[0], self.engine), self.context), self.context)
+        executable = adapt_to_host(self.engine.compile(fit_inputs(function, calls[0], self.engine), self.context), self.context)
         try:
             executable.prepare()
             return [_copies(executable.run(_copies(inputs))) for inputs in calls]
@@ -168,24 +170,24 @@ def _region(launch: Launch, asked: _Asked, right: dict[str, Any], actual: dict[s
     try:
         own, passed_on = asked.runs(function, [given, [actual[value.name] for value in function.inputs]])
     except RunFailed as error:
-        raise failure(launch, error) from error.__cause__
+        raise to_run_failed(launch, error) from error.__cause__
     check = RegionCheck(launch.name, launch.engine, len(launch.nodes), asked.judge(function, given, own, expected))
     if inner and len(function.nodes) > 1:
         check = _with_inner(check, function, asked, given)
     if check.judgement.verdict is Verdict.UPHELD:
-        expected = own  # what follows is not held against what the reference alone says
+        expected = own  # later nodes are not compared with a result of the reference alone
     for value, theirs, mine in zip(function.outputs, expected, passed_on, strict=True):
         right[value.name], actual[value.name] = theirs, mine
     return check
 
 
 def _copies(values: Sequence[Any]) -> list[Any]:
-    return [copied(value) for value in values]
+    return [copy_values(value) for value in values]
 
 
 def _with_inner(check: RegionCheck, function: Function, asked: _Asked, given: Sequence[Any]) -> RegionCheck:
     """Add the checks of the values inside; an engine that will not give them out is no finding."""
-    open_ = with_everything_out(function)
+    open_ = expose_all_values(function)
     try:
         (results,) = asked.runs(open_, [given])
     except EngineError as error:
@@ -194,7 +196,7 @@ def _with_inner(check: RegionCheck, function: Function, asked: _Asked, given: Se
     if any(one.judgement.verdict is Verdict.DISAGREES for one in inner):
         expected = list(asked.reference(open_, _copies(given)))
         if asked.judge(open_, given, results, expected).verdict is Verdict.UPHELD:
-            inner = _inner(open_, asked, given, results)  # held against a reference that is not alone
+            inner = _inner(open_, asked, given, results)  # compared with results that others confirm
     return replace(check, inner=inner)
 
 
@@ -205,6 +207,6 @@ def _inner(open_: Function, asked: _Asked, given: Sequence[Any], results: Sequen
         maker = open_.producer(value.name)
         if maker is not None:
             alone = open_.replace(outputs=(value,))
-            found = judge(alone, given, [mine], [theirs], asked.reference)
+            found = judge_outputs(alone, given, [mine], [theirs], asked.reference)
             inner.append(ValueCheck(value.name, maker.name, maker.op, found))
     return tuple(inner)

@@ -1,8 +1,8 @@
 """Other engines as witnesses: whether an engine that differs from the reference is wrong, or the reference is.
 
-The reference is right by definition, until others show that it is not. The first node on which the two differ is given to
-further engines, alone. Where enough of them compute what the engine did, and not what the reference did, the reference alone
-differs: the engine is neither accused nor replaced, and what follows is held against its result at that node.
+The reference is right by definition, until others show that it is not. The first node on which the two differ is given to further
+engines, alone. If enough of them agree with the engine and not with the reference, the reference alone differs. Then the engine
+is neither reported nor replaced, and later nodes are compared with its result at that node.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.graph import DType, Function, Node, TensorType, Type, Value
-from xrt.verify.comparison import Judgement, Verdict, judge
-from xrt.verify.running import Run, compiled, copied, part_of, run_in_pieces, with_everything_out
+from xrt.verify.comparison import CheckVerdict, Verdict, judge_outputs
+from xrt.verify.execution import Run, compile_alone, copy_values, expose_all_values, find_region, run_regions
+
+if TYPE_CHECKING:
+    from xrt.engines import CompileContext, Executable, GraphCompiler
 
 __all__ = ["Dissent", "Review", "WitnessedReference", "Witnesses", "holds_special"]
 
@@ -52,7 +54,7 @@ class Dissent:
 class Review:
     """What came of asking others."""
 
-    judgement: Judgement
+    judgement: CheckVerdict
     reference: Run
     """The reference, but for the nodes at which it alone differs."""
     dissents: tuple[Dissent, ...] = ()
@@ -91,7 +93,7 @@ class Witnesses:
         results: Sequence[Any],
         engine: GraphCompiler,
         reference: Run,
-        judged: Judgement,
+        judged: CheckVerdict,
     ) -> Review:
         """Return what to think of results that were judged to differ from those of the reference.
 
@@ -105,17 +107,17 @@ class Witnesses:
         with _Replaced(engine, self.context, reference) as replaced:
             while True:
                 replaced.nodes = frozenset(dissent.node for dissent in dissents)
-                again = judge(plain, inputs, results, replaced(plain, inputs), replaced) if dissents else judged
+                again = judge_outputs(plain, inputs, results, replaced(plain, inputs), replaced) if dissents else judged
                 if again.verdict is not Verdict.DISAGREES:
                     self._overruled[key] = dissents
-                    said = Judgement(Verdict.UPHELD, "; ".join(map(str, dissents)))
+                    said = CheckVerdict(Verdict.UPHELD, "; ".join(map(str, dissents)))
                     return Review(said, replaced.lasting(), dissents)
                 found = self._next(plain, inputs, engine, replaced) if len(dissents) < MOST_NODES else None
                 if found is None or found in dissents:
                     return Review(judged, reference)
                 dissents = (*dissents, found)
 
-    def agreeing(
+    def find_agreeing(
         self, function: Function, given: Sequence[Any], results: Sequence[Any], expected: Sequence[Any], run: Run
     ) -> tuple[str, ...]:
         """Return the engines that compute those results, and not what is expected; none unless they are enough.
@@ -181,21 +183,21 @@ class _Suspect:
 
 
 def _agrees(suspect: _Suspect, said: Sequence[Any], expected: Sequence[Any], reference: Run) -> bool:
-    return judge(suspect.part, suspect.given, said, expected, reference).verdict is Verdict.AGREES
+    return judge_outputs(suspect.part, suspect.given, said, expected, reference).verdict is Verdict.AGREES
 
 
 def _suspect(
     function: Function, inputs: Sequence[Any], engine: GraphCompiler, context: CompileContext, reference: Run
 ) -> _Suspect | None:
     """Return the first node that differs, in the order in which they are computed, and that does so alone too."""
-    open_ = with_everything_out(function)
-    expected = list(reference(open_, [copied(value) for value in inputs]))
+    open_ = expose_all_values(function)
+    expected = list(reference(open_, [copy_values(value) for value in inputs]))
     values = {name: constant.array for name, constant in function.constants.items()}
     values.update((value.name, given) for value, given in zip(function.inputs, inputs, strict=True))
     values.update(zip((value.name for value in open_.outputs), expected, strict=True))
     results = _alone(engine, open_, inputs, context)
     for value, mine, theirs in zip(open_.outputs, results, expected, strict=True):
-        if judge(open_.replace(outputs=(value,)), inputs, [mine], [theirs], reference).verdict is Verdict.DISAGREES:
+        if judge_outputs(open_.replace(outputs=(value,)), inputs, [mine], [theirs], reference).verdict is Verdict.DISAGREES:
             return _by_itself(function, function.producer(value.name), values, engine, context, reference)
     return None
 
@@ -206,12 +208,12 @@ def _by_itself(
     """Return the node as a suspect; None where the engine agrees with the reference on the node alone."""
     if node is None:
         return None
-    part = part_of(function, [node])
+    part = find_region(function, [node])
     part = part.replace(inputs=tuple(Value(v.name, _type_of(values[v.name], v.type)) for v in part.inputs))
     given = tuple(values[value.name] for value in part.inputs)
     expected = tuple(values[value.name] for value in part.outputs)
     results = tuple(_alone(engine, part, given, context))
-    differs = judge(part, given, results, expected, reference).verdict is Verdict.DISAGREES
+    differs = judge_outputs(part, given, results, expected, reference).verdict is Verdict.DISAGREES
     return _Suspect(part, given, results, expected) if differs else None
 
 
@@ -220,9 +222,9 @@ def _type_of(value: Any, declared: Type | None) -> Type | None:
 
 
 def _alone(engine: GraphCompiler, function: Function, inputs: Sequence[Any], context: CompileContext) -> list[Any]:
-    executable = compiled(engine, function, inputs, context)
+    executable = compile_alone(engine, function, inputs, context)
     try:
-        return [copied(value) for value in executable.run([copied(value) for value in inputs])]
+        return [copy_values(value) for value in executable.run([copy_values(value) for value in inputs])]
     finally:
         executable.close()
 
@@ -261,7 +263,7 @@ class _Replaced:
             label += node.name in self.nodes
             labels.append(label)
             label += node.name in self.nodes
-        return run_in_pieces(function.replace(aliases=()), labels, inputs, self._piece)
+        return run_regions(function.replace(aliases=()), labels, inputs, self._piece)
 
     def _piece(self, piece: Function, inputs: Sequence[Any]) -> Sequence[Any]:
         if self.nodes.isdisjoint(node.name for node in piece.nodes):
@@ -269,13 +271,13 @@ class _Replaced:
         typed = piece.replace(inputs=tuple(Value(v.name, _type_of(x, v.type)) for v, x in zip(piece.inputs, inputs, strict=True)))
         key = typed.fingerprint
         if key not in self._executables:
-            self._executables[key] = compiled(self._engine, typed, inputs, self._context)
-        return [copied(value) for value in self._executables[key].run([copied(value) for value in inputs])]
+            self._executables[key] = compile_alone(self._engine, typed, inputs, self._context)
+        return [copy_values(value) for value in self._executables[key].run([copy_values(value) for value in inputs])]
 
 
 @dataclass(eq=False)
 class WitnessedReference:
-    """The reference as a function that runs functions, with what others say where somebody differs from it."""
+    """The reference as a function that runs functions, with the witnesses' results where an engine differs from it."""
 
     run: Run
     witnesses: Witnesses
@@ -292,17 +294,17 @@ class WitnessedReference:
         key = function.fingerprint
         if key in self._right:
             told, right = self._right[key]
-            return told if judge(function, inputs, results, right, self.run).verdict is Verdict.AGREES else ""
+            return told if judge_outputs(function, inputs, results, right, self.run).verdict is Verdict.AGREES else ""
         if self._asked[key] == MOST_ASKED:
             return ""
         self._asked[key] += 1
-        names = self.witnesses.agreeing(function, inputs, results, expected, self.run)
+        names = self.witnesses.find_agreeing(function, inputs, results, expected, self.run)
         if not names:
             return ""
         told = f"the reference alone differs: {', '.join(names[:-1])} and {names[-1]} agree"
         self._right[key] = told, results
         return told
 
-    def doubted(self, function: Function) -> str:
-        """Return why the reference is not right on a function; empty where nobody has shown that."""
+    def why_doubted(self, function: Function) -> str:
+        """Return why the reference is not right on a function; empty if no witnesses have shown that."""
         return self._right.get(function.fingerprint, ("", ()))[0]

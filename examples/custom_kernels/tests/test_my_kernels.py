@@ -4,7 +4,7 @@ import pytest
 
 from xrt import DType, Function, Node, Value, XRTModule
 from xrt.engines import create
-from xrt.graph import TensorType, attributes_of
+from xrt.graph import TensorType, read_attributes
 from xrt.testing.suite import EngineSuite
 
 
@@ -22,7 +22,7 @@ def function(*nodes: Node, shape: tuple[int, ...] = (4, 5)) -> Function:
 
 
 def test_a_new_operator_runs_here_and_is_declined_elsewhere() -> None:
-    swish = function(Node("Swish", ("x",), ("y",), domain="my.domain", attributes=attributes_of({"beta": 2.0})))
+    swish = function(Node("Swish", ("x",), ("y",), domain="my.domain", attributes=read_attributes({"beta": 2.0})))
     x = np.linspace(-3, 3, 20, dtype="float32").reshape(4, 5)
     module = XRTModule(swish, engine=["ort", "my_kernels"], strict=True)
     np.testing.assert_allclose(module(x), x / (1 + np.exp(-2 * x)), rtol=1e-6)
@@ -40,7 +40,7 @@ def test_new_and_known_operators_meet_in_one_model() -> None:
 
 @pytest.mark.parametrize(("axis", "quick"), [(-1, True), (1, True), (0, False)])
 def test_the_predicate_chooses_the_softmax(axis: int, quick: bool) -> None:
-    softmax = function(Node("Softmax", ("x",), ("y",), attributes=attributes_of({"axis": axis})))
+    softmax = function(Node("Softmax", ("x",), ("y",), attributes=read_attributes({"axis": axis})))
     found = my_kernels.ops.find(softmax.nodes[0], softmax)
     assert not isinstance(found, str)
     assert (found.code is my_kernels.quick_softmax) == quick

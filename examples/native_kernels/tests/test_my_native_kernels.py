@@ -7,7 +7,7 @@ import pytest
 from xrt import DType, Function, Node, Value, XRTModule
 from xrt.engines import native
 from xrt.errors import CompileRefused
-from xrt.graph import Constant, TensorType, attributes_of
+from xrt.graph import Constant, TensorType, read_attributes
 
 LIBRARY = Path(my_native_kernels.__file__).with_name("libmy_native_kernels.so")
 X = np.linspace(-3, 3, 5000, dtype="float32").reshape(50, 100)
@@ -21,7 +21,7 @@ def function(*nodes: Node, **constants: np.ndarray) -> Function:
 
 
 def swish(beta: float) -> Node:
-    return Node("Swish", ("x",), ("a",), domain="my.domain", attributes=attributes_of({"beta": beta}))
+    return Node("Swish", ("x",), ("a",), domain="my.domain", attributes=read_attributes({"beta": beta}))
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=["own engine", "toy with the library"])
@@ -33,14 +33,14 @@ def test_both_kernels_run_as_one_native_call(engine: object) -> None:
 
 def test_one_kernel_alone() -> None:
     kernel = native.load(LIBRARY).kernel("my_swish")
-    (y,) = native.compute(kernel, X, attributes={"beta": 0.5}, threads=2)
+    (y,) = native.run_kernel(kernel, X, attributes={"beta": 0.5}, threads=2)
     np.testing.assert_allclose(y, X / (1 + np.exp(-0.5 * X)), rtol=1e-6)
 
 
 def test_what_a_kernel_does_not_serve_is_told() -> None:
     kernel = native.load(LIBRARY).kernel("my_cumsum")
     with pytest.raises(CompileRefused, match="my_cumsum: it runs along the last axis"):
-        native.compute(kernel, X, np.array(0), constants=[1], opset=14)
+        native.run_kernel(kernel, X, np.array(0), constants=[1], opset=14)
 
 
 def test_toys_own_kernel_has_the_rest() -> None:

@@ -20,7 +20,7 @@ from tests.engines.emulated_cuda.device import EmulatedDevice
 from tests.engines.emulated_cuda.models import MODELS
 from xrt.engines import CompileContext, RunOptions
 from xrt.engines.tvm import Tvm
-from xrt.engines.tvm.cuda import code
+from xrt.engines.tvm.cuda import codegen
 from xrt.passes import infer_shapes
 
 STREAM = 4660
@@ -32,7 +32,7 @@ def main(folder: Path) -> None:
         compiled.append(architecture)
         return binary(source, folder)
 
-    code.binary = compiler
+    codegen.binary = compiler
     driver, runtime = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL("libcudart.so.13")
     for log in (driver.cuEmulatedLog, runtime.cudaEmulatedLog):
         log.restype = ctypes.c_char_p

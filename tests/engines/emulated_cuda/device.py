@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from xrt.engines.accelerator import Accelerator
+from xrt.engines.contract.device import Accelerator
 
 __all__ = ["DeviceArray", "EmulatedDevice", "empty"]
 
@@ -60,14 +60,14 @@ class EmulatedDevice(Accelerator):
     def download(self, array: Any) -> np.ndarray[Any, Any]:
         return np.array(array)
 
-    def fused(self, function: Any) -> Any:
+    def fuse(self, function: Any) -> Any:
         raise NotImplementedError
 
     def new_stream(self) -> int:
         return 77
 
     @contextmanager
-    def using(self, stream: Any) -> Iterator[None]:
+    def activate(self, stream: Any) -> Iterator[None]:
         yield
 
     def follow(self, later: Any, earlier: Any) -> None:

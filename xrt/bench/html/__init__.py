@@ -3,6 +3,6 @@
 A Report comes in, text goes out. Nothing is measured or judged here, no file is written, and whatever a user named is escaped.
 """
 
-from xrt.bench.html.document import page
+from xrt.bench.html.document import cell, page
 
-__all__ = ["page"]
+__all__ = ["cell", "page"]

@@ -3,51 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from importlib import resources
 
-from xrt.bench.html.markup import Child, Markup, joined, tag
 from xrt.bench.html.sections import answer, group_section
-from xrt.bench.html.wording import listed
-from xrt.bench.report import Group, Report
+from xrt.bench.report import BenchReport, Group
+from xrt.html.document import make_cell, make_page
+from xrt.html.formatting import format_list
+from xrt.html.markup import Child, Markup, join_markup, tag
+from xrt.html.tables import fold, make_facts
 
-__all__ = ["page"]
-
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""The page may load nothing and run nothing, whatever stands in a model's name."""
+__all__ = ["cell", "page"]
 
 
-def page(report: Report) -> str:
+def page(report: BenchReport) -> str:
     """Return the page's text: valid without a network, without scripts, in light and dark, on paper."""
     anchors = {f"group-{number}": group for number, group in enumerate(report.groups, 1)}
-    answered = len(anchors) == 1
-    sections = (group_section(group, anchor, answered=answered) for anchor, group in anchors.items())
-    body = tag("body", tag("main", _head(report), *_contents(anchors), *sections, _method(), _circumstances(report)))
-    return f"<!DOCTYPE html>\n{tag('html', _metadata(report), body, lang='en')}\n"
+    sections = (group_section(group, anchor, answered=len(anchors) == 1) for anchor, group in anchors.items())
+    return make_page(_title(report), _head(report), *_contents(anchors), *sections, _method(), _circumstances(report))
 
 
-def _metadata(report: Report) -> Markup:
-    style = Markup(resources.files("xrt.bench.html").joinpath("page.css").read_text(encoding="utf-8"))
-    return tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("link", rel="icon", href="data:,"),
-        tag("title", _title(report)),
-        tag("style", style),
-    )
+def cell(report: BenchReport) -> str:
+    """Return what a notebook shows: the same, without links, which would lead to other cells."""
+    sections = (group_section(group, None, answered=len(report.groups) == 1) for group in report.groups)
+    about = fold("How it was measured, machine, versions and settings", _method(), _circumstances(report))
+    return make_cell(_head(report), *sections, about)
 
 
-def _title(report: Report) -> str:
-    return f"Engines compared on {listed(list(dict.fromkeys(group.model for group in report.groups))) or 'no model'}"
+def _title(report: BenchReport) -> str:
+    return f"Engines compared on {format_list(list(dict.fromkeys(group.model for group in report.groups))) or 'no model'}"
 
 
-def _head(report: Report) -> Markup:
+def _head(report: BenchReport) -> Markup:
     only = report.groups[0] if len(report.groups) == 1 else None
     wrong = None if report.agrees else tag("p", tag("strong", "Not all results agree with the reference engine's."))
     lead = tag("p", answer(only), class_="lead") if only else None
-    command = joined([tag("p", "Made by this command:"), tag("pre", f"$ {report.command}")]) if report.command else None
+    command = join_markup([tag("p", "Made by this command:"), tag("pre", f"$ {report.command}")]) if report.command else None
     return tag("header", tag("h1", _title(report)), lead, wrong, command)
 
 
@@ -79,8 +68,8 @@ def _method() -> Markup:
     return tag("section", tag("h2", "How it was measured"), *(tag("p", " ".join(text.split())) for text in METHOD))
 
 
-def _circumstances(report: Report) -> Markup:
-    threads = listed([str(count) for count in dict.fromkeys(group.threads for group in report.groups)])
+def _circumstances(report: BenchReport) -> Markup:
+    threads = format_list([str(count) for count in dict.fromkeys(group.threads for group in report.groups)])
     facts: dict[str, Child] = {
         "measured": f"{report.date} UTC" if report.date else None,
         "threads": f"{threads}: what a candidate may use in all",
@@ -88,5 +77,4 @@ def _circumstances(report: Report) -> Markup:
         **report.versions,
         **{name.replace("_", " "): f"{value:g}" for name, value in report.settings.items()},
     }
-    lines = [part for name, value in facts.items() if value is not None for part in (tag("dt", name), tag("dd", value))]
-    return tag("section", tag("h2", "Machine, versions, settings"), tag("dl", *lines))
+    return tag("section", tag("h2", "Machine, versions, settings"), make_facts(facts))

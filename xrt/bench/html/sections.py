@@ -4,23 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from xrt.bench.html.bars import VERDICTS, bars
-from xrt.bench.html.colours import classes, legend
-from xrt.bench.html.drawing import MOST, drawing
-from xrt.bench.html.markup import Child, Markup, joined, tag
-from xrt.bench.html.timelines import region_table, strips
-from xrt.bench.html.wording import counted, listed, percent, seconds, seconds_within, size, times_within
-from xrt.bench.report import Group, Row
+from xrt.bench.report import Group, ReportRow
+from xrt.html.bars import Bar, bars
+from xrt.html.colors import classes, legend
+from xrt.html.drawing import MOST, draw_plan
+from xrt.html.formatting import (
+    format_count,
+    format_list,
+    format_ratio_interval,
+    format_seconds_interval,
+    percent,
+    seconds,
+    size,
+)
+from xrt.html.markup import Child, Markup, join_markup, tag
+from xrt.html.tables import fold, make_scrolling, make_table
+from xrt.html.timelines import Strip, region_table, strips
 
 __all__ = ["answer", "group_section"]
 
 SOUND = ("best", "tie", "slower")
+VERDICTS = {"best": "the quickest", "tie": "a tie", "slower": "slower", "wrong": "wrong", "failed": "failed"}
 DETAILED = 2
 """Regions from which on a plan is worth a drawing and a table."""
 
 
-def group_section(group: Group, anchor: str, *, answered: bool) -> Markup:
-    """Return all that the page says of one group, without the answer where it was given before."""
+def group_section(group: Group, anchor: str | None, *, answered: bool) -> Markup:
+    """Return all that the page says of one group, without the answer where it was given before; None is no place to link to."""
     parts = (_bars, _figures, _troubles, _timelines, _plans)
     return tag(
         "section",
@@ -39,25 +49,25 @@ def answer(group: Group) -> str:
     if not sound:
         return "No candidate ran and agreed with the reference."
     best = sound[0]
-    taken = f"{best.candidate} takes {seconds_within(best.median_seconds or 0.0, best.interval)} a call"
+    taken = f"{best.candidate} takes {format_seconds_interval(best.median_seconds or 0.0, best.interval)} a call"
     if len(sound) == 1:
         return f"{taken}; nothing else ran and agreed with the reference."
     return " ".join(_compared(taken, sound[1:]))
 
 
-def _compared(taken: str, others: Sequence[Row]) -> Iterator[str]:
+def _compared(taken: str, others: Sequence[ReportRow]) -> Iterator[str]:
     ties = [str(row.candidate) for row in others if row.verdict == "tie"]
     slower = [row for row in others if row.verdict == "slower"]
     if ties:
         tie = "is a tie with it" if len(ties) == 1 else "are ties with it"
-        yield f"{taken}, the least of all; {listed(ties)} {tie}: the difference lies within the noise."
+        yield f"{taken}, the least of all; {format_list(ties)} {tie}: the difference lies within the noise."
     else:
         yield f"{taken}: the quickest."
     if slower:
-        yield f"{slower[0].candidate}, the next, takes {times_within(slower[0].to_best)} times as long."
+        yield f"{slower[0].candidate}, the next, takes {format_ratio_interval(slower[0].to_best)} times as long."
 
 
-def _sound(group: Group) -> list[Row]:
+def _sound(group: Group) -> list[ReportRow]:
     return [row for row in group.rows if row.verdict in SOUND]
 
 
@@ -70,11 +80,17 @@ def _bars(group: Group) -> Markup | None:
         return None
     rounds = max(len(row.rounds) for row in sound)
     caption = (
-        f"Time of a call: the median of {counted(rounds, 'round')} in which the candidates took turns, and its 95 % interval by "
+        f"Time of a call: the median of {format_count(rounds, 'round')} in which the candidates took turns, and its 95 % "
+        f"interval by "
         f"bootstrap over the rounds. × the quickest is the median of the ratios within rounds. The noise floor is "
         f"{percent(group.noise)}: so far did a candidate seem to be from itself; what is no further from the quickest is a tie."
     )
-    return tag("figure", bars(sound), tag("figcaption", caption))
+    return tag("figure", bars([_bar(row) for row in sound]), tag("figcaption", caption))
+
+
+def _bar(row: ReportRow) -> Bar:
+    ratio = "" if row.verdict == "best" else f"{format_ratio_interval(row.to_best)} × the quickest"
+    return Bar(str(row.candidate), row.verdict, VERDICTS[row.verdict], row.median_seconds or 0.0, row.interval, ratio)
 
 
 COLUMNS = (
@@ -95,26 +111,22 @@ COLUMNS = (
 
 
 def _figures(group: Group) -> Markup:
-    heads = [tag("th", head, scope="col", class_=kind or None) for head, kind in COLUMNS]
-    caption = tag("caption", "All figures")
-    table = tag("table", caption, tag("thead", tag("tr", *heads)), tag("tbody", *map(_line, group.rows)))
-    return tag("div", table, class_="scroll", **_scrolls(f"All figures of {group.title}"))
+    rows = [(str(row.candidate), _verdict(row), *_cells(row)) for row in group.rows]
+    return make_table(f"All figures of {group.title}", COLUMNS, rows)
 
 
-def _line(row: Row) -> Markup:
-    cells = [tag("td", cell, class_=kind or None) for cell, (_, kind) in zip(_cells(row), COLUMNS[2:], strict=True)]
-    verdict = tag("td", VERDICTS[row.verdict], class_=f"verdict {row.verdict}")
-    return tag("tr", tag("th", str(row.candidate), scope="row"), verdict, *cells)
+def _verdict(row: ReportRow) -> Markup:
+    return tag("span", VERDICTS[row.verdict], class_=f"verdict {row.verdict}")
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: ReportRow) -> tuple[str, ...]:
     start, agreement = row.start, row.agreement
     if start is None or row.median_seconds is None:
         return ("",) * (len(COLUMNS) - 2)
     off = ("", "") if agreement is None else (_difference(agreement.absolute), _difference(agreement.relative))
     return (
-        seconds_within(row.median_seconds, row.interval),
-        times_within(row.to_best),
+        format_seconds_interval(row.median_seconds, row.interval),
+        format_ratio_interval(row.to_best),
         f"{seconds(start.alone_seconds)}{'' if start.steady else ', not steady'}",
         seconds(start.first_seconds),
         seconds(start.import_seconds),
@@ -135,10 +147,10 @@ def _difference(value: float | None) -> str:
 
 def _troubles(group: Group) -> Markup | None:
     rows = [row for row in group.rows if row.reason]
-    return joined([tag("h3", "What went wrong"), *map(_trouble, rows)]) if rows else None
+    return join_markup([tag("h3", "What went wrong"), *map(_trouble, rows)]) if rows else None
 
 
-def _trouble(row: Row) -> Markup:
+def _trouble(row: ReportRow) -> Markup:
     what = {"failed": "failed", "wrong": "is wrong, so its speed counts for nothing"}.get(
         row.verdict, "could not be judged in full"
     )
@@ -149,16 +161,18 @@ def _trouble(row: Row) -> Markup:
 
 
 def _timelines(group: Group) -> Markup | None:
-    rows = [row for row in _sound(group) if row.timeline and row.start and row.start.plan]
-    if not rows:
+    timed = [(row, row.start.plan, row.timeline) for row in _sound(group) if row.timeline and row.start and row.start.plan]
+    if not timed:
         return None
+    rows = [row for row, _, _ in timed]
+    drawn = [Strip(str(row.candidate), plan, timeline) for row, plan, timeline in timed]
     colours = _colours(rows)
     caption = (
         "One call of each candidate, region by region in the order in which they run. Means over calls made alone and recorded, "
         "after the turns: they are near the figures above and not the same. What is beside the regions is XRT's own work."
     )
-    figure = tag("figure", legend(colours), strips(rows, colours), tag("figcaption", caption))
-    return joined([tag("h3", "Where the time of a call goes"), figure])
+    figure = tag("figure", legend(colours), strips(drawn, colours), tag("figcaption", caption))
+    return join_markup([tag("h3", "Where the time of a call goes"), figure])
 
 
 def _plans(group: Group) -> Markup | None:
@@ -167,39 +181,29 @@ def _plans(group: Group) -> Markup | None:
     whole = [f"{row.candidate}" for row in rows if row not in several]
     if not rows:
         return None
-    alone = f"{listed(whole)} {'takes' if len(whole) == 1 else 'each take'} the whole model as one region."
+    alone = f"{format_list(whole)} {'takes' if len(whole) == 1 else 'each take'} the whole model as one region."
     parts: list[Child] = [tag("p", alone)] if whole else []
-    return joined([tag("h3", "Plans"), *parts, *map(_placement, rows), *(_plan(row, _colours(rows)) for row in several)])
+    return join_markup([tag("h3", "Plans"), *parts, *map(_placement, rows), *(_plan(row, _colours(rows)) for row in several)])
 
 
-def _placement(row: Row) -> Markup | None:
+def _placement(row: ReportRow) -> Markup | None:
     """Return how the plan was chosen, where it was by measurement."""
     lines = row.start.placement if row.start else ()
-    return joined([tag("p", f"How {row.candidate} chose its plan:"), tag("pre", "\n".join(lines))]) if lines else None
+    return join_markup([tag("p", f"How {row.candidate} chose its plan:"), tag("pre", "\n".join(lines))]) if lines else None
 
 
-def _plan(row: Row, colours: Mapping[str, str]) -> Markup:
+def _plan(row: ReportRow, colours: Mapping[str, str]) -> Markup:
     plan = row.start.plan if row.start else ()
     several = f" It is drawn in {MOST} boxes, each of them regions that run one after the other." if len(plan) > MOST else ""
     used = sorted({region.engine for region in plan})
     figure = tag(
         "figure",
-        tag("figcaption", f"The plan of {row.candidate}: {counted(len(plan), 'region')} on {listed(used)}.{several}"),
-        tag(
-            "div",
-            drawing(str(row.candidate), plan, row.timeline, colours),
-            class_="scroll",
-            **_scrolls(f"Plan of {row.candidate}"),
-        ),
+        tag("figcaption", f"The plan of {row.candidate}: {format_count(len(plan), 'region')} on {format_list(used)}.{several}"),
+        make_scrolling(f"Plan of {row.candidate}", draw_plan(str(row.candidate), plan, row.timeline, colours)),
     )
-    table = tag("div", region_table(row, colours), class_="scroll", **_scrolls(f"Regions of {row.candidate}"))
-    return joined([figure, tag("details", tag("summary", f"Regions of {row.candidate}"), table)])
+    table = make_scrolling(f"Regions of {row.candidate}", region_table(str(row.candidate), plan, row.timeline, colours))
+    return join_markup([figure, fold(f"Regions of {row.candidate}", table)])
 
 
-def _scrolls(label: str) -> dict[str, str | float | bool | None]:
-    """Return what makes a part that scrolls within the page reachable by keyboard, and named."""
-    return {"role": "region", "tabindex": 0, "aria_label": label}
-
-
-def _colours(rows: Sequence[Row]) -> dict[str, str]:
+def _colours(rows: Sequence[ReportRow]) -> dict[str, str]:
     return classes(region.engine for row in rows if row.start for region in row.start.plan)

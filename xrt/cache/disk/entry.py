@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from xrt.cache.signature import Signature
 from xrt.errors import BundleError, CacheError, CompileFailed, CompileRefused
-from xrt.formats.container import Buffer, Container, ContainerWriter
-from xrt.formats.proto import read, write
-from xrt.graph import Function
+from xrt.formats.container import Buffer, Container
+from xrt.formats.wire_messages import read_cache_entry
 
-__all__ = ["Entry", "Failure"]
+if TYPE_CHECKING:
+    from xrt.graph import Function
+
+__all__ = ["CacheEntry", "StoredFailure"]
 
 KIND = "cache entry"
 FORMAT = 1
@@ -23,7 +25,7 @@ _ERRORS: dict[str, type[CompileRefused | CompileFailed]] = {"CompileRefused": Co
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class StoredFailure:
     """A compile that failed, as it is remembered."""
 
     kind: str
@@ -33,7 +35,7 @@ class Failure:
     """Places, in the Function's order, of the nodes that the engine named: an equal Function may call them otherwise."""
 
     @classmethod
-    def of(cls, error: CompileRefused | CompileFailed, function: Function) -> Failure:
+    def of(cls, error: CompileRefused | CompileFailed, function: Function) -> StoredFailure:
         named = set(getattr(error, "nodes", ()))
         places = tuple(place for place, node in enumerate(function.nodes) if node.name in named)
         kind = "CompileRefused" if isinstance(error, CompileRefused) else "CompileFailed"
@@ -48,16 +50,16 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CacheEntry:
     """What the cache has for a signature: an engine's bytes, or a failure."""
 
     signature: Signature
     data: memoryview | None
     """What the engine's `save` gave; None where the compile failed."""
-    failure: Failure | None = None
+    failure: StoredFailure | None = None
 
     @classmethod
-    def read(cls, path: Path) -> Entry:
+    def read(cls, path: Path) -> CacheEntry:
         """Read and check an entry's file.
 
         Raises FileNotFoundError where there is none, another OSError where it cannot be read, and CacheError, which says
@@ -65,7 +67,7 @@ class Entry:
         """
         try:
             container = Container.open(path, KIND)
-            values = read("CacheEntry", bytes(container.section(_ENTRY)))
+            values = read_cache_entry(bytes(container.section(_ENTRY)))
             if values["format"] != FORMAT:
                 raise BundleError(f"its entry has format {values['format']}, and this version of XRT reads {FORMAT}")
             entry = cls(_signature(values), *_content(values, container))
@@ -80,21 +82,24 @@ def _signature(values: dict[str, Any]) -> Signature:
     return Signature(tuple((one["name"], one["value"]) for one in values["ingredients"]))
 
 
-def _content(values: dict[str, Any], container: Container) -> tuple[memoryview | None, Failure | None]:
+def _content(values: dict[str, Any], container: Container) -> tuple[memoryview | None, StoredFailure | None]:
     failure = values["failure"]
     if failure is None:
         return container.section(_EXECUTABLE), None
     if failure["kind"] not in _ERRORS:
         raise BundleError(f"it remembers a failure of an unknown kind {failure['kind']!r}")
-    return None, Failure(**failure)
+    return None, StoredFailure(**failure)
 
 
-def write_entry(file: BinaryIO, signature: Signature, content: Buffer | Failure) -> None:
+def write_entry(file: BinaryIO, signature: Signature, content: Buffer | StoredFailure) -> None:
     """Write an entry's file."""
-    failure = asdict(content) if isinstance(content, Failure) else None
+    from xrt.formats.container import ContainerWriter
+    from xrt.formats.protobuf import write
+
+    failure = asdict(content) if isinstance(content, StoredFailure) else None
     ingredients = [{"name": name, "value": value} for name, value in signature.ingredients]
     writer = ContainerWriter(file, KIND)
     writer.add(_ENTRY, write("CacheEntry", {"format": FORMAT, "ingredients": ingredients, "failure": failure}))
-    if not isinstance(content, Failure):
+    if not isinstance(content, StoredFailure):
         writer.add(_EXECUTABLE, content)
     writer.finish()

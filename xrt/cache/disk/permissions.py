@@ -1,7 +1,7 @@
-"""Whether a cache directory may be used: nobody but this user and root can have put there what is in it.
+"""Whether a cache directory may be used: only this user and root can have written its content.
 
-Entries hold native code, so who may write one may run code as whoever loads it. The rule is sshd's: the directory, what
-is in it, and the folders above it up to the home directory belong to this user or to root, and nobody else may write to
+Entries contain native code, so a user who can write one can run code as the user who loads it. The rule is sshd's: the directory,
+its content, and the folders above it up to the home directory belong to this user or to root, and no other user may write to
 them. A folder above may have the sticky bit, as ``/tmp`` has, or be open to a group that is this user's alone.
 """
 
@@ -60,7 +60,7 @@ def why_not_trusted(directory: Path) -> str | None:
 
 
 def why_not_private(path: Path) -> str | None:
-    """Return why somebody else may have made or may change a file or folder; None where nobody can. Raises OSError."""
+    """Return why another user may have made or may change a file or folder; None if none can. Raises OSError."""
     if not _KNOWS_OWNERS:
         return None
     status = path.lstat()

@@ -1,20 +1,23 @@
-"""What is in the cache, and why something is not: plain data for whoever shows it."""
+"""The content of the cache, and why something is not in it, as plain data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from xrt.cache.disk.entry import Entry
-from xrt.cache.disk.store import Item, Store
-from xrt.cache.signature import Signature
+from xrt.cache.disk.entry import CacheEntry
 from xrt.errors import CacheError
 
-__all__ = ["Listed", "Miss", "listed", "misses"]
+if TYPE_CHECKING:
+    from xrt.cache.disk.store import Item, Store
+    from xrt.cache.signature import Signature
+
+__all__ = ["CacheListing", "Miss", "explain_misses", "list_entries"]
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class CacheListing:
     """An entry, as a list shows it."""
 
     key: str
@@ -31,20 +34,20 @@ class Listed:
     """Why the entry cannot be used; empty where it can."""
 
 
-def listed(store: Store) -> list[Listed]:
+def list_entries(store: Store) -> list[CacheListing]:
     """Return the entries, the most recently used first. Reads every entry's file; raises OSError."""
     return [_listed(item) for item in reversed(store.items())]
 
 
-def _listed(item: Item) -> Listed:
+def _listed(item: Item) -> CacheListing:
     try:
-        entry = Entry.read(item.path)
+        entry = CacheEntry.read(item.path)
     except (CacheError, OSError) as error:
-        return Listed(item.key, item.size, item.used, "", "", "", "", str(error))
+        return CacheListing(item.key, item.size, item.used, "", "", "", "", str(error))
     known = dict(entry.signature.ingredients)
     engine = known.get("engine", "").rpartition(".")[2]
     failure = entry.failure.reason if entry.failure else ""
-    return Listed(item.key, item.size, item.used, engine, known.get("version", ""), known.get("entry", ""), failure)
+    return CacheListing(item.key, item.size, item.used, engine, known.get("version", ""), known.get("entry", ""), failure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ class Miss:
         return tuple((n, mine.get(n, ""), theirs.get(n, "")) for n in self.signature.difference(self.nearest))
 
 
-def misses(store: Store, signatures: Iterable[Signature]) -> list[Miss]:
+def explain_misses(store: Store, signatures: Iterable[Signature]) -> list[Miss]:
     """Return those of the signatures that have no entry that can be used."""
     known = _signatures(store)
     keys = {signature.key for signature in known}
@@ -75,7 +78,7 @@ def _signatures(store: Store) -> list[Signature]:
     found = []
     for item in store.items():
         try:
-            found.append(Entry.read(item.path).signature)
+            found.append(CacheEntry.read(item.path).signature)
         except (CacheError, OSError):
             continue  # what cannot be read is near to nothing
     return found

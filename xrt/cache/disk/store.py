@@ -1,46 +1,47 @@
-"""The files of a cache directory: entries by signature, locks between processes, room to work in, and what goes first.
+"""The files of a cache directory: entries by signature, locks between processes, working folders, and the order of removal.
 
     <directory>/xrt-cache-1/entries/ab/abcd....xrt    an entry, named by its signature's hash
     <directory>/xrt-cache-1/locks/abc                 held while an entry whose name begins so is made
     <directory>/xrt-cache-1/weights/....xrt           the hashes of a model file's weights
+    <directory>/xrt-cache-1/plans/....xrt             the plans of a model file
     <directory>/xrt-cache-1/kept/tvm                  what an engine learns of this machine
     <directory>/xrt-cache-1/work/PID-....             where a process writes before it moves the result to its place
 
-A file comes to its place by a rename, so a reader sees all of it or nothing, and what a killed process leaves is in
-``work``. Nothing is forced to the disk: what a loss of power tears is found by its checksum, and compiled again. All of it
-is made for this user alone, and what somebody else can have put there is not read; no link leads out of the directory.
+A file is moved to its place by a rename, so a reader sees all of it or nothing. What a killed process leaves is in ``work``.
+Nothing is forced to the disk: a checksum finds what a loss of power damages, and it is compiled again. All files are accessible
+to this user alone. Files that another user can have written are not read; no link leads out of the directory.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-from xrt.cache.disk.entry import Entry, Failure, write_entry
+from xrt.cache.disk.entry import CacheEntry, StoredFailure, write_entry
 from xrt.cache.disk.permissions import make_private, open_private, why_not_private, why_not_trusted
-from xrt.cache.signature import Signature
 from xrt.errors import CacheError, CacheWarning, warn
-from xrt.formats.container import Buffer
+
+if TYPE_CHECKING:
+    from xrt.cache.signature import Signature
+    from xrt.formats.container import Buffer
 
 __all__ = ["Item", "Store"]
 
 _LAYOUTS = "xrt-cache-"
 LAYOUT = f"{_LAYOUTS}1"
-"""The folder of this layout; a version of XRT with another layout has a folder of its own beside it."""
+"""The folder of this layout; a version of XRT with another layout has a folder of its own in the same directory."""
 
 PATIENCE = 600.0
 """Seconds to wait for another process that makes the same entry; then it is made here too."""
 
 ABANDONED = 24 * 3600.0
-"""Seconds after which a working folder is taken for left behind, whoever made it."""
+"""Seconds after which any working folder counts as abandoned."""
 
 _SUFFIX = ".xrt"
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Compiled models of XRT: may be removed at any time.\n"
@@ -74,7 +75,7 @@ class Store:
     # ------------------------------------------------------------------ whose it is
 
     def why_not_trusted(self) -> str | None:
-        """Return why the directory is not used: somebody else can write to it; None where nobody can."""
+        """Return why the directory is not used: another user can write to it; None if none can."""
         if not self._is_known:
             self._reason = why_not_trusted(self.directory)
             self._is_known = self._reason is not None or self.directory.is_dir()
@@ -94,9 +95,9 @@ class Store:
         return reason is None
 
     def check(self, path: Path) -> None:
-        """Raise CacheError for a file in the directory, or a folder on the way to it, that somebody else can have put there.
+        """Raise CacheError for a file in the directory, or a folder on the way to it, that another user can have written.
 
-        Raises FileNotFoundError where there is none.
+        Raises FileNotFoundError if there is none.
         """
         parts = path.relative_to(self.directory).parts
         at = self.directory
@@ -110,7 +111,7 @@ class Store:
     def path(self, key: str) -> Path:
         return self.root / "entries" / key[:2] / f"{key}{_SUFFIX}"
 
-    def read(self, key: str) -> Entry | None:
+    def read(self, key: str) -> CacheEntry | None:
         """Return the entry of that signature, which thereby counts as used; None where there is none.
 
         Raises CacheError for one that is damaged.
@@ -118,14 +119,14 @@ class Store:
         path = self.path(key)
         try:
             self.check(path)
-            entry = Entry.read(path)
+            entry = CacheEntry.read(path)
         except FileNotFoundError:
             return None
         with suppress(OSError):  # a directory that may only be read
             os.utime(path)
         return entry
 
-    def write(self, signature: Signature, content: Buffer | Failure) -> int:
+    def write(self, signature: Signature, content: Buffer | StoredFailure) -> int:
         """Write the signature's entry, whole or not at all, over one that is there; return its size."""
         path = self.path(signature.key)
         self.place(path, lambda file: write_entry(file, signature, content))
@@ -136,7 +137,7 @@ class Store:
 
     def place(self, path: Path, write: Callable[[BinaryIO], object]) -> None:
         """Write a file in a working folder, and move it to its place."""
-        with self.working_folder() as folder:
+        with self.make_working_directory() as folder:
             beside = folder / "file"
             with open(beside, "xb", opener=open_private) as file:  # Path.open takes no opener
                 write(file)
@@ -144,19 +145,19 @@ class Store:
             beside.replace(path)
 
     @contextmanager
-    def working_folder(self) -> Iterator[Path]:
-        """Make a folder that nobody else uses, and remove it in the end."""
-        folder = self.root / "work" / f"{os.getpid()}-{secrets.token_hex(6)}"
+    def make_working_directory(self) -> Iterator[Path]:
+        """Make a folder for this process alone, and remove it in the end."""
+        folder = self.root / "work" / f"{os.getpid()}-{os.urandom(6).hex()}"
         self._make_root()
         make_private(folder)
         try:
             yield folder
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
 
     def _make_root(self) -> None:
         make_private(self.root)
-        if reason := self.why_not_trusted():  # somebody may have been quicker in making it
+        if reason := self.why_not_trusted():  # another process may have made it first
             raise PermissionError(reason)
         with suppress(FileExistsError), open(self.directory / "CACHEDIR.TAG", "x", encoding="utf-8", opener=open_private) as tag:
             tag.write(_TAG)
@@ -203,6 +204,16 @@ class Store:
                     if path.suffix == _SUFFIX and stat.S_ISREG(status.st_mode):
                         yield Item(path, status.st_size, status.st_mtime)
 
+    def list_evictable(self) -> list[Item]:
+        """Return the entries and the files of plans, the least recently used first: what counts in the directory's size."""
+        plans = []
+        for path in self.list_folder("plans"):
+            with suppress(FileNotFoundError):
+                status = path.lstat()
+                if path.suffix == _SUFFIX and stat.S_ISREG(status.st_mode):
+                    plans.append(Item(path, status.st_size, status.st_mtime))
+        return sorted([*self._found(), *plans], key=lambda item: (item.used, item.key))
+
     def list_folder(self, *names: str) -> list[Path]:
         """Return what is in a folder of the directory; nothing where there is none, or a link on the way to it."""
         folder = self.root
@@ -216,8 +227,8 @@ class Store:
             return []
 
     def shrink(self, limit: int) -> list[Item]:
-        """Remove the least recently used entries until the rest fits the limit in bytes; return those removed."""
-        items = self.items()
+        """Remove the least recently used entries and plans until the rest fits the limit in bytes; return those removed."""
+        items = self.list_evictable()
         excess = sum(item.size for item in items) - limit
         removed = []
         for item in items:
@@ -228,13 +239,13 @@ class Store:
             excess -= item.size
         return removed
 
-    def damaged(self) -> dict[Item, str]:
+    def find_damaged(self) -> dict[Item, str]:
         """Check every entry, and return what is wrong with those that cannot be used."""
         found = {}
         for item in self.items():
             try:
                 self.check(item.path)
-                Entry.read(item.path)
+                CacheEntry.read(item.path)
             except FileNotFoundError:
                 continue  # evicted meanwhile
             except (CacheError, OSError) as error:
@@ -243,13 +254,17 @@ class Store:
 
     def sweep(self) -> int:
         """Remove the working folders that killed processes have left; return how many there were."""
+        import shutil
+
         left = [folder for folder in self.list_folder("work") if not folder.is_symlink() and _is_abandoned(folder)]
         for folder in left:
             shutil.rmtree(folder, ignore_errors=True)
         return len(left)
 
     def clear(self) -> None:
-        """Remove all that XRT keeps in the directory, other layouts too; whoever compiles meanwhile may find nothing kept."""
+        """Remove all that XRT keeps in the directory, other layouts too; a process that compiles meanwhile may find no entry."""
+        import shutil
+
         for folder in self.directory.glob(f"{_LAYOUTS}*"):
             if folder.is_symlink():
                 folder.unlink(missing_ok=True)
@@ -257,8 +272,18 @@ class Store:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
+def _remove(folder: Path) -> None:
+    """Remove a folder with all that is in it; what cannot be removed stays."""
+    try:
+        folder.rmdir()  # most are empty: few engines save or load by way of files
+    except OSError:
+        import shutil
+
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _is_abandoned(folder: Path) -> bool:
-    """Whether nobody works in the folder any more: its process is gone, or it is old."""
+    """Whether the folder is out of use: its process is gone, or it is old."""
     with suppress(OSError):
         if time.time() - folder.stat().st_mtime > ABANDONED:
             return True

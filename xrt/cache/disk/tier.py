@@ -8,18 +8,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from xrt.cache.disk.answers import AnswersMemo
-from xrt.cache.disk.entry import Entry, Failure
+from xrt.cache.disk.entry import CacheEntry, StoredFailure
 from xrt.cache.disk.store import Store
-from xrt.cache.disk.weights import WeightsMemo
+from xrt.cache.disk.weight_hashes import WeightHashStore
 from xrt.cache.signature import CODE_UNKNOWN, Signature
 from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.errors import CacheError, CacheWarning, CompileFailed, CompileRefused, warn
-from xrt.graph import Function
+from xrt.graph.deferred_function import find_stale
 
-__all__ = ["DiskStatistics", "DiskTier", "Recipe"]
+if TYPE_CHECKING:
+    from xrt.cache.disk.plan_store import PlanStore, StoredModel
+    from xrt.cache.disk.support_store import SupportStore
+    from xrt.graph import Function
+
+__all__ = ["CompileRequest", "DiskStatistics", "DiskTier"]
 
 Make: TypeAlias = Callable[[], Executable]
 
@@ -27,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Recipe:
+class CompileRequest:
     """What is compiled: all that an engine needs to load what it has saved."""
 
     function: Function
@@ -63,21 +67,38 @@ class DiskTier:
         """Nothing is touched before the first use. ``limit`` is in bytes: beyond it the least recently used goes."""
         self.store = Store(directory)
         self.limit = limit
-        self.weights = WeightsMemo(self.store)
-        self.answers = AnswersMemo(self.store)
+        self.weights = WeightHashStore(self.store)
         self._lock = threading.Lock()
         self._statistics = DiskStatistics()
         self._room = -1  # not known before the first look
         self._warned = False
 
+    @cached_property
+    def plans(self) -> PlanStore:
+        """Where the plans of model files are kept."""
+        from xrt.cache.disk.plan_store import PlanStore
+
+        return PlanStore(self.store)
+
+    @cached_property
+    def answers(self) -> SupportStore:
+        """Where the answers of engines are kept."""
+        from xrt.cache.disk.support_store import SupportStore
+
+        return SupportStore(self.store)
+
+    def keep_plans(self, signature: Signature, model: StoredModel) -> None:
+        """Keep the plans of a model in place of those that are there; raises OSError."""
+        self._make_room(self.plans.write(signature, model))
+
     @property
     def statistics(self) -> DiskStatistics:
         return self._statistics
 
-    def folder_of(self, engine: str) -> Path | None:
+    def find_learning_directory(self, engine: str) -> Path | None:
         """Return the directory in which an engine of that name keeps what it learns; it need not exist yet.
 
-        None where somebody else can have put there what is in it.
+        None if another user can have written its content.
         """
         folder = self.store.kept / engine
         if not self.store.is_trusted():
@@ -91,18 +112,18 @@ class DiskTier:
             return None
         return folder
 
-    def obtain(self, signature: Signature, recipe: Recipe, make: Make, *, force: bool = False) -> Executable:
-        """Return the signature's executable, prepared: loaded from its entry, else made, and then kept.
+    def get_or_compile(self, signature: Signature, recipe: CompileRequest, make: Make, *, force: bool = False) -> Executable:
+        """Return the signature's executable, prepared: loaded from its entry, else made and then stored.
 
-        Of several processes that ask at once one makes it, and the others wait. With ``force`` it is made anew and the
-        entry replaced. Raises what ``make`` raises; where that is an engine's refusal or failure it is remembered, and
-        raised again, without a compile, next time.
+        If several processes request it at once, one makes it and the others wait. With ``force`` it is made again and the entry
+        replaced. Raises what ``make`` raises. An engine's refusal or failure is stored, and raised again next time, without a
+        compile.
         """
         if not self.store.is_trusted():
             return make()
         self.keep_weights()
         if dict(signature.ingredients).get("code") == CODE_UNKNOWN:
-            return make()  # of code that cannot be told from another there is nothing to be remembered
+            return make()  # a change of this code cannot be detected, so nothing is stored
         if not force and (found := self._found(signature, recipe)) is not None:
             return found
         if not recipe.is_kept:
@@ -114,7 +135,7 @@ class DiskTier:
 
     # ------------------------------------------------------------------ reading
 
-    def _found(self, signature: Signature, recipe: Recipe) -> Executable | None:
+    def _found(self, signature: Signature, recipe: CompileRequest) -> Executable | None:
         """Return what the entry holds, None where there is no entry that serves; raises the failure that it remembers."""
         entry = self._entry(signature)
         if entry is None:
@@ -124,22 +145,24 @@ class DiskTier:
             raise entry.failure.error(recipe.function)
         return self._loaded(entry, recipe)
 
-    def _entry(self, signature: Signature) -> Entry | None:
+    def _entry(self, signature: Signature) -> CacheEntry | None:
         try:
             return self.store.read(signature.key)
         except (OSError, CacheError) as error:
             self.trouble(f"{error}")
             return None
 
-    def _loaded(self, entry: Entry, recipe: Recipe) -> Executable | None:
+    def _loaded(self, entry: CacheEntry, recipe: CompileRequest) -> Executable | None:
         if entry.data is None:
             return None
         try:
-            with self.store.working_folder() as folder:
+            with self.store.make_working_directory() as folder:
                 context = replace(recipe.context, workdir=folder)
                 executable = recipe.engine.load(entry.data, recipe.function, context)
                 executable.prepare()
         except Exception as error:  # noqa: BLE001  # whatever the engine's library raises: it can still compile
+            if stale := find_stale(error):
+                raise stale from None
             self.trouble(f"engine {recipe.engine.spec!r} cannot load what it saved: {type(error).__name__}: {error}")
             return None
         self._count("hits")
@@ -147,21 +170,21 @@ class DiskTier:
 
     # ------------------------------------------------------------------ writing
 
-    def _made(self, signature: Signature, recipe: Recipe, make: Make) -> Executable:
+    def _made(self, signature: Signature, recipe: CompileRequest, make: Make) -> Executable:
         self._count("misses")
         try:
             executable = make()
         except (CompileRefused, CompileFailed) as error:
             if not _may_pass(error):
-                self._write(signature, Failure.of(error, recipe.function))
+                self._write(signature, StoredFailure.of(error, recipe.function))
             raise
         if recipe.is_kept:
             self._save(signature, recipe, executable)
         return executable
 
-    def _save(self, signature: Signature, recipe: Recipe, executable: Executable) -> None:
+    def _save(self, signature: Signature, recipe: CompileRequest, executable: Executable) -> None:
         try:
-            with self.store.working_folder() as folder:
+            with self.store.make_working_directory() as folder:
                 data = recipe.engine.save(executable, replace(recipe.context, workdir=folder))
                 self._write(signature, data)
         except CompileRefused as error:
@@ -171,8 +194,8 @@ class DiskTier:
         except Exception:  # noqa: BLE001  # whatever the engine's library raises: the executable is there, and runs
             _log.warning("engine %r failed to save an executable", recipe.engine.spec, exc_info=True)
 
-    def _write(self, signature: Signature, content: bytes | memoryview | Failure) -> None:
-        if not isinstance(content, Failure) and len(content) > self.limit:
+    def _write(self, signature: Signature, content: bytes | memoryview | StoredFailure) -> None:
+        if not isinstance(content, StoredFailure) and len(content) > self.limit:
             _log.info("not kept on disk: %d bytes are more than the limit of %d", len(content), self.limit)
             return
         try:
@@ -190,7 +213,7 @@ class DiskTier:
                 return
         for item in self.store.shrink(self.limit):
             _log.debug("evicted %.12s, %d bytes", item.key, item.size)
-        free = self.limit - sum(item.size for item in self.store.items())
+        free = self.limit - sum(item.size for item in self.store.list_evictable())
         with self._lock:
             self._room = free // 8  # other processes write too
 
@@ -201,7 +224,7 @@ class DiskTier:
         except (OSError, ValueError) as error:
             self.trouble(str(error))
 
-    # ------------------------------------------------------------------ what is told
+    # ------------------------------------------------------------------ reports
 
     def _count(self, what: str) -> None:
         with self._lock:

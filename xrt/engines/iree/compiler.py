@@ -1,7 +1,7 @@
 """IREE's compiler, in a process of its own for each call.
 
-The compiler is a library of 350 MB that ends the process on some inputs and takes minutes over others. As a process it
-starts in 10 ms, answers a question after 80, compiles a small graph in 500, and a crash or a limit harms nobody.
+The compiler is a library of 350 MB that ends the process on some inputs and takes minutes over others. As a process it starts in
+10 ms, answers a question after 80, compiles a small graph in 500, and a crash or a limit does no harm.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from xrt.engines.iree.reasons import ended_by, sense
+from xrt.engines.iree.errors import describe_exit, summarize_error
 from xrt.errors import CompileRefused
 from xrt.processes import end, start
 
-__all__ = ["BINARY", "VERSION", "Settings", "compile_module", "lowered"]
+__all__ = ["BINARY", "VERSION", "CompilerFlags", "compile_module", "lower_module"]
 
 
 def _binary() -> Path:
@@ -48,13 +48,13 @@ _TARGET = (
     "--iree-hal-target-device=local",
     "--iree-hal-local-target-device-backends=llvm-cpu",
     "--iree-llvmcpu-target-cpu=host",
-    "--iree-input-demote-f64-to-f32=false",  # which IREE does unless told otherwise
+    "--iree-input-demote-f64-to-f32=false",  # which IREE does by default
     f"--iree-stream-resource-min-offset-alignment={ALIGNMENT}",
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class CompilerFlags:
     """How to compile."""
 
     opt_level: int = 2
@@ -73,7 +73,7 @@ class Settings:
         return (*_TARGET, f"--iree-opt-level=O{self.opt_level}", *alone, *dump)
 
 
-def compile_module(text: str, settings: Settings, folder: Path | None) -> bytes:
+def compile_module(text: str, settings: CompilerFlags, folder: Path | None) -> bytes:
     """Return the module compiled for IREE's virtual machine; temporary files of the compiler's go to the folder.
 
     Raises CompileRefused with the reason where the compiler finds none, crashes, or takes longer than the limit.
@@ -84,7 +84,7 @@ def compile_module(text: str, settings: Settings, folder: Path | None) -> bytes:
     return done.stdout
 
 
-def lowered(texts: Sequence[str], names: Sequence[str]) -> list[str | None]:
+def lower_module(texts: Sequence[str], names: Sequence[str]) -> list[str | None]:
     """Return for each module, whose one function has that name, why IREE cannot lower it to loops; None where it can.
 
     All are asked at once, 80 ms and some for each; those that fail once more each, for its own reason.
@@ -112,7 +112,7 @@ def _answer(text: str) -> str | None:
 
 def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
     said = done.stderr.decode(errors="replace")
-    return sense(said) if done.returncode > 0 or "ERROR: " in said else ended_by(done.returncode)
+    return summarize_error(said) if done.returncode > 0 or "ERROR: " in said else describe_exit(done.returncode)
 
 
 _HERE = "/proc/self/cwd"

@@ -16,7 +16,7 @@ from iree.runtime._binding import create_hal_driver, parse_flags
 
 from xrt.graph import Function, Node, TensorType
 
-__all__ = ["Device", "device_of", "is_small"]
+__all__ = ["IreeDevice", "get_device", "is_small"]
 
 SMALL_WORK = 1 << 18
 """Operations on single elements up to which handing work to a pool (20 us) costs more than a second thread saves."""
@@ -24,7 +24,7 @@ SMALL_WORK = 1 << 18
 _lock = threading.Lock()
 
 
-class Device:
+class IreeDevice:
     """A device, with the instance and the module that every context over it shares."""
 
     def __init__(self, threads: int) -> None:
@@ -35,11 +35,11 @@ class Device:
 
 
 @cache
-def _shared(threads: int) -> Device:
-    return Device(threads)
+def _shared(threads: int) -> IreeDevice:
+    return IreeDevice(threads)
 
 
-def device_of(threads: int) -> Device:
+def get_device(threads: int) -> IreeDevice:
     """Return the device of so many threads, the same in every call; one thread is the caller's own."""
     with _lock:
         return _shared(threads)
@@ -80,6 +80,6 @@ _PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
 
 
 def _extents(name: str, function: Function) -> tuple[int, ...]:
-    type_ = function.type_of(name) if name else None
+    type_ = function.get_type(name) if name else None
     extents = (type_.shape or ()) if isinstance(type_, TensorType) else ()
     return tuple(extent for extent in extents if isinstance(extent, int))

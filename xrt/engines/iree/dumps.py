@@ -6,11 +6,14 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from xrt.formats.output import why_not_folder
-from xrt.graph import Function
 
-__all__ = ["dumping", "why_not_dumped"]
+if TYPE_CHECKING:
+    from xrt.graph import Function
+
+__all__ = ["dump_phases", "why_not_dumped"]
 
 _FROM_STDIN = "_stdin_."
 """How the compiler begins the names of its files, after the name of its input."""
@@ -25,7 +28,7 @@ def why_not_dumped(place: str) -> str | None:
 
 
 @contextmanager
-def dumping(function: Function, text: str, place: str | None) -> Iterator[Path | None]:
+def dump_phases(function: Function, text: str, place: str | None) -> Iterator[Path | None]:
     """Write the module into a folder of the Function's own; yield the folder for the compiler's phases, None for no place.
 
     What it wrote is left there whether the compile succeeds or not.

@@ -5,20 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
-from xrt.engines.contract import Executable, GraphCompiler
-from xrt.engines.fields import option
-from xrt.engines.iree.capability import refusal
-from xrt.engines.iree.compiler import VERSION, Settings, compile_module
-from xrt.engines.iree.devices import Device, device_of, is_small
-from xrt.engines.iree.dumps import dumping, why_not_dumped
+from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
+from xrt.engines.contract.option_values import option
+from xrt.engines.iree.compiler import VERSION, CompilerFlags, compile_module
+from xrt.engines.iree.devices import IreeDevice, get_device, is_small
+from xrt.engines.iree.dumps import dump_phases, why_not_dumped
 from xrt.engines.iree.executable import IreeExecutable
-from xrt.engines.iree.lowering import prepared, why_not_static
-from xrt.engines.iree.mlir import module_of
-from xrt.engines.options import CompileContext
+from xrt.engines.iree.export import export_module
+from xrt.engines.iree.preprocess import preprocess, why_not_static
+from xrt.engines.iree.support import why_not
 from xrt.errors import CompileRefused, OptionError, did_you_mean
-from xrt.graph import Function, Node
+
+if TYPE_CHECKING:
+    from xrt.engines.contract.options import CompileContext
+    from xrt.graph import Function, Node
 
 __all__ = ["Iree"]
 
@@ -54,17 +56,17 @@ class Iree(GraphCompiler):
             raise OptionError(f"iree: dump_dir is {self.dump_dir!r}, and {reason}")
 
     def why_not(self, node: Node, function: Function) -> str | None:
-        return refusal(node, function)
+        return why_not(node, function)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         try:
-            ready = prepared(function)
-            text = module_of(ready)
+            ready = preprocess(function)
+            text = export_module(ready)
         except ValueError as error:
             raise CompileRefused(f"IREE cannot take {function.name!r}: {error}") from error
         if reason := why_not_static(ready):
             raise CompileRefused(f"IREE cannot take {function.name!r}: {reason}")
-        with dumping(ready, text, self.dump_dir) as dump:
+        with dump_phases(ready, text, self.dump_dir) as dump:
             code = compile_module(text, self._settings(context, dump), context.workdir)
         return IreeExecutable(code, ready, self._device(ready, context))
 
@@ -75,15 +77,15 @@ class Iree(GraphCompiler):
         return executable.code
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
-        ready = prepared(function)
+        ready = preprocess(function)
         return IreeExecutable(data, ready, self._device(ready, context))
 
     def version(self) -> str:
         return f"iree-base-compiler {VERSION}, iree-base-runtime {version('iree-base-runtime')}"
 
-    def _settings(self, context: CompileContext, dump: Path | None) -> Settings:
-        return Settings(self.opt_level, self.compile_seconds, context.threads, dump)
+    def _settings(self, context: CompileContext, dump: Path | None) -> CompilerFlags:
+        return CompilerFlags(self.opt_level, self.compile_seconds, context.threads, dump)
 
-    def _device(self, function: Function, context: CompileContext) -> Device:
+    def _device(self, function: Function, context: CompileContext) -> IreeDevice:
         alone = self.device == "local-sync" or (self.device == "auto" and is_small(function))
-        return device_of(1 if alone else context.threads)
+        return get_device(1 if alone else context.threads)

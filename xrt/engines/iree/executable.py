@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from iree.runtime import (
@@ -18,16 +18,19 @@ from iree.runtime import (
     create_io_parameters_module,
 )
 
-from xrt.engines.contract import Executable, fill
+from xrt.engines.contract.graph_compiler import Executable, fill
+from xrt.engines.contract.memory_use import MemoryUse, peak_of_values
+from xrt.engines.contract.options import RunOptions
 from xrt.engines.iree.compiler import ALIGNMENT
-from xrt.engines.iree.devices import Device
-from xrt.engines.iree.elements import ELEMENTS
-from xrt.engines.iree.mlir import SCOPE, parameters_of
-from xrt.engines.iree.reasons import LIBRARY
-from xrt.engines.memory import MemoryUse, peak_of_values
-from xrt.engines.options import RunOptions
+from xrt.engines.iree.errors import LIBRARY
+from xrt.engines.iree.export import SCOPE, list_parameters
+from xrt.engines.iree.mlir_types import ELEMENTS
+from xrt.engines.toolkit.array_ops.writable_alias import make_writable_alias
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Function, TensorType, Type
+
+if TYPE_CHECKING:
+    from xrt.engines.iree.devices import IreeDevice
 
 __all__ = ["OVERWRITING", "IreeExecutable"]
 
@@ -65,14 +68,14 @@ class IreeExecutable(Executable):
 
     outputs_are_fresh = True
 
-    def __init__(self, code: bytes | memoryview, function: Function, device: Device) -> None:
+    def __init__(self, code: bytes | memoryview, function: Function, device: IreeDevice) -> None:
         self.code = code
         self.function = function
         self._device = device
         self._import = device.allocator.import_host_allocation
-        self._outputs = [_Place.of(function.type_of(value.name)) for value in function.outputs]
+        self._outputs = [_Place.of(function.get_type(value.name)) for value in function.outputs]
         self._places = [*(_Place.of(value.type) for value in function.inputs), *self._outputs]
-        self._weights = [_lasting(constant.array) for constant in parameters_of(function).values()]
+        self._weights = [_lasting(constant.array) for constant in list_parameters(function).values()]
         self._lend = _copy if any(node.op_type in OVERWRITING for node in function.nodes) else _lent
         self._copied = sum(array.nbytes for array, is_copy in self._weights if is_copy)
         self._modules: list[Any] = []
@@ -104,7 +107,7 @@ class IreeExecutable(Executable):
         self._call([*map(self._lend, inputs), *made])
         return [array if buffer is None else _settled(buffer, array) for buffer, array in zip(given, made, strict=True)]
 
-    def direct(self) -> Callable[..., Sequence[Any]]:
+    def fast_call(self) -> Callable[..., Sequence[Any]]:
         outputs, lend, call = self._outputs, self._lend, self._call
 
         def run(*inputs: Any) -> Sequence[Any]:
@@ -126,16 +129,16 @@ class IreeExecutable(Executable):
 
         return call
 
-    def into(self, outputs: Sequence[Any]) -> Callable[..., None]:
+    def bind_outputs(self, outputs: Sequence[Any]) -> Callable[..., None]:
         if not all(map(_is_usable, outputs)):
-            return super().into(outputs)
+            return super().bind_outputs(outputs)
         lend, call, outputs = self._lend, self._call, list(outputs)
         return lambda *inputs: call([*map(lend, inputs), *outputs])
 
-    def binds(self) -> bool:
+    def supports_io_binding(self) -> bool:
         return True
 
-    def fills_from(self) -> Sequence[int | None]:
+    def output_buffer_threshold(self) -> Sequence[int | None]:
         return [0] * len(self._outputs)
 
     def _call(self, arrays: Sequence[Array]) -> None:
@@ -195,10 +198,12 @@ def _is_readable(array: Array) -> bool:
 
 
 def _lent(array: Array) -> Array:
-    """Return an input as compiled code can read it: itself where it lies right, else a copy."""
+    """Return an input as compiled code can read it: itself if its memory is suitable, else a copy."""
     if _is_usable(array):
         return array
-    return _copy(array) if array.flags.writeable or not _is_readable(array) else np.asarray(_Memory(array))
+    return (
+        _copy(array) if array.flags.writeable or not _is_readable(array) else make_writable_alias(_bytes_of(array), owner=array)
+    )
 
 
 def _own(buffer: Any, place: _Place) -> Array:
@@ -221,12 +226,3 @@ def _copy(array: Array) -> Array:
 def _bytes_of(array: Array) -> Array:
     """Return an array's memory as bytes: not every type of elements has a buffer."""
     return array.reshape(-1).view(np.uint8)
-
-
-class _Memory:
-    """Memory that says it may be written to. IREE takes nothing else; it only reads its inputs."""
-
-    def __init__(self, array: Array) -> None:
-        self._owner = array
-        content = _bytes_of(array)
-        self.__array_interface__ = {**content.__array_interface__, "data": (array.ctypes.data, False)}

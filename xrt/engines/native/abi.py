@@ -1,6 +1,6 @@
 """The structures of ``include/xrt/kernel.h`` as ctypes spells them, and element types as DLPack spells them.
 
-Whoever changes one of the two files changes the other; a test compares every size and offset with the compiler's.
+Change both files together; a test compares every size and offset with the compiler's.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ __all__ = [
     "PlanC",
     "TensorC",
     "TextC",
-    "dtype_of",
-    "encoded",
+    "encode_text",
+    "to_dlpack_dtype",
 ]
 
 ABI = 1
@@ -191,16 +191,16 @@ _CODES = _codes()
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 
 
-def encoded(dtype: DType) -> DTypeC | None:
+def encode_text(dtype: DType) -> DTypeC | None:
     """Return the element type as DLPack spells it; None for one that it has no word for, or packs otherwise than XRT does.
 
-    >>> (encoded(DType.BFLOAT16).code, encoded(DType.BFLOAT16).bits), encoded(DType.INT4)
+    >>> (encode_text(DType.BFLOAT16).code, encode_text(DType.BFLOAT16).bits), encode_text(DType.INT4)
     ((4, 16), None)
     """
     code = _CODES.get(dtype)
     return None if code is None else DTypeC(*code, 1)
 
 
-def dtype_of(told: Any) -> DType | None:
+def to_dlpack_dtype(told: Any) -> DType | None:
     """Return the element type that an ``xrt_dtype`` names, None for one that XRT does not know."""
     return _DTYPES.get((told.code, told.bits)) if told.lanes == 1 else None

@@ -37,7 +37,7 @@ def why_not_loadable(file: BinaryIO, size: int) -> str | None:
 
 
 def _why_foreign(head: bytes) -> str | None:
-    """Return why the library is for another kind of machine; told by how Python itself was built."""
+    """Return why the library is for another kind of machine, compared with Python's own build; None if it is not."""
     if head[4] != (2 if sys.maxsize > 2**32 else 1):
         return "it is built for processors of another word size"
     if head[5] != (1 if sys.byteorder == "little" else 2):

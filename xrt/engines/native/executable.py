@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.contract import Executable
-from xrt.engines.memory import MemoryUse
-from xrt.engines.native.tape import NativeTape
-from xrt.engines.options import RunOptions
+from xrt.engines.contract.graph_compiler import Executable
+from xrt.engines.contract.memory_use import MemoryUse
+from xrt.engines.contract.options import RunOptions
 from xrt.errors import InputError
 from xrt.graph import DType, TensorType
+
+if TYPE_CHECKING:
+    from xrt.engines.native.tape import NativeTape
 
 __all__ = ["NativeExecutable"]
 
@@ -38,14 +40,14 @@ class NativeExecutable(Executable):
             self._check(options.out)
         return self.tape.run(inputs, options.out)
 
-    def direct(self) -> Callable[..., Sequence[Any]]:
+    def fast_call(self) -> Callable[..., Sequence[Any]]:
         run = self.tape.run
         return lambda *inputs: run(inputs)
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
         return self.tape.bound(inputs, outputs) or super().bind(inputs, outputs)
 
-    def into(self, outputs: Sequence[Any]) -> Callable[..., None]:
+    def bind_outputs(self, outputs: Sequence[Any]) -> Callable[..., None]:
         run, buffers = self.tape.run, tuple(outputs)
 
         def call(*inputs: Any) -> None:
@@ -53,13 +55,13 @@ class NativeExecutable(Executable):
 
         return call
 
-    def binds(self) -> bool:
+    def supports_io_binding(self) -> bool:
         return True
 
-    def fills_from(self) -> Sequence[int | None]:
+    def output_buffer_threshold(self) -> Sequence[int | None]:
         return [FILLED_FROM] * len(self._outputs)
 
-    def in_place(self) -> Sequence[tuple[int, int]]:
+    def inplace_pairs(self) -> Sequence[tuple[int, int]]:
         return self.tape.in_place
 
     def memory(self) -> tuple[MemoryUse, ...]:

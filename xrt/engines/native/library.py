@@ -10,16 +10,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from xrt.engines.native import abi
 from xrt.engines.native.elf import why_not_loadable
-from xrt.engines.native.nodes import Shown, shown, why_not_shown
-from xrt.engines.optable import OpTable
+from xrt.engines.native.marshalling import MarshalledNode, marshal_node, why_not_marshalled
 from xrt.errors import EngineUnavailable, did_you_mean
-from xrt.graph import Function, Node
 
-__all__ = ["NativeKernel", "NativeLibrary", "Said", "load"]
+if TYPE_CHECKING:
+    from xrt.engines.contract.op_table import OpTable
+    from xrt.graph import Function, Node
+
+__all__ = ["MessageBuffer", "NativeKernel", "NativeLibrary", "load"]
 
 ENTRY = "xrt_library_entry"
 MOST_ANSWERS = 4096
@@ -51,7 +53,7 @@ class NativeKernel:
         return f"kernel {self.name!r} of library {self.library.path}"
 
     def why_not(self, node: Node, function: Function) -> str | None:
-        """Return why the kernel cannot serve the node; None when it can. The predicate that stands in the table."""
+        """Return why the kernel cannot serve the node; None when it can. It is the predicate of the table's entry."""
         if any(name in function.constants for name in node.inputs):
             return self._asked(node, function)
         key = _looks(node, function)
@@ -62,16 +64,16 @@ class NativeKernel:
         return self._answers[key]
 
     def _asked(self, node: Node, function: Function) -> str | None:
-        reason = why_not_shown(node, function)
+        reason = why_not_marshalled(node, function)
         if reason is not None or not self.structure.why_not:
             return reason
-        said = Said()
-        status = self.structure.why_not(shown(node, function).structure, said.structure)
+        said = MessageBuffer()
+        status = self.structure.why_not(marshal_node(node, function).structure, said.structure)
         return None if status == abi.OK else f"{self.name}: {said.text}"
 
-    def show(self, node: Node, function: Function) -> Shown:
+    def show(self, node: Node, function: Function) -> MarshalledNode:
         """Return the node as the kernel sees it."""
-        return shown(node, function)
+        return marshal_node(node, function)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,7 +96,7 @@ class NativeLibrary:
     def register(self, table: OpTable[Any]) -> None:
         """Add every kernel to the table, under its own priority.
 
-        Of equal priority, the kernel that stands in the table first is asked first.
+        Of equal priority, the kernel that comes first in the table is tried first.
         """
         for kernel in self.kernels:
             table(
@@ -120,11 +122,11 @@ class NativeLibrary:
 
 def _looks(node: Node, function: Function) -> Any:
     """Return all that a kernel is shown of a node without constants, but for its name; equal where it is."""
-    types = tuple((bool(name), function.type_of(name)) for name in (*node.inputs, *node.outputs))
+    types = tuple((bool(name), function.get_type(name)) for name in (*node.inputs, *node.outputs))
     return node.attributes, function.opset(node.domain), len(node.inputs), types
 
 
-class Said:
+class MessageBuffer:
     """The place where a kernel writes what a person should read."""
 
     __slots__ = ("_buffer", "structure")

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from xrt.engines.native import abi
-from xrt.engines.native.library import NativeKernel, Said
+from xrt.engines.native.library import MessageBuffer, NativeKernel
 from xrt.errors import CompileFailed, CompileRefused
 from xrt.graph import Function, Node, TensorType
 
-__all__ = ["Prepared"]
+__all__ = ["PreparedKernel"]
 
 MOST_SCRATCH = 1 << 40
 """Bytes; a kernel that asks for more has a number wrong, and sums of such would not fit into 64 bits."""
 
 
-class Prepared:
-    """A kernel, its node, and the state that its ``prepare`` made, which is destroyed when nobody holds this any more."""
+class PreparedKernel:
+    """A kernel, its node, and the state that its ``prepare`` made, which is destroyed with the last reference to this object."""
 
     __slots__ = ("__weakref__", "_shown", "kernel", "node", "outputs", "scratch", "state")
 
@@ -31,7 +31,7 @@ class Prepared:
         self.kernel, self.node = kernel, node
         self._shown = kernel.show(node, function)
         announced = (abi.OutputC * len(node.outputs))()
-        plan, said = abi.PlanC(outputs=announced), Said()
+        plan, said = abi.PlanC(outputs=announced), MessageBuffer()
         status = kernel.structure.prepare(self._shown.structure, plan, said.structure)
         if status == abi.REFUSED:
             raise CompileRefused(f"{kernel} refuses node {node.name!r} ({node.op}): {said.text}", [node.name])
@@ -49,7 +49,7 @@ class Prepared:
         """The types of the outputs that the node has, by name."""
 
     def can_overwrite(self, name: str) -> bool:
-        """Whether the first output may lie where the input of that name lies, as far as the kernel is concerned."""
+        """Whether the kernel allows the first output to share the memory of the input of that name."""
         places = [index for index, given in enumerate(self.node.inputs) if given == name]
         return all(self.kernel.in_place >> index & 1 for index in places)
 
@@ -58,7 +58,7 @@ def _announced(kernel: NativeKernel, node: Node, function: Function, told: Any) 
     for index, name in enumerate(node.outputs):
         if not name:
             continue
-        type_, declared = _type(told[index]), function.type_of(name)
+        type_, declared = _type(told[index]), function.get_type(name)
         where = f"output {index} of node {node.name!r} ({node.op})"
         if type_ is None:
             raise CompileFailed(f"{kernel} announces no type for {where}, or one that XRT does not know; its prepare is wrong")
@@ -68,7 +68,7 @@ def _announced(kernel: NativeKernel, node: Node, function: Function, told: Any) 
 
 
 def _type(told: abi.OutputC) -> TensorType | None:
-    dtype = abi.dtype_of(told.dtype)
+    dtype = abi.to_dlpack_dtype(told.dtype)
     shape = tuple(told.shape[: told.ndim]) if 0 <= told.ndim <= abi.MAX_RANK else (-1,)
     return None if dtype is None or any(dim < 0 for dim in shape) else TensorType(dtype, shape)
 

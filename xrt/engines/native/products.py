@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from ctypes import c_int64
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.blas import BlasCalls
-from xrt.engines.native.core import address_of, core
+from xrt.engines.native.bindings import address_of, core
+
+if TYPE_CHECKING:
+    from xrt.engines.toolkit.blas import BlasCalls
 
 __all__ = ["multiply"]
 
@@ -32,7 +34,7 @@ def multiply(blas: BlasCalls, a: Array, b: Array, threads: int) -> Array | None:
     if len(second) == 1 and len(first) == len(stack) > 1 and first.flags.c_contiguous:  # one product of many rows
         first, stack = (x.reshape(1, -1, x.shape[-1]) for x in (first, stack))
     (count, m, n), k = stack.shape, a.shape[-1]
-    numbers = (*blas.calls_of(a.dtype), 8 * a.itemsize, blas.indices, count, m, n, k)
+    numbers = (*blas.find_calls(a.dtype), 8 * a.itemsize, blas.indices, count, m, n, k)
     core().multiply(_Words(*numbers, *_matrices(first), *_matrices(second), *_matrices(stack)), threads)
     return result
 

@@ -6,16 +6,18 @@ import ctypes
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import POINTER, c_int32, c_void_p, pointer
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.native import core as c
-from xrt.engines.native.nodes import aligned, tensor_c
-from xrt.engines.native.prepared import Prepared
-from xrt.engines.placing import Span, placed
+from xrt.engines.native import bindings as c
+from xrt.engines.native.marshalling import align, tensor_c
+from xrt.engines.toolkit.memory_planner import LiveRange, assign_offsets
 from xrt.errors import CompileFailed, RunFailed
 from xrt.graph import Constant, DType, TensorType
+
+if TYPE_CHECKING:
+    from xrt.engines.native.prepared import PreparedKernel
 
 __all__ = ["NativeTape"]
 
@@ -23,18 +25,17 @@ Array = np.ndarray[Any, Any]
 
 
 class NativeTape:
-    """A straight line of native kernels between inputs and outputs whose types are known to the last extent.
+    """A straight line of native kernels between inputs and outputs whose types are fully known.
 
-    Everything is resolved when it is made: which memory each value lies in, which the kernels may share, how many threads
-    they use. A run takes a frame of memory that no other run uses, and gives it back: any number of threads may run one
-    tape at once.
+    Everything is resolved when it is made: the memory of each value, which kernels may share memory, how many threads they use. A
+    run takes a frame of memory that no other run uses, and gives it back: any number of threads may run one tape at once.
     """
 
     def __init__(
         self,
         inputs: Mapping[str, TensorType],
         outputs: Sequence[str],
-        steps: Sequence[Prepared],
+        steps: Sequence[PreparedKernel],
         constants: Mapping[str, Constant],
         threads: int,
     ) -> None:
@@ -49,10 +50,10 @@ class NativeTape:
             types.update(step.outputs)
         self._names = tuple(outputs)
         self.outputs: tuple[tuple[Any, Any], ...] = tuple((types[n].shape, types[n].dtype.numpy) for n in outputs)
-        self._constants = {name: aligned(constants[name].array) for name in _read(steps) if name in constants}
+        self._constants = {name: align(constants[name].array) for name in _read(steps) if name in constants}
         layout = _Layout(types, self._constants, tuple(inputs), tuple(outputs), self.steps)
         self.workspace = layout.memory
-        """Bytes that a run needs beside its inputs and outputs."""
+        """Bytes that a run needs in addition to its inputs and outputs."""
         self._kept = layout.kept
         self._arguments, self._results = c_void_p * len(self.inputs), c_void_p * len(self.outputs)
         core = c.core()
@@ -83,9 +84,9 @@ class NativeTape:
         return results
 
     def bound(self, arrays: Sequence[Array], out: Sequence[Array]) -> Callable[[], None] | None:
-        """Return a call that reads those arrays and writes those buffers as they are when it is made; None where they do not fit.
+        """Return a call with exactly these arrays as inputs and these buffers as outputs; None if they do not fit.
 
-        It costs next to nothing beside the kernels, and holds the arrays.
+        Its own cost is negligible compared with the kernels. It holds references to the arrays.
         """
         given = [check(array) for check, array in zip(self.inputs, arrays, strict=True)]
         if any(kept is not array or not array.flags.aligned for kept, array in zip(given, arrays, strict=True)):
@@ -103,13 +104,13 @@ class NativeTape:
 
     @property
     def in_place(self) -> list[tuple[int, int]]:
-        """The (input, output) pairs that may be one memory: nobody reads the input once the output is written."""
+        """The (input, output) pairs that may share memory: the input has no reader once the output is written."""
         last = {name: index for index, step in enumerate(self.steps) for name in step.node.inputs}
         writers = {name: (index, step) for index, step in enumerate(self.steps) for name in step.outputs}
         pairs = [(i, o) for i in range(len(self.inputs)) for o in range(len(self.outputs))]
         return [(i, o) for i, o in pairs if self._may_share(self.inputs[i], last, *writers[self._names[o]], self._names[o])]
 
-    def _may_share(self, given: _Checked, last: Mapping[str, int], index: int, writer: Prepared, name: str) -> bool:
+    def _may_share(self, given: _Checked, last: Mapping[str, int], index: int, writer: PreparedKernel, name: str) -> bool:
         end = last.get(given.name, -1)
         dead = end < index or (end == index and writer.node.outputs[0] == name and writer.can_overwrite(given.name))
         return dead and given.type == writer.outputs[name]
@@ -146,12 +147,12 @@ class _Checked:
         raise RunFailed(f"value {self.name!r} is {got}; the native kernels that read it were prepared for {self.type}")
 
 
-def _read(steps: Sequence[Prepared]) -> dict[str, None]:
+def _read(steps: Sequence[PreparedKernel]) -> dict[str, None]:
     return dict.fromkeys(name for step in steps for name in step.node.inputs if name)
 
 
 class _Layout:
-    """Which value lies where, as the native tape wants to be told."""
+    """The memory of each value, in the form that the native tape expects."""
 
     def __init__(
         self,
@@ -159,7 +160,7 @@ class _Layout:
         constants: Mapping[str, Array],
         inputs: tuple[str, ...],
         outputs: tuple[str, ...],
-        steps: Sequence[Prepared],
+        steps: Sequence[PreparedKernel],
     ) -> None:
         self.kept: list[Any] = []
         self._steps = steps
@@ -201,7 +202,7 @@ class _Layout:
             threads=threads,
         )
 
-    def _step(self, index: int, step: Prepared) -> c.StepC:
+    def _step(self, index: int, step: PreparedKernel) -> c.StepC:
         inputs = [self._number[name] for name in step.node.inputs]
         outputs = [self._number[name] for name in step.node.outputs]
         return c.StepC(
@@ -220,37 +221,37 @@ def _pointer(kind: Any, items: Sequence[Any]) -> Any:
 
 
 def _planned(
-    types: Mapping[str, TensorType], elsewhere: set[str], steps: Sequence[Prepared]
-) -> tuple[dict[str, Span], dict[int, Span], int]:
+    types: Mapping[str, TensorType], elsewhere: set[str], steps: Sequence[PreparedKernel]
+) -> tuple[dict[str, LiveRange], dict[int, LiveRange], int]:
     """Return the memory of each inner value, of each step's scratch (by its number), and the bytes of the whole.
 
-    A first output lies in its step's input where the kernel allows that, the input is an inner value of the same size, and
-    nobody reads it later.
+    A first output gets its step's input memory if the kernel allows that, the input is an inner value of the same size, and it
+    has no later reader.
     """
     last = {name: index for index, step in enumerate(steps) for name in step.node.inputs}
-    inner: dict[str, Span] = {}
+    inner: dict[str, LiveRange] = {}
     for index, step in enumerate(steps):
         for place, (name, type_) in enumerate(step.outputs.items()):
             if name in elsewhere:
                 continue
             span = _overwritten(step, type_, types, inner, last, index) if place == 0 else None
             if span is None:
-                span = Span(type_.nbytes or 0, index, index)
+                span = LiveRange(type_.nbytes or 0, index, index)
             span.last = max(span.last, last.get(name, index))
             inner[name] = span
-    scratch = {index: Span(step.scratch, index, index) for index, step in enumerate(steps) if step.scratch}
+    scratch = {index: LiveRange(step.scratch, index, index) for index, step in enumerate(steps) if step.scratch}
     distinct = {id(span): span for span in (*inner.values(), *scratch.values())}
-    return inner, scratch, placed(list(distinct.values()))
+    return inner, scratch, assign_offsets(list(distinct.values()))
 
 
 def _overwritten(
-    step: Prepared,
+    step: PreparedKernel,
     type_: TensorType,
     types: Mapping[str, TensorType],
-    inner: Mapping[str, Span],
+    inner: Mapping[str, LiveRange],
     last: Mapping[str, int],
     index: int,
-) -> Span | None:
+) -> LiveRange | None:
     """Return the memory of an input that the step's first output may take over; None where there is none."""
     if not step.node.outputs[0]:
         return None

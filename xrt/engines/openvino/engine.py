@@ -5,25 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from xrt.engines.contract import Executable, GraphCompiler
-from xrt.engines.growth import Growth
-from xrt.engines.openvino.bounds import input_limits
-from xrt.engines.openvino.capability import Terms, in_words_taken, why_not
-from xrt.engines.openvino.coded import executable_of
-from xrt.engines.openvino.codes import in_codes
-from xrt.engines.openvino.executable import OpenVinoExecutable, computed_outputs, model_function
-from xrt.engines.openvino.importing import import_function
-from xrt.engines.openvino.library import LIBRARY, core, openvino, sense
-from xrt.engines.openvino.memory import uses_of
-from xrt.engines.openvino.requests import Compiled
-from xrt.engines.openvino.saving import exported, imported
-from xrt.engines.openvino.support import data_of
+from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
+from xrt.engines.openvino.encoded_executable import make_executable
+from xrt.engines.openvino.errors import summarize_error
+from xrt.engines.openvino.executable import OpenVinoExecutable, list_computed_outputs, model_function
+from xrt.engines.openvino.library import LIBRARY, core, openvino
+from xrt.engines.openvino.memory import report_memory
+from xrt.engines.openvino.requests import CompiledModel
+from xrt.engines.openvino.serialization import export_model, load_model
 from xrt.engines.openvino.values import why_not_carried
-from xrt.engines.options import CompileContext
+from xrt.engines.toolkit.allocation_tracker import AllocationTracker
 from xrt.errors import CompileRefused, OptionError
-from xrt.graph import Function, Node
+
+if TYPE_CHECKING:
+    from xrt.engines.contract.options import CompileContext
+    from xrt.engines.openvino.support import Terms
+    from xrt.graph import Function, Node
 
 __all__ = ["OpenVino"]
 
@@ -66,37 +65,43 @@ class OpenVino(GraphCompiler):
             raise OptionError(f"float_tolerance of engine 'openvino' must be a number above 0, such as 1e-4; got {tolerance!r}")
 
     def why_not(self, node: Node, function: Function) -> str | None:
+        from xrt.engines.openvino.support import why_not
+
         return why_not(node, function, self._terms)
 
     @property
     def _terms(self) -> Terms:
+        from xrt.engines.openvino.support import Terms
+
         return Terms(self.arithmetic == "native", self.float_tolerance)
 
     def compile(self, function: Function, context: CompileContext) -> OpenVinoExecutable:
         """Return a compiled model; its large constants stay where they are. Raises CompileRefused for what OpenVINO declines."""
-        if not computed_outputs(function):
+        from xrt.engines.openvino.export import export_function
+
+        if not list_computed_outputs(function):
             return OpenVinoExecutable(function, None)
         said = self._said(function)
         limits = self._limits(said)
-        with Growth(sum(constant.nbytes for constant in function.constants.values())) as growth:
+        with AllocationTracker(sum(constant.nbytes for constant in function.constants.values())) as growth:
             try:
-                imported = import_function(said, keeps_halves=self.arithmetic == "exact" and context.options.precision == "fp32")
+                imported = export_function(said, keeps_halves=self.arithmetic == "exact" and context.options.precision == "fp32")
                 model = core().compile_model(imported.model, DEVICE, self._settings(context))
-                compiled = Compiled.of(model, imported.used, imported.passed)
+                compiled = CompiledModel.of(model, imported.used, imported.passed)
             except (RuntimeError, ValueError, TypeError) as error:
-                raise CompileRefused(f"{LIBRARY} declines: {sense(error)}") from error
-        return executable_of(function, compiled, limits, imported.held, partial(uses_of, imported.copied, growth))
+                raise CompileRefused(f"{LIBRARY} declines: {summarize_error(error)}") from error
+        return make_executable(function, compiled, limits, imported.held, partial(report_memory, imported.copied, growth))
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         """Return what OpenVINO exports of the compiled model, constants included."""
         if not isinstance(executable, OpenVinoExecutable) or executable.compiled is None:
             raise CompileRefused("there is no compiled model to save")
-        return executable.saved if executable.saved is not None else exported(executable.compiled)
+        return executable.saved if executable.saved is not None else export_model(executable.compiled, executable.limits)
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> OpenVinoExecutable:
-        with Growth(len(data)) as growth:
-            compiled = imported(data, DEVICE, self._settings(context))
-        executable = executable_of(function, compiled, self._limits(self._said(function)), data, partial(uses_of, 0, growth))
+        with AllocationTracker(len(data)) as growth:
+            compiled, limits = load_model(data, DEVICE, self._settings(context))
+        executable = make_executable(function, compiled, limits, data, partial(report_memory, 0, growth))
         executable.saved = data
         return executable
 
@@ -117,18 +122,24 @@ class OpenVino(GraphCompiler):
 
     def _said(self, function: Function) -> Function:
         """Return what the library is handed."""
-        coded = in_codes(model_function(function))
+        from xrt.engines.openvino.bit_encoding import encode
+        from xrt.engines.openvino.support import decompose_if_supported
+
+        coded = encode(model_function(function))
         if coded is None:
             raise CompileRefused(
                 f"{LIBRARY} is handed float8 and what is narrower than a byte as codes, and here they are computed with"
             )
         _check_border(coded)
-        return in_words_taken(coded, self._terms)
+        return decompose_if_supported(coded, self._terms)
 
     def _limits(self, function: Function) -> Mapping[int, int]:
+        from xrt.engines.openvino.dtype_support import list_data_inputs
+        from xrt.engines.openvino.integer_ranges import input_limits
+
         if self.arithmetic == "native":
             return {}
-        limits = input_limits(function, lambda node: data_of(node, function))
+        limits = input_limits(function, lambda node: list_data_inputs(node, function))
         if limits is None:
             raise CompileRefused(f"{LIBRARY} computes wide integers in int32, and what is computed here is not known to fit")
         return limits
@@ -155,6 +166,6 @@ def _check_border(function: Function) -> None:
     for value in function.inputs:
         if value.type is None:
             raise CompileRefused(f"the type of input {value.name!r} is not known, and OpenVINO needs it; infer the types first")
-    for value in (*function.inputs, *computed_outputs(function)):
+    for value in (*function.inputs, *list_computed_outputs(function)):
         if reason := why_not_carried(value.name, value.type):
             raise CompileRefused(reason)

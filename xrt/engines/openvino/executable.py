@@ -1,39 +1,42 @@
 """A compiled model as an Executable.
 
-The model computes the outputs that nodes produce, each once. An output that is itself an input or a constant, or that
-stands twice in the Function, is a copy made here.
+The model computes the outputs that nodes produce, each once. An output that is itself an input or a constant, or that is listed
+twice in the Function, is a copy made here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from xrt.engines.contract import Executable
-from xrt.engines.memory import MemoryUse
-from xrt.engines.openvino.library import LIBRARY, sense
-from xrt.engines.openvino.requests import COPY_TO, Compiled, Frame, bound_call
-from xrt.engines.openvino.values import Array
-from xrt.engines.options import RunOptions
+from xrt.engines.contract.graph_compiler import Executable
+from xrt.engines.contract.memory_use import MemoryUse
+from xrt.engines.contract.options import RunOptions
+from xrt.engines.openvino.errors import summarize_error
+from xrt.engines.openvino.library import LIBRARY
+from xrt.engines.openvino.requests import COPY_TO, CompiledModel, RequestFrame, bound_call
 from xrt.errors import InputError, RunFailed
 from xrt.graph import FrozenDict, Function, TensorType, Value
 
-__all__ = ["OpenVinoExecutable", "computed_outputs", "model_function"]
+if TYPE_CHECKING:
+    from xrt.engines.openvino.values import Array
+
+__all__ = ["OpenVinoExecutable", "list_computed_outputs", "model_function"]
 
 Uses = Callable[[], Sequence[MemoryUse]]
 
 
-def computed_outputs(function: Function) -> tuple[Value, ...]:
+def list_computed_outputs(function: Function) -> tuple[Value, ...]:
     """Return the outputs that a node produces, each once: what a model is asked for."""
-    produced = (value for value in function.outputs if function.position(value.name) is not None)
+    produced = (value for value in function.outputs if function.computes(value.name))
     return tuple({value.name: value for value in produced}.values())
 
 
 def model_function(function: Function) -> Function:
     """Return the Function with just the outputs that its model computes."""
-    computed = computed_outputs(function)
+    computed = list_computed_outputs(function)
     return function if computed == function.outputs else function.replace(outputs=computed, aliases=())
 
 
@@ -45,15 +48,16 @@ class OpenVinoExecutable(Executable):
     def __init__(
         self,
         function: Function,
-        compiled: Compiled | None,
+        compiled: CompiledModel | None,
         limits: Mapping[int, int] = FrozenDict(),
         held: object = None,
         uses: Uses = tuple,
     ) -> None:
-        """`compiled` gives `computed_outputs`; None where there are none. `held` must live as long as it.
+        """`compiled` gives `list_computed_outputs`; None where there are none. `held` must live as long as it.
 
         `limits` are the largest magnitudes that inputs may have, by their places.
         """
+        self.limits = limits
         self._limits = tuple(limits.items())
         self.idle_threads = 0 if compiled is None else compiled.idle_threads
         self.function = function
@@ -61,16 +65,16 @@ class OpenVinoExecutable(Executable):
         self.saved: memoryview | None = None
         """What it was loaded from, where it was not compiled."""
         self._held, self._uses = held, uses
-        names = [value.name for value in computed_outputs(function)]
+        names = [value.name for value in list_computed_outputs(function)]
         self._places = [names.index(value.name) if value.name in names else None for value in function.outputs]
         """Per output, which of the model's it is."""
         self._gives_all = compiled is not None and self._places == list(range(len(names)))
         self._none: list[Array | None] = [None] * len(names)
-        self._idle: list[Frame] = []
+        self._idle: list[RequestFrame] = []
 
     def prepare(self) -> None:
         if self.compiled is not None:
-            self._idle.append(Frame(self.compiled))
+            self._idle.append(RequestFrame(self.compiled))
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
         if self._gives_all and options.out is None:
@@ -100,26 +104,26 @@ class OpenVinoExecutable(Executable):
                     f"input {self.function.inputs[place].name!r} holds an integer beyond {limit}, and OpenVINO computes in int32"
                 )
 
-    def _taken(self) -> Frame:
+    def _taken(self) -> RequestFrame:
         """Return a frame that no other call has."""
         try:
             return self._idle.pop()
         except IndexError:
             if self.compiled is None:
                 raise RuntimeError("the executable is closed") from None
-            return Frame(self.compiled)
+            return RequestFrame(self.compiled)
 
-    def direct(self) -> Callable[..., Sequence[Any]]:
+    def fast_call(self) -> Callable[..., Sequence[Any]]:
         if not self._gives_all:
-            return super().direct()
+            return super().fast_call()
         computed, none = self._computed, self._none
         return lambda *inputs: computed(inputs, none)
 
-    def binds(self) -> bool:
+    def supports_io_binding(self) -> bool:
         return self._gives_all and self.compiled is not None and self.compiled.is_fixed
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
-        if self.compiled is None or not self.binds():
+        if self.compiled is None or not self.supports_io_binding():
             return super().bind(inputs, outputs)
         call = bound_call(self.compiled, inputs, outputs)
 
@@ -133,7 +137,7 @@ class OpenVinoExecutable(Executable):
 
         return run
 
-    def fills_from(self) -> Sequence[int | None]:
+    def output_buffer_threshold(self) -> Sequence[int | None]:
         if self.compiled is None:
             return ()
         can = [p is not None and self.compiled.fixed[p] and p not in self._places[:at] for at, p in enumerate(self._places)]
@@ -147,7 +151,7 @@ class OpenVinoExecutable(Executable):
         self.compiled = self._held = None
 
     def _failed(self, error: Exception) -> RunFailed:
-        return RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {sense(error)}")
+        return RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {summarize_error(error)}")
 
     # ------------------------------------------------------------------ copies, buffers of the caller's
 
@@ -173,7 +177,7 @@ class OpenVinoExecutable(Executable):
 
 
 def _own(source: Array, buffer: Array | None, *, is_own: bool) -> Array:
-    """Return the buffer, or an array that nobody else has, holding the value."""
+    """Return the buffer, or an array without other users, holding the value."""
     if buffer is source or (buffer is None and is_own):
         return source
     if buffer is None:

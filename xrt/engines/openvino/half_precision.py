@@ -16,7 +16,7 @@ import numpy as np
 from xrt.engines.openvino.library import openvino
 from xrt.graph import DType, Function, Node, TensorType
 
-__all__ = ["growing_halves", "keep_halves"]
+__all__ = ["find_growing_halves", "keep_halves"]
 
 _ops = openvino.opset13
 
@@ -52,10 +52,10 @@ _GIVES_NO_MORE = frozenset(
 """Operators of ONNX that give no larger number than they are given."""
 
 
-def growing_halves(function: Function, nodes: Sequence[Node]) -> frozenset[str]:
+def find_growing_halves(function: Function, nodes: Sequence[Node]) -> frozenset[str]:
     """Return the values of float16 that those nodes compute and that may be larger than all that they are computed of."""
     made = [name for node in nodes if node.op_type not in _GIVES_NO_MORE for name in node.defines]
-    types = ((name, function.type_of(name)) for name in made)
+    types = ((name, function.get_type(name)) for name in made)
     return frozenset(name for name, type_ in types if isinstance(type_, TensorType) and type_.dtype is DType.FLOAT16)
 
 

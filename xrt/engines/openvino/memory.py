@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from xrt.engines.growth import Growth
-from xrt.engines.memory import MemoryUse
+from typing import TYPE_CHECKING
 
-__all__ = ["uses_of"]
+from xrt.engines.contract.memory_use import MemoryUse
+
+if TYPE_CHECKING:
+    from xrt.engines.toolkit.allocation_tracker import AllocationTracker
+
+__all__ = ["report_memory"]
 
 
-def uses_of(copied: int, growth: Growth) -> tuple[MemoryUse, ...]:
+def report_memory(copied: int, growth: AllocationTracker) -> tuple[MemoryUse, ...]:
     """Return what an executable holds and takes: copies of constants, and what its compile has grown the process by."""
     held = [MemoryUse("copied weights", copied, _COPIED)] if copied else []
     return (*held, MemoryUse("model", growth.nbytes, _MODEL), MemoryUse("workspace", None, _WORKSPACE, per_call=True))

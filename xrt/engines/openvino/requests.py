@@ -1,20 +1,22 @@
 """Infer requests: what one call needs of a compiled model, to be used by one thread at a time.
 
-A request that two threads use at once gives wrong numbers without a word. What is set on it is a tensor over somebody's
-memory, which it does not keep alive; a `Frame` does.
+A request that two threads use at once gives wrong numbers without an error. Its tensors refer to memory that it does not keep
+alive; a `CallFrame` does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xrt.engines.openvino.library import openvino
-from xrt.engines.openvino.values import Array, copied_out, empty, in_order, tensor_over, type_from
-from xrt.graph import DType, TensorType
+from xrt.engines.openvino.values import Array, copy_out, empty, in_order, to_tensor, type_from
 
-__all__ = ["COPY_TO", "Compiled", "Frame", "bound_call"]
+if TYPE_CHECKING:
+    from xrt.graph import DType, TensorType
+
+__all__ = ["COPY_TO", "CompiledModel", "RequestFrame", "bound_call"]
 
 COPY_TO = 16 * 1024
 """Bytes to which copying a value to or from a tensor that is set (0.3 to 1 us) is quicker than setting another (4 us)."""
@@ -24,7 +26,7 @@ _Request = openvino._pyopenvino.InferRequest
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledModel:
     """A compiled model, with what is known of its inputs and outputs."""
 
     model: Any
@@ -36,7 +38,7 @@ class Compiled:
     """Per output, whether a tensor may be set for it: where it is an input's own value, that would set the input."""
 
     @classmethod
-    def of(cls, model: Any, used: tuple[int, ...], passed: Sequence[bool]) -> Compiled:
+    def of(cls, model: Any, used: tuple[int, ...], passed: Sequence[bool]) -> CompiledModel:
         """Raises TypeError for an element type that cannot cross."""
         inputs, outputs = (tuple(map(_type_of, ports)) for ports in (model.inputs, model.outputs))
         fixed = (type_.is_static and not is_passed for type_, is_passed in zip(outputs, passed, strict=True))
@@ -61,10 +63,10 @@ def _type_of(port: Any) -> TensorType:
     return type_
 
 
-class Frame:
+class RequestFrame:
     """A request, the memory for its small inputs and outputs, and the tensors over whatever else it was given last."""
 
-    def __init__(self, compiled: Compiled, *, empty: bool = False) -> None:
+    def __init__(self, compiled: CompiledModel, *, empty: bool = False) -> None:
         """An empty frame has nothing set yet."""
         self._request = compiled.model.create_infer_request()
         self._compiled = compiled
@@ -88,7 +90,7 @@ class Frame:
 
     def give(self, side: str, place: int, array: Array, dtype: DType) -> None:
         """Set a tensor over a C-contiguous array, and keep both until the next one is set in its place."""
-        tensor = tensor_over(array, dtype)
+        tensor = to_tensor(array, dtype)
         if side == "input":
             _Request.set_input_tensor(self._request, place, tensor)
         else:
@@ -124,7 +126,7 @@ class Frame:
             return target
         fixed = self._outputs[place]
         if fixed is None:
-            result = copied_out(_Request.get_output_tensor(self._request, place), self._compiled.outputs[place].dtype)
+            result = copy_out(_Request.get_output_tensor(self._request, place), self._compiled.outputs[place].dtype)
         else:
             result = fixed.copy() if buffer is None else fixed
         if buffer is None:
@@ -133,9 +135,9 @@ class Frame:
         return buffer
 
 
-def bound_call(compiled: Compiled, inputs: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
+def bound_call(compiled: CompiledModel, inputs: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
     """Return a call over exactly those C-contiguous arrays, with a request of its own; only where `is_fixed`."""
-    frame = Frame(compiled, empty=True)
+    frame = RequestFrame(compiled, empty=True)
     for place, (array, type_) in enumerate(zip(outputs, compiled.outputs, strict=True)):
         frame.give("output", place, array, type_.dtype)
     for place, (source, type_) in enumerate(zip(compiled.used, compiled.inputs, strict=True)):

@@ -1,151 +1,177 @@
-"""What OpenVINO's CPU plugin computes rightly, operator by operator: the element types that were tried and agreed.
-
-The plugin computes in float32, int32, int8, uint8 and bool whatever the model says, and converts on the way in and out
-without a word: float64 becomes float32, int64 wraps around to int32, int8 and uint8 sums stop at their ends instead of wrapping.
-So it is not asked what it takes. Each operator was run on each of its types, on ordinary values and on the ends of the type's
-range, beside the reference; a row lists the types that came out equal. An operator without a row was not tried, or failed.
-"""
+"""Why OpenVINO cannot take a node: what it computes (`support`), where it goes wrong (`defects`), and a trial (`trial`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from xrt.engines.openvino.bounds import why_unbounded
+from xrt.engines.openvino.bit_encoding import encode, has_codes
+from xrt.engines.openvino.conversion_check import check_conversion
+from xrt.engines.openvino.dtype_support import HALVES, list_data_inputs, why_not_computed
+from xrt.engines.openvino.export import NEWEST_OPSET
+from xrt.engines.openvino.half_precision import find_growing_halves
+from xrt.engines.openvino.integer_ranges import input_limits, is_wide_integer
+from xrt.engines.openvino.known_issues import find_known_issue, transform_error
 from xrt.engines.openvino.library import LIBRARY
-from xrt.graph import DType, Function, Node, TensorType, schema_of, since_version
+from xrt.engines.openvino.operator_definitions import decompose, find_decomposition
+from xrt.engines.openvino.values import why_not_carried
+from xrt.engines.toolkit.node_rewrite import as_function
+from xrt.formats.onnx import why_not_downgradable
+from xrt.graph import Function, Node, TensorType, Value, since_version
 
-__all__ = ["HALVES", "SUPPORT", "Row", "data_of", "why_not_computed"]
-
-HALVES = frozenset({DType.FLOAT16, DType.BFLOAT16})
-FLOATS = HALVES | {DType.FLOAT32}
-BOOL = frozenset({DType.BOOL})
-INT32 = frozenset({DType.INT32})
-INT64 = frozenset({DType.INT64})
-BYTES = frozenset({DType.INT8, DType.UINT8})
-SHORTS = frozenset({DType.INT16, DType.UINT16})
-INTEGERS = BYTES | SHORTS | INT32
-"""Not the wide ones, which are computed in int32: those are taken as long as they fit (`bounds`)."""
-WIDE = frozenset({DType.INT64, DType.UINT32, DType.UINT64})
-ANY = FLOATS | BOOL | INTEGERS
+__all__ = ["Terms", "decompose_if_supported", "why_not"]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """The element types of an operator's main parameter."""
+class Terms:
+    """On what terms a node is asked for."""
 
-    dtypes: frozenset[DType]
-    main: int = 0
-    """Which input is of that type, and with it all that the schema says are of the same."""
-    wide: bool = True
-    """Whether int64, uint64 and uint32 count as int32, as long as the values fit."""
-
-
-def _rows(operators: str, dtypes: frozenset[DType], main: int = 0, *, wide: bool = True) -> Iterator[tuple[str, Row]]:
-    return ((operator, Row(dtypes, main, wide)) for operator in operators.split())
+    native: bool = False
+    """Whether the library's own arithmetic will do."""
+    float_tolerance: float = 1e-4
+    """By how much it may be off by rounding, as a share of the largest element."""
 
 
-SUPPORT: Mapping[str, Row] = dict(
-    [
-        *_rows("Constant", ANY | WIDE),
-        # moved about unchanged
-        *_rows("CenterCropPad Concat DepthToSpace Expand Flatten Gather GatherElements GatherND Identity Reshape", ANY),
-        *_rows("Scatter ScatterElements ScatterND Slice SpaceToDepth Split Squeeze Tile Transpose Unsqueeze", ANY),
-        *_rows("Trilu", ANY - INT32),
-        *_rows("Where", ANY, main=1),
-        *_rows("Col2Im", ANY - {DType.BFLOAT16}),
-        *_rows("Pad", FLOATS | BOOL | BYTES | SHORTS),
-        *_rows("ReverseSequence", frozenset({DType.FLOAT16, DType.FLOAT32}) | BOOL | BYTES | SHORTS),
-        *_rows("EyeLike NonZero Shape Size", ANY | WIDE),
-        *_rows("ConstantOfShape", INT64),
-        *_rows("Range", frozenset({DType.FLOAT32, DType.INT16}) | INT32),
-        *_rows("OneHot", INTEGERS),
-        *_rows("Unique", frozenset({DType.FLOAT32}) | SHORTS | INT32),
-        # one element at a time
-        *_rows("Add Mul Sub", FLOATS | SHORTS | INT32),
-        *_rows("Max Min", FLOATS | INTEGERS),
-        *_rows("Abs", FLOATS | {DType.UINT8} | SHORTS | INT32),
-        *_rows("Neg", FLOATS | {DType.INT16} | INT32),
-        *_rows("Div", FLOATS | BYTES | SHORTS),
-        *_rows("Mod", BYTES | SHORTS),
-        *_rows("Relu", FLOATS | {DType.INT8, DType.INT16}),
-        *_rows("Clip Sign", FLOATS | INTEGERS),
-        *_rows("Equal", FLOATS | BOOL | INTEGERS),
-        *_rows("Greater GreaterOrEqual Less LessOrEqual", FLOATS | INTEGERS),
-        *_rows("And Not Or Xor", BOOL),
-        *_rows("BitShift", frozenset({DType.UINT16}), wide=False),
-        *_rows("BitwiseAnd BitwiseNot BitwiseOr BitwiseXor", INTEGERS, wide=False),
-        *_rows("Cast CastLike", FLOATS | BOOL | INTEGERS),
-        *_rows("Acos Acosh Asin Asinh Atan Atanh Ceil Celu Cos Cosh Dropout Elu Erf Exp Floor Gelu HardSigmoid", FLOATS),
-        *_rows("HardSwish IsInf IsNaN LeakyRelu Log Mean Mish PRelu Pow Reciprocal Round Selu Shrink Sigmoid", FLOATS),
-        *_rows("Sin Sinh Softplus Softsign Sqrt Sum Swish Tan Tanh ThresholdedRelu", FLOATS),
-        # along axes and in windows
-        *_rows("Attention LRN LayerNormalization LpNormalization MeanVarianceNormalization RMSNormalization", FLOATS),
-        *_rows("BatchNormalization GroupNormalization InstanceNormalization RotaryEmbedding", FLOATS),
-        *_rows("AveragePool Conv ConvTranspose GlobalAveragePool GlobalLpPool GlobalMaxPool LpPool", FLOATS),
-        *_rows("MaxPool", FLOATS | BYTES),
-        *_rows("NonMaxSuppression", frozenset({DType.FLOAT32})),
-        *_rows("AffineGrid GridSample Resize RoiAlign Upsample", FLOATS),
-        *_rows("Einsum Gemm MatMul GRU LSTM RNN", FLOATS),
-        *_rows("Hardmax LogSoftmax NegativeLogLikelihoodLoss Softmax SoftmaxCrossEntropyLoss", FLOATS),
-        *_rows("ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean ReduceSum ReduceSumSquare", FLOATS),
-        *_rows("ReduceProd", FLOATS | INT32),
-        *_rows("ReduceMax ReduceMin", FLOATS | BOOL | BYTES),
-        *_rows("ArgMax ArgMin", FLOATS | INTEGERS),
-        *_rows("CumSum", FLOATS | INT32),
-        *_rows("DFT STFT", frozenset({DType.FLOAT32})),
-        *_rows("BlackmanWindow HammingWindow HannWindow", INT32 | INT64),
-        # with bodies
-        *_rows("If Scan", ANY),
-        *_rows("Loop", ANY, main=2),
-        *_rows("TopK", FLOATS | INTEGERS),
-        # of quantised numbers
-        *_rows("ConvInteger MatMulInteger", BYTES),
-        *_rows("DequantizeLinear", BYTES | SHORTS | INT32),
-    ]
-)
-"""What was tried and agreed, of OpenVINO 2026.4."""
+def why_not(node: Node, function: Function, terms: Terms) -> str | None:
+    """Return why OpenVINO does not support the node; None when it does.
 
-
-NATIVE = frozenset({"QLinearConv", "QLinearMatMul"})
-"""Operators that the library computes by a rule of its own: it rounds ties up, and ONNX to even."""
-
-
-def why_not_computed(node: Node, function: Function, *, native: bool) -> str | None:
-    """Return which element type OpenVINO does not compute the node in; None when it does so in all that it has.
-
-    With ``native`` what it computes instead counts as well.
+    A node that is unsupported in its own form is accepted if its decomposition into other nodes (`meaning`) is supported.
     """
-    row = SUPPORT.get(node.op_type)
-    if native and (row is not None or node.op_type in NATIVE):
+    if has_codes(node, function):
+        return _why_not_on_codes(node, function, terms)
+    reason = _why_not_as_it_stands(node, function, terms)
+    if reason is None or _why_not_known_types(node, function):
+        return reason
+    meaning = find_decomposition(node, function)
+    if meaning is None:
+        return reason
+    return _why_not_said(meaning, terms) and reason
+
+
+def _why_not_on_codes(node: Node, function: Function, terms: Terms) -> str | None:
+    said = None if node.bodies or node.control else encode(as_function(node, function))
+    if said is not None:
+        return _why_not_said(said, terms)
+    return f"{LIBRARY} is handed float8 and what is narrower than a byte as codes, on which {node.op} cannot be said"
+
+
+def decompose_if_supported(function: Function, terms: Terms) -> Function:
+    """Return the Function with the nodes that OpenVINO takes by their meaning only in the words of it."""
+    return decompose(function, lambda node, holder: _is_taken_said(node, holder, terms))
+
+
+def _is_taken_said(node: Node, function: Function, terms: Terms) -> bool:
+    """Whether the node is supported, but only in decomposed form."""
+    refused = _why_not_as_it_stands(node, function, terms) is not None
+    return refused and why_not(node, function, terms) is None
+
+
+def _why_not_said(meaning: Function, terms: Terms) -> str | None:
+    reason = next((text for node in meaning.nodes if (text := why_not(node, meaning, terms))), None)
+    if reason is None and not terms.native and input_limits(meaning, lambda node: list_data_inputs(node, meaning)) is None:
+        return f"{LIBRARY} computes wide integers in int32, and what is computed here is not known to fit"
+    return reason
+
+
+def _why_not_as_it_stands(node: Node, function: Function, terms: Terms) -> str | None:
+    reason = (
+        _why_not_known(node, function)
+        or _why_not_crossing(node, function)
+        or why_not_computed(node, function, native=terms.native)
+        or find_known_issue(node, function)
+        or _why_inexact(node, function, terms)
+    )
+    if reason is None and node.bodies:
+        return _why_not_inside(node, function, terms)
+    return reason or check_conversion(node, function)
+
+
+def _why_inexact(node: Node, function: Function, terms: Terms) -> str | None:
+    if node.op_type not in ("DFT", "STFT") or transform_error(node, function) <= terms.float_tolerance:
         return None
-    if row is None:
-        return f"{LIBRARY} computes {node.op} otherwise than ONNX says, or not at all"
-    data = data_of(node, function)
-    types = {name: function.type_of(name) for name in dict.fromkeys((*node.uses, *node.defines))}
-    dtypes = {name: type_.dtype for name, type_ in types.items() if isinstance(type_, TensorType)}
-    for name, dtype in dtypes.items():
-        if reason := _why_not_type(name, dtype, node, row, is_data=name in data):
+    return f"{LIBRARY} computes the angles of this transform in float32, so that its error is beyond float_tolerance"
+
+
+def _why_not_inside(node: Node, function: Function, terms: Terms) -> str | None:
+    """Return why not for the nodes of its bodies. There, nothing bounds what wide integers grow to."""
+    for body in node.bodies:
+        closed = _closed(body, function)
+        for inner in closed.nodes:
+            reason = _why_not_as_it_stands(inner, closed, terms) or (None if terms.native else _why_not_rounded(inner, closed))
+            if (
+                reason is None
+                and not terms.native
+                and any(is_wide_integer(name, closed) for name in list_data_inputs(inner, closed))
+            ):
+                reason = f"{LIBRARY} computes wide integers in int32, and in a body nothing bounds them"
+            if reason:
+                return f"in its body, node {inner.name!r} ({inner.op}): {reason}"
+    return None
+
+
+def _why_not_rounded(node: Node, function: Function) -> str | None:
+    """Return that the node of a body may need a rounding or a limit, which XRT puts into the main model only."""
+    types = {name: function.get_type(name) for name in (*node.uses, *node.defines)}
+    halves = [name for name, type_ in types.items() if isinstance(type_, TensorType) and type_.dtype in HALVES]
+    if not halves or not (node.op_type in ("Cast", "CastLike") or find_growing_halves(function, (node,))):
+        return None
+    return f"{LIBRARY} computes {types[halves[0]]} in float32, and in a body nothing rounds it"
+
+
+def _closed(body: Function, outer: Function) -> Function:
+    """Return the body with what it captures as inputs and constants of its own."""
+    captured = [name for name in body.captures if name not in outer.constants]
+    return body.replace(
+        inputs=(*body.inputs, *(Value(name, outer.get_type(name)) for name in captured)),
+        constants={**body.constants, **{name: outer.constants[name] for name in body.captures if name in outer.constants}},
+    )
+
+
+def _why_not_known(node: Node, function: Function) -> str | None:
+    if node.domain:
+        return f"XRT hands {LIBRARY} operators of ai.onnx only, and this one is of {node.domain!r}"
+    if since_version(node, function) is None:
+        return f"{node.op} is not an operator of opset {function.opsets.get('')}"
+    if reason := why_not_downgradable(node, function, NEWEST_OPSET):
+        return f"{LIBRARY} knows operators up to opset {NEWEST_OPSET}: {reason}"
+    return None
+
+
+def _why_not_crossing(node: Node, function: Function) -> str | None:
+    """Return why a value of the node cannot enter or leave, as it must where the node is a region of its own."""
+    return _why_not_known_types(node, function) or _why_empty(node, function)
+
+
+def _why_not_known_types(node: Node, function: Function) -> str | None:
+    for name in (*node.uses, *_typed(node, function)):
+        type_ = function.get_type(name)
+        if reason := why_not_carried(name, type_):
             return reason
-    is_wide = any(dtypes.get(name) in WIDE for name in (*data, *node.defines))
-    return why_unbounded(node, function) if is_wide and not row.dtypes & WIDE else None
+        if not isinstance(type_, TensorType):
+            return f"the type of {name!r} is not known before the run"
+    return None
 
 
-def _why_not_type(name: str, dtype: DType, node: Node, row: Row, *, is_data: bool) -> str | None:
-    if dtype is DType.FLOAT64:
-        return f"{name!r} is float64, and {LIBRARY} computes float64 in float32"
-    if not is_data or dtype in row.dtypes or (dtype in WIDE and row.wide):
+def _typed(node: Node, function: Function) -> list[str]:
+    """Return the results whose types must be known: all but an unread mask of a Dropout, which is often not inferred.
+
+    Results that an operator does not have are of no type either, and the library ends the process if it gets them.
+    """
+    if node.op_type != "Dropout" or len(node.outputs) != 2 or not node.outputs[1]:
+        return list(node.defines)
+    mask = node.outputs[1]
+    is_read = function.users(mask) or mask in {value.name for value in function.outputs}
+    return list(node.defines) if is_read else [node.outputs[0]]
+
+
+_WITH_NOTHING = {f"Reduce{kind}" for kind in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Min", "Prod", "Sum", "SumSquare")}
+"""Operators that were tried on tensors without elements, and agreed. A Slice or Compress that leaves none ends the process."""
+
+
+def _why_empty(node: Node, function: Function) -> str | None:
+    if node.op_type in _WITH_NOTHING:
         return None
-    return f"{LIBRARY} computes {node.op} in {', '.join(sorted(map(str, row.dtypes)))}, and {name!r} is {dtype}"
-
-
-def data_of(node: Node, function: Function) -> frozenset[str]:
-    """Return the values that a node computes with, by its schema those of its main input's type; not places and sizes."""
-    row, schema = SUPPORT.get(node.op_type), schema_of(node.op_type, since_version(node, function) or 1)
-    if row is None or schema is None or not schema.inputs:
-        return frozenset(node.uses)
-    kinds = [[formal.type_str for formal in formals] for formals in (schema.inputs, schema.outputs)]
-    pairs = zip(kinds, (node.inputs, node.outputs), strict=True)
-    named = [(kind[min(k, len(kind) - 1)], name) for kind, names in pairs for k, name in enumerate(names) if kind and name]
-    main = kinds[0][min(row.main, len(kinds[0]) - 1)]
-    return frozenset(name for kind, name in named if kind == main)
+    for name in list_data_inputs(node, function):
+        type_ = function.get_type(name)
+        if isinstance(type_, TensorType) and type_.shape and 0 in type_.shape:
+            return f"{name!r} is {type_}, which has no elements, and {LIBRARY} computes such in part of its operators only"
+    return None

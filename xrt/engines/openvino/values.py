@@ -11,9 +11,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xrt.engines.openvino.library import LIBRARY, openvino
+from xrt.engines.toolkit.array_ops.writable_alias import make_writable_alias
 from xrt.graph import DType, TensorType, Type
 
-__all__ = ["Array", "array_of", "copied_out", "empty", "in_order", "tensor_over", "type_from", "why_not_carried"]
+__all__ = ["Array", "copy_out", "empty", "in_order", "to_array", "to_tensor", "type_from", "why_not_carried"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -53,10 +54,10 @@ def type_from(element: Any, shape: Any) -> TensorType | None:
     return TensorType(dtype, tuple(None if extent.is_dynamic else extent.get_length() for extent in shape))
 
 
-def tensor_over(array: Array, dtype: DType) -> Any:
+def to_tensor(array: Array, dtype: DType) -> Any:
     """Return a tensor over the memory of a C-contiguous array, which must outlive all use of the tensor: it keeps nothing."""
     if not array.flags.writeable:
-        array = _writable_alias(array)
+        array = make_writable_alias(array)
     bits = _BITS.get(dtype)
     if bits is None:
         # NumPy has two types of 64-bit integers that compare equal, and the library knows one of them.
@@ -76,26 +77,12 @@ def empty(type_: TensorType) -> Array:
     return np.empty([extent for extent in type_.shape or () if isinstance(extent, int)], type_.dtype.numpy)
 
 
-def array_of(tensor: Any, dtype: DType) -> Array:
+def to_array(tensor: Any, dtype: DType) -> Array:
     """Return the tensor's memory as an array, which lives as long as the tensor and what holds it."""
     data: Array = tensor.data
     return data if dtype not in _BITS else data.view(dtype.numpy)
 
 
-def copied_out(tensor: Any, dtype: DType) -> Array:
+def copy_out(tensor: Any, dtype: DType) -> Array:
     """Return a fresh array of what the tensor holds."""
-    return np.array(array_of(tensor, dtype), dtype.numpy, order="C")
-
-
-class _Memory:
-    """Memory that says it may be written to."""
-
-    def __init__(self, array: Array) -> None:
-        self._owner = array
-        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
-
-
-def _writable_alias(array: Array) -> Array:
-    if array.dtype.kind == "V":  # of ml_dtypes: the interface has no name for it
-        return np.asarray(_Memory(array.view(f"u{array.itemsize}"))).view(array.dtype)
-    return np.asarray(_Memory(array))
+    return np.array(to_array(tensor, dtype), dtype.numpy, order="C")

@@ -4,11 +4,20 @@ A Function goes in, an ONNX Runtime session over it comes out. What the library 
 what it is known to get wrong is a table (`gaps`). It never hands a model with opsets newer than the library knows.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from xrt.engines.ort.telemetry import disable_telemetry
+from xrt.lazy_names import load_lazily
+
+if TYPE_CHECKING:
+    from xrt.engines.ort.engine import Ort as Ort
+    from xrt.engines.ort.tensorrt import TensorRT as TensorRT
 
 disable_telemetry()  # before any module of the package imports the library
 
-from xrt.engines.ort.engine import Ort  # noqa: E402
-from xrt.engines.ort.tensorrt import TensorRT  # noqa: E402
+_MODULES = {"Ort": "xrt.engines.ort.engine", "TensorRT": "xrt.engines.ort.tensorrt"}
 
-__all__ = ["Ort", "TensorRT"]
+__all__ = [*_MODULES]
+__getattr__, __dir__ = load_lazily(__name__, _MODULES)

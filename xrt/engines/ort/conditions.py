@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from xrt.engines.transforms import Transform
+from xrt.engines.toolkit.fourier_precision import Transform
 from xrt.graph import Constant, Dim, DType, Function, Node, Shape, TensorType, Type
 
 __all__ = [
@@ -44,7 +44,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a predicate may look at beside the node."""
+    """What a predicate may read in addition to the node."""
 
     function: Function
     type_of: Callable[[str], Type | None]

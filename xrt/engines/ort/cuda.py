@@ -1,7 +1,7 @@
 """ONNX Runtime on a device: sessions bound to arrays of the device, on the stream of the caller.
 
-A session has one stream for life; it waits for what the caller's has been given, and the caller's then for it, so that a call on
-any stream is in order, and nobody else waits.
+A session has one stream for its lifetime. It waits for the earlier work of the caller's stream, and the caller's stream then
+waits for it. So a call on any stream is in order, and no thread waits.
 """
 
 from __future__ import annotations
@@ -10,26 +10,28 @@ import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import onnxruntime
 from onnxruntime import InferenceSession
 
-from xrt.engines.accelerator import Accelerator
-from xrt.engines.contract import Executable
-from xrt.engines.options import RunOptions
-from xrt.engines.ort.executable import computed_outputs
-from xrt.engines.ort.names import LIBRARY, sense
-from xrt.engines.ort.values import Way, way_of
+from xrt.engines.contract.graph_compiler import Executable
+from xrt.engines.contract.options import RunOptions
+from xrt.engines.ort.errors import LIBRARY, summarize_error
+from xrt.engines.ort.executable import list_computed_outputs
+from xrt.engines.ort.values import ValueTransport, choose_transport
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import DType, Function, Node, TensorType, Type, Value, is_static
+
+if TYPE_CHECKING:
+    from xrt.engines.contract.device import Accelerator
 
 __all__ = [
     "CUDA",
     "RECORDED",
+    "DeviceBuffer",
     "OrtOnDevice",
-    "Place",
     "check_assigned",
     "provider_options",
     "why_not_on_device",
@@ -39,7 +41,7 @@ __all__ = [
 CUDA = "CUDAExecutionProvider"
 RECORDED = "session.record_ep_graph_assignment_info"
 """The entry of a session's configuration by which it tells which provider has which node."""
-UNSYNCHRONISED = "disable_synchronize_execution_providers"
+UNSYNCHRONIZED = "disable_synchronize_execution_providers"
 """The entry of a run's by which it does not wait for the device."""
 
 
@@ -54,13 +56,13 @@ def why_not_present(provider: str) -> str | None:
 
 
 def why_not_on_device(node: Node, function: Function, provider: str) -> str | None:
-    """Return why no session on a device takes the node, beside what keeps it from one on the CPU. Touches no device."""
+    """Return why no session on a device supports the node, in addition to the CPU's reasons. Touches no device."""
     if reason := why_not_present(provider):
         return reason
     if node.bodies:
         return "its bodies are chosen on the host, and each choice would wait for the device"
     for name in (*node.uses, *node.defines):
-        type_ = function.type_of(name)
+        type_ = function.get_type(name)
         if type_ is not None and not _is_bindable(type_):
             return f"value {name!r} is {type_}, which cannot be bound to memory of a device"
     return None
@@ -69,7 +71,7 @@ def why_not_on_device(node: Node, function: Function, provider: str) -> str | No
 def _is_bindable(type_: Type) -> bool:
     if not isinstance(type_, TensorType) or type_.dtype is DType.STRING:
         return False
-    return way_of(type_) is Way.DIRECT or type_.dtype is DType.BFLOAT16
+    return choose_transport(type_) is ValueTransport.DIRECT or type_.dtype is DType.BFLOAT16
 
 
 def provider_options(accelerator: Accelerator, stream: Any) -> dict[str, str]:
@@ -95,13 +97,13 @@ def check_assigned(session: InferenceSession, function: Function) -> None:
 
 
 def _is_float(function: Function, name: str) -> bool:
-    type_ = function.type_of(name)
+    type_ = function.get_type(name)
     return isinstance(type_, TensorType) and type_.dtype.is_float
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where the library is told that arrays lie."""
+class DeviceBuffer:
+    """The device of arrays, as the library expects it."""
 
     kind: str = "cuda"
     index: int = 0
@@ -118,27 +120,27 @@ class OrtOnDevice(Executable):
         session: InferenceSession,
         accelerator: Accelerator,
         stream: Any,
-        place: Place,
+        place: DeviceBuffer,
         held: object = None,
     ) -> None:
-        """`session` computes `computed_outputs` on the stream. `held` must live as long as it."""
+        """`session` computes `list_computed_outputs` on the stream. `held` must live as long as it."""
         self.function = function
         self._session: InferenceSession | None = session
         self._accelerator = accelerator
         self._stream = stream
         self._place = place
         self._held = held
-        self._outputs = computed_outputs(function)
+        self._outputs = list_computed_outputs(function)
         self._constants: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._options = onnxruntime.RunOptions()
         if place.kind != "cpu":
-            self._options.add_run_config_entry(UNSYNCHRONISED, "1")
+            self._options.add_run_config_entry(UNSYNCHRONIZED, "1")
 
     def prepare(self) -> None:
         """Bring constants that are outputs to the device."""
         accelerator = self._accelerator
-        with accelerator.using(self._stream):
+        with accelerator.activate(self._stream):
             for value in self.function.outputs:
                 if value.name in self.function.constants:
                     self._constants[value.name] = accelerator.upload(self.function.constants[value.name].array)
@@ -158,7 +160,7 @@ class OrtOnDevice(Executable):
                 computed = self._computed(session, given, made)
                 accelerator.follow(callers, own)
         except Exception as error:
-            raise RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {sense(error)}") from error
+            raise RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {summarize_error(error)}") from error
         return self._in_order(given, computed)
 
     def _computed(self, session: InferenceSession, given: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
@@ -188,13 +190,13 @@ class OrtOnDevice(Executable):
         return self._accelerator.xp.empty(value.type.shape, value.type.dtype.numpy)
 
     def _address(self, array: Any) -> int:
-        """Return where an array lies; one of no elements has no address, and any will do."""
+        """Return the address of an array; one without elements has none, and any will do."""
         return self._accelerator.address(array) or 1
 
     def _taken(self, result: Any) -> Any:
         """Return a copy of an array that the library has allocated, made on its stream, where its work is."""
         type_ = DType.from_onnx(result.element_type())
-        with self._accelerator.using(self._stream) if self._place.kind != "cpu" else nullcontext():
+        with self._accelerator.activate(self._stream) if self._place.kind != "cpu" else nullcontext():
             return self._accelerator.at(result.data_ptr(), result.shape(), type_.numpy, result).copy()
 
     def _in_order(self, given: dict[str, Any], computed: dict[str, Any]) -> list[Any]:
@@ -202,7 +204,7 @@ class OrtOnDevice(Executable):
         fresh, sources = dict(computed), {**self._constants, **given, **computed}
         return [fresh.pop(v.name) if v.name in fresh else sources[v.name].copy() for v in self.function.outputs]
 
-    def why_not_recorded(self) -> str | None:
+    def why_not_capturable(self) -> str | None:
         dynamic = next((value for value in self._outputs if not is_static(value.type)), None)
         return None if dynamic is None else f"the size of {dynamic.name!r} is known only after a run"
 

@@ -5,36 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import onnxruntime
 from onnxruntime import ExecutionMode, GraphOptimizationLevel, SessionOptions
 
-from xrt.engines.contract import Executable, GraphCompiler
-from xrt.engines.fields import option
-from xrt.engines.options import CompileContext
-from xrt.engines.ort import fields, pool
-from xrt.engines.ort.calls import why_not_given
-from xrt.engines.ort.capability import why_not
+from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
+from xrt.engines.contract.option_values import option
+from xrt.engines.ort import option_checks, thread_pool
 from xrt.engines.ort.cuda import (
     CUDA,
     RECORDED,
+    DeviceBuffer,
     OrtOnDevice,
-    Place,
     check_assigned,
     provider_options,
     why_not_on_device,
     why_not_present,
 )
-from xrt.engines.ort.executable import OrtExecutable, computed_outputs, session_function
-from xrt.engines.ort.half_precision import with_casts_of_halves
-from xrt.engines.ort.handing import hand_over
-from xrt.engines.ort.memory import Growth, uses_of
-from xrt.engines.ort.saving import Saved, in_memory, optimised
-from xrt.engines.ort.session import Handed, Provider, open_session, quiet_options
+from xrt.engines.ort.executable import OrtExecutable, list_computed_outputs, session_function
+from xrt.engines.ort.memory import AllocationTracker, report_memory
+from xrt.engines.ort.serialization import SavedSession, in_memory, optimize_model
+from xrt.engines.ort.session import ExportedModel, Provider, open_session, quiet_options
 from xrt.engines.ort.values import why_not_carried
 from xrt.errors import CompileRefused
 from xrt.graph import FrozenDict, Function, Node
+
+if TYPE_CHECKING:
+    from xrt.engines.contract.options import CompileContext
 
 __all__ = ["Ort"]
 
@@ -98,23 +96,25 @@ class Ort(GraphCompiler):
     """Session configuration entries, such as ``session.intra_op.allow_spinning``."""
 
     def __post_init__(self) -> None:
-        self._set("providers", fields.as_names("providers", self.providers))
-        self._set("provider_options", fields.as_texts("provider_options", self.provider_options))
-        self._set("config", fields.as_texts("config", self.config))
-        fields.check_providers(self.providers, self.provider_options)
-        fields.check_choice("optimization", self.optimization, _LEVELS)
-        fields.check_choice("execution_mode", self.execution_mode, _MODES)
-        fields.check_choice("arithmetic", self.arithmetic, ("exact", "native"))
-        fields.check_tolerance("float_tolerance", self.float_tolerance)
-        fields.check_inter_op_threads(self.inter_op_threads, self.execution_mode)
+        self._set("providers", option_checks.as_names("providers", self.providers))
+        self._set("provider_options", option_checks.as_texts("provider_options", self.provider_options))
+        self._set("config", option_checks.as_texts("config", self.config))
+        option_checks.check_providers(self.providers, self.provider_options)
+        option_checks.check_choice("optimization", self.optimization, _LEVELS)
+        option_checks.check_choice("execution_mode", self.execution_mode, _MODES)
+        option_checks.check_choice("arithmetic", self.arithmetic, ("exact", "native"))
+        option_checks.check_tolerance("float_tolerance", self.float_tolerance)
+        option_checks.check_inter_op_threads(self.inter_op_threads, self.execution_mode)
         for flag in ("memory_arena", "memory_pattern", "deterministic"):
-            fields.check_flag(flag, getattr(self, flag))
-        fields.check_config(self.config)
+            option_checks.check_flag(flag, getattr(self, flag))
+        option_checks.check_config(self.config)
 
     def _set(self, field: str, value: Any) -> None:
         object.__setattr__(self, field, value)  # the dataclass is frozen; this is its constructor
 
     def why_not(self, node: Node, function: Function) -> str | None:
+        from xrt.engines.ort.support import why_not
+
         if node.device.partition(":")[0] in ("", "cpu"):
             return why_not(node, function, self.providers, self.float_tolerance)
         reason = why_not_on_device(node, function, self.on_device)
@@ -127,7 +127,7 @@ class Ort(GraphCompiler):
 
         Raises CompileRefused for what the library declines; its other errors pass as they are.
         """
-        computed = computed_outputs(function)
+        computed = list_computed_outputs(function)
         if not computed and context.device == "cpu":
             return OrtExecutable(function, None)
         _check_border(function)
@@ -142,24 +142,29 @@ class Ort(GraphCompiler):
             return executable
         return self._opened(function, handed, options)
 
-    def _optimized(self, function: Function, handed: Handed, threads: int) -> OrtExecutable | None:
+    def _optimized(self, function: Function, handed: ExportedModel, threads: int) -> OrtExecutable | None:
         """Return a session over the optimized model, which `save` then has: the library optimizes once instead of twice.
 
         None where the library makes no such model; the session over the model itself then tells why, if it fails too.
         """
         try:
             with in_memory() as file:
-                return self._restored(optimised(function, handed, self._session_options(threads), file), function, threads)
+                return self._restored(optimize_model(function, handed, self._session_options(threads), file), function, threads)
         except Exception:  # noqa: BLE001  # the library's errors have no common base
             return None
 
-    def _handed(self, function: Function, context: CompileContext) -> Handed:
+    def _handed(self, function: Function, context: CompileContext) -> ExportedModel:
         """Return the Function as the library takes it; raises ModelError where it cannot be written."""
+        from xrt.engines.ort.export import export_model
+        from xrt.engines.ort.half_precision import with_casts_of_halves
+
         ready = session_function(function)
         is_exact = self.arithmetic == "exact" and context.device == "cpu" and self.providers == _CPU
-        return hand_over(with_casts_of_halves(ready, _CPU) if is_exact else ready)
+        return export_model(with_casts_of_halves(ready, _CPU) if is_exact else ready)
 
-    def _on_device(self, function: Function, handed: Handed, options: SessionOptions, context: CompileContext) -> OrtOnDevice:
+    def _on_device(
+        self, function: Function, handed: ExportedModel, options: SessionOptions, context: CompileContext
+    ) -> OrtOnDevice:
         """Return a session on the device; raises CompileRefused, naming them, for nodes that it would leave to the CPU."""
         accelerator = context.accelerator
         if accelerator is None or not accelerator.has_addresses:
@@ -168,29 +173,29 @@ class Ort(GraphCompiler):
             raise CompileRefused(reason)
         stream = accelerator.new_stream()
         options.add_session_config_entry(RECORDED, "1")
-        with accelerator.using(stream):
+        with accelerator.activate(stream):
             session = open_session(handed, options, self._device_providers(provider_options(accelerator, stream), context))
         check_assigned(session, function)
         index = int(accelerator.name.partition(":")[2] or 0)
-        return OrtOnDevice(function, session, accelerator, stream, Place("cuda", index), handed.files)
+        return OrtOnDevice(function, session, accelerator, stream, DeviceBuffer("cuda", index), handed.files)
 
     def _device_providers(self, own: dict[str, str], context: CompileContext) -> list[Provider]:
         """Return the providers of a session on a device; ``own`` names the device and the stream."""
         return [(CUDA, {**self._options_of(CUDA), **own}), *_CPU]
 
-    def _opened(self, function: Function, handed: Handed, options: SessionOptions) -> OrtExecutable:
+    def _opened(self, function: Function, handed: ExportedModel, options: SessionOptions) -> OrtExecutable:
         """Return an executable for the function over a session of what is handed over."""
-        pool.use()
-        with Growth(handed.nbytes) as growth:
+        thread_pool.use()
+        with AllocationTracker(handed.nbytes) as growth:
             session = open_session(handed, options, self._providers())
-        executable = OrtExecutable(function, session, handed.files, partial(uses_of, handed.copied, growth))
+        executable = OrtExecutable(function, session, handed.files, partial(report_memory, handed.copied, growth))
         if options.use_per_session_threads:
             executable.idle_threads = max(0, options.intra_op_num_threads + options.inter_op_num_threads - 2)
         return executable
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         """Return the session's optimised model; the library optimises the Function a second time for it."""
-        if not isinstance(executable, OrtExecutable) or not computed_outputs(executable.function):
+        if not isinstance(executable, OrtExecutable) or not list_computed_outputs(executable.function):
             raise CompileRefused("there is no session to save")
         if self.providers != ("CPUExecutionProvider",):
             raise CompileRefused(f"only sessions of CPUExecutionProvider are saved, not of {', '.join(self.providers)}")
@@ -200,7 +205,7 @@ class Ort(GraphCompiler):
             raise CompileRefused("an optimised model is saved by way of a file, and there is no working directory")
         handed, options = self._handed(executable.function, context), self._session_options(context.threads)
         with (context.workdir / "session").open("w+b") as file:
-            return optimised(executable.function, handed, options, file)
+            return optimize_model(executable.function, handed, options, file)
 
     def is_worth_saving(self, function: Function) -> bool:
         """Whether optimizing takes the library longer than it takes to find, check and map a file of the cache."""
@@ -211,8 +216,8 @@ class Ort(GraphCompiler):
         return self._restored(data, function, context.threads)
 
     def _restored(self, data: memoryview, function: Function, threads: int) -> OrtExecutable:
-        saved = Saved.read(data)
-        handed, border = saved.handed(function), saved.border(function)
+        saved = SavedSession.read(data)
+        handed, border = saved.export(function), saved.border(function)
         options = self._session_options(threads)
         options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
         executable = self._opened(border, handed, options)
@@ -221,19 +226,19 @@ class Ort(GraphCompiler):
 
     def version(self) -> str:
         """Return the library's version, what its build says of itself, and the pool that its sessions share, if any."""
-        shared = f", one pool of {pool.size()} threads" if pool.size() else ""
+        shared = f", one pool of {thread_pool.size()} threads" if thread_pool.size() else ""
         return f"onnxruntime {onnxruntime.__version__} ({onnxruntime.get_build_info()}){shared}"
 
     @classmethod
     def share_pool(cls, threads: int) -> None:
         """Let all sessions of the process run on one pool of threads; the process can then have no session with its own."""
-        pool.share(threads)
+        thread_pool.share(threads)
 
     def available_devices(self) -> tuple[str, ...]:
         has = self.on_device in onnxruntime.get_available_providers()
         return tuple(device for device in self.devices if device != "cuda" or has)
 
-    def lacks(self) -> str:
+    def missing_features(self) -> str:
         if self.available_devices() == self.devices:
             return ""
         return (
@@ -243,10 +248,10 @@ class Ort(GraphCompiler):
 
     def unsupported_options(self, context: CompileContext) -> str | None:
         """Return which option is not honoured. Any batch size is, and so are strict types: it computes in the model's own."""
-        if pool.size() not in (None, context.threads):
+        if thread_pool.size() not in (None, context.threads):
             return (
-                f"engine 'ort' runs on one pool of {pool.size()} threads that all sessions of the process share, as "
-                f"xrt.configure asked: it does not honour threads={context.threads}; ask for threads={pool.size()}"
+                f"engine 'ort' runs on one pool of {thread_pool.size()} threads that all sessions of the process share, as "
+                f"xrt.configure asked: it does not honour threads={context.threads}; ask for threads={thread_pool.size()}"
             )
         asked = context.options.unusual()
         shown = ", ".join(f"{n}={asked[n]!r}" for n in ("precision", "calibration_table", "max_workspace_size") if n in asked)
@@ -259,7 +264,7 @@ class Ort(GraphCompiler):
         options = quiet_options()
         options.graph_optimization_level = _LEVELS[self.optimization]
         options.execution_mode = _MODES[self.execution_mode]
-        if pool.size():
+        if thread_pool.size():
             options.use_per_session_threads = False
         else:
             over_nodes = min(self.inter_op_threads or threads, threads) if self.execution_mode == "parallel" else 1
@@ -287,18 +292,20 @@ _CONFIG = {"session.force_spinning_stop": "1", _DISABLED: "WeightBiasQuantizatio
 ONNX Runtime 1.31.1 quantizes the float weights of a Conv or Gemm between quantized activations, and so rounds them."""
 
 _CPU_CONFIG = {**_CONFIG, _DISABLED: f"{_CONFIG[_DISABLED]};SkipLayerNormFusion"}
-"""The CPU provider's kernel of the fused SkipLayerNormalization is slower than the Add and the LayerNormalization that it stands
-for: 1.3 times on [24, 32], 6 times on [512, 1024] with two threads (ONNX Runtime 1.31.1)."""
+"""The CPU provider's kernel of the fused SkipLayerNormalization is slower than the Add and the LayerNormalization that it
+replaces: 1.3 times on [24, 32], 6 times on [512, 1024] with two threads (ONNX Runtime 1.31.1)."""
 
 
 def _check_border(function: Function) -> None:
     """Raise CompileRefused for an input or output whose values cannot cross, or whose type is not known."""
+    from xrt.engines.ort.session_calls import why_not_given
+
     for value in function.inputs:
         if value.type is None:
             raise CompileRefused(
                 f"the type of input {value.name!r} is not known, and ONNX Runtime needs it; infer the types first"
             )
-    computed = computed_outputs(function)
+    computed = list_computed_outputs(function)
     reasons = (why_not_carried(value.name, value.type) for value in (*function.inputs, *computed))
     reason = next(filter(None, reasons), None) or why_not_given(function.inputs, computed)
     if reason:

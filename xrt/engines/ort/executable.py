@@ -1,7 +1,7 @@
 """A session as an Executable.
 
-The session computes the outputs that nodes produce, each once. An output that is itself an input or a constant, or that
-stands twice in the Function, is a copy made here: the library would want an Identity for it, and has none for every type.
+The session computes the outputs that nodes produce, each once. An output that is itself an input or a constant, or that is listed
+twice in the Function, is a copy made here: the library would need an Identity for it, and has none for some types.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 from onnxruntime import InferenceSession
 
-from xrt.engines.contract import Executable
-from xrt.engines.memory import MemoryUse
-from xrt.engines.options import RunOptions
-from xrt.engines.ort.calls import Fixed, SessionCalls, through_frames
-from xrt.engines.ort.clips import with_both_bounds
-from xrt.engines.ort.names import LIBRARY, sense
+from xrt.engines.contract.graph_compiler import Executable
+from xrt.engines.contract.memory_use import MemoryUse
+from xrt.engines.contract.options import RunOptions
+from xrt.engines.ort.errors import LIBRARY, summarize_error
+from xrt.engines.ort.session_calls import BoundSession, SessionCalls, through_frames
 from xrt.errors import InputError, RunFailed
 from xrt.graph import Function, TensorType, Value
 
-__all__ = ["OrtExecutable", "computed_outputs", "session_function"]
+__all__ = ["OrtExecutable", "list_computed_outputs", "session_function"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -35,15 +34,17 @@ COPY_TO = 4 * 1024
 """Bytes to which copying a value to or from a prebound buffer (0.2 to 0.3 us) is quicker than passing it to a call (0.6 us)."""
 
 
-def computed_outputs(function: Function) -> tuple[Value, ...]:
+def list_computed_outputs(function: Function) -> tuple[Value, ...]:
     """Return the outputs that a node produces, each once: what a session is asked for."""
-    produced = (value for value in function.outputs if function.position(value.name) is not None)
+    produced = (value for value in function.outputs if function.computes(value.name))
     return tuple({value.name: value for value in produced}.values())
 
 
 def session_function(function: Function) -> Function:
     """Return the Function with just the outputs that its session computes, in words that the library takes as ONNX means them."""
-    computed, function = computed_outputs(function), with_both_bounds(function)
+    from xrt.engines.ort.decompositions import add_clip_bounds
+
+    computed, function = list_computed_outputs(function), add_clip_bounds(function)
     return function if computed == function.outputs else function.replace(outputs=computed, aliases=())
 
 
@@ -53,9 +54,9 @@ class OrtExecutable(Executable):
     outputs_are_fresh: ClassVar[bool] = True
 
     def __init__(self, function: Function, session: InferenceSession | None, held: object = None, uses: Uses = tuple) -> None:
-        """`session` computes `computed_outputs`; None where there are none. `held` must live as long as it."""
+        """`session` computes `list_computed_outputs`; None where there are none. `held` must live as long as it."""
         self._uses = uses
-        computed = computed_outputs(function)
+        computed = list_computed_outputs(function)
         self.function = function
         self.saved: memoryview | None = None
         """What it was loaded from, where it was not compiled."""
@@ -85,16 +86,16 @@ class OrtExecutable(Executable):
         except Exception as error:
             raise self._failed(error) from error
 
-    def direct(self) -> Callable[..., Sequence[Any]]:
+    def fast_call(self) -> Callable[..., Sequence[Any]]:
         if not self._is_direct:
-            return super().direct()
-        if self.binds() and all(_is_small(value) for value in (*self.function.inputs, *self.function.outputs)):
+            return super().fast_call()
+        if self.supports_io_binding() and all(_is_small(value) for value in (*self.function.inputs, *self.function.outputs)):
             return through_frames(self._fixed_frame, self._failed)
         return self._direct_from_one() if self._only is not None else self._direct_from_many()
 
-    def _fixed_frame(self) -> Fixed:
+    def _fixed_frame(self) -> BoundSession:
         inputs, outputs = ([_empty(value) for value in values] for values in (self.function.inputs, self.function.outputs))
-        return Fixed(self._bound(inputs, outputs), tuple(inputs), tuple(outputs))
+        return BoundSession(self._bound(inputs, outputs), tuple(inputs), tuple(outputs))
 
     def _direct_from_one(self) -> Callable[..., Sequence[Any]]:
         call, names, only = self._call, self._names, self._only
@@ -118,11 +119,11 @@ class OrtExecutable(Executable):
 
         return run
 
-    def binds(self) -> bool:
+    def supports_io_binding(self) -> bool:
         return self._gives_all and self._calls is not None and self._calls.can_fix()
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
-        if not self.binds():
+        if not self.supports_io_binding():
             return super().bind(inputs, outputs)
         call = self._bound(inputs, outputs)
 
@@ -134,10 +135,10 @@ class OrtExecutable(Executable):
 
         return run
 
-    def into(self, outputs: Sequence[Any]) -> Callable[..., None]:
-        if self._calls is None or not self.binds():
-            return super().into(outputs)
-        call = self._calls.aimed(self._inputs, dict(zip(self._names, outputs, strict=True)))
+    def bind_outputs(self, outputs: Sequence[Any]) -> Callable[..., None]:
+        if self._calls is None or not self.supports_io_binding():
+            return super().bind_outputs(outputs)
+        call = self._calls.bind_buffers(self._inputs, dict(zip(self._names, outputs, strict=True)))
 
         def run(*inputs: Any) -> None:
             try:
@@ -151,16 +152,16 @@ class OrtExecutable(Executable):
         """Return the library's own bound call; only if `binds`."""
         if self._calls is None:
             raise RuntimeError("the executable is closed")
-        return self._calls.fixed(dict(zip(self._inputs, inputs, strict=True)), dict(zip(self._names, outputs, strict=True)))
+        return self._calls.bind_arrays(dict(zip(self._inputs, inputs, strict=True)), dict(zip(self._names, outputs, strict=True)))
 
-    def fills_from(self) -> Sequence[int | None]:
+    def output_buffer_threshold(self) -> Sequence[int | None]:
         first = [value not in self.function.outputs[:place] for place, value in enumerate(self.function.outputs)]
         names = [value.name for value in self.function.outputs]
         can = [self._calls is not None and self._calls.can_fill(name) for name in names]
         return [BIND_FROM if one and fills else None for one, fills in zip(first, can, strict=True)]
 
     def _failed(self, error: Exception) -> RunFailed:
-        return RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {sense(error)}")
+        return RunFailed(f"{LIBRARY} failed while it ran {self.function.name!r}: {summarize_error(error)}")
 
     def memory(self) -> Sequence[MemoryUse]:
         return self._uses()

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from xrt.engines.ort.capability import has_kernel
-from xrt.engines.ort.library import Formal, schema
+from xrt.engines.ort.library import OrtParameter, schema
+from xrt.engines.ort.support import has_kernel
 from xrt.errors import ModelError
-from xrt.formats.onnx import expanded
-from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, attributes_of, since_version
-from xrt.graph.builder.names import renamed_node
+from xrt.formats.onnx import expand
+from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, read_attributes, since_version
+from xrt.graph.rename import rename_node
 from xrt.passes import infer_shapes
 
 __all__ = ["with_casts_of_halves"]
@@ -23,14 +23,14 @@ __all__ = ["with_casts_of_halves"]
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """What is seen from a node: the Function that it stands in, and the types of the values outside of it."""
+    """The scope of a node: the Function that contains it, and the types of the values outside of it."""
 
     function: Function
     outer: Callable[[str], Type | None]
     providers: tuple[str, ...]
 
     def type_of(self, name: str) -> Type | None:
-        return self.function.type_of(name) or self.outer(name)
+        return self.function.get_type(name) or self.outer(name)
 
     def is_half(self, name: str) -> bool:
         type_ = self.type_of(name) if name else None
@@ -84,7 +84,7 @@ class _Rewriting:
         outer |= dict(zip((v.name for v in expansion.outputs), node.defines, strict=True))
         prefix = next(iter(node.defines))
         names = {name: outer.get(name, f"{prefix}/expanded/{name}") for name in expansion.value_names()} | {"": ""}
-        self.nodes.extend(replace(renamed_node(part, names, {}), name="") for part in expansion.nodes)
+        self.nodes.extend(replace(rename_node(part, names, {}), name="") for part in expansion.nodes)
         self.types.update({names[name]: type_ for name, type_ in expansion.types.items() if name in names and name not in outer})
         self.constants.update({names[name]: constant for name, constant in expansion.constants.items()})
 
@@ -95,7 +95,7 @@ def _expanded(node: Node, scope: _Scope) -> Function | None:
     values = ((Value(name, scope.type_of(name)) for name in names) for names in (read, node.defines))
     inputs, outputs = map(tuple, values)
     try:
-        expansion = expanded(Function(inputs, outputs, (replace(node, control=()),), opsets=scope.function.opsets))
+        expansion = expand(Function(inputs, outputs, (replace(node, control=()),), opsets=scope.function.opsets))
         typed = None if expansion is None or expansion.opset() != scope.function.opset() else infer_shapes(expansion)
     except ModelError:
         return None
@@ -152,10 +152,10 @@ def _of_one_type(node: Node, scope: _Scope) -> Iterator[str]:
     yield from (name for constraint, name in (*inputs, *outputs) if constraint in halves and scope.is_half(name))
 
 
-def _paired(formals: Sequence[Formal], names: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _paired(formals: Sequence[OrtParameter], names: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the type constraint of each value, the last one's for all that are left, with its name."""
     return ((formals[min(k, len(formals) - 1)].constraint, name) for k, name in enumerate(names) if formals and name)
 
 
 def _cast(name: str, result: str, to: DType) -> Node:
-    return Node("Cast", (name,), (result,), attributes_of({"to": to.onnx}))
+    return Node("Cast", (name,), (result,), read_attributes({"to": to.onnx}))

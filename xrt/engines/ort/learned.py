@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from xrt.engines.ort.names import LIBRARY
-from xrt.graph import Node
+from xrt.engines.ort.errors import LIBRARY
+
+if TYPE_CHECKING:
+    from xrt.graph import Node
 
 __all__ = ["why_not_learned"]
 

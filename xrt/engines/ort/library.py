@@ -13,18 +13,18 @@ from typing import Any
 from onnxruntime import get_available_providers
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
-from xrt.engines.ort.session import Handed, why_not_opened
+from xrt.engines.ort.session import ExportedModel, why_not_opened
 from xrt.formats.onnx import lowest_model
 from xrt.graph import DType, Function, Node, TensorType, Value, latest_opset
 
-__all__ = ["Formal", "Kernel", "Schema", "kernels", "newest_ir", "newest_opset", "schema"]
+__all__ = ["OrtKernelDef", "OrtParameter", "OrtSchema", "kernels", "newest_ir", "newest_opset", "schema"]
 
 _NO_END = 2**31 - 1
 _TRIVIAL_OPSET = 14
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class OrtKernelDef:
     """One implementation of an operator by an execution provider."""
 
     provider: str
@@ -40,7 +40,7 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Formal:
+class OrtParameter:
     """A formal input or output of an operator."""
 
     name: str
@@ -49,13 +49,13 @@ class Formal:
 
 
 @dataclass(frozen=True, slots=True)
-class Schema:
+class OrtSchema:
     """An operator as ONNX Runtime knows it."""
 
     since: int
     deprecated: bool
-    inputs: tuple[Formal, ...]
-    outputs: tuple[Formal, ...]
+    inputs: tuple[OrtParameter, ...]
+    outputs: tuple[OrtParameter, ...]
     attributes: frozenset[str]
 
 
@@ -64,42 +64,42 @@ _LISTED = frozenset({"CPUExecutionProvider", "AzureExecutionProvider"})
 
 
 @lru_cache(maxsize=1)
-def _all_kernels() -> Mapping[tuple[str, str], tuple[Kernel, ...]]:
+def _all_kernels() -> Mapping[tuple[str, str], tuple[OrtKernelDef, ...]]:
     """Return all kernels; none in a build with providers in libraries of their own, where sessions are tried instead.
 
     There the library ends the process when it is asked and one of those does not load (onnxruntime-gpu 1.31 without cuBLAS).
     """
     if set(get_available_providers()) - _LISTED:
         return {}
-    found: dict[tuple[str, str], list[Kernel]] = {}
+    found: dict[tuple[str, str], list[OrtKernelDef]] = {}
     for definition in native.get_all_opkernel_def():
         since, until = definition.version_range
         types = {name: frozenset(allowed) for name, allowed in definition.type_constraints.items()}
-        kernel = Kernel(definition.provider, since, None if until == _NO_END else until, types)
+        kernel = OrtKernelDef(definition.provider, since, None if until == _NO_END else until, types)
         found.setdefault((definition.domain, definition.op_name), []).append(kernel)
     return {key: tuple(kernels) for key, kernels in found.items()}
 
 
 @lru_cache(maxsize=1)
-def _all_schemas() -> Mapping[tuple[str, str], tuple[Schema, ...]]:
-    found: dict[tuple[str, str], list[Schema]] = {}
+def _all_schemas() -> Mapping[tuple[str, str], tuple[OrtSchema, ...]]:
+    found: dict[tuple[str, str], list[OrtSchema]] = {}
     for known in native.get_all_operator_schema():
         formals = _formals(known.inputs), _formals(known.outputs)
-        one = Schema(known.since_version, known.deprecated, *formals, frozenset(known.attributes))
+        one = OrtSchema(known.since_version, known.deprecated, *formals, frozenset(known.attributes))
         found.setdefault((known.domain, known.name), []).append(one)
     return {key: tuple(sorted(schemas, key=lambda s: -s.since)) for key, schemas in found.items()}
 
 
-def _formals(parameters: Iterable[Any]) -> tuple[Formal, ...]:
-    return tuple(Formal(p.name, p.typeStr) for p in parameters)
+def _formals(parameters: Iterable[Any]) -> tuple[OrtParameter, ...]:
+    return tuple(OrtParameter(p.name, p.typeStr) for p in parameters)
 
 
-def kernels(domain: str, op_type: str) -> tuple[Kernel, ...]:
+def kernels(domain: str, op_type: str) -> tuple[OrtKernelDef, ...]:
     """Return every kernel for the operator, of whichever provider and version."""
     return _all_kernels().get((domain, op_type), ())
 
 
-def schema(domain: str, op_type: str, version: int) -> Schema | None:
+def schema(domain: str, op_type: str, version: int) -> OrtSchema | None:
     """Return the operator's schema in force at an opset version; None where the library does not know the operator."""
     return next((s for s in _all_schemas().get((domain, op_type), ()) if s.since <= version), None)
 
@@ -129,4 +129,4 @@ def _reads(opset: int | None = None, ir: int | None = None) -> bool:
         model.opset_import[0].version = opset
     if ir is not None:
         model.ir_version = ir
-    return why_not_opened(Handed(model.SerializeToString()), ["CPUExecutionProvider"]) is None
+    return why_not_opened(ExportedModel(model.SerializeToString()), ["CPUExecutionProvider"]) is None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from xrt.engines.growth import Growth
-from xrt.engines.memory import MemoryUse
+from xrt.engines.contract.memory_use import MemoryUse
+from xrt.engines.toolkit.allocation_tracker import AllocationTracker
 
-__all__ = ["Growth", "uses_of"]
+__all__ = ["AllocationTracker", "report_memory"]
 
 
-def uses_of(copied: int, growth: Growth) -> tuple[MemoryUse, ...]:
+def report_memory(copied: int, growth: AllocationTracker) -> tuple[MemoryUse, ...]:
     """Return what an executable holds and takes: copies of constants, and what its session has grown the process by."""
     held = [MemoryUse("copied weights", copied, _COPIED)] if copied else []
     return (*held, MemoryUse("session", growth.nbytes, _SESSION), MemoryUse("workspace", None, _WORKSPACE, per_call=True))

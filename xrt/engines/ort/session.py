@@ -11,11 +11,20 @@ import numpy as np
 from onnxruntime import InferenceSession, SessionOptions
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
-from xrt.engines.ort.names import LIBRARY, sense
+from xrt.engines.ort.errors import LIBRARY, summarize_error
 from xrt.errors import CompileRefused
 from xrt.graph import FrozenDict
 
-__all__ = ["Bytes", "Handed", "Provider", "give_files", "open_session", "quiet_options", "why_not_opened"]
+__all__ = [
+    "Bytes",
+    "ExportedModel",
+    "Provider",
+    "get_tensor_bytes",
+    "give_files",
+    "open_session",
+    "quiet_options",
+    "why_not_opened",
+]
 
 Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -27,7 +36,7 @@ _FATAL = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
+class ExportedModel:
     """What a session is made from."""
 
     model: bytes
@@ -42,6 +51,11 @@ class Handed:
         return len(self.model) + sum(content.nbytes for content in self.files.values())
 
 
+def get_tensor_bytes(array: np.ndarray[Any, Any]) -> Bytes:
+    """Return the array's memory; an array that does not lie in order, or is not aligned, is copied."""
+    return np.require(array, requirements=["C", "A"]).reshape(-1).view(np.uint8)
+
+
 def quiet_options() -> SessionOptions:
     """Return session options under which the library prints nothing."""
     options = SessionOptions()
@@ -49,7 +63,7 @@ def quiet_options() -> SessionOptions:
     return options
 
 
-def open_session(handed: Handed, options: SessionOptions, providers: Sequence[Provider]) -> InferenceSession:
+def open_session(handed: ExportedModel, options: SessionOptions, providers: Sequence[Provider]) -> InferenceSession:
     """Return a session over the model; ``handed.files`` must live as long as it does.
 
     Where the process has one pool of threads for all sessions (``onnxruntime.set_global_thread_pool_sizes``), the library
@@ -60,13 +74,13 @@ def open_session(handed: Handed, options: SessionOptions, providers: Sequence[Pr
     try:
         session = _opened(handed.model, options, providers)
     except (native.NotImplemented, native.InvalidGraph) as error:
-        raise CompileRefused(f"{LIBRARY} declines: {sense(error)}") from error
+        raise CompileRefused(f"{LIBRARY} declines: {summarize_error(error)}") from error
     except RuntimeError as error:
         if not options.use_per_session_threads or "use_per_session_threads" not in str(error):
             raise
         options.use_per_session_threads = False
         options.intra_op_num_threads = options.inter_op_num_threads = 0  # the library warns on stderr of any other number
-        return open_session(Handed(handed.model), options, providers)
+        return open_session(ExportedModel(handed.model), options, providers)
     if options.intra_op_num_threads != 1:
         _end_spinning(session)
     return session
@@ -81,7 +95,7 @@ def _end_spinning(session: InferenceSession) -> None:
         session._sess.run([], {}, None)
 
 
-def give_files(handed: Handed, options: SessionOptions) -> None:
+def give_files(handed: ExportedModel, options: SessionOptions) -> None:
     """Let a session with these options find the model's external files in memory, and use them there."""
     if handed.files:
         sizes = [content.nbytes for content in handed.files.values()]
@@ -94,7 +108,7 @@ def _opened(model: bytes, options: SessionOptions, providers: Sequence[Provider]
     return InferenceSession(model, options, list(providers), **settings)
 
 
-def why_not_opened(handed: Handed, providers: Sequence[Provider]) -> str | None:
+def why_not_opened(handed: ExportedModel, providers: Sequence[Provider]) -> str | None:
     """Return why the library opens no session over the model, which is closed again at once; None when it does."""
     options = quiet_options()
     options.intra_op_num_threads = 1  # the session is closed at once, and threads take longer to start than the rest of it
@@ -103,5 +117,5 @@ def why_not_opened(handed: Handed, providers: Sequence[Provider]) -> str | None:
     except CompileRefused as error:
         return str(error)
     except Exception as error:  # noqa: BLE001  # the library's errors have no common base
-        return f"{LIBRARY} refuses it: {sense(error)}"
+        return f"{LIBRARY} refuses it: {summarize_error(error)}"
     return None

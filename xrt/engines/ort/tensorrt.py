@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from xrt.engines.fields import option
-from xrt.engines.options import CompileContext
+from xrt.engines.contract.option_values import option
 from xrt.engines.ort.cuda import why_not_present
 from xrt.engines.ort.engine import Ort
-from xrt.engines.ort.session import Provider
 from xrt.errors import EngineUnavailable, OptionError
+
+if TYPE_CHECKING:
+    from xrt.engines.contract.options import CompileContext
+    from xrt.engines.ort.session import Provider
 
 __all__ = ["TensorRT"]
 

@@ -14,15 +14,15 @@ from typing import Any, TypeAlias
 import numpy as np
 from onnxruntime import OrtValue
 
-from xrt.engines.ort.names import LIBRARY
+from xrt.engines.ort.errors import LIBRARY
 from xrt.graph import DType, MapType, TensorType, Type
 
-__all__ = ["Way", "by_reference", "from_ort", "to_ort", "way_of", "why_not_carried"]
+__all__ = ["ValueTransport", "by_reference", "choose_transport", "from_ort", "to_ort", "why_not_carried"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
 
-class Way(enum.Enum):
+class ValueTransport(enum.Enum):
     """How a value of some type crosses the border."""
 
     DIRECT = "the library takes and gives the Python object itself"
@@ -41,23 +41,27 @@ _BITS = {
 }
 _PACKED = frozenset({DType.UINT4, DType.INT4, DType.FLOAT4E2M1, DType.UINT2, DType.INT2})
 _NONE = frozenset({DType.COMPLEX64, DType.COMPLEX128, DType.FLOAT6E2M3, DType.FLOAT6E3M2})
-_WAYS = dict.fromkeys(_BITS, Way.BITS) | dict.fromkeys(_PACKED, Way.PACKED) | dict.fromkeys(_NONE, Way.NONE)
+_WAYS = (
+    dict.fromkeys(_BITS, ValueTransport.BITS)
+    | dict.fromkeys(_PACKED, ValueTransport.PACKED)
+    | dict.fromkeys(_NONE, ValueTransport.NONE)
+)
 
 
-def way_of(type_: Type | None) -> Way:
+def choose_transport(type_: Type | None) -> ValueTransport:
     """Return how values of the type cross; a type that is not known is taken to cross directly."""
     if isinstance(type_, TensorType):
-        return _WAYS.get(type_.dtype, Way.DIRECT)
+        return _WAYS.get(type_.dtype, ValueTransport.DIRECT)
     if type_ is None:
-        return Way.DIRECT
+        return ValueTransport.DIRECT
     if isinstance(type_, MapType):  # the library makes floats of the values of any dictionary it is given, and takes no texts
-        return Way.DIRECT if getattr(type_.value, "dtype", None) is DType.FLOAT32 else Way.NONE
-    return Way.DIRECT if way_of(type_.element) is Way.DIRECT else Way.NONE
+        return ValueTransport.DIRECT if getattr(type_.value, "dtype", None) is DType.FLOAT32 else ValueTransport.NONE
+    return ValueTransport.DIRECT if choose_transport(type_.element) is ValueTransport.DIRECT else ValueTransport.NONE
 
 
 def why_not_carried(name: str, type_: Type | None) -> str | None:
     """Return why a value of the type cannot enter or leave ONNX Runtime; None when it can."""
-    if way_of(type_) is not Way.NONE:
+    if choose_transport(type_) is not ValueTransport.NONE:
         return None
     return f"{LIBRARY} cannot pass {name!r} in or out: its Python interface has no values of type {type_}"
 

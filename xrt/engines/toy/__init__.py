@@ -5,7 +5,7 @@ optimisation crosses a node, so cutting a Function changes no bit of what it com
 """
 
 from xrt.engines.toy.engine import Toy
-from xrt.engines.toy.env import Env
+from xrt.engines.toy.kernel_context import KernelContext
 from xrt.engines.toy.table import Run
 
-__all__ = ["Env", "Run", "Toy"]
+__all__ = ["KernelContext", "Run", "Toy"]

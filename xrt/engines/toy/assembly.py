@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.contract import Executable
-from xrt.engines.optable import Kernel
-from xrt.engines.toy.choice import Choice
-from xrt.engines.toy.env import Env
+from xrt.engines.contract.op_table import Kernel
+from xrt.engines.toy.interpreter import InterpretedExecutable
+from xrt.engines.toy.kernel_context import KernelContext
 from xrt.engines.toy.native import MOST_SHAPES, ByShapes, alone, with_segments
-from xrt.engines.toy.played import Played
-from xrt.engines.toy.table import Run
-from xrt.engines.toy.tape import Tape, tape_of
+from xrt.engines.toy.tape import Tape, make_tape
 from xrt.errors import CompileRefused
 from xrt.graph import Function, Node, is_static
 from xrt.passes import infer_shapes
+
+if TYPE_CHECKING:
+    from xrt.engines.contract.graph_compiler import Executable
+    from xrt.engines.toy.kernel_selection import KernelSelection
+    from xrt.engines.toy.table import Run
 
 __all__ = ["Assembly"]
 
@@ -29,7 +31,7 @@ MOST_SHAPES_OF_A_BODY = 2
 class Assembly:
     """Makes executables of closed Functions that the engine takes."""
 
-    def __init__(self, choice: Choice, threads: int) -> None:
+    def __init__(self, choice: KernelSelection, threads: int) -> None:
         """Take the kernels to choose from, and the thread budget of native ones."""
         self._choice = choice
         self._threads = threads
@@ -57,22 +59,22 @@ class Assembly:
 
     # ------------------------------------------------------------------ in Python
 
-    def _played(self, function: Function, segment: Callable[[Node], Run | None] = lambda node: None) -> Played:
-        return Played(function, self._tape(function, segment), self._threads, self._choice.has_native)
+    def _played(self, function: Function, segment: Callable[[Node], Run | None] = lambda node: None) -> InterpretedExecutable:
+        return InterpretedExecutable(function, self._tape(function, segment), self._threads, self._choice.has_native)
 
     def _tape(self, function: Function, segment: Callable[[Node], Run | None] = lambda node: None) -> Tape:
         def kernel_of(node: Node) -> tuple[Run, tuple[int, ...]]:
             run = segment(node)
             return (run, ()) if run is not None else self._kernel(node, function)
 
-        return tape_of(function, kernel_of, self._choice.engine)
+        return make_tape(function, kernel_of, self._choice.engine)
 
     def _kernel(self, node: Node, function: Function) -> tuple[Run, tuple[int, ...]]:
         """Return what runs a node in Python, and the inputs that it may overwrite."""
         found = self._choice.in_python(node, function)
         if isinstance(found, str):
             return self._native_only(node, function, found), ()
-        env = Env(np, node, function, self._body)
+        env = KernelContext(np, node, function, self._body)
         if isinstance(found, Kernel):
             return found.code(node, env), found.mutable
         return found(node, env), ()
@@ -86,7 +88,7 @@ class Assembly:
         raise CompileRefused(f"engine {self._choice.engine!r} cannot take node {node.name!r} ({node.op}): {reason}")
 
     def _body(self, function: Function) -> Callable[[Sequence[Any]], Any]:
-        """Return a body of a node as something to call; nobody promises that its shapes are what it declares."""
+        """Return a body of a node as a callable; its shapes need not be what it declares."""
         if self._choice.has_native and self._is_served(function):
             return self._by_shapes(function, MOST_SHAPES_OF_A_BODY).run
         return self._tape(function).play
@@ -99,5 +101,5 @@ def _picked(node: Node, arrays: Sequence[Any], reads: Sequence[str]) -> list[Any
 
 def _inferred(function: Function) -> Function:
     """Return the Function with the shapes of its values known, as far as they can be."""
-    known = all(is_static(function.type_of(name)) for node in function.nodes for name in node.defines)
+    known = all(is_static(function.get_type(name)) for node in function.nodes for name in node.defines)
     return function if known else infer_shapes(function)

@@ -5,22 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from xrt.engines.contract import Executable, GraphCompiler
-from xrt.engines.fields import option
-from xrt.engines.native import NativeLibrary, needed, opened, warn_once_of_absence, why_not_shipped
-from xrt.engines.optable import OpTable
-from xrt.engines.options import CompileContext
+from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
+from xrt.engines.contract.option_values import option
+from xrt.engines.native import NativeLibrary, open_bundled, requires_native, warn_once_of_absence, why_not_shipped
 from xrt.engines.toy.assembly import Assembly
-from xrt.engines.toy.choice import Choice, choice_of
-from xrt.engines.toy.env import closed
+from xrt.engines.toy.device_executor import DeviceExecutable, plan_device_steps, why_not_on_device
 from xrt.engines.toy.executable import ToyExecutable
+from xrt.engines.toy.kernel_context import close_over
+from xrt.engines.toy.kernel_selection import KernelSelection, select_kernel
 from xrt.engines.toy.kernels import ops
-from xrt.engines.toy.on_device import OnDevice, placed, why_not_on_device
-from xrt.engines.toy.reference import borrowed
+from xrt.engines.toy.reference import make_reference_kernel
 from xrt.errors import CompileRefused, OptionError
-from xrt.graph import Function, Node
+
+if TYPE_CHECKING:
+    from xrt.engines.contract.op_table import OpTable
+    from xrt.engines.contract.options import CompileContext
+    from xrt.graph import Function, Node
 
 __all__ = ["Toy"]
 
@@ -48,20 +50,20 @@ class Toy(GraphCompiler):
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     supports_dynamic_shapes: ClassVar[bool] = True
     kernels: ClassVar[OpTable[Any]] = ops
-    """Its own kernels. An engine that derives from this one puts ``Toy.kernels.extended(name)`` here and adds to that."""
+    """Its own kernels. An engine that derives from this one puts ``Toy.kernels.extend(name)`` here and adds to that."""
 
     native: Literal["auto", "on", "off"] = "auto"
-    """Whether native kernels serve: ``auto`` where XRT's own library was built, ``on`` or it is an error, ``off`` never."""
+    """Use of native kernels: ``auto`` where XRT's library was built, ``on`` or an error, ``off`` never."""
     libraries: tuple[str, ...] = option((), names_files=True)
-    """Paths of shared libraries whose kernels serve too, before XRT's own of the same priority: ``docs/write-a-kernel.md``."""
+    """Paths of shared libraries with more kernels, tried before XRT's own of the same priority: the tutorial "Write a kernel"."""
 
     def __post_init__(self) -> None:
         """Open the libraries; raises OptionError or EngineUnavailable where they cannot serve."""
         if self.libraries and self.native == "off":
             raise OptionError(f"engine {self.name!r} is given libraries of native kernels and native='off'; give one of them")
         if self.native == "on" or self.libraries:
-            needed()
-        opened(self.libraries, with_shipped=False)
+            requires_native()
+        open_bundled(self.libraries, with_shipped=False)
 
     def version(self) -> str:
         """Return XRT's version and those of the libraries whose change may change a result, native ones by their bytes."""
@@ -73,25 +75,25 @@ class Toy(GraphCompiler):
         """Return the devices whose arrays it can compute with: CUDA's are CuPy's."""
         return self.devices if find_spec("cupy") is not None else ("cpu",)
 
-    def lacks(self) -> str:
+    def missing_features(self) -> str:
         return "" if self.native == "off" else why_not_shipped() or ""
 
     def why_not(self, node: Node, function: Function) -> str | None:
         if reason := self._choice().why_not(node, function) or why_not_on_device(node, function):
             return reason
         for body in node.bodies:
-            within = placed(closed(body, function), node.device)
+            within = plan_device_steps(close_over(body, function), node.device)
             for inner in within.nodes:
                 if reason := self.why_not(inner, within):
                     return f"its body {body.name!r} holds node {inner.name!r} ({inner.op}): {reason}"
         return None
 
     def borrows(self, node: Node, function: Function) -> bool:
-        return self._choice().in_python(node, function) is borrowed
+        return self._choice().in_python(node, function) is make_reference_kernel
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         if context.device != "cpu":
-            return self._on_device(placed(function, context.device), context)
+            return self._on_device(plan_device_steps(function, context.device), context)
         self._check(function)
         if self.native == "auto":
             warn_once_of_absence()
@@ -102,7 +104,7 @@ class Toy(GraphCompiler):
         if context.accelerator is None:
             raise CompileRefused(f"engine {self.name!r} is given no device for {context.device}; compile through XRTModule")
         self._check(function)
-        return OnDevice(function, choice_of(self.name, self.kernels, ()), context.accelerator)
+        return DeviceExecutable(function, select_kernel(self.name, self.kernels, ()), context.accelerator)
 
     def _check(self, function: Function) -> None:
         for node in function.nodes:
@@ -111,7 +113,7 @@ class Toy(GraphCompiler):
 
     def _libraries(self) -> tuple[NativeLibrary, ...]:
         """Return the libraries of native kernels that serve, the user's own first."""
-        return opened(self.libraries, with_shipped=self.native != "off")
+        return open_bundled(self.libraries, with_shipped=self.native != "off")
 
-    def _choice(self) -> Choice:
-        return choice_of(self.name, self.kernels, self._libraries())
+    def _choice(self) -> KernelSelection:
+        return select_kernel(self.name, self.kernels, self._libraries())

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from xrt.engines.contract import Executable
-from xrt.engines.memory import MemoryUse
-from xrt.engines.options import RunOptions
+from xrt.engines.contract.graph_compiler import Executable
+from xrt.engines.contract.options import RunOptions
 from xrt.errors import OptionError, RunFailed
-from xrt.graph import Function
+
+if TYPE_CHECKING:
+    from xrt.engines.contract.memory_use import MemoryUse
+    from xrt.graph import Function
 
 __all__ = ["ToyExecutable"]
 
@@ -35,23 +37,23 @@ class ToyExecutable(Executable):
             )
         return self._prepared().run(inputs, options)
 
-    def direct(self) -> Callable[..., Sequence[Any]]:
-        return self._prepared().direct()
+    def fast_call(self) -> Callable[..., Sequence[Any]]:
+        return self._prepared().fast_call()
 
     def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
         return self._prepared().bind(inputs, outputs)
 
-    def into(self, outputs: Sequence[Any]) -> Callable[..., None]:
-        return self._prepared().into(outputs)
+    def bind_outputs(self, outputs: Sequence[Any]) -> Callable[..., None]:
+        return self._prepared().bind_outputs(outputs)
 
-    def binds(self) -> bool:
-        return self._prepared().binds()
+    def supports_io_binding(self) -> bool:
+        return self._prepared().supports_io_binding()
 
-    def fills_from(self) -> Sequence[int | None]:
-        return self._prepared().fills_from()
+    def output_buffer_threshold(self) -> Sequence[int | None]:
+        return self._prepared().output_buffer_threshold()
 
-    def in_place(self) -> Sequence[tuple[int, int]]:
-        return self._prepared().in_place()
+    def inplace_pairs(self) -> Sequence[tuple[int, int]]:
+        return self._prepared().inplace_pairs()
 
     def memory(self) -> Sequence[MemoryUse] | None:
         return self._prepared().memory()

@@ -10,18 +10,20 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from xrt.engines.accelerator import Accelerator, Elementwise
-from xrt.engines.optable import Kernel
-from xrt.engines.toy.choice import Choice
-from xrt.engines.toy.env import Env
-from xrt.engines.toy.table import Run
+from xrt.engines.contract.device import Accelerator, Elementwise
+from xrt.engines.contract.op_table import Kernel
+from xrt.engines.toy.kernel_context import KernelContext
 from xrt.graph import DType, Function, Node, TensorType
 
-__all__ = ["Chain", "chains_of", "expression_of"]
+if TYPE_CHECKING:
+    from xrt.engines.toy.kernel_selection import KernelSelection
+    from xrt.engines.toy.table import Run
+
+__all__ = ["Chain", "find_chains", "write_chain_source"]
 
 MOST_READS = 24
 """Arrays that one kernel reads at most."""
@@ -96,7 +98,7 @@ _EXPRESSIONS: dict[str, tuple[Write, Mapping[str, float]]] = {
 """Operators by the expression of their result."""
 
 
-def expression_of(node: Node, operands: Sequence[str], dtype: DType) -> str:
+def write_chain_source(node: Node, operands: Sequence[str], dtype: DType) -> str:
     """Return the C expression of a node's result from those of its operands."""
     write, defaults = _EXPRESSIONS[node.op_type]
     suffix = NUMBERS[dtype][1]
@@ -130,15 +132,15 @@ class Chain:
         names = {name: f"x{i}" for i, name in enumerate(self.reads)}
         lines = []
         for i, node in enumerate(self.nodes):
-            lines.append(f"const {word} v{i} = {expression_of(node, [names[name] for name in node.inputs], self.dtype)};")
+            lines.append(f"const {word} v{i} = {write_chain_source(node, [names[name] for name in node.inputs], self.dtype)};")
             names[node.outputs[0]] = f"v{i}"
         return "\n".join([*lines, f"y = v{len(self.nodes) - 1};"])
 
-    def meaning(self, xp: Any, *arrays: Any) -> Any:
+    def compute(self, xp: Any, *arrays: Any) -> Any:
         """Compute the chain of whole arrays, node by node."""
         values = dict(zip(self.reads, arrays, strict=True))
         for node in self.nodes:
-            run = self.kernels[node.name].code(node, Env(xp, node, self.function, _no_body))
+            run = self.kernels[node.name].code(node, KernelContext(xp, node, self.function, _no_body))
             values[node.outputs[0]] = run(*[values[name] for name in node.inputs])
         return values[self.last.outputs[0]]
 
@@ -147,14 +149,14 @@ class Chain:
         source = self.source()
         digest = hashlib.sha256(f"{self.dtype}{len(self.reads)}{source}".encode()).hexdigest()[:16]
         dtype = self.dtype.numpy
-        return accelerator.fused(Elementwise(f"xrt_chain_{digest}", (dtype,) * len(self.reads), dtype, source, self.meaning))
+        return accelerator.fuse(Elementwise(f"xrt_chain_{digest}", (dtype,) * len(self.reads), dtype, source, self.compute))
 
 
 def _no_body(function: Function) -> Any:
     raise TypeError(f"an elementwise operator has no body {function.name!r}")
 
 
-def chains_of(function: Function, choice: Choice, besides: frozenset[str]) -> dict[str, Chain]:
+def find_chains(function: Function, choice: KernelSelection, besides: frozenset[str]) -> dict[str, Chain]:
     """Return by node the chain that it belongs to, of at least two nodes; values ``besides`` are no part of any. Linear."""
     found: dict[str, Chain] = {}
     waited_for = {name for node in function.nodes for name in node.control}
@@ -171,7 +173,7 @@ def chains_of(function: Function, choice: Choice, besides: frozenset[str]) -> di
 
 
 def _absorb(chain: Chain, name: str, found: Mapping[str, Chain]) -> None:
-    """Take in the chain that makes an operand, if nobody else reads it and the two are not too much together."""
+    """Take in the chain that makes an operand, if it has no other reader and the two are not too large together."""
     function = chain.function
     producer = function.producer(name)
     before = found.get(producer.name) if producer is not None else None
@@ -185,7 +187,7 @@ def _absorb(chain: Chain, name: str, found: Mapping[str, Chain]) -> None:
         chain.kernels |= before.kernels
 
 
-def _kernel(node: Node, function: Function, choice: Choice) -> Kernel[Any] | None:
+def _kernel(node: Node, function: Function, choice: KernelSelection) -> Kernel[Any] | None:
     if node.domain or node.op_type not in _EXPRESSIONS or node.control or len(node.outputs) != 1 or "" in node.inputs:
         return None
     if node.attr("broadcast", 0) or any(not math.isfinite(node.attr(name, 0.0)) for name in _EXPRESSIONS[node.op_type][1]):
@@ -196,7 +198,7 @@ def _kernel(node: Node, function: Function, choice: Choice) -> Kernel[Any] | Non
 
 def _dtype(node: Node, function: Function) -> DType | None:
     """Return the one element type of all that the node reads and makes, if chains have it."""
-    types = [function.type_of(name) for name in (*node.inputs, *node.outputs) if name]
+    types = [function.get_type(name) for name in (*node.inputs, *node.outputs) if name]
     dtypes = {type_.dtype if isinstance(type_, TensorType) else None for type_ in types}
     (dtype, *others) = dtypes
     return dtype if not others and dtype in NUMBERS else None

@@ -7,18 +7,20 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.contract import Executable
-from xrt.engines.native import NativeExecutable, NativeKernel, NativeTape, Prepared
-from xrt.engines.native.chains import DOMAIN, chained
-from xrt.engines.options import RunOptions
-from xrt.engines.toy.choice import Choice, Refusals
+from xrt.engines.contract.graph_compiler import Executable
+from xrt.engines.contract.options import RunOptions
+from xrt.engines.native import NativeExecutable, NativeKernel, NativeTape, PreparedKernel
+from xrt.engines.native.fusion import DOMAIN, fuse_elementwise
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Function, Node, TensorType, Type, Value, is_static
-from xrt.passes import infer_shapes, specialise
+from xrt.passes import infer_shapes, specialize
+
+if TYPE_CHECKING:
+    from xrt.engines.toy.kernel_selection import KernelSelection, Refusals
 
 __all__ = ["ByShapes", "Segments", "alone", "with_segments"]
 
@@ -58,7 +60,7 @@ class Segments:
         return run
 
 
-def with_segments(function: Function, choice: Choice, threads: int) -> Segments:
+def with_segments(function: Function, choice: KernelSelection, threads: int) -> Segments:
     """Fold the runs of a closed Function's nodes that native kernels serve, and make their tapes.
 
     A kernel that refuses a node when it is prepared is not asked again; the node goes to the next. Raises CompileFailed
@@ -74,8 +76,8 @@ def with_segments(function: Function, choice: Choice, threads: int) -> Segments:
             single |= {*refusal.node.attr("nodes", ())} if refusal.node.domain == DOMAIN else frozenset()
 
 
-def _in_chains(function: Function, choice: Choice, single: frozenset[str]) -> Function:
-    return chained(function, lambda node: node.name not in single and choice.joins_chain(node, function))
+def _in_chains(function: Function, choice: KernelSelection, single: frozenset[str]) -> Function:
+    return fuse_elementwise(function, lambda node: node.name not in single and choice.joins_chain(node, function))
 
 
 class _Refused(Exception):
@@ -86,8 +88,8 @@ class _Refused(Exception):
         self.node, self.kernel = node, kernel
 
 
-def _folded(function: Function, choice: Choice, threads: int, refused: Refusals) -> Segments:
-    early: dict[str, Prepared] = {}
+def _folded(function: Function, choice: KernelSelection, threads: int, refused: Refusals) -> Segments:
+    early: dict[str, PreparedKernel] = {}
     function, kernels = _chosen(function, choice, refused, early)
     nodes: list[Node] = []
     tapes: dict[str, NativeTape] = {}
@@ -116,7 +118,7 @@ def _without_lost_controls(nodes: Sequence[Node]) -> Iterator[Node]:
 
 
 def _chosen(
-    function: Function, choice: Choice, refused: Refusals, early: dict[str, Prepared]
+    function: Function, choice: KernelSelection, refused: Refusals, early: dict[str, PreparedKernel]
 ) -> tuple[Function, dict[str, NativeKernel]]:
     """Return the kernel of each node that a native one serves, and the Function with the types that kernels announce.
 
@@ -125,21 +127,21 @@ def _chosen(
     """
     kernels: dict[str, NativeKernel] = {}
     for node in function.nodes:
-        if node.bodies or not all(is_static(function.type_of(name)) for name in node.inputs if name):
+        if node.bodies or not all(is_static(function.get_type(name)) for name in node.inputs if name):
             continue
         kernel = choice.native(node, function, refused)
         if kernel is None:
             continue
         kernels[node.name] = kernel
-        if not all(is_static(function.type_of(name)) for name in node.defines):
+        if not all(is_static(function.get_type(name)) for name in node.defines):
             early[node.name] = _prepared(kernel, node, function)
             function = _with_types(function, early[node.name].outputs)
     return function, kernels
 
 
-def _prepared(kernel: NativeKernel, node: Node, function: Function) -> Prepared:
+def _prepared(kernel: NativeKernel, node: Node, function: Function) -> PreparedKernel:
     try:
-        return Prepared(kernel, node, function)
+        return PreparedKernel(kernel, node, function)
     except CompileRefused as reason:
         raise _Refused(node, kernel) from reason
 
@@ -197,7 +199,7 @@ def _closed(function: Function, nodes: Sequence[Node], name: str) -> Function:
         nodes=tuple(replace(node, control=tuple(n for n in node.control if n in inside)) for node in nodes),
         constants={n: function.constants[n] for n in read if n in function.constants},
         opsets=function.opsets,
-        types={n: type_ for n in defined if n not in outputs and (type_ := function.type_of(n)) is not None},
+        types={n: type_ for n in defined if n not in outputs and (type_ := function.get_type(n)) is not None},
         name=name,
     )
 
@@ -266,7 +268,7 @@ class ByShapes(Executable):
         given = tuple(_declared(value, array) for value, array in pairs)
         shapes = {v.name: x.shape for (v, x), g in zip(pairs, given, strict=True) if isinstance(g.type, TensorType)}
         function = self.function.replace(inputs=given)
-        return specialise(function, shapes) if shapes else infer_shapes(function)
+        return specialize(function, shapes) if shapes else infer_shapes(function)
 
 
 def _declared(value: Value, array: Any) -> Value:

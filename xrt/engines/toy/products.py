@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from xrt.engines import native
-from xrt.engines.blas import BlasThreads, blas_of_process
+from xrt.engines.toolkit.blas import BlasThreads, find_blas
 
 __all__ = ["ProductThreads", "multiply", "product_threads"]
 
@@ -64,7 +64,7 @@ def product_threads(threads: int, native: bool) -> ProductThreads | nullcontext[
 
     More threads than BLAS has by itself are not used: its number may be the user's choice.
     """
-    blas = blas_of_process()
+    blas = find_blas()
     return ProductThreads(blas, threads, native) if blas.unlimited > 1 else nullcontext()
 
 
@@ -75,7 +75,7 @@ def multiply(xp: Any, a: Array, b: Array) -> Array:
     threads, is_native = _runs.threads[-1]
     if threads == 1 or a.dtype != b.dtype or a.dtype not in (np.float32, np.float64) or a.shape[-1] != b.shape[-2]:
         return np.matmul(a, b)  # type: ignore[no-any-return]
-    calls = blas_of_process().calls if is_native else None
+    calls = find_blas().calls if is_native else None
     result = native.multiply(calls, a, b, threads) if calls is not None else None
     if result is not None:
         return result

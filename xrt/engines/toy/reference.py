@@ -6,16 +6,18 @@ import threading
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.toy.env import Env
-from xrt.engines.toy.table import Run
 from xrt.formats.onnx import to_model
-from xrt.graph import Function, Node, schema_of
+from xrt.graph import Function, Node, find_schema
 
-__all__ = ["DOMAINS", "borrowed", "why_not"]
+if TYPE_CHECKING:
+    from xrt.engines.toy.kernel_context import KernelContext
+    from xrt.engines.toy.table import Run
+
+__all__ = ["DOMAINS", "make_reference_kernel", "why_not"]
 
 _LOADERS = {
     "": "onnx.reference.ops",
@@ -48,7 +50,7 @@ def _absence(domain: str, op_type: str, version: int) -> str | None:
         return (
             f"the reference implementation of {op_type} needs {distribution}, which is not installed: pip install {distribution}"
         )
-    schema = schema_of(op_type, version, domain)
+    schema = find_schema(op_type, version, domain)
     if schema is not None and (schema.has_function or schema.has_context_dependent_function) and not domain:
         return None
     place = _LOADERS.get(domain)
@@ -61,7 +63,7 @@ def _absence(domain: str, op_type: str, version: int) -> str | None:
     return None
 
 
-def borrowed(node: Node, env: Env) -> Run:
+def make_reference_kernel(node: Node, env: KernelContext) -> Run:
     """Return a kernel that runs the node as a model of its own in `onnx.reference.ReferenceEvaluator`.
 
     Each thread has an evaluator of its own: some of the operators keep what they work on in themselves.

@@ -10,15 +10,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.toy.table import Run
 from xrt.errors import RunFailed, XRTError
-from xrt.graph import Function, Node
 
-__all__ = ["Step", "Tape", "tape_of"]
+if TYPE_CHECKING:
+    from xrt.engines.toy.table import Run
+    from xrt.graph import Function, Node
+
+__all__ = ["Tape", "TapeStep", "make_tape"]
 
 ABSENT, UNWANTED = 0, 1
 """Slots: of every input that is left out, which holds None; and of every output that is left out."""
@@ -27,14 +29,14 @@ SMALLEST_REUSED = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TapeStep:
     """One kernel launch."""
 
     kernel: Run
     arguments: tuple[int, ...]
     results: tuple[int, ...]
     free: tuple[int, ...]
-    """Slots whose values nobody reads after this step."""
+    """Slots whose values have no reader after this step."""
     reusable: tuple[int, ...]
     """Slots among ``free`` to whose buffers the kernel may write its result."""
     fills: bool
@@ -50,11 +52,11 @@ class Tape:
     template: tuple[Any, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[TapeStep, ...]
     engine: str
     """The name of the engine whose tape it is, for the message of an error; it may be one that derives from toy."""
 
-    def filled(self) -> tuple[Step | None, ...]:
+    def find_output_steps(self) -> tuple[TapeStep | None, ...]:
         """Return, per output, the step that can write it to a given buffer; None where none can, or one before has it."""
         writers = {step.results[0]: step for step in self.steps if step.fills}
         return tuple(writers.get(slot) if slot not in self.outputs[:i] else None for i, slot in enumerate(self.outputs))
@@ -68,9 +70,9 @@ class Tape:
         """
         slots = list(self.template)
         for slot, value in zip(self.inputs, inputs, strict=True):
-            slots[slot] = stored(value)
+            slots[slot] = store_result(value)
         del inputs
-        step: Step
+        step: TapeStep
         try:
             for step in self.steps:
                 _take(step, slots, buffers)
@@ -81,7 +83,7 @@ class Tape:
         return [slots[i] for i in self.outputs]
 
 
-def _take(step: Step, slots: list[Any], buffers: Mapping[int, Any] | None) -> None:
+def _take(step: TapeStep, slots: list[Any], buffers: Mapping[int, Any] | None) -> None:
     """Run one step: compute, store what came out, drop what is dead."""
     out = _given(step, slots, buffers) if buffers and step.fills else None
     if out is None and step.reusable:
@@ -92,12 +94,12 @@ def _take(step: Step, slots: list[Any], buffers: Mapping[int, Any] | None) -> No
     if len(values) < len(step.results):
         raise ValueError(f"the operator has {len(values)} output(s) in this form; the node lists {len(step.results)}")
     for slot, value in zip(step.results, values, strict=False):
-        slots[slot] = stored(value)
+        slots[slot] = store_result(value)
     for slot in step.free:
         slots[slot] = None
 
 
-def stored(value: Any) -> Any:
+def store_result(value: Any) -> Any:
     """Return a value as slots hold it: a C-contiguous array (0-d too, never a scalar), a list, a dictionary, or None.
 
     One layout for all makes results independent of how a value came about (a transposed view is summed in another
@@ -112,7 +114,7 @@ def stored(value: Any) -> Any:
     return np.asarray(value, order="C")
 
 
-def _given(step: Step, slots: list[Any], buffers: Mapping[int, Any]) -> Any:
+def _given(step: TapeStep, slots: list[Any], buffers: Mapping[int, Any]) -> Any:
     """Return the buffer given for the step's result if it fits: of the shape that one argument has and all spread to."""
     buffer = buffers.get(step.results[0])
     if buffer is None:
@@ -122,7 +124,7 @@ def _given(step: Step, slots: list[Any], buffers: Mapping[int, Any]) -> Any:
     return buffer if fits else None
 
 
-def _buffer(step: Step, slots: list[Any]) -> Any:
+def _buffer(step: TapeStep, slots: list[Any]) -> Any:
     """Return an argument's buffer that the result may overwrite, or None.
 
     It must be large, own its memory, and be held by its slot alone: inputs, constants, captures and values with a live
@@ -156,19 +158,19 @@ def _fits(argument: Any, buffer: Any) -> bool:
     return all(a in (1, b) for a, b in zip(reversed(argument.shape), reversed(buffer.shape), strict=False))
 
 
-def _failure(engine: str, step: Step, slots: Sequence[Any], cause: Exception) -> RunFailed:
+def _failure(engine: str, step: TapeStep, slots: Sequence[Any], cause: Exception) -> RunFailed:
     node = step.node
-    given = ", ".join(described(slots[i]) for i in step.arguments) or "no inputs"
+    given = ", ".join(describe_kernel(slots[i]) for i in step.arguments) or "no inputs"
     return RunFailed(
         f"engine {engine!r} failed at node {node.name!r} ({node.op}) on ({given}): {type(cause).__name__}: {cause}; "
         "check the node's attributes and the shapes and types of its inputs"
     )
 
 
-def described(value: Any) -> str:
+def describe_kernel(value: Any) -> str:
     """Return a value's type as errors show it: ``float32[2,3]``, a list of such, or ``None``."""
     if isinstance(value, list):
-        return f"[{', '.join(described(item) for item in value)}]"
+        return f"[{', '.join(describe_kernel(item) for item in value)}]"
     if isinstance(value, dict):
         return f"map of {len(value)}"
     if not hasattr(value, "dtype"):
@@ -177,7 +179,7 @@ def described(value: Any) -> str:
     return f"{dtype}[{','.join(map(str, value.shape))}]"
 
 
-def tape_of(function: Function, kernel_of: Callable[[Node], tuple[Run, tuple[int, ...]]], engine: str = "toy") -> Tape:
+def make_tape(function: Function, kernel_of: Callable[[Node], tuple[Run, tuple[int, ...]]], engine: str = "toy") -> Tape:
     """Lay a closed Function out as a tape.
 
     ``kernel_of`` returns a node's kernel, and the places of the inputs whose buffers it may overwrite. Linear.
@@ -193,14 +195,14 @@ def tape_of(function: Function, kernel_of: Callable[[Node], tuple[Run, tuple[int
     return Tape(tuple(template), inputs, tuple(slot[v.name] for v in function.outputs), steps, engine)
 
 
-def _step(node: Node, slot: dict[str, int], dying: Sequence[str], kernel: Run, mutable: tuple[int, ...]) -> Step:
+def _step(node: Node, slot: dict[str, int], dying: Sequence[str], kernel: Run, mutable: tuple[int, ...]) -> TapeStep:
     arguments = tuple(slot[name] for name in (*node.inputs, *node.captures))
     listed = max((i for i, name in enumerate(node.outputs, 1) if name), default=0)
     results = tuple(slot[name] or UNWANTED for name in node.outputs[:listed])
     free = (*(slot[name] for name in dying), *({UNWANTED} & set(results)))
     reusable = tuple(arguments[i] for i in mutable if i < len(arguments) and arguments[i] in free)
     fills = bool(mutable) and len(results) == 1 and results[0] != UNWANTED
-    return Step(kernel, arguments, results, free, reusable, fills, node)
+    return TapeStep(kernel, arguments, results, free, reusable, fills, node)
 
 
 def _last_uses(function: Function) -> list[list[str]]:

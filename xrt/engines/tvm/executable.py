@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tvm
@@ -11,16 +11,19 @@ import tvm_ffi
 from tvm import relax
 from tvm.runtime import Tensor
 
-from xrt.engines.contract import Executable
-from xrt.engines.memory import MemoryUse
-from xrt.engines.options import RunOptions
-from xrt.engines.tvm.host import called
-from xrt.engines.tvm.overwriting import name_entry
-from xrt.engines.tvm.pipeline import Program
-from xrt.engines.tvm.reasons import shortened
-from xrt.engines.tvm.results import INTO
+from xrt.engines.contract.graph_compiler import Executable
+from xrt.engines.contract.memory_use import MemoryUse
+from xrt.engines.contract.options import RunOptions
+from xrt.engines.toolkit.array_ops.writable_alias import make_writable_alias
+from xrt.engines.tvm.destination_passing import DESTINATION_SUFFIX
+from xrt.engines.tvm.errors import summarize_error
+from xrt.engines.tvm.inplace_analysis import name_entry
+from xrt.engines.tvm.target import call_function
 from xrt.errors import RunFailed
-from xrt.graph import Function
+
+if TYPE_CHECKING:
+    from xrt.engines.tvm.pipeline import TvmProgram
+    from xrt.graph import Function
 
 __all__ = ["RelaxExecutable", "to_tensor"]
 
@@ -35,7 +38,7 @@ class RelaxExecutable(Executable):
 
     outputs_are_fresh = True
 
-    def __init__(self, program: Program, threads: int, function: Function) -> None:
+    def __init__(self, program: TvmProgram, threads: int, function: Function) -> None:
         self.program = program
         self.function = function
         self.saved: memoryview | None = None
@@ -57,9 +60,9 @@ class RelaxExecutable(Executable):
         results = self._arrays(self._call("main", tensors))
         return results if out is None else _placed(results, out)
 
-    def direct(self) -> Callable[..., Sequence[Any]]:
+    def fast_call(self) -> Callable[..., Sequence[Any]]:
         if self.program.fresh != (True,):
-            return super().direct()
+            return super().fast_call()
         call, constants = self._call, self._constants
 
         def run(*inputs: Any) -> Sequence[Any]:
@@ -77,21 +80,21 @@ class RelaxExecutable(Executable):
 
         def run() -> None:
             try:
-                called(twin, tensors, threads)
+                call_function(twin, tensors, threads)
             except Exception as cause:
                 raise self._failed(cause) from cause
 
         return run
 
-    def into(self, outputs: Sequence[Any]) -> Callable[..., None]:
+    def bind_outputs(self, outputs: Sequence[Any]) -> Callable[..., None]:
         if not self._fills(outputs):
-            return super().into(outputs)
+            return super().bind_outputs(outputs)
         call, rest, run = self._call, [*self._constants, *map(to_tensor, outputs)], self.run
         candidates, options = self.program.in_place, RunOptions(out=tuple(outputs))
 
         def into(*inputs: Any) -> None:
             over = any(np.may_share_memory(inputs[argument], outputs[0]) for argument in candidates)
-            entry = self._entry(inputs, outputs) if over else INTO
+            entry = self._entry(inputs, outputs) if over else DESTINATION_SUFFIX
             if entry is None:
                 run(inputs, options)
             else:
@@ -99,20 +102,20 @@ class RelaxExecutable(Executable):
 
         return into
 
-    def binds(self) -> bool:
+    def supports_io_binding(self) -> bool:
         return self.program.fills
 
-    def fills_from(self) -> Sequence[int | None]:
+    def output_buffer_threshold(self) -> Sequence[int | None]:
         return [FILLED_FROM] * len(self.function.outputs) if self.program.fills else ()
 
-    def in_place(self) -> Sequence[tuple[int, int]]:
+    def inplace_pairs(self) -> Sequence[tuple[int, int]]:
         return [(argument, 0) for argument in self.program.in_place]
 
     def _entry(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> str | None:
         """Return the twin of ``main`` for such buffers; None where they share memory with an input that none is for."""
         over = [place for place, array in enumerate(inputs) if any(np.may_share_memory(array, buffer) for buffer in outputs)]
         if not over:
-            return INTO
+            return DESTINATION_SUFFIX
         array, buffer = inputs[over[0]], outputs[0]
         same = len(over) == 1 and _is_shared(array) and array.ctypes.data == buffer.ctypes.data
         return name_entry(over[0]) if same and over[0] in self.program.in_place else None
@@ -127,14 +130,14 @@ class RelaxExecutable(Executable):
         except IndexError:
             machine = self._machine()
         try:
-            returned = called(machine[entry], tensors, self._threads)
+            returned = call_function(machine[entry], tensors, self._threads)
         except Exception as cause:
             raise self._failed(cause) from cause
         self._idle.append(machine)
         return returned
 
     def _failed(self, cause: Exception) -> RunFailed:
-        return RunFailed(f"TVM failed while it ran {self._name!r}: {shortened(cause)}")
+        return RunFailed(f"TVM failed while it ran {self._name!r}: {summarize_error(cause)}")
 
     def memory(self) -> tuple[MemoryUse, ...]:
         why = "weights of types that DLPack and NumPy do not share, or that do not lie in order, are copied"
@@ -146,7 +149,7 @@ class RelaxExecutable(Executable):
 
     def _machine(self) -> dict[str, Callable[..., Any]]:
         machine = relax.VirtualMachine(self.program.code, tvm.cpu())
-        twins = (INTO, *map(name_entry, self.program.in_place)) if self.program.fills else ()
+        twins = (DESTINATION_SUFFIX, *map(name_entry, self.program.in_place)) if self.program.fills else ()
         return {entry: machine[entry] for entry in ("main", *twins)}
 
     def _arrays(self, returned: Any) -> list[Array]:
@@ -170,7 +173,7 @@ def to_tensor(array: Array) -> Any:
         if flags.carray:
             return tvm_ffi.from_dlpack(array)
         if flags.c_contiguous and flags.aligned:
-            return tvm_ffi.from_dlpack(_writable_alias(array))
+            return tvm_ffi.from_dlpack(make_writable_alias(array))
     return tvm.runtime.tensor(np.asarray(array, order="C"))  # ascontiguousarray would make a 0-d array 1-d
 
 
@@ -180,18 +183,6 @@ def _to_array(tensor: Any) -> Array:
         return np.from_dlpack(tensor)
     except RuntimeError:
         return np.asarray(tensor.numpy())
-
-
-class _Memory:
-    """Memory that says it may be written to. NumPy exports nothing else by DLPack; TVM only reads its arguments."""
-
-    def __init__(self, array: Array) -> None:
-        self._owner = array
-        self.__array_interface__ = {**array.__array_interface__, "data": (array.ctypes.data, False)}
-
-
-def _writable_alias(array: Array) -> Array:
-    return np.asarray(_Memory(array))
 
 
 def _placed(results: Sequence[Array], out: Sequence[Any]) -> list[Array]:

@@ -13,7 +13,7 @@ _FIELDS = ("a", "b", "condition", "true_value", "false_value", "value", "body")
 
 
 def operations(statement: Any) -> int:
-    """Return how many operations a block's body stands for, the places that it reads and writes not counted."""
+    """Return the number of operations of a block's body, without the places that it reads and writes."""
     return _total(statement, lambda node: 1 if next(_parts(node), None) is not None else 0, {})
 
 

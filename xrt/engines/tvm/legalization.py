@@ -14,7 +14,7 @@ import tvm_ffi
 from tvm import relax
 from tvm.ir import IRModule, Op
 
-from xrt.engines.tvm.importer import compiler_lock
+from xrt.engines.tvm.export import compiler_lock
 
 __all__ = ["legalize_operators"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tvm
 from tvm import relax
@@ -14,21 +14,23 @@ from tvm.s_tir import dlight
 from tvm.target import Target
 from tvm_ffi.serialization import from_json_graph_str, to_json_graph_str
 
-from xrt.engines.tvm.apart import set_apart, wrapping_functions
+from xrt.engines.tvm.constant_lifting import lift_constants
+from xrt.engines.tvm.destination_passing import add_destination_variant, fresh_results
+from xrt.engines.tvm.inplace_analysis import find_inplace_inputs, with_overwriting
 from xrt.engines.tvm.legalization import legalize_operators
-from xrt.engines.tvm.lifting import lifted
-from xrt.engines.tvm.overwriting import find_overwritable, with_overwriting
-from xrt.engines.tvm.results import fresh_results, with_twin
+from xrt.engines.tvm.no_vectorize import compile_without_vectorizer, find_wrapping_functions
 from xrt.engines.tvm.schedules import CpuSchedule
-from xrt.engines.tvm.tuning import Tuning
-from xrt.graph import Constant
 
-__all__ = ["FUSION", "LOWERING", "PLANNING", "Program", "build", "legalise"]
+if TYPE_CHECKING:
+    from xrt.engines.tvm.tuning import ScheduleTuner
+    from xrt.graph import Constant
+
+__all__ = ["FUSION", "LOWERING", "PLANNING", "TvmProgram", "build", "legalize"]
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """Compiled code, what it is called with beside its inputs, and which of its results are memory of their own."""
+class TvmProgram:
+    """Compiled code, its arguments other than the inputs, and which of its results have memory of their own."""
 
     code: Any
     """A Relax executable, or the module that one was exported to and loaded from."""
@@ -44,7 +46,7 @@ class Program:
     """Bytes that the planned storage of inner values takes in a call."""
 
 
-def legalise(module: IRModule, target: Target) -> IRModule:
+def legalize(module: IRModule, target: Target) -> IRModule:
     """Return the module with its operators as loops; raises for an operator that has none on a CPU."""
     passes = [relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings(), DispatchSortScan()]
     with target:
@@ -52,26 +54,31 @@ def legalise(module: IRModule, target: Target) -> IRModule:
 
 
 def build(
-    module: IRModule, weights: Sequence[Constant], target: Target, threads: int, opt_level: int, tuning: Tuning | None = None
-) -> Program:
+    module: IRModule,
+    weights: Sequence[Constant],
+    target: Target,
+    threads: int,
+    opt_level: int,
+    tuning: ScheduleTuner | None = None,
+) -> TvmProgram:
     """Compile the module's ``main``, whose last parameters are the weights; its loops are shared between that many threads."""
     with target, tvm.transform.PassContext(opt_level=opt_level):
-        fused = tvm.transform.Sequential(FUSION)(legalise(module, target))
+        fused = tvm.transform.Sequential(FUSION)(legalize(module, target))
         fresh = fresh_results(fused["main"])
-        wrapping = wrapping_functions(fused)
+        wrapping = find_wrapping_functions(fused)
         loops = _any_alignment(fused)
         if tuning is not None:
-            loops = tuning.applied(loops, target, wrapping)
+            loops = tuning.apply(loops, target, wrapping)
         scheduled = dlight.ApplyDefaultSchedule(CpuSchedule(threads))(loops)
-        in_place = find_overwritable(scheduled, len(fused["main"].params) - len(weights), wrapping)
-        free, constants = lifted(set_apart(scheduled, wrapping, target))
+        in_place = find_inplace_inputs(scheduled, len(fused["main"].params) - len(weights), wrapping)
+        free, constants = lift_constants(compile_without_vectorizer(scheduled, wrapping, target))
         planned = tvm.transform.Sequential(PLANNING)(free)
         workspace = _storage(planned["main"])
-        both, fills = with_twin(planned)
+        both, fills = add_destination_variant(planned)
         in_place = in_place if fills else {}
         both = with_overwriting(both, in_place)
         code = relax.build(tvm.transform.Sequential(LOWERING)(both), target, relax_pipeline=None)
-    return Program(code, (*weights, *constants), fresh, fills, tuple(in_place), workspace)
+    return TvmProgram(code, (*weights, *constants), fresh, fills, tuple(in_place), workspace)
 
 
 FUSION = [

@@ -13,40 +13,40 @@ from tvm import relax, topi
 from tvm.ir import Call
 from tvm.relax import BlockBuilder
 
-__all__ = ["POLYNOMIALS", "dtype_of", "scalar"]
+__all__ = ["POLYNOMIALS", "infer_scalar_dtype", "scalar"]
 
 
-def dtype_of(tensor: Any) -> str:
+def infer_scalar_dtype(tensor: Any) -> str:
     """Return the element type by TVM's name."""
     return str(tensor.ty.dtype)
 
 
 def scalar(value: float, like: Any) -> Any:
     """Return a constant of another tensor's element type."""
-    return relax.const(value, dtype_of(like))
+    return relax.const(value, infer_scalar_dtype(like))
 
 
 def _exp(call: Call, builder: BlockBuilder) -> Any:
     """Square the polynomial at x / 2: at x it overflows a little too early."""
-    if dtype_of(call) != "float32":
+    if infer_scalar_dtype(call) != "float32":
         return call
     root = builder.emit(_fast_exp(relax.op.multiply(call.args[0], scalar(0.5, call)), builder))
     return relax.op.multiply(root, root)
 
 
 def _tanh(call: Call, builder: BlockBuilder) -> Any:
-    return builder.call_te(topi.fast_tanh, call.args[0]) if dtype_of(call) == "float32" else call
+    return builder.call_te(topi.fast_tanh, call.args[0]) if infer_scalar_dtype(call) == "float32" else call
 
 
 def _erf(call: Call, builder: BlockBuilder) -> Any:
     (x,) = call.args
-    if dtype_of(x) != "float32":
+    if infer_scalar_dtype(x) != "float32":
         return call
     return relax.op.where(relax.op.isnan(x), x, builder.call_te(topi.fast_erf, x))
 
 
 def _sigmoid(call: Call, builder: BlockBuilder) -> Any:
-    if dtype_of(call) != "float32":
+    if infer_scalar_dtype(call) != "float32":
         return call
     one = scalar(1, call)
     return relax.op.divide(one, relax.op.add(one, _fast_exp(relax.op.negative(call.args[0]), builder)))
@@ -54,19 +54,23 @@ def _sigmoid(call: Call, builder: BlockBuilder) -> Any:
 
 def _silu(call: Call, builder: BlockBuilder) -> Any:
     (x,) = call.args
-    return relax.op.multiply(x, _sigmoid(call, builder)) if dtype_of(x) == "float32" else call
+    return relax.op.multiply(x, _sigmoid(call, builder)) if infer_scalar_dtype(x) == "float32" else call
 
 
 def _gelu(call: Call, builder: BlockBuilder) -> Any:
     (x,) = call.args
-    if dtype_of(x) != "float32":
+    if infer_scalar_dtype(x) != "float32":
         return call
     erf = builder.call_te(topi.fast_erf, builder.normalize(relax.op.multiply(x, scalar(0.5**0.5, x))))
     return relax.op.multiply(relax.op.multiply(x, scalar(0.5, x)), relax.op.add(erf, scalar(1, x)))
 
 
 def _softmax(call: Call, builder: BlockBuilder) -> Any:
-    return builder.call_te(topi.nn.fast_softmax, call.args[0], int(call.attrs.axis)) if dtype_of(call) == "float32" else call
+    return (
+        builder.call_te(topi.nn.fast_softmax, call.args[0], int(call.attrs.axis))
+        if infer_scalar_dtype(call) == "float32"
+        else call
+    )
 
 
 def _fast_exp(x: Any, builder: BlockBuilder) -> Any:

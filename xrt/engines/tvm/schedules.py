@@ -19,8 +19,8 @@ from tvm.target import Target
 from tvm.target.codegen import llvm_get_vector_width
 
 from xrt.engines.tvm.expressions import differences, loads, operations
-from xrt.engines.tvm.nests import Machine, Nest
-from xrt.engines.tvm.rows import in_rows, moved
+from xrt.engines.tvm.loop_schedules import CpuModel, LoopNest
+from xrt.engines.tvm.row_fusion import fuse_rows, move_block
 
 __all__ = ["CpuSchedule"]
 
@@ -44,36 +44,36 @@ class CpuSchedule(dlight.ScheduleRule):  # type: ignore[misc]  # TVM has no type
         blocks = normalize_prim_func(schedule)
         if blocks is None:
             return None
-        machine = Machine(self.threads, llvm_get_vector_width(target))
+        machine = CpuModel(self.threads, llvm_get_vector_width(target))
         remaining = _inlined(schedule, blocks)
         movable = {block.name for block in remaining[:-1] if _can_move(schedule, block, remaining)}
-        together = in_rows(schedule, remaining, movable, machine)
+        together = fuse_rows(schedule, remaining, movable, machine)
         return _one_by_one(schedule, remaining, movable, machine) if together is None else together
 
 
 def _one_by_one(
-    schedule: s_tir.Schedule, blocks: Sequence[SBlockInfo], movable: Collection[str], machine: Machine
+    schedule: s_tir.Schedule, blocks: Sequence[SBlockInfo], movable: Collection[str], machine: CpuModel
 ) -> s_tir.Schedule:
     """Return the schedule with each nest arranged on its own, those that move last: where to, their readers decide."""
     for block in blocks:
         if block.name not in movable:
             schedule = _arranged(schedule, block, machine)
     for block in reversed(blocks):
-        if block.name in movable and not moved(schedule, block):
+        if block.name in movable and not move_block(schedule, block):
             schedule = _arranged(schedule, block, machine)
     return schedule
 
 
-def _arranged(schedule: s_tir.Schedule, block: SBlockInfo, machine: Machine) -> s_tir.Schedule:
+def _arranged(schedule: s_tir.Schedule, block: SBlockInfo, machine: CpuModel) -> s_tir.Schedule:
     """Return the schedule with the block's loops arranged by the first way that fits and that TVM can follow."""
-    nest = Nest(schedule, block, machine)
+    nest = LoopNest(schedule, block, machine)
     if not nest.is_plain:
         return schedule
     if nest.is_large_reduction:
-        for way in (Nest.tile, Nest.split_rows):
+        for way in (LoopNest.tile, LoopNest.split_rows):
             trial = schedule.copy()
             with suppress(s_tir.ScheduleError):
-                if way(Nest(trial, block, machine)):
+                if way(LoopNest(trial, block, machine)):
                     return trial
     nest.walk()
     return schedule

@@ -25,11 +25,11 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 from tvm_ffi.serialization import from_json_graph_str
 
-from xrt.compare import compare, tolerance_for
-from xrt.engines.tvm.records import Record, is_plain, scheduled
+from xrt.comparison import compare, tolerance_for
 from xrt.engines.tvm.schedules import CpuSchedule
+from xrt.engines.tvm.tuning_records import TuningRecord, apply_record, is_plain
 
-__all__ = ["judged", "main", "tune"]
+__all__ = ["main", "select_schedule", "tune"]
 
 Tell = Callable[[Mapping[str, Any]], object]
 
@@ -40,13 +40,15 @@ BUILD_SECONDS, RUN_SECONDS = 90.0, 30.0
 AT_ONCE = 16
 """The most trials between two looks at what the last ones have shown."""
 ROUNDS = 7
-"""Turns that the quickest schedule and the default take beside each other."""
+"""Turns in which the quickest schedule and the default run alternately."""
 GAIN = 0.97
 """Times of the default below which a schedule counts as quicker, in the median turn."""
 
 
-def tune(functions: Mapping[str, tirx.PrimFunc], target: Target, trials: int, threads: int, tell: Tell) -> dict[str, Record]:
-    """Return a record for each loop nest, after so many trials in all; whoever promises most gets the next ones."""
+def tune(
+    functions: Mapping[str, tirx.PrimFunc], target: Target, trials: int, threads: int, tell: Tell
+) -> dict[str, TuningRecord]:
+    """Return a record for each loop nest, after so many trials in all; the most promising loop nest gets the next ones."""
     tell({"told": f"{trials} trials of {len(functions)} loop nest{'s' * (len(functions) != 1)}"})
     tasks = [_task(name, function, target, threads, SEED + n) for n, (name, function) in enumerate(functions.items())]
     database = ms.database.MemoryDatabase()
@@ -60,12 +62,12 @@ def tune(functions: Mapping[str, tirx.PrimFunc], target: Target, trials: int, th
         runner=ms.runner.LocalRunner(timeout_sec=RUN_SECONDS),
         database=database,
         cost_model="random",
-        measure_callbacks=[*ms.MeasureCallback.create("default"), Told([*functions], trials, tell)],
+        measure_callbacks=[*ms.MeasureCallback.create("default"), LogWriter([*functions], trials, tell)],
     )
-    found: dict[str, Record] = {}
+    found: dict[str, TuningRecord] = {}
     for task, (name, function) in zip(tasks, functions.items(), strict=True):
         tell({"told": f"judging {name}"})
-        found[name] = judged(function, _trace(database.query_tuning_record(task.mod, target, name)), target, trials)
+        found[name] = select_schedule(function, _trace(database.query_tuning_record(task.mod, target, name)), target, trials)
     return found
 
 
@@ -84,7 +86,7 @@ def _task(name: str, function: tirx.PrimFunc, target: Target, threads: int, seed
 
 
 @derived_object
-class Told(ms.measure_callback.PyMeasureCallback):  # type: ignore[misc]  # TVM has no types
+class LogWriter(ms.measure_callback.PyMeasureCallback):  # type: ignore[misc]  # TVM has no types
     """Tells of each batch of trials."""
 
     def __init__(self, names: Sequence[str], trials: int, tell: Tell) -> None:
@@ -130,22 +132,22 @@ def _plain(data: Any) -> Any:
 # ---------------------------------------------------------------------- judging
 
 
-def judged(function: tirx.PrimFunc, trace: str | None, target: Target, trials: int) -> Record:
-    """Return the record: the trace is in it if it computes what the default does, and is quicker beside it."""
+def select_schedule(function: tirx.PrimFunc, trace: str | None, target: Target, trials: int) -> TuningRecord:
+    """Return the record: it has the trace if the trace computes what the default does, and is quicker in alternate turns."""
     threads = int(os.environ["TVM_NUM_THREADS"])
     with target:
         default = dlight.ApplyDefaultSchedule(CpuSchedule(threads))(IRModule({"main": function}))["main"]
     base = _built(default, target)
     given = _numbers(function)
     if trace is None:
-        return Record(trials, math.inf, _seconds(base, given), None)
-    rival = _built(scheduled(function, trace), target)
+        return TuningRecord(trials, math.inf, _seconds(base, given), None)
+    rival = _built(apply_record(function, trace), target)
     if not _agree(base, rival, given):
-        return Record(trials, math.inf, _seconds(base, given), None)
+        return TuningRecord(trials, math.inf, _seconds(base, given), None)
     turns = [(_seconds(rival, given), _seconds(base, given)) for _ in range(ROUNDS)]
     quicker = median(mine / theirs for mine, theirs in turns) < GAIN
     mine, theirs = (median(column) for column in zip(*turns, strict=True))
-    return Record(trials, mine, theirs, trace if quicker else None)
+    return TuningRecord(trials, mine, theirs, trace if quicker else None)
 
 
 def _built(function: tirx.PrimFunc, target: Target) -> Any:

@@ -1,7 +1,7 @@
-"""Loops scheduled by measurement: records where there are some, and else MetaSchedule in a process of its own.
+"""Loops scheduled by measurement: existing records are used, and else MetaSchedule runs in a process of its own.
 
-MetaSchedule runs code that nobody has run before, so a crash or a hang of it must not be one of ours. What it costs is seconds
-per trial; what it finds is kept in the folder that the cache gives to the engine, and used by whoever tunes the same loops later.
+MetaSchedule runs new, untested code, so its crash or hang must not be one of XRT's process. It costs seconds per trial. Its
+results are kept in the folder that the cache gives to the engine, and used for later tuning of the same loops.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tvm.ir import IRModule
 from tvm.target import Target
 from tvm_ffi.serialization import to_json_graph_str
 
-from xrt.engines.tvm.records import Record, keep, kept, key_of, scheduled
+from xrt.engines.tvm.tuning_records import TuningRecord, apply_record, load_records, make_record_key, store_record
 from xrt.errors import CompileRefused, OptionError
 from xrt.processes import end, start_python
 
-__all__ = ["SOUND_FFI", "Tuning", "check_tunable"]
+__all__ = ["SOUND_FFI", "ScheduleTuner", "check_tunable"]
 
 log = logging.getLogger("xrt.engines.tvm")
 
@@ -51,7 +51,7 @@ def check_tunable() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Tuning:
+class ScheduleTuner:
     """How the loops of one region are tuned."""
 
     trials: int
@@ -60,25 +60,27 @@ class Tuning:
     folder: Path | None
     """Where records are kept; None keeps none."""
     report: Report | None
-    """Told how it goes."""
+    """Called with the progress."""
 
-    def applied(self, module: IRModule, target: Target, without: frozenset[str]) -> IRModule:
+    def apply(self, module: IRModule, target: Target, without: frozenset[str]) -> IRModule:
         """Return the module with those loops scheduled for which measuring has found a better way than the default.
 
         Loops of unknown extents, those that read by indices or stand in ``without`` keep the default. Raises CompileRefused
         where tuning fails as a whole.
         """
         functions = {g.name_hint: f for g, f in module.functions_items() if g.name_hint not in without and _is_tunable(f)}
-        keys = {name: key_of(function, target, self.threads) for name, function in functions.items()}
-        records = {key: record for key in keys.values() if (record := kept(self.folder, key)) and record.trials >= self.trials}
+        keys = {name: make_record_key(function, target, self.threads) for name, function in functions.items()}
+        records = {
+            key: record for key in keys.values() if (record := load_records(self.folder, key)) and record.trials >= self.trials
+        }
         first = {key: name for name, key in reversed(keys.items())}
         wanted = {name: functions[name] for key, name in first.items() if key not in records}
         for name, record in self._measured(wanted, target):
             records[keys[name]] = record
-            keep(self.folder, keys[name], record)
+            store_record(self.folder, keys[name], record)
         return _replaced(module, {name: (functions[name], records[key]) for name, key in keys.items() if key in records})
 
-    def _measured(self, functions: Mapping[str, tirx.PrimFunc], target: Target) -> Iterator[tuple[str, Record]]:
+    def _measured(self, functions: Mapping[str, tirx.PrimFunc], target: Target) -> Iterator[tuple[str, TuningRecord]]:
         if not functions:
             return
         request = {
@@ -92,7 +94,7 @@ class Tuning:
                 if "told" in answer:
                     self._tell(answer["told"])
                 else:
-                    yield answer["name"], Record.parse(answer["record"])
+                    yield answer["name"], TuningRecord.parse(answer["record"])
 
     def _tell(self, text: str) -> None:
         log.info("tuning: %s", text)
@@ -110,12 +112,12 @@ def _is_fixed(parameter: Any) -> bool:
     return str(parameter.dtype) in ("float32", "float64") and all(isinstance(extent, tirx.IntImm) for extent in extents)
 
 
-def _replaced(module: IRModule, measured: Mapping[str, tuple[tirx.PrimFunc, Record]]) -> IRModule:
+def _replaced(module: IRModule, measured: Mapping[str, tuple[tirx.PrimFunc, TuningRecord]]) -> IRModule:
     functions = dict(module.functions_items())
     for name, (function, record) in measured.items():
         if record.trace is not None:
-            with suppress(Exception):  # a trace that another TVM wrote, or nobody: the default rules serve
-                functions[module.get_global_var(name)] = scheduled(function, record.trace)
+            with suppress(Exception):  # a trace of another TVM, or of unknown origin: the default rules serve
+                functions[module.get_global_var(name)] = apply_record(function, record.trace)
     return IRModule(functions, attrs=module.attrs)
 
 

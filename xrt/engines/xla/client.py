@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jaxlib import xla_client
 
-__all__ = ["clients", "device_of", "tracing"]
+__all__ = ["clients", "configure_tracing", "get_client_device"]
 
 
 class Clients:
@@ -28,7 +28,7 @@ class Clients:
 
     @classmethod
     def renew(cls) -> None:
-        """Begin anew, in a child; what the parent made is kept, since letting go of a client waits for its threads."""
+        """Start with new clients in a forked child; the parent's are kept, since releasing a client waits for its threads."""
         _left_behind.append(clients)
         globals()["clients"] = cls(can_compile=clients.can_compile and not clients.has_compiled)
 
@@ -42,7 +42,7 @@ _POOL = "PJRT_NPROC"
 """Where XLA reads how many threads a client's pool has; there is no other way to tell it."""
 
 
-def device_of(threads: int) -> Any:
+def get_client_device(threads: int) -> Any:
     """Return the CPU as a device of a client whose pool has that many threads; the calling one waits while they work.
 
     A client is made once per budget, and kept: its threads sleep when nothing runs. It computes while the caller waits, where
@@ -70,7 +70,7 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 
 @contextmanager
-def tracing(device: Any) -> Iterator[None]:
+def configure_tracing(device: Any) -> Iterator[None]:
     """Hold, in this thread, what a user may have set otherwise: 64-bit types, float32 in full, on that device."""
     with ExitStack() as stack:
         for setting in (

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import jax
 import jaxlib
 
-from xrt.engines.contract import Executable, GraphCompiler
-from xrt.engines.options import CompileContext
-from xrt.engines.xla.capability import refusal
+from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
+from xrt.engines.xla.errors import summarize_error
 from xrt.engines.xla.executable import XlaExecutable
-from xrt.engines.xla.program import compiled_program
-from xrt.engines.xla.reasons import shortened
-from xrt.engines.xla.saving import exported, imported_program
+from xrt.engines.xla.program import compile_program
+from xrt.engines.xla.serialization import export_program, load_program
+from xrt.engines.xla.support import why_not
 from xrt.errors import CompileRefused
-from xrt.graph import Function, Node
+
+if TYPE_CHECKING:
+    from xrt.engines.contract.options import CompileContext
+    from xrt.graph import Function, Node
 
 __all__ = ["Xla"]
 
@@ -30,27 +32,27 @@ class Xla(GraphCompiler):
     flushes_denormals: ClassVar[tuple[str, ...]] = ("bfloat16", "float32", "float64")
 
     def why_not(self, node: Node, function: Function) -> str | None:
-        return refusal(node, function)
+        return why_not(node, function)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         try:
-            program = compiled_program(function, context.threads)
+            program = compile_program(function, context.threads)
         except CompileRefused:
             raise
         except Exception as cause:
-            raise CompileRefused(f"XLA cannot compile {function.name!r}: {shortened(cause)}") from cause
+            raise CompileRefused(f"XLA cannot compile {function.name!r}: {summarize_error(cause)}") from cause
         return XlaExecutable(program, function, context.threads)
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
         if not isinstance(executable, XlaExecutable):
             raise CompileRefused("it is no executable of XLA's")
-        return exported(executable.program) if executable.saved is None else executable.saved
+        return export_program(executable.program) if executable.saved is None else executable.saved
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
         try:
-            executable = XlaExecutable(imported_program(data, function, context.threads), function, context.threads)
+            executable = XlaExecutable(load_program(data, function, context.threads), function, context.threads)
         except Exception as cause:
-            raise CompileRefused(f"XLA cannot load {function.name!r}: {shortened(cause)}") from cause
+            raise CompileRefused(f"XLA cannot load {function.name!r}: {summarize_error(cause)}") from cause
         executable.saved = data
         return executable
 

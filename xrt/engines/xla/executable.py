@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from xrt.engines.contract import Executable, fill
-from xrt.engines.memory import MemoryUse
-from xrt.engines.options import RunOptions
+from xrt.engines.contract.graph_compiler import Executable, fill
+from xrt.engines.contract.memory_use import MemoryUse
+from xrt.engines.contract.options import RunOptions
+from xrt.engines.toolkit.array_ops.writable_alias import make_writable_alias
 from xrt.engines.xla import client
-from xrt.engines.xla.client import tracing
-from xrt.engines.xla.program import Program, shares
-from xrt.engines.xla.reasons import shortened
-from xrt.engines.xla.saving import exported, imported_program
+from xrt.engines.xla.client import configure_tracing
+from xrt.engines.xla.errors import summarize_error
+from xrt.engines.xla.program import XlaProgram, split_threads
+from xrt.engines.xla.serialization import export_program, load_program
 from xrt.errors import RunFailed
-from xrt.graph import Function
+
+if TYPE_CHECKING:
+    from xrt.graph import Function
 
 __all__ = ["XlaExecutable"]
 
@@ -32,7 +35,7 @@ class XlaExecutable(Executable):
 
     outputs_are_fresh = True
 
-    def __init__(self, program: Program, function: Function, threads: int) -> None:
+    def __init__(self, program: XlaProgram, function: Function, threads: int) -> None:
         self.program = program
         self.function = function
         self._threads = threads
@@ -51,7 +54,7 @@ class XlaExecutable(Executable):
             return [_owned(result) for result in results]
         return [_placed(result, buffer) for result, buffer in zip(results, options.out, strict=True)]
 
-    def direct(self) -> Callable[..., Sequence[Any]]:
+    def fast_call(self) -> Callable[..., Sequence[Any]]:
         call, constants, again, run_anywhere = self.program.call, self.program.arguments.arrays, self._again, self.run
         clients = self._clients
 
@@ -60,7 +63,7 @@ class XlaExecutable(Executable):
                 return run_anywhere(inputs)
             try:
                 results = call(*inputs, *constants)
-            except Exception as cause:  # noqa: BLE001  # raised anew, unless it was the user's settings
+            except Exception as cause:  # noqa: BLE001  # raised again, unless it was the user's settings
                 results = again(inputs, cause)
             return [_owned(result) for result in results]
 
@@ -78,7 +81,7 @@ class XlaExecutable(Executable):
                 return elsewhere()
             try:
                 results = call(*operands)
-            except Exception:  # noqa: BLE001  # raised anew, unless it was the user's settings
+            except Exception:  # noqa: BLE001  # raised again, unless it was the user's settings
                 return elsewhere()
             for result, buffer in zip(results, outputs, strict=True):
                 fill(buffer, np.asarray(result))
@@ -89,17 +92,17 @@ class XlaExecutable(Executable):
     def _again(self, inputs: Sequence[Any], cause: Exception) -> Sequence[Any]:
         """Call once more without what a user may have set (NaN is an error, no compiled code); raises RunFailed if that fails."""
         try:
-            with tracing(self.program.device):
+            with configure_tracing(self.program.device):
                 return self.program.call(*inputs, *self.program.arguments.arrays)
         except Exception:  # noqa: BLE001  # the first one tells more
-            raise RunFailed(f"XLA failed while it ran {self._name!r}: {shortened(cause)}") from cause
+            raise RunFailed(f"XLA failed while it ran {self._name!r}: {summarize_error(cause)}") from cause
 
-    def _moved(self) -> Program:
+    def _moved(self) -> XlaProgram:
         """Return the program on a client of this process, which was forked from the one that made it."""
         with client.clients.moving:
             if self._clients is not client.clients:
-                data = memoryview(exported(self.program))
-                self.program, self._clients = imported_program(data, self.function, self._threads), client.clients
+                data = memoryview(export_program(self.program))
+                self.program, self._clients = load_program(data, self.function, self._threads), client.clients
         return self.program
 
     def memory(self) -> tuple[MemoryUse, ...]:
@@ -109,21 +112,13 @@ class XlaExecutable(Executable):
         return *copies, MemoryUse("workspace", program.workspace, "inner values, as planned by the compiler", per_call=True)
 
 
-def _taken(inputs: Sequence[Array], program: Program) -> list[Any] | None:
+def _taken(inputs: Sequence[Array], program: XlaProgram) -> list[Any] | None:
     """Return arrays of JAX's over the inputs' own memory, which show what is written there; None where one would be a copy."""
     if program.donates:
         return None  # one call would use them up
-    with tracing(program.device):
+    with configure_tracing(program.device):
         arrays = [jax.device_put(x, program.device) for x in inputs]
-    return arrays if all(shares(x, array) for x, array in zip(inputs, arrays, strict=True)) else None
-
-
-class _Memory:
-    """XLA's memory of a result, which says that it may be written to: nobody else has it, though JAX knows only constants."""
-
-    def __init__(self, result: Any, view: Array) -> None:
-        self._owner = result, view
-        self.__array_interface__ = {**view.__array_interface__, "data": (view.__array_interface__["data"][0], False)}
+    return arrays if all(split_threads(x, array) for x, array in zip(inputs, arrays, strict=True)) else None
 
 
 def _owned(result: Any) -> Array:
@@ -131,9 +126,7 @@ def _owned(result: Any) -> Array:
     view = np.asarray(result)
     if view.nbytes <= COPIED:
         return view.copy()
-    if view.dtype.isbuiltin == 1:
-        return np.asarray(_Memory(result, view))
-    return np.asarray(_Memory(result, view.view(np.uint8))).view(view.dtype)
+    return make_writable_alias(view, owner=(result, view))  # the memory has no other user, although JAX marks it read-only
 
 
 def _placed(result: Any, buffer: Array | None) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,16 +12,18 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from xrt.engines.xla import client
-from xrt.engines.xla.client import device_of, tracing
-from xrt.engines.xla.lowering import is_known, lower
-from xrt.engines.xla.table import Operand
+from xrt.engines.xla.client import configure_tracing, get_client_device
+from xrt.engines.xla.export import is_known, lower
 from xrt.errors import CompileRefused
 from xrt.graph import Function, TensorType, Value
 
-__all__ = ["Arguments", "Call", "Program", "compiled_program", "lowered_text", "shares"]
+if TYPE_CHECKING:
+    from xrt.engines.xla.table import Operand
+
+__all__ = ["Arguments", "Call", "XlaProgram", "compile_program", "dump_hlo", "split_threads"]
 
 OPTIONS = {"xla_allow_excess_precision": False}
-"""What XLA is told beside its defaults: each operator's result has the precision of its type, as it has where a graph is cut."""
+"""XLA's options, defaults aside: each operator's result has the precision of its type, as it has where a graph is cut."""
 
 Call = Callable[..., Sequence[Any]]
 """Takes the inputs and then the held constants, and returns the outputs, as JAX's arrays; inputs may be NumPy's."""
@@ -43,20 +45,20 @@ class Arguments:
         read = dict.fromkeys(name for node in function.nodes for name in node.uses if name in function.constants)
         names = tuple(name for name in read if not is_known(function.constants[name]))
         own = [function.constants[name].array for name in names]
-        with tracing(device):
+        with configure_tracing(device):
             arrays = tuple(jax.device_put(array, device) for array in own)
-        copied = sum(array.nbytes for array, held in zip(own, arrays, strict=True) if not shares(array, held))
+        copied = sum(array.nbytes for array, held in zip(own, arrays, strict=True) if not split_threads(array, held))
         return cls(names, arrays, copied)
 
 
-def shares(array: np.ndarray[Any, Any], held: Any) -> bool:
-    """Whether an array of JAX's lies in the memory of the array that it was made of."""
+def split_threads(array: np.ndarray[Any, Any], held: Any) -> bool:
+    """Whether one of JAX's arrays shares the memory of the array that it was made from."""
     return bool(array.__array_interface__["data"][0] == held.unsafe_buffer_pointer())
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """Compiled code, and what it is called with beside the inputs."""
+class XlaProgram:
+    """Compiled code, and its arguments other than the inputs."""
 
     call: Call
     device: Any
@@ -72,23 +74,23 @@ class Program:
         return int(self.code.get_compiled_memory_stats().temp_size_in_bytes)
 
 
-def compiled_program(function: Function, threads: int) -> Program:
+def compile_program(function: Function, threads: int) -> XlaProgram:
     """Return the Function compiled for a budget of threads; raises CompileRefused, and whatever JAX and XLA raise."""
     if not client.clients.can_compile:
         raise CompileRefused("XLA has compiled in the process that this one was forked from, and cannot do so in both")
     client.clients.has_compiled = True
-    device = device_of(threads)
+    device = get_client_device(threads)
     arguments = Arguments.of(function, device)
-    with tracing(device):
+    with configure_tracing(device):
         compiled = _lowered(function, arguments, device).compile(compiler_options=OPTIONS)
         call = _widely(compiled) if _has_wide(function) else compiled
-    return Program(call, device, arguments, compiled.runtime_executable(), bool(_donated(function)))
+    return XlaProgram(call, device, arguments, compiled.runtime_executable(), bool(_donated(function)))
 
 
-def lowered_text(function: Function) -> str:
+def dump_hlo(function: Function) -> str:
     """Return the Function as StableHLO, the form in which XLA gets it."""
-    device = device_of(1)
-    with tracing(device):
+    device = get_client_device(1)
+    with configure_tracing(device):
         return str(_lowered(function, Arguments.of(function, device), device).as_text())
 
 
@@ -121,7 +123,7 @@ WIDE = frozenset({"int64", "uint64", "float64"})
 
 
 def _has_wide(function: Function) -> bool:
-    """Whether JAX would narrow an input at a call, unless it is told not to."""
+    """Whether JAX would by default narrow an input at a call."""
     return any(isinstance(value.type, TensorType) and str(value.type.dtype) in WIDE for value in function.inputs)
 
 

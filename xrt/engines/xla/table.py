@@ -1,9 +1,9 @@
 """The engine's table of kernels, and what a kernel is.
 
-A kernel is called once, while its node is traced: with a `Site`, which tells it of the node, and with the node's inputs in
-order, None where one is left out. It returns the one output, or a tuple of outputs. An operand is either traced, which has a
-shape and an element type and no content, or *known*: a NumPy array, because it is a small constant or was computed from such,
-or from shapes.
+A kernel is called once, while its node is traced: with a `LoweringContext`, which tells it of the node, and with the node's
+inputs in order, None where one is left out. It returns the one output, or a tuple of outputs. An operand is either traced, which
+has a shape and an element type and no content, or *known*: a NumPy array, because it is a small constant or was computed from
+such, or from shapes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from xrt.engines.optable import OpTable
+from xrt.engines.contract.op_table import OpTable
 
 __all__ = ["Kernel", "Operand", "either", "is_either", "ops"]
 

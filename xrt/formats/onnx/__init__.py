@@ -5,25 +5,36 @@ opset and IR version at which each operator means the same. Nothing here runs an
 schema (`xrt.graph.verify` does); only what breaks the structure of a model is refused.
 """
 
-from xrt.formats.onnx.cases import save_case
-from xrt.formats.onnx.expansion import expanded
-from xrt.formats.onnx.files import load
-from xrt.formats.onnx.lowering import external_weights, lowest_model, lowest_opset, why_not_lowered, with_weights_outside
-from xrt.formats.onnx.raising import raised, why_not_raised
-from xrt.formats.onnx.saving import save
-from xrt.formats.onnx.writing import to_model
+from __future__ import annotations
 
-__all__ = [
-    "expanded",
-    "external_weights",
-    "load",
-    "lowest_model",
-    "lowest_opset",
-    "raised",
-    "save",
-    "save_case",
-    "to_model",
-    "why_not_lowered",
-    "why_not_raised",
-    "with_weights_outside",
-]
+from typing import TYPE_CHECKING
+
+from xrt.lazy_names import load_lazily
+
+if TYPE_CHECKING:
+    from xrt.formats.onnx.files import load as load
+    from xrt.formats.onnx.operator_definitions import expand as expand
+    from xrt.formats.onnx.opset_downgrade import external_weights as external_weights
+    from xrt.formats.onnx.opset_downgrade import externalize_weights as externalize_weights
+    from xrt.formats.onnx.opset_downgrade import lowest_model as lowest_model
+    from xrt.formats.onnx.opset_downgrade import lowest_opset as lowest_opset
+    from xrt.formats.onnx.opset_downgrade import why_not_downgradable as why_not_downgradable
+    from xrt.formats.onnx.saving import save as save
+    from xrt.formats.onnx.test_cases import save_case as save_case
+    from xrt.formats.onnx.writing import to_model as to_model
+
+_MODULES = {
+    "expand": "xrt.formats.onnx.operator_definitions",
+    "external_weights": "xrt.formats.onnx.opset_downgrade",
+    "externalize_weights": "xrt.formats.onnx.opset_downgrade",
+    "load": "xrt.formats.onnx.files",
+    "lowest_model": "xrt.formats.onnx.opset_downgrade",
+    "lowest_opset": "xrt.formats.onnx.opset_downgrade",
+    "save": "xrt.formats.onnx.saving",
+    "save_case": "xrt.formats.onnx.test_cases",
+    "to_model": "xrt.formats.onnx.writing",
+    "why_not_downgradable": "xrt.formats.onnx.opset_downgrade",
+}
+
+__all__ = [*_MODULES]
+__getattr__, __dir__ = load_lazily(__name__, _MODULES)

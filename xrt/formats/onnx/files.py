@@ -7,18 +7,20 @@ import os
 import stat
 from io import BufferedReader
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
 from xrt.errors import ModelError
-from xrt.formats.onnx.excerpt import Excerpt, Span, excerpt_of
-from xrt.formats.onnx.external import ExternalData
-from xrt.formats.onnx.reading import function_of
-from xrt.formats.onnx.wire import Buffer, Overrun, Unsound, Walk
-from xrt.graph import Function
+from xrt.formats.onnx.external_data import ExternalData
+from xrt.formats.onnx.protobuf_wire import Buffer, MalformedMessage, TruncatedMessage, Walk
+from xrt.formats.onnx.reading import read_function
+from xrt.formats.onnx.weightless_model import Span, WeightlessModel, extract_weights
+
+if TYPE_CHECKING:
+    from xrt.graph import Function
 
 __all__ = ["Source", "load"]
 
@@ -29,19 +31,19 @@ Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | M
 
 
 def load(source: Source) -> Function:
-    """Return the model as a Function. Weights are in memory once: large ones are read or viewed where they lie.
+    """Return the model as a Function. Weights are in memory once: large ones are read or viewed in place.
 
-    External data is mapped from files in the model's directory, so it is not read before it is used, and whoever else
-    maps it shares its pages. Weights inside of the model's own file are read into arrays of their own: they lie there at
-    any address, and the file may be written anew. A file may be larger than 2 GB, where protobuf ends. Tensors inside of a
-    ModelProto are copied.
+    External data is mapped from files in the model's directory, so it is read on first use, and other processes that map it share
+    its pages. Weights inside the model's own file are read into arrays of their own: their addresses in the file may be
+    unaligned, and the file may be written again. A file may be larger than 2 GB, protobuf's limit. Tensors inside a ModelProto
+    are copied.
 
     Raises ModelError that names the source: there is no such file, it is no model, it breaks a rule of ONNX's structure.
     """
     where = _called(source)
     try:
         if isinstance(source, ModelProto):
-            return function_of(source, ExternalData())
+            return read_function(source, ExternalData())
         if isinstance(source, bytes | bytearray | memoryview):
             return _from_bytes(bytes(source))
         return _from_path(Path(source))
@@ -65,7 +67,7 @@ def _from_bytes(data: bytes, directory: Path | None = None) -> Function:
         span = excerpt.spans.get(location)
         return None if span is None else view[span[0] : span[1]]
 
-    return function_of(excerpt.model, ExternalData(directory, within))
+    return read_function(excerpt.model, ExternalData(directory, within))
 
 
 def _from_path(path: Path) -> Function:
@@ -94,7 +96,7 @@ def _from_file(file: BufferedReader, directory: Path) -> Function:
         span = excerpt.spans.get(location)
         return None if span is None else _read(file, span)
 
-    return function_of(excerpt.model, ExternalData(directory, within))
+    return read_function(excerpt.model, ExternalData(directory, within))
 
 
 def _read(file: BufferedReader, span: Span) -> memoryview:
@@ -109,16 +111,16 @@ def _read(file: BufferedReader, span: Span) -> memoryview:
     return part
 
 
-def _excerpt(data: Buffer) -> Excerpt:
+def _excerpt(data: Buffer) -> WeightlessModel:
     """Return the model without its large data; raises ModelError, in the clearest words, where protobuf cannot parse it."""
     if not len(data):
         raise ModelError("it is empty")
     try:
-        return excerpt_of(data)
-    except (Unsound, DecodeError):
+        return extract_weights(data)
+    except (MalformedMessage, DecodeError):
         pass  # what the walk does not understand is for protobuf to judge
     try:
-        return Excerpt(ModelProto.FromString(data[:]), {})
+        return WeightlessModel(ModelProto.FromString(data[:]), {})
     except DecodeError:
         raise ModelError(_truncation(data) or "it is not an ONNX model: it does not parse as one") from None
 
@@ -130,9 +132,9 @@ def _truncation(data: Buffer) -> str | None:
         for found in Walk(data).fields(0, len(data)):
             if found.number not in names:
                 return None
-    except Overrun as cut:
+    except TruncatedMessage as cut:
         if name := names.get(cut.number):
             return f"it is truncated: its {name} should end at byte {cut.end}, but there are only {len(data)} bytes"
-    except Unsound:
+    except MalformedMessage:
         pass
     return None

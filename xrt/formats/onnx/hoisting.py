@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from xrt.formats.onnx.names import FreshNames
 from xrt.graph import Constant, Function, Node
-from xrt.graph.builder.names import renamed_function
+from xrt.graph.rename import rename_function
 
-__all__ = ["hoisted"]
+__all__ = ["hoist"]
 
 
-def hoisted(function: Function, is_large: Callable[[Constant], bool]) -> Function:
+def hoist(function: Function, is_large: Callable[[Constant], bool]) -> Function:
     """Return an equivalent Function that has the large constants of its bodies, and of Constant nodes, as its own.
 
     Bodies then capture them, under names that are new to the whole Function. What a body or the Function gives out, and a
@@ -45,7 +45,7 @@ class _Hoist:
         self.found.update((names[name], constant) for name, constant in large.items())
         rest = {name: constant for name, constant in function.constants.items() if name not in large}
         types = {name: type_ for name, type_ in function.types.items() if name not in large}
-        return renamed_function(function.replace(nodes=_others(nodes, large), constants=rest, types=types), names, {})
+        return rename_function(function.replace(nodes=_others(nodes, large), constants=rest, types=types), names, {})
 
 
 def _constant_nodes(function: Function, is_large: Callable[[Constant], bool]) -> dict[str, Constant]:

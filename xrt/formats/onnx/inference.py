@@ -10,13 +10,13 @@ from onnx import GraphProto, NodeProto, TensorProto, shape_inference
 
 from xrt.formats.onnx.tensors import write_tensor
 from xrt.formats.onnx.types import read_type
-from xrt.formats.onnx.writing import Style, model_of
+from xrt.formats.onnx.writing import Style, write_model
 from xrt.graph import Constant, Function, TensorType, Type
 
-__all__ = ["Inferred", "can_propagate", "infer_types"]
+__all__ = ["InferredTypes", "can_propagate", "infer_types"]
 
 SMALL_BYTES = 1024
-"""Constants up to this size keep their values, which shapes are computed from; of the others only the type is told."""
+"""Constants up to this size keep their values, from which shapes are computed; of the others only the type is passed."""
 
 
 LONGEST_PROPAGATED = 1 << 20
@@ -24,15 +24,15 @@ LONGEST_PROPAGATED = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Inferred:
+class InferredTypes:
     """What is inferred of the values of one Function, inputs and outputs included."""
 
     types: Mapping[str, Type]
-    bodies: Mapping[str, tuple[Inferred, ...]]
+    bodies: Mapping[str, tuple[InferredTypes, ...]]
     """By node name, in the order of the node's bodies."""
 
 
-def infer_types(function: Function, symbols: frozenset[str]) -> Inferred | None:
+def infer_types(function: Function, symbols: frozenset[str]) -> InferredTypes | None:
     """Return what onnx infers, values propagated through shape computations; None where it cannot read the Function at all.
 
     The Function must obey the rules of `xrt.graph.verify`: given a node that does not, onnx's C++ may end the process.
@@ -41,7 +41,7 @@ def infer_types(function: Function, symbols: frozenset[str]) -> Inferred | None:
     by onnx, which is to say unknown.
     """
     style = Style(constants=_type_only, inner=_type_only, carries=False)
-    model = model_of(function, function.opsets, onnx.IR_VERSION, style)
+    model = write_model(function, function.opsets, onnx.IR_VERSION, style)
     try:
         result = shape_inference.infer_shapes(model, data_prop=can_propagate(function))
         return _read(result.graph, function, symbols)
@@ -76,7 +76,7 @@ def _type_only(constant: Constant, name: str) -> TensorProto:
     return TensorProto(name=name, data_type=constant.dtype.onnx, dims=constant.shape)
 
 
-def _read(graph: GraphProto, function: Function, symbols: frozenset[str]) -> Inferred:
+def _read(graph: GraphProto, function: Function, symbols: frozenset[str]) -> InferredTypes:
     read = (
         (proto.name, read_type(proto.type, symbols)) for part in (graph.value_info, graph.output, graph.input) for proto in part
     )
@@ -86,7 +86,7 @@ def _read(graph: GraphProto, function: Function, symbols: frozenset[str]) -> Inf
         for k, node in enumerate(function.nodes)
         if node.bodies
     }
-    return Inferred(types, bodies)
+    return InferredTypes(types, bodies)
 
 
 def _graphs(proto: NodeProto) -> Iterator[GraphProto]:

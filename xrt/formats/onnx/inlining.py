@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, TensorProto, inliner
 
 from xrt.errors import ModelError
-from xrt.formats.onnx.calls import Key, check_calls, key_of_call, nodes_inside
-from xrt.formats.onnx.reasons import reason_of
+from xrt.formats.onnx.error_text import summarize_error
+from xrt.formats.onnx.function_calls import Key, check_calls, make_call_key, nodes_inside
 
 __all__ = ["inline"]
 
@@ -32,7 +32,7 @@ def inline(model: ModelProto) -> ModelProto:
     try:
         inlined = inliner.inline_local_functions(prepared, convert_version=True)
     except Exception as error:  # the inliner raises whatever its C++ does; all of it is about this model
-        raise ModelError(f"its model-local functions cannot be inlined: {reason_of(error)}") from error
+        raise ModelError(f"its model-local functions cannot be inlined: {summarize_error(error)}") from error
     if inlined.functions:
         names = ", ".join(f"{f.domain}.{f.name}" for f in inlined.functions)
         raise ModelError(f"its model-local functions {names} cannot be inlined: they import other opsets than the model")
@@ -80,5 +80,5 @@ def _key(function: FunctionProto) -> Key:
 
 def _complete(node: NodeProto, defaults: Mapping[Key, Sequence[AttributeProto]]) -> None:
     given = {attribute.name for attribute in node.attribute}
-    missing = defaults.get(key_of_call(node), ())
+    missing = defaults.get(make_call_key(node), ())
     node.attribute.extend(attribute for attribute in missing if attribute.name not in given)

@@ -1,20 +1,22 @@
 """What ONNX has no word for, as text in ``metadata_props`` under ``xrt.``: control edges, aliases, a node's device.
 
-It stands on the node or graph that it belongs to. A whole model's own metadata stands on the model, a body's on its
-graph, so a body's metadata cannot use the names reserved here.
+It is stored on its node or graph. A whole model's own metadata is stored on the model, a body's on its graph, so a body's
+metadata cannot use the names reserved here.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnx import GraphProto, NodeProto
 
 from xrt.errors import ModelError
-from xrt.formats.onnx.texts import text
-from xrt.graph import Function, Node
+from xrt.formats.onnx.string_checks import text
+
+if TYPE_CHECKING:
+    from xrt.graph import Function, Node
 
 __all__ = ["METADATA_IR", "needs_metadata", "read_graph", "read_node", "read_props", "write_graph", "write_node", "write_props"]
 

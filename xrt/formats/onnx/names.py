@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from xrt.graph import Function
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from xrt.graph import Function
 
 __all__ = ["FreshNames"]
 

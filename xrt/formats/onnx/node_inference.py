@@ -11,7 +11,7 @@ from xrt.errors import ModelError
 from xrt.formats.onnx.tensors import write_tensor
 from xrt.formats.onnx.types import read_type, write_type
 from xrt.formats.onnx.writing import node_message
-from xrt.graph import AttrKind, Constant, DType, Node, Type, schema_of
+from xrt.graph import AttrKind, Constant, DType, Node, Type, find_schema
 
 __all__ = ["node_types"]
 
@@ -27,7 +27,7 @@ def node_types(
     ``types`` and ``constants`` are those of its inputs, as far as they are known. Raises ModelError, with ONNX's own words,
     where the node or its inputs contradict the operator. Nodes with bodies are not for this function.
     """
-    schema = schema_of(node.op_type, opsets.get(node.domain, 0), node.domain)
+    schema = find_schema(node.op_type, opsets.get(node.domain, 0), node.domain)
     if schema is None or not schema.has_type_and_shape_inference_function:
         return [None] * len(node.outputs)
     kind = _kind_of(node, types, constants, opsets)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import onnx
 
 from xrt.errors import ModelError
-from xrt.formats.onnx.texts import check_texts
-from xrt.graph import schema_of
-from xrt.graph.operators import domain_title, latest_version, why_unknown
+from xrt.formats.onnx.string_checks import check_texts
+from xrt.graph import find_schema
+from xrt.graph.op_schema import domain_title, latest_version, why_unknown
 
 __all__ = ["OperatorRules"]
 
@@ -39,7 +39,7 @@ class OperatorRules:
         newest = latest_version(domain)
         if newest:
             _check_version(domain_title(domain), version, newest)
-            if schema_of(op_type, version, domain) is None:
+            if find_schema(op_type, version, domain) is None:
                 raise ModelError(f"node {node}: {why_unknown(op_type, version, domain)}")
         self.known.add((domain, op_type))
 

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence, Set
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TypeProto
 
 from xrt.errors import ModelError, did_you_mean
 from xrt.formats.onnx import metadata
-from xrt.formats.onnx.external import ExternalData
 from xrt.formats.onnx.inlining import inline
 from xrt.formats.onnx.operators import OperatorRules
-from xrt.formats.onnx.tensors import DenseRoom, read_sparse, read_tensor
-from xrt.formats.onnx.texts import check_texts, text
+from xrt.formats.onnx.string_checks import check_texts, text
+from xrt.formats.onnx.tensors import DenseLimit, read_sparse, read_tensor
 from xrt.formats.onnx.types import read_border_value, read_type, read_value
 from xrt.graph import Attribute, AttrKind, Constant, Function, Node, Type, Value
-from xrt.graph.collector import collector_paused
+from xrt.graph.gc_pause import pause_gc
 
-__all__ = ["function_of"]
+if TYPE_CHECKING:
+    from xrt.formats.onnx.external_data import ExternalData
+
+__all__ = ["read_function"]
 
 LARGEST_SEARCHED = 10_000
 """Nodes up to which the nearest name is looked for, which takes time."""
 
 
-def function_of(model: ModelProto, external: ExternalData) -> Function:
+def read_function(model: ModelProto, external: ExternalData) -> Function:
     """Return the model as a Function.
 
     Model-local functions are inlined, sparse tensors become dense. An initialiser that is also an input is a constant
@@ -36,7 +38,7 @@ def function_of(model: ModelProto, external: ExternalData) -> Function:
     _check_header(model)
     model = inline(model)
     reader = _Reader(_opsets(model), external)
-    with collector_paused(len(model.graph.node)):
+    with pause_gc(len(model.graph.node)):
         function = reader.function(model.graph, doc=model.doc_string, props=metadata.read_props(model))
     if function.captures:
         raise _undefined(function)
@@ -73,7 +75,7 @@ class _Reader:
         self.opsets = opsets
         self.external = external
         self.rules = OperatorRules(opsets)
-        self.room = DenseRoom()
+        self.room = DenseLimit()
 
     def function(self, graph: GraphProto, doc: str = "", props: dict[str, str] | None = None) -> Function:
         """Return the graph as a Function; doc and props are what the model says about its main graph."""

@@ -14,8 +14,8 @@ from google.protobuf.message import EncodeError
 from onnx import ModelProto, TensorProto
 
 from xrt.errors import ModelError
-from xrt.formats.onnx.tensors import external_tensor, stored_bytes, stored_data, write_tensor
-from xrt.formats.onnx.writing import Style, styled_model, to_model
+from xrt.formats.onnx.tensors import encode_bytes, encode_data, external_tensor, write_tensor
+from xrt.formats.onnx.writing import Style, to_model, write_styled_model
 from xrt.formats.output import replace_file
 from xrt.graph import Constant, DType, Function
 
@@ -32,12 +32,12 @@ _PAGE = 4096
 
 
 def save(function: Function, path: str | os.PathLike[str], external_data: bool | None = None) -> None:
-    """Write the Function as an ONNX file, whole or not at all; whatever stood there is replaced.
+    """Write the Function as an ONNX file, whole or not at all; an existing file is replaced.
 
-    With ``external_data`` the large constants, those of bodies and attributes too, go to a file beside it,
-    ``NAME.DIGEST.data``; by default they do so in a model of more than 1 GB. The digest is of their content, so a crash
-    between the two files leaves the old model with its old data; data files of earlier saves under the same name are
-    removed at the end. Raises ModelError where the file cannot be written, or where it would take more than 2 GB.
+    With ``external_data`` the large constants, those of bodies and attributes too, go to a file in the same directory,
+    ``NAME.DIGEST.data``; by default they do so in a model of more than 1 GB. The digest is of their content, so a crash between
+    the two files leaves the old model with its old data. Data files of earlier saves under the same name are removed at the end.
+    Raises ModelError if the file cannot be written, or would take more than 2 GB.
     """
     path = Path(path)
     if external_data is None:
@@ -59,7 +59,7 @@ def _save_in_two(function: Function, path: Path) -> None:
     is_new = not data.exists()
     tensor = partial(layout.tensor, data.name)
     model = _serialised(
-        styled_model(function, Style(constants=tensor, inner=tensor)), "it does so even without its large constants"
+        write_styled_model(function, Style(constants=tensor, inner=tensor)), "it does so even without its large constants"
     )
     try:
         replace_file(data, layout.write)
@@ -72,7 +72,7 @@ def _save_in_two(function: Function, path: Path) -> None:
 
 
 class _Layout:
-    """Where each large constant lies in the data file; equal ones lie there once."""
+    """The place of each large constant in the data file; equal ones are stored once."""
 
     def __init__(self, function: Function) -> None:
         self._placed: dict[bytes, tuple[Constant, int]] = {}
@@ -94,11 +94,11 @@ class _Layout:
         """Write the data file."""
         for constant, offset in self._placed.values():
             file.write(b"\0" * (offset - file.tell()))
-            file.write(stored_data(constant))
+            file.write(encode_data(constant))
 
 
 def _size(constant: Constant) -> int:
-    return stored_bytes(constant.dtype, constant.array.size)
+    return encode_bytes(constant.dtype, constant.array.size)
 
 
 def _is_large(constant: Constant) -> bool:

@@ -1,29 +1,31 @@
 """Tensors: between ONNX's messages and Constants.
 
-A tensor's header announces a size; nothing is allocated before the announced size is compared with the data at hand.
+A tensor's header announces a size; nothing is allocated before the announced size is compared with the available data.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from onnx import SparseTensorProto, TensorProto, numpy_helper
 
 from xrt.errors import ModelError
-from xrt.formats.onnx.external import ExternalData
 from xrt.graph import Constant, DType, TensorType
+
+if TYPE_CHECKING:
+    from xrt.formats.onnx.external_data import ExternalData
 
 __all__ = [
     "LARGEST_DENSE",
-    "DenseRoom",
+    "DenseLimit",
+    "encode_bytes",
+    "encode_data",
     "external_tensor",
     "read_sparse",
     "read_tensor",
-    "stored_bytes",
-    "stored_data",
     "write_tensor",
 ]
 
@@ -44,13 +46,13 @@ _FIELD = {
     DType.UINT64: "uint64_data",
     DType.STRING: "string_data",
 }
-"""Where an element type's data lies when it is not in ``raw_data``; all others are in ``int32_data``."""
+"""The field with an element type's data when it is not in ``raw_data``; all others are in ``int32_data``."""
 
 _UNPACKED_IN_FIELD = (DType.FLOAT6E2M3, DType.FLOAT6E3M2)
 """Types under a byte that ``int32_data`` holds one to an entry."""
 
 
-def stored_bytes(dtype: DType, count: int) -> int:
+def encode_bytes(dtype: DType, count: int) -> int:
     """Return how many bytes ONNX stores that many elements in; types narrower than a byte are packed."""
     return (dtype.bits * count + 7) // 8
 
@@ -58,8 +60,8 @@ def stored_bytes(dtype: DType, count: int) -> int:
 def read_tensor(tensor: TensorProto, external: ExternalData, what: str) -> Constant:
     """Return the tensor; ``raw_data`` and external data are not copied.
 
-    Two kinds are: types narrower than a byte, to unpack them, and what lies at an address that its type does not like, so
-    that it is copied once and not by everyone who uses it.
+    Two kinds are copied: types narrower than a byte, to unpack them, and data at an address that is unaligned for its type, so
+    that it is copied once here and not by each of its users.
 
     ``what`` names the tensor in an error. Raises ModelError when the data does not fit the header.
     """
@@ -93,7 +95,7 @@ def _shape(dims: Sequence[int], what: str) -> tuple[int, ...]:
 def _from_bytes(data: bytes | memoryview, dtype: DType, shape: tuple[int, ...], what: str) -> np.ndarray[Any, Any]:
     if dtype is DType.STRING:
         raise ModelError(f"{what} holds strings as raw bytes; ONNX stores them in string_data only")
-    needed, given = stored_bytes(dtype, math.prod(shape)), len(data)
+    needed, given = encode_bytes(dtype, math.prod(shape)), len(data)
     if needed != given:
         raise ModelError(f"{what} is {TensorType(dtype, shape)}, which takes {needed} bytes, but its data is {given} bytes")
     if dtype.bits < 8:
@@ -124,18 +126,18 @@ def _entries(dtype: DType, count: int) -> int:
     if dtype in (DType.COMPLEX64, DType.COMPLEX128):
         return 2 * count
     if 0 < dtype.bits < 8 and dtype not in _UNPACKED_IN_FIELD:
-        return stored_bytes(dtype, count)
+        return encode_bytes(dtype, count)
     return count
 
 
 def _reshaped(array: np.ndarray[Any, Any], shape: tuple[int, ...], what: str) -> np.ndarray[Any, Any]:
     try:
         return array.reshape(shape)
-    except ValueError as error:  # an extent of 0 beside one that no array can have
+    except ValueError as error:  # an extent of 0 next to one that no array can have
         raise ModelError(f"{what} has the shape {list(shape)}, which no array can have: {error}") from None
 
 
-class DenseRoom:
+class DenseLimit:
     """How much the sparse tensors of one model may still take once dense: what their headers say must be in proportion."""
 
     def __init__(self) -> None:
@@ -150,7 +152,7 @@ class DenseRoom:
         self._free -= max(size - earned, 0)
 
 
-def read_sparse(sparse: SparseTensorProto, external: ExternalData, what: str, room: DenseRoom) -> Constant:
+def read_sparse(sparse: SparseTensorProto, external: ExternalData, what: str, room: DenseLimit) -> Constant:
     """Return the tensor with its zeros filled in; raises ModelError when there is no room for that."""
     values = read_tensor(sparse.values, external, what)
     shape = _shape(sparse.dims, what)
@@ -183,11 +185,11 @@ def write_tensor(constant: Constant, name: str = "") -> TensorProto:
     if constant.dtype is DType.STRING:
         tensor.string_data.extend(text.encode("utf-8", "surrogateescape") for text in constant.array.flat)
     else:
-        tensor.raw_data = bytes(stored_data(constant))
+        tensor.raw_data = bytes(encode_data(constant))
     return tensor
 
 
-def stored_data(constant: Constant) -> memoryview:
+def encode_data(constant: Constant) -> memoryview:
     """Return the bytes that ONNX stores for a constant that is not of strings; a view of the array where it is stored so."""
     if constant.dtype.bits < 8:
         return memoryview(numpy_helper.from_array(constant.array).raw_data)
@@ -196,9 +198,9 @@ def stored_data(constant: Constant) -> memoryview:
 
 
 def external_tensor(constant: Constant, name: str, location: str, offset: int) -> TensorProto:
-    """Return the message of a tensor whose data lies in a file beside the model."""
+    """Return the message of a tensor whose data is in an external file."""
     tensor = TensorProto(name=name, data_type=constant.dtype.onnx, dims=constant.shape, data_location=TensorProto.EXTERNAL)
-    length = stored_bytes(constant.dtype, constant.array.size)
+    length = encode_bytes(constant.dtype, constant.array.size)
     for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
         tensor.external_data.add(key=key, value=value)
     return tensor

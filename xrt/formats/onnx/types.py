@@ -7,7 +7,7 @@ from functools import lru_cache
 from onnx import TensorShapeProto, TypeProto, ValueInfoProto
 
 from xrt.errors import ModelError
-from xrt.formats.onnx.texts import text
+from xrt.formats.onnx.string_checks import text
 from xrt.graph import Dim, DType, MapType, OptionalType, SequenceType, TensorType, Type, Value
 
 __all__ = ["read_border_value", "read_type", "read_value", "write_type", "write_value"]

@@ -8,11 +8,11 @@ from itertools import chain
 from onnx import OperatorSetIdProto, helper
 
 from xrt.errors import ModelError
-from xrt.graph import AttrKind, DType, Function, Node, OptionalType, TensorType, Type, schema_of, since_version
-from xrt.graph.operators import latest_version
+from xrt.graph import AttrKind, DType, Function, Node, OptionalType, TensorType, Type, find_schema, since_version
+from xrt.graph.op_schema import latest_version
 from xrt.graph.types import MapType, SequenceType
 
-__all__ = ["check_same_meaning", "content_ir", "lowest_ir", "lowest_opsets", "newest_nodes", "node_ir"]
+__all__ = ["check_same_meaning", "find_content_ir", "lowest_ir", "lowest_opsets", "newest_nodes", "node_ir"]
 
 INITIALISERS_IR = 4
 """The IR version since which an initialiser need not be an input too, which is how XRT writes them."""
@@ -42,7 +42,7 @@ def check_same_meaning(function: Function, opsets: Mapping[str, int]) -> None:
         asked = opsets.get(node.domain)
         if asked == holder.opsets.get(node.domain):
             continue
-        schema = None if asked is None else schema_of(node.op_type, asked, node.domain)
+        schema = None if asked is None else find_schema(node.op_type, asked, node.domain)
         since = since_version(node, holder)
         if schema is None or schema.since_version != since:
             domain = node.domain or "ai.onnx"
@@ -55,9 +55,9 @@ def check_same_meaning(function: Function, opsets: Mapping[str, int]) -> None:
 def lowest_opsets(function: Function) -> dict[str, int]:
     """Return, for each domain in use, the lowest version at which every operator means what it means at the declared one.
 
-    That is the newest `since_version` among them: each operator keeps its meaning from its own one to the declared
-    version, so the newest lies in all of these intervals. Domains that onnx does not describe stay as declared, and
-    ai.onnx is always among the result, as some readers insist on it.
+    That is the newest `since_version` among them: each operator keeps its meaning from its own one to the declared version, so
+    the newest is in all of these intervals. Domains that onnx does not describe stay as declared. The result always contains
+    ai.onnx, since some readers require it.
     """
     lowest = {"": 1}
     for holder, node in function.walk():
@@ -86,17 +86,17 @@ def lowest_ir(function: Function, opsets: Mapping[str, int], *, floor: int = 0, 
     paired: int = helper.find_min_ir_version_for(known, ignore_unknown=True)
     if ceiling is not None:
         paired = min(paired, ceiling)
-    return max(INITIALISERS_IR, floor, paired, content_ir(function)[0])
+    return max(INITIALISERS_IR, floor, paired, find_content_ir(function)[0])
 
 
-def content_ir(function: Function) -> tuple[int, str]:
+def find_content_ir(function: Function) -> tuple[int, str]:
     """Return the lowest IR version that has words for every type in the Function, and which value needs it."""
     return _greatest(_typed(function))
 
 
 def node_ir(node: Node, function: Function) -> tuple[int, str]:
     """Return the same for one node, bodies included, and the values that it touches."""
-    touched = ((f"value {name!r}", function.type_of(name)) for name in (*node.uses, *node.defines))
+    touched = ((f"value {name!r}", function.get_type(name)) for name in (*node.uses, *node.defines))
     return _greatest(chain(touched, _typed_inside(node)))
 
 

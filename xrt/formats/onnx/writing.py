@@ -14,7 +14,7 @@ from xrt.formats.onnx.types import write_type, write_value
 from xrt.formats.onnx.versions import check_same_meaning, lowest_ir
 from xrt.graph import Attribute, AttrKind, Constant, Function, Node, Type
 
-__all__ = ["Style", "TensorWriter", "model_of", "node_message", "styled_model", "to_model"]
+__all__ = ["Style", "TensorWriter", "node_message", "to_model", "write_model", "write_styled_model"]
 
 TensorWriter = Callable[[Constant, str], TensorProto]
 """Makes the message of a constant under a name."""
@@ -39,10 +39,10 @@ def to_model(function: Function, *, opset: Mapping[str, int] | None = None, ir_v
     operator must mean the same: ModelError otherwise. The IR version is the lowest that has words for the content,
     or the one given. Constants are copied into the model; one of more than 2 GB cannot be serialised: use `save`.
     """
-    return styled_model(function, Style(), opset, ir_version)
+    return write_styled_model(function, Style(), opset, ir_version)
 
 
-def styled_model(
+def write_styled_model(
     function: Function, style: Style, opset: Mapping[str, int] | None = None, ir_version: int | None = None
 ) -> ModelProto:
     """Return what `to_model` does, with the tensors written in a style."""
@@ -50,10 +50,10 @@ def styled_model(
     if opset:
         check_same_meaning(function, opsets)
     floor = metadata.METADATA_IR if metadata.needs_metadata(function) else 0
-    return model_of(function, opsets, ir_version or lowest_ir(function, opsets, floor=floor), style)
+    return write_model(function, opsets, ir_version or lowest_ir(function, opsets, floor=floor), style)
 
 
-def model_of(function: Function, opsets: Mapping[str, int], ir_version: int, style: Style) -> ModelProto:
+def write_model(function: Function, opsets: Mapping[str, int], ir_version: int, style: Style) -> ModelProto:
     """Return the model at exactly these versions, which the caller has checked."""
     model = ModelProto(ir_version=ir_version, producer_name="xrt")
     for domain in sorted(opsets):

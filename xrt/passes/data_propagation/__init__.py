@@ -7,11 +7,14 @@ Two equal names are never taken for a reason that a number is known: a declared 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from xrt.graph import Node, Type
 from xrt.passes.data_propagation.arithmetic import ARITHMETIC
-from xrt.passes.data_propagation.contents import MOST_ELEMENTS, Case, Contents, Rule
+from xrt.passes.data_propagation.contents import MOST_ELEMENTS, Contents, PropagationCase, Rule
 from xrt.passes.data_propagation.moves import MOVES
+
+if TYPE_CHECKING:
+    from xrt.graph import Node, Type
 
 __all__ = ["MOST_ELEMENTS", "PROPAGATED", "Contents", "propagate"]
 
@@ -25,7 +28,7 @@ def propagate(node: Node, inputs: Sequence[Contents | None], types: Sequence[Typ
     """Return what the outputs of one of the `PROPAGATED` hold, given what its inputs hold and their types; None for nothing."""
     rule = _RULES[node.op_type]
     try:
-        found = rule(Case(node, inputs, types))
+        found = rule(PropagationCase(node, inputs, types))
     except (IndexError, ValueError, TypeError, OverflowError):
         return None  # inputs that do not fit the operator: the engine that runs the node will say so
     return [one if one is None or one.elements.size <= MOST_ELEMENTS else None for one in found]

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from xrt.graph import Constant, DType
-from xrt.passes.data_propagation.contents import FOLLOWED, MOST_ELEMENTS, Case, Contents, Elements, Rule
+from xrt.passes.data_propagation.contents import FOLLOWED, MOST_ELEMENTS, Contents, Elements, PropagationCase, Rule
 
 __all__ = ["ARITHMETIC"]
 
@@ -26,7 +26,7 @@ def _computed(compute: Callable[..., Any], rule: Callable[..., Any] | None = Non
     ``compute`` is of arrays of numbers, in their own type; ``rule`` of two elements of which one is no number.
     """
 
-    def apply(case: Case) -> Sequence[Contents | None]:
+    def apply(case: PropagationCase) -> Sequence[Contents | None]:
         known = case.spread()
         if known is None:
             return [None]
@@ -132,7 +132,7 @@ def _swapped(rule: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda a, b: rule(b, a)
 
 
-def _mod(case: Case) -> Sequence[Contents | None]:
+def _mod(case: PropagationCase) -> Sequence[Contents | None]:
     def compute(a: Any, b: Any) -> Any:
         if not np.all(b):
             return None
@@ -142,7 +142,7 @@ def _mod(case: Case) -> Sequence[Contents | None]:
     return rule(case)
 
 
-def _cast(case: Case) -> Sequence[Contents | None]:
+def _cast(case: PropagationCase) -> Sequence[Contents | None]:
     given, dtype = case.known(0), DType.from_onnx(case.node.attr("to"))
     if given is None or dtype not in FOLLOWED:
         return [None]
@@ -168,7 +168,7 @@ def _cast_element(element: Any, given: DType, dtype: DType) -> Any:
     return np.array(element, given.numpy).astype(dtype.numpy).item()
 
 
-def _where(case: Case) -> Sequence[Contents | None]:
+def _where(case: PropagationCase) -> Sequence[Contents | None]:
     given = case.spread()
     if given is None:
         return [None]
@@ -183,7 +183,7 @@ def _where(case: Case) -> Sequence[Contents | None]:
 
 
 def _reduced(compute: Callable[..., Any]) -> Rule:
-    def rule(case: Case) -> Sequence[Contents | None]:
+    def rule(case: PropagationCase) -> Sequence[Contents | None]:
         given, constant = case.known(0), None
         given_axes = case.has(1) or case.node.attr("axes") is not None
         axes = case.integers(1, "axes")

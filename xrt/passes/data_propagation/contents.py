@@ -11,7 +11,7 @@ import numpy as np
 
 from xrt.graph import Constant, DType, Node, TensorType, Type
 
-__all__ = ["FOLLOWED", "MOST_ELEMENTS", "Case", "Contents", "Elements", "Rule"]
+__all__ = ["FOLLOWED", "MOST_ELEMENTS", "Contents", "Elements", "PropagationCase", "Rule"]
 
 MOST_ELEMENTS = 128
 """Shapes, pads and bounds are shorter; what is longer is not followed."""
@@ -51,7 +51,7 @@ class Contents:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class PropagationCase:
     """A node whose first input, or one of them, is partly known."""
 
     node: Node
@@ -86,5 +86,5 @@ def _unknown(type_: Type | None) -> Contents | None:
     return Contents(type_.dtype, np.full(shape, None, object)) if math.prod(shape) <= MOST_ELEMENTS else None
 
 
-Rule: TypeAlias = Callable[[Case], Sequence[Contents | None]]
+Rule: TypeAlias = Callable[[PropagationCase], Sequence[Contents | None]]
 """Says what the outputs of a node hold."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from xrt.graph import DType, TensorType
-from xrt.passes.data_propagation.contents import MOST_ELEMENTS, Case, Contents, Elements, Rule
+from xrt.passes.data_propagation.contents import MOST_ELEMENTS, Contents, Elements, PropagationCase, Rule
 
 __all__ = ["MOVES"]
 
@@ -17,7 +17,7 @@ __all__ = ["MOVES"]
 # ---------------------------------------------------------------------- from types
 
 
-def _shape(case: Case) -> Sequence[Contents | None]:
+def _shape(case: PropagationCase) -> Sequence[Contents | None]:
     (type_,) = case.types
     if not isinstance(type_, TensorType) or type_.shape is None:
         return [None]
@@ -25,7 +25,7 @@ def _shape(case: Case) -> Sequence[Contents | None]:
     return [Contents(DType.INT64, _objects(extents))]
 
 
-def _size(case: Case) -> Sequence[Contents | None]:
+def _size(case: PropagationCase) -> Sequence[Contents | None]:
     (type_,) = case.types
     if not isinstance(type_, TensorType) or not type_.is_static:
         return [None]
@@ -41,14 +41,14 @@ def _objects(values: Any) -> Elements:
 # ---------------------------------------------------------------------- moved
 
 
-def _same(case: Case) -> Sequence[Contents | None]:
+def _same(case: PropagationCase) -> Sequence[Contents | None]:
     return [case.known(0)]
 
 
-def _moved(change: Callable[[Case, Elements], Elements | None]) -> Rule:
+def _moved(change: Callable[[PropagationCase, Elements], Elements | None]) -> Rule:
     """Return the rule of an operator that takes elements of its first input to other places."""
 
-    def rule(case: Case) -> Sequence[Contents | None]:
+    def rule(case: PropagationCase) -> Sequence[Contents | None]:
         given = case.known(0)
         elements = None if given is None else change(case, given.elements)
         return [None if given is None or elements is None else Contents(given.dtype, np.asarray(elements, object))]
@@ -56,14 +56,14 @@ def _moved(change: Callable[[Case, Elements], Elements | None]) -> Rule:
     return rule
 
 
-def _gather(case: Case, elements: Elements) -> Elements | None:
+def _gather(case: PropagationCase, elements: Elements) -> Elements | None:
     indices = case.known(1)
     if indices is None or not indices.is_known:
         return None
     return np.asarray(np.take(elements, indices.elements.astype(np.int64), case.node.attr("axis", 0)), object)
 
 
-def _slice(case: Case, elements: Elements) -> Elements | None:
+def _slice(case: PropagationCase, elements: Elements) -> Elements | None:
     starts, ends = case.integers(1, "starts"), case.integers(2, "ends")
     axes = case.integers(3, "axes") if case.has(3) or case.node.attr("axes") is not None else None
     steps = case.integers(4) if case.has(4) else None
@@ -81,7 +81,7 @@ def _slice(case: Case, elements: Elements) -> Elements | None:
     return found
 
 
-def _squeeze(case: Case, elements: Elements) -> Elements | None:
+def _squeeze(case: PropagationCase, elements: Elements) -> Elements | None:
     given = case.has(1) or case.node.attr("axes") is not None
     axes = case.integers(1, "axes")
     if given and axes is None:
@@ -89,12 +89,12 @@ def _squeeze(case: Case, elements: Elements) -> Elements | None:
     return elements.squeeze(tuple(axes)) if axes is not None else elements.squeeze()
 
 
-def _unsqueeze(case: Case, elements: Elements) -> Elements | None:
+def _unsqueeze(case: PropagationCase, elements: Elements) -> Elements | None:
     axes = case.integers(1, "axes")
     return None if axes is None else np.expand_dims(elements, tuple(axes))
 
 
-def _reshape(case: Case, elements: Elements) -> Elements | None:
+def _reshape(case: PropagationCase, elements: Elements) -> Elements | None:
     shape = case.integers(1, "shape")
     if shape is None:
         return None
@@ -103,32 +103,32 @@ def _reshape(case: Case, elements: Elements) -> Elements | None:
     return elements.reshape(shape)
 
 
-def _expand(case: Case, elements: Elements) -> Elements | None:
+def _expand(case: PropagationCase, elements: Elements) -> Elements | None:
     shape = case.integers(1)
     if shape is None or math.prod(shape) > MOST_ELEMENTS:
         return None
     return np.broadcast_to(elements, np.broadcast_shapes(elements.shape, tuple(shape)))
 
 
-def _transpose(case: Case, elements: Elements) -> Elements:
+def _transpose(case: PropagationCase, elements: Elements) -> Elements:
     return elements.transpose(case.node.attr("perm"))
 
 
-def _tile(case: Case, elements: Elements) -> Elements | None:
+def _tile(case: PropagationCase, elements: Elements) -> Elements | None:
     repeats = case.integers(1)
     if repeats is None or len(repeats) != elements.ndim or elements.size * math.prod(repeats) > MOST_ELEMENTS:
         return None
     return np.tile(elements, repeats)
 
 
-def _concat(case: Case) -> Sequence[Contents | None]:
+def _concat(case: PropagationCase) -> Sequence[Contents | None]:
     parts = case.spread()
     if parts is None:
         return [None]
     return [Contents(parts[0].dtype, np.concatenate([one.elements for one in parts], case.node.attr("axis", 0)))]
 
 
-def _split(case: Case) -> Sequence[Contents | None]:
+def _split(case: PropagationCase) -> Sequence[Contents | None]:
     given, count = case.known(0), len(case.node.outputs)
     sizes = case.integers(1, "split")
     if given is None or (sizes is None and case.has(1)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from xrt.graph import Dim, DType, Shape, Type
-from xrt.passes.operator_types.operands import Operands, Rule, as_first, like, of_dtype, typed
+from xrt.passes.operator_types.operands import Operands, Rule, as_first, like, make_type, of_dtype
 
 __all__ = ["MICROSOFT"]
 
@@ -24,7 +24,7 @@ def _product(a: Dim, b: Dim) -> Dim:
 def _rows_by(o: Operands, columns: Dim) -> list[Type | None]:
     """Return the first input's type with another last extent."""
     shape = o.shape(0)
-    return [typed(o.dtype(0), (*shape[:-1], columns) if shape else None)]
+    return [make_type(o.dtype(0), (*shape[:-1], columns) if shape else None)]
 
 
 def _packed_product(o: Operands) -> Sequence[Type | None]:
@@ -36,9 +36,9 @@ def _fused_product(o: Operands) -> Sequence[Type | None]:
     a, b = o.shape(0), o.shape(1)
     if not (o.attr("transBatchA", 0) or o.attr("transBatchB", 0)) and a and b:
         a, b = _turned(a, o.attr("transA", 0)), _turned(b, o.attr("transB", 0))
-        types = [typed(o.dtype(0), a), typed(o.dtype(1), b)]
+        types = [make_type(o.dtype(0), a), make_type(o.dtype(1), b)]
         shape = Operands(o.node, types, {}, o.opset).like("MatMul", (0, 1))
-    return [typed(o.dtype(0), shape)]
+    return [make_type(o.dtype(0), shape)]
 
 
 def _turned(shape: Shape, turns: int) -> Shape:
@@ -47,71 +47,71 @@ def _turned(shape: Shape, turns: int) -> Shape:
 
 def _quantized_gemm(o: Operands) -> Sequence[Type | None]:
     shape = o.like("Gemm", (0, 3), "transA", "transB")
-    return [typed(o.dtype(8) if o.has(8) else DType.FLOAT32, shape)]
+    return [make_type(o.dtype(8) if o.has(8) else DType.FLOAT32, shape)]
 
 
 def _quantized_conv(o: Operands) -> Sequence[Type | None]:
     last = o.attr("channels_last", 0)
-    return [typed(o.dtype(7), None if last else o.like("Conv", (0, 3), *_WINDOW))]
+    return [make_type(o.dtype(7), None if last else o.like("Conv", (0, 3), *_WINDOW))]
 
 
 def _quantized_pool(o: Operands) -> Sequence[Type | None]:
-    return [typed(o.dtype(0), None if o.attr("channels_last", 0) else o.like("AveragePool", (0,), *_POOL))]
+    return [make_type(o.dtype(0), None if o.attr("channels_last", 0) else o.like("AveragePool", (0,), *_POOL))]
 
 
 def _quantized_global_pool(o: Operands) -> Sequence[Type | None]:
     shape = o.shape(0)
     if shape is None or len(shape) < 2:
-        return [typed(o.dtype(0), None)]
+        return [make_type(o.dtype(0), None)]
     ones = (1,) * (len(shape) - 2)
-    return [typed(o.dtype(0), (shape[0], *ones, shape[-1]) if o.attr("channels_last", 0) else (*shape[:2], *ones))]
+    return [make_type(o.dtype(0), (shape[0], *ones, shape[-1]) if o.attr("channels_last", 0) else (*shape[:2], *ones))]
 
 
 def _quantized_concat(o: Operands) -> Sequence[Type | None]:
-    return [typed(o.dtype(1), o.like("Concat", range(2, len(o.node.inputs), 3), axis=o.attr("axis", 0)))]
+    return [make_type(o.dtype(1), o.like("Concat", range(2, len(o.node.inputs), 3), axis=o.attr("axis", 0)))]
 
 
 def _quantized_mean(o: Operands) -> Sequence[Type | None]:
     axes = o.attr("axes")
     keep, shape = o.attr("keepdims", 1), o.shape(0)
     if shape is None:
-        return [typed(o.dtype(0), None)]
+        return [make_type(o.dtype(0), None)]
     chosen = set(range(len(shape))) if axes is None else {axis % len(shape) for axis in axes}
     reduced = tuple(1 if axis in chosen else extent for axis, extent in enumerate(shape) if keep or axis not in chosen)
-    return [typed(o.dtype(0), reduced)]
+    return [make_type(o.dtype(0), reduced)]
 
 
 def _quantize(o: Operands) -> Sequence[Type | None]:
-    return [typed(o.dtype(2) if o.has(2) else DType.UINT8, o.shape(0))]
+    return [make_type(o.dtype(2) if o.has(2) else DType.UINT8, o.shape(0))]
 
 
 def _skip_norm(o: Operands) -> Sequence[Type | None]:
     first, shape = o.tensor(0), o.shape(0)
-    mean = typed(DType.FLOAT32, (*shape[:-1], 1) if shape else None)
+    mean = make_type(DType.FLOAT32, (*shape[:-1], 1) if shape else None)
     return [first, mean, mean, first]
 
 
 def _embed(o: Operands) -> Sequence[Type | None]:
     ids = o.shape(0)
     shape = (*ids, o.dim(2, 1)) if ids is not None else None
-    embedded = typed(o.dtype(2), shape)
-    return [embedded, typed(DType.INT32, None), embedded]
+    embedded = make_type(o.dtype(2), shape)
+    return [embedded, make_type(DType.INT32, None), embedded]
 
 
 def _quantized_embed(o: Operands) -> Sequence[Type | None]:
     ids = o.shape(0)
-    return [typed(o.dtype(8), (*ids, o.dim(2, 1)) if ids is not None else None), typed(DType.INT32, None)]
+    return [make_type(o.dtype(8), (*ids, o.dim(2, 1)) if ids is not None else None), make_type(DType.INT32, None)]
 
 
 def _attention(o: Operands, dtype: int = 0, past: int = 4) -> Sequence[Type | None]:
-    """Input and weights are packed: the weights give queries, keys and values one beside the other."""
+    """Input and weights are packed: the weights give queries, keys and values, concatenated."""
     sizes = list(o.attr("qkv_hidden_sizes") or ())
     hidden: Dim = sizes[2] if len(sizes) == 3 else _over(o.dim(1, 1), 3)
     batch, length = o.dim(0, 0), o.dim(0, 1)
     heads = o.attr("num_heads")
     total = None if o.has(past) else length
-    result = typed(o.dtype(dtype), (batch, length, hidden))
-    return [result, typed(o.dtype(dtype), (2, batch, heads, total, _over(hidden, heads or 0)))]
+    result = make_type(o.dtype(dtype), (batch, length, hidden))
+    return [result, make_type(o.dtype(dtype), (2, batch, heads, total, _over(hidden, heads or 0)))]
 
 
 def _quantized_attention(o: Operands) -> Sequence[Type | None]:
@@ -125,8 +125,8 @@ def _multi_head(o: Operands) -> Sequence[Type | None]:
         hidden = _product(query[2], query[4])
     elif query is not None and len(query) == 3 and value is not None:
         hidden = _product(value[1], value[3]) if len(value) == 4 else value[-1]
-    cache = typed(o.dtype(0), (o.dim(0, 0), heads, None, None))
-    return [typed(o.dtype(0), (o.dim(0, 0), o.dim(0, 1), hidden)), cache, cache]
+    cache = make_type(o.dtype(0), (o.dim(0, 0), heads, None, None))
+    return [make_type(o.dtype(0), (o.dim(0, 0), o.dim(0, 1), hidden)), cache, cache]
 
 
 def _grouped(o: Operands) -> Sequence[Type | None]:
@@ -134,16 +134,16 @@ def _grouped(o: Operands) -> Sequence[Type | None]:
     width = o.dim(0, 2)
     size = _over(width, heads if o.has(1) else heads + 2 * shared)
     hidden = width if o.has(1) else _product(heads, size)
-    cache = typed(o.dtype(3) if o.has(3) else o.dtype(0), (o.dim(0, 0), shared, None, o.dim(3, 3) if o.has(3) else size))
-    return [typed(o.dtype(0), (o.dim(0, 0), o.dim(0, 1), hidden)), cache, cache]
+    cache = make_type(o.dtype(3) if o.has(3) else o.dtype(0), (o.dim(0, 0), shared, None, o.dim(3, 3) if o.has(3) else size))
+    return [make_type(o.dtype(0), (o.dim(0, 0), o.dim(0, 1), hidden)), cache, cache]
 
 
 def _quantized_lstm(o: Operands) -> Sequence[Type | None]:
     directions = 2 if o.attr("direction", "forward") == "bidirectional" else 1
     hidden, dtype = o.attr("hidden_size"), o.dtype(0)
     steps, batch = o.dim(0, 0), o.dim(0, 1)
-    last = typed(dtype, (directions, batch, hidden))
-    return [typed(dtype, (steps, directions, batch, hidden)), last, last]
+    last = make_type(dtype, (directions, batch, hidden))
+    return [make_type(dtype, (steps, directions, batch, hidden)), last, last]
 
 
 def _split_gelu(o: Operands) -> Sequence[Type | None]:
@@ -151,25 +151,25 @@ def _split_gelu(o: Operands) -> Sequence[Type | None]:
 
 
 def _hash(o: Operands) -> Sequence[Type | None]:
-    return [typed(DType.UINT32 if o.attr("positive", 1) else DType.INT32, o.shape(0))]
+    return [make_type(DType.UINT32 if o.attr("positive", 1) else DType.INT32, o.shape(0))]
 
 
 def _tokens(o: Operands) -> Sequence[Type | None]:
     shape = o.shape(0)
-    return [typed(DType.STRING, None if shape is None else (*shape, None))]
+    return [make_type(DType.STRING, None if shape is None else (*shape, None))]
 
 
 def _block_gather(o: Operands) -> Sequence[Type | None]:
     data, indices, axis = o.shape(0), o.shape(1), o.attr("gather_axis", 0)
     packed = o.dtype(0) is DType.UINT8  # several elements in one of the last axis
     if data is None or indices is None or packed:
-        return [typed(o.dtype(2), None)]
+        return [make_type(o.dtype(2), None)]
     place = axis % len(data)
-    return [typed(o.dtype(2), (*data[:place], *indices, *data[place + 1 :]))]
+    return [make_type(o.dtype(2), (*data[:place], *indices, *data[place + 1 :]))]
 
 
 def _distances(o: Operands) -> Sequence[Type | None]:
-    return [typed(o.dtype(0), (o.dim(0, 0), o.dim(1, 0)))]
+    return [make_type(o.dtype(0), (o.dim(0, 0), o.dim(1, 0)))]
 
 
 def _qkv_product(o: Operands) -> Sequence[Type | None]:
@@ -194,10 +194,10 @@ MICROSOFT: Mapping[str, Rule] = {
     "QLinearAdd": like("Add", (0, 3)),
     "QLinearMul": like("Mul", (0, 3)),
     "QLinearWhere": of_dtype(1),
-    "MulInteger": lambda o: [typed(DType.INT32, o.like("Mul", (0, 2)))],
+    "MulInteger": lambda o: [make_type(DType.INT32, o.like("Mul", (0, 2)))],
     # products
     "MatMulNBits": _packed_product,
-    "MatMulBnb4": lambda o: _packed_product(o) if o.attr("transB", 1) else [typed(o.dtype(0), None)],
+    "MatMulBnb4": lambda o: _packed_product(o) if o.attr("transB", 1) else [make_type(o.dtype(0), None)],
     "MatMulFpQ4": of_dtype(0),
     "MatMulNBitsMlp": lambda o: [*_packed_product(o), o.tensor(0)],
     "MatMulNBitsQkv": _qkv_product,
@@ -209,7 +209,7 @@ MICROSOFT: Mapping[str, Rule] = {
     "QGemm": _quantized_gemm,
     "DynamicQuantizeMatMul": like("MatMul", (0, 1)),
     "MatMulIntegerToFloat": like("MatMul", (0, 1), dtype=2),
-    "MatMulInteger16": lambda o: [typed(DType.INT32, o.like("MatMul", (0, 1)))],
+    "MatMulInteger16": lambda o: [make_type(DType.INT32, o.like("MatMul", (0, 1)))],
     "GatherBlockQuantized": _block_gather,
     # windows
     "FusedConv": like("Conv", (0, 1), *_WINDOW),
@@ -239,7 +239,7 @@ MICROSOFT: Mapping[str, Rule] = {
     "CDist": _distances,
     "GatherND": of_dtype(0),
     "Irfft": of_dtype(0),
-    "IsAllFinite": lambda o: [typed(DType.BOOL, ())],
+    "IsAllFinite": lambda o: [make_type(DType.BOOL, ())],
     "MurmurHash3": _hash,
     "Pad": of_dtype(0),
     "ReduceSumInteger": of_dtype(DType.INT32),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from xrt.graph import Dim, DType, MapType, SequenceType, Shape, TensorType, Type
-from xrt.passes.operator_types.operands import Operands, Rule, as_first, typed
+from xrt.passes.operator_types.operands import Operands, Rule, as_first, make_type
 
 __all__ = ["ML"]
 
@@ -31,7 +31,7 @@ def _labels(o: Operands) -> tuple[DType | None, Dim]:
 
 def _classified(o: Operands, scores: Dim) -> Sequence[Type | None]:
     dtype, _ = _labels(o)
-    return [typed(dtype or DType.INT64, (_rows(o),)), TensorType(DType.FLOAT32, (_rows(o), scores))]
+    return [make_type(dtype or DType.INT64, (_rows(o),)), TensorType(DType.FLOAT32, (_rows(o), scores))]
 
 
 def _classifier(o: Operands) -> Sequence[Type | None]:
@@ -50,7 +50,7 @@ def _regressor(o: Operands) -> Sequence[Type | None]:
 
 
 def _tree_ensemble(o: Operands) -> Sequence[Type | None]:
-    return [typed(o.dtype(0), (_rows(o), o.attr("n_targets")))]
+    return [make_type(o.dtype(0), (_rows(o), o.attr("n_targets")))]
 
 
 def _floats(o: Operands) -> Sequence[Type | None]:
@@ -62,8 +62,8 @@ def _extracted(o: Operands) -> Sequence[Type | None]:
     many = [extent for extent in chosen or () if extent != 1]
     count = _product(many) if chosen is not None and len(many) != 1 else many[0] if many else None
     if not shape:
-        return [typed(o.dtype(0), None)]
-    return [typed(o.dtype(0), (*(shape[:-1] if len(shape) > 1 else (1,)), count))]
+        return [make_type(o.dtype(0), None)]
+    return [make_type(o.dtype(0), (*(shape[:-1] if len(shape) > 1 else (1,)), count))]
 
 
 def _product(extents: Sequence[Dim]) -> Dim:
@@ -84,7 +84,7 @@ def _encoded(o: Operands) -> Sequence[Type | None]:
 
 def _mapped(o: Operands) -> Sequence[Type | None]:
     dtype = {DType.STRING: DType.INT64, DType.INT64: DType.STRING}.get(o.dtype(0) or DType.FLOAT32)
-    return [typed(dtype, o.shape(0))]
+    return [make_type(dtype, o.shape(0))]
 
 
 _VALUES = {
@@ -96,16 +96,16 @@ _VALUES = {
 
 def _relabeled(o: Operands) -> Sequence[Type | None]:
     if (tensor := o.attr("values_tensor")) is not None:
-        return [typed(tensor.dtype, o.shape(0))]
+        return [make_type(tensor.dtype, o.shape(0))]
     dtype = next((dtype for name, dtype in _VALUES.items() if o.attr(name)), None)
     if o.attr("classes_strings") and o.dtype(0) is DType.STRING:
         dtype = DType.INT64  # the first version maps either way
-    return [typed(dtype, o.shape(0))]
+    return [make_type(dtype, o.shape(0))]
 
 
 def _cast_map(o: Operands) -> Sequence[Type | None]:
     dtype = {"TO_FLOAT": DType.FLOAT32, "TO_INT64": DType.INT64, "TO_STRING": DType.STRING}.get(o.attr("cast_to", "TO_FLOAT"))
-    return [typed(dtype, (1, None))]
+    return [make_type(dtype, (1, None))]
 
 
 def _vectorized(o: Operands) -> Sequence[Type | None]:

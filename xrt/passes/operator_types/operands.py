@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 from xrt.errors import ModelError
 from xrt.formats.onnx.node_inference import node_types
-from xrt.graph import Constant, Dim, DType, Node, Shape, TensorType, Type, attributes_of
+from xrt.graph import Constant, Dim, DType, Node, Shape, TensorType, Type, read_attributes
 
-__all__ = ["Operands", "Rule", "as_first", "like", "of_dtype", "typed"]
+__all__ = ["Operands", "Rule", "as_first", "like", "make_type", "of_dtype"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Operands:
         kept = {name: value for name in attributes if (value := self.attr(name)) is not None} | given
         floats = {name: TensorType(DType.FLOAT32, t.shape) for name, t in zip(names, types, strict=True) if t is not None}
         try:
-            (type_,) = node_types(Node(op, tuple(names), ("o",), attributes_of(kept)), floats, {}, {"": self.opset})
+            (type_,) = node_types(Node(op, tuple(names), ("o",), read_attributes(kept)), floats, {}, {"": self.opset})
         except ModelError:
             return None  # the inputs contradict each other: the engine that runs the node will say so
         return type_.shape if isinstance(type_, TensorType) else None
@@ -65,21 +65,21 @@ Rule: TypeAlias = Callable[[Operands], Sequence[Type | None]]
 """Says the types of the node's outputs; there may be fewer of them than outputs."""
 
 
-def typed(dtype: DType | None, shape: Shape | None) -> Type | None:
+def make_type(dtype: DType | None, shape: Shape | None) -> Type | None:
     """Return the tensor type, None where the element type is not known."""
     return None if dtype is None else TensorType(dtype, shape)
 
 
 def as_first(*, also: int = 1, dtype: int = 0) -> Rule:
     """Return the rule of operators whose first outputs are of the first input's shape, and of the element type of an input."""
-    return lambda o: [typed(o.dtype(dtype), o.shape(0))] * also
+    return lambda o: [make_type(o.dtype(dtype), o.shape(0))] * also
 
 
 def of_dtype(dtype: int | DType) -> Rule:
     """Return the rule of operators of which only the element type is known: an input's, or always the same."""
-    return lambda o: [typed(o.dtype(dtype) if isinstance(dtype, int) else dtype, None)]
+    return lambda o: [make_type(o.dtype(dtype) if isinstance(dtype, int) else dtype, None)]
 
 
 def like(op: str, inputs: Sequence[int], *attributes: str, dtype: int = 0, **given: Any) -> Rule:
     """Return the rule of operators that are one of ai.onnx with another element type or an activation behind."""
-    return lambda o: [typed(o.dtype(dtype), o.like(op, inputs, *attributes, **given))]
+    return lambda o: [make_type(o.dtype(dtype), o.like(op, inputs, *attributes, **given))]

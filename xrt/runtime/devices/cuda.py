@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, lru_cache
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.accelerator import Elementwise
 from xrt.errors import DeviceError, InputError
-from xrt.runtime.devices.interface import Array, Device, Event, MemoryInfo, Recording, Sent, Stream
+from xrt.runtime.devices.interface import Array, Device, Event, GraphCapture, MemoryInfo, PendingCopy, Stream
+
+if TYPE_CHECKING:
+    from xrt.engines.contract.device import Elementwise
 
 __all__ = ["CudaDevice"]
 
@@ -73,7 +75,7 @@ class CudaDevice(Device):
         memory = self._cupy.cuda.UnownedMemory(address, nbytes, owner, self.index)
         return self._cupy.ndarray(tuple(shape), dtype, self._cupy.cuda.MemoryPointer(memory, 0))
 
-    def fused(self, function: Elementwise) -> Callable[..., Array]:
+    def fuse(self, function: Elementwise) -> Callable[..., Array]:
         given = ", ".join(f"{_c_type(dtype)} x{i}" for i, dtype in enumerate(function.inputs))
         made = f"{_c_type(function.output)} y"
         # Products and sums are rounded one by one, as by the operators' own kernels.
@@ -100,7 +102,7 @@ class CudaDevice(Device):
             return MemoryInfo(free + self._cupy.get_default_memory_pool().free_bytes(), total)
 
     def allocate(self, shape: Sequence[int], dtype: np.dtype[Any], stream: Stream) -> Array:
-        with self.using(stream):
+        with self.activate(stream):
             return self._cupy.empty(tuple(shape), dtype)
 
     def shortage(self, error: BaseException) -> int | None:
@@ -117,30 +119,30 @@ class CudaDevice(Device):
 
     # ------------------------------------------------------------------ copies
 
-    def copy_in(self, host: np.ndarray[Any, Any], stream: Stream) -> Sent:
-        with self.using(stream):
+    def copy_in(self, host: np.ndarray[Any, Any], stream: Stream) -> PendingCopy:
+        with self.activate(stream):
             pinned = self._pinned(host.shape, host.dtype)
             np.copyto(pinned, host)
             array = self._cupy.empty(host.shape, host.dtype)
             array.set(pinned, stream=stream)
-        return Sent(array, pinned)
+        return PendingCopy(array, pinned)
 
-    def copy_out(self, array: Array, stream: Stream) -> Sent:
-        with self.using(stream):
+    def copy_out(self, array: Array, stream: Stream) -> PendingCopy:
+        with self.activate(stream):
             source = self._cupy.ascontiguousarray(array)
             pinned = self._pinned(source.shape, source.dtype)
             source.get(stream=stream, out=pinned, blocking=False)
-        return Sent(pinned, source)
+        return PendingCopy(pinned, source)
 
-    def copy_across(self, array: Array, source: Device, stream: Stream) -> Sent:
-        with self.using(stream):
+    def copy_across(self, array: Array, source: Device, stream: Stream) -> PendingCopy:
+        with self.activate(stream):
             target = self._cupy.empty(array.shape, array.dtype)
             given = self._cupy.ascontiguousarray(array) if not array.flags.c_contiguous else array
             target.data.copy_from_device_async(given.data, given.nbytes, stream)
-        return Sent(target, given)
+        return PendingCopy(target, given)
 
     def copy_within(self, target: Array, source: Array, stream: Stream) -> None:
-        with self.using(stream):
+        with self.activate(stream):
             target[...] = source
 
     # ------------------------------------------------------------------ streams
@@ -154,11 +156,11 @@ class CudaDevice(Device):
             return self._cupy.cuda.get_current_stream()
 
     @contextmanager
-    def using(self, stream: Stream) -> Iterator[None]:
+    def activate(self, stream: Stream) -> Iterator[None]:
         with self._here(), stream:
             yield
 
-    def stream_of(self, given: Any) -> Stream:
+    def get_stream(self, given: Any) -> Stream:
         if isinstance(given, self._cupy.cuda.Stream):
             return given
         address = _address(given)
@@ -196,10 +198,10 @@ class CudaDevice(Device):
 
     # ------------------------------------------------------------------ graphs
 
-    def record(self, stream: Stream, work: Callable[[], None]) -> Recording:
+    def record(self, stream: Stream, work: Callable[[], None]) -> GraphCapture:
         """As the interface has it. The work has to have run once before, on this pool: then nothing new is allocated."""
         pool = self._cupy.cuda.MemoryPool()
-        with self.using(stream), self._cupy.cuda.using_allocator(pool.malloc):
+        with self.activate(stream), self._cupy.cuda.using_allocator(pool.malloc):
             work()  # fills the pool, and compiles what is compiled on first use
             stream.synchronize()
             stream.begin_capture()
@@ -218,7 +220,7 @@ class CudaDevice(Device):
             return
 
 
-class _Graph(Recording):
+class _Graph(GraphCapture):
     """A CUDA graph, with the pool whose memory it works in."""
 
     def __init__(self, graph: Any, pool: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-__all__ = ["from_dlpack", "on_host", "place_of"]
+__all__ = ["find_array_device", "from_dlpack", "on_host"]
 
 HOST_KINDS = (1, 3, 11)
 """DLPack's numbers of the CPU, of pinned memory of CUDA and of ROCm: all of them the host reads."""
@@ -34,12 +34,12 @@ _SMALL_FLOATS = {
 
 
 def on_host(given: Any) -> bool:
-    """Whether another library's array lies in memory that the host reads; so it is taken to be where it does not tell."""
+    """Whether another library's array is in memory that the host reads; assumed if the array does not say."""
     told = getattr(given, "__dlpack_device__", None)
     return told is None or int(told()[0]) in HOST_KINDS
 
 
-def place_of(given: Any) -> str:
+def find_array_device(given: Any) -> str:
     """Return the device of another library's array, as XRT names devices."""
     kind, index = given.__dlpack_device__()
     return f"{_KINDS.get(int(kind), f'device type {int(kind)} of DLPack')}:{int(index)}"
@@ -98,7 +98,7 @@ def _read(given: Any) -> np.ndarray[Any, Any] | None:
 
 
 def _array(capsule: object, tensor: _Tensor, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Return a read-only array, for nobody says whether its memory may be written."""
+    """Return a read-only array: DLPack does not say whether its memory may be written."""
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     if 0 in shape:
         return np.empty(shape, dtype)

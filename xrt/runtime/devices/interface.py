@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from xrt.engines.accelerator import Accelerator
+from xrt.engines.contract.device import Accelerator
 
-__all__ = ["Array", "Device", "Event", "MemoryInfo", "Recording", "Sent", "Stream"]
+__all__ = ["Array", "Device", "Event", "GraphCapture", "MemoryInfo", "PendingCopy", "Stream"]
 
 Array: TypeAlias = Any
 """An array of the device: CuPy's on CUDA."""
@@ -30,7 +30,7 @@ class MemoryInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class PendingCopy:
     """A copy under way."""
 
     array: Array
@@ -39,7 +39,7 @@ class Sent:
     """What must live until the copy is done: the pinned memory on the host side, or the array it is read from."""
 
 
-class Recording(abc.ABC):
+class GraphCapture(abc.ABC):
     """Work that was recorded on a stream instead of being done, to be done as a whole and as often as wished."""
 
     @abc.abstractmethod
@@ -50,7 +50,7 @@ class Recording(abc.ABC):
 class Device(Accelerator):
     """An accelerator as the runtime sees it. Nothing here waits unless it says so.
 
-    Copies are put on a stream of this device. Who calls keeps what is `Sent` alive until the copy is done.
+    Copies are put on a stream of this device. Who calls keeps what is `PendingCopy` alive until the copy is done.
     """
 
     # ------------------------------------------------------------------ memory
@@ -75,22 +75,22 @@ class Device(Accelerator):
     def adopt(self, given: Any) -> Array:
         """Return another library's array in this device's memory as an array of `xp`, without a copy (DLPack).
 
-        Work on the calling thread's current stream waits for what the other library has still to do. Raises DeviceError
-        for an array that lies elsewhere, InputError for one that cannot be read.
+        Work on the calling thread's current stream waits for the other library's pending work. Raises DeviceError for an array in
+        other memory, InputError for one that cannot be read.
         """
 
     # ------------------------------------------------------------------ copies
 
     @abc.abstractmethod
-    def copy_in(self, host: np.ndarray[Any, Any], stream: Stream) -> Sent:
+    def copy_in(self, host: np.ndarray[Any, Any], stream: Stream) -> PendingCopy:
         """Copy an array of the host here; the host's may change once this returns."""
 
     @abc.abstractmethod
-    def copy_out(self, array: Array, stream: Stream) -> Sent:
+    def copy_out(self, array: Array, stream: Stream) -> PendingCopy:
         """Copy an array to the host; it may be read once an event behind the copy has come."""
 
     @abc.abstractmethod
-    def copy_across(self, array: Array, source: Device, stream: Stream) -> Sent:
+    def copy_across(self, array: Array, source: Device, stream: Stream) -> PendingCopy:
         """Copy an array of another device of this kind here."""
 
     @abc.abstractmethod
@@ -104,7 +104,7 @@ class Device(Accelerator):
         """Return the calling thread's current stream: the caller's work is there."""
 
     @abc.abstractmethod
-    def stream_of(self, given: Any) -> Stream:
+    def get_stream(self, given: Any) -> Stream:
         """Return the stream that a caller means: of this device's library, another library's, or a number.
 
         Raises DeviceError for what is no stream of this device.
@@ -127,7 +127,7 @@ class Device(Accelerator):
         """Let what comes on the stream wait for an event, of this device or another of its kind."""
 
     @abc.abstractmethod
-    def record(self, stream: Stream, work: Callable[[], None]) -> Recording:
+    def record(self, stream: Stream, work: Callable[[], None]) -> GraphCapture:
         """Return what the work puts on the stream, without doing it; memory that it takes stays taken for the recording.
 
         Raises whatever the work raises, and the device's own error where the work cannot be recorded.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from xrt.errors import DeviceError, did_you_mean
-from xrt.graph.places import KINDS, index_of, is_device, kind_of, one_name
+from xrt.graph.device_names import KINDS, is_device, normalize_device, parse_device_index, parse_device_kind
 
-__all__ = ["check_device", "index_of", "kind_of", "one_name"]
+__all__ = ["check_device", "normalize_device", "parse_device_index", "parse_device_kind"]
 
 _OTHER_NAMES = {"gpu": "cuda", "nvidia": "cuda", "host": "cpu"}
 """What other libraries call the kinds of device."""

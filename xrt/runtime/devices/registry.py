@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from xrt.runtime.devices.dlpack import place_of
+from xrt.runtime.devices.dlpack import find_array_device
 from xrt.runtime.devices.interface import Device
-from xrt.runtime.devices.names import index_of, kind_of, one_name
+from xrt.runtime.devices.names import normalize_device, parse_device_index, parse_device_kind
 
-__all__ = ["Maker", "beside", "device", "origins", "plug", "plugged", "to_host"]
+__all__ = ["Maker", "device", "list_device_factories", "override_devices", "register_device", "to_host", "use_array_device"]
 
 Maker = Callable[[int], Device]
 """Opens the device of that number, of one kind; raises DeviceError where there is none."""
@@ -34,11 +34,11 @@ _lock = threading.Lock()
 
 
 def device(name: str) -> Device:
-    """Return the device of that name, any but the CPU; raises DeviceError, with the reason, where it is not at hand."""
-    name = one_name(name)
+    """Return the device of that name, any but the CPU; raises DeviceError, with the reason, if it is unavailable."""
+    name = normalize_device(name)
     with _lock:
         if name not in _opened:
-            _opened[name] = _makers[kind_of(name)](index_of(name))
+            _opened[name] = _makers[parse_device_kind(name)](parse_device_index(name))
         return _opened[name]
 
 
@@ -48,24 +48,24 @@ def to_host(value: Any) -> Any:
         return [to_host(item) for item in value]
     if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack_device__"):
         return value
-    with beside(value):
-        return device(place_of(value)).download(value)
+    with use_array_device(value):
+        return device(find_array_device(value)).download(value)
 
 
-def beside(value: Any) -> AbstractContextManager[object]:
-    """Make the device of an array current, on the stream that is current there; for what lies on no device it is nothing."""
+def use_array_device(value: Any) -> AbstractContextManager[object]:
+    """Make the device of an array current, on the stream that is current there; does nothing for a value on no device."""
     if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack_device__"):
         return nullcontext()
-    there = device(place_of(value))
-    return there.using(there.current_stream())
+    there = device(find_array_device(value))
+    return there.activate(there.current_stream())
 
 
-def origins() -> dict[str, str]:
+def list_device_factories() -> dict[str, str]:
     """Return by kind what `plug` takes in another process, for devices like those that are plugged in here."""
     return dict(_origins)
 
 
-def plug(kind: str, origin: str) -> None:
+def register_device(kind: str, origin: str) -> None:
     """Let devices of a kind be those of a maker that ``module:function`` returns, for as long as the process lives."""
     with _lock:
         if _origins.get(kind) != origin:
@@ -74,13 +74,13 @@ def plug(kind: str, origin: str) -> None:
 
 
 @contextmanager
-def plugged(kind: str, maker: Maker, origin: str = "") -> Iterator[None]:
+def override_devices(kind: str, maker: Maker, origin: str = "") -> Iterator[None]:
     """Let devices of a kind be those of another maker, as long as the context lasts: a simulated one in place of CUDA.
 
     ``origin`` is what gives such devices to the worker processes of this one: see `plug`.
     """
     with _lock:
-        before, opened = _makers[kind], {name: _opened.pop(name) for name in list(_opened) if kind_of(name) == kind}
+        before, opened = _makers[kind], {name: _opened.pop(name) for name in list(_opened) if parse_device_kind(name) == kind}
         _makers[kind], _origins[kind] = maker, origin
     try:
         yield
@@ -88,6 +88,6 @@ def plugged(kind: str, maker: Maker, origin: str = "") -> Iterator[None]:
         with _lock:
             _makers[kind] = before
             del _origins[kind]
-            for name in [name for name in _opened if kind_of(name) == kind]:
+            for name in [name for name in _opened if parse_device_kind(name) == kind]:
                 del _opened[name]
             _opened.update(opened)

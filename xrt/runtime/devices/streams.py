@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+from typing import TYPE_CHECKING
 
-from xrt.runtime.devices.interface import Stream
 from xrt.runtime.devices.registry import device
+
+if TYPE_CHECKING:
+    from xrt.runtime.devices.interface import Stream
 
 __all__ = ["Streams"]
 

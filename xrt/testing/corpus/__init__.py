@@ -5,11 +5,11 @@ engine's suite runs all of it.
 """
 
 from xrt.testing.corpus import casts, control, forms, found, learned, limits, numbers, sampled, shapes
-from xrt.testing.corpus.entry import Entry
+from xrt.testing.corpus.entry import CorpusEntry
 
-__all__ = ["CORPUS", "Entry", "find_entry"]
+__all__ = ["CORPUS", "CorpusEntry", "find_entry"]
 
-CORPUS: tuple[Entry, ...] = (
+CORPUS: tuple[CorpusEntry, ...] = (
     *forms.ENTRIES,
     *control.ENTRIES,
     *shapes.ENTRIES,
@@ -22,6 +22,6 @@ CORPUS: tuple[Entry, ...] = (
 )
 
 
-def find_entry(name: str) -> Entry:
+def find_entry(name: str) -> CorpusEntry:
     """Return the entry of that name."""
     return next(e for e in CORPUS if e.name == name)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from xrt.graph import DType
-from xrt.testing.corpus.entry import Array, Entry, body, f32, graph, i64, node
+from xrt.testing.corpus.entry import Array, CorpusEntry, body, f32, graph, i64, node
 
 __all__ = ["ENTRIES"]
 
@@ -27,8 +27,8 @@ def _squared_in_half(numbers: Array) -> Array:
 _SQUARED = body({}, {"b": "float32[6]"}, node("Cast", "x", "h", to=F16), node("Mul", "h h", "s"), node("Cast", "s", "b", to=F32))
 _NEGATIVE = body({}, {"c": "float32[6]"}, node("Neg", "x", "c"))
 
-ENTRIES: tuple[Entry, ...] = (
-    Entry(
+ENTRIES: tuple[CorpusEntry, ...] = (
+    CorpusEntry(
         "half_precision_in_the_middle",
         "a product of float16 between casts overflows and is rounded, whatever the library computes it in",
         graph(
@@ -41,7 +41,7 @@ ENTRIES: tuple[Entry, ...] = (
         (LARGE,),
         (_squared_in_half(LARGE),),
     ),
-    Entry(
+    CorpusEntry(
         "cast_to_half_and_back",
         "a cast and the one back are no identity, between other operators neither",
         graph(
@@ -55,7 +55,7 @@ ENTRIES: tuple[Entry, ...] = (
         (LARGE,),
         (HALVES,),
     ),
-    Entry(
+    CorpusEntry(
         "half_precision_overflows_on_the_way",
         "a product of float16 is infinite, and stays so when it is made small again",
         graph(
@@ -68,7 +68,7 @@ ENTRIES: tuple[Entry, ...] = (
         (np.array([300, 2], np.float16),),
         (np.array([INF, 2**-8], np.float16),),
     ),
-    Entry(
+    CorpusEntry(
         "half_precision_in_a_branch",
         "the body of an If rounds as the main graph does",
         graph(
@@ -79,7 +79,7 @@ ENTRIES: tuple[Entry, ...] = (
         (TRUE, LARGE),
         (_squared_in_half(LARGE),),
     ),
-    Entry(
+    CorpusEntry(
         "short_integers_in_the_middle",
         "a cast to int16 keeps the low bits, and a product of int16 wraps around, before it is widened",
         graph(
@@ -93,21 +93,21 @@ ENTRIES: tuple[Entry, ...] = (
         (np.array([70000, 40000, -3, 300], np.int32),),
         (np.array([4464, -25536, -3, 300], np.int32), np.array([4352, 4096, 9, 24464], np.int32)),
     ),
-    Entry(
+    CorpusEntry(
         "truth_of_the_lowest_integer",
         "every integer but zero is true, the one without an opposite too",
         graph({"x": "int32[3]"}, {"y": "bool[3]"}, node("Cast", "x", "y", to=DType.BOOL.onnx)),
         (np.array([-(2**31), 0, 1], np.int32),),
         (np.array([True, False, True]),),
     ),
-    Entry(
+    CorpusEntry(
         "wide_product_of_narrow_integers",
         "a product of int32 wraps around before it is cast to int64",
         graph({"x": "int32[2]"}, {"y": "int64[2]"}, node("Mul", "x x", "s"), node("Cast", "s", "y", to=DType.INT64.onnx)),
         (np.array([65535, 3], np.int32),),
         (i64(-131071, 9),),
     ),
-    Entry(
+    CorpusEntry(
         "float64_of_constants",
         "what is computed of float64 constants alone is float64, though nobody folded it; one library had it in float32",
         graph(
@@ -121,14 +121,14 @@ ENTRIES: tuple[Entry, ...] = (
         (f32([1]),),
         (np.maximum(_CONSTANT, 0), np.sqrt(np.sum(_CONSTANT**2, keepdims=True)), f32([-1])),
     ),
-    Entry(
+    CorpusEntry(
         "gelu_of_float64",
         "Gelu of float64 needs an error function of float64, which not every library has",
         graph({"x": "float64[3]"}, {"y": "float64[3]"}, node("Gelu", "x", "y"), opset=20),
         (_CONSTANT,),
         (np.array([number / 2 * (1 + math.erf(number / math.sqrt(2))) for number in _CONSTANT]),),
     ),
-    Entry(
+    CorpusEntry(
         "shrink_keeps_every_digit",
         "Shrink of float64 and of wide integers is no affair of float32",
         graph(
@@ -140,7 +140,7 @@ ENTRIES: tuple[Entry, ...] = (
         (np.array([0.8873110820235901, 0.25, -1 / 3 - 1]), i64(2**24 + 1, -5)),
         (np.array([0.8873110820235901, 0, -1 / 3 - 1]), i64(2**24 + 1, -5)),
     ),
-    Entry(
+    CorpusEntry(
         "float_weights_between_quantized_activations",
         "a Conv whose activations alone are quantized keeps its weights as they are; a library may quantize them too",
         graph(

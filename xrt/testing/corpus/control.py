@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from xrt.graph import Function, Value
-from xrt.testing.corpus.entry import Entry, body, f32, graph, i64, node, tensor
+from xrt.testing.corpus.entry import CorpusEntry, body, f32, graph, i64, node, tensor
 
 __all__ = ["ENTRIES"]
 
@@ -108,8 +108,8 @@ _THREE = body(
 )
 
 
-def _if(condition: bool) -> Entry:
-    return Entry(
+def _if(condition: bool) -> CorpusEntry:
+    return CorpusEntry(
         f"if_{str(condition).lower()}",
         "branches read values from outside that are not among the inputs of the node",
         graph(
@@ -120,9 +120,9 @@ def _if(condition: bool) -> Entry:
     )
 
 
-def _loop(name: str, why: str, trips: int, condition: str) -> Entry:
+def _loop(name: str, why: str, trips: int, condition: str) -> CorpusEntry:
     sums = [X * (turn + 1) for turn in range(trips)]
-    return Entry(
+    return CorpusEntry(
         name,
         why,
         graph(
@@ -136,10 +136,10 @@ def _loop(name: str, why: str, trips: int, condition: str) -> Entry:
     )
 
 
-ENTRIES: tuple[Entry, ...] = (
+ENTRIES: tuple[CorpusEntry, ...] = (
     _if(True),
     _if(False),
-    Entry(
+    CorpusEntry(
         "if_captures_an_inner_value",
         "a branch reads what another node computes; that node must not be folded away from it, nor freed before it",
         graph(
@@ -151,7 +151,7 @@ ENTRIES: tuple[Entry, ...] = (
         (TRUE, X),
         (-np.tanh(X),),
     ),
-    Entry(
+    CorpusEntry(
         "if_in_if",
         "the inner branches capture through the outer one",
         graph(
@@ -162,7 +162,7 @@ ENTRIES: tuple[Entry, ...] = (
         (TRUE, TRUE, X),
         (X * X,),
     ),
-    Entry(
+    CorpusEntry(
         "if_without_nodes_in_a_branch",
         "a branch that is a constant and nothing else",
         graph(
@@ -179,7 +179,7 @@ ENTRIES: tuple[Entry, ...] = (
         (TRUE, X),
         (f32(7, 8, 9),),
     ),
-    Entry(
+    CorpusEntry(
         "constant_ifs_around_a_loop",
         "onnxruntime 1.31 ends the process when it reads ONNX's own definition of Range in two Ifs with constant conditions",
         _constant_if("outer", _constant_if("inner", _RANGE, _RANGE), _constant_if("inner", _RANGE, _RANGE)).replace(
@@ -189,7 +189,7 @@ ENTRIES: tuple[Entry, ...] = (
         (np.array(10, np.int32), np.array(6, np.int32), np.array(-3, np.int32)),
         (np.array([10, 7], np.int32),),
     ),
-    Entry(
+    CorpusEntry(
         "constant_if_of_taken_names",
         "an inlined branch has names that are taken outside, and gives a constant; a nested one reads values from outside",
         graph(
@@ -205,7 +205,7 @@ ENTRIES: tuple[Entry, ...] = (
         (X, TRUE),
         (f32(1, 2, 3) - X, f32(1, 2, 3), -X, -X, X * X, -X),
     ),
-    Entry(
+    CorpusEntry(
         "loop_of_one_turn",
         "constants limit a Loop to one turn, so it is inlined; what it stacks has a first axis of one",
         graph(
@@ -221,7 +221,7 @@ ENTRIES: tuple[Entry, ...] = (
     _loop("loop_stacks", "what each turn gives is stacked along a new first axis, also when it has axes of its own", 3, "yes"),
     _loop("loop_without_condition", "no condition means go on; the reference of onnx takes it for stop", 2, "-"),
     _loop("loop_of_no_turns", "no turn: the carried value comes out as it went in, and nothing is stacked", 0, "yes"),
-    Entry(
+    CorpusEntry(
         "loop_stops_by_its_condition",
         "no trip count: the body itself says when to stop",
         graph(
@@ -233,14 +233,14 @@ ENTRIES: tuple[Entry, ...] = (
         (i64(0), i64(5)),
         (i64(6),),
     ),
-    Entry(
+    CorpusEntry(
         "loop_stacks_matrices",
         "the reference of onnx joins matrices end to end instead of stacking them",
         graph({"m": "float32[2,2]", "trips": "int64[]"}, {"all": "float32[?,2,2]"}, node("Loop", "trips -", "all", body=_MATRIX)),
         (M, i64(2)),
         (-np.stack([M, M]),),
     ),
-    Entry(
+    CorpusEntry(
         "scan_captures",
         "the body of a Scan reads a value from outside",
         graph(

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from xrt.compare import Comparison, compare_all
-from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Type, Value, attributes_of
+from xrt.comparison import Comparison, compare_all
+from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Type, Value, read_attributes
 
-__all__ = ["Array", "Entry", "body", "f32", "graph", "i64", "node", "tensor"]
+__all__ = ["Array", "CorpusEntry", "body", "f32", "graph", "i64", "node", "tensor"]
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Entry:
+class CorpusEntry:
     """A model, inputs, the outputs that must come, and what makes it worth keeping."""
 
     name: str
@@ -32,7 +32,7 @@ class Entry:
         for value in (*self.inputs, *self.expected):
             _freeze(value)
 
-    def given(self) -> list[Any]:
+    def make_inputs(self) -> list[Any]:
         """Return the inputs as a caller would pass them: fresh arrays of the same strides, which a call may update."""
         return [_copied(value) for value in self.inputs]
 
@@ -85,7 +85,7 @@ def node(
 ) -> Node:
     """Return a node whose inputs and outputs are words; a left-out one is ``-``."""
     read, made = (tuple("" if word == "-" else word for word in text.split()) for text in (inputs, outputs))
-    return Node(op, read, made, attributes_of(attributes), domain, name, control)
+    return Node(op, read, made, read_attributes(attributes), domain, name, control)
 
 
 def graph(

@@ -5,28 +5,28 @@ from __future__ import annotations
 import numpy as np
 
 from xrt.graph import OptionalType
-from xrt.testing.corpus.entry import Entry, f32, graph, i64, node, sequence, tensor
+from xrt.testing.corpus.entry import CorpusEntry, f32, graph, i64, node, sequence, tensor
 
 __all__ = ["ENTRIES"]
 
 X = f32([-1, 2, -3])
 
-ENTRIES: tuple[Entry, ...] = (
-    Entry(
+ENTRIES: tuple[CorpusEntry, ...] = (
+    CorpusEntry(
         "lrn_of_an_even_size",
         "an LRN over two channels sums a channel and the next one, not the one before it too",
         graph({"x": "float32[1,3,1]"}, {"y": "float32[1,3,1]"}, node("LRN", "x", "y", size=2, alpha=2.0, beta=1.0, bias=1.0)),
         (f32(1, 2, 3).reshape(1, 3, 1),),
         (f32(1 / 6, 2 / 14, 3 / 10).reshape(1, 3, 1),),
     ),
-    Entry(
+    CorpusEntry(
         "same_value_twice",
         "the ancestor lost an edge where one operator reads the same value in two places",
         graph({"x": "float32[3]"}, {"y": "float32[3]"}, node("Relu", "x", "r"), node("Mul", "r r", "y")),
         (X,),
         (f32(0, 4, 0),),
     ),
-    Entry(
+    CorpusEntry(
         "input_twice_across_a_cut",
         "a region that reads one value in two places gets it once, and both places must see it",
         graph(
@@ -40,7 +40,7 @@ ENTRIES: tuple[Entry, ...] = (
         (X,),
         (-X,),
     ),
-    Entry(
+    CorpusEntry(
         "engines_alternate",
         "the ancestor gave the regions of two engines the same name",
         graph(
@@ -55,7 +55,7 @@ ENTRIES: tuple[Entry, ...] = (
         (X,),
         (f32(0, np.tanh(2), 0),),
     ),
-    Entry(
+    CorpusEntry(
         "two_branches_and_a_join",
         "merging a branch with the join around the other branch makes a cycle between regions",
         graph(
@@ -70,7 +70,7 @@ ENTRIES: tuple[Entry, ...] = (
         (X,),
         (f32(0, 2 + np.tanh(2), 0),),
     ),
-    Entry(
+    CorpusEntry(
         "control_edge_closes_a_cycle",
         "the ancestor's test for cycles did not see that one node waits for another without a value between them",
         graph(
@@ -83,7 +83,7 @@ ENTRIES: tuple[Entry, ...] = (
         (X,),
         (f32(-0.0, -2, -0.0), np.tanh(X)),
     ),
-    Entry(
+    CorpusEntry(
         "update_in_place",
         "the ancestor lost an update in place where another engine made the new value",
         graph(
@@ -96,21 +96,21 @@ ENTRIES: tuple[Entry, ...] = (
         (f32(1, 1, 1), X),
         (f32(0, 3, -2), X),
     ),
-    Entry(
+    CorpusEntry(
         "input_is_output",
         "a value that passes through untouched",
         graph({"x": "float32[3]"}, {"x": "float32[3]", "y": "float32[3]"}, node("Neg", "x", "y")),
         (X,),
         (X, -X),
     ),
-    Entry(
+    CorpusEntry(
         "constant_is_output",
         "an output that no node computes",
         graph({"x": "float32[3]"}, {"c": "float32[2]", "y": "float32[3]"}, node("Neg", "x", "y"), constants={"c": f32(1, 2)}),
         (X,),
         (f32(1, 2), -X),
     ),
-    Entry(
+    CorpusEntry(
         "output_twice",
         "one value stands at two places of the outputs",
         graph({"x": "float32[3]"}, {"y": "float32[3]"}, node("Neg", "x", "y")).replace(
@@ -119,50 +119,50 @@ ENTRIES: tuple[Entry, ...] = (
         (X,),
         (-X, -X),
     ),
-    Entry("no_nodes", "an input straight to an output", graph({"x": "float32[3]"}, {"x": "float32[3]"}), (X,), (X,)),
-    Entry(
+    CorpusEntry("no_nodes", "an input straight to an output", graph({"x": "float32[3]"}, {"x": "float32[3]"}), (X,), (X,)),
+    CorpusEntry(
         "no_inputs",
         "everything is computed from constants",
         graph({}, {"y": "float32[3]"}, node("Neg", "c", "y"), constants={"c": X}),
         (),
         (-X,),
     ),
-    Entry(
+    CorpusEntry(
         "unused_input",
         "an input that nothing reads keeps its place",
         graph({"unused": "int64[2]", "x": "float32[3]"}, {"y": "float32[3]"}, node("Neg", "x", "y")),
         (i64(7, 7), X),
         (-X,),
     ),
-    Entry(
+    CorpusEntry(
         "dead_node",
         "a node that no output needs, which must not bring an input back",
         graph({"x": "float32[3]"}, {"y": "float32[3]"}, node("Neg", "x", "y"), node("Tanh", "y", "nobody")),
         (X,),
         (-X,),
     ),
-    Entry(
+    CorpusEntry(
         "inner_value_is_output",
         "a value is an output and is read as well",
         graph({"x": "float32[3]"}, {"a": "float32[3]", "y": "float32[3]"}, node("Neg", "x", "a"), node("Relu", "a", "y")),
         (X,),
         (-X, f32(1, 0, 3)),
     ),
-    Entry(
+    CorpusEntry(
         "middle_input_left_out",
         "an optional input left out in the middle; the one after it must keep its place",
         graph({"x": "float32[3]"}, {"y": "float32[3]"}, node("Clip", "x - high", "y"), constants={"high": f32(0.5)}),
         (X,),
         (f32(-1, 0.5, -3),),
     ),
-    Entry(
+    CorpusEntry(
         "second_output_left_out",
         "an optional output that nobody wants",
         graph({"x": "float32[3]"}, {"y": "float32[3]"}, node("Dropout", "x", "y")),
         (X,),
         (X,),
     ),
-    Entry(
+    CorpusEntry(
         "names_that_mislead",
         "names with slashes, colons, spaces and letters beyond ASCII, and one that looks like a region's",
         graph(
@@ -174,7 +174,7 @@ ENTRIES: tuple[Entry, ...] = (
         (X, f32(1, 1, 1)),
         (1 - X,),
     ),
-    Entry(
+    CorpusEntry(
         "one_node_many_readers",
         "one value crosses to several regions, and must not be freed after the first",
         graph(
@@ -188,7 +188,7 @@ ENTRIES: tuple[Entry, ...] = (
         (X,),
         (f32(1, 0, 3), f32(1, 2, 3), f32(2, 0, 6)),
     ),
-    Entry(
+    CorpusEntry(
         "constant_shared_by_two",
         "a constant that two regions read is held once, and neither may write to it",
         graph(
@@ -202,7 +202,7 @@ ENTRIES: tuple[Entry, ...] = (
         (X,),
         (np.tanh(X + f32(1, 2, 3)) * f32(1, 2, 3),),
     ),
-    Entry(
+    CorpusEntry(
         "sequence_crosses",
         "a list of tensors goes from one node to another",
         graph(
@@ -215,21 +215,21 @@ ENTRIES: tuple[Entry, ...] = (
         (f32(1, 2, 3, 4), i64(-1)),
         (f32(3, 4),),
     ),
-    Entry(
+    CorpusEntry(
         "sequence_input",
         "a list of tensors of different lengths as an input",
         graph({"s": sequence("float32[?]")}, {"y": "float32[?]"}, node("ConcatFromSequence", "s", "y", axis=0)),
         ([f32(1, 2), f32([3])],),
         (f32(1, 2, 3),),
     ),
-    Entry(
+    CorpusEntry(
         "optional_absent",
         "an optional that holds nothing is None",
         graph({"o": OptionalType(tensor("float32[3]"))}, {"y": "bool[]"}, node("OptionalHasElement", "o", "y")),
         (None,),
         (np.array(False),),
     ),
-    Entry(
+    CorpusEntry(
         "strings",
         "text goes through unharmed, empty and beyond ASCII",
         graph(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from xrt.graph import DType, MapType, SequenceType, TensorType
-from xrt.testing.corpus.entry import Entry, f32, graph, i64
+from xrt.testing.corpus.entry import CorpusEntry, f32, graph, i64
 from xrt.testing.corpus.entry import node as any_node
 
 __all__ = ["ENTRIES"]
@@ -73,8 +73,8 @@ _FOREST = {
     "classlabels_int64s": [5, 7, -2],
 }
 
-ENTRIES: tuple[Entry, ...] = (
-    Entry(
+ENTRIES: tuple[CorpusEntry, ...] = (
+    CorpusEntry(
         "zip_map_of_integers",
         "what a classifier of scikit-learn gives by default: a list with a dictionary for each row",
         graph(
@@ -83,7 +83,7 @@ ENTRIES: tuple[Entry, ...] = (
         (f32([[0.25, 0.75], [1, 0]]),),
         ([{7: 0.25, -1: 0.75}, {7: 1.0, -1: 0.0}],),
     ),
-    Entry(
+    CorpusEntry(
         "zip_map_of_texts",
         "labels that are texts are keys as they are, and what is computed before the map may be in another region",
         graph(
@@ -96,7 +96,7 @@ ENTRIES: tuple[Entry, ...] = (
         (f32([[0.5, 3]]),),
         ([{"no": 0.25, "yes": 9.0}], f32([[0.25, 9]])),
     ),
-    Entry(
+    CorpusEntry(
         "map_to_row",
         "a dictionary as an input: a key of the vocabulary that it lacks is zero",
         graph(
@@ -109,7 +109,7 @@ ENTRIES: tuple[Entry, ...] = (
         ({"c": 2.5, "a": 1.0},),
         (f32([[2, 0, 5]]),),
     ),
-    Entry(
+    CorpusEntry(
         "map_to_values",
         "the values of a dictionary go in the order of their keys; sparse, into the columns that the keys name",
         graph(
@@ -122,7 +122,7 @@ ENTRIES: tuple[Entry, ...] = (
         ({3: 1.75, 1: -2.5},),
         (f32([[-2.5, 1.75]]), i64([[0, -2, 0, 1, 0]])),
     ),
-    Entry(
+    CorpusEntry(
         "svm_probabilities_of_three_classes",
         "the probabilities of pairs are coupled by a matrix whose elements are products of two of them, and no sums",
         graph(
@@ -134,7 +134,7 @@ ENTRIES: tuple[Entry, ...] = (
         (f32([[0], [2]]),),
         (i64(5, 1), f32([[0.27448362, 0.5083821, 0.21713431], [0.55167294, 0.2453508, 0.20297626]])),
     ),
-    Entry(
+    CorpusEntry(
         "svm_of_integers",
         "integers as features: the decisions are floats all the same",
         graph(
@@ -146,7 +146,7 @@ ENTRIES: tuple[Entry, ...] = (
         (i64([[-1], [0], [2]]),),
         (np.array(["yes", "no", "no"], object), f32([[0.75, -0.75], [-0.25, 0.25], [-2.25, 2.25]])),
     ),
-    Entry(
+    CorpusEntry(
         "linear_regressor_without_intercepts",
         "intercepts that are left out are zero",
         graph(
@@ -158,14 +158,14 @@ ENTRIES: tuple[Entry, ...] = (
         (f32([[2, 1], [4, 0]]),),
         (f32([[-1], [2]]),),
     ),
-    Entry(
+    CorpusEntry(
         "scaled_integers",
         "a Scaler gives float32, whatever it is given",
         graph({"x": "int64[1,2]"}, {"y": "float32[1,2]"}, node("Scaler", "x", "y", offset=[0.5, 1.0], scale=[0.5, 0.25]), ml=1),
         (i64([[1, 2]]),),
         (f32([[0.25, 0.25]]),),
     ),
-    Entry(
+    CorpusEntry(
         "tree_of_two_features",
         "all rows go down a tree at once; NaN goes where the node says",
         graph(
@@ -177,7 +177,7 @@ ENTRIES: tuple[Entry, ...] = (
         (f32([[0, 0], [0, 2], [1, 0], [float("nan"), 0]]),),
         (f32([[1], [2], [4], [1]]),),
     ),
-    Entry(
+    CorpusEntry(
         "forest_of_three_classes",
         "trees of other depths in one ensemble: a row that has come to a leaf stays there; the first of equal scores is chosen",
         graph(
@@ -189,7 +189,7 @@ ENTRIES: tuple[Entry, ...] = (
         (f32([[0, 0], [0.5, 2], [1, 0], [1, 2]]),),
         (i64(7, -2, 5, -2), f32([[0.5, 1, 0], [0, 0.75, 1], [0.5, 0, 0.25], [0, 0, 1.25]])),
     ),
-    Entry(
+    CorpusEntry(
         "linear_scores_of_three_classes",
         "the label is that of the greatest score as it is before it is transformed",
         graph(
@@ -209,7 +209,7 @@ ENTRIES: tuple[Entry, ...] = (
         (f32([[0, -0.5], [-2, -2]]),),
         (i64(2, 2), f32([[0.5, 0.5, 0.62245935], [0.11920292, 0.18242553, 0.98201376]])),
     ),
-    Entry(
+    CorpusEntry(
         "rows_over_their_norms",
         "a row is divided by its norm, though its squares overflow; a row of zeros stays",
         graph(
@@ -227,7 +227,7 @@ ENTRIES: tuple[Entry, ...] = (
             f32([[0.75, -1], [0, 0], [0.75, 1]]),
         ),
     ),
-    Entry(
+    CorpusEntry(
         "support_vectors_near_a_row",
         "a regression by distances from two vectors",
         graph(
@@ -249,7 +249,7 @@ ENTRIES: tuple[Entry, ...] = (
         (f32([[0, 0], [1, 0]]),),
         (f32([[1 - 2 * np.exp(-1) + 0.25], [0.25 - np.exp(-0.5)]]),),
     ),
-    Entry(
+    CorpusEntry(
         "labels_by_number",
         "all numbers pick along the last axis, and from one axis they make a row; the shape is known where theirs is",
         graph(
@@ -263,7 +263,7 @@ ENTRIES: tuple[Entry, ...] = (
         (i64([[2], [0], [2]]),),
         (i64(-2, 7, -2),),
     ),
-    Entry(
+    CorpusEntry(
         "stop_words_in_any_case",
         "a stop word that is compared without regard to case is dropped in any, and accents stay",
         graph(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from xrt.graph import DType
-from xrt.testing.corpus.entry import Array, Entry, f32, graph, i64, node
+from xrt.testing.corpus.entry import Array, CorpusEntry, f32, graph, i64, node
 
 __all__ = ["ENTRIES"]
 
@@ -20,21 +20,21 @@ def _f16(*numbers: float) -> Array:
     return np.array([numbers], np.float16)
 
 
-def _norm(name: str, op: str, given: str, numbers: Array, expected: Array, **attributes: Any) -> Entry:
+def _norm(name: str, op: str, given: str, numbers: Array, expected: Array, **attributes: Any) -> CorpusEntry:
     """Return an entry whose squares are no float16, though its result is."""
     shape = ",".join(map(str, expected.shape))
     inputs = {"x": f"float16[{','.join(map(str, numbers.shape))}]"}
     model = graph(inputs, {"y": f"float16[{shape}]"}, node(op, given, "y", **attributes), constants={"axis": i64([1])})
     why = "squares of float16 overflow, or are zero; what is computed of their sum is an ordinary number"
-    return Entry(name, why, model, (numbers,), (expected,))
+    return CorpusEntry(name, why, model, (numbers,), (expected,))
 
 
-ENTRIES: tuple[Entry, ...] = (
+ENTRIES: tuple[CorpusEntry, ...] = (
     _norm("length_of_halves", "ReduceL2", "x axis", _f16(300, 400), _f16(500)),
     _norm("length_of_small_halves", "ReduceL2", "x axis", _f16(0.0003, 0.0004), _f16(0.0005)),
     _norm("unit_length_of_halves", "LpNormalization", "x", _f16(300, 400), _f16(0.6, 0.8)),
     _norm("pool_of_lengths_of_halves", "LpPool", "x", _f16(300, 400)[None], _f16(500)[None], kernel_shape=[2]),
-    Entry(
+    CorpusEntry(
         "truth_value_times_nan",
         "NaN times zero is NaN, where the zero was a truth value too; a compiler takes the product for a choice of zero",
         graph(
@@ -46,7 +46,7 @@ ENTRIES: tuple[Entry, ...] = (
         (f32(NAN, INF, NAN, 2), np.array([False, False, True, True])),
         (f32(NAN, NAN, NAN, 2),),
     ),
-    Entry(
+    CorpusEntry(
         "opposite_of_the_lowest_integer",
         "the lowest int32 has an opposite in int64, but none in the int32 that a library takes for it",
         graph(
@@ -62,7 +62,7 @@ ENTRIES: tuple[Entry, ...] = (
         (np.array([0, 1], np.int32),),
         (i64(2**31, 2**31 - 1), i64(2**31, 2**31 - 1), np.array([True, True])),
     ),
-    Entry(
+    CorpusEntry(
         "places_compared_with_a_number",
         "one library returns integers of NumPy's other 64-bit type, which another does not know, though the two compare equal",
         graph(

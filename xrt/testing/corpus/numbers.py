@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from xrt.testing.corpus.entry import Entry, body, f32, graph, i64, node
+from xrt.testing.corpus.entry import CorpusEntry, body, f32, graph, i64, node
 
 __all__ = ["ENTRIES"]
 
@@ -16,15 +16,15 @@ INT4 = np.array([-8, -1, 0, 7]).astype(ml_dtypes.int4)
 _CLIPPED_BELOW = body({}, {"below": "float32[3]"}, node("Clip", "n one", "below"))
 _CLIPPED_ABOVE = body({}, {"above": "float32[3]"}, node("Clip", "n - one", "above"))
 
-ENTRIES: tuple[Entry, ...] = (
-    Entry(
+ENTRIES: tuple[CorpusEntry, ...] = (
+    CorpusEntry(
         "nan_goes_through",
         "Max and Relu keep a NaN, whichever side it is on",
         graph({"x": "float32[4]", "y": "float32[4]"}, {"m": "float32[4]"}, node("Max", "x y", "m")),
         (f32(NAN, 1, INF, -INF), f32(1, NAN, 1, 1)),
         (f32(NAN, NAN, INF, 1),),
     ),
-    Entry(
+    CorpusEntry(
         "infinity_less_itself",
         "an infinity less itself is NaN, and no number makes zero of it, inside of a larger expression either",
         graph(
@@ -38,7 +38,7 @@ ENTRIES: tuple[Entry, ...] = (
         (f32(NAN, INF, -INF, 1.5),),
         (f32(NAN, NAN, NAN, 1),),
     ),
-    Entry(
+    CorpusEntry(
         "equal_to_itself",
         "NaN is not equal to itself, which is how some models look for it",
         graph(
@@ -47,14 +47,14 @@ ENTRIES: tuple[Entry, ...] = (
         (f32(NAN, INF, -INF, 1.5),),
         (np.array([False, True, True, True]),),
     ),
-    Entry(
+    CorpusEntry(
         "equal_truth_values",
         "a comparison of truth values, which a compiler may take for one of floats",
         graph({"x": "bool[2,2]", "z": "bool[2]"}, {"y": "bool[2,2]"}, node("Equal", "x z", "y")),
         (np.array([[False, False], [True, True]]), np.array([False, True])),
         (np.array([[True, False], [False, True]]),),
     ),
-    Entry(
+    CorpusEntry(
         "less_or_not_less",
         "of two numbers one may be NaN, and then neither of two opposite comparisons holds",
         graph(
@@ -68,14 +68,14 @@ ENTRIES: tuple[Entry, ...] = (
         (f32(NAN, INF, -INF, 1.5),),
         (np.array([False, True, True, True]),),
     ),
-    Entry(
+    CorpusEntry(
         "round_half_to_even",
         "a half rounds to the even neighbour",
         graph({"x": "float32[6]"}, {"y": "float32[6]"}, node("Round", "x", "y")),
         (f32(0.5, 1.5, 2.5, -0.5, -1.5, 2.4),),
         (f32(0, 2, 2, -0.0, -2, 2),),
     ),
-    Entry(
+    CorpusEntry(
         "integers_divide_towards_zero",
         "Div of integers truncates, Mod of Python's kind follows the divisor's sign",
         graph(
@@ -87,21 +87,21 @@ ENTRIES: tuple[Entry, ...] = (
         (i64(7, -7, 7, -7), i64(2, 2, -2, -2)),
         (i64(3, -3, -3, 3), i64(1, 1, -1, -1)),
     ),
-    Entry(
+    CorpusEntry(
         "cast_truncates",
         "a cast to integers drops the fraction, on both sides of zero",
         graph({"x": "float32[4]"}, {"y": "int32[4]"}, node("Cast", "x", "y", to=6)),
         (f32(1.9, -1.9, 0.5, -0.5),),
         (np.array([1, -1, 0, 0], np.int32),),
     ),
-    Entry(
+    CorpusEntry(
         "large_integers",
         "int64 beyond what a double holds exactly",
         graph({"x": "int64[2]"}, {"y": "int64[2]"}, node("Add", "x one", "y"), constants={"one": i64(1)}),
         (i64(2**53, -(2**62)),),
         (i64(2**53 + 1, -(2**62) + 1),),
     ),
-    Entry(
+    CorpusEntry(
         "first_of_equals",
         "ArgMax takes the first of equal elements, the last only where it is told to",
         graph(
@@ -113,28 +113,28 @@ ENTRIES: tuple[Entry, ...] = (
         (f32(1, 3, 3, 0),),
         (i64([1]), i64([2])),
     ),
-    Entry(
+    CorpusEntry(
         "top_of_equals",
         "among equal elements TopK takes the lower index first",
         graph({"x": "float32[4]"}, {"v": "float32[3]", "i": "int64[3]"}, node("TopK", "x k", "v i"), constants={"k": i64([3])}),
         (f32(1, 3, 3, 1),),
         (f32(3, 3, 1), i64(1, 2, 0)),
     ),
-    Entry(
+    CorpusEntry(
         "softmax_before_opset_13",
         "before opset 13 Softmax takes all axes from the given one as a single axis",
         graph({"x": "float32[1,2,2]"}, {"y": "float32[1,2,2]"}, node("Softmax", "x", "y", axis=1), opset=11),
         (f32([[[0, 0], [0, 0]]]),),
         (f32([[[0.25, 0.25], [0.25, 0.25]]]),),
     ),
-    Entry(
+    CorpusEntry(
         "softmax_of_large_numbers",
         "without taking the maximum away first, it overflows",
         graph({"x": "float32[3]"}, {"y": "float32[3]"}, node("Softmax", "x", "y")),
         (f32(1000, 1000, -1000),),
         (f32(0.5, 0.5, 0),),
     ),
-    Entry(
+    CorpusEntry(
         "training_batch_normalization",
         "the ancestor forgot on cloning that a node is in its training form, and gave it to an engine without one",
         graph(
@@ -145,21 +145,21 @@ ENTRIES: tuple[Entry, ...] = (
         (f32([[1], [3]]), f32([1]), f32([0]), f32([0]), f32([0])),
         (f32([[-1], [1]]), f32([1]), f32([0.5])),
     ),
-    Entry(
+    CorpusEntry(
         "half_precision",
         "float16 stays float16 between nodes",
         graph({"x": "float16[2]"}, {"y": "float16[2]"}, node("Add", "x x", "a"), node("Neg", "a", "y")),
         (np.array([1.5, -2], np.float16),),
         (np.array([-3, 4], np.float16),),
     ),
-    Entry(
+    CorpusEntry(
         "brain_float",
         "bfloat16, which NumPy itself does not have",
         graph({"x": "bfloat16[2]"}, {"y": "float32[2]"}, node("Cast", "x", "y", to=1)),
         (np.array([1.5, -2]).astype(ml_dtypes.bfloat16),),
         (f32(1.5, -2),),
     ),
-    Entry(
+    CorpusEntry(
         "four_bits",
         "int4, held one to a byte in memory and two in a file",
         graph(
@@ -172,7 +172,7 @@ ENTRIES: tuple[Entry, ...] = (
         (INT4,),
         (f32(-4, -0.5, 0, 3.5),),
     ),
-    Entry(
+    CorpusEntry(
         "quantize_saturates",
         "what does not fit becomes the nearest number that does; halves go to even",
         graph(
@@ -184,7 +184,7 @@ ENTRIES: tuple[Entry, ...] = (
         (f32(0, 3, 5, 1e4, -1e4),),
         (np.array([128, 130, 130, 255, 0], np.uint8),),
     ),
-    Entry(
+    CorpusEntry(
         "not_a_number_is_not_equal",
         "a NaN equals nothing, and is less than nothing",
         graph(
@@ -197,14 +197,14 @@ ENTRIES: tuple[Entry, ...] = (
         (f32(NAN, 0),),
         (np.array([False, True]), np.array([False, True])),
     ),
-    Entry(
+    CorpusEntry(
         "error_function_of_float64",
         "Erf of float64, which not every library has",
         graph({"x": "float64[3]"}, {"y": "float64[3]"}, node("Erf", "x", "y")),
         (np.array([0.0, 0.5, -1.0]),),
         (np.array([0.0, 0.5204998778130465, -0.8427007929497149]),),
     ),
-    Entry(
+    CorpusEntry(
         "sine_of_large_numbers",
         "Sin, Cos and Tan reduce a large argument with all the digits that it takes",
         graph(
@@ -217,21 +217,21 @@ ENTRIES: tuple[Entry, ...] = (
         (f32(1e6, -1e6),),
         (f32(-0.3499935, 0.3499935), f32(0.9367521, 0.9367521), f32(-0.37362445, 0.37362445)),
     ),
-    Entry(
+    CorpusEntry(
         "inverse_hyperbolic_of_large_numbers",
         "Asinh and Acosh of numbers whose square is too large, and of large negative ones",
         graph({"x": "float32[3]"}, {"s": "float32[3]", "c": "float32[3]"}, node("Asinh", "x", "s"), node("Acosh", "x", "c")),
         (f32(1e30, -1e4, 2),),
         (f32(69.77069, -9.9034876, 1.4436355), f32(69.77069, NAN, 1.316958)),
     ),
-    Entry(
+    CorpusEntry(
         "hyperbolic_near_the_end",
         "Sinh and Cosh are finite where half of Exp is",
         graph({"x": "float32[2]"}, {"s": "float32[2]", "c": "float32[2]"}, node("Sinh", "x", "s"), node("Cosh", "x", "c")),
         (f32(88.9, -88.9),),
         (f32(2.031188e38, -2.031188e38), f32(2.031188e38, 2.031188e38)),
     ),
-    Entry(
+    CorpusEntry(
         "rounded_by_a_large_sum",
         "adding 2**23 and taking it away rounds to whole numbers: the two constants are not merged",
         graph(
@@ -244,14 +244,14 @@ ENTRIES: tuple[Entry, ...] = (
         (f32(1.4, 1.6, 2.5, 3.5),),
         (f32(1, 2, 2, 4),),
     ),
-    Entry(
+    CorpusEntry(
         "sign_of_nan",
         "Sign of NaN is NaN, and not one of three numbers",
         graph({"x": "float32[4]"}, {"y": "float32[4]"}, node("Sign", "x", "y")),
         (f32(NAN, -2, 0, INF),),
         (f32(NAN, -1, 0, 1),),
     ),
-    Entry(
+    CorpusEntry(
         "curves_of_nan",
         "a curve in pieces chooses a piece by comparing, and NaN compares with nothing: it stays NaN",
         graph(
@@ -264,7 +264,7 @@ ENTRIES: tuple[Entry, ...] = (
         (f32(NAN, INF, -INF, 0),),
         (f32(NAN, INF, -1, 0), f32(NAN, INF, -1.7580993, 0), f32(NAN, 1, 0, 0.5)),
     ),
-    Entry(
+    CorpusEntry(
         "chosen_not_multiplied",
         "what is not above a threshold is zero by choice: a product with zero is NaN, of NaN and of an infinity",
         graph(
@@ -278,7 +278,7 @@ ENTRIES: tuple[Entry, ...] = (
         (f32(NAN, INF, -INF, 0),),
         (f32(0, INF, 0, 0), f32(0, INF, -INF, 0), f32(NAN, INF, -INF, 0)),
     ),
-    Entry(
+    CorpusEntry(
         "logarithm_of_an_infinite_sum",
         "the largest is taken away before the exponential, unless it is infinite: the difference would be NaN",
         graph(
@@ -287,7 +287,7 @@ ENTRIES: tuple[Entry, ...] = (
         (f32([[INF, 1], [-INF, -INF], [NAN, 1], [1000, 1000]]),),
         (f32(INF, -INF, NAN, 1000.6931),),
     ),
-    Entry(
+    CorpusEntry(
         "clipped_on_one_side",
         "a Clip with one bound leaves an infinity on the other side",
         graph(
@@ -300,7 +300,7 @@ ENTRIES: tuple[Entry, ...] = (
         (f32(INF, -INF, 3),),
         (f32(INF, 1, 3), f32(1, -INF, 1)),
     ),
-    Entry(
+    CorpusEntry(
         "a_constant_may_hold_nan",
         "Max and Min keep a NaN of a constant, which other elements of it are not",
         graph(
@@ -314,7 +314,7 @@ ENTRIES: tuple[Entry, ...] = (
         (f32(1, 2, NAN),),
         (f32(NAN, 2, NAN), f32(NAN, 2, NAN), f32(NAN, 1, NAN)),
     ),
-    Entry(
+    CorpusEntry(
         "clipped_in_a_body",
         "a Clip with one bound, in a body, of a value from outside of it; others of the same type around it",
         graph(
@@ -328,7 +328,7 @@ ENTRIES: tuple[Entry, ...] = (
         (f32(INF, -INF, 3), np.array(True)),
         (f32(1, INF, 1), f32(1, INF, 1)),
     ),
-    Entry(
+    CorpusEntry(
         "clipped_on_one_side_by_attributes",
         "a Clip below opset 11 with one bound has the largest finite number for the other, and makes it of an infinity",
         graph(
@@ -342,7 +342,7 @@ ENTRIES: tuple[Entry, ...] = (
         (f32(INF, -INF, 3),),
         (f32(MOST, 1, 3), f32(1, -MOST, 1), f32(MOST, -MOST, 3)),
     ),
-    Entry(
+    CorpusEntry(
         "nan_is_not_greater",
         "no comparison with NaN is true, and as a truth value it is no zero",
         graph(
@@ -356,21 +356,21 @@ ENTRIES: tuple[Entry, ...] = (
         (f32(NAN, 2, 0),),
         tuple(np.array(row) for row in ([False, True, False], [False, False, True], [True, True, False])),
     ),
-    Entry(
+    CorpusEntry(
         "remainder_by_infinity",
         "the remainder of a number by an infinity is the number; that of an infinity is none",
         graph({"x": "float32[3]", "y": "float32[3]"}, {"r": "float32[3]"}, node("Mod", "x y", "r", fmod=1)),
         (f32(1.5, -2, INF), f32(INF, -INF, 2)),
         (f32(1.5, -2, NAN),),
     ),
-    Entry(
+    CorpusEntry(
         "sorted_elsewhere",
         "TopK leaves what it reads as it was",
         graph({"x": "float32[4]"}, {"v": "float32[2]", "i": "int64[2]"}, node("TopK", "x k", "v i"), constants={"k": i64([2])}),
         (f32(1, 4, 2, 3),),
         (f32(4, 3), i64([1, 3])),
     ),
-    Entry(
+    CorpusEntry(
         "scattered_by_constants",
         "ScatterElements leaves what it reads as it was, and keeps constants of two types apart",
         graph(
@@ -382,7 +382,7 @@ ENTRIES: tuple[Entry, ...] = (
         (f32(1, 2, 3, 4),),
         (f32(1, 2, 9, 4),),
     ),
-    Entry(
+    CorpusEntry(
         "large_unsigned_numbers",
         "unsigned numbers beyond the largest signed one are large, not negative",
         graph(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xrt.testing.corpus.entry import Entry, f32, graph, i64, node
+from xrt.testing.corpus.entry import CorpusEntry, f32, graph, i64, node
 
 __all__ = ["ENTRIES"]
 
@@ -11,15 +11,15 @@ _PLACES = f32([[[[-1, 0], [0, 0], [1, 0]]]])
 """As places among the elements of the row: -0.5, 1.5 and 3.5."""
 
 
-def _sampled(name: str, why: str, padding: str, *expected: float) -> Entry:
+def _sampled(name: str, why: str, padding: str, *expected: float) -> CorpusEntry:
     """Return an entry whose numbers follow from the four weights of a half: -3/32, 19/32, 19/32 and -3/32."""
     sample = node("GridSample", "x grid", "y", mode="cubic", padding_mode=padding)
     inputs = {"x": "float32[1,1,1,4]", "grid": "float32[1,1,3,2]"}
     model = graph(inputs, {"y": "float32[1,1,1,3]"}, sample, opset=20)
-    return Entry(name, why, model, (_ROW, _PLACES), (f32([[[list(expected)]]]),))
+    return CorpusEntry(name, why, model, (_ROW, _PLACES), (f32([[[list(expected)]]]),))
 
 
-ENTRIES: tuple[Entry, ...] = (
+ENTRIES: tuple[CorpusEntry, ...] = (
     _sampled(
         "grid_sample_cubic_border",
         "beyond the border each of the taps reads the border; the place itself stays, and with it the weights",
@@ -38,7 +38,7 @@ ENTRIES: tuple[Entry, ...] = (
         "zeros",
         *(-0.09375, 2.125, 4.96875),
     ),
-    Entry(
+    CorpusEntry(
         "short_time_fourier_of_rank_2",
         "TorchScript exports a signal without the last axis that the standard asks for; it is real",
         graph(
@@ -51,7 +51,7 @@ ENTRIES: tuple[Entry, ...] = (
         (f32([[1, 2, 3, 5]]),),
         (f32([[[[3, 0], [-1, 0]], [[8, 0], [-2, 0]]]]),),
     ),
-    Entry(
+    CorpusEntry(
         "deformed_row",
         "an axis of one element has no distance between elements; halfway beyond it half of the element is left",
         graph(

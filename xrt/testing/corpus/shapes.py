@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from xrt.testing.corpus.entry import Entry, f32, graph, i64, node
+from xrt.testing.corpus.entry import CorpusEntry, f32, graph, i64, node
 
 __all__ = ["ENTRIES"]
 
@@ -14,22 +14,22 @@ ROWS = np.arange(250, dtype=np.float32).reshape(5, 50)
 
 _BLOCKS = np.arange(24, dtype=np.float32).reshape(1, 4, 2, 3)
 
-ENTRIES: tuple[Entry, ...] = (
-    Entry(
+ENTRIES: tuple[CorpusEntry, ...] = (
+    CorpusEntry(
         "no_axes",
         "0-d in, 0-d out: an array, and no scalar",
         graph({"x": "float32[]"}, {"y": "float32[]"}, node("Neg", "x", "y")),
         (f32(2),),
         (f32(-2),),
     ),
-    Entry(
+    CorpusEntry(
         "reduced_to_no_axes",
         "a reduction over everything leaves an array without axes",
         graph({"x": "float32[2,3]"}, {"y": "float32[]"}, node("ReduceSum", "x", "y", keepdims=0)),
         (X,),
         (f32(21),),
     ),
-    Entry(
+    CorpusEntry(
         "sum_of_nothing",
         "the sum over an empty axis is zero, and the other axes stay; ONNX Runtime overlooks a negative axis here",
         graph(
@@ -42,35 +42,35 @@ ENTRIES: tuple[Entry, ...] = (
         (EMPTY,),
         (np.zeros(3, np.float32), np.zeros(0, np.float32)),
     ),
-    Entry(
+    CorpusEntry(
         "product_over_nothing",
         "a matrix product whose inner extent is zero is zero",
         graph({"a": "float32[2,0]", "b": "float32[0,3]"}, {"y": "float32[2,3]"}, node("MatMul", "a b", "y")),
         (np.zeros((2, 0), np.float32), EMPTY),
         (np.zeros((2, 3), np.float32),),
     ),
-    Entry(
+    CorpusEntry(
         "concat_with_nothing",
         "an empty part adds nothing",
         graph({"a": "float32[0,3]", "b": "float32[2,3]"}, {"y": "float32[2,3]"}, node("Concat", "a b a", "y", axis=0)),
         (EMPTY, X),
         (X,),
     ),
-    Entry(
+    CorpusEntry(
         "flatten_nothing",
         "an empty tensor has no extent to work out from its size; the reference of onnx tries to",
         graph({"x": "float32[0,3]"}, {"y": "float32[0,3]"}, node("Flatten", "x", "y", axis=1)),
         (EMPTY,),
         (EMPTY,),
     ),
-    Entry(
+    CorpusEntry(
         "elementwise_on_nothing",
         "nothing in, nothing out, of the broadcast shape",
         graph({"x": "float32[0,3]", "b": "float32[3]"}, {"y": "float32[0,3]"}, node("Add", "x b", "s"), node("Relu", "s", "y")),
         (EMPTY, f32(1, 2, 3)),
         (EMPTY,),
     ),
-    Entry(
+    CorpusEntry(
         "six_axes",
         "more axes than most kernels are written for",
         graph(
@@ -82,14 +82,14 @@ ENTRIES: tuple[Entry, ...] = (
         (np.arange(12, dtype=np.float32).reshape(1, 2, 1, 3, 1, 2),),
         (-np.arange(12, dtype=np.float32).reshape(1, 2, 1, 3, 1, 2).transpose(5, 4, 3, 2, 1, 0),),
     ),
-    Entry(
+    CorpusEntry(
         "named_extent",
         "an extent known only at run time; the second input must have the same",
         graph({"x": "float32[N,3]", "y": "float32[N,3]"}, {"z": "float32[N,3]"}, node("Add", "x y", "z")),
         (X, X),
         (2 * X,),
     ),
-    Entry(
+    CorpusEntry(
         "shape_computed_at_run_time",
         "the shape is a value: what comes out depends on what goes in, not on its type",
         graph(
@@ -103,21 +103,21 @@ ENTRIES: tuple[Entry, ...] = (
         (X,),
         (X.reshape(3, 2),),
     ),
-    Entry(
+    CorpusEntry(
         "shape_depends_on_values",
         "how many there are is known only once they are computed",
         graph({"x": "float32[4]"}, {"y": "int64[1,?]"}, node("NonZero", "x", "y")),
         (f32(0, 1, 0, 2),),
         (i64([[1, 3]]),),
     ),
-    Entry(
+    CorpusEntry(
         "reshape_keeps_and_infers",
         "a zero keeps the extent, a minus one is worked out",
         graph({"x": "float32[2,3]"}, {"y": "float32[2,3,1]"}, node("Reshape", "x k", "y"), constants={"k": i64([0, -1, 1])}),
         (X,),
         (X.reshape(2, 3, 1),),
     ),
-    Entry(
+    CorpusEntry(
         "reshape_takes_zero_as_it_is",
         "with allowzero, a zero is an extent",
         graph(
@@ -126,7 +126,7 @@ ENTRIES: tuple[Entry, ...] = (
         (EMPTY,),
         (np.zeros((3, 0), np.float32),),
     ),
-    Entry(
+    CorpusEntry(
         "slice_backwards",
         "a negative step, and ends beyond the tensor",
         graph(
@@ -138,14 +138,14 @@ ENTRIES: tuple[Entry, ...] = (
         (X,),
         (X[:, ::-1],),
     ),
-    Entry(
+    CorpusEntry(
         "negative_pad",
         "a negative pad cuts off",
         graph({"x": "float32[2,3]"}, {"y": "float32[2,3]"}, node("Pad", "x k", "y"), constants={"k": i64([0, -1, 0, 1])}),
         (X,),
         (f32([[2, 3, 0], [5, 6, 0]]),),
     ),
-    Entry(
+    CorpusEntry(
         "mirrored_edges",
         "an edge is mirrored, and not with the outermost element",
         graph(
@@ -157,7 +157,7 @@ ENTRIES: tuple[Entry, ...] = (
         (ROWS,),
         (np.pad(ROWS, ((1, 2), (3, 3)), "reflect"),),
     ),
-    Entry(
+    CorpusEntry(
         "window_that_fits_once",
         "a strided window fits once, with elements behind it that no window reads",
         graph(
@@ -169,14 +169,14 @@ ENTRIES: tuple[Entry, ...] = (
         (ROWS[:1, :16].reshape(1, 1, 4, 4),),
         (f32([[[[45]]]]),),
     ),
-    Entry(
+    CorpusEntry(
         "squeeze_everything",
         "without axes, every extent of one goes",
         graph({"x": "float32[1,2,1]"}, {"y": "float32[2]"}, node("Squeeze", "x", "y")),
         (f32([[[1], [2]]]),),
         (f32(1, 2),),
     ),
-    Entry(
+    CorpusEntry(
         "uneven_split",
         "parts of different sizes, one of them empty",
         graph(
@@ -188,7 +188,7 @@ ENTRIES: tuple[Entry, ...] = (
         (f32(1, 2, 3),),
         (f32(1, 2), np.zeros(0, np.float32), f32([3])),
     ),
-    Entry(
+    CorpusEntry(
         "split_behind_reshape",
         "the heads of attention: a loop that unfolds an index and has several results is compiled apart from the others",
         graph(
@@ -202,35 +202,35 @@ ENTRIES: tuple[Entry, ...] = (
         (np.arange(24, dtype=np.float32).reshape(6, 4),),
         tuple(np.arange(24, dtype=np.float32).reshape(1, 2, 4, 3)[:, :, k] for k in range(4)),
     ),
-    Entry(
+    CorpusEntry(
         "strided_input",
         "an input that is a view with strides of its own",
         graph({"x": "float32[3,2]"}, {"y": "float32[3,2]"}, node("Neg", "x", "y")),
         (X.T,),
         (-X.T,),
     ),
-    Entry(
+    CorpusEntry(
         "expanded_to_its_own_rank_0",
         "the shape of a number has no elements, and is computed when the model runs; a library ended the process",
         graph({"x": "float32[]"}, {"y": "float32[]"}, node("Shape", "x", "s"), node("Expand", "x s", "y")),
         (np.array(2, np.float32),),
         (np.array(2, np.float32),),
     ),
-    Entry(
+    CorpusEntry(
         "expanded_to_a_given_rank_0",
         "a shape without elements as an input of the model",
         graph({"x": "float32[]", "s": "int64[0]"}, {"y": "float32[]"}, node("Expand", "x s", "y")),
         (np.array(2, np.float32), np.zeros(0, np.int64)),
         (np.array(2, np.float32),),
     ),
-    Entry(
+    CorpusEntry(
         "reshaped_to_rank_0",
         "one element becomes a number, by a shape without elements that is computed",
         graph({"x": "float32[1]", "r": "float32[]"}, {"y": "float32[]"}, node("Shape", "r", "s"), node("Reshape", "x s", "y")),
         (f32([3]), np.array(2, np.float32)),
         (np.array(3, np.float32),),
     ),
-    Entry(
+    CorpusEntry(
         "unsqueezed_by_no_axes",
         "axes that are computed and are none",
         graph(
@@ -243,14 +243,14 @@ ENTRIES: tuple[Entry, ...] = (
         (f32(3, 4), np.array(2, np.float32)),
         (f32(3, 4), np.array(2, np.float32)),
     ),
-    Entry(
+    CorpusEntry(
         "depth_to_space_by_columns",
         "mode CRD where the number of channels behind it is not the size of a block",
         graph({"x": "float32[1,4,2,3]"}, {"y": "float32[1,1,4,6]"}, node("DepthToSpace", "x", "y", blocksize=2, mode="CRD")),
         (_BLOCKS,),
         (_BLOCKS.reshape(1, 1, 2, 2, 2, 3).transpose(0, 1, 4, 2, 5, 3).reshape(1, 1, 4, 6),),
     ),
-    Entry(
+    CorpusEntry(
         "space_to_depth_and_back",
         "blocks of two by three channels, in the mode that is the default",
         graph(
@@ -262,7 +262,7 @@ ENTRIES: tuple[Entry, ...] = (
         (_BLOCKS.reshape(1, 2, 2, 6),),
         (_BLOCKS.reshape(1, 2, 1, 2, 3, 2).transpose(0, 3, 5, 1, 2, 4).reshape(1, 8, 1, 3), _BLOCKS.reshape(1, 2, 2, 6)),
     ),
-    Entry(
+    CorpusEntry(
         "indices_of_several_planes",
         "the second result of MaxPool numbers the elements of the whole tensor",
         graph(
@@ -273,7 +273,7 @@ ENTRIES: tuple[Entry, ...] = (
         (np.arange(16, dtype=np.float32).reshape(2, 2, 2, 2),),
         (f32([3, 7, 11, 15]).reshape(2, 2, 1, 1), i64([3, 7, 11, 15]).reshape(2, 2, 1, 1)),
     ),
-    Entry(
+    CorpusEntry(
         "slopes_along_the_last_axis",
         "PRelu broadcasts as all operators do: from the last axis, though there are as many channels",
         graph({"x": "float32[1,2,1,2]", "s": "float32[2]"}, {"y": "float32[1,2,1,2]"}, node("PRelu", "x s", "y")),

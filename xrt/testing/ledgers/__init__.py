@@ -12,21 +12,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from xrt.testing.report import Outcome, Report, Word
+from xrt.testing.report import ConformanceReport, Outcome, ResultWord
 
-__all__ = ["MIXTURES", "Gap", "GapWord", "gaps_of", "settle"]
+__all__ = ["MIXTURES", "GapWord", "KnownFailure", "load_known_failures", "settle"]
 
 GapWord: TypeAlias = Literal["not implemented", "not upstream", "never"]
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class KnownFailure:
     """Cases that an engine fails, and why."""
 
     cases: str
     """A glob over case names; every case that it matches must fail."""
     word: GapWord
-    """``not implemented`` is the engine author's to do, ``not upstream`` the library's, ``never`` nobody's."""
+    """``not implemented``: the engine author can fix it; ``not upstream``: the library can; ``never``: it is permanent."""
     reason: str
     link: str
     """Where the library or the standard says so, or where it was reported."""
@@ -45,16 +45,18 @@ MIXTURES = "mixtures"
 _SHIPPED = ("iree", "openvino", "ort", "toy", "tvm", "xla", MIXTURES)
 
 
-def gaps_of(engine: str) -> tuple[Gap, ...]:
+def load_known_failures(engine: str) -> tuple[KnownFailure, ...]:
     """Return the ledger of an engine that XRT ships, by its name or spec, or of `MIXTURES`; empty for any other."""
     name = engine.partition("{")[0]
     if name not in _SHIPPED:
         return ()
-    gaps: tuple[Gap, ...] = importlib.import_module(f"xrt.testing.ledgers.{name}").GAPS
+    gaps: tuple[KnownFailure, ...] = importlib.import_module(f"xrt.testing.ledgers.{name}").GAPS
     return gaps
 
 
-def settle(report: Report, gaps: Sequence[Gap], *, complete: bool = True, alone: bool = True) -> Report:
+def settle(
+    report: ConformanceReport, gaps: Sequence[KnownFailure], *, complete: bool = True, alone: bool = True
+) -> ConformanceReport:
     """Return the report with the failures that the ledger knows as gaps, and the entries that do not hold as stale.
 
     ``complete`` says that the run held every case, so that an entry that matches none is stale as well. ``alone`` says
@@ -67,17 +69,19 @@ def settle(report: Report, gaps: Sequence[Gap], *, complete: bool = True, alone:
     return replace(report, outcomes=outcomes, stale=report.stale + stale)
 
 
-def _settled(outcome: Outcome, gaps: Sequence[Gap]) -> Outcome:
-    if outcome.word is not Word.FAILED:
+def _settled(outcome: Outcome, gaps: Sequence[KnownFailure]) -> Outcome:
+    if outcome.word is not ResultWord.FAILED:
         return outcome
     gap = next((gap for gap in gaps if gap.covers(outcome.case)), None)
-    return outcome if gap is None else replace(outcome, word=Word.GAP, reason=f"{gap.word}: {gap.reason} [{outcome.reason}]")
+    return (
+        outcome if gap is None else replace(outcome, word=ResultWord.GAP, reason=f"{gap.word}: {gap.reason} [{outcome.reason}]")
+    )
 
 
-def _faults(gap: Gap, outcomes: Sequence[Outcome], complete: bool) -> list[str]:
+def _faults(gap: KnownFailure, outcomes: Sequence[Outcome], complete: bool) -> list[str]:
     covered = [outcome for outcome in outcomes if gap.covers(outcome.case)]
     if not covered:
         return [f"{gap} matches no case; delete the entry"] if complete else []
     if not gap.everywhere:
         return []
-    return [f"{gap}: {o.case} {o.word}; narrow or delete the entry" for o in covered if o.word is not Word.GAP]
+    return [f"{gap}: {o.case} {o.word}; narrow or delete the entry" for o in covered if o.word is not ResultWord.GAP]

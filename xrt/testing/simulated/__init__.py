@@ -1,12 +1,12 @@
-"""Simulated devices: what runs on CUDA, on any machine, under an adversary's clock.
+"""Simulated devices: tests of CUDA code on any machine, with adversarial timing.
 
-`simulated()` puts devices in CUDA's place whose memory the host cannot read and whose streams do their work as late, and in as
-odd an order, as they may. What comes out is right only where every copy, event and wait is where it must be; and each pair of
-accesses that nothing orders is told, whether or not it did harm this time.
+`simulated()` replaces CUDA's devices by ones whose memory the host cannot read. Their streams do work as late, and in as odd an
+order, as they may. Results are right only if every copy, event and wait is where it must be. Each unordered pair of accesses is
+reported, whether or not it did harm this time.
 """
 
 from xrt.testing.simulated.array import SimulatedArray
-from xrt.testing.simulated.device import SimulatedDevice, simulated
-from xrt.testing.simulated.machine import Machine
+from xrt.testing.simulated.device import SimulatedDevice, simulate_devices
+from xrt.testing.simulated.machine import SimulatedMachine
 
-__all__ = ["Machine", "SimulatedArray", "SimulatedDevice", "simulated"]
+__all__ = ["SimulatedArray", "SimulatedDevice", "SimulatedMachine", "simulate_devices"]

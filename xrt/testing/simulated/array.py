@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from xrt.testing.simulated.machine import POISON, Piece, State
+from xrt.testing.simulated.machine import POISON, BlockState, WorkItem
 
 if TYPE_CHECKING:
     from xrt.testing.simulated.device import SimulatedDevice
 
-__all__ = ["Block", "SimulatedArray", "applied", "is_held"]
+__all__ = ["Block", "SimulatedArray", "apply", "is_referenced"]
 
 HELD = frozenset("?bhilqBHILQefdFD")
 """Type codes of the elements that CuPy's arrays have, bfloat16 apart."""
 
 
-def is_held(dtype: np.dtype[Any]) -> bool:
+def is_referenced(dtype: np.dtype[Any]) -> bool:
     """Whether a CUDA device has arrays of such elements."""
     return dtype.char in HELD or dtype == ml_dtypes.bfloat16
 
@@ -33,12 +33,12 @@ class Block:
     def __init__(self, device: SimulatedDevice, nbytes: int) -> None:
         device.machine.take(device.name, nbytes)
         self.device = device
-        self.state = State(np.full(nbytes, POISON, np.uint8), device.name, device.current_stream())
+        self.state = BlockState(np.full(nbytes, POISON, np.uint8), device.name, device.current_stream())
         weakref.finalize(self, device.machine.free, self.state).atexit = False
 
 
 class SimulatedArray:
-    """An array like CuPy's. Whoever wants its content on the host has to copy it there."""
+    """An array like CuPy's. Its content must be copied to the host to be read there."""
 
     __array_ufunc__ = None  # NumPy's arrays leave arithmetic with it to it
     __slots__ = ("__weakref__", "_view", "base", "block")
@@ -51,7 +51,7 @@ class SimulatedArray:
     @classmethod
     def empty(cls, device: SimulatedDevice, shape: Sequence[int], dtype: np.dtype[Any]) -> SimulatedArray:
         """Return an array of any content; raises TypeError for elements that no device has."""
-        if not is_held(dtype):
+        if not is_referenced(dtype):
             raise TypeError(f"Unsupported dtype {dtype}")
         block = Block(device, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
         return cls(block, block.state.data.view(dtype).reshape(tuple(shape)))
@@ -69,12 +69,12 @@ class SimulatedArray:
 
     @property
     def device(self) -> SimulatedDevice:
-        """Where it lies."""
+        """The array's device."""
         return self.block.device
 
     T = property(lambda self: self.transpose())
-    real = property(lambda self: applied("real", np.real, (self,)))
-    imag = property(lambda self: applied("imag", np.imag, (self,)))
+    real = property(lambda self: apply("real", np.real, (self,)))
+    imag = property(lambda self: apply("imag", np.imag, (self,)))
 
     def __len__(self) -> int:
         return len(self._view)
@@ -125,18 +125,18 @@ class SimulatedArray:
     # ------------------------------------------------------------------ content
 
     def __getitem__(self, key: Any) -> SimulatedArray:
-        return applied("getitem", lambda array, *places: array[_with(key, places)], (self, *_arrays(key)), waits=_has_mask(key))  # type: ignore[no-any-return]
+        return apply("getitem", lambda array, *places: array[_with(key, places)], (self, *_arrays(key)), waits=_has_mask(key))  # type: ignore[no-any-return]
 
     def __setitem__(self, key: Any, value: Any) -> None:
         def put(target: np.ndarray[Any, Any], *given: Any) -> None:
             count = len(given) - 1
             target[_with(key, given[:count])] = given[count]
 
-        written("setitem", put, self, (*_arrays(key), value))
+        mark_written("setitem", put, self, (*_arrays(key), value))
 
     def reshape(self, *shape: Any, **options: Any) -> SimulatedArray:
         """Return the array in another shape."""
-        return applied("reshape", lambda array: array.reshape(*shape, **options), (self,))  # type: ignore[no-any-return]
+        return apply("reshape", lambda array: array.reshape(*shape, **options), (self,))  # type: ignore[no-any-return]
 
 
 def _arrays(key: Any) -> list[Any]:
@@ -186,7 +186,7 @@ def _held(value: Any) -> list[SimulatedArray]:
     return [array for item in value for array in _held(item)] if isinstance(value, list | tuple) else []
 
 
-def applied(
+def apply(
     what: str, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any] | None = None, waits: bool = False
 ) -> Any:
     """Put a function of NumPy's on the current stream, and return the arrays that will hold its results.
@@ -253,10 +253,10 @@ def _put(device: SimulatedDevice, what: str, function: Callable[..., Any], given
 
     reads = tuple({a.block.state: None for a in (*_held(given[0]), *_held(tuple(given[1].values())))})
     device.machine.kernels.append(what)
-    device.machine.put(device.current_stream(), Piece(what, work, reads, tuple(a.block.state for a in made)))
+    device.machine.put(device.current_stream(), WorkItem(what, work, reads, tuple(a.block.state for a in made)))
 
 
-def written(what: str, function: Callable[..., None], target: SimulatedArray, args: tuple[Any, ...]) -> None:
+def mark_written(what: str, function: Callable[..., None], target: SimulatedArray, args: tuple[Any, ...]) -> None:
     """Put on the current stream what writes into an array; it takes the array's content, and those of the arguments."""
     arrays = [target, *_held(args)]
     device = _device_of(arrays)
@@ -266,5 +266,5 @@ def written(what: str, function: Callable[..., None], target: SimulatedArray, ar
     reads = tuple({a.block.state: None for a in arrays})
     device.machine.kernels.append(what)
     device.machine.put(
-        device.current_stream(), Piece(what, lambda: _quiet(function, (view, *given), {}), reads, (target.block.state,))
+        device.current_stream(), WorkItem(what, lambda: _quiet(function, (view, *given), {}), reads, (target.block.state,))
     )

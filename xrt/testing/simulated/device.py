@@ -5,25 +5,27 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.accelerator import Elementwise
 from xrt.errors import DeviceError, InputError
-from xrt.runtime.devices.interface import Device, MemoryInfo, Recording, Sent
-from xrt.runtime.devices.registry import plugged
-from xrt.testing.simulated.array import SimulatedArray, applied
-from xrt.testing.simulated.machine import POISON, Event, Machine, Order, Piece, SimulatedMemoryError, SimulatedStream
+from xrt.runtime.devices.interface import Device, GraphCapture, MemoryInfo, PendingCopy
+from xrt.runtime.devices.registry import override_devices
+from xrt.testing.simulated.array import SimulatedArray, apply
+from xrt.testing.simulated.machine import POISON, Event, Order, SimulatedMachine, SimulatedMemoryError, SimulatedStream, WorkItem
 from xrt.testing.simulated.module import SimulatedModule
 
-__all__ = ["SimulatedDevice", "World", "simulated"]
+if TYPE_CHECKING:
+    from xrt.engines.contract.device import Elementwise
+
+__all__ = ["DeviceWorld", "SimulatedDevice", "simulate_devices"]
 
 
-class World:
+class DeviceWorld:
     """The devices of a machine, and for each thread which of them, and which stream of it, is current."""
 
-    def __init__(self, machine: Machine, count: int) -> None:
+    def __init__(self, machine: SimulatedMachine, count: int) -> None:
         self.machine = machine
         self.count = count
         self.devices: dict[int, SimulatedDevice] = {}
@@ -50,7 +52,7 @@ class World:
         return self._thread.stack  # type: ignore[no-any-return]
 
     @contextmanager
-    def using(self, device: SimulatedDevice, stream: SimulatedStream) -> Iterator[None]:
+    def activate(self, device: SimulatedDevice, stream: SimulatedStream) -> Iterator[None]:
         """Make a device and a stream current."""
         self._stack().append((device, stream))
         try:
@@ -65,7 +67,7 @@ class SimulatedDevice(Device):
     has_addresses = False
     hardware = "simulated"
 
-    def __init__(self, world: World, index: int) -> None:
+    def __init__(self, world: DeviceWorld, index: int) -> None:
         self.world = world
         self.machine = world.machine
         self.index = index
@@ -80,12 +82,12 @@ class SimulatedDevice(Device):
     # ------------------------------------------------------------------ arrays
 
     def upload(self, array: np.ndarray[Any, Any]) -> SimulatedArray:
-        with self.using(self.current_stream()):
+        with self.activate(self.current_stream()):
             return self._in(array, self.current_stream(), np.array(array))
 
     def download(self, array: SimulatedArray) -> np.ndarray[Any, Any]:
         stream = self.current_stream()
-        with self.using(stream):
+        with self.activate(stream):
             sent = self.copy_out(array, stream)
         self.wait([stream])
         return np.array(sent.array)
@@ -96,11 +98,11 @@ class SimulatedDevice(Device):
     def at(self, address: int, shape: Sequence[int], dtype: np.dtype[Any], owner: object) -> Any:
         raise TypeError("a simulated device has no addresses that a library could be handed")
 
-    def fused(self, function: Elementwise) -> Callable[..., Any]:
+    def fuse(self, function: Elementwise) -> Callable[..., Any]:
         def compute(*arrays: np.ndarray[Any, Any]) -> Any:
             return np.asarray(function.meaning(np, *arrays)).astype(function.output)
 
-        return lambda *arrays: applied(function.name, compute, arrays)
+        return lambda *arrays: apply(function.name, compute, arrays)
 
     def owns(self, value: object) -> bool:
         return isinstance(value, SimulatedArray) and value.device is self
@@ -121,7 +123,7 @@ class SimulatedDevice(Device):
         return MemoryInfo(self.machine.limit - self.machine.used.get(self.name, 0), self.machine.limit)
 
     def allocate(self, shape: Sequence[int], dtype: np.dtype[Any], stream: SimulatedStream) -> SimulatedArray:
-        with self.using(stream):
+        with self.activate(stream):
             return SimulatedArray.empty(self, shape, dtype)
 
     def shortage(self, error: BaseException) -> int | None:
@@ -129,10 +131,10 @@ class SimulatedDevice(Device):
 
     # ------------------------------------------------------------------ copies
 
-    def copy_in(self, host: np.ndarray[Any, Any], stream: SimulatedStream) -> Sent:
-        with self.using(stream):
+    def copy_in(self, host: np.ndarray[Any, Any], stream: SimulatedStream) -> PendingCopy:
+        with self.activate(stream):
             pinned = Pinned(host)
-            return Sent(self._in(host, stream, pinned.content, pinned.check), pinned)
+            return PendingCopy(self._in(host, stream, pinned.content, pinned.check), pinned)
 
     def _in(self, host: Any, stream: SimulatedStream, content: Any, check: Callable[[], None] = lambda: None) -> SimulatedArray:
         made = SimulatedArray.empty(self, host.shape, host.dtype)
@@ -143,10 +145,10 @@ class SimulatedDevice(Device):
             target[...] = content
 
         self.machine.copies.append("in")
-        self.machine.put(stream, Piece("a copy in", work, (), (made.block.state,)))
+        self.machine.put(stream, WorkItem("a copy in", work, (), (made.block.state,)))
         return made
 
-    def copy_out(self, array: SimulatedArray, stream: SimulatedStream) -> Sent:
+    def copy_out(self, array: SimulatedArray, stream: SimulatedStream) -> PendingCopy:
         source = array._view
         pinned = np.full(source.nbytes, POISON, np.uint8).view(source.dtype).reshape(source.shape)
 
@@ -154,10 +156,10 @@ class SimulatedDevice(Device):
             pinned[...] = source
 
         self.machine.copies.append("out")
-        self.machine.put(stream, Piece("a copy out", work, (array.block.state,), ()))
-        return Sent(pinned, array)
+        self.machine.put(stream, WorkItem("a copy out", work, (array.block.state,), ()))
+        return PendingCopy(pinned, array)
 
-    def copy_across(self, array: SimulatedArray, source: Device, stream: SimulatedStream) -> Sent:
+    def copy_across(self, array: SimulatedArray, source: Device, stream: SimulatedStream) -> PendingCopy:
         made = self.allocate(array.shape, array.dtype, stream)
         target, view = made._view, array._view
 
@@ -165,11 +167,11 @@ class SimulatedDevice(Device):
             target[...] = view
 
         self.machine.copies.append("across")
-        self.machine.put(stream, Piece("a copy across", work, (array.block.state,), (made.block.state,)))
-        return Sent(made, array)
+        self.machine.put(stream, WorkItem("a copy across", work, (array.block.state,), (made.block.state,)))
+        return PendingCopy(made, array)
 
     def copy_within(self, target: SimulatedArray, source: SimulatedArray, stream: SimulatedStream) -> None:
-        with self.using(stream):
+        with self.activate(stream):
             target[...] = source
 
     # ------------------------------------------------------------------ order
@@ -181,11 +183,11 @@ class SimulatedDevice(Device):
         return self.world.stream(self)
 
     @contextmanager
-    def using(self, stream: SimulatedStream) -> Iterator[None]:
-        with self.world.using(self, stream):
+    def activate(self, stream: SimulatedStream) -> Iterator[None]:
+        with self.world.activate(self, stream):
             yield
 
-    def stream_of(self, given: Any) -> SimulatedStream:
+    def get_stream(self, given: Any) -> SimulatedStream:
         if not isinstance(given, SimulatedStream) or given.device != self.name:
             raise DeviceError(f"stream= must be a stream of {self.name}; got {type(given).__name__}")
         return given
@@ -210,10 +212,10 @@ class SimulatedDevice(Device):
     def after(self, stream: SimulatedStream, event: Event) -> None:
         self.machine.after(stream, event)
 
-    def record(self, stream: SimulatedStream, work: Callable[[], None]) -> Recording:
+    def record(self, stream: SimulatedStream, work: Callable[[], None]) -> GraphCapture:
         work()
         self.machine.wait(self.machine.event(stream))
-        with self.machine.recording(stream) as pieces:
+        with self.machine.record_work(stream) as pieces:
             work()
         return _Recorded(self.machine, tuple(pieces))
 
@@ -234,8 +236,8 @@ def _spoil(content: np.ndarray[Any, Any]) -> None:
     content.view(np.uint8 if content.ndim else content.dtype).fill(POISON)
 
 
-class _Recorded(Recording):
-    def __init__(self, machine: Machine, pieces: tuple[Piece, ...]) -> None:
+class _Recorded(GraphCapture):
+    def __init__(self, machine: SimulatedMachine, pieces: tuple[WorkItem, ...]) -> None:
         self._machine = machine
         self._pieces = pieces
 
@@ -245,18 +247,18 @@ class _Recorded(Recording):
 
 def another() -> Callable[[int], SimulatedDevice]:
     """Return what opens devices of a machine of its own: those of a worker process."""
-    return World(Machine("eager"), 2).device
+    return DeviceWorld(SimulatedMachine("eager"), 2).device
 
 
 @contextmanager
-def simulated(devices: int = 2, order: Order = "late", seed: int = 0, limit: int = 1 << 30) -> Iterator[Machine]:
-    """Put simulated devices in the place of CUDA's, and yield the machine; raises AssertionError at the end where work raced.
+def simulate_devices(devices: int = 2, order: Order = "late", seed: int = 0, limit: int = 1 << 30) -> Iterator[SimulatedMachine]:
+    """Put simulated devices in the place of CUDA's, and yield the machine; raises AssertionError at the end if work raced.
 
-    ``order`` is when work is done: ``eager`` as soon as it may be, ``late`` when somebody waits for it, ``random`` by the seed.
+    ``order`` is when work is done: ``eager`` as soon as it may be, ``late`` when it is waited for, ``random`` by the seed.
     ``limit`` is the memory of each device.
     """
-    machine = Machine(order, seed, limit)
-    with plugged("cuda", World(machine, devices).device, f"{__name__}:another"):
+    machine = SimulatedMachine(order, seed, limit)
+    with override_devices("cuda", DeviceWorld(machine, devices).device, f"{__name__}:another"):
         yield machine
     if machine.races:
         raise AssertionError("\n".join(["work raced on a simulated device:", *dict.fromkeys(machine.races)]))

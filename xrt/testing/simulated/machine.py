@@ -1,8 +1,8 @@
 """A machine with simulated devices: work waits on streams, and is done as late, and in as odd an order, as it may be.
 
-Every piece of work says which memory it reads and writes. Beside the order in which work happens to be done, the machine keeps
-what is known to come before what (a vector clock per stream): two pieces of work on one memory, one of which writes, with
-nothing that orders them, are a race, whatever came of it this time.
+Every piece of work declares which memory it reads and writes. In addition to the order in which work is done, the machine keeps
+the guaranteed order (a vector clock per stream). Two unordered pieces of work on one memory, one of which writes, are a race,
+whatever the result was this time.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-__all__ = ["POISON", "Event", "Machine", "Order", "Piece", "SimulatedMemoryError", "SimulatedStream", "State"]
+__all__ = ["POISON", "BlockState", "Event", "Order", "SimulatedMachine", "SimulatedMemoryError", "SimulatedStream", "WorkItem"]
 
 Clock: TypeAlias = dict[int, int]
 """How far each stream, by number, is known to have come."""
 Order: TypeAlias = Literal["eager", "late", "random"]
 POISON = 0xFF
-"""What memory holds that nobody has written yet, or that has been given back: NaN as a float, -1 as an integer."""
+"""The content of memory that is unwritten or freed: NaN as a float, -1 as an integer."""
 
 
 @dataclass(eq=False, slots=True)
-class State:
+class BlockState:
     """A block of memory: its bytes, and who has touched it. It outlives its arrays where work still needs it."""
 
     data: np.ndarray[Any, Any]
@@ -39,13 +39,13 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class WorkItem:
     """One piece of work."""
 
     what: str
     do: Callable[[], None]
-    reads: tuple[State, ...] = ()
-    writes: tuple[State, ...] = ()
+    reads: tuple[BlockState, ...] = ()
+    writes: tuple[BlockState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,10 @@ class SimulatedStream:
     clock: Clock = field(default_factory=dict)
     queue: deque[tuple[int, Callable[[], None] | None, Event | None]] = field(default_factory=deque)
     """(number, work, what it waits for)."""
-    recording: list[Piece] | None = None
+    recording: list[WorkItem] | None = None
 
 
-class Machine:
+class SimulatedMachine:
     """Devices' streams and memory, and the counts of what was done. Use it from any thread."""
 
     def __init__(self, order: Order = "late", seed: int = 0, limit: int = 1 << 30) -> None:
@@ -102,7 +102,7 @@ class Machine:
             self._streams.append(stream)
             return stream
 
-    def put(self, stream: SimulatedStream, piece: Piece) -> None:
+    def put(self, stream: SimulatedStream, piece: WorkItem) -> None:
         """Put work on a stream; a race with other work is noted."""
         with self.lock:
             if stream.recording is not None:
@@ -115,7 +115,7 @@ class Machine:
             stream.queue.append((stream.issued, piece.do, None))
             self._advance()
 
-    def _check(self, stream: SimulatedStream, piece: Piece) -> None:
+    def _check(self, stream: SimulatedStream, piece: WorkItem) -> None:
         for state in piece.reads:
             self._expect(state.writes, stream, f"{piece.what} reads what is written")
             state.reads[stream.number] = stream.issued
@@ -212,16 +212,16 @@ class Machine:
     # ------------------------------------------------------------------ recordings
 
     @contextmanager
-    def recording(self, stream: SimulatedStream) -> Iterator[list[Piece]]:
+    def record_work(self, stream: SimulatedStream) -> Iterator[list[WorkItem]]:
         """Let work that is put on the stream be listed instead of done."""
-        pieces: list[Piece] = []
+        pieces: list[WorkItem] = []
         stream.recording = pieces
         try:
             yield pieces
         finally:
             stream.recording = None
 
-    def replay(self, stream: SimulatedStream, pieces: Iterable[Piece]) -> None:
+    def replay(self, stream: SimulatedStream, pieces: Iterable[WorkItem]) -> None:
         """Put recorded work on a stream."""
         with self.lock:
             self.kernels.append("graph")
@@ -238,12 +238,12 @@ class Machine:
                 raise SimulatedMemoryError(nbytes)
             self.used[device] = used + nbytes
 
-    def free(self, state: State) -> None:
-        """Take memory back: whoever comes later on its stream may write to it."""
+    def free(self, state: BlockState) -> None:
+        """Take memory back: later work on its stream may write to it."""
         with self.lock:
             self.used[state.device] -= state.data.nbytes
             data = state.data
-            self.put(state.stream, Piece("the next owner", lambda: data.fill(POISON), (), (state,)))
+            self.put(state.stream, WorkItem("the next owner", lambda: data.fill(POISON), (), (state,)))
 
 
 class SimulatedMemoryError(MemoryError):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.testing.simulated.array import SimulatedArray, applied, written
+from xrt.testing.simulated.array import SimulatedArray, apply, mark_written
 from xrt.testing.simulated.names import FUNCTIONS, VERSION
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ class SimulatedModule:
             if not _holds(args) and not _holds(tuple(options.values())):
                 return self.asarray(function(*args, **options))
             if out is not None:
-                written(name, lambda target, *given: np.copyto(target, function(*given, **options)), out, args)
+                mark_written(name, lambda target, *given: np.copyto(target, function(*given, **options)), out, args)
                 return out
-            return applied(name, function, args, options, waits=name in SIZED_BY_CONTENT)
+            return apply(name, function, args, options, waits=name in SIZED_BY_CONTENT)
 
         if isinstance(function, np.ufunc):
             lifted.at = lambda target, *given: _at(name, function, target, given)  # type: ignore[attr-defined]  # of a ufunc
@@ -63,7 +63,7 @@ class SimulatedModule:
             self._check(name, FUNCTIONS.get(name), options)
             values = [value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value for value in args]
             if _holds(tuple(values)):
-                return applied(name, getattr(np, name), tuple(values), options)
+                return apply(name, getattr(np, name), tuple(values), options)
             return self._device.upload(getattr(np, name)(*values, **options))
 
         return made
@@ -97,14 +97,14 @@ class SimulatedModule:
     def copyto(self, target: SimulatedArray, source: Any, where: Any = True) -> None:
         """Put a copy into an array on the stream."""
         given = (source, where) if isinstance(where, SimulatedArray) else (source,)
-        written("copyto", lambda t, s, *w: np.copyto(t, s, where=w[0] if w else True), target, given)
+        mark_written("copyto", lambda t, s, *w: np.copyto(t, s, where=w[0] if w else True), target, given)
 
     def put_along_axis(self, target: SimulatedArray, places: Any, values: Any, axis: int) -> None:
         """Put values into an array on the stream."""
-        written("put_along_axis", lambda t, p, v: np.put_along_axis(t, p, v, axis), target, (places, values))
+        mark_written("put_along_axis", lambda t, p, v: np.put_along_axis(t, p, v, axis), target, (places, values))
 
     def shape(self, value: Any) -> tuple[int, ...]:
-        """Return the shape of an array, for which nobody waits."""
+        """Return the shape of an array, without waiting for its value."""
         return tuple(value.shape) if hasattr(value, "shape") else np.shape(value)
 
 
@@ -121,14 +121,14 @@ def _at(name: str, function: np.ufunc, target: SimulatedArray, given: tuple[Any,
     def at(view: np.ndarray[Any, Any], *parts: Any) -> None:
         function.at(view, parts[:-1] if several else parts[0], parts[-1])
 
-    written(f"{name}.at", at, target, (*(places if several else (places,)), values))
+    mark_written(f"{name}.at", at, target, (*(places if several else (places,)), values))
 
 
 class _Linalg:
     """The few functions of linear algebra that kernels use."""
 
     def __init__(self, module: SimulatedModule) -> None:
-        self.det = lambda value: applied("det", np.linalg.det, (value,))
+        self.det = lambda value: apply("det", np.linalg.det, (value,))
 
 
 def _holds(value: Any) -> bool:
@@ -145,7 +145,7 @@ def _method(name: str) -> Callable[..., Any]:
         def call(array: np.ndarray[Any, Any], *more: Any, **named: Any) -> Any:
             return getattr(array, name)(*more, **named)
 
-        return applied(name, call, (self, *args), options, waits=name in SIZED_BY_CONTENT)
+        return apply(name, call, (self, *args), options, waits=name in SIZED_BY_CONTENT)
 
     return method
 
@@ -159,11 +159,11 @@ for _name in (
 
 
 def _operator(name: str, function: Callable[..., Any]) -> None:
-    setattr(SimulatedArray, f"__{name}__", lambda self, other: applied(name, function, (self, other)))
-    setattr(SimulatedArray, f"__r{name}__", lambda self, other: applied(name, function, (other, self)))
+    setattr(SimulatedArray, f"__{name}__", lambda self, other: apply(name, function, (self, other)))
+    setattr(SimulatedArray, f"__r{name}__", lambda self, other: apply(name, function, (other, self)))
 
     def in_place(self: SimulatedArray, other: Any) -> SimulatedArray:
-        written(name, lambda target, given: function(target, given, out=target), self, (other,))
+        mark_written(name, lambda target, given: function(target, given, out=target), self, (other,))
         return self
 
     setattr(SimulatedArray, f"__i{name}__", in_place)
@@ -188,7 +188,7 @@ for _name, _function in {
 
 
 def _comparison(name: str, function: Callable[..., Any]) -> None:
-    setattr(SimulatedArray, f"__{name}__", lambda self, other: applied(name, function, (self, other)))
+    setattr(SimulatedArray, f"__{name}__", lambda self, other: apply(name, function, (self, other)))
 
 
 for _name, _function in {
@@ -203,7 +203,7 @@ for _name, _function in {
 
 
 def _unary(name: str, function: Callable[..., Any]) -> None:
-    setattr(SimulatedArray, f"__{name}__", lambda self: applied(name, function, (self,)))
+    setattr(SimulatedArray, f"__{name}__", lambda self: apply(name, function, (self,)))
 
 
 for _name, _function in {"neg": np.negative, "invert": np.invert, "abs": np.absolute, "pos": np.positive}.items():

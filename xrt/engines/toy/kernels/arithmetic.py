@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from xrt.engines.toy.env import Env
 from xrt.engines.toy.kernels.elementwise import universal
 from xrt.engines.toy.table import Array, Factory, Run, ops
-from xrt.graph import Node
-from xrt.graph.clipping import bounds_by_attributes
+from xrt.formats.onnx.clip_bounds import read_clip_bounds
+
+if TYPE_CHECKING:
+    from xrt.engines.toy.kernel_context import KernelContext
+    from xrt.graph import Node
 
 __all__: list[str] = []
 
@@ -27,10 +30,10 @@ LEGACY = 6
 """The last version whose broadcast is asked for, and aligned, by attributes."""
 
 
-def aligned(factory: Factory) -> Factory:
+def align_legacy_axis(factory: Factory) -> Factory:
     """Return the factory for versions up to 6: ``axis`` says at which axis of A the shape of B begins."""
 
-    def legacy(node: Node, env: Env) -> Run:
+    def legacy(node: Node, env: KernelContext) -> Run:
         run = factory(node, env)
         axis = node.attr("axis")
         if not node.attr("broadcast", 0) or axis is None:
@@ -50,7 +53,7 @@ def binary(*op_types: str, mutable: tuple[int, ...] = ()) -> Callable[[Factory],
 
     def register(factory: Factory) -> Factory:
         ops(*op_types, since=LEGACY + 1, mutable=mutable)(factory)
-        ops(*op_types, until=LEGACY)(aligned(factory))
+        ops(*op_types, until=LEGACY)(align_legacy_axis(factory))
         return factory
 
     return register
@@ -67,7 +70,7 @@ ops("LessOrEqual")(universal("less_equal"))
 
 
 @binary("Div", mutable=(0, 1))
-def div(node: Node, env: Env) -> Run:
+def div(node: Node, env: KernelContext) -> Run:
     xp = env.xp
 
     def run(a: Array, b: Array, out: Array | None = None) -> Array:
@@ -81,7 +84,7 @@ def div(node: Node, env: Env) -> Run:
 
 
 @binary("Pow")
-def power(node: Node, env: Env) -> Run:
+def power(node: Node, env: KernelContext) -> Run:
     xp = env.xp
 
     def run(base: Array, exponent: Array) -> Array:
@@ -94,7 +97,7 @@ def power(node: Node, env: Env) -> Run:
 
 
 @binary("PRelu")
-def prelu(node: Node, env: Env) -> Run:
+def prelu(node: Node, env: KernelContext) -> Run:
     xp = env.xp
     channels_first = env.version <= LEGACY
 
@@ -107,18 +110,18 @@ def prelu(node: Node, env: Env) -> Run:
 
 
 @ops("Mod")
-def mod(node: Node, env: Env) -> Run:
+def mod(node: Node, env: KernelContext) -> Run:
     """The sign follows the divisor, or with ``fmod`` the dividend."""
     return env.xp.fmod if node.attr("fmod", 0) else env.xp.remainder  # type: ignore[no-any-return]  # functions of the array module
 
 
 @ops("BitShift")
-def bit_shift(node: Node, env: Env) -> Run:
+def bit_shift(node: Node, env: KernelContext) -> Run:
     return env.xp.left_shift if node.attr("direction") == "LEFT" else env.xp.right_shift  # type: ignore[no-any-return]  # as above
 
 
 def variadic(name: str) -> Factory:
-    def factory(node: Node, env: Env) -> Run:
+    def factory(node: Node, env: KernelContext) -> Run:
         combine = getattr(env.xp, name)
         return lambda *values: reduce(combine, values)
 
@@ -130,17 +133,17 @@ for _op, _name in VARIADIC.items():
 
 
 @ops("Mean")
-def mean(node: Node, env: Env) -> Run:
+def mean(node: Node, env: KernelContext) -> Run:
     add, count = env.xp.add, len(node.inputs)
     return lambda *values: reduce(add, values) / count
 
 
 @ops("Where")
-def where(node: Node, env: Env) -> Run:
+def where(node: Node, env: KernelContext) -> Run:
     return env.xp.where  # type: ignore[no-any-return]  # a function of the array module
 
 
-def _clipped(env: Env, x: Array, low: Array | float | None, high: Array | float | None) -> Array:
+def _clipped(env: KernelContext, x: Array, low: Array | float | None, high: Array | float | None) -> Array:
     """The upper bound wins where the bounds cross."""
     if low is not None:
         x = env.xp.maximum(x, low)
@@ -148,11 +151,11 @@ def _clipped(env: Env, x: Array, low: Array | float | None, high: Array | float 
 
 
 @ops("Clip", until=10)
-def clip_by_attributes(node: Node, env: Env) -> Run:
-    low, high = bounds_by_attributes(node)
+def clip_by_attributes(node: Node, env: KernelContext) -> Run:
+    low, high = read_clip_bounds(node)
     return lambda x: _clipped(env, x, low, high)
 
 
 @ops("Clip", since=11)
-def clip(node: Node, env: Env) -> Run:
+def clip(node: Node, env: KernelContext) -> Run:
     return lambda x, low=None, high=None: _clipped(env, x, low, high)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from onnx.numpy_helper import saturate_cast, to_float8e8m0
 
-from xrt.engines.toy.env import Env
 from xrt.engines.toy.table import Array, Run, ops
 from xrt.graph import DType, Node
+
+if TYPE_CHECKING:
+    from xrt.engines.toy.kernel_context import KernelContext
 
 __all__ = ["conversion"]
 
@@ -50,7 +53,7 @@ def _numbers(text: Array, to: DType) -> Array:
 
 
 @ops("Cast")
-def cast(node: Node, env: Env) -> Run:
+def cast(node: Node, env: KernelContext) -> Run:
     to = node.attr("to")
     dtype = DType.parse(_LEGACY.get(to, to.lower())) if isinstance(to, str) else DType.from_onnx(to)
     return conversion(dtype, bool(node.attr("saturate", 1)), node.attr("round_mode", "up"))
@@ -61,12 +64,12 @@ _LEGACY = {"FLOAT": "float32", "DOUBLE": "float64"}
 
 
 @ops("CastLike")
-def cast_like(node: Node, env: Env) -> Run:
+def cast_like(node: Node, env: KernelContext) -> Run:
     saturate, round_mode = bool(node.attr("saturate", 1)), node.attr("round_mode", "up")
     return lambda x, like: conversion(DType.of(like), saturate, round_mode)(x)
 
 
 @ops("BitCast")
-def bit_cast(node: Node, env: Env) -> Run:
+def bit_cast(node: Node, env: KernelContext) -> Run:
     dtype = DType.from_onnx(node.attr("to")).numpy
     return lambda x: x.view(dtype)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.toy.env import Body, Env
 from xrt.engines.toy.table import Array, Run, ops
 from xrt.graph import Node, TensorType
+
+if TYPE_CHECKING:
+    from xrt.engines.toy.kernel_context import Body, KernelContext
 
 __all__: list[str] = []
 
 
 @ops("If", host=(0,))
-def if_(node: Node, env: Env) -> Run:
+def if_(node: Node, env: KernelContext) -> Run:
     then, otherwise = env.body("then_branch"), env.body("else_branch")
 
     def run(condition: Array, *captured: Any) -> tuple[Any, ...]:
@@ -26,7 +28,7 @@ def if_(node: Node, env: Env) -> Run:
 
 
 @ops("Loop", host=(0, 1))
-def loop(node: Node, env: Env) -> Run:
+def loop(node: Node, env: KernelContext) -> Run:
     """Run the body while its condition holds, at most M times; what is carried comes back last, what is scanned stacked."""
     body, given = env.body("body"), len(node.inputs)
     carried_count = max(0, given - 2)
@@ -79,7 +81,7 @@ def _front(xp: Any, x: Array, axis: int, backwards: bool) -> Array:
 
 
 @ops("Scan", since=9)
-def scan(node: Node, env: Env) -> Run:
+def scan(node: Node, env: KernelContext) -> Run:
     xp, body, m = env.xp, env.body("body"), node.attr("num_scan_inputs")
     n_states = len(node.inputs) - m
     k = len(body.function.outputs) - n_states
@@ -98,7 +100,7 @@ def scan(node: Node, env: Env) -> Run:
 
 
 @ops("Scan", until=8, host=(0,))
-def scan_batched(node: Node, env: Env) -> Run:
+def scan_batched(node: Node, env: KernelContext) -> Run:
     """Version 8 has a batch axis in front, of sequences of given lengths, padded with zeros."""
     xp, body, m = env.xp, env.body("body"), node.attr("num_scan_inputs")
     n_states = len(node.inputs) - 1 - m

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from xrt.engines.precision import rounded_once
-from xrt.engines.toy.env import Env
-from xrt.engines.toy.kernels.layout import padded
+from xrt.engines.toolkit.array_ops.precision import round_once
+from xrt.engines.toolkit.array_ops.windows import Placement, Window, compute_padding_trims, make_window
+from xrt.engines.toy.kernels.layout import apply_padding
 from xrt.engines.toy.kernels.windows import around, fold
 from xrt.engines.toy.products import multiply
 from xrt.engines.toy.table import Array, Run, ops
-from xrt.engines.windows import Placement, Window, trims, window_of
-from xrt.graph import Node
+
+if TYPE_CHECKING:
+    from xrt.engines.toy.kernel_context import KernelContext
+    from xrt.graph import Node
 
 __all__ = ["convolve", "with_bias"]
 
@@ -87,41 +89,41 @@ def with_bias(y: Array, bias: Array | None) -> Array:
 
 
 @ops("Conv")
-def conv(node: Node, env: Env) -> Run:
+def conv(node: Node, env: KernelContext) -> Run:
     xp, group = env.xp, node.attr("group", 1)
 
     def run(x: Array, w: Array, bias: Array | None = None) -> Array:
-        return with_bias(convolve(xp, x, w, window_of(node, w.shape[2:]), group), bias)
+        return with_bias(convolve(xp, x, w, make_window(node, w.shape[2:]), group), bias)
 
-    return rounded_once(run)
+    return round_once(run)
 
 
 @ops("ConvTranspose")
-def conv_transpose(node: Node, env: Env) -> Run:
+def conv_transpose(node: Node, env: KernelContext) -> Run:
     """The gradient of a convolution: every element of x lays down a whole window, and what overlaps is summed."""
     xp, group = env.xp, node.attr("group", 1)
 
     def run(x: Array, w: Array, bias: Array | None = None) -> Array:
-        window = window_of(node, w.shape[2:])
+        window = make_window(node, w.shape[2:])
         weights = w.reshape(group, w.shape[0] // group, -1).transpose(0, 2, 1)
         columns = multiply(xp, weights, x.reshape(len(x), group, x.shape[1] // group, -1))
         columns = columns.reshape(len(x), -1, *window.kernel, *x.shape[2:])
         extents = [s * (n - 1) + span for s, n, span in zip(window.strides, x.shape[2:], window.spans, strict=True)]
         nowhere = (0,) * len(extents)
         whole = fold(xp, columns, Placement(window, tuple(extents), nowhere, nowhere, nowhere, x.shape[2:]), extents)
-        pads = trims(node, window, extents, x.shape[2:])
-        return with_bias(padded(xp, whole, pads, "constant", 0, range(2, x.ndim)), bias)
+        pads = compute_padding_trims(node, window, extents, x.shape[2:])
+        return with_bias(apply_padding(xp, whole, pads, "constant", 0, range(2, x.ndim)), bias)
 
-    return rounded_once(run)
+    return round_once(run)
 
 
 @ops("Col2Im", host=(1, 2))
-def col2im(node: Node, env: Env) -> Run:
+def col2im(node: Node, env: KernelContext) -> Run:
     """Columns of windows back to images: what overlaps is summed."""
     xp = env.xp
 
     def run(x: Array, extents: Array, kernel: Array) -> Array:
-        window, sizes = window_of(node, kernel.tolist()), extents.tolist()
+        window, sizes = make_window(node, kernel.tolist()), extents.tolist()
         place = window.over(sizes)
         columns = x.reshape(len(x), -1, *window.kernel, *place.positions)
         whole = fold(xp, columns, place, [b + n + e for b, n, e in zip(place.begins, sizes, place.ends, strict=True)])

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.precision import NARROW
-from xrt.engines.toy.env import Env
+from xrt.engines.toolkit.array_ops.precision import NARROW
 from xrt.engines.toy.table import CPU, Array, Run, ops
 from xrt.errors import CompileRefused
 from xrt.graph import Constant, DType, Node
+
+if TYPE_CHECKING:
+    from xrt.engines.toy.kernel_context import KernelContext
 
 __all__: list[str] = []
 
 
 @ops("Constant")
-def constant(node: Node, env: Env) -> Run:
+def constant(node: Node, env: KernelContext) -> Run:
     value = constant_value(node)
     return lambda: value
 
@@ -43,21 +45,21 @@ _CONSTANT_TYPES = {
 
 
 @ops("ConstantOfShape", host=(0,))
-def constant_of_shape(node: Node, env: Env) -> Run:
+def constant_of_shape(node: Node, env: KernelContext) -> Run:
     given = node.attr("value")
     value = np.zeros(1, dtype=np.float32) if given is None else given.array
     return lambda extents: env.xp.full(extents.tolist(), value.reshape(()), dtype=value.dtype)
 
 
 @ops("EyeLike")
-def eye_like(node: Node, env: Env) -> Run:
+def eye_like(node: Node, env: KernelContext) -> Run:
     xp, k, to = env.xp, node.attr("k", 0), node.attr("dtype")
     dtype = None if to is None else DType.from_onnx(to).numpy
     return lambda x: xp.eye(*x.shape, k=k, dtype=dtype or x.dtype)
 
 
 @ops("Range", host=(0, 1, 2))
-def range_(node: Node, env: Env) -> Run:
+def range_(node: Node, env: KernelContext) -> Run:
     """Element i is ``start + i * delta``, in float32 for narrower floats."""
     xp = env.xp
 
@@ -73,10 +75,10 @@ def range_(node: Node, env: Env) -> Run:
 # ---------------------------------------------------------------------- windows for signals
 
 
-def _cosines(*terms: float) -> Callable[[Node, Env], Run]:
+def _cosines(*terms: float) -> Callable[[Node, KernelContext], Run]:
     """Return a factory of a window that is a sum of cosines of multiples of the angle once around."""
 
-    def factory(node: Node, env: Env) -> Run:
+    def factory(node: Node, env: KernelContext) -> Run:
         xp, dtype = env.xp, DType.from_onnx(node.attr("output_datatype", DType.FLOAT32.onnx)).numpy
         shorter = 0 if node.attr("periodic", 1) else 1
 
@@ -117,28 +119,28 @@ def _drawn(node: Node, extents: Any, dtype: Any, generator: np.random.Generator)
 
 
 @ops("RandomNormal", "RandomUniform")
-def random(node: Node, env: Env) -> Run:
+def random(node: Node, env: KernelContext) -> Run:
     generator, extents = _generator(node), node.attr("shape")
     dtype = DType.from_onnx(node.attr("dtype", DType.FLOAT32.onnx)).numpy
     return lambda: _drawn(node, extents, dtype, generator())
 
 
 @ops("RandomNormalLike", "RandomUniformLike")
-def random_like(node: Node, env: Env) -> Run:
+def random_like(node: Node, env: KernelContext) -> Run:
     generator, to = _generator(node), node.attr("dtype")
     dtype = None if to is None else DType.from_onnx(to).numpy
     return lambda x: _drawn(node, x.shape, dtype or x.dtype, generator())
 
 
 @ops("Bernoulli", devices=CPU)
-def bernoulli(node: Node, env: Env) -> Run:
+def bernoulli(node: Node, env: KernelContext) -> Run:
     generator, to = _generator(node), node.attr("dtype")
     dtype = None if to is None else DType.from_onnx(to).numpy
     return lambda x: np.asarray(generator().random(x.shape) < x).astype(dtype or x.dtype)
 
 
 @ops("Multinomial", devices=CPU)
-def multinomial(node: Node, env: Env) -> Run:
+def multinomial(node: Node, env: KernelContext) -> Run:
     """Draw classes from each row of unnormalised log-probabilities: where a uniform number falls in their running sum."""
     generator, count = _generator(node), node.attr("sample_size", 1)
     dtype = DType.from_onnx(node.attr("dtype", DType.INT32.onnx)).numpy
@@ -156,7 +158,7 @@ def multinomial(node: Node, env: Env) -> Run:
 
 
 @ops("Dropout", until=11, train=True)
-def dropout_by_attributes(node: Node, env: Env) -> Run:
+def dropout_by_attributes(node: Node, env: KernelContext) -> Run:
     """Versions up to 6 train unless ``is_test`` says otherwise, later ones never; the mask was of x's type before 10."""
     ratio, training = node.attr("ratio", 0.5), env.version <= 6 and not node.attr("is_test", 0)
     generator = _generator(node)
@@ -169,7 +171,7 @@ def dropout_by_attributes(node: Node, env: Env) -> Run:
 
 
 @ops("Dropout", since=12, train=True, host=(1, 2))
-def dropout(node: Node, env: Env) -> Run:
+def dropout(node: Node, env: KernelContext) -> Run:
     generator = _generator(node)
 
     def run(x: Array, ratio: Array | None = None, training: Array | None = None) -> tuple[Array, Array]:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from itertools import product
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.toy.env import Env
 from xrt.engines.toy.table import CPU, Array, Run, ops
-from xrt.graph import Node
+
+if TYPE_CHECKING:
+    from xrt.engines.toy.kernel_context import KernelContext
+    from xrt.graph import Node
 
 __all__: list[str] = []
 
 
 @ops("DeformConv", devices=CPU)
-def deform_conv(node: Node, env: Env) -> Run:
+def deform_conv(node: Node, env: KernelContext) -> Run:
     """Read linearly between elements, and zero outside of them; sums are in double precision."""
     xp, group, offsets = env.xp, node.attr("group", 1), node.attr("offset_group", 1)
 
@@ -31,7 +33,7 @@ def deform_conv(node: Node, env: Env) -> Run:
         columns = _read(xp, parts, at, extents)
         if mask is not None:
             columns = columns * mask.reshape(at[0].shape)[..., None]
-        columns = xp.moveaxis(columns, -1, 2)  # beside the groups of offsets, so that both are the channels
+        columns = xp.moveaxis(columns, -1, 2)  # next to the groups of offsets, so that both are the channels
         columns = columns.reshape(n, group, channels // group * prod(kernel), prod(places))
         weights = w.astype(np.float64).reshape(group, len(w) // group, -1)
         out = (weights @ columns).reshape(n, len(w), *places)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from xrt.engines.precision import rounded_once
-from xrt.engines.toy.env import Env
+from xrt.engines.toolkit.array_ops.precision import round_once
 from xrt.engines.toy.kernels.special import erf
 from xrt.engines.toy.table import Array, Factory, Run, ops
-from xrt.graph import Node
+
+if TYPE_CHECKING:
+    from xrt.engines.toy.kernel_context import KernelContext
+    from xrt.graph import Node
 
 __all__: list[str] = []
 
@@ -46,7 +49,7 @@ UFUNCS = {
 def universal(name: str) -> Factory:
     """Return a factory whose kernel is the array module's function of that name."""
 
-    def factory(node: Node, env: Env) -> Run:
+    def factory(node: Node, env: KernelContext) -> Run:
         run: Run = getattr(env.xp, name)
         return run
 
@@ -59,12 +62,12 @@ ops("IsNaN")(universal("isnan"))
 
 
 @ops("Identity", "OptionalGetElement")
-def identity(node: Node, env: Env) -> Run:
+def identity(node: Node, env: KernelContext) -> Run:
     return lambda x: x
 
 
 @ops("IsInf")
-def is_inf(node: Node, env: Env) -> Run:
+def is_inf(node: Node, env: KernelContext) -> Run:
     xp = env.xp
     negative, positive = node.attr("detect_negative", 1), node.attr("detect_positive", 1)
     if negative and positive:
@@ -82,7 +85,7 @@ def is_inf(node: Node, env: Env) -> Run:
 
 
 @ops("Relu", mutable=(0,))
-def relu(node: Node, env: Env) -> Run:
+def relu(node: Node, env: KernelContext) -> Run:
     xp = env.xp
     return lambda x, out=None: xp.maximum(x, 0, out=out)
 
@@ -94,10 +97,10 @@ def activation(*op_types: str, since: int = 1, **defaults: float) -> Callable[[C
     """
 
     def register(compute: Callable[..., Array]) -> Callable[..., Array]:
-        def factory(node: Node, env: Env) -> Run:
+        def factory(node: Node, env: KernelContext) -> Run:
             xp = env.xp
             given = [node.attr(name, float(np.float32(default))) for name, default in defaults.items()]
-            return rounded_once(lambda x: compute(xp, x, *given))
+            return round_once(lambda x: compute(xp, x, *given))
 
         ops(*op_types, since=since)(factory)
         return compute
@@ -174,16 +177,16 @@ def mish(xp: Array, x: Array) -> Array:
 
 
 @ops("Gelu")
-def gelu(node: Node, env: Env) -> Run:
+def gelu(node: Node, env: KernelContext) -> Run:
     xp = env.xp
     if node.attr("approximate", "none") == "tanh":
         slope = (2 / np.pi) ** 0.5
-        return rounded_once(lambda x: 0.5 * x * (1 + xp.tanh(slope * (x + 0.044715 * (x * x * x)))))
-    return rounded_once(lambda x: 0.5 * x * (1 + erf(xp, x * 0.5**0.5)))
+        return round_once(lambda x: 0.5 * x * (1 + xp.tanh(slope * (x + 0.044715 * (x * x * x)))))
+    return round_once(lambda x: 0.5 * x * (1 + erf(xp, x * 0.5**0.5)))
 
 
 @ops("Shrink")
-def shrink(node: Node, env: Env) -> Run:
+def shrink(node: Node, env: KernelContext) -> Run:
     xp = env.xp
     bias, bound = node.attr("bias", 0.0), node.attr("lambd", 0.5)
 

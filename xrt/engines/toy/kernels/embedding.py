@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from xrt.engines.precision import rounded_once
-from xrt.engines.toy.env import Env
+from typing import TYPE_CHECKING
+
+from xrt.engines.toolkit.array_ops.precision import round_once
 from xrt.engines.toy.kernels.elementwise import swish
 from xrt.engines.toy.table import Array, Run, ops
-from xrt.graph import Node
+
+if TYPE_CHECKING:
+    from xrt.engines.toy.kernel_context import KernelContext
+    from xrt.graph import Node
 
 __all__: list[str] = []
 
 
 @ops("RotaryEmbedding")
-def rotary_embedding(node: Node, env: Env) -> Run:
+def rotary_embedding(node: Node, env: KernelContext) -> Run:
     """Rotate pairs of features by angles that grow with the position; features beyond ``rotary_embedding_dim`` stay."""
     heads = node.attr("num_heads", 0)
     width, interleaved = node.attr("rotary_embedding_dim", 0), bool(node.attr("interleaved", 0))
@@ -34,6 +38,6 @@ def rotary_embedding(node: Node, env: Env) -> Run:
 
 
 @ops("SwiGLU")
-def swiglu(node: Node, env: Env) -> Run:
+def swiglu(node: Node, env: KernelContext) -> Run:
     xp, alpha = env.xp, node.attr("alpha", 1.0)
-    return rounded_once(lambda gate, value: swish(xp, gate, alpha) * value)
+    return round_once(lambda gate, value: swish(xp, gate, alpha) * value)

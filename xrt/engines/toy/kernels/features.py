@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from xrt.engines.toy.env import Env
-from xrt.engines.toy.kernels.scores import ML, labels_of
+from xrt.engines.toy.kernels.scores import ML, read_labels
 from xrt.engines.toy.table import CPU, Array, Run, ops
-from xrt.graph import Node
+
+if TYPE_CHECKING:
+    from xrt.engines.toy.kernel_context import KernelContext
+    from xrt.graph import Node
 
 __all__: list[str] = []
 
 
 @ops("Scaler", domain=ML, devices=CPU)
-def scaler(node: Node, env: Env) -> Run:
+def scaler(node: Node, env: KernelContext) -> Run:
     """Return float32, whatever the features are; left out, the offset is zero and the scale is one."""
     offset, scale = (np.array(node.attr(name) or (neutral,), np.float64) for name, neutral in (("offset", 0.0), ("scale", 1.0)))
     return lambda x: ((x.astype(np.float64) - offset) * scale).astype(np.float32)
 
 
 @ops("Normalizer", domain=ML, devices=CPU)
-def normalizer(node: Node, env: Env) -> Run:
+def normalizer(node: Node, env: KernelContext) -> Run:
     """Return float32 rows, each over its norm; a row of zeros stays. A tensor of rank 1 is one row."""
     norm = node.attr("norm", "MAX")
 
@@ -36,8 +40,8 @@ def normalizer(node: Node, env: Env) -> Run:
 
 
 @ops("FeatureVectorizer", domain=ML, devices=CPU)
-def feature_vectorizer(node: Node, env: Env) -> Run:
-    """Return the inputs beside each other in float32, each cut, or filled with zeros, to its width."""
+def feature_vectorizer(node: Node, env: KernelContext) -> Run:
+    """Return the inputs concatenated in float32, each cut, or filled with zeros, to its width."""
 
     def run(*values: Array) -> Array:
         parts = [x.reshape(len(x), -1) for x in values]
@@ -49,9 +53,9 @@ def feature_vectorizer(node: Node, env: Env) -> Run:
 
 
 @ops("OneHotEncoder", domain=ML, devices=CPU)
-def one_hot_encoder(node: Node, env: Env) -> Run:
+def one_hot_encoder(node: Node, env: KernelContext) -> Run:
     """Return a last axis with a one in the column of each element's category; none where ``zeros`` allows it."""
-    categories = labels_of(node, "cats_int64s", "cats_strings")
+    categories = read_labels(node, "cats_int64s", "cats_strings")
     known = np.array(categories, dtype=object if any(isinstance(one, str) for one in categories) else np.int64)
 
     def run(x: Array) -> Array:

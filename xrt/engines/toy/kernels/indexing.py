@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.toy.env import Env
 from xrt.engines.toy.table import Array, Run, ops
-from xrt.graph import Function, Node
+
+if TYPE_CHECKING:
+    from xrt.engines.toy.kernel_context import KernelContext
+    from xrt.graph import Function, Node
 
 __all__: list[str] = []
 
@@ -33,13 +35,13 @@ def _sliced(
 
 
 @ops("Slice", until=9)
-def slice_by_attributes(node: Node, env: Env) -> Run:
+def slice_by_attributes(node: Node, env: KernelContext) -> Run:
     starts, ends, axes = node.attr("starts"), node.attr("ends"), node.attr("axes")
     return lambda x: _sliced(x, starts, ends, axes or None, None)
 
 
 @ops("Slice", since=10, host=(1, 2, 3, 4))
-def slice_(node: Node, env: Env) -> Run:
+def slice_(node: Node, env: KernelContext) -> Run:
     def run(x: Array, starts: Array, ends: Array, axes: Array | None = None, steps: Array | None = None) -> Array:
         lists = (None if given is None else given.reshape(-1).tolist() for given in (axes, steps))
         return _sliced(x, starts.reshape(-1).tolist(), ends.reshape(-1).tolist(), *lists)
@@ -51,13 +53,13 @@ def slice_(node: Node, env: Env) -> Run:
 
 
 @ops("Gather")
-def gather(node: Node, env: Env) -> Run:
+def gather(node: Node, env: KernelContext) -> Run:
     take, axis = env.xp.take, node.attr("axis", 0)
     return lambda x, indices: take(x, indices, axis=axis)
 
 
 @ops("GatherElements")
-def gather_elements(node: Node, env: Env) -> Run:
+def gather_elements(node: Node, env: KernelContext) -> Run:
     axis = node.attr("axis", 0)
 
     def run(x: Array, indices: Array) -> Array:
@@ -79,7 +81,7 @@ def _own_places(xp: Any, shape: tuple[int, ...]) -> list[Array]:
 
 
 @ops("GatherND")
-def gather_nd(node: Node, env: Env) -> Run:
+def gather_nd(node: Node, env: KernelContext) -> Run:
     """Each row of the last axis of indices is a place in the axes after the batch axes."""
     xp, batch = env.xp, node.attr("batch_dims", 0)
 
@@ -92,7 +94,7 @@ def gather_nd(node: Node, env: Env) -> Run:
 
 
 @ops("ArrayFeatureExtractor", domain="ai.onnx.ml")
-def array_feature_extractor(node: Node, env: Env) -> Run:
+def array_feature_extractor(node: Node, env: KernelContext) -> Run:
     def run(x: Array, indices: Array) -> Array:
         picked = env.xp.take(x, indices.reshape(-1), axis=-1)
         return picked.reshape(1, -1) if x.ndim == 1 else picked
@@ -101,13 +103,13 @@ def array_feature_extractor(node: Node, env: Env) -> Run:
 
 
 @ops("Compress")
-def compress(node: Node, env: Env) -> Run:
+def compress(node: Node, env: KernelContext) -> Run:
     axis = node.attr("axis")
     return lambda x, condition: env.xp.compress(condition, x, axis=axis)
 
 
 @ops("NonZero")
-def non_zero(node: Node, env: Env) -> Run:
+def non_zero(node: Node, env: KernelContext) -> Run:
     """A tensor without axes has places without coordinates: its result has no rows."""
     xp = env.xp
 
@@ -118,8 +120,8 @@ def non_zero(node: Node, env: Env) -> Run:
 
 
 @ops("Unique")
-def unique(node: Node, env: Env) -> Run:
-    """Return the distinct elements (or parts along an axis), where each stands first, which is where, and how many of each."""
+def unique(node: Node, env: KernelContext) -> Run:
+    """Return the distinct elements (or parts along an axis), their first positions, which is where, and how many of each."""
     xp, axis, in_order = env.xp, node.attr("axis"), bool(node.attr("sorted", 1))
 
     def run(x: Array) -> tuple[Array, ...]:
@@ -155,7 +157,7 @@ def _why_not_multiplied(node: Node, function: Function) -> str | None:
 
 
 @ops("Scatter", "ScatterElements", why_not=_why_not_multiplied)
-def scatter_elements(node: Node, env: Env) -> Run:
+def scatter_elements(node: Node, env: KernelContext) -> Run:
     xp, axis, write = env.xp, node.attr("axis", 0), _writer(env.xp, node.attr("reduction", "none"))
 
     def run(x: Array, indices: Array, updates: Array) -> Array:
@@ -167,7 +169,7 @@ def scatter_elements(node: Node, env: Env) -> Run:
 
 
 @ops("ScatterND", why_not=_why_not_multiplied)
-def scatter_nd(node: Node, env: Env) -> Run:
+def scatter_nd(node: Node, env: KernelContext) -> Run:
     xp, write = env.xp, _writer(env.xp, node.attr("reduction", "none"))
 
     def run(x: Array, indices: Array, updates: Array) -> Array:
@@ -179,7 +181,7 @@ def scatter_nd(node: Node, env: Env) -> Run:
 
 
 @ops("TensorScatter")
-def tensor_scatter(node: Node, env: Env) -> Run:
+def tensor_scatter(node: Node, env: KernelContext) -> Run:
     """Each batch entry of a cache is written from its own place on, around the end when circular."""
     xp, axis, circular = env.xp, node.attr("axis", -2), node.attr("mode", "linear") == "circular"
 
@@ -197,7 +199,7 @@ def tensor_scatter(node: Node, env: Env) -> Run:
 
 
 @ops("OneHot", host=(1,))
-def one_hot(node: Node, env: Env) -> Run:
+def one_hot(node: Node, env: KernelContext) -> Run:
     xp, axis = env.xp, node.attr("axis", -1)
 
     def run(indices: Array, depth: Array, values: Array) -> Array:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.toy.env import Env
 from xrt.engines.toy.kernels.scores import ML
 from xrt.engines.toy.table import CPU, Array, Run, ops
 from xrt.graph import MapType, Node, SequenceType, TensorType, Type
+
+if TYPE_CHECKING:
+    from xrt.engines.toy.kernel_context import KernelContext
 
 __all__: list[str] = []
 
 
 @ops("ZipMap", domain=ML, devices=CPU)
-def zip_map(node: Node, env: Env) -> Run:
+def zip_map(node: Node, env: KernelContext) -> Run:
     """Return one map for each row, with the node's labels as keys. A tensor of rank 1 is one row."""
     keys = _labels(node, "classlabels_int64s", "classlabels_strings")
 
@@ -30,14 +32,14 @@ def zip_map(node: Node, env: Env) -> Run:
 
 
 @ops("DictVectorizer", domain=ML, devices=CPU)
-def dict_vectorizer(node: Node, env: Env) -> Run:
+def dict_vectorizer(node: Node, env: KernelContext) -> Run:
     """Return a row with the value of each key of the vocabulary, zero or an empty text where the map has none.
 
     The standard speaks of a tensor of rank 1. Here it is [1, keys], as ONNX Runtime makes it and as converters, which stack
     such rows, rely on. A key that the vocabulary lacks is left out. A list of maps gives a row for each.
     """
     keys = _labels(node, "int64_vocabulary", "string_vocabulary")
-    dtype = _element(env.function.type_of(node.inputs[0]))
+    dtype = _element(env.function.get_type(node.inputs[0]))
 
     def run(x: Mapping[Any, Any] | Sequence[Mapping[Any, Any]]) -> Array:
         maps = [x] if isinstance(x, Mapping) else x
@@ -72,7 +74,7 @@ def _seen(maps: Sequence[Mapping[Any, Any]]) -> Any:
 
 
 @ops("CastMap", domain=ML, devices=CPU)
-def cast_map(node: Node, env: Env) -> Run:
+def cast_map(node: Node, env: KernelContext) -> Run:
     """Return the values [1, count] in the order of their keys; sparse, each in the column that its key names.
 
     Sparse, a key from ``max_map`` on is left out. Of texts the standard says nothing: numbers are written with six digits and
@@ -104,7 +106,7 @@ _CASTS: Mapping[str, tuple[Any, Any, Any]] = {
 
 
 @ops("CategoryMapper", domain=ML, devices=CPU)
-def category_mapper(node: Node, env: Env) -> Run:
+def category_mapper(node: Node, env: KernelContext) -> Run:
     """Return the text for each integer, or the integer for each text."""
     numbers, texts = node.attr("cats_int64s", ()), node.attr("cats_strings", ())
     to_number = dict(zip(texts, numbers, strict=True))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from xrt.engines.precision import rounded_once, widened
-from xrt.engines.toy.env import Env
+from xrt.engines.toolkit.array_ops.precision import round_once, widen
 from xrt.engines.toy.table import Array, Run, ops
 from xrt.graph import DType, Node
+
+if TYPE_CHECKING:
+    from xrt.engines.toy.kernel_context import KernelContext
 
 __all__: list[str] = []
 
@@ -30,9 +32,9 @@ def _standardised(xp: Any, x: Array, axes: tuple[int, ...], epsilon: float) -> t
 
 def _batch_normal(xp: Any, x: Array, scale: Array, bias: Array, mean: Array, var: Array, epsilon: float) -> Array:
     """Return the tensor scaled and shifted by one factor and one summand per channel."""
-    factor = widened(scale) / xp.sqrt(widened(var) + epsilon)
-    y = widened(x) * _per_channel(factor, x)
-    y += _per_channel(widened(bias) - widened(mean) * factor, x)
+    factor = widen(scale) / xp.sqrt(widen(var) + epsilon)
+    y = widen(x) * _per_channel(factor, x)
+    y += _per_channel(widen(bias) - widen(mean) * factor, x)
     return y.astype(x.dtype, copy=False)
 
 
@@ -42,15 +44,15 @@ def _statistics(xp: Any, x: Array, running: Array) -> tuple[Array, Array]:
     That is one per channel; before version 9, with ``spatial=0``, one per element of a sample.
     """
     axes = (0, *range(1 + running.ndim, x.ndim))
-    return xp.mean(widened(x), axis=axes), xp.var(widened(x), axis=axes)
+    return xp.mean(widen(x), axis=axes), xp.var(widen(x), axis=axes)
 
 
 def _running(old: Array, new: Array, momentum: float) -> Array:
-    return (widened(old) * momentum + new * (1 - momentum)).astype(old.dtype)
+    return (widen(old) * momentum + new * (1 - momentum)).astype(old.dtype)
 
 
 @ops("BatchNormalization", until=13)
-def batch_normalization_by_outputs(node: Node, env: Env) -> Run:
+def batch_normalization_by_outputs(node: Node, env: KernelContext) -> Run:
     """Up to version 6, ``is_test`` tells training from inference; then, up to 13, more than one output means training."""
     xp, epsilon, momentum = env.xp, node.attr("epsilon", 1e-5), node.attr("momentum", 0.9)
     training = not node.attr("is_test", 0) if env.version <= 6 else any(node.outputs[1:])
@@ -67,7 +69,7 @@ def batch_normalization_by_outputs(node: Node, env: Env) -> Run:
 
 
 @ops("BatchNormalization", since=14, train=True)
-def batch_normalization(node: Node, env: Env) -> Run:
+def batch_normalization(node: Node, env: KernelContext) -> Run:
     xp, epsilon, momentum = env.xp, node.attr("epsilon", 1e-5), node.attr("momentum", 0.9)
 
     def infer(x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> Array:
@@ -85,18 +87,18 @@ def batch_normalization(node: Node, env: Env) -> Run:
 
 
 @ops("InstanceNormalization")
-def instance_normalization(node: Node, env: Env) -> Run:
+def instance_normalization(node: Node, env: KernelContext) -> Run:
     xp, epsilon = env.xp, node.attr("epsilon", 1e-5)
 
     def run(x: Array, scale: Array, bias: Array) -> Array:
         y, _, _ = _standardised(xp, x, tuple(range(2, x.ndim)), epsilon)
         return y * _per_channel(scale, x) + _per_channel(bias, x)
 
-    return rounded_once(run)
+    return round_once(run)
 
 
 @ops("GroupNormalization")
-def group_normalization(node: Node, env: Env) -> Run:
+def group_normalization(node: Node, env: KernelContext) -> Run:
     """Before version 21 there is one scale and bias per group, since then one per channel."""
     xp, epsilon, groups = env.xp, node.attr("epsilon", 1e-5), node.attr("num_groups")
 
@@ -106,7 +108,7 @@ def group_normalization(node: Node, env: Env) -> Run:
         each = x.shape[1] // len(scale)
         return y * _per_channel(xp.repeat(scale, each), x) + _per_channel(xp.repeat(bias, each), x)
 
-    return rounded_once(run)
+    return round_once(run)
 
 
 def _stash(node: Node, x: Array) -> Array:
@@ -116,40 +118,40 @@ def _stash(node: Node, x: Array) -> Array:
 
 
 @ops("LayerNormalization")
-def layer_normalization(node: Node, env: Env) -> Run:
+def layer_normalization(node: Node, env: KernelContext) -> Run:
     xp, epsilon, axis = env.xp, node.attr("epsilon", 1e-5), node.attr("axis", -1)
 
     def run(x: Array, scale: Array, bias: Array | None = None) -> tuple[Array, Array, Array]:
         axes = tuple(range(axis % x.ndim, x.ndim))
         y, mean, inverse = _standardised(xp, _stash(node, x), axes, epsilon)
-        y = widened(y.astype(x.dtype, copy=False)) * widened(scale)
-        y = y if bias is None else y + widened(bias)
+        y = widen(y.astype(x.dtype, copy=False)) * widen(scale)
+        y = y if bias is None else y + widen(bias)
         return y.astype(x.dtype, copy=False), mean, inverse
 
     return run
 
 
 @ops("RMSNormalization")
-def rms_normalization(node: Node, env: Env) -> Run:
+def rms_normalization(node: Node, env: KernelContext) -> Run:
     xp, epsilon, axis = env.xp, node.attr("epsilon", 1e-5), node.attr("axis", -1)
 
     def run(x: Array, scale: Array) -> Array:
         wide = _stash(node, x)
         square = xp.mean(wide * wide, axis=tuple(range(axis % x.ndim, x.ndim)), keepdims=True)
         y = (wide / xp.sqrt(square + epsilon)).astype(x.dtype, copy=False)
-        return (widened(y) * widened(scale)).astype(scale.dtype, copy=False)
+        return (widen(y) * widen(scale)).astype(scale.dtype, copy=False)
 
     return run
 
 
 @ops("MeanVarianceNormalization")
-def mean_variance_normalization(node: Node, env: Env) -> Run:
+def mean_variance_normalization(node: Node, env: KernelContext) -> Run:
     axes = node.attr("axes", (0, 2, 3))
-    return rounded_once(lambda x: _standardised(env.xp, x, tuple(axes), 1e-9)[0])
+    return round_once(lambda x: _standardised(env.xp, x, tuple(axes), 1e-9)[0])
 
 
 @ops("LpNormalization")
-def lp_normalization(node: Node, env: Env) -> Run:
+def lp_normalization(node: Node, env: KernelContext) -> Run:
     """A vector of zeros stays zero."""
     xp, axis, p = env.xp, node.attr("axis", -1), node.attr("p", 2)
 
@@ -157,11 +159,11 @@ def lp_normalization(node: Node, env: Env) -> Run:
         norm = xp.sum(xp.abs(x) ** p, axis=axis, keepdims=True) ** (1 / p)
         return xp.where(norm == 0, x.dtype.type(0), x / norm)
 
-    return rounded_once(run)
+    return round_once(run)
 
 
 @ops("LRN")
-def lrn(node: Node, env: Env) -> Run:
+def lrn(node: Node, env: KernelContext) -> Run:
     """Divide by a power of the sum of squares over neighbouring channels."""
     xp, size = env.xp, node.attr("size")
     alpha, beta, bias = node.attr("alpha", 1e-4), node.attr("beta", 0.75), node.attr("bias", 1.0)
@@ -176,4 +178,4 @@ def lrn(node: Node, env: Env) -> Run:
             total += squares[:, shift : shift + channels]
         return x / (bias + alpha / size * total) ** beta
 
-    return rounded_once(run)
+    return round_once(run)

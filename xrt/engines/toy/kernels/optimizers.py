@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from math import sqrt
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from xrt.engines.toy.env import Env
 from xrt.engines.toy.table import Array, Run, ops
-from xrt.graph import Node
+
+if TYPE_CHECKING:
+    from xrt.engines.toy.kernel_context import KernelContext
+    from xrt.graph import Node
 
 __all__: list[str] = []
 
@@ -16,7 +19,7 @@ DOMAIN = "ai.onnx.preview.training"
 
 
 @ops("Adam", domain=DOMAIN, model_update=True, host=(0, 1))
-def adam(node: Node, env: Env) -> Run:
+def adam(node: Node, env: KernelContext) -> Run:
     """Return all tensors, then all their means of gradients, then those of squared gradients."""
     alpha, beta = node.attr("alpha", 0.9), node.attr("beta", 0.999)
     epsilon = node.attr("epsilon", 1e-6)

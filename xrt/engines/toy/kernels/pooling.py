@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.precision import extreme, rounded_once
-from xrt.engines.toy.env import Env
+from xrt.engines.toolkit.array_ops.precision import extreme, round_once
+from xrt.engines.toolkit.array_ops.windows import Placement, make_window
 from xrt.engines.toy.kernels.windows import around
 from xrt.engines.toy.table import Array, Run, ops
-from xrt.engines.windows import Placement, window_of
-from xrt.graph import Node
+
+if TYPE_CHECKING:
+    from xrt.engines.toy.kernel_context import KernelContext
+    from xrt.graph import Node
 
 __all__: list[str] = []
 
 
 @ops("MaxPool")
-def max_pool(node: Node, env: Env) -> Run:
-    xp, window = env.xp, window_of(node, node.attr("kernel_shape"))
+def max_pool(node: Node, env: KernelContext) -> Run:
+    xp, window = env.xp, make_window(node, node.attr("kernel_shape"))
     if env.wants(1):
         column_major = bool(node.attr("storage_order", 0))
         return lambda x: _max_and_places(xp, x, window.over(x.shape[2:]), column_major)
@@ -63,43 +65,43 @@ def _sum(xp: Any, x: Array, place: Placement) -> Array:
 
 
 @ops("AveragePool")
-def average_pool(node: Node, env: Env) -> Run:
-    xp, window = env.xp, window_of(node, node.attr("kernel_shape"))
+def average_pool(node: Node, env: KernelContext) -> Run:
+    xp, window = env.xp, make_window(node, node.attr("kernel_shape"))
     with_padding = bool(node.attr("count_include_pad", 0))
 
     def run(x: Array) -> Array:
         place = window.over(x.shape[2:])
         return _sum(xp, x, place) / place.counts(xp, with_padding).astype(x.dtype)
 
-    return rounded_once(run)
+    return round_once(run)
 
 
 @ops("LpPool")
-def lp_pool(node: Node, env: Env) -> Run:
-    xp, window, p = env.xp, window_of(node, node.attr("kernel_shape")), node.attr("p", 2)
-    return rounded_once(lambda x: _sum(xp, xp.abs(x) ** p, window.over(x.shape[2:])) ** (1 / p))
+def lp_pool(node: Node, env: KernelContext) -> Run:
+    xp, window, p = env.xp, make_window(node, node.attr("kernel_shape")), node.attr("p", 2)
+    return round_once(lambda x: _sum(xp, xp.abs(x) ** p, window.over(x.shape[2:])) ** (1 / p))
 
 
 @ops("GlobalAveragePool")
-def global_average_pool(node: Node, env: Env) -> Run:
-    return rounded_once(lambda x: x.mean(axis=tuple(range(2, x.ndim)), keepdims=True))
+def global_average_pool(node: Node, env: KernelContext) -> Run:
+    return round_once(lambda x: x.mean(axis=tuple(range(2, x.ndim)), keepdims=True))
 
 
 @ops("GlobalMaxPool")
-def global_max_pool(node: Node, env: Env) -> Run:
+def global_max_pool(node: Node, env: KernelContext) -> Run:
     return lambda x: x.max(axis=tuple(range(2, x.ndim)), keepdims=True)
 
 
 @ops("GlobalLpPool")
-def global_lp_pool(node: Node, env: Env) -> Run:
+def global_lp_pool(node: Node, env: KernelContext) -> Run:
     xp, p = env.xp, node.attr("p", 2)
-    return rounded_once(lambda x: (xp.abs(x) ** p).sum(axis=tuple(range(2, x.ndim)), keepdims=True) ** (1 / p))
+    return round_once(lambda x: (xp.abs(x) ** p).sum(axis=tuple(range(2, x.ndim)), keepdims=True) ** (1 / p))
 
 
 @ops("MaxUnpool", host=(2,))
-def max_unpool(node: Node, env: Env) -> Run:
+def max_unpool(node: Node, env: KernelContext) -> Run:
     """Each element goes back to the place it came from; the rest is zero."""
-    xp, window = env.xp, window_of(node, node.attr("kernel_shape"))
+    xp, window = env.xp, make_window(node, node.attr("kernel_shape"))
 
     def run(x: Array, places: Array, asked: Array | None = None) -> Array:
         natural = (*x.shape[:2], *window.spread(x.shape[2:]))

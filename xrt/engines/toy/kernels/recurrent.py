@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from xrt.engines.precision import widened
-from xrt.engines.toy.env import Env
+from xrt.engines.toolkit.array_ops.precision import widen
 from xrt.engines.toy.kernels import elementwise as e
 from xrt.engines.toy.products import multiply
 from xrt.engines.toy.table import Array, Run, ops
-from xrt.graph import Node
+
+if TYPE_CHECKING:
+    from xrt.engines.toy.kernel_context import KernelContext
+    from xrt.graph import Node
 
 __all__: list[str] = []
 
@@ -72,7 +74,7 @@ def _unrolled(xp: Any, gates: Array, states: States, lengths: Array, backwards: 
 class _Layer:
     """What the three layers share: directions, layout, initial states, and how results are put together."""
 
-    def __init__(self, node: Node, env: Env, default: tuple[str, ...], n_states: int) -> None:
+    def __init__(self, node: Node, env: KernelContext, default: tuple[str, ...], n_states: int) -> None:
         self.xp = env.xp
         direction = node.attr("direction", "forward")
         self.backwards = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
@@ -93,13 +95,13 @@ class _Layer:
     ) -> tuple[Array, ...]:
         """Return Y and the last states; ``bias`` is what is added to the input's part of the gates, per direction."""
         xp, dtype = self.xp, x.dtype
-        x = widened(x.swapaxes(0, 1) if self.batch_first else x)
+        x = widen(x.swapaxes(0, 1) if self.batch_first else x)
         batch = x.shape[1]
         ends = xp.full(batch, len(x)) if lengths is None else lengths
         results = []
         for d, backwards in enumerate(self.backwards):
-            gates = multiply(xp, x, widened(w[d]).T)
-            gates = gates if bias is None else gates + widened(bias[d])
+            gates = multiply(xp, x, widen(w[d]).T)
+            gates = gates if bias is None else gates + widen(bias[d])
             states = tuple(self._state(s, d, batch, hidden, x.dtype) for s in initial)
             results.append(_unrolled(xp, gates, states, ends, backwards, advance_of(d)))
         y = xp.stack([history for history, _ in results], axis=1)
@@ -120,17 +122,17 @@ def _halves(xp: Any, bias: Array | None) -> tuple[Array | None, Array | None]:
 
 
 @ops("RNN")
-def rnn(node: Node, env: Env) -> Run:
+def rnn(node: Node, env: KernelContext) -> Run:
     layer = _Layer(node, env, ("Tanh",), 1)
     xp = env.xp
 
     def run(
         x: Array, w: Array, r: Array, bias: Array | None = None, lengths: Array | None = None, h0: Array | None = None
     ) -> tuple[Array, ...]:
-        both = None if bias is None else sum(_halves(xp, widened(bias)))  # type: ignore[arg-type]  # two arrays
+        both = None if bias is None else sum(_halves(xp, widen(bias)))  # type: ignore[arg-type]  # two arrays
 
         def advance_of(d: int) -> Advance:
-            (f,), recurrence = layer.functions[d], widened(r[d]).T
+            (f,), recurrence = layer.functions[d], widen(r[d]).T
             return lambda gates, states: (f(layer.clip(gates + multiply(xp, states[0], recurrence))),)
 
         return layer(x, w, both, lengths, [h0], r.shape[-1], advance_of)
@@ -139,7 +141,7 @@ def rnn(node: Node, env: Env) -> Run:
 
 
 @ops("GRU")
-def gru(node: Node, env: Env) -> Run:
+def gru(node: Node, env: KernelContext) -> Run:
     """Gates are update, reset, hidden (z, r, h); ``linear_before_reset`` resets the product instead of the state."""
     layer, after = _Layer(node, env, ("Sigmoid", "Tanh"), 1), bool(node.attr("linear_before_reset", 0))
     xp = env.xp
@@ -148,11 +150,11 @@ def gru(node: Node, env: Env) -> Run:
         x: Array, w: Array, r: Array, bias: Array | None = None, lengths: Array | None = None, h0: Array | None = None
     ) -> tuple[Array, ...]:
         hidden = r.shape[-1]
-        of_input, of_state = _halves(xp, None if bias is None else widened(bias))
+        of_input, of_state = _halves(xp, None if bias is None else widen(bias))
 
         def advance_of(d: int) -> Advance:
             f, g = layer.functions[d]
-            weights = widened(r[d]).T
+            weights = widen(r[d]).T
             shift = 0 if of_state is None else of_state[d]
 
             def advance(gates: Array, states: States) -> States:
@@ -182,7 +184,7 @@ def _rest(shift: Any, n: int) -> Any:
 
 
 @ops("LSTM")
-def lstm(node: Node, env: Env) -> Run:
+def lstm(node: Node, env: KernelContext) -> Run:
     """Gates are input, output, forget, cell (i, o, f, c), with peepholes where given; ``input_forget`` couples i and f."""
     layer, coupled = _Layer(node, env, ("Sigmoid", "Tanh", "Tanh"), 2), bool(node.attr("input_forget", 0))
     xp = env.xp
@@ -197,12 +199,12 @@ def lstm(node: Node, env: Env) -> Run:
         c0: Array | None = None,
         peepholes: Array | None = None,
     ) -> tuple[Array, ...]:
-        both = None if bias is None else sum(_halves(xp, widened(bias)))  # type: ignore[arg-type]  # two arrays
+        both = None if bias is None else sum(_halves(xp, widen(bias)))  # type: ignore[arg-type]  # two arrays
 
         def advance_of(d: int) -> Advance:
             f, g, h_ = layer.functions[d]
-            weights = widened(r[d]).T
-            pi, po, pf = (0, 0, 0) if peepholes is None else xp.split(widened(peepholes[d]), 3)
+            weights = widen(r[d]).T
+            pi, po, pf = (0, 0, 0) if peepholes is None else xp.split(widen(peepholes[d]), 3)
 
             def advance(gates: Array, states: States) -> States:
                 h, c = states

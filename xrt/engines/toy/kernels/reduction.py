@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.precision import NARROW, extreme, widened
-from xrt.engines.toy.env import Env
+from xrt.engines.toolkit.array_ops.precision import NARROW, extreme, widen
 from xrt.engines.toy.table import Array, Factory, Run, ops
-from xrt.graph import Node
+
+if TYPE_CHECKING:
+    from xrt.engines.toy.kernel_context import KernelContext
+    from xrt.graph import Node
 
 __all__ = ["greatest"]
 
@@ -31,7 +33,7 @@ def reduction(op_type: str, axes_are_input_since: int = 18) -> Callable[[Reduce]
 
 
 def _by_attribute(compute: Reduce) -> Factory:
-    def factory(node: Node, env: Env) -> Run:
+    def factory(node: Node, env: KernelContext) -> Run:
         axes, keep, xp = node.attr("axes"), bool(node.attr("keepdims", 1)), env.xp
         axis = tuple(axes) if axes else None
         return lambda x: _typed(compute, xp, x, axis, keep)
@@ -40,7 +42,7 @@ def _by_attribute(compute: Reduce) -> Factory:
 
 
 def _by_input(compute: Reduce) -> Factory:
-    def factory(node: Node, env: Env) -> Run:
+    def factory(node: Node, env: KernelContext) -> Run:
         keep, xp = bool(node.attr("keepdims", 1)), env.xp
         empty: Axes = () if node.attr("noop_with_empty_axes", 0) else None
 
@@ -55,7 +57,7 @@ def _by_input(compute: Reduce) -> Factory:
 
 def _typed(compute: Reduce, xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
     """Reduce, in float32 for narrower floats; the result has the tensor's dtype."""
-    return compute(xp, widened(x), axis, keep).astype(x.dtype, copy=False)
+    return compute(xp, widen(x), axis, keep).astype(x.dtype, copy=False)
 
 
 @reduction("ReduceSum", axes_are_input_since=13)
@@ -130,7 +132,7 @@ def reduce_log_sum_exp(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
 
 
 @ops("ArgMax", "ArgMin")
-def arg_extreme(node: Node, env: Env) -> Run:
+def arg_extreme(node: Node, env: KernelContext) -> Run:
     xp, axis, keep = env.xp, node.attr("axis", 0), bool(node.attr("keepdims", 1))
     find = xp.argmax if node.op_type == "ArgMax" else xp.argmin
     last = bool(node.attr("select_last_index", 0))
@@ -144,7 +146,7 @@ def arg_extreme(node: Node, env: Env) -> Run:
 
 
 @ops("CumSum", "CumProd", host=(1,))
-def cumulative(node: Node, env: Env) -> Run:
+def cumulative(node: Node, env: KernelContext) -> Run:
     xp = env.xp
     accumulate, neutral = (xp.cumsum, 0) if node.op_type == "CumSum" else (xp.cumprod, 1)
     exclusive, reverse = node.attr("exclusive", 0), node.attr("reverse", 0)
@@ -175,12 +177,12 @@ def _top(xp: Any, x: Array, k: int, axis: int, largest: bool) -> tuple[Array, Ar
 
 
 @ops("TopK", until=9)
-def top_k_by_attribute(node: Node, env: Env) -> Run:
+def top_k_by_attribute(node: Node, env: KernelContext) -> Run:
     xp, k, axis = env.xp, node.attr("k"), node.attr("axis", -1)
     return lambda x: _top(xp, x, k, axis, largest=True)
 
 
 @ops("TopK", since=10, host=(1,))
-def top_k(node: Node, env: Env) -> Run:
+def top_k(node: Node, env: KernelContext) -> Run:
     xp, axis, largest = env.xp, node.attr("axis", -1), bool(node.attr("largest", 1))
     return lambda x, k: _top(xp, x, int(k.reshape(())), axis, largest)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.toy.env import Env
 from xrt.engines.toy.table import CPU, Array, Run, ops
-from xrt.graph import Node
+
+if TYPE_CHECKING:
+    from xrt.engines.toy.kernel_context import KernelContext
+    from xrt.graph import Node
 
 __all__: list[str] = []
 
@@ -51,7 +53,7 @@ def _aligned(xp: Any, image: Array, box: Array, node: Node, shift: float) -> Arr
 
 
 @ops("RoiAlign", host=(1, 2))
-def roi_align(node: Node, env: Env) -> Run:
+def roi_align(node: Node, env: KernelContext) -> Run:
     """Version 10 had no shift by half an element, and no attribute to ask for it."""
     default = "half_pixel" if env.version >= 16 else "output_half_pixel"
     shift = 0.5 if node.attr("coordinate_transformation_mode", default) == "half_pixel" else 0.0
@@ -65,7 +67,7 @@ def roi_align(node: Node, env: Env) -> Run:
 
 
 @ops("MaxRoiPool", host=(1,))
-def max_roi_pool(node: Node, env: Env) -> Run:
+def max_roi_pool(node: Node, env: KernelContext) -> Run:
     """Corners are rounded to elements and belong to the region; an empty bin gives zero."""
     xp, (height, width), scale = env.xp, node.attr("pooled_shape"), node.attr("spatial_scale", 1.0)
 
@@ -122,7 +124,7 @@ def _chosen(low: Array, high: Array, scores: Array, most: int, overlap: float, l
 
 
 @ops("NonMaxSuppression", devices=CPU)
-def non_max_suppression(node: Node, env: Env) -> Run:
+def non_max_suppression(node: Node, env: KernelContext) -> Run:
     """Return (image, class, box) of each box that is kept, best first within its image and class."""
     centred = bool(node.attr("center_point_box", 0))
 

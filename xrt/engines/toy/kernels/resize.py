@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.resampling import Axis, Sampling, axes_of, flooring_of, sampling_of, scaled, taps
-from xrt.engines.toy.env import Env
+from xrt.engines.toolkit.array_ops.resampling import (
+    Axis,
+    Sampling,
+    read_resize_axes,
+    read_rounding,
+    read_sampling,
+    scale_coordinates,
+    taps,
+)
 from xrt.engines.toy.table import Array, Run, ops
-from xrt.graph import Node
+
+if TYPE_CHECKING:
+    from xrt.engines.toy.kernel_context import KernelContext
+    from xrt.graph import Node
 
 __all__: list[str] = []
 
@@ -41,27 +51,27 @@ def _resize(xp: Any, x: Array, axes: Sequence[Axis], sampling: Sampling) -> Arra
 
 
 @ops("Resize", since=11, host=(1, 2, 3))
-def resize(node: Node, env: Env) -> Run:
-    xp, sampling = env.xp, sampling_of(node)
+def resize(node: Node, env: KernelContext) -> Run:
+    xp, sampling = env.xp, read_sampling(node)
 
     def run(x: Array, roi: Array | None = None, scales: Array | None = None, sizes: Array | None = None) -> Array:
         region = roi if sampling.crops else None
         given = ([] if v is None else v.tolist() for v in (region, scales, sizes))
-        return _resize(xp, x, axes_of(node, x.shape, *given), sampling)
+        return _resize(xp, x, read_resize_axes(node, x.shape, *given), sampling)
 
     return run
 
 
 @ops("Upsample", since=9, host=(1,))
 @ops("Resize", until=10, host=(1,))
-def upsample(node: Node, env: Env) -> Run:
-    xp, sampling = env.xp, flooring_of(node)
-    return lambda x, scales: _resize(xp, x, scaled(x.shape, scales.tolist()), sampling)
+def upsample(node: Node, env: KernelContext) -> Run:
+    xp, sampling = env.xp, read_rounding(node)
+    return lambda x, scales: _resize(xp, x, scale_coordinates(x.shape, scales.tolist()), sampling)
 
 
 @ops("Upsample", until=8)
-def upsample_by_attributes(node: Node, env: Env) -> Run:
+def upsample_by_attributes(node: Node, env: KernelContext) -> Run:
     """Version 1 names the two scales of an image; version 7 lists one per axis."""
-    xp, sampling = env.xp, flooring_of(node)
+    xp, sampling = env.xp, read_rounding(node)
     scales = node.attr("scales") or (1.0, 1.0, node.attr("height_scale"), node.attr("width_scale"))
-    return lambda x: _resize(xp, x, scaled(x.shape, scales), sampling)
+    return lambda x: _resize(xp, x, scale_coordinates(x.shape, scales), sampling)

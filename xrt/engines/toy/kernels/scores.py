@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.toy.table import Array
-from xrt.graph import Node
+if TYPE_CHECKING:
+    from xrt.engines.toy.table import Array
+    from xrt.graph import Node
 
-__all__ = ["ML", "labels_of", "named", "rows", "transformed"]
+__all__ = ["ML", "name_labels", "post_transform", "read_labels", "rows"]
 
 ML = "ai.onnx.ml"
 
@@ -23,17 +24,17 @@ def rows(x: Array) -> Array:
     return (x[None] if x.ndim == 1 else x.reshape(len(x), -1)).astype(np.float64)
 
 
-def labels_of(node: Node, *attributes: str) -> list[Any]:
+def read_labels(node: Node, *attributes: str) -> list[Any]:
     """Return the labels of the classes, integers or texts; none where the node lists none."""
     return next((list(found) for name in attributes if (found := node.attr(name))), [])
 
 
-def named(chosen: Sequence[Any], labels: Sequence[Any]) -> Array:
+def name_labels(chosen: Sequence[Any], labels: Sequence[Any]) -> Array:
     """Return labels as a tensor: of texts where the node's labels are texts, else of integers."""
     return np.array(chosen, dtype=object if any(isinstance(label, str) for label in labels) else np.int64)
 
 
-def transformed(scores: Array, how: str) -> Array:
+def post_transform(scores: Array, how: str) -> Array:
     """Return the scores [rows, classes] in the form that ``post_transform`` asks for."""
     if how == "LOGISTIC":
         return 1 / (1 + np.exp(-np.clip(scores, -700, 700)))

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.toy.env import Env
 from xrt.engines.toy.table import Array, Run, ops
-from xrt.graph import Node
+
+if TYPE_CHECKING:
+    from xrt.engines.toy.kernel_context import KernelContext
+    from xrt.graph import Node
 
 __all__: list[str] = []
 
 
 @ops("SequenceConstruct")
-def sequence_construct(node: Node, env: Env) -> Run:
+def sequence_construct(node: Node, env: KernelContext) -> Run:
     return lambda *values: list(values)
 
 
 @ops("SequenceEmpty")
-def sequence_empty(node: Node, env: Env) -> Run:
+def sequence_empty(node: Node, env: KernelContext) -> Run:
     return list
 
 
 @ops("SequenceAt", host=(1,))
-def sequence_at(node: Node, env: Env) -> Run:
+def sequence_at(node: Node, env: KernelContext) -> Run:
     return lambda sequence, position: sequence[_place(position, len(sequence))]
 
 
 @ops("SequenceErase", host=(1,))
-def sequence_erase(node: Node, env: Env) -> Run:
+def sequence_erase(node: Node, env: KernelContext) -> Run:
     def run(sequence: list[Any], position: Array | None = None) -> list[Any]:
         place = _place(position, len(sequence))
         return [*sequence[:place], *sequence[place + 1 :]]
@@ -38,7 +40,7 @@ def sequence_erase(node: Node, env: Env) -> Run:
 
 
 @ops("SequenceInsert", host=(2,))
-def sequence_insert(node: Node, env: Env) -> Run:
+def sequence_insert(node: Node, env: KernelContext) -> Run:
     def run(sequence: list[Any], value: Any, position: Array | None = None) -> list[Any]:
         place = len(sequence) if position is None else _place(position, len(sequence), insert=True)
         return [*sequence[:place], value, *sequence[place:]]
@@ -56,19 +58,19 @@ def _place(position: Array | None, length: int, *, insert: bool = False) -> int:
 
 
 @ops("SequenceLength")
-def sequence_length(node: Node, env: Env) -> Run:
+def sequence_length(node: Node, env: KernelContext) -> Run:
     return lambda sequence: np.array(len(sequence), dtype=np.int64)
 
 
 @ops("ConcatFromSequence")
-def concat_from_sequence(node: Node, env: Env) -> Run:
+def concat_from_sequence(node: Node, env: KernelContext) -> Run:
     join = env.xp.stack if node.attr("new_axis", 0) else env.xp.concatenate
     axis = node.attr("axis")
     return lambda sequence: join(sequence, axis=axis)
 
 
 @ops("SplitToSequence", host=(1,))
-def split_to_sequence(node: Node, env: Env) -> Run:
+def split_to_sequence(node: Node, env: KernelContext) -> Run:
     """Parts of one size (the last may be smaller), of given sizes, or single elements whose axis may be dropped."""
     xp, axis, keep = env.xp, node.attr("axis", 0), node.attr("keepdims", 1)
 
@@ -86,7 +88,7 @@ def split_to_sequence(node: Node, env: Env) -> Run:
 
 
 @ops("SequenceMap")
-def sequence_map(node: Node, env: Env) -> Run:
+def sequence_map(node: Node, env: KernelContext) -> Run:
     """Run the body on each element; inputs that are tensors are the same for all."""
     body, given = env.body("body"), len(node.inputs)
 
@@ -101,10 +103,10 @@ def sequence_map(node: Node, env: Env) -> Run:
 
 
 @ops("Optional")
-def optional(node: Node, env: Env) -> Run:
+def optional(node: Node, env: KernelContext) -> Run:
     return lambda value=None: value
 
 
 @ops("OptionalHasElement")
-def optional_has_element(node: Node, env: Env) -> Run:
+def optional_has_element(node: Node, env: KernelContext) -> Run:
     return lambda value=None: np.array(value is not None)

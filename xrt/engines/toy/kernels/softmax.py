@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.precision import rounded_once, widened
-from xrt.engines.toy.env import Env
+from xrt.engines.toolkit.array_ops.precision import round_once, widen
 from xrt.engines.toy.kernels.reduction import greatest
 from xrt.engines.toy.table import Array, Factory, Run, ops
-from xrt.graph import Node
+
+if TYPE_CHECKING:
+    from xrt.engines.toy.kernel_context import KernelContext
+    from xrt.graph import Node
 
 __all__ = ["log_softmax", "softmax"]
 
@@ -26,13 +28,13 @@ def softmax(xp: Any, x: Array, axis: int) -> Array:
     Each step is rounded to the tensor's type, as in the function body that defines the operator.
     """
     powers = xp.exp(x - greatest(xp, x, axis, True))
-    powers /= xp.sum(widened(powers), axis=axis, keepdims=True).astype(x.dtype, copy=False)
+    powers /= xp.sum(widen(powers), axis=axis, keepdims=True).astype(x.dtype, copy=False)
     return powers
 
 
 def log_softmax(xp: Any, x: Array, axis: int) -> Array:
     """Return the logarithm of `softmax`, computed without the quotient; narrow floats are rounded once."""
-    wide = widened(x)
+    wide = widen(x)
     shifted = wide - greatest(xp, wide, axis, True)
     return (shifted - xp.log(xp.sum(xp.exp(shifted), axis=axis, keepdims=True))).astype(x.dtype, copy=False)
 
@@ -45,7 +47,7 @@ def hardmax(xp: Any, x: Array, axis: int) -> Array:
 
 
 def _along_axis(compute: Along) -> Factory:
-    def factory(node: Node, env: Env) -> Run:
+    def factory(node: Node, env: KernelContext) -> Run:
         xp, axis = env.xp, node.attr("axis", -1)
         return lambda x: compute(xp, x, axis)
 
@@ -55,7 +57,7 @@ def _along_axis(compute: Along) -> Factory:
 def _flattened(compute: Along) -> Factory:
     """Before version 13, all axes from ``axis`` on are one."""
 
-    def factory(node: Node, env: Env) -> Run:
+    def factory(node: Node, env: KernelContext) -> Run:
         xp, axis = env.xp, node.attr("axis", 1)
 
         def run(x: Array) -> Array:
@@ -93,17 +95,17 @@ def _likelihood_loss(xp: Any, logs: Array, target: Array, weight: Array | None, 
 
 
 @ops("NegativeLogLikelihoodLoss")
-def negative_log_likelihood_loss(node: Node, env: Env) -> Run:
+def negative_log_likelihood_loss(node: Node, env: KernelContext) -> Run:
     xp, ignored, reduction = env.xp, node.attr("ignore_index"), node.attr("reduction", "mean")
 
     def run(logs: Array, target: Array, weight: Array | None = None) -> Array:
         return _likelihood_loss(xp, logs, target, weight, ignored, reduction)
 
-    return rounded_once(run)
+    return round_once(run)
 
 
 @ops("SoftmaxCrossEntropyLoss")
-def softmax_cross_entropy_loss(node: Node, env: Env) -> Run:
+def softmax_cross_entropy_loss(node: Node, env: KernelContext) -> Run:
     xp, ignored, reduction = env.xp, node.attr("ignore_index"), node.attr("reduction", "mean")
 
     def run(scores: Array, target: Array, weight: Array | None = None) -> tuple[Array, Array]:

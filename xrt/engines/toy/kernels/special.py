@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.polynomial import Chebyshev, Polynomial
 
-from xrt.engines.toy.table import Array
+if TYPE_CHECKING:
+    from xrt.engines.toy.table import Array
 
 __all__ = ["erf"]
 
 BLOCK = 1 << 14
-"""Elements that are worked on at a time, so that what lies between stays in the cache: three times as quick."""
+"""Elements per block, so that intermediate values stay in the cache: three times as quick."""
 SATURATED = 6.0
 """``erf`` of anything greater is 1 in double precision."""
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.toy.env import Env
 from xrt.engines.toy.table import CPU, Array, Run, ops
-from xrt.graph import Node
+
+if TYPE_CHECKING:
+    from xrt.engines.toy.kernel_context import KernelContext
+    from xrt.graph import Node
 
 __all__: list[str] = []
 
 
 @ops("STFT", devices=CPU)
-def short_time_fourier(node: Node, env: Env) -> Run:
+def short_time_fourier(node: Node, env: KernelContext) -> Run:
     """Return (batch, frames, bins, 2) of a signal (batch, length, 1 or 2), or (batch, length), as TorchScript exports it."""
     xp, onesided = env.xp, bool(node.attr("onesided", 1))
 

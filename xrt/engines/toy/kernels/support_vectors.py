@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.toy.env import Env
-from xrt.engines.toy.kernels.scores import ML, labels_of, named, rows, transformed
+from xrt.engines.toy.kernels.scores import ML, name_labels, post_transform, read_labels, rows
 from xrt.engines.toy.table import CPU, Array, Run, ops
-from xrt.graph import Node
+
+if TYPE_CHECKING:
+    from xrt.engines.toy.kernel_context import KernelContext
+    from xrt.graph import Node
 
 __all__: list[str] = []
 
@@ -20,7 +22,7 @@ LEAST = 1e-7
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class KernelFunction:
     """How near two rows of features are."""
 
     kind: str
@@ -29,7 +31,7 @@ class Kernel:
     degree: float
 
     @classmethod
-    def of(cls, node: Node) -> Kernel:
+    def of(cls, node: Node) -> KernelFunction:
         gamma, coef0, degree = (*node.attr("kernel_params", ()), 0.0, 0.0, 0.0)[:3]
         return cls(node.attr("kernel_type", "LINEAR"), gamma, coef0, degree)
 
@@ -44,18 +46,18 @@ class Kernel:
 
 
 @ops("SVMRegressor", domain=ML, devices=CPU)
-def svm_regressor(node: Node, env: Env) -> Run:
+def svm_regressor(node: Node, env: KernelContext) -> Run:
     """Return one number for each row, or with ``one_class`` 1 inside and -1 outside."""
     count, coefficients = node.attr("n_supports", 0), np.array(node.attr("coefficients"), np.float64)
     vectors = np.array(node.attr("support_vectors", ()), np.float64)
-    kernel, rho = Kernel.of(node), float(node.attr("rho", (0.0,))[0])
+    kernel, rho = KernelFunction.of(node), float(node.attr("rho", (0.0,))[0])
     one_class, how = bool(node.attr("one_class", 0)), node.attr("post_transform", "NONE")
 
     def run(x: Array) -> Array:
         given = rows(x)
         near = kernel(given, vectors.reshape(count, -1)) @ coefficients if count else given @ coefficients
         scores = (near + rho)[:, None]
-        found = np.where(scores > 0, 1.0, -1.0) if one_class else transformed(scores, how)
+        found = np.where(scores > 0, 1.0, -1.0) if one_class else post_transform(scores, how)
         return found.astype(np.float32)
 
     return run
@@ -68,7 +70,7 @@ def svm_regressor(node: Node, env: Env) -> Run:
 class Machine:
     """A classifier: one decision for each pair of classes, or, without support vectors, a score for each class."""
 
-    kernel: Kernel
+    kernel: KernelFunction
     vectors: Array
     coefficients: Array
     """[classes - 1, vectors], as libsvm lays them out; without vectors [classes, features]."""
@@ -81,7 +83,7 @@ class Machine:
         counts = tuple(node.attr("vectors_per_class", ()))
         coefficients = np.array(node.attr("coefficients"), np.float64)
         vectors = np.array(node.attr("support_vectors", ()), np.float64).reshape(sum(counts) or 1, -1)
-        kernel = Kernel.of(node) if counts else Kernel("LINEAR", 0, 0, 0)
+        kernel = KernelFunction.of(node) if counts else KernelFunction("LINEAR", 0, 0, 0)
         shape = (-1, sum(counts)) if counts else (classes, -1)
         return cls(kernel, vectors, coefficients.reshape(shape), counts, np.array(node.attr("rho"), np.float64))
 
@@ -108,9 +110,9 @@ class Machine:
 
 
 @ops("SVMClassifier", domain=ML, devices=CPU)
-def svm_classifier(node: Node, env: Env) -> Run:
+def svm_classifier(node: Node, env: KernelContext) -> Run:
     """Return the labels and the scores: probabilities where the node has their parameters, else decisions."""
-    labels = labels_of(node, "classlabels_ints", "classlabels_strings")
+    labels = read_labels(node, "classlabels_ints", "classlabels_strings")
     classes = max(len(labels), 1)
     machine, how = Machine.of(node, classes), node.attr("post_transform", "NONE")
     a, b = (np.array(node.attr(name, ()), np.float64) for name in ("prob_a", "prob_b"))
@@ -123,7 +125,7 @@ def svm_classifier(node: Node, env: Env) -> Run:
         scores = np.stack([_probabilities(row, a, b, classes) for row in decisions]) if has_probabilities else decisions
         binary = _Binary(labels, is_positive and not has_probabilities) if len(machine.rho) == 1 else None
         chosen = [binary.label(row) if binary else _label(labels, int(row.argmax())) for row in weights]
-        return named(chosen, labels), _scores(scores, how, len(labels) == 2 and binary is not None).astype(np.float32)
+        return name_labels(chosen, labels), _scores(scores, how, len(labels) == 2 and binary is not None).astype(np.float32)
 
     return run
 
@@ -151,7 +153,7 @@ def _scores(scores: Array, how: str, with_other: bool) -> Array:
     """Return scores in their final form; the one decision of two classes is given for both, with opposite signs."""
     if scores.shape[1] == 1 and with_other and how != "PROBIT":
         scores = np.concatenate([-scores, scores], axis=1)
-    return transformed(scores, how)
+    return post_transform(scores, how)
 
 
 def _probabilities(decisions: Array, a: Array, b: Array, classes: int) -> Array:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from xrt.engines.toy.env import Env
 from xrt.engines.toy.table import CPU, Array, Run, ops
-from xrt.graph import Node
+
+if TYPE_CHECKING:
+    from xrt.engines.toy.kernel_context import KernelContext
+    from xrt.graph import Node
 
 __all__: list[str] = []
 
@@ -16,7 +19,7 @@ _CHANGES: Mapping[str, Callable[[str], str]] = {"NONE": str, "LOWER": str.lower,
 
 
 @ops("StringNormalizer", devices=CPU)
-def string_normalizer(node: Node, env: Env) -> Run:
+def string_normalizer(node: Node, env: KernelContext) -> Run:
     """Return the texts, [C] or [1, C], without stop words; one empty text where none is left.
 
     Case is changed by Unicode's rules, whatever the ``locale``.

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xrt.engines.toy.env import Env
-from xrt.engines.toy.kernels.scores import ML, labels_of, named, transformed
+from xrt.engines.toy.kernels.scores import ML, name_labels, post_transform, read_labels
 from xrt.engines.toy.table import CPU, Array, Run, ops
-from xrt.graph import Node
+
+if TYPE_CHECKING:
+    from xrt.engines.toy.kernel_context import KernelContext
+    from xrt.graph import Node
 
 __all__: list[str] = []
 
@@ -103,7 +105,7 @@ def _is_precise(node: Node, x: Array) -> bool:
 
 
 @ops("TreeEnsembleRegressor", domain=ML, devices=CPU)
-def tree_ensemble_regressor(node: Node, env: Env) -> Run:
+def tree_ensemble_regressor(node: Node, env: KernelContext) -> Run:
     trees = Trees.of(node, "target", node.attr("n_targets", 1))
     base, combine = _floats(node, "base_values"), node.attr("aggregate_function", "SUM")
     how = node.attr("post_transform", "NONE")
@@ -111,7 +113,7 @@ def tree_ensemble_regressor(node: Node, env: Env) -> Run:
     def run(x: Array) -> Array:
         leaves = trees.leaves(_features(x, _is_precise(node, x)))
         scores = _combined(trees, leaves, combine) + (base if base.size else 0.0)
-        return transformed(scores, how).astype(np.float32)
+        return post_transform(scores, how).astype(np.float32)
 
     return run
 
@@ -128,9 +130,9 @@ def _combined(trees: Trees, leaves: list[Array], combine: str) -> Array:
 
 
 @ops("TreeEnsembleClassifier", domain=ML, devices=CPU)
-def tree_ensemble_classifier(node: Node, env: Env) -> Run:
+def tree_ensemble_classifier(node: Node, env: KernelContext) -> Run:
     """Return the label of the greatest score, and the scores; leaves that all speak of one class speak of the second of two."""
-    labels = labels_of(node, "classlabels_int64s", "classlabels_strings")
+    labels = read_labels(node, "classlabels_int64s", "classlabels_strings")
     ids, how = set(node.attr("class_ids")), node.attr("post_transform", "NONE")
     is_binary = len(ids) == 1 and len(labels) <= 2
     trees, base = Trees.of(node, "class", max(len(labels), max(ids) + 1)), _floats(node, "base_values")
@@ -144,7 +146,7 @@ def tree_ensemble_classifier(node: Node, env: Env) -> Run:
             scores = np.concatenate([1 - one if is_share and how in ("NONE", "PROBIT") else -one, one], axis=1)
         elif base.size:
             scores = scores + base
-        return _chosen(scores, labels), transformed(scores, how).astype(np.float32)
+        return _chosen(scores, labels), post_transform(scores, how).astype(np.float32)
 
     return run
 
@@ -152,8 +154,8 @@ def tree_ensemble_classifier(node: Node, env: Env) -> Run:
 def _chosen(scores: Array, labels: list[Any]) -> Array:
     best = scores.argmax(axis=1)
     if len(labels) == scores.shape[1]:
-        return named([labels[i] for i in best], labels)
-    return named(
+        return name_labels([labels[i] for i in best], labels)
+    return name_labels(
         [labels[0] if i and labels else int(i) for i in best] if not _are_texts(labels) else [labels[0]] * len(best), labels
     )
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from xrt.engines.toy.table import Array
-from xrt.engines.windows import Placement
+if TYPE_CHECKING:
+    from xrt.engines.toolkit.array_ops.windows import Placement
+    from xrt.engines.toy.table import Array
 
 __all__ = ["around", "fold"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import tvm
@@ -12,16 +12,18 @@ import tvm_ffi
 from tvm import relax
 from tvm.runtime import Tensor
 
-from xrt.engines.accelerator import Accelerator
-from xrt.engines.contract import Executable
-from xrt.engines.memory import MemoryUse
-from xrt.engines.options import RunOptions
-from xrt.engines.tvm.cuda.code import DeviceProgram
-from xrt.engines.tvm.reasons import shortened
+from xrt.engines.contract.graph_compiler import Executable
+from xrt.engines.contract.memory_use import MemoryUse
+from xrt.engines.contract.options import RunOptions
+from xrt.engines.tvm.errors import summarize_error
 from xrt.errors import RunFailed
-from xrt.graph import Function
 
-__all__ = ["TvmOnDevice", "shared"]
+if TYPE_CHECKING:
+    from xrt.engines.contract.device import Accelerator
+    from xrt.engines.tvm.cuda.codegen import DeviceProgram
+    from xrt.graph import Function
+
+__all__ = ["TvmOnDevice", "share_program"]
 
 ALIGNMENT = 64
 """Bytes: at multiples of it TVM's code expects every array."""
@@ -50,7 +52,7 @@ class TvmOnDevice(Executable):
     def prepare(self) -> None:
         """Bring the constants to the device."""
         accelerator = self._accelerator
-        with accelerator.using(self._stream):
+        with accelerator.activate(self._stream):
             self._constants = [accelerator.upload(constant.array) for constant in self.program.constants]
         accelerator.wait([self._stream])
         self._idle.append(self._machine())
@@ -59,7 +61,7 @@ class TvmOnDevice(Executable):
         """Put the work on the stream of the options, which is the thread's current one; without one, wait for it."""
         if options.stream is not None:
             return self._put(inputs, options.stream)
-        with self._accelerator.using(self._stream):
+        with self._accelerator.activate(self._stream):
             results = self._put(inputs, self._stream)
         self._accelerator.wait([self._stream])
         return results
@@ -75,9 +77,9 @@ class TvmOnDevice(Executable):
         main = self._idle_machine()
         try:
             with self._on(stream):
-                main(*map(shared, arrays))
+                main(*map(share_program, arrays))
         except Exception as cause:
-            raise RunFailed(f"TVM failed while it ran {self.function.name!r}: {shortened(cause)}") from cause
+            raise RunFailed(f"TVM failed while it ran {self.function.name!r}: {summarize_error(cause)}") from cause
         self._idle.append(main)
         return _fresh(arrays, program.results, first_made)
 
@@ -101,7 +103,7 @@ class TvmOnDevice(Executable):
         machine: Callable[..., Any] = relax.VirtualMachine(self.program.code, self._device)["main"]
         return machine
 
-    def why_not_recorded(self) -> str | None:
+    def why_not_capturable(self) -> str | None:
         """None: a run launches kernels and nothing else."""
         return None
 
@@ -120,7 +122,7 @@ class TvmOnDevice(Executable):
         self._constants = []
 
 
-def shared(array: Any) -> Tensor:
+def share_program(array: Any) -> Tensor:
     """Return the array as TVM's, over the same memory; types of which DLPack's other side may know nothing go as plain bits."""
     if array.dtype.kind in "biuf":
         return tvm_ffi.from_dlpack(array.__dlpack__(stream=_NO_WAIT))

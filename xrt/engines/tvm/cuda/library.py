@@ -13,7 +13,7 @@ from tvm.libinfo import package_lib_paths
 from xrt.engines.tvm.cuda.nvrtc import folders
 from xrt.errors import CompileRefused
 
-__all__ = ["compiling", "load_runtime"]
+__all__ = ["load_runtime", "use_nvrtc"]
 
 _COMPILER = "tvm_callback_cuda_compile"
 _RUNTIME = "libtvm_runtime_cuda.so"
@@ -41,7 +41,7 @@ def load_runtime() -> None:
 
 
 @contextmanager
-def compiling(compiler: Callable[[str], bytes]) -> Iterator[None]:
+def use_nvrtc(compiler: Callable[[str], bytes]) -> Iterator[None]:
     """Let TVM have its CUDA C++ compiled by a function of ours as long as the context lasts, and by its own again after.
 
     A refusal of the function's comes out as it is, where TVM would make another error of it.

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce, wraps
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from xrt.engines.xla.kernels.elementwise import array_function
-from xrt.engines.xla.site import Site
 from xrt.engines.xla.table import Kernel, Operand, either, is_either, ops
-from xrt.graph.clipping import bounds_by_attributes
+from xrt.formats.onnx.clip_bounds import read_clip_bounds
+
+if TYPE_CHECKING:
+    from xrt.engines.xla.lowering_context import LoweringContext
 
 __all__: list[str] = []
 
@@ -41,11 +44,11 @@ LEGACY = 6
 """The last version whose broadcast is asked for, and aligned, by attributes."""
 
 
-def aligned(kernel: Kernel) -> Kernel:
+def align_legacy_axis(kernel: Kernel) -> Kernel:
     """Return the kernel for versions up to 6: ``axis`` says at which axis of A the shape of B begins."""
 
     @wraps(kernel)
-    def legacy(at: Site, a: Operand, b: Operand) -> Operand:
+    def legacy(at: LoweringContext, a: Operand, b: Operand) -> Operand:
         axis = at.attr("axis")
         if at.attr("broadcast", 0) and axis is not None:
             b = b.reshape(b.shape + (1,) * (a.ndim - axis % a.ndim - b.ndim))
@@ -59,7 +62,7 @@ def binary(op_type: str) -> Callable[[Kernel], Kernel]:
 
     def register(kernel: Kernel) -> Kernel:
         ops(op_type, since=LEGACY + 1)(kernel)
-        ops(op_type, until=LEGACY)(aligned(kernel))
+        ops(op_type, until=LEGACY)(align_legacy_axis(kernel))
         return kernel
 
     return register
@@ -71,13 +74,13 @@ for _op, _name in PLAIN.items():
     ops(_op)(array_function(_name))
 
 
-def summed(name: str) -> Kernel:
+def make_sum(name: str) -> Kernel:
     """Return a kernel that adds or subtracts, whose sums with constants XLA does not merge.
 
     It makes ``x + (a + b)`` of ``(x + a) + b``, and so undoes rounding that was the point of it. The barrier goes before fusion.
     """
 
-    def kernel(at: Site, a: Operand, b: Operand) -> Operand:
+    def kernel(at: LoweringContext, a: Operand, b: Operand) -> Operand:
         if at.xp is jnp and not _is_whole(a) and (isinstance(a, np.ndarray) or isinstance(b, np.ndarray)):
             a, b = (x if isinstance(x, np.ndarray) else jax.lax.optimization_barrier(x) for x in (a, b))
         return getattr(at.xp, name)(a, b)
@@ -86,7 +89,7 @@ def summed(name: str) -> Kernel:
 
 
 for _op, _name in {"Add": "add", "Sub": "subtract"}.items():
-    binary(_op)(summed(_name))
+    binary(_op)(make_sum(_name))
 
 
 def _is_whole(x: Operand) -> bool:
@@ -95,7 +98,7 @@ def _is_whole(x: Operand) -> bool:
 
 @binary("Div")
 @either
-def div(at: Site, a: Operand, b: Operand) -> Operand:
+def div(at: LoweringContext, a: Operand, b: Operand) -> Operand:
     """Whole numbers are divided towards zero, where the array modules' division goes towards minus infinity."""
     if not _is_whole(a):
         return at.xp.divide(a, b)
@@ -104,7 +107,7 @@ def div(at: Site, a: Operand, b: Operand) -> Operand:
 
 
 @binary("Pow")
-def power(at: Site, base: Operand, exponent: Operand) -> Operand:
+def power(at: LoweringContext, base: Operand, exponent: Operand) -> Operand:
     """Mixed types are computed in the wider of floats; whole numbers to negative powers in float64, and cut off."""
     if not _is_whole(base):
         return jnp.power(base, exponent.astype(base.dtype))
@@ -118,7 +121,7 @@ def power(at: Site, base: Operand, exponent: Operand) -> Operand:
 
 
 @binary("PRelu")
-def prelu(at: Site, x: Operand, slope: Operand) -> Operand:
+def prelu(at: LoweringContext, x: Operand, slope: Operand) -> Operand:
     if at.version <= LEGACY and slope.ndim == 1 and slope.size > 1:
         slope = slope.reshape(-1, *(1,) * (x.ndim - 2))
     return jnp.where(x < 0, slope * x, x)
@@ -126,13 +129,13 @@ def prelu(at: Site, x: Operand, slope: Operand) -> Operand:
 
 @ops("Mod")
 @either
-def mod(at: Site, a: Operand, b: Operand) -> Operand:
+def mod(at: LoweringContext, a: Operand, b: Operand) -> Operand:
     """The sign follows the divisor, or with ``fmod`` the dividend."""
     return (at.xp.fmod if at.attr("fmod", 0) else at.xp.remainder)(a, b)
 
 
 @ops("BitShift")
-def bit_shift(at: Site, x: Operand, amount: Operand) -> Operand:
+def bit_shift(at: LoweringContext, x: Operand, amount: Operand) -> Operand:
     return (jnp.left_shift if at.attr("direction") == "LEFT" else jnp.right_shift)(x, amount)
 
 
@@ -146,7 +149,7 @@ for _op, _name in VARIADIC.items():
 
 
 @ops("Mean")
-def mean(at: Site, *operands: Operand) -> Operand:
+def mean(at: LoweringContext, *operands: Operand) -> Operand:
     return (reduce(jnp.add, operands) / len(operands)).astype(operands[0].dtype)
 
 
@@ -158,11 +161,11 @@ def _clipped(x: Operand, low: Operand, high: Operand) -> Operand:
 
 
 @ops("Clip", until=10)
-def clip_by_attributes(at: Site, x: Operand) -> Operand:
-    return _clipped(x, *bounds_by_attributes(at.node))
+def clip_by_attributes(at: LoweringContext, x: Operand) -> Operand:
+    return _clipped(x, *read_clip_bounds(at.node))
 
 
 @ops("Clip", since=11)
-def clip(at: Site, x: Operand, low: Operand = None, high: Operand = None) -> Operand:
+def clip(at: LoweringContext, x: Operand, low: Operand = None, high: Operand = None) -> Operand:
     bounds = (None if bound is None else bound.reshape(()) for bound in (low, high))
     return _clipped(x, *bounds)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrt.engines.xla.site import Site
 from xrt.engines.xla.table import Operand, either, ops
 from xrt.graph import DType
 
-__all__ = ["converted"]
+if TYPE_CHECKING:
+    from xrt.engines.xla.lowering_context import LoweringContext
+
+__all__ = ["convert"]
 
 SATURABLE = frozenset({DType.FLOAT8E4M3FN, DType.FLOAT8E4M3FNUZ, DType.FLOAT8E5M2, DType.FLOAT8E5M2FNUZ})
 """Types for which ONNX says whether what is too large becomes the largest number."""
 
 
-def converted(xp: Any, x: Operand, to: DType, saturate: bool = True) -> Operand:
+def convert(xp: Any, x: Operand, to: DType, saturate: bool = True) -> Operand:
     """Return the tensor in that type, as ONNX's Cast converts it."""
     if to.numpy == x.dtype:
         return x
@@ -37,16 +39,16 @@ def converted(xp: Any, x: Operand, to: DType, saturate: bool = True) -> Operand:
 
 @ops("Cast", since=6)
 @either
-def cast(at: Site, x: Operand) -> Operand:
-    return converted(at.xp, x, DType.from_onnx(at.attr("to")), bool(at.attr("saturate", 1)))
+def cast(at: LoweringContext, x: Operand) -> Operand:
+    return convert(at.xp, x, DType.from_onnx(at.attr("to")), bool(at.attr("saturate", 1)))
 
 
 @ops("CastLike")
 @either
-def cast_like(at: Site, x: Operand, like: Operand) -> Operand:
-    return converted(at.xp, x, DType.of(like), bool(at.attr("saturate", 1)))
+def cast_like(at: LoweringContext, x: Operand, like: Operand) -> Operand:
+    return convert(at.xp, x, DType.of(like), bool(at.attr("saturate", 1)))
 
 
 @ops("BitCast")
-def bit_cast(at: Site, x: Operand) -> Operand:
+def bit_cast(at: LoweringContext, x: Operand) -> Operand:
     return jax.lax.bitcast_convert_type(x, at.dtype("to"))

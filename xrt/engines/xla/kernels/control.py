@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrt.engines.xla.site import Site
 from xrt.engines.xla.table import Operand, ops
+
+if TYPE_CHECKING:
+    from xrt.engines.xla.lowering_context import LoweringContext
 
 __all__: list[str] = []
 
@@ -19,7 +21,7 @@ UNROLLED = 8
 
 
 @ops("If")
-def if_(at: Site, condition: Operand) -> tuple[Operand, ...]:
+def if_(at: LoweringContext, condition: Operand) -> tuple[Operand, ...]:
     then, otherwise = at.body("then_branch"), at.body("else_branch")
     if isinstance(condition, np.ndarray):
         return tuple((then if condition.reshape(()) else otherwise)([]))
@@ -35,7 +37,7 @@ class _UndecidedError(Exception):
 
 
 @ops("Loop")
-def loop(at: Site, trips: Operand = None, condition: Operand = None, *carried: Operand) -> tuple[Operand, ...]:
+def loop(at: LoweringContext, trips: Operand = None, condition: Operand = None, *carried: Operand) -> tuple[Operand, ...]:
     """Run the body while its condition holds, at most M times; what is carried comes back first, what is scanned stacked."""
     iterate = _Iteration(at, len(carried))
     if isinstance(condition, np.ndarray) and not condition.reshape(()):
@@ -51,7 +53,7 @@ def loop(at: Site, trips: Operand = None, condition: Operand = None, *carried: O
 class _Iteration:
     """The body of a loop, ready to be traced in one of three ways."""
 
-    def __init__(self, at: Site, n_carried: int) -> None:
+    def __init__(self, at: LoweringContext, n_carried: int) -> None:
         self._at = at
         self._body: Callable[[Sequence[Operand]], list[Operand]] = at.body("body")
         self._n = n_carried
@@ -106,7 +108,7 @@ class _Iteration:
 
 
 @ops("Scan", since=9)
-def scan(at: Site, *values: Operand) -> tuple[Operand, ...]:
+def scan(at: LoweringContext, *values: Operand) -> tuple[Operand, ...]:
     body, m = at.body("body"), at.attr("num_scan_inputs")
     n = len(values) - m
     k = len(at.attr("body").outputs) - n

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from math import prod
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
-from xrt.engines.precision import rounded_once
-from xrt.engines.windows import Window, trims, window_of
-from xrt.engines.xla.kernels.layout import padded
+from xrt.engines.toolkit.array_ops.precision import round_once
+from xrt.engines.toolkit.array_ops.windows import Window, compute_padding_trims, make_window
+from xrt.engines.xla.kernels.layout import apply_padding
 from xrt.engines.xla.kernels.windows import fold
-from xrt.engines.xla.site import Site
 from xrt.engines.xla.table import Operand, ops
+
+if TYPE_CHECKING:
+    from xrt.engines.xla.lowering_context import LoweringContext
 
 __all__ = ["convolve", "with_bias"]
 
@@ -37,22 +40,22 @@ def with_bias(y: Operand, bias: Operand) -> Operand:
 
 
 @ops("Conv")
-def conv(at: Site, x: Operand, w: Operand, bias: Operand = None) -> Operand:
-    window, group = window_of(at.node, w.shape[2:]), at.attr("group", 1)
-    return rounded_once(lambda x, w, bias: with_bias(convolve(x, w, window, group), bias))(x, w, bias)
+def conv(at: LoweringContext, x: Operand, w: Operand, bias: Operand = None) -> Operand:
+    window, group = make_window(at.node, w.shape[2:]), at.attr("group", 1)
+    return round_once(lambda x, w, bias: with_bias(convolve(x, w, window, group), bias))(x, w, bias)
 
 
 @ops("ConvTranspose")
-def conv_transpose(at: Site, x: Operand, w: Operand, bias: Operand = None) -> Operand:
+def conv_transpose(at: LoweringContext, x: Operand, w: Operand, bias: Operand = None) -> Operand:
     """The gradient of a convolution: a convolution of x spread out by the strides, with the kernel turned around."""
-    window, group = window_of(at.node, w.shape[2:]), at.attr("group", 1)
+    window, group = make_window(at.node, w.shape[2:]), at.attr("group", 1)
 
     def compute(x: Operand, w: Operand, bias: Operand) -> Operand:
         whole = _transposed(x, w, window, group)
-        pads = trims(at.node, window, whole.shape[2:], x.shape[2:])
-        return with_bias(padded(whole, pads, "constant", 0, range(2, x.ndim)), bias)
+        pads = compute_padding_trims(at.node, window, whole.shape[2:], x.shape[2:])
+        return with_bias(apply_padding(whole, pads, "constant", 0, range(2, x.ndim)), bias)
 
-    return rounded_once(compute)(x, w, bias)
+    return round_once(compute)(x, w, bias)
 
 
 def _transposed(x: Operand, w: Operand, window: Window, group: int) -> Operand:
@@ -72,9 +75,9 @@ def _transposed(x: Operand, w: Operand, window: Window, group: int) -> Operand:
 
 
 @ops("Col2Im")
-def col2im(at: Site, x: Operand, extents: Operand, kernel: Operand) -> Operand:
+def col2im(at: LoweringContext, x: Operand, extents: Operand, kernel: Operand) -> Operand:
     """Columns of windows back to images: what overlaps is summed."""
-    window, sizes = window_of(at.node, at.ints(kernel, 2)), at.ints(extents, 1)
+    window, sizes = make_window(at.node, at.ints(kernel, 2)), at.ints(extents, 1)
     place = window.over(sizes)
     columns = x.reshape(len(x), x.shape[1] // prod(window.kernel), *window.kernel, *place.positions)
     whole = fold(columns, place, [b + n + e for b, n, e in zip(place.begins, sizes, place.ends, strict=True)])

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import pi
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrt.engines.precision import rounded_once
-from xrt.engines.xla.site import Site
+from xrt.engines.toolkit.array_ops.precision import round_once
 from xrt.engines.xla.table import Kernel, Operand, either, ops
+
+if TYPE_CHECKING:
+    from xrt.engines.xla.lowering_context import LoweringContext
 
 __all__ = ["array_function", "elu", "hard_sigmoid", "leaky_relu", "sigmoid", "softplus", "softsign", "swish", "thresholded_relu"]
 
@@ -57,12 +59,12 @@ for _op, _name in FUNCTIONS.items():
 
 @ops("Identity")
 @either
-def identity(at: Site, x: Operand) -> Operand:
+def identity(at: LoweringContext, x: Operand) -> Operand:
     return x
 
 
 @ops("IsInf")
-def is_inf(at: Site, x: Operand) -> Operand:
+def is_inf(at: LoweringContext, x: Operand) -> Operand:
     found = jnp.isinf(x)
     if not at.attr("detect_positive", 1):
         found &= x < 0
@@ -72,7 +74,7 @@ def is_inf(at: Site, x: Operand) -> Operand:
 
 
 @ops("Relu")
-def relu(at: Site, x: Operand) -> Operand:
+def relu(at: LoweringContext, x: Operand) -> Operand:
     return jnp.maximum(x, 0)
 
 
@@ -83,9 +85,9 @@ def activation(*op_types: str, **defaults: float) -> Callable[[Callable[..., Ope
     """
 
     def register(compute: Callable[..., Operand]) -> Callable[..., Operand]:
-        once = rounded_once(compute)
+        once = round_once(compute)
 
-        def kernel(at: Site, x: Operand) -> Operand:
+        def kernel(at: LoweringContext, x: Operand) -> Operand:
             return once(x, *(at.attr(name, float(np.float32(default))) for name, default in defaults.items()))
 
         ops(*op_types)(kernel)
@@ -176,9 +178,9 @@ def mish(x: Operand) -> Operand:
 
 
 @ops("Gelu")
-def gelu(at: Site, x: Operand) -> Operand:
+def gelu(at: LoweringContext, x: Operand) -> Operand:
     compute = _gelu_by_tanh if at.attr("approximate", "none") == "tanh" else _gelu
-    return rounded_once(compute)(x)
+    return round_once(compute)(x)
 
 
 def _gelu_by_tanh(x: Operand) -> Operand:
@@ -190,7 +192,7 @@ def _gelu(x: Operand) -> Operand:
 
 
 @ops("Shrink")
-def shrink(at: Site, x: Operand) -> Operand:
+def shrink(at: LoweringContext, x: Operand) -> Operand:
     bias, bound = at.attr("bias", 0.0), at.attr("lambd", 0.5)
     moved: Any = jnp.where(x < -bound, x + bias, jnp.where(x > bound, x - bias, 0))
     return moved.astype(x.dtype)

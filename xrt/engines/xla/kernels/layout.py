@@ -4,46 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from xrt.engines.layout import centred, depth_to_space, even, parts, reshaped, space_to_depth, trimmed
-from xrt.engines.xla.site import Site
+from xrt.engines.toolkit.array_ops.shape import apply_reshape, center, depth_to_space, even, space_to_depth, split_axis, trim
 from xrt.engines.xla.table import Operand, either, ops
 
-__all__ = ["padded"]
+if TYPE_CHECKING:
+    from xrt.engines.xla.lowering_context import LoweringContext
+
+__all__ = ["apply_padding"]
 
 
 # ---------------------------------------------------------------------- shapes
 
 
 @ops("Shape")
-def shape(at: Site, x: Operand) -> Operand:
+def shape(at: LoweringContext, x: Operand) -> Operand:
     return np.array(x.shape[at.attr("start", 0) : at.attr("end")], dtype=np.int64)
 
 
 @ops("Size")
-def size(at: Site, x: Operand) -> Operand:
+def size(at: LoweringContext, x: Operand) -> Operand:
     return np.array(x.size, dtype=np.int64)
 
 
 @ops("Reshape", until=4)
 @either
-def reshape_by_attribute(at: Site, x: Operand) -> Operand:
-    return reshaped(x, at.attr("shape", ()), False)
+def reshape_by_attribute(at: LoweringContext, x: Operand) -> Operand:
+    return apply_reshape(x, at.attr("shape", ()), False)
 
 
 @ops("Reshape", since=5)
 @either
-def reshape(at: Site, x: Operand, target: Operand) -> Operand:
-    return reshaped(x, at.ints(target, 1), bool(at.attr("allowzero", 0)))
+def reshape(at: LoweringContext, x: Operand, target: Operand) -> Operand:
+    return apply_reshape(x, at.ints(target, 1), bool(at.attr("allowzero", 0)))
 
 
 @ops("Flatten")
 @either
-def flatten(at: Site, x: Operand) -> Operand:
+def flatten(at: LoweringContext, x: Operand) -> Operand:
     axis = at.attr("axis", 1)
     start = axis + x.ndim if axis < 0 else axis
     return x.reshape(prod(x.shape[:start]), prod(x.shape[start:]))
@@ -51,30 +53,30 @@ def flatten(at: Site, x: Operand) -> Operand:
 
 @ops("Squeeze", until=12)
 @either
-def squeeze_by_attribute(at: Site, x: Operand) -> Operand:
+def squeeze_by_attribute(at: LoweringContext, x: Operand) -> Operand:
     return at.xp.squeeze(x, axis=at.attr("axes"))
 
 
 @ops("Squeeze", since=13)
 @either
-def squeeze(at: Site, x: Operand, axes: Operand = None) -> Operand:
+def squeeze(at: LoweringContext, x: Operand, axes: Operand = None) -> Operand:
     return at.xp.squeeze(x, axis=None if axes is None else at.ints(axes, 1))
 
 
 @ops("Unsqueeze", until=12)
 @either
-def unsqueeze_by_attribute(at: Site, x: Operand) -> Operand:
+def unsqueeze_by_attribute(at: LoweringContext, x: Operand) -> Operand:
     return at.xp.expand_dims(x, at.attr("axes"))
 
 
 @ops("Unsqueeze", since=13)
 @either
-def unsqueeze(at: Site, x: Operand, axes: Operand) -> Operand:
+def unsqueeze(at: LoweringContext, x: Operand, axes: Operand) -> Operand:
     return at.xp.expand_dims(x, at.ints(axes, 1))
 
 
 @ops("Expand")
-def expand(at: Site, x: Operand, target: Operand) -> Operand:
+def expand(at: LoweringContext, x: Operand, target: Operand) -> Operand:
     extents = np.broadcast_shapes(x.shape, at.ints(target, 1))
     return (np if _is_few(x, extents) else jnp).broadcast_to(x, extents)
 
@@ -88,7 +90,7 @@ def _is_few(x: Operand, extents: Sequence[int]) -> bool:
 
 
 @ops("Tile", since=6)
-def tile(at: Site, x: Operand, repeats: Operand) -> Operand:
+def tile(at: LoweringContext, x: Operand, repeats: Operand) -> Operand:
     counts = at.ints(repeats, 1)
     few = isinstance(x, np.ndarray) and x.size * prod(counts) <= MOST_KNOWN
     return (np if few else jnp).tile(x, counts)
@@ -99,18 +101,18 @@ def tile(at: Site, x: Operand, repeats: Operand) -> Operand:
 
 @ops("Transpose")
 @either
-def transpose(at: Site, x: Operand) -> Operand:
+def transpose(at: LoweringContext, x: Operand) -> Operand:
     return x.transpose(at.attr("perm"))
 
 
 @ops("DepthToSpace", "SpaceToDepth")
-def blocks(at: Site, x: Operand) -> Operand:
+def blocks(at: LoweringContext, x: Operand) -> Operand:
     move = depth_to_space if at.node.op_type == "DepthToSpace" else space_to_depth
     return move(x, at.attr("blocksize"), at.attr("mode", "DCR") == "CRD")
 
 
 @ops("ReverseSequence")
-def reverse_sequence(at: Site, x: Operand, lengths: Operand) -> Operand:
+def reverse_sequence(at: LoweringContext, x: Operand, lengths: Operand) -> Operand:
     """Each batch entry is reversed in its own leading part of the time axis."""
     batch, time = at.attr("batch_axis", 1), at.attr("time_axis", 0)
     steps, ends = jnp.arange(x.shape[time]), jnp.asarray(lengths)[:, None]
@@ -121,7 +123,7 @@ def reverse_sequence(at: Site, x: Operand, lengths: Operand) -> Operand:
 
 
 @ops("Trilu")
-def trilu(at: Site, x: Operand, k: Operand = None) -> Operand:
+def trilu(at: LoweringContext, x: Operand, k: Operand = None) -> Operand:
     """Element (i, j) belongs to the upper triangle where ``j - i >= k``, to the lower where ``j - i <= k``."""
     offset = 0 if k is None else k.reshape(())
     ahead = np.arange(x.shape[-1]) - np.arange(x.shape[-2])[:, None]
@@ -133,48 +135,48 @@ def trilu(at: Site, x: Operand, k: Operand = None) -> Operand:
 
 @ops("Concat")
 @either
-def concat(at: Site, *parts: Operand) -> Operand:
+def concat(at: LoweringContext, *parts: Operand) -> Operand:
     return at.xp.concatenate(parts, axis=at.attr("axis", 1))  # the default is version 1's; later ones require it
 
 
 @ops("Split", since=2, until=12)
 @either
-def split_by_attribute(at: Site, x: Operand) -> tuple[Operand, ...]:
+def split_by_attribute(at: LoweringContext, x: Operand) -> tuple[Operand, ...]:
     axis = at.attr("axis", 0)
-    return parts(x, at.attr("split") or even(x.shape[axis], at.n_outputs), axis)
+    return split_axis(x, at.attr("split") or even(x.shape[axis], at.n_outputs), axis)
 
 
 @ops("Split", since=13)
 @either
-def split(at: Site, x: Operand, sizes: Operand = None) -> tuple[Operand, ...]:
+def split(at: LoweringContext, x: Operand, sizes: Operand = None) -> tuple[Operand, ...]:
     axis = at.attr("axis", 0)
     chosen = even(x.shape[axis], at.attr("num_outputs", at.n_outputs)) if sizes is None else at.ints(sizes, 1)
-    return parts(x, chosen, axis)
+    return split_axis(x, chosen, axis)
 
 
 # ---------------------------------------------------------------------- padding
 
 
-def padded(x: Operand, pads: Sequence[int], mode: str, value: Any, axes: Sequence[int] | None = None) -> Operand:
+def apply_padding(x: Operand, pads: Sequence[int], mode: str, value: Any, axes: Sequence[int] | None = None) -> Operand:
     """Return the tensor with ``pads`` (all begins, then all ends) elements more at each axis; fewer where negative."""
-    x, more = trimmed(x, pads, axes)
+    x, more = trim(x, pads, axes)
     if mode == "constant":
         return jnp.pad(x, more, constant_values=value)
     return jnp.pad(x, more, mode=mode)
 
 
 @ops("Pad", since=2, until=10)
-def pad_by_attributes(at: Site, x: Operand) -> Operand:
-    return padded(x, at.attr("pads"), at.attr("mode", "constant"), at.attr("value", 0.0))
+def pad_by_attributes(at: LoweringContext, x: Operand) -> Operand:
+    return apply_padding(x, at.attr("pads"), at.attr("mode", "constant"), at.attr("value", 0.0))
 
 
 @ops("Pad", since=11)
-def pad(at: Site, x: Operand, pads: Operand, value: Operand = None, axes: Operand = None) -> Operand:
+def pad(at: LoweringContext, x: Operand, pads: Operand, value: Operand = None, axes: Operand = None) -> Operand:
     fill = 0 if value is None else value.reshape(())
-    return padded(x, at.ints(pads, 1), at.attr("mode", "constant"), fill, None if axes is None else at.ints(axes, 3))
+    return apply_padding(x, at.ints(pads, 1), at.attr("mode", "constant"), fill, None if axes is None else at.ints(axes, 3))
 
 
 @ops("CenterCropPad")
-def center_crop_pad(at: Site, x: Operand, target: Operand) -> Operand:
+def center_crop_pad(at: LoweringContext, x: Operand, target: Operand) -> Operand:
     chosen = at.attr("axes") or range(x.ndim)
-    return padded(x, centred([x.shape[axis] for axis in chosen], at.ints(target, 1)), "constant", 0, chosen)
+    return apply_padding(x, center([x.shape[axis] for axis in chosen], at.ints(target, 1)), "constant", 0, chosen)

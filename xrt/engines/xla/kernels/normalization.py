@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
 
-from xrt.engines.precision import rounded_once, widened
-from xrt.engines.xla.site import Site
+from xrt.engines.toolkit.array_ops.precision import round_once, widen
 from xrt.engines.xla.table import Operand, ops
+
+if TYPE_CHECKING:
+    from xrt.engines.xla.lowering_context import LoweringContext
 
 __all__: list[str] = []
 
@@ -30,13 +34,15 @@ def _standardised(x: Operand, axes: tuple[int, ...], epsilon: float) -> tuple[Op
 
 def _batch_normal(x: Operand, scale: Operand, bias: Operand, mean: Operand, var: Operand, epsilon: float) -> Operand:
     """Return the tensor scaled and shifted by one factor and one summand per channel."""
-    factor = widened(scale) / jnp.sqrt(widened(var) + epsilon)
-    y = widened(x) * _per_channel(factor, x) + _per_channel(widened(bias) - widened(mean) * factor, x)
+    factor = widen(scale) / jnp.sqrt(widen(var) + epsilon)
+    y = widen(x) * _per_channel(factor, x) + _per_channel(widen(bias) - widen(mean) * factor, x)
     return y.astype(x.dtype)
 
 
 @ops("BatchNormalization", since=7, until=13)
-def batch_normalization_by_outputs(at: Site, x: Operand, scale: Operand, bias: Operand, mean: Operand, var: Operand) -> Operand:
+def batch_normalization_by_outputs(
+    at: LoweringContext, x: Operand, scale: Operand, bias: Operand, mean: Operand, var: Operand
+) -> Operand:
     """Up to version 13, more than one output means training."""
     if any(at.node.outputs[1:]):
         raise at.refuse("that trains is not lowered")
@@ -45,37 +51,37 @@ def batch_normalization_by_outputs(at: Site, x: Operand, scale: Operand, bias: O
 
 @ops("BatchNormalization", since=14, train=True)
 def batch_normalization(
-    at: Site, x: Operand, scale: Operand, bias: Operand, mean: Operand, var: Operand
+    at: LoweringContext, x: Operand, scale: Operand, bias: Operand, mean: Operand, var: Operand
 ) -> Operand | tuple[Operand, ...]:
     epsilon, momentum = at.attr("epsilon", 1e-5), at.attr("momentum", 0.9)
     if not at.attr("training_mode", 0):
         return _batch_normal(x, scale, bias, mean, var, epsilon)
     axes = (0, *range(2, x.ndim))
-    now, spread = jnp.mean(widened(x), axis=axes), jnp.var(widened(x), axis=axes)
+    now, spread = jnp.mean(widen(x), axis=axes), jnp.var(widen(x), axis=axes)
     y = _batch_normal(x, scale, bias, now, spread, epsilon)
     return y, _running(mean, now, momentum), _running(var, spread, momentum)
 
 
 def _running(old: Operand, new: Operand, momentum: float) -> Operand:
-    return (widened(old) * momentum + new * (1 - momentum)).astype(old.dtype)
+    return (widen(old) * momentum + new * (1 - momentum)).astype(old.dtype)
 
 
 # ---------------------------------------------------------------------- over the elements of one sample
 
 
 @ops("InstanceNormalization")
-def instance_normalization(at: Site, x: Operand, scale: Operand, bias: Operand) -> Operand:
+def instance_normalization(at: LoweringContext, x: Operand, scale: Operand, bias: Operand) -> Operand:
     epsilon = at.attr("epsilon", 1e-5)
 
     def compute(x: Operand, scale: Operand, bias: Operand) -> Operand:
         y, _, _ = _standardised(x, tuple(range(2, x.ndim)), epsilon)
         return y * _per_channel(scale, x) + _per_channel(bias, x)
 
-    return rounded_once(compute)(x, scale, bias)
+    return round_once(compute)(x, scale, bias)
 
 
 @ops("GroupNormalization")
-def group_normalization(at: Site, x: Operand, scale: Operand, bias: Operand) -> Operand:
+def group_normalization(at: LoweringContext, x: Operand, scale: Operand, bias: Operand) -> Operand:
     """Before version 21 there is one scale and bias per group, since then one per channel."""
     epsilon, groups = at.attr("epsilon", 1e-5), at.attr("num_groups")
 
@@ -84,36 +90,36 @@ def group_normalization(at: Site, x: Operand, scale: Operand, bias: Operand) -> 
         each = x.shape[1] // len(scale)
         return y * _per_channel(jnp.repeat(scale, each), x) + _per_channel(jnp.repeat(bias, each), x)
 
-    return rounded_once(compute)(x, scale, bias)
+    return round_once(compute)(x, scale, bias)
 
 
 @ops("LayerNormalization")
-def layer_normalization(at: Site, x: Operand, scale: Operand, bias: Operand = None) -> tuple[Operand, ...]:
+def layer_normalization(at: LoweringContext, x: Operand, scale: Operand, bias: Operand = None) -> tuple[Operand, ...]:
     axes = tuple(range(at.attr("axis", -1) % x.ndim, x.ndim))
     stash = x.astype(at.dtype("stash_type", jnp.float32))
     y, mean, inverse = _standardised(stash, axes, at.attr("epsilon", 1e-5))
-    y = widened(y.astype(x.dtype)) * widened(scale)
-    y = y if bias is None else y + widened(bias)
+    y = widen(y.astype(x.dtype)) * widen(scale)
+    y = y if bias is None else y + widen(bias)
     return y.astype(x.dtype), mean, inverse
 
 
 @ops("RMSNormalization")
-def rms_normalization(at: Site, x: Operand, scale: Operand) -> Operand:
+def rms_normalization(at: LoweringContext, x: Operand, scale: Operand) -> Operand:
     wide = x.astype(at.dtype("stash_type", jnp.float32))
     axes = tuple(range(at.attr("axis", -1) % x.ndim, x.ndim))
     square = jnp.mean(wide * wide, axis=axes, keepdims=True)
     y = (wide / jnp.sqrt(square + at.attr("epsilon", 1e-5))).astype(x.dtype)
-    return (widened(y) * widened(scale)).astype(scale.dtype)
+    return (widen(y) * widen(scale)).astype(scale.dtype)
 
 
 @ops("MeanVarianceNormalization")
-def mean_variance_normalization(at: Site, x: Operand) -> Operand:
+def mean_variance_normalization(at: LoweringContext, x: Operand) -> Operand:
     axes = tuple(at.attr("axes", (0, 2, 3)))
-    return rounded_once(lambda x: _standardised(x, axes, 1e-9)[0])(x)
+    return round_once(lambda x: _standardised(x, axes, 1e-9)[0])(x)
 
 
 @ops("LpNormalization")
-def lp_normalization(at: Site, x: Operand) -> Operand:
+def lp_normalization(at: LoweringContext, x: Operand) -> Operand:
     """A vector of zeros stays zero."""
     axis, p = at.attr("axis", -1), at.attr("p", 2)
 
@@ -121,11 +127,11 @@ def lp_normalization(at: Site, x: Operand) -> Operand:
         norm = jnp.sum(jnp.abs(x), axis=axis, keepdims=True) if p == 1 else jnp.sqrt(jnp.sum(x * x, axis=axis, keepdims=True))
         return jnp.where(norm == 0, jnp.zeros((), x.dtype), x / norm)
 
-    return rounded_once(compute)(x)
+    return round_once(compute)(x)
 
 
 @ops("LRN")
-def lrn(at: Site, x: Operand) -> Operand:
+def lrn(at: LoweringContext, x: Operand) -> Operand:
     """Divide by a power of the sum of squares over neighbouring channels."""
     size, alpha, beta, bias = at.attr("size"), at.attr("alpha", 1e-4), at.attr("beta", 0.75), at.attr("bias", 1.0)
     before = (size - 1) // 2
@@ -137,4 +143,4 @@ def lrn(at: Site, x: Operand) -> Operand:
         total = jax.lax.reduce_window(x * x, zero, jax.lax.add, window, (1,) * x.ndim, around)
         return x / (bias + alpha / size * total) ** beta
 
-    return rounded_once(compute)(x)
+    return round_once(compute)(x)

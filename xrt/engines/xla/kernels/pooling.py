@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrt.engines.precision import extreme, rounded_once
-from xrt.engines.windows import Placement, window_of
-from xrt.engines.xla.kernels.windows import around, combined
-from xrt.engines.xla.site import Site
+from xrt.engines.toolkit.array_ops.precision import extreme, round_once
+from xrt.engines.toolkit.array_ops.windows import Placement, make_window
+from xrt.engines.xla.kernels.windows import around, combine_windows
 from xrt.engines.xla.table import Operand, ops
+
+if TYPE_CHECKING:
+    from xrt.engines.xla.lowering_context import LoweringContext
 
 __all__: list[str] = []
 
 
 @ops("MaxPool")
-def max_pool(at: Site, x: Operand) -> Operand | tuple[Operand, Operand]:
-    place = window_of(at.node, at.attr("kernel_shape")).over(x.shape[2:])
+def max_pool(at: LoweringContext, x: Operand) -> Operand | tuple[Operand, Operand]:
+    place = make_window(at.node, at.attr("kernel_shape")).over(x.shape[2:])
     if at.wants(1):
         return _max_and_places(x, place, bool(at.attr("storage_order", 0)))
-    return combined(place, x, jax.lax.max, extreme(x.dtype, lowest=True))
+    return combine_windows(place, x, jax.lax.max, extreme(x.dtype, lowest=True))
 
 
 def _max_and_places(x: Operand, place: Placement, column_major: bool) -> tuple[Operand, Operand]:
@@ -42,10 +44,10 @@ def _max_and_places(x: Operand, place: Placement, column_major: bool) -> tuple[O
 
 
 @ops("AveragePool")
-def average_pool(at: Site, x: Operand) -> Operand:
-    place = window_of(at.node, at.attr("kernel_shape")).over(x.shape[2:])
+def average_pool(at: LoweringContext, x: Operand) -> Operand:
+    place = make_window(at.node, at.attr("kernel_shape")).over(x.shape[2:])
     counts = place.counts(np, bool(at.attr("count_include_pad", 0)))
-    return rounded_once(lambda x: combined(place, x, jax.lax.add, 0) / counts.astype(x.dtype))(x)
+    return round_once(lambda x: combine_windows(place, x, jax.lax.add, 0) / counts.astype(x.dtype))(x)
 
 
 def _power(x: Operand, p: int) -> Operand:
@@ -57,31 +59,31 @@ def _root(x: Operand, p: int) -> Operand:
 
 
 @ops("LpPool", since=2)
-def lp_pool(at: Site, x: Operand) -> Operand:
-    place, p = window_of(at.node, at.attr("kernel_shape")).over(x.shape[2:]), at.attr("p", 2)
-    return rounded_once(lambda x: _root(combined(place, _power(x, p), jax.lax.add, 0), p))(x)
+def lp_pool(at: LoweringContext, x: Operand) -> Operand:
+    place, p = make_window(at.node, at.attr("kernel_shape")).over(x.shape[2:]), at.attr("p", 2)
+    return round_once(lambda x: _root(combine_windows(place, _power(x, p), jax.lax.add, 0), p))(x)
 
 
 @ops("GlobalAveragePool")
-def global_average_pool(at: Site, x: Operand) -> Operand:
-    return rounded_once(lambda x: jnp.mean(x, axis=tuple(range(2, x.ndim)), keepdims=True))(x)
+def global_average_pool(at: LoweringContext, x: Operand) -> Operand:
+    return round_once(lambda x: jnp.mean(x, axis=tuple(range(2, x.ndim)), keepdims=True))(x)
 
 
 @ops("GlobalMaxPool")
-def global_max_pool(at: Site, x: Operand) -> Operand:
+def global_max_pool(at: LoweringContext, x: Operand) -> Operand:
     return jnp.max(x, axis=tuple(range(2, x.ndim)), keepdims=True)
 
 
 @ops("GlobalLpPool", since=2)
-def global_lp_pool(at: Site, x: Operand) -> Operand:
+def global_lp_pool(at: LoweringContext, x: Operand) -> Operand:
     p = at.attr("p", 2)
-    return rounded_once(lambda x: _root(jnp.sum(_power(x, p), axis=tuple(range(2, x.ndim)), keepdims=True), p))(x)
+    return round_once(lambda x: _root(jnp.sum(_power(x, p), axis=tuple(range(2, x.ndim)), keepdims=True), p))(x)
 
 
 @ops("MaxUnpool")
-def max_unpool(at: Site, x: Operand, places: Operand, asked: Operand = None) -> Operand:
+def max_unpool(at: LoweringContext, x: Operand, places: Operand, asked: Operand = None) -> Operand:
     """Each element goes back to the place it came from; the rest is zero."""
-    window = window_of(at.node, at.attr("kernel_shape"))
+    window = make_window(at.node, at.attr("kernel_shape"))
     natural = (*x.shape[:2], *window.spread(x.shape[2:]))
     flat: Any = jnp.zeros(prod(natural), x.dtype)
     whole = flat.at[places.reshape(-1)].set(x.reshape(-1)).reshape(natural)

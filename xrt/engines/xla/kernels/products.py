@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import jax.numpy as jnp
 
-from xrt.engines.precision import widened
-from xrt.engines.xla.site import Site
+from xrt.engines.toolkit.array_ops.precision import widen
 from xrt.engines.xla.table import Operand, ops
+
+if TYPE_CHECKING:
+    from xrt.engines.xla.lowering_context import LoweringContext
 
 __all__: list[str] = []
 
 
 @ops("MatMul")
-def matmul(at: Site, a: Operand, b: Operand) -> Operand:
-    return jnp.matmul(widened(a), widened(b)).astype(a.dtype)
+def matmul(at: LoweringContext, a: Operand, b: Operand) -> Operand:
+    return jnp.matmul(widen(a), widen(b)).astype(a.dtype)
 
 
 @ops("Gemm", since=7)
-def gemm(at: Site, a: Operand, b: Operand, c: Operand = None) -> Operand:
+def gemm(at: LoweringContext, a: Operand, b: Operand, c: Operand = None) -> Operand:
     """``alpha * A' B' + beta * C``; the sums of narrow floats are rounded once."""
     alpha, beta = at.attr("alpha", 1.0), at.attr("beta", 1.0)
-    left, right = widened(a), widened(b)
+    left, right = widen(a), widen(b)
     y = jnp.matmul(left.T if at.attr("transA", 0) else left, right.T if at.attr("transB", 0) else right)
     y = y if alpha == 1 else y * alpha
     if c is not None and beta != 0:
-        y = y + (widened(c) if beta == 1 else widened(c) * beta)
+        y = y + (widen(c) if beta == 1 else widen(c) * beta)
     return y.astype(a.dtype)
 
 
 @ops("Einsum")
-def einsum(at: Site, *tensors: Operand) -> Operand:
+def einsum(at: LoweringContext, *tensors: Operand) -> Operand:
     equation = at.attr("equation").replace(" ", "")
-    return jnp.einsum(equation, *map(widened, tensors)).astype(tensors[0].dtype)
+    return jnp.einsum(equation, *map(widen, tensors)).astype(tensors[0].dtype)
 
 
 @ops("Det")
-def det(at: Site, x: Operand) -> Operand:
-    return jnp.linalg.det(widened(x)).astype(x.dtype)
+def det(at: LoweringContext, x: Operand) -> Operand:
+    return jnp.linalg.det(widen(x)).astype(x.dtype)

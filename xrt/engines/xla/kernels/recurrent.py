@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
-from xrt.engines.precision import widened
+from xrt.engines.toolkit.array_ops.precision import widen
 from xrt.engines.xla.kernels import elementwise as e
-from xrt.engines.xla.site import Site
 from xrt.engines.xla.table import Operand, ops
+
+if TYPE_CHECKING:
+    from xrt.engines.xla.lowering_context import LoweringContext
 
 __all__: list[str] = []
 
@@ -37,7 +40,7 @@ TAKES_ALPHA = frozenset({"affine", "elu", "hardsigmoid", "leakyrelu", "scaledtan
 TAKES_BETA = frozenset({"affine", "hardsigmoid", "scaledtanh"})
 
 
-def _activations(at: Site, default: tuple[str, ...], directions: int) -> list[list[Activation]]:
+def _activations(at: LoweringContext, default: tuple[str, ...], directions: int) -> list[list[Activation]]:
     """Return the activation functions of each direction; alphas and betas go to those that take them, in order."""
     names = [name.lower() for name in (at.attr("activations") or default * directions)]
     alphas, betas = iter(at.attr("activation_alpha") or ()), iter(at.attr("activation_beta") or ())
@@ -69,7 +72,7 @@ def _walked(gates: Operand, states: States, lengths: Operand, backwards: bool, a
 class _Layer:
     """What the three layers share: directions, layout, initial states, and how results are put together."""
 
-    def __init__(self, at: Site, default: tuple[str, ...]) -> None:
+    def __init__(self, at: LoweringContext, default: tuple[str, ...]) -> None:
         self._backwards = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[at.attr("direction", "forward")]
         self.functions = _activations(at, default, len(self._backwards))
         self._bound = at.attr("clip")
@@ -91,11 +94,11 @@ class _Layer:
     ) -> tuple[Operand, ...]:
         """Return Y and the last states; ``bias`` is what is added to the input's part of the gates, per direction."""
         dtype = x.dtype
-        x = widened(jnp.swapaxes(x, 0, 1) if self._batch_first else x)
+        x = widen(jnp.swapaxes(x, 0, 1) if self._batch_first else x)
         ends = jnp.full(x.shape[1], len(x)) if lengths is None else lengths
         histories, lasts = [], []
         for d, backwards in enumerate(self._backwards):
-            gates = jnp.matmul(x, widened(w[d]).T)
+            gates = jnp.matmul(x, widen(w[d]).T)
             gates = gates if bias is None else gates + bias[d]
             states = tuple(self._state(s, d, (x.shape[1], hidden), x.dtype) for s in initial)
             history, last = _walked(gates, states, ends, backwards, advance_of(d))
@@ -120,7 +123,7 @@ def _halves(bias: Operand) -> tuple[Operand, Operand]:
     if bias is None:
         return None, None
     half = bias.shape[-1] // 2
-    return widened(bias[..., :half]), widened(bias[..., half:])
+    return widen(bias[..., :half]), widen(bias[..., half:])
 
 
 def _sum(bias: Operand) -> Operand:
@@ -131,12 +134,12 @@ def _sum(bias: Operand) -> Operand:
 
 @ops("RNN", since=7)
 def rnn(
-    at: Site, x: Operand, w: Operand, r: Operand, bias: Operand = None, lengths: Operand = None, h0: Operand = None
+    at: LoweringContext, x: Operand, w: Operand, r: Operand, bias: Operand = None, lengths: Operand = None, h0: Operand = None
 ) -> tuple[Operand, ...]:
     layer = _Layer(at, ("Tanh",))
 
     def advance_of(d: int) -> Advance:
-        (f,), recurrence = layer.functions[d], widened(r[d]).T
+        (f,), recurrence = layer.functions[d], widen(r[d]).T
         return lambda gates, states: (f(layer.clip(gates + jnp.matmul(states[0], recurrence))),)
 
     return layer(x, w, _sum(bias), lengths, [h0], r.shape[-1], advance_of)
@@ -144,7 +147,7 @@ def rnn(
 
 @ops("GRU", since=7)
 def gru(
-    at: Site, x: Operand, w: Operand, r: Operand, bias: Operand = None, lengths: Operand = None, h0: Operand = None
+    at: LoweringContext, x: Operand, w: Operand, r: Operand, bias: Operand = None, lengths: Operand = None, h0: Operand = None
 ) -> tuple[Operand, ...]:
     """Gates are update, reset, hidden (z, r, h); ``linear_before_reset`` resets the product instead of the state."""
     layer, after, both = _Layer(at, ("Sigmoid", "Tanh")), bool(at.attr("linear_before_reset", 0)), 2 * r.shape[-1]
@@ -152,7 +155,7 @@ def gru(
 
     def advance_of(d: int) -> Advance:
         f, g = layer.functions[d]
-        weights = widened(r[d]).T
+        weights = widen(r[d]).T
         shift = jnp.zeros(weights.shape[1], weights.dtype) if of_state is None else of_state[d]
 
         def advance(gates: Operand, states: States) -> States:
@@ -172,7 +175,7 @@ def gru(
 
 @ops("LSTM", since=7)
 def lstm(
-    at: Site,
+    at: LoweringContext,
     x: Operand,
     w: Operand,
     r: Operand,
@@ -187,8 +190,8 @@ def lstm(
 
     def advance_of(d: int) -> Advance:
         f, g, h_ = layer.functions[d]
-        weights = widened(r[d]).T
-        pi, po, pf = (0, 0, 0) if peepholes is None else jnp.split(widened(peepholes[d]), 3)
+        weights = widen(r[d]).T
+        pi, po, pf = (0, 0, 0) if peepholes is None else jnp.split(widen(peepholes[d]), 3)
 
         def advance(gates: Operand, states: States) -> States:
             h, c = states

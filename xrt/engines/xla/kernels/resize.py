@@ -6,14 +6,24 @@ Which ones, and with what weights, is computed by NumPy while the node is traced
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from xrt.engines.resampling import Axis, Sampling, axes_of, flooring_of, sampling_of, scaled, taps
-from xrt.engines.xla.site import Site
+from xrt.engines.toolkit.array_ops.resampling import (
+    Axis,
+    Sampling,
+    read_resize_axes,
+    read_rounding,
+    read_sampling,
+    scale_coordinates,
+    taps,
+)
 from xrt.engines.xla.table import Operand, ops
+
+if TYPE_CHECKING:
+    from xrt.engines.xla.lowering_context import LoweringContext
 
 __all__: list[str] = []
 
@@ -48,22 +58,22 @@ def _resize(x: Operand, axes: Sequence[Axis], sampling: Sampling) -> Operand:
 
 
 @ops("Resize", since=11)
-def resize(at: Site, x: Operand, roi: Operand = None, scales: Operand = None, sizes: Operand = None) -> Operand:
-    sampling = sampling_of(at.node)
+def resize(at: LoweringContext, x: Operand, roi: Operand = None, scales: Operand = None, sizes: Operand = None) -> Operand:
+    sampling = read_sampling(at.node)
     listed = _listed(at, sizes, 3)
     factors = [] if listed else _listed(at, scales, 2)
     if not listed and not factors:
         raise at.refuse("is given neither scales nor sizes")
     region = _listed(at, roi, 1) if sampling.crops else []
-    return _resize(x, axes_of(at.node, x.shape, region, factors, listed), sampling)
+    return _resize(x, read_resize_axes(at.node, x.shape, region, factors, listed), sampling)
 
 
-def _listed(at: Site, operand: Operand, position: int) -> list[Any]:
+def _listed(at: LoweringContext, operand: Operand, position: int) -> list[Any]:
     """Return the content of an input, which is empty where it is left out."""
-    return [] if operand is None or not operand.size else list(at.known(operand, position).tolist())
+    return [] if operand is None or not operand.size else list(at.get_constant(operand, position).tolist())
 
 
 @ops("Upsample", since=9)
 @ops("Resize", since=10, until=10)
-def upsample(at: Site, x: Operand, scales: Operand) -> Operand:
-    return _resize(x, scaled(x.shape, at.known(scales, 1).tolist()), flooring_of(at.node))
+def upsample(at: LoweringContext, x: Operand, scales: Operand) -> Operand:
+    return _resize(x, scale_coordinates(x.shape, at.get_constant(scales, 1).tolist()), read_rounding(at.node))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import jax.numpy as jnp
 
-from xrt.engines.resampling import grid_of, read
-from xrt.engines.xla.site import Site
+from xrt.engines.toolkit.array_ops.resampling import read, sample_grid
 from xrt.engines.xla.table import Operand, ops
+
+if TYPE_CHECKING:
+    from xrt.engines.xla.lowering_context import LoweringContext
 
 __all__: list[str] = []
 
 
 @ops("GridSample")
-def grid_sample(at: Site, x: Operand, grid: Operand) -> Operand:
-    return read(jnp, jnp.asarray(x), jnp.asarray(grid), grid_of(at.node))
+def grid_sample(at: LoweringContext, x: Operand, grid: Operand) -> Operand:
+    return read(jnp, jnp.asarray(x), jnp.asarray(grid), sample_grid(at.node))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 
-from xrt.engines.precision import rounded_once, widened
-from xrt.engines.xla.site import Site
+from xrt.engines.toolkit.array_ops.precision import round_once, widen
 from xrt.engines.xla.table import Kernel, Operand, ops
+
+if TYPE_CHECKING:
+    from xrt.engines.xla.lowering_context import LoweringContext
 
 __all__ = ["log_softmax", "softmax"]
 
@@ -18,9 +21,9 @@ Along = Callable[[Operand, int], Operand]
 
 
 def _below_top(x: Operand, axis: int) -> Operand:
-    """Return how far each element lies below the greatest along the axis, which is at zero exactly.
+    """Return each element less the greatest along the axis; the greatest itself gives exactly zero.
 
-    Where x is a product, XLA computes it anew for the difference, within an FMA and so unrounded: of large numbers, the greatest
+    If x is a product, XLA computes it again for the difference, within an FMA and so unrounded: for large numbers, the greatest
     would be hundreds away from itself.
     """
     top = jnp.max(x, axis=axis, keepdims=True, initial=-jnp.inf)
@@ -33,12 +36,12 @@ def softmax(x: Operand, axis: int) -> Operand:
     Each step is rounded to the tensor's type, as in the function body that defines the operator.
     """
     powers = jnp.exp(_below_top(x, axis))
-    return powers / jnp.sum(widened(powers), axis=axis, keepdims=True).astype(x.dtype)
+    return powers / jnp.sum(widen(powers), axis=axis, keepdims=True).astype(x.dtype)
 
 
 def log_softmax(x: Operand, axis: int) -> Operand:
     """Return the logarithm of `softmax`, computed without the quotient; narrow floats are rounded once."""
-    shifted = _below_top(widened(x), axis)
+    shifted = _below_top(widen(x), axis)
     return (shifted - jnp.log(jnp.sum(jnp.exp(shifted), axis=axis, keepdims=True))).astype(x.dtype)
 
 
@@ -56,7 +59,7 @@ def _along_axis(compute: Along) -> Kernel:
 def _flattened(compute: Along) -> Kernel:
     """Before version 13, all axes from ``axis`` on are one."""
 
-    def kernel(at: Site, x: Operand) -> Operand:
+    def kernel(at: LoweringContext, x: Operand) -> Operand:
         axis = at.attr("axis", 1)
         start = axis + x.ndim if axis < 0 else axis
         return compute(x.reshape(prod(x.shape[:start]), prod(x.shape[start:])), -1).reshape(x.shape)
@@ -89,12 +92,14 @@ def _likelihood_loss(logs: Operand, target: Operand, weight: Operand, ignored: i
 
 
 @ops("NegativeLogLikelihoodLoss")
-def negative_log_likelihood_loss(at: Site, logs: Operand, target: Operand, weight: Operand = None) -> Operand:
-    return rounded_once(_likelihood_loss)(logs, target, weight, at.attr("ignore_index"), at.attr("reduction", "mean"))
+def negative_log_likelihood_loss(at: LoweringContext, logs: Operand, target: Operand, weight: Operand = None) -> Operand:
+    return round_once(_likelihood_loss)(logs, target, weight, at.attr("ignore_index"), at.attr("reduction", "mean"))
 
 
 @ops("SoftmaxCrossEntropyLoss")
-def softmax_cross_entropy_loss(at: Site, scores: Operand, target: Operand, weight: Operand = None) -> tuple[Operand, Operand]:
+def softmax_cross_entropy_loss(
+    at: LoweringContext, scores: Operand, target: Operand, weight: Operand = None
+) -> tuple[Operand, Operand]:
     logs = log_softmax(scores, 1)
     ignored, reduction = at.attr("ignore_index"), at.attr("reduction", "mean")
-    return rounded_once(_likelihood_loss)(logs, target, weight, ignored, reduction), logs
+    return round_once(_likelihood_loss)(logs, target, weight, ignored, reduction), logs

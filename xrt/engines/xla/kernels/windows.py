@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xrt.engines.windows import Placement
-from xrt.engines.xla.table import Operand
+if TYPE_CHECKING:
+    from xrt.engines.toolkit.array_ops.windows import Placement
+    from xrt.engines.xla.table import Operand
 
-__all__ = ["around", "combined", "fold"]
+__all__ = ["around", "combine_windows", "fold"]
 
 
 def around(place: Placement, x: Operand, fill: Any) -> Operand:
@@ -20,7 +21,7 @@ def around(place: Placement, x: Operand, fill: Any) -> Operand:
     return jnp.pad(x, [(0, 0)] * (x.ndim - len(place.extents)) + place.pads, constant_values=fill)
 
 
-def combined(place: Placement, x: Operand, combine: Any, neutral: Any) -> Operand:
+def combine_windows(place: Placement, x: Operand, combine: Any, neutral: Any) -> Operand:
     """Return (N, C, *spatial) with what each window sees combined, ``neutral`` being what padding is."""
     window = place.window
     return jax.lax.reduce_window(

@@ -1,0 +1,263 @@
+"""The layers of the package, who may import whom, and which effects a package may have; read off the source, nothing is imported.
+
+`violations` takes one module's source and says which laws it breaks.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGE = "xrt"
+
+LINE = (
+    ("errors", "lazy_names"),
+    ("measure", "comparison", "logging", "processes", "progress"),
+    ("html",),
+    ("graph",),
+    ("formats",),
+    ("builder",),
+    ("passes",),
+    ("engines.contract",),
+    ("engines.toolkit",),
+    ("engines.native",),
+    ("engines",),
+    ("partition",),
+    ("cache",),
+    ("runtime",),
+    ("worker",),
+    ("verify",),
+    ("placement",),
+    ("module",),
+    ("bench", "testing"),
+    ("cli",),
+)
+"""A package may import the packages on the lines above its own. Packages on one line do not see each other."""
+
+BESIDE = {"models": ("errors", "graph", "formats", "builder")}
+"""Packages beside the line, and all that they may import."""
+
+READERS = {"testing": ("cli",), "models": ("bench", "testing", "cli"), "cli": (), "bench": ("cli",)}
+"""Packages that only these may import."""
+
+LEAF = tuple(name for line in LINE for name in line)[: [name for line in LINE for name in line].index("partition")]
+"""What an engine may import, beside itself."""
+
+LIBRARIES = {
+    "click": ("cli", "bench"),
+    "cupy": ("runtime",),
+    "google": ("formats",),
+    "hypothesis": ("testing",),
+    "iree": ("engines.iree",),
+    "jax": ("engines.xla",),
+    "jaxlib": ("engines.xla",),
+    "networkx": ("formats",),
+    "onnx": ("graph", "formats", "passes", "models", "engines.toy", "testing"),
+    "onnxruntime": ("engines.ort",),
+    "openvino": ("engines.openvino",),
+    "pytest": ("testing",),
+    "rich": ("cli", "bench"),
+    "threadpoolctl": ("engines.toolkit",),
+    "torch": (),
+    "tvm": ("engines.tvm",),
+    "tvm_ffi": ("engines.tvm",),
+}
+"""Where a library may be imported; one that is not listed, anywhere."""
+
+LAZY = ("cupy", "networkx", "rich", "click", "hypothesis", "pytest", "torch")
+"""Libraries that only `cli` and `bench` import before they are used."""
+
+MESSAGES = ("formats", "testing", "engines.toy")
+"""Packages that may handle the messages of onnx. The models read its folder."""
+
+SCHEMAS = ("graph",)
+"""Packages that read its schemas, whose defaults are attribute messages that ``onnx.helper`` opens."""
+
+FILES = (
+    "formats",
+    "cli",
+    "bench",
+    "engines.*",
+    "engines.contract.entry_points",
+    "engines.native.library",
+    "engines.native.elf",
+    "html.style",
+    "cache.disk",
+    "processes.tree",
+    "runtime.threads",
+    "testing.files",
+    "testing.onnx_models",
+)
+"""Packages, and modules of packages, that may touch files. The runtime asks the kernel for the quota of its cores, `processes`
+for the children of a process, and `html.style` reads the style sheets of the package."""
+
+TOUCHES = frozenset(
+    [
+        *("mkdir", "makedirs", "mkdtemp", "mkstemp", "rename", "rmdir", "rmtree", "symlink_to", "touch", "unlink"),
+        *("open", "read_bytes", "read_text", "savez", "write_bytes", "write_text", "NamedTemporaryFile", "TemporaryDirectory"),
+    ]
+)
+"""Names of calls that touch a file. A method named ``replace`` or ``load`` may be anything, and is not told here."""
+
+STARTS = {
+    "subprocess": ("Popen", "run", "call", "check_call", "check_output", "getoutput", "getstatusoutput"),
+    "os": ("fork", "forkpty", "system", "popen", "startfile", "posix_spawn", "posix_spawnp"),
+    "pty": ("fork", "spawn"),
+}
+"""Calls that start a process, by their modules; those of ``os`` whose names begin with ``exec`` or ``spawn`` too."""
+STARTERS = ("multiprocessing", "concurrent.futures.ProcessPoolExecutor", "asyncio.subprocess")
+"""What starts processes in ways of its own."""
+
+PRINTERS = ("cli", "bench")
+SHOWS = {"progress": "a search or a compile of more than two seconds shows how far it is, on a terminal or in a notebook alone"}
+"""Modules beside these that may use the standard streams, each with the reason."""
+STREAMS = ("sys.stdout", "sys.stderr", "sys.__stdout__", "sys.__stderr__")
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One source file of the package."""
+
+    name: str
+    """Dotted, without the package: ``engines.ort.session``; empty for the package itself."""
+    tree: ast.Module
+
+    @classmethod
+    def read(cls, path: Path, root: Path) -> Module:
+        parts = path.relative_to(root).with_suffix("").parts
+        return cls(".".join(parts[:-1] if parts[-1] == "__init__" else parts), ast.parse(path.read_text(encoding="utf-8")))
+
+    @property
+    def package(self) -> str:
+        """The package; an engine is a package of its own, ``engines.ort``."""
+        return package_of(self.name)
+
+
+def package_of(name: str) -> str:
+    parts = name.split(".")
+    return ".".join(parts[:2]) if parts[0] == "engines" and len(parts) > 1 and parts[1] in PARTS else parts[0]
+
+
+ENGINES = ("toy", "ort", "tvm", "openvino", "xla", "iree")
+PARTS = ("contract", "toolkit", "native", *ENGINES)
+"""What stands in `engines` as a package of its own."""
+
+
+def violations(module: Module) -> list[str]:
+    """Return what the module does that its package may not, one sentence each."""
+    where = module.name or PACKAGE
+    laws = (imports_of_packages, imports_of_libraries, lazy_imports, onnx_messages, prints, touched_files, started_processes)
+    return [f"{where}:{line}: {what}" for law in laws for line, what in law(module)]
+
+
+Found = Iterator[tuple[int, str]]
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield every import, wherever it stands, as line and dotted name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+def imports_of_packages(module: Module) -> Found:
+    for line, name in imported(module.tree):
+        if name.startswith("."):
+            yield line, f"imports {name} relatively; write the whole name"
+        if not module.name or not name.startswith(f"{PACKAGE}."):
+            continue
+        other = package_of(name.removeprefix(f"{PACKAGE}."))
+        if not may_import(module.package, other):
+            yield line, f"{module.package} may not import {other}"
+
+
+def may_import(package: str, other: str) -> bool:
+    if package == other or other.startswith("__"):
+        return True
+    if other.removeprefix("engines.") in ENGINES:
+        return False
+    if package in BESIDE:
+        return other in BESIDE[package]
+    if package.removeprefix("engines.") in ENGINES:
+        return other in LEAF
+    if other in READERS:
+        return package in READERS[other]
+    return rank(other) < rank(package)
+
+
+def rank(package: str) -> int:
+    return next((index for index, names in enumerate(LINE) if package in names), len(LINE))
+
+
+def imports_of_libraries(module: Module) -> Found:
+    for line, name in imported(module.tree):
+        library = name.partition(".")[0]
+        if module.package not in LIBRARIES.get(library, (module.package,)):
+            yield line, f"{module.package or PACKAGE} may not import {library}; only {', '.join(LIBRARIES[library])} may"
+
+
+def lazy_imports(module: Module) -> Found:
+    if module.package in PRINTERS:
+        return
+    for statement in module.tree.body:
+        if not isinstance(statement, ast.Import | ast.ImportFrom):
+            continue
+        for line, name in imported(statement):
+            if name.partition(".")[0] in LAZY and not module.name.startswith("testing."):
+                yield line, f"imports {name.partition('.')[0]} before it is used; import it in the function that uses it"
+
+
+def onnx_messages(module: Module) -> Found:
+    if module.package in MESSAGES:
+        return
+    for line, name in imported(module.tree):
+        if module.package in SCHEMAS and name == "onnx.helper":
+            continue
+        if name.startswith("onnx.") and name.endswith(("Proto", "helper", "numpy_helper", "onnx_ml_pb2")):
+            yield line, f"{module.package} may not handle the messages of onnx ({name})"
+
+
+def prints(module: Module) -> Found:
+    if module.package in PRINTERS or module.name in SHOWS:
+        return
+    for node in ast.walk(module.tree):
+        is_print = isinstance(node, ast.Call) and _called(node) == "print"
+        if is_print or (isinstance(node, ast.Attribute) and ast.unparse(node) in STREAMS):
+            yield node.lineno, f"{module.package} may not print"
+
+
+def touched_files(module: Module) -> Found:
+    allowed = (module.package, module.name, "engines.*" if module.package.removeprefix("engines.") in ENGINES else "")
+    if any(place in FILES for place in allowed) or module.name.startswith("cache.disk."):
+        return
+    for call in ast.walk(module.tree):
+        if isinstance(call, ast.Call) and _called(call).rpartition(".")[2] in TOUCHES:
+            yield call.lineno, f"{module.package or PACKAGE} may not touch files ({_called(call)})"
+
+
+def started_processes(module: Module) -> Found:
+    """A process starts in one way, which neither imports from the current directory nor leaves a child behind."""
+    if module.package == "processes":
+        return
+    for line, name in imported(module.tree):
+        owner, _, called = name.rpartition(".")
+        if name.startswith(STARTERS) or _starts(owner, called):
+            yield line, f"{module.package or PACKAGE} may not start processes ({name}); xrt.processes does"
+    for call in ast.walk(module.tree):
+        if isinstance(call, ast.Call):
+            owner, _, called = _called(call).rpartition(".")
+            if _starts(owner, called):
+                yield call.lineno, f"{module.package or PACKAGE} may not start processes ({owner}.{called}); xrt.processes does"
+
+
+def _starts(owner: str, called: str) -> bool:
+    return called in STARTS.get(owner, ()) or (owner == "os" and called.startswith(("exec", "spawn")))
+
+
+def _called(call: ast.Call) -> str:
+    return ast.unparse(call.func) if isinstance(call.func, ast.Name | ast.Attribute) else ""

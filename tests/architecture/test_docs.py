@@ -1,0 +1,270 @@
+"""The examples of documents and docstrings are run, their commands, links and paths are checked, and the site is built."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from operator import attrgetter
+from pathlib import Path
+
+import click
+import pytest
+
+from tests.architecture import layers
+from tests.architecture.public import modules
+from tools.documents import WrongOutput, check_page, list_examples, run_page, write_outputs
+from tools.site_hooks import PACKAGES, list_names
+from xrt import errors
+from xrt.bench import BenchCandidate
+from xrt.cli.app import cli
+from xrt.engines import Executable, GraphCompiler
+from xrt.errors import XRTError, XRTWarning
+from xrt.partition import Pin
+
+name = attrgetter("name")
+TOP = Path(__file__).parents[2]
+DOCS = TOP / "docs"
+DOCUMENTS = [TOP / "README.md", TOP / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+GENERATED = ["conformance.md", "performance.md", "witnesses.md", "zoo.md", "commands.md", "errors.md", "options.md"]
+"""Pages that tools write; their sources are checked, not their prose."""
+WRITTEN = [path for path in DOCUMENTS if path.name not in GENERATED and path.parent.name != "design"]
+
+
+@pytest.mark.parametrize("name", modules())
+def test_examples_in_docstrings(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE).failed == 0
+
+
+# ---------------------------------------------------------------------- examples: run, and their output compared
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("document", [path for path in DOCUMENTS if list_examples(path.read_text(encoding="utf-8"))], ids=name)
+def test_examples_in_documents(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m tools.documents PAGE --write` replaces the outputs of a page that differ."""
+    monkeypatch.chdir(tmp_path)
+    check_page(document)
+
+
+PLANTED_PAGES = {
+    "a block that fails": ("```python\na = 1\n```\n\n```python\nprint(b)\n```\n", NameError, "name 'b' is not defined"),
+    "a block that prints something else": ("```python\nprint(1)\n```\n\n```text\n2\n```\n", WrongOutput, "printed\n1\n"),
+    "a command that prints something else": (
+        "```console\n$ xrt --version\nxrt 9\n```\n",
+        WrongOutput,
+        "where the page shows\nxrt 9",
+    ),
+    "another program": ("```console\n$ ls\n```\n", WrongOutput, "only the command xrt"),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED_PAGES)
+def test_a_broken_example_is_caught(planted: str, tmp_path: Path) -> None:
+    text, error, message = PLANTED_PAGES[planted]
+    page = tmp_path / "planted.md"
+    page.write_text(text, encoding="utf-8")
+    with pytest.raises(error, match=re.escape(message)):
+        check_page(page)
+
+
+def test_outputs_that_differ_are_replaced_and_others_stay(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```python\nprint(1, 2)\n```\n\n```text\n1 ...\n```\n\n```python\nprint(3)\n```\n\n```text\n4\n```\n", encoding="utf-8"
+    )
+    assert write_outputs(page, run_page(page))
+    assert re.findall(r"```text\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL) == ["1 ...\n", "3\n"]
+    assert not write_outputs(page, run_page(page))
+
+
+def test_examples_are_found_and_other_blocks_are_not() -> None:
+    text = "```python\na = 1\n```\ntext\n```\nb\n```\n```console\n$ xrt engines\nx\n$ xrt doctor\n```\n```text\nfree\n```\n"
+    assert [(one.kind, one.source, one.expected) for one in list_examples(text)] == [
+        ("python", "a = 1\n", None),
+        ("console", "xrt engines", "x\n"),
+        ("console", "xrt doctor", ""),
+    ]
+
+
+# ---------------------------------------------------------------------- commands: understood
+
+
+_COMMAND = re.compile(r"^(?:    |\$ )?(xrt \S.*?)(?:  +.*)?$", re.MULTILINE)
+_USAGE = re.compile(r"^```text\n.*?^```", re.DOTALL | re.MULTILINE)
+"""Output, and the usage lines of the reference."""
+
+
+def list_commands(text: str) -> list[str]:
+    """Return the lines that begin with the command, without a remark after two spaces."""
+    return _COMMAND.findall(_USAGE.sub("", text))
+
+
+def find_fault(line: str) -> str | None:
+    """Return why the command does not understand a line of a document; None where it does."""
+    name, *rest = shlex.split(line)[1:]
+    try:
+        command = cli.get_command(click.Context(cli), name)
+        given = command.make_context(name, rest).params
+        for pin in given.get("pins", ()):
+            Pin.parse(pin)
+        for candidate in given.get("candidates", ()):
+            BenchCandidate.parse(candidate)
+    except click.ClickException as error:
+        return f"{line}: {error.format_message()}"
+    except XRTError as error:
+        return f"{line}: {error}"
+    return None
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_commands_in_documents_are_understood(document: Path) -> None:
+    assert [fault for line in list_commands(document.read_text(encoding="utf-8")) if (fault := find_fault(line))] == []
+
+
+def test_a_command_that_is_not_understood_is_caught() -> None:
+    assert list_commands("    xrt engines      which\nxrt run m.onnx --dim a=1\nthe xrt command") == [
+        "xrt engines",
+        "xrt run m.onnx --dim a=1",
+    ]
+    assert find_fault("xrt rum m.onnx") is not None
+    assert find_fault("xrt run m.onnx --bogus") is not None
+    assert find_fault("xrt run m.onnx --pin '!Conv=tvm'") is not None
+    assert find_fault("xrt bench m.onnx -e 'ort,tvm with LRN=toy'") is not None
+    assert find_fault("xrt run m.onnx") is None
+
+
+_FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+"""Code, in which a bracket may be followed by a parenthesis."""
+_LINK = re.compile(r"\]\(([^)#:]*)(?:#([^):]+))?\)")
+
+
+def lost_links(document: Path) -> list[str]:
+    """Return the relative links of a document that lead to no file, or to no heading of it."""
+    lost = []
+    for target, anchor in _LINK.findall(_FENCED.sub("", document.read_text(encoding="utf-8"))):
+        path = document.parent / target if target else document
+        if not path.exists() or (anchor and anchor not in anchors(path)):
+            lost.append(f"{document.name}: {target}#{anchor}" if anchor else f"{document.name}: {target}")
+    return lost
+
+
+def anchors(document: Path) -> set[str]:
+    """Return the names of a document's headings as links spell them."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    assert [lost for document in [*DOCUMENTS, TOP / "CHANGELOG.md"] for lost in lost_links(document)] == []
+
+
+def test_a_link_that_leads_nowhere_is_caught(tmp_path: Path) -> None:
+    planted = tmp_path / "planted.md"
+    planted.write_text("# One head\n[a](planted.md#one-head) [b](#two) [c](none.md) [d](https://e.org/x#y)\n", encoding="utf-8")
+    assert lost_links(planted) == ["planted.md: #two", "planted.md: none.md"]
+
+
+def test_every_error_has_a_section_with_a_remedy() -> None:
+    tree = {
+        word
+        for word in errors.__all__
+        if isinstance(found := getattr(errors, word), type) and issubclass(found, XRTError | XRTWarning)
+    }
+    page = DOCS / "reference" / "errors.md"
+    assert {heading.lower() for heading in tree} | {"errors-and-warnings", "filtering-warnings"} == anchors(page)
+    assert page.read_text(encoding="utf-8").count("**Remedy:**") == len(tree) - len({XRTError, XRTWarning})
+
+
+@pytest.mark.parametrize("contract", [GraphCompiler, Executable])
+def test_the_guide_has_one_row_for_each_member_of_the_contract(contract: type) -> None:
+    guide = (DOCS / "reference" / "engine-contract.md").read_text(encoding="utf-8")
+    rows = guide.split(f"\n## {contract.__name__}\n\n")[1].split("\n\n")[0]
+    cells = re.findall(r"^\| ([^|]*) \|", rows, re.MULTILINE)
+    told = [name for cell in cells for name in re.findall(r"`(\w+)(?:\([^`]*\))?`", cell)]
+    assert sorted(told) == sorted(name for name in {*vars(contract), *contract.__annotations__} if not name.startswith("_"))
+
+
+def test_design_records_are_numbered_one_after_the_other() -> None:
+    records = sorted((TOP / "docs" / "design").glob("*.md"))
+    assert [record.name[:5] for record in records] == [f"{number:04d}-" for number in range(1, len(records) + 1)]
+
+
+def test_the_guide_shows_the_example_as_it_is() -> None:
+    shown = list_examples((DOCS / "tutorials" / "write-an-engine.md").read_text(encoding="utf-8"))[0].source
+    assert shown == (TOP / "examples" / "custom_engine" / "my_engine.py").read_text(encoding="utf-8")
+
+
+def test_the_guide_shows_the_native_example_as_it_is() -> None:
+    guide = (DOCS / "tutorials" / "write-a-kernel.md").read_text(encoding="utf-8")
+    for name, fence in (("my_native_kernels.cc", "cpp"), ("CMakeLists.txt", "cmake"), ("my_native_kernels.py", "")):
+        shown = (TOP / "examples" / "native_kernels" / name).read_text(encoding="utf-8")
+        assert f"```{fence}\n{shown}```\n" in guide, f"{name} differs from what the guide shows"
+
+
+# ---------------------------------------------------------------------- the pages
+
+
+def test_the_page_of_architecture_has_the_layers_of_the_code() -> None:
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    shown = text.split("```text\n")[1].split("```")[0]
+    assert [tuple(part.strip() for part in line.split(",")) for line in shown.split("<-")] == list(layers.LINE)
+
+
+_PATH = re.compile(r"`((?:xrt|tests|tools|docs|examples|benchmarks)/[\w./-]+)`")
+
+
+@pytest.mark.parametrize("document", WRITTEN, ids=name)
+def test_paths_in_documents_exist(document: Path) -> None:
+    paths = _PATH.findall(document.read_text(encoding="utf-8"))
+    assert [path for path in paths if not (TOP / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "how-to").glob("*.md")), ids=name)
+def test_a_how_to_page_is_short(page: Path) -> None:
+    assert len(page.read_text(encoding="utf-8").splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", [page for page in WRITTEN if page.is_relative_to(DOCS)], ids=name)
+def test_lines_of_prose_are_short(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    lines = [line for line in text.splitlines() if not line.startswith(("|", "<!--"))]
+    assert [line for line in lines if len(line) > 100] == []
+
+
+def test_the_gain_that_pages_state_is_the_measured_one() -> None:
+    """README has the generated figure; two pages repeat it in words."""
+    (gain,) = re.findall(r"geometric mean of 22 models \|.*?\| ([\d.]+) \(", (TOP / "README.md").read_text(encoding="utf-8"))
+    for page in ("index.md", "concepts/placement.md"):
+        stated = re.findall(r"Over 22 models[^.]*?([\d.]+) times", (DOCS / page).read_text(encoding="utf-8"))
+        assert stated == [f"{float(gain):.2f}"], page
+
+
+# ---------------------------------------------------------------------- the site
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(target)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(TOP)}
+    done = subprocess.run(command, cwd=TOP, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_site_has_every_public_name(site: Path, package: str) -> None:
+    page = (site / "reference" / "python" / f"{package}.html").read_text(encoding="utf-8")
+    assert [one for one in list_names(package) if f'id="{package}.{one}"' not in page] == []
+
+
+@pytest.mark.slow
+def test_the_site_asks_no_other_host(site: Path) -> None:
+    loads = re.compile(r'<(?:script|link|img)[^>]*(?:src|href)="?(https?:)?//')
+    assert [page.name for page in site.rglob("*.html") if loads.search(page.read_text(encoding="utf-8"))] == []

@@ -1,0 +1,122 @@
+"""Every name is one object, whatever was imported before; functions are verbs, and a class name stands for one class."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+import subprocess
+import sys
+import types
+from collections import defaultdict
+
+import pytest
+
+from tests.architecture.public import files, modules
+
+
+def hidden(parent: types.ModuleType, names: list[str]) -> list[str]:
+    """Return the submodules, by full name, that something else of their package's hides."""
+    found = [name for name in names if name.rpartition(".")[0] == parent.__name__]
+    return [name for name in found if not isinstance(getattr(parent, name.rpartition(".")[2]), types.ModuleType)]
+
+
+@pytest.mark.parametrize("name", [name for name in modules() if hasattr(importlib.import_module(name), "__path__")])
+def test_no_package_hides_a_module_behind_another_object(name: str) -> None:
+    for one in modules():
+        importlib.import_module(one)
+    assert hidden(importlib.import_module(name), modules()) == []
+
+
+def test_a_hidden_module_is_caught() -> None:
+    planted = types.ModuleType("planted")
+    planted.run = lambda: None  # type: ignore[attr-defined]
+    assert hidden(planted, ["planted.run"]) == ["planted.run"]
+
+
+def test_a_public_name_is_the_same_object_before_and_after_every_import() -> None:
+    """In a process of its own: a first look at each name, and one after every module was imported."""
+    code = """
+import importlib, json, sys, xrt
+names = [name for name in xrt.__all__ if name != "__version__"]
+first = {name: getattr(xrt, name) for name in names}
+for module in json.loads(sys.argv[1]):
+    importlib.import_module(module)
+print(json.dumps([name for name in names if getattr(xrt, name) is not first[name]]))
+"""
+    for order in (modules(), modules()[::-1]):
+        done = subprocess.run([sys.executable, "-c", code, json.dumps(order)], capture_output=True, text=True, check=False)
+        assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
+
+
+# ---------------------------------------------------------------------- the names themselves
+
+SOURCES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in files().items()}
+NOUN_PHRASES = frozenset(
+    {
+        "missing_features",  # of a GraphCompiler: an attribute that an engine may compute
+        "unsupported_options",
+        "supporting_engines",
+        "supported_form",
+    }
+)
+"""Public functions whose first word is a participle that belongs to the noun after it. The list may only shrink."""
+NAMED_BY_ONNX = ("xrt.engines.toy.kernels.", "xrt.engines.xla.kernels.", "xrt.testing.generators.")
+"""Modules whose functions are called as the operators are that they compute or make."""
+TWICE = frozenset({"NodeQuery", "NodeWriter"})
+"""Public classes of several engines that wait for their one place in the toolkit. The list may only shrink."""
+_PARTICIPLE = re.compile(r"(?!(?:bring|string|embed|feed|need|speed)(?:_|$))[a-z]+(?:ed|ing)(?:_|$)")
+
+
+def no_verbs(tree: ast.AST) -> list[str]:
+    """Return the public functions and methods that begin with a participle, or end in ``_of``; properties are nouns."""
+    found = []
+    for scope in (node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef)):
+        if isinstance(scope, ast.ClassDef) and scope.name.startswith("_"):
+            continue
+        for node in scope.body:
+            if (
+                isinstance(node, ast.FunctionDef)
+                and not node.name.startswith("_")
+                and not any(map(_is_noun, node.decorator_list))
+            ):
+                found += [node.name] * bool(node.name.endswith("_of") or _PARTICIPLE.match(node.name))
+    return found
+
+
+def _is_noun(decorator: ast.expr) -> bool:
+    return ast.unparse(decorator).rpartition(".")[2] in ("property", "cached_property", "setter", "fixture")
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if not name.startswith(NAMED_BY_ONNX)])
+def test_public_functions_are_verbs(name: str) -> None:
+    assert sorted({*no_verbs(SOURCES[name])} - NOUN_PHRASES) == []
+
+
+def test_a_function_that_is_no_verb_is_caught() -> None:
+    planted = (
+        "def loaded(): ...\ndef bytes_of(): ...\nclass A:\n    def packing(self): ...\n    @property\n    def saved(self): ...\n"
+    )
+    assert no_verbs(ast.parse(planted)) == ["loaded", "bytes_of", "packing"]
+    assert no_verbs(ast.parse("def load(): ...\ndef _named(): ...\nclass _B:\n    def tried(self): ...")) == []
+
+
+def test_the_lists_of_exceptions_only_shrink() -> None:
+    used = {name for tree in SOURCES.values() for name in no_verbs(tree)}
+    assert used >= NOUN_PHRASES
+    assert set(repeated()) >= TWICE
+
+
+def repeated() -> dict[str, list[str]]:
+    """Return the public classes that several modules define, with these modules."""
+    homes: dict[str, list[str]] = defaultdict(list)
+    for name, tree in SOURCES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(name)
+    return {name: modules for name, modules in homes.items() if len(modules) > 1}
+
+
+def test_no_class_name_stands_for_two_classes() -> None:
+    assert {name: modules for name, modules in repeated().items() if name not in TWICE} == {}

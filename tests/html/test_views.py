@@ -1,0 +1,159 @@
+"""What notebooks show, read without a browser: it escapes names, needs nothing else, and is not loaded by a plain call."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import xrt
+from tests.bench.test_page import Reader
+from tests.html.views import VIEWS, make_chain, make_explanation, make_plan, make_profile, make_result
+from xrt.graph import Function
+from xrt.html.drawing import MOST
+from xrt.html.style import ROOT, SELECTOR, load_cell_style, load_page_style
+from xrt.module.html import render_explanation_page
+from xrt.partition import Plan
+from xrt.placement.result import TuningResult
+from xrt.runtime import Profile
+
+HOSTILE = [kind for kind in VIEWS if not kind.startswith("plain ")]
+
+
+def read(shown: Any) -> Reader:
+    return Reader(shown._repr_html_())
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_it_needs_nothing_else_and_runs_nothing(kind: str) -> None:
+    text = VIEWS[kind]._repr_html_()
+    found = Reader(text)
+    assert not {name for name, _ in found.elements} & {
+        "script",
+        "iframe",
+        "object",
+        "img",
+        "video",
+        "form",
+        "base",
+        "link",
+        "html",
+    }
+    attributes = [name for _, given in found.elements for name in given]
+    assert not [
+        name for name in attributes if name in ("src", "href", "xlink:href", "action", "style", "id") or name.startswith("on")
+    ]
+    assert "url(" not in text and "@import" not in text
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_name_is_text_and_nothing_else(kind: str) -> None:
+    found = read(VIEWS[kind])
+    assert "<script>fetch('https://example.org/')</script>" in found.text
+    assert "\u202e" not in found.text
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_it_is_one_part_with_a_style_of_its_own(kind: str) -> None:
+    found = read(VIEWS[kind])
+    (first, attributes), (second, _), *_ = found.elements
+    assert (first, attributes, second) == ("div", {"class": ROOT}, "style")
+    assert all(given.get("aria-label") for _, given in found.elements if given.get("role") in ("img", "region"))
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_the_same_thing_gives_the_same_picture(kind: str) -> None:
+    assert VIEWS[kind]._repr_html_() == VIEWS[kind]._repr_html_()
+
+
+def test_every_rule_of_a_cell_is_about_the_view_alone() -> None:
+    text = re.sub(r"@media[^{]*\{((?:[^{}]*\{[^{}]*\})*)\s*\}", r"\1", load_cell_style())
+    selectors = [one for rule in re.findall(r"([^{}]+)\{", text) for one in split_outside_of_parentheses(rule)]
+    assert len(selectors) > 80
+    assert [one for one in selectors if SELECTOR not in one] == []
+    assert "rem" not in load_cell_style() and "html" not in load_cell_style()
+    assert "html" in load_page_style()
+
+
+def split_outside_of_parentheses(rule: str) -> list[str]:
+    return [part.strip() for part in re.split(r",(?![^(]*\))", rule)]
+
+
+def test_a_function_is_drawn_node_by_node_or_summed_up() -> None:
+    small, large = read(make_chain(5)), read(make_chain(300))
+    assert sum(given.get("class") == "box" for _, given in small.elements) == 5 + 2
+    assert sum(given.get("class") == "box" for _, given in large.elements) == MOST + 2
+    assert "The graph of main: 300 nodes, drawn in 16 boxes" in large.text
+    assert "v0 input float32[2,3]" in small.text and "v5 output float32[2,3]" in small.text and "v0: float32[2,3]" in small.text
+    assert "print(function) has its nodes one by one." in large.text
+    assert "24 bytes" in small.text, "what flows along an edge"
+
+
+def test_a_function_without_nodes_has_no_drawing() -> None:
+    model = make_chain(1)
+    found = read(Function(model.inputs, model.inputs, opsets={"": 20}))
+    assert "svg" not in {name for name, _ in found.elements}
+
+
+def test_a_plan_has_its_regions_and_its_reasons() -> None:
+    found = read(make_plan(4))
+    assert "Plan: 4 nodes in 4 regions" in found.text and "xla (not named)" in found.text
+    assert "n0, n1, n2, n3 4 ort no kernel" in found.text
+    assert all(f"r{number}" in found.text for number in range(4))
+    assert sum(given.get("class") == "box" for _, given in found.elements) == 4 + 2
+
+
+def test_a_plan_without_regions_says_so() -> None:
+    model = make_chain(1)
+    empty = Plan(Function(model.inputs, model.inputs, opsets={"": 20}), ("ort",))
+    assert "It has no regions: the outputs are inputs or constants." in read(empty).text
+
+
+def test_a_profile_has_its_shares_and_xrts_own_work() -> None:
+    text = read(make_profile()).text
+    assert "r0 ort cpu 2 125 ms 50 %" in text.replace("\u00a0", " ")
+    assert "2 regions, 300 ms a call, of it 17 % beside the regions" in text.replace("\u00a0", " ")
+    assert "nothing profiled yet" in read(Profile(())).text
+
+
+def test_a_search_has_its_candidates_and_the_times_of_its_plan() -> None:
+    text = read(make_result()).text
+    assert "Placed by measurement: ort + xla" in text
+    assert "ort + xla won 2 1 ms 0.50 (0.40 to 0.60)" in text and "failed" in text and "the baseline" in text
+    assert "Times of the regions" in text and "400 µs" in text
+    other = replace(make_result(), plan=make_plan(5))
+    assert "Times of the regions" not in read(other).text, "they are of another plan"
+    assert "Placed by the order of the list" in read(TuningResult(make_plan(1), how="priority")).text
+
+
+def test_an_explanation_is_a_page_too_and_its_data_has_no_plan() -> None:
+    found = make_explanation()
+    page = Reader(render_explanation_page(found, "<model>"))
+    assert page.text.count("Where the nodes of <model> are") == 2
+    assert "svg" in {name for name, _ in page.elements}
+    assert "plan" not in found.to_dict() and "plan=" not in repr(found)
+    assert found == replace(found, plan=None)
+
+
+def test_a_module_explains_with_its_plan() -> None:
+    m = xrt.XRTModule(make_chain(3), "toy")
+    assert m.explain().plan == m.plan
+    assert "svg" in {name for name, _ in read(m.explain()).elements}
+
+
+def test_a_plain_call_loads_nothing_of_it() -> None:
+    plain = """
+import sys, numpy, xrt
+class Net(xrt.Graph):
+    def build(self, x):
+        return xrt.ops.Relu(x)
+m = xrt.XRTModule(Net())
+m(numpy.ones((2, 3), "float32")), str(m.plan), str(m.explain()), str(m.profile())
+print(sorted(name for name in sys.modules if name.endswith(".html") or ".html." in name or name == "rich"))
+"""
+    done = subprocess.run([sys.executable, "-c", plain], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

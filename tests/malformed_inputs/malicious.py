@@ -1,0 +1,322 @@
+"""Files written to do harm in one certain way, which chance would hardly find: by reader and name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    SparseTensorProto,
+    TensorProto,
+    TypeProto,
+    ValueInfoProto,
+    helper,
+)
+
+from tests.malformed_inputs.case import Crafted
+from tests.malformed_inputs.files import Files, Folder, Laid, Link, Pipe
+from tests.malformed_inputs.messages import nest, write_field
+
+__all__ = ["external", "locks", "models", "no_files", "pins", "specs", "texts"]
+
+_MODEL, _GRAPH, _NODE, _ATTRIBUTE, _TENSOR = (
+    message.DESCRIPTOR.fields_by_name for message in (ModelProto, GraphProto, NodeProto, AttributeProto, TensorProto)
+)
+_BODY = (_GRAPH["node"].number, _NODE["attribute"].number, _ATTRIBUTE["g"].number)
+"""The way from a graph to a graph inside of it."""
+
+
+def no_files(name: str) -> Mapping[str, Crafted]:
+    """Return what may stand in the place of a file of that name. A model may come by a pipe, so there it is none."""
+    return {
+        "missing": Crafted({f"no/{name}": Link(name)}),
+        "empty": Crafted({name: b""}),
+        "folder": Crafted({name: Folder()}),
+        "itself": Crafted({name: Link(name)}),
+        "endless": Crafted({name: Link("/dev/zero")}),
+        "text": Crafted({name: b"hello\n" * 100}),
+        "zeros": Crafted({name: bytes(100_000)}),
+        **({} if name == "model.onnx" else {"a pipe": Crafted({name: Pipe()})}),
+    }
+
+
+# ---------------------------------------------------------------------- ONNX
+
+
+def _model(graph: bytes) -> bytes:
+    head = write_field(_MODEL["ir_version"].number, 8) + write_field(_MODEL["opset_import"].number, write_field(2, 18))
+    return head + write_field(_MODEL["graph"].number, graph)
+
+
+def _deep(times: int) -> bytes:
+    inner = nest(write_field(_GRAPH["name"].number, b"inner"), _BODY, times)
+    return _model(inner)
+
+
+def _valid_deep(times: int) -> bytes:
+    """Return If in If: protobuf admits a hundred messages in messages."""
+    result = ValueInfoProto(name="y")
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "leaf", [], [result])
+    for _ in range(times):
+        branch = helper.make_node("If", ["c"], ["y"], then_branch=graph, else_branch=helper.make_graph([], "none", [], []))
+        graph = helper.make_graph([branch], "body", [], [result])
+    return _model(graph.SerializeToString())
+
+
+def _deep_type(times: int) -> bytes:
+    """Return an input that is a sequence of sequences."""
+    inner = nest(TypeProto(tensor_type=TypeProto.Tensor(elem_type=1)).SerializeToString(), (4, 1), times)
+    return _model(write_field(_GRAPH["input"].number, write_field(1, b"x") + write_field(2, inner)))
+
+
+def _initializer(**fields: object) -> bytes:
+    return _model(write_field(_GRAPH["initializer"].number, TensorProto(name="w", **fields).SerializeToString()))
+
+
+def _sparse(count: int, dims: list[int]) -> bytes:
+    values = TensorProto(name="w", data_type=1, dims=[1], float_data=[1.0])
+    indices = TensorProto(data_type=7, dims=[1], int64_data=[0])
+    graph = GraphProto(name="main")
+    for number in range(count):
+        values.name = f"w{number}"
+        graph.sparse_initializer.append(SparseTensorProto(values=values, indices=indices, dims=dims))
+    return _model(graph.SerializeToString())
+
+
+def _calls(*bodies: tuple[str, str]) -> bytes:
+    """Return a model of local functions, each of which calls another, twice."""
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("f", 1)]
+    functions = [
+        helper.make_function(
+            "f",
+            name,
+            ["a"],
+            ["c"],
+            [helper.make_node(other, ["a"], ["b"], domain="f"), helper.make_node(other, ["b"], ["c"], domain="f")],
+            opsets,
+        )
+        for name, other in bodies
+    ]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy"]
+    main = helper.make_graph([helper.make_node(bodies[0][0], ["x"], ["y"], domain="f")], "main", values[:1], values[1:])
+    return bytes(helper.make_model(main, functions=functions, opset_imports=opsets).SerializeToString())
+
+
+def _chain(count: int) -> list[tuple[str, str]]:
+    return [(f"g{k}", f"g{k + 1}") for k in range(count)]
+
+
+def _nodes(*nodes: NodeProto) -> bytes:
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])
+    return _model(helper.make_graph(nodes, "main", [value], []).SerializeToString())
+
+
+def models() -> Mapping[str, Crafted]:
+    """Return models that nest, repeat, announce and call without end."""
+    mostly = {**_nesting(), **_announcing(), **_calling()}
+    cases = {name: Crafted({"model.onnx": content}) for name, content in mostly.items()}
+    for name in ("graphs nested 33 deep", "types nested 40 deep", "If nested 24 deep", "If nested 33 deep", "an extent of none"):
+        cases[name] = Crafted(cases[name].files, refused=False)
+    return {**no_files("model.onnx"), **cases}
+
+
+def _nesting() -> dict[str, bytes]:
+    return {
+        "If nested 24 deep": _valid_deep(24),
+        "If nested 33 deep": _valid_deep(33),
+        "graphs nested 5000 deep": _deep(5000),
+        "graphs nested 33 deep": _deep(33),
+        "types nested 5000 deep": _deep_type(5000),
+        "types nested 40 deep": _deep_type(40),
+        "groups that never end": bytes([0x0B]) * 5000,
+        "a length beyond the file": _model(b"") + b"\x3a\xff\xff\xff\xff\x07",
+        "a length without an end": _model(b"") + b"\x3a" + b"\xff" * 12,
+        "a hundred thousand empty nodes": _model(write_field(_GRAPH["node"].number, b"") * 100_000),
+    }
+
+
+def _announcing() -> dict[str, bytes]:
+    huge = 1 << 40
+    return {
+        "a tensor of terabytes": _initializer(data_type=1, dims=[huge, huge], raw_data=b"1234"),
+        "a tensor of terabytes without data": _initializer(data_type=1, dims=[huge, 4]),
+        "an extent of none": _initializer(data_type=1, dims=[1 << 32, 1 << 32, 0]),
+        "a tensor of too many extents": _initializer(data_type=1, dims=[1] * 200, raw_data=b"1234"),
+        "four bits, announced in terabytes": _initializer(data_type=22, dims=[huge], raw_data=b"1"),
+        "strings, announced in terabytes": _initializer(data_type=8, dims=[huge], string_data=[b"a"]),
+        "an element type that is none": _initializer(data_type=2**31 - 1, dims=[1], raw_data=b"1"),
+        "a sparse tensor of a gigabyte": _sparse(1, [1 << 28]),
+        "many sparse tensors of a gigabyte": _sparse(50, [1 << 28]),
+        "a sparse tensor of terabytes": _sparse(1, [huge, huge]),
+        "the name of a large tensor's place": _initializer(data_type=1, dims=[1], data_location=1),
+    }
+
+
+def _calling() -> dict[str, bytes]:
+    return {
+        "functions that call each other": _calls(("a", "b"), ("b", "a")),
+        "a function that calls itself": _calls(("a", "a")),
+        "functions that double 40 times": _calls(*_chain(40), ("g40", "h"), ("h", "h")),
+        "functions that make a billion nodes": _billion(),
+        "two nodes that read each other": _nodes(helper.make_node("Relu", ["a"], ["b"]), helper.make_node("Relu", ["b"], ["a"])),
+        "a node that reads itself": _nodes(helper.make_node("Relu", ["a"], ["a"])),
+        "a value defined twice": _nodes(*(helper.make_node("Relu", ["x"], ["y"]) for _ in range(2))),
+    }
+
+
+def _billion() -> bytes:
+    """Return functions of which each calls the next ten times: a billion nodes once they stand in their places."""
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("f", 1)]
+    functions = []
+    for level in range(9):
+        call = ("Relu", "") if level == 8 else (f"g{level + 1}", "f")
+        names = ["a", *(f"t{k}" for k in range(9)), "c"]
+        body = [helper.make_node(call[0], [names[k]], [names[k + 1]], domain=call[1]) for k in range(10)]
+        functions.append(helper.make_function("f", f"g{level}", ["a"], ["c"], body, opsets))
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy"]
+    main = helper.make_graph([helper.make_node("g0", ["x"], ["y"], domain="f")], "main", values[:1], values[1:])
+    return bytes(helper.make_model(main, functions=functions, opset_imports=opsets).SerializeToString())
+
+
+# ---------------------------------------------------------------------- external data
+
+
+def _outside(**entries: str) -> bytes:
+    tensor = TensorProto(name="w", data_type=1, dims=[4], data_location=TensorProto.EXTERNAL)
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=value)
+    return _model(write_field(_GRAPH["initializer"].number, tensor.SerializeToString()))
+
+
+def external() -> Mapping[str, Crafted]:
+    """Return models whose weights are somewhere else than they should be."""
+    return {**_places(), **_numbers()}
+
+
+_SECRET = b"0123456789abcdef"
+_BESIDE: Mapping[str, Laid] = {"../secret.bin": _SECRET}
+
+
+def _elsewhere(location: str, more: Files = _BESIDE, **entries: str) -> Crafted:
+    return Crafted({"model.onnx": _outside(location=location, **entries), **more})
+
+
+def _numbers() -> dict[str, Crafted]:
+    return {
+        f"{key} {value[:30]!r}": _elsewhere("w.bin", {"w.bin": _SECRET}, **{key: value})
+        for key in ("offset", "length")
+        for value in ("-1", "17", str(2**63), str(2**64 - 8), "9" * 5000, "1e3", "", " 4", "0x4", "٤", "4\0", "nan")
+    }
+
+
+def _places() -> dict[str, Crafted]:
+    case, link = _elsewhere, {**_BESIDE, "w.bin": Link("../secret.bin")}
+    return {
+        "a path upwards": case("../secret.bin"),
+        "a path upwards, written for Windows": case("..\\secret.bin"),
+        "a path down and upwards": case("sub/../../secret.bin", {**_BESIDE, "sub": Folder()}),
+        "a path from the root": case("/etc/passwd"),
+        "a device": case("/dev/zero"),
+        "a link upwards": case("w.bin", link),
+        "a link to the root": case("w.bin", {"w.bin": Link("/etc/passwd")}),
+        "a link to a device": case("w.bin", {"w.bin": Link("/dev/zero")}),
+        "a link to itself": case("w.bin", {"w.bin": Link("w.bin")}),
+        "a folder that is a link": case("sub/passwd", {"sub": Link("/etc")}),
+        "a folder": case("sub", {"sub": Folder()}),
+        "the model's folder": case("."),
+        "a pipe": case("w.bin", {"w.bin": Pipe()}),
+        "nowhere": case("w.bin", {}),
+        "an empty name": case(""),
+        "a name with a NUL": case("w.bin\0.txt", {"w.bin": _SECRET}),
+        "the name of a place inside of the model": case("\x000"),
+        "a name too long": case("x" * 5000),
+        "a path of ten thousand folders": case("a/" * 10_000 + "w.bin"),
+        "offset and length that overflow": case("w.bin", {"w.bin": _SECRET}, offset="8", length=str(2**63 - 1)),
+    }
+
+
+# ---------------------------------------------------------------------- text
+
+
+def _function(*statements: str) -> str:
+    return "\n".join(["function main(x: float32[2]) -> (x: float32[2]) {", *statements, "}"])
+
+
+def texts() -> Mapping[str, Crafted]:
+    """Return texts that nest and announce."""
+    made = {
+        "bodies nested 10000 deep": "function f() -> () { = If(c) {then_branch=" * 10_000,
+        "types nested 10000 deep": f"function f(x: {'seq(' * 10_000}",
+        "lists nested 10000 deep": _function(f"y = Op() {{a={'[' * 10_000}"),
+        "a constant of terabytes": _function(f"const w: float32[{1 << 40},{1 << 40}] = [1]"),
+        "a constant of no bytes and endless extents": _function(f"const w: float32[0,{1 << 70}] = []"),
+        "a constant of half a name": _function('const w: string[1] = ["\\ud800"]'),
+        "base64 that is none": _function('const w: float32[1] = base64 "ééé="'),
+        "a number of 5000 digits": _function(f"opset ai.onnx {'9' * 5000}"),
+        "a version of 99 digits": _function(f"opset ai.onnx {'9' * 99}", "y = Relu(x)"),
+        "an attribute beyond 64 bits": _function(f"y = Relu(x) {{a = {1 << 63}}}"),
+        "an extent of 99 digits": f"function f(x: float32[{'9' * 99}]) -> () {{ }}",
+        "an open string": 'function "' + "a" * 100_000,
+        "a string of escapes": f'function "{chr(92) * 100_001}',
+        "only marks": "{" * 100_000,
+        "a comment without an end": "#" * 200_000,
+        "names without an end": _function("y = Op(" + "a, " * 50_000),
+        "half a name": 'function "\\udc80"(x: float32[2]) -> (x: float32[2]) {\n}',
+    }
+    cases = {name: Crafted({"function.txt": text.encode()}, refused=False) for name, text in made.items()}
+    return {"empty": Crafted({"function.txt": b""}), **cases}
+
+
+def specs() -> Mapping[str, Crafted]:
+    """Return specs that nest and repeat."""
+    made = {
+        "brackets nested 100000 deep": f"toy{{native={'(' * 100_000}}}",
+        "brackets, closed": f"toy{{native={'(' * 50_000}{')' * 50_000}}}",
+        "a sum in quotes": "ort{config.a='x'" + "+'x'" * 50_000 + "}",
+        "calls in quotes": "ort{config.a='x'" + ".a()" * 50_000 + "}",
+        "brackets in quotes": "ort{config.a='x'" + "[" * 50_000 + "]" * 50_000 + "}",
+        "minus signs in quotes": "ort{config.a=''" + "-" * 100_000 + "''}",
+        "a NUL in quotes": "ort{config.a='\0'}",
+        "half a character": "ort{config.a='\\ud800'}",
+        "an escape that is none": "ort{config.a='\\N{nothing}'}",
+        "a name of 100000 letters": "t" * 100_000,
+        "many empty places": "," * 100_000,
+    }
+    return {name: Crafted({"spec.txt": text.encode()}, refused=False) for name, text in made.items()}
+
+
+def locks() -> Mapping[str, Crafted]:
+    """Return locks that nest, repeat and announce."""
+    row = '{"at": 0, "engine": "toy", "nodes": 1, "region": 0}'
+    head = '"kind": "xrt lock", "format": 1, "writer": "1", "date": "2026", "race": [], "gate": null'
+    maps = ", ".join(f'"{name}": {{}}' for name in ("model", "inputs", "engines", "machine", "options"))
+    made = {
+        "objects nested 100000 deep": '{"kind": ' * 100_000,
+        "lists nested 100000 deep": '{"plan": ' + "[" * 100_000,
+        "a format from the future": '{"kind": "xrt lock", "format": 99, "writer": "7.0"}',
+        "a format of 5000 digits": '{"kind": "xrt lock", "format": ' + "9" * 5000 + "}",
+        "a million nodes of nothing": f'{{{head}, {maps}, "plan": [{row.replace(": 1,", ": 9999999,")}]}}',
+        "one node a hundred thousand times": f'{{{head}, {maps}, "plan": [{", ".join([row] * 100_000)}]}}',
+        "one name a hundred thousand times": "{" + ", ".join(['"kind": 1'] * 100_000) + "}",
+        "lists in lists without end": f'{{{head}, {maps}, "plan": [{"[]," * 200_000}[]]}}',
+        "a number that is none": '{"kind": "xrt lock", "format": Infinity}',
+        "another kind of file": '{"kind": "a recipe"}',
+    }
+    cases = {name: Crafted({"model.lock": text.encode()}) for name, text in made.items()}
+    return {**no_files("model.lock"), **cases}
+
+
+def pins() -> Mapping[str, Crafted]:
+    """Return pins that take an expression long to match."""
+    made = {
+        "spaces without an end": "Conv" + " " * 20_000,
+        "spaces before a mark that is missing": "name:" + " a" * 20_000 + " " * 20_000 + "!",
+        "marks without an end": "a=" * 20_000,
+        "open options": "a=b{" * 10_000,
+        "stars": f"name:{'*a' * 30}b=toy",
+        "many stars": f"name:{'*' * 5000}b=toy",
+    }
+    return {name: Crafted({"pin.txt": text.encode()}, refused=False) for name, text in made.items()}

@@ -1,0 +1,163 @@
+"""Every reader of XRT that takes what it is given from anywhere, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from tests.malformed_inputs import malicious, malicious_files, samples
+from tests.malformed_inputs.case import Crafted, Reader
+from tests.malformed_inputs.messages import alter_field
+from tests.malformed_inputs.mutators import BLIND, TEXTUAL, Damage
+from tests.malformed_inputs.resealed import alter_section, alter_table
+from xrt.cache import CompileCache
+from xrt.cache.disk import CacheEntry, Store, WeightHashStore, plan_store, support_store
+from xrt.cache.disk.cost_store import loads_statuses
+from xrt.engines import CompileContext, split_specs
+from xrt.engines.contract import registry
+from xrt.engines.native import library
+from xrt.formats.arrays import read_npy, read_npz
+from xrt.formats.onnx import load
+from xrt.formats.placement_file import dumps as text_of_lock
+from xrt.formats.placement_file import read_lock
+from xrt.formats.text import parse, to_text
+from xrt.graph import Function
+from xrt.graph.verify import verify
+from xrt.module import bundle
+from xrt.partition import ClusteringOptions, Pin
+from xrt.partition.cost_table import CostTable
+from xrt.partition.serialization import from_bytes
+from xrt.passes import infer_shapes
+from xrt.placement import decision_store
+from xrt.placement.lockfile import list_mismatches, plan_from_lock
+from xrt.testing import corpus
+from xrt.testing.files import read_entry
+
+__all__ = ["READERS"]
+
+_FIELDS: tuple[Damage, ...] = (alter_field,) * 10 + BLIND
+_SEALED: tuple[Damage, ...] = (alter_section,) * 8 + (alter_table,) * 3 + BLIND
+
+
+def _use(function: Function) -> None:
+    """Do with a Function what everyone does who has read one."""
+    str(function)
+    _ = function.fingerprint
+    verify(function)
+    infer_shapes(function)
+    to_text(function)
+
+
+def _onnx(path: Path) -> None:
+    _use(load(path))
+
+
+def _content(path: Path) -> str:
+    return path.read_bytes().decode("utf-8", "surrogateescape")
+
+
+def _text(path: Path) -> None:
+    _use(parse(_content(path)))
+
+
+def _entry(path: Path) -> corpus.CorpusEntry:
+    return read_entry(path)
+
+
+def _plan(path: Path) -> None:
+    plan = from_bytes(path.read_bytes())
+    str(plan)
+    to_text(plan)
+    for launch in plan.launches:
+        _use(launch.function)
+
+
+def _bundle(path: Path) -> None:
+    with bundle.load(path, cache=CompileCache()) as module:
+        module.explain() if module.inputs else None
+
+
+def _memo(path: Path) -> None:
+    WeightHashStore(Store(path.parents[2])).sweep()
+
+
+def _model_plans(path: Path) -> None:
+    plan_store.parse(path.read_bytes(), None)
+
+
+def _spec(path: Path) -> None:
+    for spec in split_specs(_content(path)):
+        registry.create(spec)
+
+
+def _pin(path: Path) -> None:
+    pin = Pin.parse(_content(path))
+    str(pin)
+    list(pin.match(["a" * 200, "/layer1/conv", "Conv"]))
+
+
+def _arrays(path: Path) -> None:
+    if path.suffix == ".npz":
+        read_npz(path)
+    else:
+        read_npy(path)
+
+
+def _library(path: Path) -> None:
+    library.load(path)
+
+
+def _answers(path: Path) -> None:
+    support_store.loads(path.read_bytes(), nodes=3, engines=2)
+
+
+def _costs(path: Path) -> None:
+    CostTable.parse(path.read_bytes()).to_text()
+
+
+def _decision(path: Path) -> None:
+    found = decision_store.loads(path.read_bytes(), samples.placement_request())
+    str(found)
+    found.to_dict()
+
+
+def _statuses(path: Path) -> None:
+    loads_statuses(path.read_bytes())
+
+
+def _lock(path: Path) -> None:
+    lock = read_lock(path)
+    text_of_lock(lock)
+    function, engines = samples.small_function(), [registry.create("toy")]
+    list_mismatches(lock, function, engines, CompileContext(), ClusteringOptions())
+    for runs in (lock.plan, *([lock.gate.runs] if lock.gate else [])):
+        plan_from_lock(runs, function, engines, CompileContext())
+
+
+def _no_files(name: str) -> Callable[[], Mapping[str, Crafted]]:
+    return partial(malicious.no_files, name)
+
+
+_ALL: Sequence[Reader] = (
+    Reader("onnx", _onnx, samples.models, _FIELDS, malicious.models),
+    Reader("external data", _onnx, samples.external, _FIELDS, malicious.external),
+    Reader("text", _text, samples.texts, TEXTUAL, malicious.texts),
+    Reader("corpus entry", _entry, samples.corpus_entries, TEXTUAL),
+    Reader("plan", _plan, samples.plans, _FIELDS),
+    Reader("bundle", _bundle, samples.bundles, _SEALED, _no_files("model.xrt")),
+    Reader("lock", _lock, samples.locks, TEXTUAL, malicious.locks),
+    Reader("cache entry", CacheEntry.read, samples.cache_entries, _SEALED),
+    Reader("answers", _answers, samples.answers, TEXTUAL),
+    Reader("costs", _costs, samples.costs, TEXTUAL),
+    Reader("decision", _decision, samples.decisions, TEXTUAL),
+    Reader("statuses", _statuses, samples.statuses, TEXTUAL),
+    Reader("weights memo", _memo, samples.memos, _SEALED),
+    Reader("model plans", _model_plans, samples.model_plans, TEXTUAL),
+    Reader("spec", _spec, samples.specs, TEXTUAL, malicious.specs),
+    Reader("pin", _pin, samples.pins, TEXTUAL, malicious.pins),
+    Reader("arrays", _arrays, samples.arrays, BLIND + TEXTUAL[-4:], malicious_files.arrays),
+    Reader("native library", _library, tuple, (), malicious_files.libraries),
+)
+READERS: Mapping[str, Reader] = {reader.name: reader for reader in _ALL}
+"""By name. One without samples has crafted cases only: a damaged native library is code."""

@@ -1,0 +1,285 @@
+"""Valid files of every kind that XRT reads: small ones, which between them have all that a reader has a branch for."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, TensorProto, helper
+
+from tests.malformed_inputs.files import Files
+from tests.malformed_inputs.resealed import reseal
+from xrt.cache import CompileCache
+from xrt.cache.disk import Store, StoredFailure
+from xrt.cache.signature import Signature
+from xrt.engines import CompileContext
+from xrt.engines.contract import registry
+from xrt.engines.contract.registry import EngineStatus
+from xrt.formats.onnx import save, to_model
+from xrt.formats.placement_file import Baseline
+from xrt.formats.placement_file import dumps as to_lock_text
+from xrt.formats.protobuf import write
+from xrt.formats.text import to_text
+from xrt.graph import Function
+from xrt.module import XRTModule
+from xrt.partition import ClusteringOptions, Pin, partition
+from xrt.partition.cost_table import CostTable, MeasuredCost, RegionCost
+from xrt.partition.serialization import to_bytes
+from xrt.placement import decision_store
+from xrt.placement.lockfile import create_lock, list_node_ranges
+from xrt.placement.request import PlacementRequest
+from xrt.placement.result import CandidateComparison, CandidateResult, TuningResult
+from xrt.testing import corpus
+from xrt.testing.corpus.entry import f32, graph, i64, node
+from xrt.testing.files import write_entry
+
+__all__ = [
+    "answers",
+    "arrays",
+    "bundles",
+    "cache_entries",
+    "corpus_entries",
+    "costs",
+    "decisions",
+    "external",
+    "locks",
+    "memos",
+    "model_plans",
+    "models",
+    "pins",
+    "plans",
+    "small_function",
+    "specs",
+    "statuses",
+    "texts",
+]
+
+_LARGE = 1 << 16
+"""Bytes of a tensor that the reader of ONNX does not hand to protobuf."""
+
+
+def _functions() -> Iterator[Function]:
+    """Yield Functions of the corpus: bodies, sequences, strings, small types, aliases, control edges."""
+    seen: set[object] = set()
+    for entry in corpus.CORPUS:
+        kinds = {type(value.type).__name__ for value in (*entry.function.inputs, *entry.function.outputs)}
+        shape = frozenset(
+            kinds | {inner.op for _, inner in entry.function.walk()} & {"If", "Loop", "Scan", "Constant", "StringConcat"}
+        )
+        if shape not in seen or entry.function.aliases:
+            seen.add(shape)
+            yield entry.function
+
+
+def _weighted(elements: int = _LARGE // 4 + 64) -> Function:
+    weights = {"w": f32(np.arange(elements)), "small": f32(1, 2, 3), "axes": i64(0)}
+    x = f"float32[{elements}]"
+    return graph(
+        {"x": x}, {"y": x, "z": "float32[1,3]"}, node("Mul", "x w", "y"), node("Unsqueeze", "small axes", "z"), constants=weights
+    )
+
+
+def models() -> tuple[Files, ...]:
+    """Return ONNX models: the corpus's forms, local functions, sparse weights, and one with a large weight."""
+    written = [to_model(function) for function in _functions()]
+    return tuple({"model.onnx": model.SerializeToString()} for model in (*written, _local(), _sparse(), to_model(_weighted())))
+
+
+def _local() -> ModelProto:
+    inner = helper.make_function(
+        "own", "Twice", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])], [helper.make_opsetid("", 18)]
+    )
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy"]
+    calls = [helper.make_node("Twice", ["x"], ["t"], domain="own"), helper.make_node("Twice", ["t"], ["y"], domain="own")]
+    made = helper.make_graph(calls, "main", value[:1], value[1:])
+    return helper.make_model(made, functions=[inner], opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid("own", 1)])
+
+
+def _sparse() -> ModelProto:
+    values = helper.make_tensor("w", TensorProto.FLOAT, [2], [1.0, 2.0])
+    indices = helper.make_tensor("at", TensorProto.INT64, [2, 2], [0, 1, 2, 2])
+    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3, 3]) for name in "xy"]
+    made = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "main", value[:1], value[1:])
+    made.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [3, 3]))
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)])
+
+
+def external() -> tuple[Files, ...]:
+    """Return a model whose weights lie beside it."""
+    with TemporaryDirectory(prefix="xrt-") as folder:
+        save(_weighted(300), Path(folder) / "model.onnx", external_data=True)
+        names = sorted((path.name for path in Path(folder).iterdir()), key=lambda name: name != "model.onnx")
+        return ({name: (Path(folder) / name).read_bytes() for name in names},)
+
+
+def texts() -> tuple[Files, ...]:
+    """Return Functions as text."""
+    return tuple({"function.txt": to_text(function).encode()} for function in (*_functions(), _weighted(40)))
+
+
+def corpus_entries() -> tuple[Files, ...]:
+    """Return entries of the corpus as files."""
+    with TemporaryDirectory(prefix="xrt-") as folder:
+        return tuple({"entry.txt": write_entry(entry, Path(folder)).read_bytes()} for entry in corpus.found.ENTRIES[:4])
+
+
+def plans() -> tuple[Files, ...]:
+    """Return Plans as messages."""
+    toy = registry.create("toy")
+    options = ClusteringOptions(maximum_nodes=1, pins=(Pin.parse("name:*=toy"),))
+    functions = [function for function in _functions() if function.nodes][:8]
+    return tuple({"plan.pb": to_bytes(partition(function, [toy], options, implicit="toy"))} for function in functions)
+
+
+def bundles() -> tuple[Files, ...]:
+    """Return saved modules: one that was called, one that was not."""
+    found = []
+    with TemporaryDirectory(prefix="xrt-") as folder:
+        for number in range(2):
+            path = Path(folder) / f"{number}.xrt"
+            with XRTModule(_weighted(300), engine="toy", cache=CompileCache()) as module:
+                if number:
+                    module(np.zeros(300, np.float32))
+                module.save(path)
+            found.append({"model.xrt": path.read_bytes()})
+    return tuple(found)
+
+
+def small_function() -> Function:
+    """Return what the sample of a lock is of."""
+    x = "float32[4]"
+    nodes = [node("Abs", "x", "a"), node("Exp", "a", "b"), node("Neg", "b", "y")]
+    return graph({"x": x}, {"y": x}, *nodes)
+
+
+def _race() -> CandidateComparison:
+    """Return a race of two plans of the small Function, that of three regions first."""
+    function, toy = small_function(), registry.create("toy")
+    plan, whole = (partition(function, [toy], one) for one in (ClusteringOptions(maximum_nodes=1), ClusteringOptions()))
+    won = CandidateResult(plan, "won", 1e-3, 9e-4, 2e-3, 0.9, 0.8, 0.95, regions=(1e-4, 2e-4, 1e-4))
+    return CandidateComparison((won, CandidateResult(whole, "lost", note="slow")), 12, 1)
+
+
+def costs() -> tuple[Files, ...]:
+    """Return a table of costs with one of each kind."""
+    regions: dict[tuple[str, str], RegionCost] = {
+        ("ab" * 32, "toy"): MeasuredCost(2e-3, 1e-3, 3e-3),
+        ("cd" * 32, "toy"): "it hung",
+    }
+    table = CostTable(regions, {"toy": 1e-5}, {("toy", "ort"): (1e-5, 1e-10)})
+    return ({"costs.json": table.to_text().encode()},)
+
+
+def placement_request() -> PlacementRequest:
+    """Return the request to place the small Function on the reference."""
+    return PlacementRequest(small_function(), (registry.create("toy"),), CompileContext())
+
+
+def decisions() -> tuple[Files, ...]:
+    """Return a placement that was chosen for the small Function."""
+    race = _race()
+    tuned = TuningResult(race.contenders[0].plan, race=race, budget=60.0, spent=3.0, measurements=4, notes=("a note",))
+    return ({"decision.json": decision_store.dumps(tuned, placement_request()).encode()},)
+
+
+def statuses() -> tuple[Files, ...]:
+    """Return what is the case with two engines."""
+    ready = EngineStatus("toy", "ready", "xrt 0.1.0", version="xrt 0.1.0", devices=("cpu", "cuda"))
+    missing = EngineStatus("tvm", "missing", "xrt 0.1.0", pip="pip install 'xrt[tvm]'", cause="tvm is not installed")
+    return ({"statuses.json": json.dumps([asdict(one) for one in (ready, missing)]).encode()},)
+
+
+def locks() -> tuple[Files, ...]:
+    """Return locks: of a plan with another to hold it against, and of one without."""
+    function, toy, race = small_function(), registry.create("toy"), _race()
+    context, options = CompileContext(), ClusteringOptions(maximum_nodes=1)
+    plan, whole = (contender.plan for contender in race.contenders)
+    gate = Baseline("toy", 0.9, 0.8, 0.95, 12, list_node_ranges(whole, function))
+    made = [create_lock(plan, race, function, [toy], context, options, gate=one) for one in (gate, None)]
+    return tuple({"model.lock": to_lock_text(lock).encode()} for lock in made)
+
+
+def _signature() -> Signature:
+    return Signature((("format", "1"), ("engine", "toy.Toy"), ("version", "1"), ("function", "ab" * 32), ("entry", "float32[2]")))
+
+
+def cache_entries() -> tuple[Files, ...]:
+    """Return entries of the compile cache: one that holds something, one that remembers a failure."""
+    found = []
+    with TemporaryDirectory(prefix="xrt-") as folder:
+        for content in (b"compiled" * 40, StoredFailure("CompileRefused", "too large", (0, 3))):
+            store, signature = Store(Path(folder)), _signature()
+            store.write(signature, content)
+            found.append({store.path(signature.key).name: store.path(signature.key).read_bytes()})
+    return tuple(found)
+
+
+def answers() -> tuple[Files, ...]:
+    """Return what the cache remembers of two engines' answers about three nodes."""
+    facts = {"format": 1, "questions": [0, 1, 0], "answers": [[None, "it declines"], ["no", None]]}
+    return ({"answers.json": json.dumps(facts).encode()},)
+
+
+def memos() -> tuple[Files, ...]:
+    """Return what the cache remembers of a model file's weights."""
+    weights = [
+        {"name": "w", "digest": bytes(range(32)), "place": ()},
+        {"name": "v", "digest": bytes(32), "place": (1, 2, 3, 4, 5)},
+    ]
+    values = {"format": 1, "path": "/nowhere/model.onnx", "stamp": (1, 2, 3, 4, 5), "weights": weights}
+    name = "0" * 40
+    return ({f"xrt-cache-1/weights/{name}.xrt": reseal("weights memo", {"memo": write("WeightsMemo", values)})},)
+
+
+def model_plans() -> tuple[Files, ...]:
+    """Return what the cache keeps of a model's plans: two regions, weights in a file and beside the plans."""
+    values = [["x", "float32", [2, "N"]]], [["h", "float32", [None, 4]]], [["y", "int64", []]]
+    weights = [["ab" * 32, 0, 64, 4096], ["cd" * 32, -1, 0, 2048]]
+    launches = [
+        ["xrt_ort_0", "ort", ["matmul", "relu"], [], "main", "ef" * 32, values[0], values[1], ["h"], weights],
+        ["xrt_tvm_1", "tvm{opt_level=2}", ["argmax"], ["xrt_ort_0"], "main", "01" * 32, values[1], values[2], ["y"], []],
+    ]
+    plan = {"key": [[2, 3], None], "inputs": values[0], "outputs": values[2], "launches": launches}
+    files = [["/nowhere/model.onnx", [1, 2, 3, 4, 5]]]
+    ends = {"inputs": values[0], "outputs": values[2]}
+    facts = {"format": 1, "ingredients": [["model", "a"]], "files": files, **ends, "plans": [plan]}
+    return ({"plans.json": json.dumps(facts).encode()},)
+
+
+def specs() -> tuple[Files, ...]:
+    """Return specs of engines, and lists of them."""
+    lines = (
+        "toy",
+        "toy{native=off}",
+        "ort{config.session.intra_op.allow_spinning=0}",
+        "ort{optimization='all'}, toy",
+    )
+    return tuple({"spec.txt": line.encode()} for line in lines)
+
+
+def pins() -> tuple[Files, ...]:
+    """Return pins."""
+    lines = ("Conv|Gemm=ort", "Softmax!=tvm", "name:/layer1/*=ort{a=1}", "name:*a?b*|c=toy", "com.microsoft.* = ort")
+    return tuple({"pin.txt": line.encode()} for line in lines)
+
+
+def arrays() -> tuple[Files, ...]:
+    """Return arrays as NumPy writes them: alone, packed, and compressed."""
+    packed, pressed = io.BytesIO(), io.BytesIO()
+    several = {"x": f32(1, 2, 3), "y": np.zeros((4, 0), np.int8), "z": np.asfortranarray(np.ones((3, 5)))}
+    np.savez(packed, **several)  # type: ignore[arg-type]  # names of arrays, and no option
+    np.savez_compressed(pressed, **several)  # type: ignore[arg-type]
+    alone = [{"x.npy": _npy(array)} for array in (f32(1, 2), np.array(3.5), np.array(["a", "bc"]), np.zeros((0, 7), bool))]
+    return (*alone, {"x.npz": packed.getvalue()}, {"x.npz": pressed.getvalue()})
+
+
+def _npy(array: np.ndarray[Any, Any]) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return file.getvalue()

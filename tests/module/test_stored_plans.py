@@ -1,0 +1,561 @@
+"""Plans of model files in the cache: what a second process does not do again, and what keeps it from using an old one."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from xrt import XRTModule, models
+from xrt.cache import CompileCache, open_disk_tier
+from xrt.cache.disk.plan_store import (
+    KIND,
+    MOST_BESIDE,
+    MOST_PLANS,
+    OWN,
+    StoredLaunch,
+    StoredModel,
+    StoredPlan,
+    StoredWeight,
+    merge,
+    parse,
+)
+from xrt.cache.signature import hash_sources
+from xrt.engines.contract import registry
+from xrt.errors import BundleError, CacheWarning, InputError, ModelError
+from xrt.formats.container import Container
+from xrt.formats.onnx import save
+from xrt.graph import Constant, Function, TensorType
+from xrt.graph.deferred_function import DeferredFunction, StaleFunction
+from xrt.module import model_source, stored_plans
+
+ENGINES = ("ort", "openvino")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let files count as settled that were written just now."""
+    monkeypatch.setattr("xrt.cache.disk.weight_hashes.SETTLED", -(10**12))
+    monkeypatch.setattr("xrt.formats.file_mapping.SETTLED", -(10**12))
+
+
+def network() -> Function:
+    return models.load("mlp", layers=2, features=600, hidden=600, classes=10)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    save(network(), tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
+
+
+def inputs(seed: int = 0) -> list[np.ndarray[Any, Any]]:
+    return list(models.sample_inputs(network(), seed).values())
+
+
+def module(path: Path, engine: Any = "ort", **options: Any) -> XRTModule:
+    """Return a module on a cache of its own over the directory, as another process has one."""
+    return XRTModule(path, engine=engine, cache=CompileCache(disk=open_disk_tier(directory=path.parent / "cache")), **options)
+
+
+def files(path: Path) -> list[Path]:
+    return sorted((path.parent / "cache" / "xrt-cache-1" / "plans").glob("*.xrt"))
+
+
+def uses_plan(m: XRTModule) -> bool:
+    m(*inputs())
+    launches = m._last.program().plan.launches  # type: ignore[union-attr]  # it has just been called
+    return all(isinstance(launch.function, DeferredFunction) for launch in launches)
+
+
+# ---------------------------------------------------------------------- what is not done again
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_second_process_neither_reads_nor_asks(path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = module(path, engine)(*inputs())
+    for name in ("module.model_source._from_file", "module.stored_plans.optimize", "partition.partition"):
+        monkeypatch.setattr(f"xrt.{name}", lambda *_, **__: pytest.fail("it is made again"))
+    m = module(path, engine)
+    np.testing.assert_array_equal(m(*inputs()), expected)
+    np.testing.assert_array_equal(m(*inputs(1)), m(*inputs(1)))
+    assert m.inputs == network().inputs
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_all_else_is_answered_from_the_model(path: Path, engine: str) -> None:
+    first = module(path, engine)
+    first(*inputs())
+    m = module(path, engine)
+    assert uses_plan(m)
+    assert str(m.plan) == str(first.plan)
+    assert m.plan == first.plan
+    assert str(m.explain()) == str(first.explain())
+    assert m.signatures() == first.signatures()
+    assert [one.name for one in m.memory().regions] == [one.name for one in first.memory().regions]
+    assert m.verify(*inputs(), inner=False)
+    fetched = first.plan.launches[0].function.nodes[0].outputs[0]
+    np.testing.assert_array_equal(m(*inputs(), fetch=[fetched])[fetched], first(*inputs(), fetch=[fetched])[fetched])
+
+
+def test_a_call_of_a_new_process_loads_few_modules(path: Path) -> None:
+    code = (
+        "import sys; import xrt.cache.disk.weight_hashes as w\n"
+        "w.SETTLED = -10**12\n"
+        "import numpy as np; from xrt import XRTModule\n"
+        "m = XRTModule(sys.argv[1], engine='ort', cache=sys.argv[2]); m(np.load(sys.argv[3]))\n"
+        "import json; print(json.dumps(sorted(n for n in sys.modules if n.partition('.')[0] in ('xrt', 'onnx', 'google'))))"
+    )
+    np.save(path.parent / "x.npy", inputs()[0])
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XRT_CACHE": "on"}
+    command = [sys.executable, "-c", code, str(path), str(path.parent / "cache"), str(path.parent / "x.npy")]
+    for _ in range(2):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    loaded = json.loads(done.stdout)
+    assert sum(name.startswith("xrt") for name in loaded) <= 120
+    assert not {"onnx", "google", "xrt.passes.propagation", "xrt.partition.partitioner", "xrt.graph.verify"} & {*loaded}
+    assert not [name for name in loaded if name.startswith(("xrt.engines.toy", "xrt.verify.", "xrt.worker"))][1:]
+
+
+# ---------------------------------------------------------------------- what makes a plan an old one
+
+
+def test_a_changed_model_is_read(path: Path) -> None:
+    before = module(path)(*inputs())
+    other = network()
+    changed = {name: Constant(one.array + 1) for name, one in other.constants.items()}
+    save(other.replace(constants=changed), path)
+    m = module(path)
+    assert not np.array_equal(m(*inputs()), before)
+    assert not uses_plan(m)
+    assert uses_plan(module(path))
+
+
+def test_a_changed_file_of_external_data_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    save(network(), path, external_data=True)
+    before = module(path)(*inputs())
+    m = module(path)
+    assert uses_plan(m)
+    np.testing.assert_array_equal(m(*inputs()), before)
+    (data,) = [one for one in tmp_path.iterdir() if one.is_file() and one != path]
+    held = bytearray(data.read_bytes())
+    held[:4] = np.float32(123.0).tobytes()
+    copy = tmp_path / "copy"
+    copy.write_bytes(held)
+    copy.replace(data)
+    assert not uses_plan(module(path))
+
+
+CHANGES: dict[str, Callable[[pytest.MonkeyPatch], dict[str, Any]]] = {
+    "option": lambda patch: {"threads": 1},
+    "clustering": lambda patch: {"minimum_nodes": 2},
+    "engine's option": lambda patch: {"engine": "ort{optimization=basic}"},
+    "engine list": lambda patch: {"engine": ["ort", "toy"]},
+    "strict": lambda patch: {"strict": True},
+    "folding": lambda patch: {"fold_constants": False},
+    "forced": lambda patch: {"force_compile": True},
+    "version": lambda patch: patch.setattr("xrt.engines.ort.engine.Ort.version", lambda self: "another") or {},
+    "planner": lambda patch: patch.setattr("xrt.module.stored_plans.hash_planner", lambda: "another") or {},
+    "machine": lambda patch: patch.setattr("xrt.cache.signature._machine", lambda: "another") or {},
+    "engine's code": lambda patch: patch.setattr("xrt.cache.signature.hash_sources", lambda module: "another") or {},
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_each_changed_ingredient_misses(path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if what == "option":
+        module(path, threads=2)(*inputs())
+        assert uses_plan(module(path, threads=2))
+    else:
+        module(path)(*inputs())
+        assert uses_plan(module(path))
+    assert not uses_plan(module(path, **{"engine": "ort", **CHANGES[what](monkeypatch)}))
+
+
+def test_another_copy_of_the_model_has_a_plan_of_its_own(path: Path) -> None:
+    module(path)(*inputs())
+    moved = path.with_name("other.onnx")
+    shutil.copy(path, moved)
+    assert not uses_plan(module(moved))
+    assert len(files(path)) == 2
+
+
+def test_each_signature_has_a_plan(tmp_path: Path) -> None:
+    function, path = network(), tmp_path / "model.onnx"
+    (value,) = function.inputs
+    assert isinstance(value.type, TensorType)
+    assert value.type.shape is not None
+    free = type(value)(value.name, value.type.with_shape(("N", *value.type.shape[1:])))
+    save(function.replace(inputs=(free,), types={}, outputs=tuple(type(v)(v.name) for v in function.outputs)), path)
+    for batch in (1, 2, 1, 2):
+        m, x = module(path, "openvino"), np.ones((batch, *value.type.shape[1:]), np.float32)
+        m(x)
+    assert isinstance(m._last.program().plan.launches[0].function, DeferredFunction)  # type: ignore[union-attr]  # called
+
+
+def test_a_model_that_changes_while_it_is_used_is_an_error_that_says_so(path: Path) -> None:
+    module(path)(*inputs())
+    m = module(path)
+    m(*inputs())
+    function = m._last.program().plan.launches[0].function  # type: ignore[union-attr]  # it has just been called
+    assert isinstance(function, DeferredFunction)
+    other = network()
+    save(other.replace(constants={name: Constant(one.array + 1) for name, one in other.constants.items()}), path)
+    for ask in (function.read, lambda: m.plan, lambda: m(*inputs(), fetch=[m.outputs[0].name])):
+        with pytest.raises(ModelError, match=r"model\.onnx has changed since the module was made; make a new XRTModule"):
+            ask()
+
+
+# ---------------------------------------------------------------------- what is kept of which file
+
+
+def scaled(scale: float) -> Function:
+    function = network()
+    return function.replace(constants={name: Constant(one.array * np.float32(scale)) for name, one in function.constants.items()})
+
+
+def test_a_plan_is_not_kept_under_the_name_of_another_file(tmp_path: Path) -> None:
+    for version, scale in (("v1", 1.0), ("v2", 2.0)):
+        (tmp_path / version).mkdir()
+        save(scaled(scale), tmp_path / version / "model.onnx")
+    (tmp_path / "current").symlink_to("v1")
+    path = tmp_path / "current" / "model.onnx"
+    cache = tmp_path / "cache"
+    first = XRTModule(path, engine="ort", cache=CompileCache(disk=open_disk_tier(directory=cache)))
+    (tmp_path / "current").unlink()
+    (tmp_path / "current").symlink_to("v2")
+    first(*inputs())
+    second = XRTModule(path, engine="ort", cache=CompileCache(disk=open_disk_tier(directory=cache)))
+    np.testing.assert_array_equal(second(*inputs()), XRTModule(scaled(2.0), engine="ort")(*inputs()))
+
+
+def test_a_link_to_external_data_that_leads_elsewhere_is_followed(tmp_path: Path) -> None:
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    path = tmp_path / "model.onnx"
+    for version, scale in (("v2", 2.0), ("v1", 1.0)):
+        save(scaled(scale), path, external_data=True)
+        (data,) = [one for one in tmp_path.iterdir() if one.is_file() and one != path]
+        data.rename(blobs / version)
+    data.symlink_to("blobs/v1")
+    before = module(path)(*inputs())
+    assert uses_plan(module(path))
+    data.unlink()
+    data.symlink_to("blobs/v2")
+    m = module(path)
+    after = m(*inputs())
+    assert not np.array_equal(after, before)
+    np.testing.assert_array_equal(after, XRTModule(path, engine="ort", cache=tmp_path / "other")(*inputs()))
+
+
+def test_a_link_that_changes_before_the_first_call_keeps_no_plan(tmp_path: Path) -> None:
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    path = tmp_path / "model.onnx"
+    for version, scale in (("v2", 2.0), ("v1", 1.0)):
+        save(scaled(scale), path, external_data=True)
+        (data,) = [one for one in tmp_path.iterdir() if one.is_file() and one != path]
+        data.rename(blobs / version)
+    data.symlink_to("blobs/v1")
+    m = module(path)
+    data.unlink()
+    data.symlink_to("blobs/v2")
+    m(*inputs())
+    assert files(path) == []
+
+
+def of_unknown_rank(path: Path) -> np.ndarray[Any, Any]:
+    """Write a model whose input and output have an element type and no shape, and return an input for it."""
+    name, rank = "x", [1.0] * 64
+    weight = helper.make_tensor("w", onnx.TensorProto.FLOAT, [64], rank)
+    ends = [helper.make_tensor_value_info(end, onnx.TensorProto.FLOAT, None) for end in (name, "y")]
+    nodes = [helper.make_node("Mul", [name, "w"], ["a"]), helper.make_node("Relu", ["a"], ["y"])]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [weight])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    return np.ones((2, 64), np.float32)
+
+
+def test_an_input_of_unknown_rank_keeps_its_element_type(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    x = of_unknown_rank(path)
+    first = module(path, "openvino")
+    first(x)
+    assert len(files(path)) == 1
+    second = module(path, "openvino")
+    second(x)
+    assert second._stored is not None
+    assert second._stored._stored is not None
+    assert second.inputs == first.inputs
+    assert second.outputs == first.outputs
+    with pytest.raises(InputError, match="float32"):
+        second(x.astype(np.float64))
+
+
+def free_batch(path: Path) -> Function:
+    """Write the network with a batch of any size."""
+    function = network()
+    (value,) = function.inputs
+    assert isinstance(value.type, TensorType)
+    assert value.type.shape is not None
+    free = type(value)(value.name, value.type.with_shape(("N", *value.type.shape[1:])))
+    save(function.replace(inputs=(free,), types={}, outputs=tuple(type(v)(v.name) for v in function.outputs)), path)
+    return function
+
+
+def test_all_signatures_of_a_process_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    free_batch(path)
+    m, other = module(path, "openvino"), module(path, "openvino")
+    m.plan_for(np.ones((3, 600), np.float32))
+    for batch in (1, 2, 3):
+        m(np.ones((batch, 600), np.float32))
+    other(np.ones((4, 600), np.float32))
+    again = module(path, "openvino")
+    assert again._stored is not None
+    assert {key[0][0] for key in again._stored._known} == {1, 2, 3, 4}
+
+
+def test_weights_of_plans_that_are_not_kept_go_with_them() -> None:
+    def make(key: int, *digests: str) -> StoredModel:
+        weights = tuple(StoredWeight(digest, OWN, 0, 4) for digest in digests)
+        launch = StoredLaunch("a", "ort", ("n",), (), "f", "0", (), (), (), weights)
+        plan = StoredPlan(((key,),), (), (), (launch,))
+        return StoredModel((("m", (1,)),), (), (), (plan,), dict.fromkeys(digests, b"1234"))
+
+    kept = None
+    for key in range(MOST_PLANS + 3):
+        kept = merge(kept, make(key, f"{key:02}", "shared"))
+        assert kept is not None
+    assert len(kept.plans) == MOST_PLANS
+    assert set(kept.sections) == {"shared", *(f"{key:02}" for key in range(3, MOST_PLANS + 3))}
+    large = make(99, "large")._replace(sections={"large": bytes(MOST_BESIDE - 6)})
+    kept = merge(kept, large)
+    assert kept is not None
+    assert [plan.key for plan in kept.plans] == [((99,),)]
+    assert merge(kept, make(1, "more")._replace(sections={"more": bytes(MOST_BESIDE + 1)})) is None
+
+
+def test_plans_count_in_the_size_of_the_cache(path: Path) -> None:
+    m = module(path)
+    m(*inputs())
+    store = m._cache.disk.store  # type: ignore[union-attr]  # it has a disk tier
+    assert {item.path for item in store.list_evictable()} > {*files(path)}
+    store.shrink(0)
+    assert files(path) == []
+
+
+def test_no_warning_where_the_model_is_gone_by_the_first_call(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    m = module(path)
+    path.unlink()
+    with caplog.at_level("INFO", "xrt"):
+        m(*inputs())  # warnings are errors in these tests
+    assert "are not kept" in caplog.text
+
+
+def test_the_code_of_what_folds_constants_decides(path: Path) -> None:
+    folded, plain = module(path)._stored, module(path, fold_constants=False)._stored
+    assert folded is not None
+    assert plain is not None
+    assert dict(folded._signature.ingredients)["fold"] == hash_sources(registry.find_entry_module("toy"))
+    assert dict(plain._signature.ingredients)["fold"] == "off"
+
+
+# ---------------------------------------------------------------------- files that change later
+
+
+def replace_file(path: Path) -> None:
+    save(scaled(2.0), path)
+
+
+def rewrite_file(path: Path) -> None:
+    """Write other weights into the same file, and give it its former time."""
+    status, copy = path.stat(), path.with_name("copy.onnx")
+    save(scaled(2.0), copy)
+    with path.open("r+b") as file:
+        file.write(copy.read_bytes())
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("change", [replace_file, rewrite_file, Path.unlink])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_file_that_changes_before_the_first_call_gives_no_wrong_numbers(
+    path: Path, engine: str, change: Callable[[Path], None], tmp_path: Path
+) -> None:
+    untouched = tmp_path / "untouched.onnx"
+    shutil.copy(path, untouched)
+    expected = module(path, engine)(*inputs())
+    cache = CompileCache(disk=open_disk_tier(directory=tmp_path / "cache"))
+    m = XRTModule(path, engine=engine, cache=cache)
+    change(path)
+    if engine == "ort":  # which reads weights from the model's file
+        with pytest.raises(ModelError, match="has changed since the module was made; make a new XRTModule"):
+            m(*inputs())
+    else:
+        np.testing.assert_array_equal(m(*inputs()), expected)
+    np.testing.assert_array_equal(XRTModule(untouched, engine=engine, cache=cache)(*inputs()), expected)
+
+
+def test_a_new_signature_after_a_change_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    free_batch(path)
+    module(path, "openvino")(np.ones((1, 600), np.float32))
+    m = module(path, "openvino")
+    m(np.ones((1, 600), np.float32))
+    save(scaled(2.0), path)
+    with pytest.raises(ModelError, match="has changed since the module was made; make a new XRTModule"):
+        m(np.ones((2, 600), np.float32))
+
+
+def test_a_file_that_changes_while_it_is_read_is_an_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module(path)(*inputs())
+    m = module(path)
+    read = model_source._from_file
+
+    def change(*terms: Any) -> Any:
+        save(scaled(2.0), path)
+        return read(*terms)
+
+    monkeypatch.setattr(model_source, "_from_file", change)
+    with pytest.raises(ModelError, match="has changed since the module was made; make a new XRTModule"):
+        m.plan  # noqa: B018  # asking is what is tested
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_plan_of_another_fingerprint_is_made_again(path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Constants may fold to other bits, on another processor say."""
+    expected = module(path, engine)(*inputs())
+    shutil.rmtree(tmp_entries(path))
+    m = module(path, engine)
+    real = stored_plans.optimize
+
+    def fold(function: Function, **terms: Any) -> Function:
+        found = real(function, **terms)
+        return found.replace(constants={name: Constant(one.array * np.float32(1.5)) for name, one in found.constants.items()})
+
+    monkeypatch.setattr(stored_plans, "optimize", fold)
+    found = m(*inputs())
+    assert not np.array_equal(found, expected)
+    build = m._last
+    assert build is not None
+    assert m.plan is build.program().plan
+    assert build.refused == ()
+    assert not any(isinstance(launch.function, DeferredFunction) for launch in m.plan.launches)
+    assert m.memory().regions
+    np.testing.assert_array_equal(m(*inputs()), found)
+
+
+def tmp_entries(path: Path) -> Path:
+    return path.parent / "cache" / "xrt-cache-1" / "entries"
+
+
+def test_a_region_of_a_stored_plan_is_copied_as_a_function(path: Path) -> None:
+    module(path)(*inputs())
+    m = module(path)
+    m(*inputs())
+    function = m._last.program().plan.launches[0].function  # type: ignore[union-attr]  # it has just been called
+    copied = pickle.loads(pickle.dumps(function))
+    assert type(copied) is Function
+    assert copied == m.plan.launches[0].function
+
+
+def test_files_are_closed_with_the_module(path: Path) -> None:
+    module(path)(*inputs())
+    m = module(path)
+    opened = m._stored._open  # type: ignore[union-attr]  # there are plans
+    assert opened is not None
+    assert opened.read(0, 0, 8).tobytes() == path.read_bytes()[:8]
+    m.close()
+    assert all(file.closed for file in opened._open)
+    with pytest.raises(StaleFunction, match="closed"):
+        opened.read(0, 0, 8)
+
+
+# ---------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("at", [0, 100, -1])
+def test_a_damaged_plan_counts_as_none_and_is_told_once(path: Path, at: int) -> None:
+    expected = module(path)(*inputs())
+    (file,) = files(path)
+    data = bytearray(file.read_bytes())
+    data[at] ^= 255
+    file.write_bytes(data)
+    with pytest.warns(CacheWarning, match="could not serve") as caught:
+        np.testing.assert_array_equal(module(path)(*inputs()), expected)
+    assert len(caught) == 1
+    assert uses_plan(module(path))  # it has been written anew
+
+
+def test_a_plan_without_its_executable_is_compiled_again(path: Path) -> None:
+    expected = module(path)(*inputs())
+    shutil.rmtree(path.parent / "cache" / "xrt-cache-1" / "entries")
+    np.testing.assert_array_equal(module(path)(*inputs()), expected)
+    assert uses_plan(module(path))
+
+
+def test_a_text_that_holds_no_plans_is_refused(path: Path) -> None:
+    module(path)(*inputs())
+    text = bytes(Container.open(files(path)[0], KIND).section("plans"))
+    assert parse(text, None) is not None
+    facts = json.loads(text)
+    facts["plans"][0]["launches"][0][6] = [["nowhere", "float32", [2]]]
+    with pytest.raises(BundleError, match="it holds no plans: ValueError: launch 'xrt_ort_0' does not fit the others"):
+        parse(json.dumps(facts).encode(), None)
+    for damaged in (b"", b"[]", b"{}", text[:-1], text.replace(b'"format":1', b'"format":2')):
+        with pytest.raises(BundleError, match="it holds no plans"):
+            parse(damaged, None)
+
+
+MISFITS: dict[str, Callable[[Any], Any]] = {
+    "waits for nobody": lambda facts: facts["plans"][0]["launches"][0].__setitem__(3, ["nobody"]),
+    "no nodes": lambda facts: facts["plans"][0]["launches"][0].__setitem__(2, []),
+    "computes another": lambda facts: facts["plans"][0]["launches"][0].__setitem__(8, ["nowhere"]),
+    "other inputs": lambda facts: facts["inputs"][0].__setitem__(0, "other"),
+    "no outputs": lambda facts: facts["outputs"].clear(),
+    "other shape": lambda facts: facts["plans"][0]["inputs"][0].__setitem__(2, []),
+    "other extent": lambda facts: facts["inputs"][0][2].__setitem__(0, 0),
+    "other type": lambda facts: facts["inputs"][0].__setitem__(1, "int32"),
+    "no shape": lambda facts: facts["plans"][0]["outputs"][0].__setitem__(2, None),
+    "key": lambda facts: facts["plans"][0].__setitem__("key", []),
+    "no text": lambda facts: facts["plans"][0]["launches"][0].__setitem__(4, "\ud800"),
+    "no name": lambda facts: facts["plans"][0]["launches"][0].__setitem__(0, ""),
+}
+
+
+@pytest.mark.parametrize("what", MISFITS)
+def test_a_text_whose_parts_do_not_fit_is_refused(path: Path, what: str) -> None:
+    m = module(path)
+    m(*inputs())
+    text = bytes(Container.open(files(path)[0], KIND).section("plans"))
+    facts = json.loads(text)
+    MISFITS[what](facts)
+    with pytest.raises(BundleError, match="it holds no plans"):
+        parse(json.dumps(facts).encode(), None)
+
+
+def test_a_plan_that_cannot_be_built_is_none(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = module(path)(*inputs())
+    monkeypatch.setattr(stored_plans, "launch_node", lambda *_, **__: [].pop())
+    with pytest.warns(CacheWarning, match="does not fit: IndexError"):
+        np.testing.assert_array_equal(module(path)(*inputs()), expected)
+
+
+def test_what_cannot_be_kept_is_not(path: Path) -> None:
+    module(path, ["ort", "toy"], pins=["Relu=toy"])(*inputs())
+    module(path, check="first")(*inputs())
+    XRTModule(path.read_bytes(), engine="ort", cache=path.parent / "cache")(*inputs())
+    assert files(path) == []
+    assert stored_plans.find_stored_plans(path, CompileCache(), None, None) is None  # type: ignore[arg-type]  # no disk, no question

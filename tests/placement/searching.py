@@ -1,0 +1,31 @@
+"""A search on engines whose costs are far apart."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tests.module.test_faults import X, chain
+from tests.placement.uneven import Uneven
+from xrt.cache import CompileCache
+from xrt.engines import CompileContext, GraphCompiler
+from xrt.engines.contract import registry
+from xrt.graph import Function
+from xrt.placement import TuningBudget, TuningResult, tune
+from xrt.placement.reference import evaluate
+from xrt.placement.request import PlacementRequest
+
+TOY = registry.create("toy")
+PAIR = chain("Exp", "Cos")
+TERMS = {field.name for field in dataclasses.fields(PlacementRequest)}
+SLOW_EXP, SLOW_COS = Uneven(slow="Exp"), Uneven(slow="Cos")
+
+
+def tuned(function: Function, *engines: GraphCompiler, **options: Any) -> TuningResult:
+    terms = {"budget": 60.0, "context": CompileContext(threads=1)} | {k: options.pop(k) for k in TERMS & options.keys()}
+    options = {"bounds": TuningBudget(calibration=0.0), "inputs": [X], "cache": CompileCache(), "reference": evaluate} | options
+    return tune(PlacementRequest(function, engines, **terms), **options)
+
+
+def verdicts(found: TuningResult) -> dict[str, str]:
+    return {one.title: one.verdict for one in found.race.contenders}

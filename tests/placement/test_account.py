@@ -1,0 +1,94 @@
+"""The account of a chosen plan: predicted and measured time, boundaries, and what would unlock the graph."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.placement.test_lock import ENGINES, NET, mixed, single
+from xrt.engines import GraphCompiler
+from xrt.engines.contract import registry
+from xrt.graph import shape_key
+from xrt.partition import ClusteringOptions, partition
+from xrt.partition.cost_table import CostTable, MeasuredCost
+from xrt.placement.report import CostReport, format_seconds, make_report
+from xrt.placement.result import CandidateComparison, CandidateResult, TuningResult
+from xrt.testing.fault_injection import RecordingEngine
+
+TOY = "toy{native=off}"
+
+
+def table(*, wrong: bool = False) -> CostTable:
+    """The mixture's regions at 1, 2 and 3 ms, the whole at 9 on ort and 20 on toy."""
+    known = CostTable()
+    for number, launch in enumerate(mixed().launches, 1):
+        cost = "wrong: it differs" if wrong and number == 2 else MeasuredCost.exactly(number * 1e-3)
+        known = known.with_region(shape_key(launch.function), launch.engine, cost)
+    for spec, seconds in (("ort", 9e-3), (TOY, 20e-3)):
+        (launch,) = single(spec).launches
+        known = known.with_region(shape_key(launch.function), spec, MeasuredCost.exactly(seconds))
+    return known.with_boundary("ort", TOY, 1e-4, 1e-6).with_boundary(TOY, "ort", 2e-4, 0.0)
+
+
+def tuned() -> TuningResult:
+    won = CandidateResult(mixed(), "won", 6.5e-3, 6.4e-3, 6.6e-3, 0.7, 0.69, 0.71, regions=(1.1e-3, 2.1e-3, 3.1e-3))
+    lost = CandidateResult(single("ort"), "lost", 9e-3, 8.9e-3, 9.2e-3, 1.0, 1.0, 1.0)
+    return TuningResult(mixed(), race=CandidateComparison((won, lost), 12, 1))
+
+
+def account(known: CostTable) -> CostReport:
+    return make_report(mixed(), tuned(), NET, ENGINES, known)
+
+
+def test_each_part_and_each_boundary_is_told() -> None:
+    found = account(table())
+    assert found.predicted == pytest.approx(6e-3 + 3e-4 + 24e-6)
+    assert found.measured == 6.5e-3
+    assert [(part.engine, part.predicted, part.measured) for part in found.parts] == [
+        ("ort", 1e-3, 1.1e-3),
+        (TOY, 2e-3, 2.1e-3),
+        ("ort", 3e-3, 3.1e-3),
+    ]
+    assert [(x.value, x.bytes, x.seconds) for x in found.boundaries] == [("v2", 24, pytest.approx(124e-6)), ("v4", 24, 2e-4)]
+    assert [one.plan for one in found.standings] == [f"ort + {TOY} + ort", "ort"]
+    assert str(found).splitlines()[:4] == [
+        "predicted 6.324 ms for a call; it took 6.5 ms:",
+        "  xrt_ort_0 on ort, 2 nodes: predicted 1 ms (measured), took 1.1 ms",
+        "  xrt_toy_1 on toy{native=off}, 2 nodes: predicted 2 ms (measured), took 2.1 ms",
+        "  xrt_ort_2 on ort, 1 node: predicted 3 ms (measured), took 3.1 ms",
+    ]
+
+
+def test_what_is_impossible_has_no_number() -> None:
+    found = account(table(wrong=True))
+    assert found.predicted is None and found.parts[1].predicted is None and found.parts[1].source == "impossible"
+    assert "predicted unknown (impossible wrong: it differs), took 2.1 ms" in str(found.parts[1])
+    assert "Infinity" not in json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_of_nothing_known_there_is_no_account_but_the_standings() -> None:
+    found = account(CostTable())
+    assert (found.predicted, found.parts, found.unlocks) == (None, (), ())
+    assert len(found.standings) == 2 and str(found) == ""
+
+
+def test_an_operator_that_a_quick_engine_declines_would_unlock_the_graph() -> None:
+    quick = RecordingEngine(inner=TOY, takes="Abs|Exp|Neg")
+    engines: list[GraphCompiler] = [quick, registry.create("ort")]
+    known = CostTable()
+    plan = partition(NET, engines, ClusteringOptions())
+    for launch in plan.launches:
+        cost = 1e-4 if launch.engine == quick.spec else 5e-3
+        known = known.with_region(shape_key(launch.function), launch.engine, MeasuredCost.exactly(cost))
+    found = make_report(plan, TuningResult(plan), NET, engines, known)
+    assert [(one.operator, one.engine, one.nodes) for one in found.unlocks] == [("Cos", quick.spec, 1)]
+    assert 1e-3 < found.unlocks[0].seconds < 6e-3
+    assert "what would unlock the graph, by the prediction:" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(None, "unknown"), (0.0, "0 us"), (9.9996e-4, "1000 us"), (0.0123456, "12.35 ms"), (2.0, "2 s")]
+)
+def test_times_are_short(seconds: float | None, told: str) -> None:
+    assert format_seconds(seconds) == told

@@ -1,0 +1,227 @@
+"""The contest and its judgement, by a clock that nobody waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count, cycle
+
+import pytest
+
+from tests.module.test_faults import OPS, chain
+from xrt.engines.contract import registry
+from xrt.measure.statistics import bootstrap, compute_round_ratio, rotate
+from xrt.measure.timing import median_interval, sample_call_times
+from xrt.partition import Plan, partition
+from xrt.partition.explicit import plan_from_assignment
+from xrt.placement.interleaved import StoppingRule, TimedCandidate, run_interleaved
+from xrt.placement.prepared_plans import PreparedPlan
+from xrt.placement.result import CandidateComparison, TuningResult
+from xrt.placement.selection import RankedPlan, select_winner
+
+
+@dataclass
+class Clock:
+    """Shows what has been added to it."""
+
+    now: float = 0.0
+    calls: list[str] = field(default_factory=list)
+
+    def __call__(self) -> float:
+        return self.now
+
+    def taking(self, name: str, seconds: Callable[[int], float] | float) -> Callable[[], None]:
+        """Return a call of that name which takes so many seconds, each time or by its number."""
+        numbers = count()
+
+        def call() -> None:
+            self.calls.append(name)
+            self.now += seconds(next(numbers)) if callable(seconds) else seconds
+
+        return call
+
+
+def entrants(clock: Clock, *seconds: Callable[[int], float] | float, simple: int = 1) -> list[TimedCandidate]:
+    """Return entrants ``a``, ``b``, ... of whom so many are simple."""
+    return [TimedCandidate(clock.taking("abcdef"[i], each), i < simple) for i, each in enumerate(seconds)]
+
+
+def test_each_turn_is_several_calls_and_the_first_does_not_count() -> None:
+    clock = Clock()
+    slow_first = entrants(clock, lambda number: 0.01)[0]
+    slow_first.repeats = 3
+    first = iter([5.0, 0.01, 0.01, 0.01])
+    slow_first.call = clock.taking("a", lambda number: next(first))
+    slow_first.take_turn(clock)
+    assert slow_first.rounds == [pytest.approx(0.01)]
+    assert clock.calls == ["a"] * 4
+
+
+def test_a_race_takes_its_fewest_rounds_and_the_turns_before_them() -> None:
+    clock = Clock()
+    given = entrants(clock, 1.0, 0.01)
+    needed = StoppingRule().seconds([1.0, 0.01])
+    run_interleaved(given, until=needed + 1e-9, clock=clock)
+    assert [len(one.rounds) for one in given] == [StoppingRule().least] * 2
+    assert clock.now == pytest.approx(needed, rel=0.01)
+
+
+def test_turns_rotate_and_then_go_backwards() -> None:
+    assert ["".join(rotate("abc", turn)) for turn in range(6)] == ["abc", "bac", "cab", "acb", "bca", "cba"]
+    clock = Clock()
+    run_interleaved(entrants(clock, 0.1, 0.1, 0.1, simple=3), until=1e9, rules=StoppingRule(least=6), clock=clock)
+    turns = "".join(clock.calls)[
+        6::2
+    ]  # after those by which turns are sized; each is a call that does not count, and one that does
+    assert turns[:18] == "abcbaccabacbbcacba"
+
+
+def test_who_has_lost_for_certain_leaves() -> None:
+    clock = Clock()
+    quick, slow = entrants(clock, 0.1, 0.2, simple=2)
+    rounds = run_interleaved([quick, slow], until=1e9, rules=StoppingRule(least=6), clock=clock)
+    assert rounds == 6
+    assert slow.is_out
+    assert not quick.is_out
+
+
+def test_it_ends_when_the_interval_is_narrower_than_the_gain() -> None:
+    clock, noise = Clock(), cycle([0.9, 1.1, 1.0, 1.05, 0.95])
+    sure, unsure = (entrants(clock, 0.1, lambda number, part=part: part * 0.1 * next(noise)) for part in (0.5, 0.99))
+    assert run_interleaved(sure, until=1e9, clock=clock) == 6
+    assert run_interleaved(unsure, until=1e9, clock=clock) > 20
+
+
+def test_no_turn_is_begun_that_would_end_after_the_budget() -> None:
+    clock = Clock()
+    some = entrants(clock, 1.0, 1.0, simple=2)
+    assert run_interleaved(some, until=9.5, clock=clock) == 1
+    assert clock.now == 8.0
+    assert [len(one.rounds) for one in some] == [1, 1]
+
+
+def test_who_raises_leaves_and_says_why() -> None:
+    clock = Clock()
+
+    def fails() -> None:
+        raise RuntimeError("no more")
+
+    good, bad = entrants(clock, 0.1, 0.1)
+    bad.call = fails
+    run_interleaved([good, bad], until=1e9, clock=clock)
+    assert (bad.failure, bad.is_out) == ("RuntimeError: no more", True)
+    assert len(good.rounds) == 6
+
+
+# ---------------------------------------------------------------------- the verdict
+
+
+ENGINES = [registry.create("toy"), registry.create("toy{native=off}")]
+PLANS = {
+    "first": partition(chain(*OPS), ENGINES),
+    "second": partition(chain(*OPS), ENGINES[1:]),
+    "two": plan_from_assignment(chain(*OPS), ENGINES, {f"n{i}": ENGINES[i > 2].spec for i in range(5)}),
+    "three": plan_from_assignment(chain(*OPS), ENGINES, {f"n{i}": ENGINES[i in (1, 2)].spec for i in range(5)}),
+}
+
+
+def race(**rounds: list[float]) -> CandidateComparison:
+    """Return the judgement of plans whose rounds took so long; those of one region are simple."""
+    runners = []
+    for name, seconds in rounds.items():
+        entrant = TimedCandidate(lambda: None, is_simple=len(PLANS[name].launches) == 1, rounds=seconds)
+        runners.append(RankedPlan(PreparedPlan(PLANS[name]), entrant))
+    return select_winner(runners, (), 10)
+
+
+def plan_of(found: CandidateComparison) -> str:
+    assert found.winner is not None
+    return next(name for name, plan in PLANS.items() if plan is found.winner.plan)
+
+
+def spread(middle: float, by: float = 0.0) -> list[float]:
+    steps: Iterator[float] = cycle([0, 1, -1, 0.5, -0.5])
+    return [middle * (1 + by * next(steps)) for _ in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "winner", "verdicts"),
+    [
+        ({"first": spread(1.0), "two": spread(0.9)}, "two", ["won", "lost"]),
+        ({"first": spread(1.0), "two": spread(0.995)}, "first", ["won", "tie"]),
+        ({"first": spread(1.0), "two": spread(0.95, by=0.5)}, "first", ["won", "tie"]),
+        ({"first": spread(1.0), "two": spread(1.3)}, "first", ["won", "lost"]),
+        ({"first": spread(1.0), "second": spread(0.8)}, "second", ["won", "lost"]),
+        ({"first": spread(1.0), "two": spread(0.9), "three": spread(0.895)}, "two", ["won", "tie", "lost"]),
+        ({"first": spread(1.0), "two": spread(0.9), "three": spread(0.7)}, "three", ["won", "lost", "lost"]),
+        ({"first": spread(1.0), "second": spread(0.95), "two": spread(0.945)}, "second", ["won", "tie", "lost"]),
+        ({"two": spread(0.9), "three": spread(0.895)}, "two", ["won", "tie"]),
+        ({"two": spread(0.9), "three": spread(0.7)}, "three", ["won", "lost"]),
+    ],
+)
+def test_a_mixture_wins_by_more_than_the_noise_and_ties_go_to_the_simpler(
+    rounds: dict[str, list[float]], winner: str, verdicts: list[str]
+) -> None:
+    found = race(**rounds)
+    assert plan_of(found) == winner
+    assert [one.verdict for one in found.contenders] == verdicts
+    assert race(**rounds) == found
+
+
+def test_the_ratio_is_to_the_quickest_of_one_engine() -> None:
+    found = race(first=spread(1.0), second=spread(2.0), two=spread(0.5))
+    assert found.baseline is not None
+    assert found.contenders[found.baseline].plan is PLANS["first"]
+    assert [one.ratio for one in found.contenders] == [pytest.approx(0.5), 1.0, pytest.approx(2.0)]
+
+
+def test_what_is_told_of_a_race() -> None:
+    found = race(first=spread(0.010), two=spread(0.009))
+    told = str(TuningResult(PLANS["two"], race=found, budget=20, spent=3.21, measurements=7))
+    assert told.splitlines() == [
+        "placed by measurement: toy + toy{native=off}",
+        "  7 measurements of regions, 10 rounds, 3.2 of 20 s",
+        "  won: toy + toy{native=off}, 9 ms, 0.900 (0.900 to 0.900) of the baseline",
+        "  lost: toy, 10 ms, 1.000 (1.000 to 1.000) of the baseline (the baseline)",
+    ]
+
+
+def test_bootstrap_draws_from_a_fixed_seed() -> None:
+    ratios = spread(1.0, by=0.3)
+    assert bootstrap(ratios) == bootstrap(ratios)
+    assert bootstrap(ratios).low < 1.0 < bootstrap(ratios).high
+    assert compute_round_ratio([2.0, 4.0, 9.0], [1.0, 2.0]).median == 2.0
+
+
+# ---------------------------------------------------------------------- samples of one call
+
+
+def test_samples_end_when_the_median_is_known() -> None:
+    clock = Clock()
+    samples = sample_call_times(clock.taking("a", 0.01), 100.0, clock=clock)
+    assert samples == [pytest.approx(0.01)] * 7
+    unsteady = cycle([0.01, 0.02, 0.03])
+    assert len(sample_call_times(clock.taking("b", lambda number: next(unsteady)), 1.0, clock=clock)) > 20
+
+
+def test_samples_end_when_their_time_does() -> None:
+    clock = Clock()
+    assert len(sample_call_times(clock.taking("a", 3.0), 1.0, clock=clock)) == 1
+    assert clock.now == 6.0
+
+
+def test_the_interval_of_a_median_is_of_the_samples() -> None:
+    assert median_interval([5.0]) == (5.0, 5.0, 5.0)
+    median, low, high = median_interval([float(i) for i in range(101)])
+    assert (median, low < 42, high > 58) == (50.0, True, True)
+
+
+def test_a_plan_is_called_by_its_engines() -> None:
+    names = {name: TuningResult(plan).to_dict()["chosen"] for name, plan in PLANS.items()}
+    assert names == {
+        "first": "toy",
+        "second": "toy{native=off}",
+        "two": "toy + toy{native=off}",
+        "three": "toy + toy{native=off} + toy",
+    }
+    assert isinstance(PLANS["first"], Plan)

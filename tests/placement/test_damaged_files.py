@@ -1,0 +1,404 @@
+"""Whatever has become of the files that placement keeps: a store's file is absent, with a line; a lock is an error that helps."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.damaging import WHOLE, mutants
+from tests.placement.test_lock import CONTEXT, ENGINES, NET, X, locked, mixed, single
+from xrt.cache.disk.tier import DiskTier
+from xrt.engines.contract import registry
+from xrt.errors import CacheWarning, LockError, NativeWarning, PlacementWarning
+from xrt.formats.placement_file import Baseline, Lock, dumps, loads, read_lock
+from xrt.module import XRTModule
+from xrt.module.lockfile import LockedPlacement
+from xrt.module.support_cache import try_or_warn
+from xrt.partition import ClusteringOptions, SupportMatrix
+from xrt.partition.cost_table import CostTable, MeasuredCost
+from xrt.placement import CostStore, TuningResult, decision_store
+from xrt.placement.autotune import load_decision
+from xrt.placement.lockfile import list_mismatches, list_node_ranges, plan_from_lock
+from xrt.placement.profiling.runners import LocalRunner
+from xrt.placement.request import PlacementRequest
+from xrt.placement.result import CandidateComparison, CandidateResult
+
+pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
+
+SETTINGS = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+REQUEST = PlacementRequest(NET, tuple(ENGINES), CONTEXT, budget=0.0)
+SPECS = [engine.spec for engine in ENGINES]
+
+TABLE = CostTable(
+    {("ab" * 32, SPECS[0]): MeasuredCost(2e-3, 1e-3, 3e-3), ("cd" * 32, SPECS[0]): "it hung"},
+    {SPECS[0]: 1e-5},
+    {(SPECS[0], SPECS[1]): (1e-5, 1e-10)},
+)
+WON = CandidateResult(mixed(), "won", 1e-3, 9e-4, 2e-3, 0.9, 0.8, 0.95, "a note", (1e-4, 2e-4, 1e-4))
+TUNED = TuningResult(
+    mixed(),
+    race=CandidateComparison((WON, CandidateResult(single("ort"), "lost")), 9, 1),
+    budget=60.0,
+    spent=4.0,
+    notes=("a note",),
+)
+ANSWERS = SupportMatrix.of(NET, ENGINES, "cpu")
+RIGHT = np.abs(np.cos(-np.exp(np.abs(X))))
+STATUSES = {name: registry.probe(name) for name in ("toy", "ort")}
+
+
+# ---------------------------------------------------------------------- files of the store
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of file in the cache directory."""
+
+    pattern: str
+    keep: Callable[[Path], object]
+    """Writes the file that there is one of below a folder."""
+    recall: Callable[[Path], Any]
+    """Returns what the file holds; something that is false where it holds nothing."""
+    is_sound: Callable[[Any], bool] = bool
+    """Whether what was recalled is of the types that it should be of."""
+
+
+def keep_answers(folder: Path) -> None:
+    tier = DiskTier(folder, 10**9)
+    try_or_warn(tier, lambda: tier.answers.keep(ANSWERS, NET, ENGINES, ["cpu", "cpu"], CONTEXT))
+
+
+def recall_answers(folder: Path) -> SupportMatrix | None:
+    tier = DiskTier(folder, 10**9)
+    return try_or_warn(tier, lambda: tier.answers.recall(NET, ENGINES, ["cpu", "cpu"], CONTEXT))
+
+
+def are_answers(found: SupportMatrix) -> bool:
+    rows = [row for row in found.answers if isinstance(row, tuple) and len(row) == len(ENGINES)]
+    answers = [one for row in rows for one in row]
+    return (
+        len(rows) == len(found.answers)
+        and all(one is None or len(one) > 1 for one in answers)
+        and bool(found.supporting_engines())
+    )
+
+
+def asked() -> Any:
+    return decision_store.make_decision_key(REQUEST)
+
+
+def keep_decision(folder: Path) -> None:
+    CostStore(folder).store_decision(asked(), decision_store.dumps(TUNED, REQUEST))
+
+
+def recall_decision(folder: Path) -> TuningResult | None:
+    return load_decision(REQUEST, CostStore(folder))
+
+
+def is_decision(found: TuningResult) -> bool:
+    numbers = [found.budget, found.spent, *(number for one in found.race.contenders for number in one.regions)]
+    return bool(str(found)) and bool(found.to_dict()) and all(0 <= number < 1e10 for number in numbers)
+
+
+def is_table(found: CostTable) -> bool:
+    return CostTable.parse(found.to_text()) == found
+
+
+def are_statuses(found: dict[str, Any]) -> bool:
+    texts = [getattr(one, field.name) for one in found.values() for field in fields(one) if field.name != "devices"]
+    devices = [device for one in found.values() for device in one.devices]
+    return all(isinstance(text, str) for text in (*texts, *found)) and all(
+        isinstance(one, str) and len(one) != 1 for one in devices
+    )
+
+
+KINDS = {
+    "answers": Kind("answers/*.json", keep_answers, recall_answers, are_answers),
+    "costs": Kind(
+        "costs/*.json",
+        lambda folder: CostStore(folder).keep(TABLE, ENGINES[:1], CONTEXT),
+        lambda folder: CostStore(folder).table(ENGINES[:1], CONTEXT),
+        is_table,
+    ),
+    "decisions": Kind("decisions/*.json", keep_decision, recall_decision, is_decision),
+    "engines": Kind(
+        "engines/*.json",
+        lambda folder: CostStore(folder).keep_statuses([*STATUSES.values()]),
+        lambda folder: CostStore(folder).statuses(),
+        are_statuses,
+    ),
+}
+
+
+def only(folder: Path, kind: Kind) -> Path:
+    (path,) = folder.rglob(kind.pattern)
+    return path
+
+
+def told(caught: list[warnings.WarningMessage]) -> list[str]:
+    assert {one.category for one in caught} <= {CacheWarning}
+    return [str(one.message) for one in caught]
+
+
+def recalled(kind: Kind, folder: Path) -> tuple[Any, list[str]]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = kind.recall(folder)
+    return found, told(caught)
+
+
+def whole(kind: Kind, folder: Path) -> Any:
+    """Return what is kept where nothing is in the way."""
+    kind.keep(folder / "another")
+    found = kind.recall(folder / "another")
+    assert found and kind.is_sound(found)
+    return found
+
+
+@functools.cache
+def content(kind: str, folder: Path) -> bytes:
+    """Return what a sound file of that kind holds."""
+    KINDS[kind].keep(folder)
+    return only(folder, KINDS[kind]).read_bytes()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_installed() -> Iterator[None]:
+    """To look through all distributions at each read is what would take the time here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("xrt.cache.disk.cost_store._installed", lambda: "0" * 64)
+        yield
+
+
+@pytest.mark.parametrize("name", KINDS)
+@given(data=st.data())
+@SETTINGS
+def test_a_damaged_file_is_absent_with_one_line(name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    kind, folder = KINDS[name], tmp_path_factory.getbasetemp() / name
+    sound = content(name, folder)
+    path = only(folder, kind)
+    damaged = data.draw(mutants(sound))
+    path.write_bytes(damaged)
+    found, lines = recalled(kind, folder)
+    if lines:
+        assert not found or found == CostTable()
+        assert len(lines) == 1 and "could not serve: " in lines[0]
+        assert "\n" not in lines[0] and len(lines[0]) < 2000
+    else:
+        assert kind.is_sound(found) or damaged.strip() == b"[]", "no engine is known: a list of none"
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("damaged", WHOLE, ids=lambda data: repr(data[:10]))
+def test_what_is_kept_next_takes_the_place_of_a_damaged_file(name: str, damaged: bytes, tmp_path: Path) -> None:
+    kind = KINDS[name]
+    kind.keep(tmp_path)
+    only(tmp_path, kind).write_bytes(damaged)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        kind.keep(tmp_path)
+    assert len(told(caught)) <= 1
+    assert recalled(kind, tmp_path) == (whole(kind, tmp_path), [])
+
+
+OBSTACLES: dict[str, Callable[[Path], object]] = {
+    "a folder": lambda path: path.mkdir(),
+    "a pipe": lambda path: os.mkfifo(path),
+    "a link to nowhere": lambda path: path.symlink_to("nowhere"),
+    "a link to itself": lambda path: path.symlink_to(path),
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("what", OBSTACLES)
+def test_what_is_no_file_is_absent(name: str, what: str, tmp_path: Path) -> None:
+    kind = KINDS[name]
+    kind.keep(tmp_path)
+    path = only(tmp_path, kind)
+    path.unlink()
+    OBSTACLES[what](path)
+    found, lines = recalled(kind, tmp_path)
+    assert (not found or found == CostTable()) and len(lines) <= 1
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        kind.keep(tmp_path)
+    assert len(told(caught)) <= 1
+    if what != "a folder":  # which is somebody's: no file takes its place
+        assert recalled(kind, tmp_path) == (whole(kind, tmp_path), [])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_may_not_be_read_is_absent(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = KINDS[name]
+    kind.keep(tmp_path)
+    path, opened = only(tmp_path, kind), Path.open
+
+    def refused(self: Path, *mode: Any, **more: Any) -> Any:
+        if self == path:
+            raise PermissionError(13, "Permission denied", str(self))
+        return opened(self, *mode, **more)
+
+    monkeypatch.setattr(Path, "open", refused)
+    found, lines = recalled(kind, tmp_path)
+    assert not found or found == CostTable()
+    assert len(lines) == 1 and "Permission denied" in lines[0]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_file_in_place_of_a_folder_is_in_the_way_of_nobody(name: str, tmp_path: Path) -> None:
+    kind = KINDS[name]
+    kind.keep(tmp_path)
+    path = only(tmp_path, kind)
+    path.unlink()
+    path.parent.rmdir()
+    path.parent.write_text("")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = kind.recall(tmp_path)
+        kind.keep(tmp_path)
+    assert not found or found == CostTable()
+    assert 1 <= len(told(caught)) <= 2
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from tests.placement import test_damaged_files as files
+for number in range(15):
+    for kind in files.KINDS.values():
+        kind.keep(Path(sys.argv[1]))
+    files.keep_costs(Path(sys.argv[1]), f"{sys.argv[2]}{number:02}")
+"""
+
+
+def keep_costs(folder: Path, begins: str) -> None:
+    """Add the cost of one region, whose key begins so."""
+    CostStore(folder).keep(CostTable({(begins.ljust(64, "0"), SPECS[0]): "it hung"}), ENGINES[:1], CONTEXT)
+
+
+def test_processes_that_write_at_once_lose_nothing_and_tear_nothing(tmp_path: Path) -> None:
+    search = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])}
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), name], env=search) for name in "ab"]
+    while any(writer.poll() is None for writer in writers):
+        for kind in KINDS.values():
+            found, lines = recalled(kind, tmp_path)
+            assert lines == [] and (not found or kind.is_sound(found))
+    assert [writer.wait() for writer in writers] == [0, 0]
+    table = CostStore(tmp_path).table(ENGINES[:1], CONTEXT)
+    assert {key[:3] for key, _ in table.regions} >= {f"{name}{number:02}" for name, number in itertools.product("ab", range(15))}
+
+
+@pytest.mark.slow
+def test_a_module_runs_whatever_has_become_of_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xrt.placement.session.choose_runner", lambda engine, limits: LocalRunner(engine))
+    monkeypatch.setattr("xrt.module.support_cache.WORTHWHILE", 0.0)
+
+    def placed() -> tuple[str, list[str]]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with XRTModule(NET, ["toy", "ort", "auto"], cache=tmp_path, budget=10) as module:
+                np.testing.assert_allclose(module(X), RIGHT, rtol=1e-5)
+                assert module.tuned is not None
+                return module.tuned.how, told([one for one in caught if one.category is not NativeWarning])
+
+    assert placed() == ("measured", [])
+    files = [*tmp_path.rglob("*.json")]
+    assert {file.parent.name for file in files} >= {"costs", "decisions", "engines"}
+    for file, damaged in zip(files, itertools.cycle(WHOLE)):
+        file.write_bytes(damaged)
+    how, lines = placed()
+    assert how == "measured"
+    assert lines and all("could not serve: " in line and "\n" not in line for line in lines)
+    assert placed() == ("remembered", [])
+
+
+# ---------------------------------------------------------------------- locks
+
+
+GATE = Baseline("ort", 0.72, 0.71, 0.735, 24, list_node_ranges(single("ort"), NET))
+
+
+@given(data=st.data())
+@SETTINGS
+def test_a_damaged_lock_is_an_error_that_says_what_to_do(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.getbasetemp() / "net.lock"
+    path.write_bytes(data.draw(mutants(dumps(locked(gate=GATE, race=TUNED.race)).encode())))
+    try:
+        lock = read_lock(path)
+    except LockError as error:
+        said = str(error)
+        assert said.startswith(f"cannot read the lock '{path}': ")
+        assert said.endswith(f"; mend it, or make it anew with `xrt lock MODEL -o {path}`")
+        assert "\n" not in said and len(said) < 1000
+        return
+    assert dumps(loads(dumps(lock))) == dumps(lock)
+    use(lock)
+
+
+def use(lock: Lock) -> None:
+    """Do all that is done with a lock."""
+    assert all(isinstance(one, str) for one in list_mismatches(lock, NET, ENGINES, CONTEXT, ClusteringOptions(), with_gate=True))
+    with suppress(LockError):
+        plan_from_lock(lock.plan, NET, ENGINES, CONTEXT)
+    found = LockedPlacement(lock, "'net.lock'")
+    assert found.engines([]) is None or [one.spec for one in found.engines([]) or ()] == [*found.specs]
+
+
+def test_what_is_nested_as_deep_as_can_be_read_is_refused() -> None:
+    """To show a value may need more of the stack than to read it did."""
+    told = set()
+    for depth in range(700, 1000):
+        text = dumps(locked()).replace('"at": 0', f'"at": {"[" * depth + "]" * depth}')
+        with pytest.raises(LockError) as caught:
+            loads(text)
+        told.add(str(caught.value).rpartition("; it is ")[2])
+    assert {"it is nested too deeply", "nested too deeply to be shown"} <= told
+
+
+@pytest.mark.parametrize("what", [one for one in OBSTACLES if one != "a link to nowhere"])
+def test_a_lock_that_is_no_file_is_an_error(what: str, tmp_path: Path) -> None:
+    OBSTACLES[what](tmp_path / "net.lock")
+    with pytest.raises(
+        LockError, match=r"^cannot read the lock '.*net\.lock': .*; mend it, or make it anew with `xrt lock MODEL"
+    ):
+        read_lock(tmp_path / "net.lock")
+
+
+def test_a_link_to_nowhere_is_no_lock(tmp_path: Path) -> None:
+    (tmp_path / "net.lock").symlink_to("nowhere")
+    with pytest.raises(LockError, match=r"^there is no lock '.*net\.lock'; `xrt lock MODEL -o .*` writes one$"):
+        read_lock(tmp_path / "net.lock")
+
+
+def test_a_lock_chooses_no_code(tmp_path: Path) -> None:
+    """An engine with a library of kernels is taken of a lock only where whoever calls has named it too."""
+    library = "toy{libraries=(nowhere.so)}"
+    lock = replace(locked(), plan=tuple(replace(run, engine=library) for run in locked().plan))
+    assert LockedPlacement(lock, "").engines([]) is None
+    assert LockedPlacement(replace(lock, plan=locked().plan), "").engines([]) is not None, (
+        "words of the engine's choice are no code"
+    )
+    with pytest.warns(
+        PlacementWarning, match=r"does not hold: engine 'toy\{libraries=\(nowhere.so\)\}', which has a part of the plan, is"
+    ):
+        assert (
+            LockedPlacement(lock, "x").load_result(
+                NET, XRTModule(NET, "auto", lock=lock)._engines, clustering=ClusteringOptions(), strict=False
+            )
+            is None
+        )

@@ -1,0 +1,334 @@
+"""What a lock means: the same plan again, or what differs; and the gate that compares ratios."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from xrt.cache import CompileCache
+from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, RunOptions
+from xrt.engines.contract import registry
+from xrt.engines.toy import Toy
+from xrt.errors import LockError
+from xrt.formats.placement_file import Baseline, Lock, NodeRange, dumps, loads
+from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.measure.statistics import RatioInterval
+from xrt.partition import ClusteringOptions, Plan, partition
+from xrt.partition.explicit import map_nodes_to_engines
+from xrt.placement.lockfile import create_lock, list_mismatches, list_node_ranges, plan_from_lock
+from xrt.placement.reference import evaluate
+from xrt.placement.regression_check import (
+    SPELLS,
+    RegressionSetup,
+    _change,
+    _state,
+    check_regression,
+    find_runner_up,
+    make_baseline,
+    measure_ratio_with_drift,
+)
+from xrt.placement.result import CandidateComparison, CandidateResult
+from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
+
+pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
+
+T = TensorType(DType.FLOAT32, (2, 3))
+X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+OPS = ("Abs", "Exp", "Neg", "Cos", "Abs")
+CONTEXT = CompileContext(threads=1)
+NOW = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+def chain(*ops: str, names: Sequence[str] = ()) -> Function:
+    values = ["x", *(f"v{i}" for i in range(1, len(ops))), "y"]
+    nodes = (Node(op, (values[i],), (values[i + 1],), name=names[i] if names else f"n{i}") for i, op in enumerate(ops))
+    types = dict.fromkeys(values[1:-1], T)
+    return Function((Value("x", T),), (Value("y", T),), tuple(nodes), opsets={"": 20}, types=types, name="net")
+
+
+NET = chain(*OPS)
+ENGINES: list[GraphCompiler] = [Toy(native="off"), registry.create("ort")]
+
+
+def mixed(function: Function = NET, most: int | None = None) -> Plan:
+    """Abs and Exp on ort, the others on toy."""
+    options = ClusteringOptions(pins=("Abs|Exp=ort", "Neg|Cos=toy"), maximum_nodes=most)
+    return partition(function, ENGINES, options)
+
+
+def single(spec: str, engines: Sequence[GraphCompiler] = ENGINES) -> Plan:
+    return partition(NET, engines, ClusteringOptions(pins=(f"*={spec}",)))
+
+
+def locked(plan: Plan | None = None, gate: Baseline | None = None, race: CandidateComparison = CandidateComparison()) -> Lock:
+    return create_lock(plan or mixed(), race, NET, ENGINES, CONTEXT, ClusteringOptions(), gate=gate, now=NOW)
+
+
+# ---------------------------------------------------------------------- the plan
+
+
+@pytest.mark.parametrize("most", [None, 1])
+def test_a_lock_gives_its_plan_again(most: int | None) -> None:
+    plan = mixed(most=most)
+    read = loads(dumps(locked(plan)))
+    found = plan_from_lock(read.plan, NET, ENGINES, CONTEXT)
+    assert [(x.name, x.engine, x.nodes) for x in found.launches] == [(x.name, x.engine, x.nodes) for x in plan.launches]
+    assert list_mismatches(read, NET, ENGINES, CONTEXT, ClusteringOptions()) == ()
+    assert dumps(loads(dumps(read))) == dumps(read)
+
+
+def test_neighbours_of_a_region_are_one_row() -> None:
+    assert list_node_ranges(mixed(), NET) == (
+        NodeRange(0, "ort", 0, 2, "n0", "n1"),
+        NodeRange(1, "toy{native=off}", 2, 2, "n2", "n3"),
+        NodeRange(2, "ort", 4, 1, "n4"),
+    )
+
+
+@pytest.mark.parametrize("names", [["\udc80", 'a"b', "c\nd", "", "e" * 5000], ["m0", "m1", "m2", "m3", "m4"]])
+def test_names_of_nodes_do_not_matter(names: list[str]) -> None:
+    """A model whose nodes are called otherwise is the same model, and has the same plan."""
+    other = chain(*OPS, names=names)
+    lock = loads(dumps(locked()))
+    assert list_mismatches(lock, other, ENGINES, CONTEXT, ClusteringOptions()) == ()
+    assert list(map_nodes_to_engines(plan_from_lock(lock.plan, other, ENGINES, CONTEXT)).values()) == list(
+        map_nodes_to_engines(mixed()).values()
+    )
+    again = create_lock(mixed(other), CandidateComparison(), other, ENGINES, CONTEXT, ClusteringOptions(), now=NOW)
+    assert [(r.engine, r.at, r.nodes) for r in loads(dumps(again)).plan] == [(r.engine, r.at, r.nodes) for r in lock.plan]
+
+
+@pytest.mark.parametrize(
+    ("runs", "told"),
+    [
+        ((), "the lock places 0 of 5 nodes, and not 'n0'"),
+        ((NodeRange(0, "ort", 0, 5), NodeRange(1, "ort", 4, 1)), "the lock places node 'n4' twice"),
+        ((NodeRange(0, "ort", 0, 9),), "the lock places nodes up to number 9 of the model, which has 5 of them"),
+        (
+            (NodeRange(0, "tvm", 0, 5),),
+            "the lock holds no plan any more: node 'n0' is assigned to 'tvm', which is not in the list of",
+        ),
+        ((NodeRange(0, "ort", 0, 2), NodeRange(0, "toy{native=off}", 2, 3)), "the lock holds no plan any more: nodes 'n0', 'n1'"),
+    ],
+)
+def test_runs_that_are_no_plan_are_refused(runs: tuple[NodeRange, ...], told: str) -> None:
+    with pytest.raises(LockError) as caught:
+        plan_from_lock(runs, NET, ENGINES, CONTEXT)
+    assert str(caught.value).startswith(told)
+
+
+# ---------------------------------------------------------------------- what differs
+
+
+@dataclass(frozen=True)
+class Newer(Toy):
+    """toy in its next version."""
+
+    name: ClassVar[str] = "toy"
+
+    def version(self) -> str:
+        return "xrt 9.9"
+
+
+OTHER = Function(
+    (Value("z", TensorType(DType.FLOAT32, (4,))),), (Value("y", None),), (Node("Relu", ("z",), ("y",)),), opsets={"": 20}
+)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"engines": [Newer(native="off"), ENGINES[1]]}, r"^engine 'toy\{native=off\}' was xrt 0.1.0, .* and is xrt 9.9$"),
+        ({"engines": ENGINES[:1]}, r"^engine 'ort', which has a part of the plan, is not in the list of engines or not ready$"),
+        ({"context": CompileContext(threads=2)}, r"^threads was 1 and is 2$"),
+        ({"context": CompileContext(ExecutionOptions(precision="fp16"), threads=1)}, r"^precision was fp32 and is fp16$"),
+        (
+            {"context": CompileContext(ExecutionOptions(max_workspace_size=4), threads=1)},
+            r"^max_workspace_size is 4 and was not there$",
+        ),
+        ({"options": ClusteringOptions(maximum_nodes=3)}, r"^clustering was  and is maximum_nodes=3$"),
+    ],
+)
+def test_what_differs_is_told_exactly(changed: dict[str, Any], told: str) -> None:
+    here = {"engines": ENGINES, "context": CONTEXT, "options": ClusteringOptions(), **changed}
+    (found,) = list_mismatches(locked(), NET, **here)
+    assert re.fullmatch(told, found)
+
+
+def test_another_model_and_another_machine_are_told() -> None:
+    told = list_mismatches(locked(), OTHER, ENGINES, CONTEXT, ClusteringOptions())
+    assert told[:3] == (
+        "input x was float32[2,3] and is not there",
+        "input z is float32[4] and was not there",
+        "the number of nodes was 5 and is 1",
+    )
+    assert told[3].startswith("the model 'net' had fingerprint ") and len(told) == 4
+    machine = {**locked().machine, "processor": "a Pentium"}
+    (found,) = list_mismatches(replace(locked(), machine=machine), NET, ENGINES, CONTEXT, ClusteringOptions())
+    assert found.startswith("processor was a Pentium and is ")
+
+
+def test_engines_without_a_part_do_not_matter() -> None:
+    lock = replace(locked(), engines={**locked().engines, "openvino": "1.0"})
+    assert list_mismatches(lock, NET, ENGINES, CONTEXT, ClusteringOptions()) == ()
+
+
+# ---------------------------------------------------------------------- the gate
+
+
+class Ticks:
+    """A clock that goes on by what engines say that they take, on a machine that is busy or not."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+CLOCK = Ticks()
+
+
+@dataclass(frozen=True)
+class Ticking(RecordingEngine):
+    """An engine each of whose runs takes so many seconds by that clock."""
+
+    name: ClassVar[str] = "ticking"
+    seconds: float = 0.0
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        return _Ticking(super().compile(function, context), self.seconds)
+
+
+class _Ticking(Executable):
+    def __init__(self, inner: Executable, seconds: float) -> None:
+        self.prepare = inner.prepare  # type: ignore[method-assign]  # nothing to add
+        self._run, self._seconds = inner.run, seconds
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        CLOCK.now += self._seconds
+        return self._run(inputs, options)
+
+
+def course(engines: Sequence[GraphCompiler] = ENGINES, seconds: float = 30.0) -> RegressionSetup:
+    by_spec = {engine.spec: engine for engine in engines}
+    told = {"clock": CLOCK} if all(isinstance(engine, Ticking) for engine in engines) else {}
+    return RegressionSetup(NET, by_spec, CONTEXT, CompileCache(), [X], evaluate, seconds, **told)
+
+
+SLOW = Ticking(inner="toy{native=off}", seconds=0.006)
+QUICK = Ticking(inner="toy{native=off}", seconds=0.003)
+
+
+def race_of(*contenders: CandidateResult, baseline: int | None = 0) -> CandidateComparison:
+    return CandidateComparison(contenders, 6, baseline)
+
+
+def test_a_plan_is_held_against_the_best_other_one() -> None:
+    mine, ort, toy = mixed(), CandidateResult(single("ort"), "lost"), CandidateResult(single("toy"), "lost")
+    won = CandidateResult(mine, "won")
+    assert find_runner_up(mine, race_of(won, toy, ort, baseline=2)) is ort
+    assert find_runner_up(mine, race_of(won, toy, ort, baseline=0)) is toy
+    assert find_runner_up(single("ort"), race_of(ort, CandidateResult(mine, "lost"), toy)) is toy, "one engine before a mixture"
+    assert find_runner_up(single("ort"), race_of(ort, CandidateResult(mine, "tie"))).plan is mine  # type: ignore[union-attr]
+    assert (
+        find_runner_up(mine, race_of(won, CandidateResult(single("ort"), "failed"), CandidateResult(single("toy"), "wrong")))
+        is None
+    )
+
+
+@pytest.fixture(scope="module")
+def plans() -> tuple[list[GraphCompiler], Plan, Plan]:
+    engines: list[GraphCompiler] = [QUICK, SLOW]
+    return engines, single(QUICK.spec, engines), single(SLOW.spec, engines)
+
+
+def test_a_gate_ends_when_its_time_is_over(plans: tuple[list[GraphCompiler], Plan, Plan]) -> None:
+    engines, quick, slow = plans
+    clock = itertools.count()
+    ending = replace(course(engines, 10), clock=lambda: float(next(clock)))
+    gate = make_baseline(ending, quick, race_of(CandidateResult(quick, "won"), CandidateResult(slow, "lost")))
+    assert gate is not None and gate.rounds == SPELLS
+
+
+def test_a_gate_is_measured_and_held(plans: tuple[list[GraphCompiler], Plan, Plan]) -> None:
+    engines, quick, slow = plans
+    race = race_of(CandidateResult(quick, "won"), CandidateResult(slow, "lost"))
+    gate = make_baseline(course(engines, 2), quick, race)
+    assert gate is not None and gate.plan == SLOW.spec and gate.rounds >= SPELLS
+    assert gate.ratio == pytest.approx(0.5)
+    assert plan_from_lock(gate.runs, NET, engines, CONTEXT).launches[0].engine == SLOW.spec
+    outcome = check_regression(course(engines, 2), quick, slow, gate, 0.5)
+    assert outcome and outcome.state == "held"
+    lines = str(outcome).splitlines()
+    assert lines[0].startswith("held: ") and lines[0].endswith("; the limit is +50.0%")
+    assert lines[1].startswith(f"time over that of {SLOW.spec}: ") and lines[1].endswith(" in the lock")
+
+
+def test_a_plan_that_has_become_slower_has_regressed(plans: tuple[list[GraphCompiler], Plan, Plan]) -> None:
+    engines, quick, slow = plans
+    gate = Baseline("slow", 0.1, 0.099, 0.101, 20)
+    outcome = check_regression(course(engines, 2), quick, slow, gate, 0.05)
+    assert not outcome and outcome.state == "regressed"
+    assert str(outcome).startswith("regressed: +")
+    assert "runs" not in outcome.to_dict()["locked"]
+
+
+def test_noise_decides_nothing(plans: tuple[list[GraphCompiler], Plan, Plan]) -> None:
+    engines, quick, slow = plans
+    gate = Baseline("slow", 0.5, 0.1, 3.0, 20)
+    outcome = check_regression(course(engines, 0.1), quick, slow, gate, 0.05)
+    assert outcome and outcome.state == "undecided"
+    assert str(outcome).startswith("not decided, the noise is too large: ")
+
+
+def test_without_another_plan_it_must_run_and_be_right() -> None:
+    outcome = check_regression(course(), mixed(), None, None, 0.05)
+    assert outcome and str(outcome).startswith("it runs and computes what the reference does; the lock has no other plan")
+    assert make_baseline(course(), mixed(), race_of(CandidateResult(mixed(), "won"))) is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "told"),
+    [
+        (FaultyEngine(how="value"), r"^the plan faulty\{how=value\} computes wrongly: y differs in 6 of 6 elements"),
+        (
+            FaultyEngine(how="raise"),
+            r"^the plan faulty does not run: engine 'faulty' failed to run xrt_faulty_0: RuntimeError: the faulty",
+        ),
+        (
+            FaultyEngine(where="compile"),
+            r"^the plan faulty\{where=compile\} does not run: engine 'faulty\{where=compile\}' failed to compile",
+        ),
+        (
+            FaultyEngine(nth=9),
+            r"^the plan faulty\{nth=9\} does not run: RunFailed|^the plan faulty\{nth=9\} does not run: RuntimeError",
+        ),
+    ],
+)
+def test_what_cannot_run_is_told(engine: GraphCompiler, told: str) -> None:
+    engines = [engine, ENGINES[1]]
+    mine, other = single(engine.spec, engines), single("ort", engines)
+    with pytest.raises(LockError, match=told):
+        check_regression(course(engines, 5), mine, other, Baseline("ort", 1.0, 0.9, 1.1, 12), 0.05)
+
+
+def test_a_machine_that_drifts_is_in_doubt() -> None:
+    """Half of the rounds say 1 and half say 2: the bootstrap alone may be sure of either, and the spells are not."""
+    steady, drifts = [1.0] * 20, [1.0] * 11 + [2.0] * 9
+    assert measure_ratio_with_drift(drifts, steady).high == 2.0
+    assert measure_ratio_with_drift(steady, steady) == RatioInterval(1.0, 1.0, 1.0)
+
+
+def test_doubts_of_both_sides_count() -> None:
+    change = _change(RatioInterval(1.1, 1.08, 1.12), Baseline("ort", 1.0, 0.95, 1.05, 12))
+    assert change.median == pytest.approx(1.1)
+    assert change.low == pytest.approx(1.1 / np.exp(np.hypot(np.log(1.1 / 1.08), np.log(1.05))))
+    assert change.high == pytest.approx(1.1 * np.exp(np.hypot(np.log(1.12 / 1.1), np.log(1 / 0.95))))
+    assert [_state(change, limit) for limit in (0.02, 0.1, 0.2)] == ["regressed", "undecided", "held"]

@@ -1,0 +1,145 @@
+"""What a search keeps, and what another makes of it: decisions, costs, and damage."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.module.test_faults import X, chain
+from tests.placement.searching import PAIR, SLOW_COS, SLOW_EXP, TOY, tuned
+from xrt.cache.signature import CODE_UNKNOWN, hash_sources
+from xrt.engines import CompileContext, ExecutionOptions
+from xrt.errors import CacheWarning
+from xrt.partition import ClusteringOptions
+from xrt.placement import CostStore, TuningBudget, decision_store
+from xrt.placement.request import PlacementRequest
+from xrt.testing.fault_injection import FaultyEngine
+
+pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
+
+
+@pytest.mark.usefixtures("here")
+def test_what_was_decided_is_not_measured_again(tmp_path: Path) -> None:
+    store = CostStore(tmp_path)
+    first = tuned(PAIR, SLOW_EXP, SLOW_COS, store=store)
+    second = tuned(PAIR, SLOW_EXP, SLOW_COS, store=CostStore(tmp_path))
+    assert (second.how, second.measurements) == ("remembered", 0)
+    assert second.plan == first.plan
+    assert second.race == first.race
+    renamed = PAIR.replace(nodes=tuple(replace(node, name=f"other_{node.name}") for node in PAIR.nodes))
+    assert tuned(renamed, SLOW_EXP, SLOW_COS, store=store).how == "remembered"
+
+
+def test_no_decision_is_kept_of_an_engine_whose_code_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decision_store, "hash_sources", lambda module: CODE_UNKNOWN)
+    assert [tuned(chain("Exp"), TOY, store=CostStore(tmp_path)).how for _ in range(2)] == ["measured", "measured"]
+
+
+def test_the_code_of_an_engine_is_told_before_it_is_imported() -> None:
+    asked = (
+        "import sys; from xrt.cache.signature import hash_sources; print(hash_sources('xrt.engines.tvm'), 'tvm' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [hash_sources("xrt.engines.tvm"), "False"]
+
+
+@pytest.mark.usefixtures("here")
+def test_a_larger_budget_searches_again_with_what_is_known(tmp_path: Path) -> None:
+    store = CostStore(tmp_path)
+    tuned(PAIR, SLOW_EXP, SLOW_COS, store=store, budget=50.0)
+    again = tuned(PAIR, SLOW_EXP, SLOW_COS, store=store, budget=60.0)
+    assert (again.how, again.measurements) == ("measured", 0)
+    assert tuned(PAIR, SLOW_EXP, SLOW_COS, store=store, budget=60.0, anew=True).how == "measured"
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("change", ["threads", "precision", "engines", "pins", "model", "code"])
+def test_a_decision_is_an_answer_to_one_question(change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, engines, function, options = CostStore(tmp_path), [TOY], chain("Exp"), {}
+    tuned(function, *engines, store=store)
+    match change:
+        case "threads":
+            options = {"context": CompileContext(threads=2)}
+        case "precision":
+            options = {"context": CompileContext(ExecutionOptions(precision="bf16"), threads=1)}
+        case "engines":
+            engines = [SLOW_EXP, TOY]
+        case "pins":
+            options = {"clustering": ClusteringOptions(maximum_nodes=3)}
+        case "model":
+            function = chain("Cos")
+        case "code":
+            monkeypatch.setattr(decision_store, "hash_sources", lambda module: "another")
+    assert tuned(function, *engines, store=store, **options).how == "measured"
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{}", b"[1]", b'{"format": 2}', b"\xff\x00", b"[" * 100_000, b'{"format": 1, "engines": 3}']
+)
+@pytest.mark.usefixtures("here")
+def test_a_damaged_decision_is_a_warning_and_is_measured_again(text: bytes, tmp_path: Path) -> None:
+    tuned(chain("Exp"), TOY, store=CostStore(tmp_path))
+    (path,) = tmp_path.rglob("decisions/*.json")
+    path.write_bytes(text)
+    with pytest.warns(CacheWarning, match="the store of costs could not serve"):
+        assert tuned(chain("Exp"), TOY, store=CostStore(tmp_path)).how == "measured"
+    assert tuned(chain("Exp"), TOY, store=CostStore(tmp_path)).how == "remembered"
+
+
+@pytest.mark.parametrize(("name", "value"), [("spent", 10**400), ("rounds", -1), ("baseline", 10**30), ("declined", [])])
+@pytest.mark.usefixtures("here")
+def test_a_decision_with_a_number_that_cannot_be_is_measured_again(name: str, value: object, tmp_path: Path) -> None:
+    tuned(chain("Exp"), TOY, store=CostStore(tmp_path))
+    (path,) = tmp_path.rglob("decisions/*.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+    with pytest.warns(CacheWarning, match="holds no decision that can be used"):
+        assert tuned(chain("Exp"), TOY, store=CostStore(tmp_path)).how == "measured"
+
+
+@pytest.mark.usefixtures("here")
+def test_a_decision_with_a_long_note_can_be_read() -> None:
+    found = replace(tuned(chain("Exp"), TOY), notes=("a page of a library's " * 1000,))
+    request = PlacementRequest(chain("Exp"), (TOY,), CompileContext(threads=1))
+    again = decision_store.loads(decision_store.dumps(found, request).encode(), request)
+    assert again.notes == (found.notes[0][:2000],)
+
+
+def test_a_contender_of_which_less_is_known_prints_too() -> None:
+    assert str(replace(tuned(chain("Exp"), TOY).race.contenders[0], ratio_low=None)).startswith("won: toy")
+
+
+@pytest.mark.usefixtures("here")
+def test_a_damaged_table_is_a_warning_and_is_measured_again(tmp_path: Path) -> None:
+    tuned(chain("Exp"), TOY, store=CostStore(tmp_path))
+    for path in (*tmp_path.rglob("costs/*.json"), *tmp_path.rglob("decisions/*.json")):
+        path.unlink() if "decisions" in str(path) else path.write_text('{"format": 99}')
+    with pytest.warns(CacheWarning, match="the store of costs could not serve"):
+        assert tuned(chain("Exp"), TOY, store=CostStore(tmp_path)).measurements == 1
+
+
+@pytest.mark.usefixtures("here")
+def test_threads_that_keep_costs_at_once_lose_none(tmp_path: Path) -> None:
+    parts = [tuned(chain(op), TOY).table for op in ("Exp", "Cos", "Abs", "Neg")]
+    context = CompileContext(threads=1)
+    threads = [threading.Thread(target=CostStore(tmp_path).keep, args=(part, [TOY], context)) for part in parts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(CostStore(tmp_path).table([TOY], context).regions) == 4
+    assert not CostStore(tmp_path).table([TOY], CompileContext(threads=2)).regions
+
+
+@pytest.mark.usefixtures("here")
+def test_random_values_stand_in_for_inputs_and_those_given_are_not_changed() -> None:
+    assert tuned(chain("Exp"), TOY, inputs=None).how == "measured"
+    given = X.copy()
+    tuned(chain("Exp"), FaultyEngine(how="write_input"), TOY, inputs=[given], bounds=TuningBudget(limit=0.05, calibration=0.0))
+    np.testing.assert_array_equal(given, X)

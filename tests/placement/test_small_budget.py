@@ -1,0 +1,240 @@
+"""A search with little time: what is measured first, who is not waited for, what is said of it, and what is not asked again."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from tests.module.test_faults import chain
+from tests.placement.searching import PAIR, SLOW_COS, SLOW_EXP, TOY, tuned
+from xrt.engines import CompileContext, Executable, GraphCompiler
+from xrt.errors import PlacementWarning, RunFailed
+from xrt.graph import Attribute, Constant, Function, Node
+from xrt.measure.timing import median_interval
+from xrt.partition.questions import QuestionKeys, with_names, without_names
+from xrt.passes import infer_shapes
+from xrt.placement import CandidateComparison, CostStore, TuningBudget
+from xrt.placement.interleaved import TimedCandidate
+from xrt.placement.prepared_plans import PreparedPlan
+from xrt.placement.result import CandidateResult, TuningResult, more_than
+from xrt.placement.selection import RankedPlan, select_winner
+from xrt.placement.time_limit import OutOfTime, within
+from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
+
+pytestmark = [pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning"), pytest.mark.usefixtures("here")]
+
+RELEASED = threading.Event()
+"""Lets go of the engines that are waiting."""
+
+
+@pytest.fixture(autouse=True)
+def released() -> Iterator[None]:
+    RELEASED.clear()
+    yield
+    RELEASED.set()
+
+
+@dataclass(frozen=True)
+class Stuck(GraphCompiler):
+    """An engine that does not come back from one of its methods before it is released."""
+
+    name: ClassVar[str] = "stuck"
+    where: str = "compile"
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        if self.where == "why_not":
+            RELEASED.wait()
+        return TOY.why_not(node, function)
+
+    def version(self) -> str:
+        return "1"
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        if self.where == "compile":
+            RELEASED.wait()
+        return TOY.compile(function, context)
+
+
+def ticking() -> Callable[[], float]:
+    """Return a clock that goes on when it is looked at: what must be waited for is, however busy the machine is."""
+    ticks = itertools.count()
+    return lambda: 0.001 * next(ticks)
+
+
+# ---------------------------------------------------------------------- what is measured first
+
+
+def test_the_whole_is_run_at_once_where_the_budget_is_small() -> None:
+    told: list[str] = []
+    found = tuned(PAIR, TOY, SLOW_EXP, budget=5.0, progress=lambda x: told.append(x.stage))
+    assert told[:3] == ["asking the engines", "running toy", "racing 1 plans, round 1"]
+    assert found.how == "measured"
+
+
+def test_a_budget_that_is_over_at_once_gives_a_measurement_all_the_same() -> None:
+    found = tuned(PAIR, SLOW_EXP, TOY, budget=1e-6, clock=ticking())
+    assert (found.how, found.race.winner and found.race.winner.title) == ("measured", SLOW_EXP.spec)
+
+
+def test_an_engine_that_does_not_come_back_is_left_for_the_next() -> None:
+    found = tuned(PAIR, Stuck(), TOY, budget=2.0, clock=ticking(), bounds=TuningBudget(calibration=0.0, limit=0.01))
+    assert {launch.engine for launch in found.plan.launches} == {"toy"}
+    assert found.how == "measured"
+    told = str(found).splitlines()
+    assert told[0] == "placed by measurement: toy"
+    (line,) = (line for line in told if "measured on stuck" in line or "failed: stuck" in line)
+    assert "gave no answer within" in line or "it was not ready to be called within" in line
+
+
+@pytest.mark.slow
+def test_an_engine_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
+    found = tuned(PAIR, TOY, Stuck("why_not"), budget=6.0, store=CostStore(tmp_path))
+    assert found.how == "measured"
+    assert found.unmeasured == {
+        "stuck{where=why_not}": "it had answered 0 of 2 questions about the nodes before the budget ended"
+    }
+    assert f"  the whole was not measured on stuck{{where=why_not}}: {found.unmeasured['stuck{where=why_not}']}" in str(found)
+
+
+def test_what_nobody_can_run_in_time_goes_by_the_list_and_says_so() -> None:
+    with pytest.warns(PlacementWarning) as caught:
+        found = tuned(PAIR, Stuck(), budget=0.2)
+    (line,) = (str(one.message) for one in caught)
+    assert line.startswith("'main' was not placed by measurement: ")
+    assert "stuck: it was not ready to be called within " in line or "stuck: failed: " in line
+    assert line.endswith(". By the order of the list it runs on stuck; give more time, such as budget=20")
+    assert str(found).startswith("placed by the order of the list, without a measurement: stuck")
+
+
+# ---------------------------------------------------------------------- what is right
+
+
+def cannot(function: Function, inputs: Sequence[Any]) -> list[Any]:
+    raise RunFailed("the reference has no kernel for it")
+
+
+def test_what_the_reference_cannot_compute_is_held_against_the_first_engine() -> None:
+    found = tuned(PAIR, TOY, FaultyEngine(how="value"), reference=cannot)
+    assert (found.how, {launch.engine for launch in found.plan.launches}) == ("measured", {"toy"})
+    assert {one.verdict for one in found.race.contenders if one.title.startswith("faulty")} == {"wrong"}
+    remark = "not checked against the reference: the reference has no kernel for it; results were held against those of toy"
+    assert remark in found.notes
+
+
+def test_what_ran_first_leaves_when_it_turns_out_to_be_wrong() -> None:
+    found = tuned(PAIR, FaultyEngine(how="value"), TOY, budget=5.0, clock=ticking())
+    assert {launch.engine for launch in found.plan.launches} == {"toy"}
+    assert [one.verdict for one in found.race.contenders if one.title.startswith("faulty")] == ["wrong"]
+
+
+# ---------------------------------------------------------------------- what is remembered
+
+
+def test_kinds_of_node_are_asked_about_once_for_all_models(tmp_path: Path) -> None:
+    engine = RecordingEngine(inner="toy")
+    tuned(infer_shapes(chain("Exp", "Cos")), engine, TOY, store=CostStore(tmp_path))
+    asked = engine.journal.count("why_not")
+    assert asked
+    another = chain("Cos", "Exp", "Cos", "Exp")
+    renamed = another.replace(nodes=tuple(replace(node, name=f"x{node.name}") for node in another.nodes))
+    found = tuned(infer_shapes(renamed), engine, TOY, store=CostStore(tmp_path))
+    assert (found.how, engine.journal.count("why_not")) == ("measured", asked)
+    tuned(infer_shapes(chain("Exp", "Sin")), engine, TOY, store=CostStore(tmp_path))
+    assert engine.journal.count("why_not") == asked + 1
+
+
+def test_a_question_is_known_by_operator_types_attributes_and_small_constants() -> None:
+    def key(op: str = "Softmax", axis: int = 1, weight: Any = None, name: str = "n", x: str = "x") -> str | None:
+        inputs = (x,) if weight is None else (x, "w")
+        attributes = (Attribute.of("axis", axis),) if op == "Softmax" else ()
+        node = Node(op, inputs, ("y",), attributes, name=name)
+        base = chain("Exp")
+        value = replace(base.inputs[0], name=x)
+        constants = {} if weight is None else {"w": Constant(weight)}
+        function = base.replace(
+            nodes=(node,), inputs=(value,), outputs=(replace(base.outputs[0], name="y"),), constants=constants
+        )
+        return QuestionKeys(function).key(node)
+
+    assert key() == key(name="other", x="other") is not None
+    assert key() != key(axis=0)
+    small, large = np.zeros((2, 3), np.float32), np.zeros((64, 3), np.float32)
+    assert key("Add", weight=small) != key("Add", weight=small + 1)
+    assert key("MatMul", weight=np.tile(large, (9, 1))) == key("MatMul", weight=np.tile(large, (9, 1)) + 1)
+
+
+def test_a_reason_comes_back_with_the_names_of_the_node_that_asks() -> None:
+    first, second = Node("Exp", ("a",), ("b",), name="n"), Node("Exp", ("c",), ("d",), name="m")
+    kept = without_names("the shape of 'a' is not known, nor that of 'b', for 'n'", first)
+    assert with_names(kept, second) == "the shape of 'c' is not known, nor that of 'd', for 'm'"
+
+
+# ---------------------------------------------------------------------- few rounds
+
+
+def raced(rounds: int) -> CandidateComparison:
+    plans = [tuned(chain("Exp"), engine, budget=1e-6, clock=ticking()).plan for engine in (TOY, SLOW_EXP)]
+    runners = [RankedPlan(PreparedPlan(plan), TimedCandidate(lambda: None, is_simple=True)) for plan in plans]
+    for runner, seconds in zip(runners, (1.0, 1.03), strict=True):
+        runner.entrant.rounds = [seconds] * rounds
+    return select_winner(runners, (), rounds, 6)
+
+
+def test_few_rounds_have_no_interval_and_nobody_loses_by_them() -> None:
+    won, other = raced(1).contenders
+    assert (won.verdict, other.verdict) == ("won", "tie")
+    assert (other.low, other.high, other.ratio_low, other.ratio_high, other.ratio) == (None, None, None, None, 1.03)
+    assert str(other) == f"tie: {SLOW_EXP.spec}, 1030 ms, 1.030 of the baseline, in too few rounds for an interval"
+    sure = raced(6).contenders[1]
+    assert (sure.verdict, sure.ratio_low, sure.low) == ("lost", 1.03, median_interval([1.03] * 6)[1])
+
+
+def test_a_provisional_decision_is_measured_again_and_kept_after_three(tmp_path: Path) -> None:
+    bounds = TuningBudget(calibration=0.0, rules=replace(TuningBudget().rules, least=1000, most=2))
+    found = [tuned(PAIR, SLOW_EXP, SLOW_COS, store=CostStore(tmp_path), bounds=bounds) for _ in range(4)]
+    assert [one.how for one in found] == ["measured", "measured", "measured", "remembered"]
+    assert [(one.is_provisional, one.searches) for one in found] == [(True, 1), (True, 2), (True, 3), (True, 3)]
+    assert found[1].measurements == 0
+    line = "provisional: 2 rounds cannot tell plans apart; the next search goes on with it, or give more time, such as budget=180"
+    assert found[0].remarks[0] == line
+    kept = "2 rounds cannot tell plans apart; it is kept after 3 searches, unless you give more time, such as budget=180"
+    assert found[3].remarks[0] == f"provisional: {kept}"
+
+
+def test_one_is_told_in_the_singular() -> None:
+    plan = tuned(chain("Exp"), TOY, budget=1e-6, clock=ticking()).plan
+    race = CandidateComparison((CandidateResult(plan, "won", 0.001),), 1, 0)
+    told = str(TuningResult(plan, race=race, budget=3.0, spent=1.0, measurements=1))
+    assert told.splitlines()[1] == "  1 measurement of regions, 1 round, 1.0 of 3 s"
+
+
+def test_the_advice_is_a_larger_budget() -> None:
+    assert [more_than(budget) for budget in (1e-6, 3.0, 15.0, 20.0, 100.0)] == [20.0, 20.0, 30.0, 60.0, 300.0]
+
+
+# ---------------------------------------------------------------------- bounded work
+
+
+def test_bounded_work_gives_what_it_gives_and_raises_what_it_raises() -> None:
+    assert within(60.0, lambda: 5) == 5
+    with pytest.raises(ZeroDivisionError):
+        within(60.0, lambda: 1 // 0)
+    with pytest.raises(TimeoutError, match="its own"):
+        within(60.0, lambda: (_ for _ in ()).throw(TimeoutError("its own")))
+
+
+def test_abandoned_work_is_let_go_of_when_it_ends() -> None:
+    gone, heard = threading.Event(), []
+    with pytest.raises(OutOfTime, match=r"^it took longer than 0.01 s$"):
+        within(0.01, lambda: RELEASED.wait() and 7, late=lambda found: (heard.append(found), gone.set()))
+    assert not heard
+    RELEASED.set()
+    assert gone.wait(60)
+    assert heard == [7]

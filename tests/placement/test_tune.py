@@ -1,0 +1,267 @@
+"""Tuning as a whole, on engines whose costs are far apart: who wins, what harms nobody."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hanging import Announcing, end_limits_at_hangs
+from tests.module.test_faults import X, chain
+from tests.placement.searching import PAIR, SLOW_COS, SLOW_EXP, TOY, tuned, verdicts
+from tests.placement.uneven import Uneven
+from xrt.cache import CompileCache
+from xrt.engines import CompileContext, GraphCompiler
+from xrt.engines.contract import registry
+from xrt.errors import OptionError, PlacementWarning
+from xrt.graph import shape_key
+from xrt.partition import ClusteringOptions, Pin
+from xrt.partition.cost_table import CostTable, MeasuredCost
+from xrt.partition.explicit import map_nodes_to_engines, plan_from_assignment
+from xrt.placement import CostStore, TuningBudget
+from xrt.placement.reference import evaluate
+from xrt.placement.request import PlacementRequest
+from xrt.placement.session import TuningSession
+from xrt.testing.fault_injection import FaultyEngine
+
+pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
+
+
+# ---------------------------------------------------------------------- who wins
+
+
+def test_a_mixture_wins_where_each_engine_is_slow_at_something() -> None:
+    found = tuned(PAIR, SLOW_EXP, SLOW_COS)
+    assert map_nodes_to_engines(found.plan) == {"n0": SLOW_COS.spec, "n1": SLOW_EXP.spec}
+    assert (found.race.contenders[0].is_single, found.race.contenders[0].verdict) == (False, "won")
+    assert found.race.baseline is not None
+    assert found.race.contenders[found.race.baseline].is_single
+    assert len(found.race.contenders[0].regions) == 2
+    assert found.how == "measured"
+    assert found.spent < found.budget
+
+
+@pytest.mark.usefixtures("here")
+def test_the_quicker_engine_wins_where_none_mixes_well() -> None:
+    found = tuned(PAIR, Uneven(slow="Exp|Cos"), TOY)
+    assert (found.plan.launches[0].engine, len(found.plan.launches)) == ("toy", 1)
+    assert "the baseline" in str(found)
+
+
+def session(*engines: GraphCompiler) -> TuningSession:
+    request = PlacementRequest(PAIR, engines, CompileContext(threads=1), budget=1.0)
+    return TuningSession(request, [X], evaluate, CompileCache(), TuningBudget(), lambda told: None)
+
+
+@pytest.mark.parametrize(("seconds", "is_out"), [(0.004, True), (0.0012, False)])
+def test_a_mixture_whose_regions_are_far_slower_than_the_best_engine_does_not_race(seconds: float, is_out: bool) -> None:
+    search = session(SLOW_EXP, TOY)
+    mixture, single = (
+        plan_from_assignment(PAIR, [SLOW_EXP, TOY], {"n0": spec, "n1": TOY.spec}, device="cpu")
+        for spec in (SLOW_EXP.spec, TOY.spec)
+    )
+    for launch, cost in zip((*mixture.launches, *single.launches), (seconds, 0.001, 0.001), strict=True):
+        search.table = search.table.with_region(shape_key(launch.function), launch.engine, MeasuredCost.exactly(cost))
+    search.proposals = (mixture, single)
+    found = search._hopeless(mixture)
+    assert (found is not None) is is_out
+    if found is not None:
+        assert (found.verdict, found.seconds, found.ratio) == ("lost", pytest.approx(0.005), None)
+        assert found.note == "its regions were measured one by one, and not held against the others"
+    assert search._hopeless(single) is None
+
+
+@pytest.mark.usefixtures("here")
+def test_a_search_that_has_time_left_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first survey ends before it has begun, so that engines alone race; what is learnt after that races too."""
+    told: list[str] = []
+    whole, surveys = TuningSession._survey, itertools.count()
+    monkeypatch.setattr(TuningSession, "_survey", lambda self, *given: bool(next(surveys)) and whole(self, *given))
+    found = tuned(PAIR, SLOW_EXP, SLOW_COS, progress=lambda x: told.append(x.stage))
+    races = [number for number, stage in enumerate(told) if stage.endswith("round 1")]
+    assert len(races) >= 2
+    assert any(stage.startswith("measuring 1 node") for stage in told[races[0] : races[-1]])
+    titles = [one.title for one in found.race.contenders]
+    assert any(" + " in title for title in titles)
+    assert {SLOW_EXP.spec, SLOW_COS.spec} < set(titles)
+    assert len(titles) == len(set(titles))
+
+
+@pytest.mark.usefixtures("here")
+def test_pins_hold() -> None:
+    pins = ClusteringOptions(pins=(Pin.parse(f"name:n0={SLOW_EXP.spec}"),))
+    found = tuned(PAIR, SLOW_EXP, TOY, clustering=pins)
+    assert {map_nodes_to_engines(one.plan)["n0"] for one in found.race.contenders} == {SLOW_EXP.spec}
+
+
+@pytest.mark.usefixtures("here")
+def test_the_same_table_gives_the_same_proposals() -> None:
+    table = tuned(PAIR, SLOW_EXP, SLOW_COS).table
+
+    def proposals() -> list[str]:
+        search = session(SLOW_EXP, SLOW_COS)
+        search.table = table
+        return [str(plan) for plan in search._proposed()]
+
+    assert proposals() == proposals()
+    assert len(proposals()) >= 3
+
+
+@pytest.mark.usefixtures("here")
+def test_launches_and_boundaries_are_measured_once(tmp_path: Path) -> None:
+    store, native = CostStore(tmp_path), registry.create("toy{native=off}")
+    found = tuned(PAIR, TOY, native, store=store, bounds=TuningBudget(far=1e9))
+    assert set(found.table.launches) == {"toy", "toy{native=off}"}
+    assert set(found.table.boundaries) == {("toy", "toy{native=off}"), ("toy{native=off}", "toy")}
+    again = tuned(chain("Abs", "Neg"), TOY, native, store=store, bounds=TuningBudget(far=1e9))
+    assert (again.table.launches, again.table.boundaries) == (found.table.launches, found.table.boundaries)
+
+
+# ---------------------------------------------------------------------- what harms nobody
+
+
+AMPLE = 4000.0
+"""Seconds of a budget that ends no search here: all is known long before, however busy the machine is."""
+
+FAULTS = {
+    "hang": (Announcing(how="hang"), "failed", "it gave no answer within 200 s, and its process was killed"),
+    "kill": (FaultyEngine(how="kill"), "failed", "its process was ended by SIGKILL"),
+    "raise": (FaultyEngine(where="compile"), "failed", "the faulty engine was told to fail in compile"),
+    "refuse": (FaultyEngine(where="compile", how="refuse"), "failed", "refused: the faulty engine was told to refuse"),
+    "value": (FaultyEngine(how="value"), "wrong", "wrong: "),
+    "missing": (FaultyEngine(how="missing"), "wrong", "there are 0 outputs; 1 were expected"),
+}
+
+
+HOWS = [
+    how if how in ("kill", "value") else pytest.param(how, marks=[pytest.mark.slow, pytest.mark.proof("measurement", share=0)])
+    for how in FAULTS
+]
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_what_hangs_crashes_or_is_wrong_is_not_in_the_race_and_is_remembered(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit, a part of the budget, is one that no worker needs to start in; it ends when the engine hangs."""
+    end_limits_at_hangs(monkeypatch, tmp_path)
+    engine, verdict, text = FAULTS[how]
+    store = CostStore(tmp_path / "store")
+    found = tuned(chain("Exp"), engine, TOY, budget=AMPLE, bounds=TuningBudget(limit=0.05, calibration=0.0), store=store)
+    assert verdicts(found) == {"toy": "won", engine.spec: verdict}
+    (other,) = (one for one in found.race.contenders if one.title == engine.spec)
+    assert text in other.note
+    again = tuned(chain("Exp"), engine, TOY, budget=AMPLE + 10, store=store)
+    assert (again.measurements, verdicts(again)) == (0, verdicts(found))
+
+
+@pytest.mark.proof("measurement", share=0)
+@pytest.mark.slow
+def test_an_engine_that_hangs_is_not_asked_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    end_limits_at_hangs(monkeypatch, tmp_path)
+    engine, bounds = Announcing(how="hang"), TuningBudget(calibration=0.0)
+    found = tuned(chain("Exp", "Cos", "Exp", "Cos"), engine, TOY, budget=AMPLE, bounds=bounds)
+    hung = [cost for (_, spec), cost in found.table.regions.items() if spec.startswith("faulty")]
+    assert 1 <= len(hung) <= 2
+    assert found.plan.launches[0].engine == "toy"
+
+
+@pytest.mark.proof("measurement", share=0)
+@pytest.mark.slow
+def test_a_run_that_is_far_slower_than_anothers_is_cut_off_before_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it may take follows from what toy took, which is less than a second on any machine: two seconds and ten times that."""
+    end_limits_at_hangs(monkeypatch, tmp_path)
+    found = tuned(chain("Exp"), TOY, Announcing(how="hang"), budget=AMPLE, bounds=TuningBudget(limit=0.5, calibration=0.0))
+    (other,) = (one for one in found.race.contenders if one.title != "toy")
+    seconds = re.search(r"it gave no answer within (\S+) s", other.note)
+    assert seconds is not None and 2 <= float(seconds[1]) < 12
+
+
+@pytest.mark.usefixtures("here")
+def test_a_call_that_raises_in_the_race_costs_the_plan_its_place() -> None:
+    found = tuned(chain("Exp"), FaultyEngine(nth=2_000), TOY)
+    assert verdicts(found)["toy"] == "won"
+
+
+# ---------------------------------------------------------------------- the budget
+
+
+def test_without_a_measurement_nothing_known_to_be_wrong_is_chosen() -> None:
+    liar = FaultyEngine(how="value")
+    search = session(liar, TOY)
+    assert search.make_result("measured").plan.launches[0].engine == liar.spec
+    search.table = CostTable().with_region(shape_key(search.priority.launches[0].function), liar.spec, "wrong: by one")
+    found = search.make_result("measured")
+    assert (found.how, {launch.engine for launch in found.plan.launches}) == ("priority", {"toy"})
+
+
+@pytest.mark.parametrize("budget", [0, -1, float("inf"), float("nan"), True, "60s"])
+def test_a_budget_is_a_positive_number(budget: Any) -> None:
+    with pytest.raises(OptionError, match=rf"^budget must be a positive number of seconds; got {budget!r}$"):
+        tuned(PAIR, TOY, budget=budget)
+
+
+@pytest.mark.usefixtures("here")
+def test_the_search_ends_with_its_budget() -> None:
+    """By a clock that jumps whenever it is looked at: what is measured is not what counts, but that nothing new is begun."""
+    ticks = iter(range(10_000))
+    found = tuned(PAIR, SLOW_EXP, SLOW_COS, TOY, budget=12.0, clock=lambda: float(next(ticks)))
+    assert next(ticks) < 60
+    assert found.plan.launches
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("stage", ["computing what is right", "measuring 1 node", "planning", "compiling", "racing"])
+def test_an_interrupt_gives_the_best_found(stage: str) -> None:
+    told = []
+
+    def interrupts(progress: Any) -> None:
+        told.append(progress)
+        if progress.stage.startswith(stage):
+            raise KeyboardInterrupt
+
+    if stage == "computing what is right":
+        with pytest.warns(PlacementWarning, match="interrupted before anything was measured"):
+            found = tuned(PAIR, SLOW_EXP, SLOW_COS, progress=interrupts)
+        assert found.how == "priority"
+        return
+    found = tuned(PAIR, SLOW_EXP, SLOW_COS, progress=interrupts)
+    assert found.how == "interrupted"
+    assert found.table.regions
+    assert str(found).startswith("placed by measurement, which was interrupted: ")
+    assert told[-1].best
+    assert told[-1].seconds is not None
+
+
+INTERRUPTED = """
+import signal, sys
+from tests.placement.searching import PAIR, SLOW_COS, SLOW_EXP, tuned
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the shell made of it that started the tests
+def seen(progress):
+    print(progress.stage, flush=True)
+    if progress.stage.startswith("planning"):
+        sys.stdin.read()  # until the signal is here
+print(tuned(PAIR, SLOW_EXP, SLOW_COS, budget=500.0, progress=seen).how)
+"""
+
+
+def test_control_c_ends_a_search_in_a_process() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", INTERRUPTED]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdin is not None
+        for line in process.stdout:
+            if line.startswith("planning"):
+                os.kill(process.pid, signal.SIGINT)
+                break
+        assert process.stdout.read().splitlines()[-1] == "interrupted"
+        process.stdin.close()
+    assert process.returncode == 0

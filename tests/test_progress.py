@@ -1,0 +1,317 @@
+"""Progress that shows itself: on a terminal and in a notebook, after two seconds, nowhere else. Clocks and streams are fakes."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import xrt
+from tests.runtime.test_program import First, function, node
+from xrt import progress
+from xrt.cache import CompileCache
+from xrt.cli.screen import WorkStatus
+from xrt.engines import CompileContext, Executable
+from xrt.graph import Function
+from xrt.placement.result import Progress
+from xrt.processes.spawn import _python_environment
+from xrt.progress import ERASE, NotebookLine, ProgressLine, TerminalLine, find_display, show_progress
+
+RELU = function(node("Relu", "x", "y"))
+X = np.ones(3, "float32")
+
+
+class Terminal(io.StringIO):
+    encoding = "ascii"
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Recording:
+    """A display that keeps what it is given, and can be waited for."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.is_shown = threading.Event()
+        self.last: str | None = None
+
+    def show(self, text: str) -> None:
+        self.lines.append(text)
+        self.is_shown.set()
+
+    def close(self, last: str) -> None:
+        self.last = last
+
+
+@pytest.fixture
+def display(monkeypatch: pytest.MonkeyPatch) -> Recording:
+    """A display that is found, on which work is shown from its beginning."""
+    found = Recording()
+    monkeypatch.setattr(progress, "find_display", lambda: found)
+    monkeypatch.setattr(progress, "DELAY", 0.0)
+    return found
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Standard error as a terminal, in a process that may show progress."""
+    stream = Terminal()
+    monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=stream, modules={}))  # pytest sets its own for each phase
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv(progress.SWITCH, raising=False)
+    return stream
+
+
+class TestLine:
+    def test_it_appears_after_two_seconds_and_changes_in_place(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        now, stream = [100.0], Terminal()
+        line = ProgressLine(TerminalLine(stream), "compiling main", lambda: now[0])
+        line.tell("0 of 3 regions")
+        now[0] = 101.99
+        line.tick()
+        assert stream.getvalue() == ""
+        now[0] = 102.0
+        line.tick()
+        line.tick()  # nothing has changed
+        line.tell("1 of 3 regions")
+        now[0] = 103.4
+        line.tick()
+        line.close()
+        shown = f"{ERASE}xrt: compiling main, 2 s: 0 of 3 regions{ERASE}xrt: compiling main, 3 s: 1 of 3 regions{ERASE}"
+        assert stream.getvalue() == shown
+
+    def test_what_was_never_shown_leaves_nothing(self) -> None:
+        stream = Terminal()
+        line = ProgressLine(TerminalLine(stream), "compiling main", lambda: 0.0)
+        line.tick()
+        line.close()
+        assert stream.getvalue() == ""
+
+    def test_it_is_cut_to_the_terminal_and_its_encoding_and_steers_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "40")
+        now, stream = [0.0], Terminal()
+        line = ProgressLine(TerminalLine(stream), "compiling \x1b[31m\u202e\n\u00e9 net", lambda: now[0])
+        line.tell("x" * 100)
+        now[0] = 2.0
+        line.tick()
+        assert stream.getvalue() == f"{ERASE}xrt: compiling ?[31m??? net, 2 s: xx..."
+        assert len(stream.getvalue()) - len(ERASE) == 39
+
+    def test_a_notebook_replaces_one_output_and_keeps_the_last_line(self) -> None:
+        calls: list[Any] = []
+        handle = SimpleNamespace(update=lambda content, raw: calls.append(("update", content, raw)))
+
+        def show(content: Any, *, raw: bool, display_id: bool) -> Any:
+            calls.append(("display", content, raw, display_id))
+            return handle
+
+        now = [0.0]
+        line = ProgressLine(NotebookLine(show), "compiling main", lambda: now[0])
+        for now[0] in (2.0, 3.0):
+            line.tick()
+        now[0] = 3.25
+        line.close()
+        assert calls == [
+            ("display", {"text/plain": "xrt: compiling main, 2 s"}, True, True),
+            ("update", {"text/plain": "xrt: compiling main, 3 s"}, True),
+            ("update", {"text/plain": "xrt: compiling main took 3.2 s"}, True),
+        ]
+
+    def test_a_search_says_its_stage_and_the_best_by_now(self) -> None:
+        assert Progress("asking the engines", "", None, 0.1, 20.0).text == "asking the engines"
+        told = Progress("round 3", "ort + xla", 0.00123, 4.0, 20.0).text
+        assert told == "round 3; best so far: ort + xla, 1.23 ms"
+
+
+class TestWhere:
+    def test_on_a_terminal(self, terminal: Terminal) -> None:
+        assert isinstance(find_display(), TerminalLine)
+
+    @pytest.mark.parametrize("value", ["off", " OFF "])
+    def test_not_where_the_environment_says_so(self, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+        monkeypatch.setenv(progress.SWITCH, value)
+        assert find_display() is None
+
+    def test_not_where_it_is_piped(self, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(progress.sys, "stderr", io.StringIO())
+        assert find_display() is None
+
+    def test_not_where_it_is_captured(self) -> None:
+        assert not sys.stderr.isatty() and find_display() is None
+
+    def test_not_where_there_is_no_stream(self, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+        terminal.close()
+        assert find_display() is None
+        monkeypatch.setattr(progress.sys, "stderr", None)
+        assert find_display() is None
+
+    def test_not_on_a_terminal_that_cannot_erase(self, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TERM", "dumb")
+        assert find_display() is None
+
+    def test_not_in_a_child_of_multiprocessing(self, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(progress.sys.modules, "multiprocessing", SimpleNamespace(parent_process=lambda: object()))
+        assert find_display() is None
+
+    def test_not_in_a_worker_of_xrt(self) -> None:
+        assert _python_environment({})[progress.SWITCH] == "off"
+
+    @pytest.mark.parametrize(
+        ("shell", "kind"), [(SimpleNamespace(kernel=object()), NotebookLine), (SimpleNamespace(), type(None)), (None, type(None))]
+    )
+    def test_in_a_notebook_and_not_in_another_shell(
+        self, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, shell: Any, kind: type
+    ) -> None:
+        ipython = SimpleNamespace(get_ipython=lambda: shell, display=SimpleNamespace(display=print))
+        monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=io.StringIO(), modules={"IPython": ipython}))
+        assert isinstance(find_display(), kind)
+
+
+class TestWork:
+    def test_it_shows_itself_and_goes(self, display: Recording) -> None:
+        with show_progress("working") as tell:
+            assert display.is_shown.wait(60)
+            tell("more")
+        assert display.lines[0].startswith("xrt: working, ") and (display.last or "").startswith("xrt: working took ")
+        assert progress.claim_display(), "it is given back"
+        progress.release_display()
+
+    def test_not_before_its_time(self, display: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(progress, "DELAY", 1e6)
+        with show_progress("working") as tell:
+            tell("more")
+        assert (display.lines, display.last) == ([], None)
+
+    def test_an_error_of_the_work_ends_it_too(self, display: Recording) -> None:
+        def work() -> None:
+            with show_progress("working"):
+                assert display.is_shown.wait(60)
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            work()
+        assert display.last is not None
+
+    def test_a_display_that_goes_away_ends_nothing(self, display: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+        was_asked = threading.Event()
+
+        def fails(text: str) -> None:
+            was_asked.set()
+            raise ValueError("I/O operation on closed file")
+
+        monkeypatch.setattr(display, "show", fails)
+        with show_progress("working") as tell:
+            assert was_asked.wait(60)
+            tell("more")
+
+    def test_one_at_a_time(self, display: Recording) -> None:
+        with show_progress("outer"), show_progress("inner") as tell:
+            tell("hidden")
+            assert display.is_shown.wait(60)
+        assert not any("inner" in line for line in display.lines)
+
+    def test_not_while_a_command_says_what_it_does(self, display: Recording) -> None:
+        with WorkStatus("verifying"), show_progress("inner"):
+            assert not progress.claim_display()
+        assert progress.claim_display()
+        progress.release_display()
+        assert display.lines == []
+
+    def test_nothing_is_looked_for_where_it_is_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(progress, "find_display", lambda: pytest.fail("it looks for a display"))
+        with show_progress("working", enabled=False) as tell:
+            tell("more")
+
+
+@dataclass(frozen=True)
+class Waiting(First):
+    """An engine that compiles once the display has shown something."""
+
+    display: ClassVar[Any] = None
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        assert self.display.is_shown.wait(60)
+        return super().compile(function, context)
+
+
+class TestModule:
+    @pytest.mark.parametrize("options", [{}, {"progress": None}, {"progress": True}])
+    def test_a_compile_shows_itself(self, display: Recording, monkeypatch: pytest.MonkeyPatch, options: Any) -> None:
+        monkeypatch.setattr(Waiting, "display", display)
+        with xrt.XRTModule(RELU, [Waiting()], cache=CompileCache(), strict=True, **options) as m:
+            m(X)
+        assert display.lines[0] == "xrt: compiling main, 0 s"
+
+    @pytest.mark.parametrize("given", [False, lambda done, count: None])
+    def test_it_does_not_where_it_is_off_or_somebody_else_is_told(self, monkeypatch: pytest.MonkeyPatch, given: Any) -> None:
+        monkeypatch.setattr(progress, "find_display", lambda: pytest.fail("it looks for a display"))
+        with xrt.XRTModule(RELU, [First()], cache=CompileCache(), strict=True, progress=given) as m:
+            m(X)
+
+    @pytest.mark.parametrize(
+        ("of_module", "of_search", "shows"),
+        [
+            (None, None, True),
+            (True, False, False),
+            (False, None, False),
+            (False, True, True),
+            (None, lambda progress: None, False),
+        ],
+    )
+    def test_a_search_shows_itself_as_it_or_its_module_says(
+        self, monkeypatch: pytest.MonkeyPatch, of_module: Any, of_search: Any, shows: bool
+    ) -> None:
+        """Whether a display is looked for while the search goes on; the compile behind it is another matter."""
+        asked: list[str] = []
+        searched: list[Any] = []
+
+        def search(request: Any, **more: Any) -> Any:
+            searched.append(more["progress"])
+            raise KeyError("searched")
+
+        monkeypatch.setattr("xrt.placement.auto.tune", search)
+        monkeypatch.setattr(progress, "find_display", lambda: asked.append("display"))
+        with xrt.XRTModule(RELU, ["toy", "auto"], cache=CompileCache(), progress=of_module) as m, pytest.raises(KeyError):
+            m.tune(X, budget=5.0, progress=of_search)
+        assert bool(asked) is shows
+        assert callable(searched[0]) and (searched[0] is of_search or not callable(of_search))
+
+
+class WriteOnly:
+    """What some frameworks put in the place of standard error."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+def detached() -> io.TextIOWrapper:
+    stream = io.TextIOWrapper(io.BytesIO())
+    stream.detach()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [WriteOnly(), detached(), None], ids=["write only", "detached", "none"])
+def test_a_stream_that_is_no_file_shows_nothing(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert find_display() is None
+
+
+def test_work_goes_on_where_no_thread_can_be_started(display: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with show_progress("working") as tell:
+            tell("a stage")
+    assert display.lines == []
+    with show_progress("working"):  # the display was given back
+        assert display.is_shown.wait(60)

@@ -1,0 +1,137 @@
+"""A worker: the process in which one candidate compiles and runs, so that its memory, its threads and its crashes are its own.
+
+It reads a job from standard input, answers with a Start, then with a Turn or a Timeline for each further line, until
+the input ends.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xrt.bench.jobs import PROFILE, Job, JobFailure, Message, Start, Timeline, Turn
+from xrt.bench.machine_info import peak_bytes
+from xrt.bench.outputs import write_outputs
+from xrt.cache import CompileCache
+from xrt.engines import RunOptions
+from xrt.engines.contract import registry
+from xrt.errors import XRTError
+from xrt.graph import Function
+from xrt.html.regions import RegionTimes
+from xrt.measure.interleave import Call, choose_calls_per_round
+from xrt.measure.timing import seconds_per_call, wait_until_idle
+from xrt.measure.warmup import Warmup, warm_up
+from xrt.models import sample_inputs
+from xrt.module import XRTModule
+from xrt.partition.html import list_regions
+
+if TYPE_CHECKING:
+    from xrt.graph import Function
+
+__all__ = ["serve"]
+
+ALONE = 5
+"""Turns taken right after warming up."""
+FEWEST, MOST = 3, 100
+"""Recorded calls."""
+
+
+def serve() -> None:
+    """Serve one job; nothing but answers goes to standard output, whatever a library prints."""
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    with os.fdopen(answers, "w", buffering=1) as out:
+        try:
+            for message in _messages():
+                out.write(message.to_line())
+        except Exception as error:  # noqa: BLE001  # an engine may raise anything; it is that candidate's result
+            kind = "" if isinstance(error, XRTError) else f"{type(error).__name__}: "
+            out.write(JobFailure(f"{kind}{error}").to_line())
+
+
+def _messages() -> Iterator[Message]:
+    job = Job.from_line(sys.stdin.readline())
+    ready, start = _start(job)
+    yield start
+    for asked in sys.stdin:
+        yield ready.profile() if asked == PROFILE else ready.turn()
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A candidate that is compiled and warm."""
+
+    module: XRTModule
+    values: Sequence[Any]
+    repeats: int = 1
+    """Calls in a turn."""
+
+    def call(self) -> Any:
+        return self.module(*self.values)
+
+    def turn(self) -> Turn:
+        turn = Turn(seconds_per_call(self.call, self.repeats))
+        wait_until_idle()  # the next turn is another process's, which the threads of this one shall not disturb
+        return turn
+
+    def profile(self) -> Timeline:
+        """Make calls that are recorded: as many as in a turn, within bounds."""
+        calls, options = max(FEWEST, min(self.repeats, MOST)), RunOptions(profile=True)
+        _, seconds = _timed(lambda: [self.module(*self.values, options=options) for _ in range(calls)])
+        return Timeline.of_profile(self.module.profile(), calls, seconds)
+
+
+def _start(job: Job) -> tuple[_Ready, Start]:
+    """Load, compile, call once, warm up."""
+    function = job.subject.load(job.seed)
+    given = sample_inputs(function, job.seed)
+    module, import_seconds = _timed(lambda: _module(function, job))
+    versions = tuple(registry.create(spec).version() for spec in module.engines)
+    loaded = peak_bytes()
+    _, compile_seconds = _timed(lambda: module.compile(**given))
+    ready = _Ready(module, [given[value.name] for value in function.inputs])
+    results, first_seconds = _timed(ready.call)
+    write_outputs(Path(job.outputs), results if isinstance(results, tuple) else (results,))
+    repeats, warmth, alone = _warmed(ready.call, job)
+    spent = (import_seconds, compile_seconds, first_seconds)
+    regions = tuple(launch.engine for launch in module.plan.launches)
+    start = Start(versions, regions, *spent, warmth.calls, warmth.steady, alone, loaded, peak_bytes(), *_told(module))
+    return replace(ready, repeats=repeats), start
+
+
+def _module(function: Function, job: Job) -> XRTModule:
+    """Return the module with an empty cache, whatever the default one holds, and without the implicit reference engine."""
+    options: dict[str, Any] = {"strict": True, "threads": job.threads, "cache": CompileCache(), "budget": job.auto_seconds}
+    return XRTModule(function, list(job.candidate.engines), pins=job.candidate.pins, **options)
+
+
+def _told(module: XRTModule) -> tuple[tuple[RegionTimes, ...], tuple[str, ...], tuple[str, ...]]:
+    """Return the plan in full, the engines, and how they were chosen."""
+    placed = str(module.tuned).splitlines() if module.tuned else []
+    return list_regions(module.plan), module.engines, tuple(placed)
+
+
+def _warmed(call: Call, job: Job) -> tuple[int, Warmup, float]:
+    if not job.warm_seconds:
+        return 1, Warmup(0, False), 0.0
+    warmth = warm_up(call, seconds=job.warm_seconds)
+    repeats = choose_calls_per_round(call, job.turn_seconds)
+    return repeats, warmth, _alone(call, repeats, job.warm_seconds)
+
+
+def _alone(call: Call, repeats: int, seconds: float) -> float:
+    taken: Sequence[float] = [seconds_per_call(call, repeats)]
+    while len(taken) < ALONE and sum(taken) * repeats < seconds:
+        taken = [*taken, seconds_per_call(call, repeats)]
+    return statistics.median(taken)
+
+
+def _timed(do: Callable[[], Any]) -> tuple[Any, float]:
+    began = time.perf_counter()
+    return do(), time.perf_counter() - began

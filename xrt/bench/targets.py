@@ -1,0 +1,162 @@
+"""What is compared: models at a size, and candidates, which are one engine or a mixture."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from xrt import models, passes
+from xrt.engines.contract.spec import parse_spec, split_specs
+from xrt.errors import ModelError, OptionError, did_you_mean
+from xrt.formats import onnx
+from xrt.formats.bundle import is_bundle, load_model
+from xrt.graph import FrozenDict, Function, TensorType
+from xrt.partition import Pin
+from xrt.placement.engine_list import AUTO
+
+__all__ = ["AUTO", "BenchCandidate", "BenchTarget"]
+
+_SIZED = re.compile(r"(?P<source>[^{}]+?)\s*(?:\{(?P<sizes>[^{}]*)\})?\s*")
+_WITH = re.compile(r"\s+with\s+")
+BATCH = "batch"
+DIGITS = 100
+"""Digits of a number that is worth reading: Python refuses thousands of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchTarget:
+    """A model as text: a shipped model's name or the path of an ONNX file or a bundle, and sizes in braces."""
+
+    source: str
+    sizes: Mapping[str, int] = FrozenDict()
+    """Sizes of a shipped model, or extents of an ONNX file's symbolic dimensions."""
+    batch: int | None = None
+    """The batch size; None for what the model says."""
+
+    @classmethod
+    def parse(cls, text: str, batch: int | None = None) -> Self:
+        """Read ``squeezenet``, ``bert{layers=2}`` or ``model.onnx{tokens=128}``; raises OptionError for another form."""
+        match = _SIZED.fullmatch(text)
+        if match is None:
+            raise OptionError(f"{text!r} is not a model; one reads like 'squeezenet', 'bert{{layers=2}}' or 'model.onnx'")
+        parts = [part for part in (match["sizes"] or "").split(",") if part.strip()]
+        return cls(match["source"], FrozenDict(_size(part, text) for part in parts), batch)
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{name}={size}" for name, size in self.sizes.items())
+        return f"{self.source}{{{sizes}}}" if sizes else self.source
+
+    def load(self, seed: int = 0) -> Function:
+        """Return the model; raises ModelError or OptionError, also where it cannot have that batch size."""
+        if self.source not in models.names():
+            return _with_batch(_bound(self._read(), self.sizes), self.batch)
+        if self.batch is None or BATCH not in models.list_model_sizes(self.source):
+            return _with_batch(models.load(self.source, seed, **self.sizes), self.batch)
+        return models.load(self.source, seed, **{**self.sizes, BATCH: self.batch})
+
+    def check(self) -> None:
+        """Raise ModelError or OptionError, without building weights, where it is no model or has no such sizes."""
+        if self.source in models.names():
+            models.check_sizes(self.source, self.sizes)
+        else:
+            _bound(self._read(), self.sizes)
+
+    def _read(self) -> Function:
+        """Return the model of an ONNX file, or of a bundle, whose engines and compiled forms have no part in a comparison."""
+        self._check_there()
+        return load_model(self.source) if is_bundle(self.source) else onnx.load(self.source)
+
+    def _check_there(self) -> None:
+        if os.path.lexists(self.source):
+            return
+        shipped = models.names()
+        if Path(self.source).suffix or os.sep in self.source:
+            raise ModelError(f"cannot load {self.source!r}: there is no such file; without a suffix it may name a shipped model")
+        raise ModelError(
+            f"{self.source!r} is neither a file nor a shipped model.{did_you_mean(self.source, shipped)} "
+            f"Shipped: {', '.join(shipped)}"
+        )
+
+
+def _size(part: str, text: str) -> tuple[str, int]:
+    name, equals, size = (piece.strip() for piece in part.partition("="))
+    if not equals or not size.isdecimal():
+        raise OptionError(f"a model's size is written NAME=NUMBER, such as layers=2; got {part.strip()!r} in {text!r}")
+    if len(size) > DIGITS:
+        raise OptionError(f"{name} of {text[:DIGITS]!r}... is a number of {len(size)} digits, and no extent")
+    return name, int(size)
+
+
+def _bound(function: Function, sizes: Mapping[str, int]) -> Function:
+    known = {dim for shape in _shapes(function) for dim in shape if isinstance(dim, str)}
+    for name in sizes:
+        if name not in known:
+            has = ", ".join(sorted(known)) or "none"
+            raise OptionError(f"no input has a dimension {name!r}.{did_you_mean(name, known)} The model has: {has}")
+    return passes.bind_dims(function, sizes) if sizes else function
+
+
+def _with_batch(function: Function, batch: int | None) -> Function:
+    """Bind the first dimension of the first input; one that is fixed must be the batch already."""
+    shapes = _shapes(function)
+    if batch is None or not shapes or not shapes[0] or shapes[0][0] == batch:
+        return function
+    first = shapes[0][0]
+    if not isinstance(first, str):
+        raise ModelError(f"the model's batch is {first or 'unnamed'}, and {batch} was asked; only a named extent can be chosen")
+    return passes.bind_dims(function, {first: batch})
+
+
+def _shapes(function: Function) -> list[tuple[int | str | None, ...]]:
+    return [value.type.shape or () for value in function.inputs if isinstance(value.type, TensorType)]
+
+
+@dataclass(frozen=True, slots=True)
+class BenchCandidate:
+    """An engine, or several in the order of preference, with the pins that make them share.
+
+    With `AUTO` among them they are placed by measurement; `AUTO` alone means all engines that are ready.
+    """
+
+    engines: tuple[str, ...]
+    pins: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``ort``, ``tvm,ort`` or ``tvm,ort with Conv|MatMul=ort; Softmax!=tvm``; raises OptionError for another form."""
+        listed, *rest = _WITH.split(text.strip(), maxsplit=1)
+        engines = split_specs(listed)
+        for engine in engines or [text]:
+            parse_spec(engine)
+        pins = [pin.strip() for pin in rest[0].split(";")] if rest else []
+        if not all(pins):
+            raise OptionError(
+                f"the candidate {text!r} has an empty pin; write it like 'tvm,ort with Conv|MatMul=ort; Softmax!=tvm'"
+            )
+        candidate = cls(tuple(engine.strip() for engine in engines), tuple(pins))
+        candidate._check_pins()
+        return candidate
+
+    def _check_pins(self) -> None:
+        known = {*self.engines, *self.names}
+        for text in self.pins:
+            if (engine := Pin.parse(text).engine) not in known and self.engines != (AUTO,):
+                raise OptionError(f"pin {text!r} names engine {engine!r}, which is not in the list: {', '.join(self.engines)}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The engines' names, without their options."""
+        return tuple(parse_spec(engine)[0] for engine in self.engines)
+
+    @property
+    def precision(self) -> str:
+        """The precisions that the engines' options allow, the model's own unless they say otherwise."""
+        return ", ".join(dict.fromkeys(str(parse_spec(engine)[1].get("precision", "fp32")) for engine in self.engines))
+
+    def __str__(self) -> str:
+        listed = ",".join(self.engines)
+        return f"{listed} with {'; '.join(self.pins)}" if self.pins else listed

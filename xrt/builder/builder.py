@@ -1,0 +1,332 @@
+"""The Builder: it records nodes, constants and names, and makes a Function of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import Token
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from xrt.builder.finalize import finalize
+from xrt.builder.inlining import adopt, inline_function
+from xrt.builder.symbol import Symbol, recording
+from xrt.builder.tensor import Tensor
+from xrt.builder.type_promotion import is_strong, is_weak, natural_dtype, weak_array
+from xrt.errors import ModelError, did_you_mean
+from xrt.graph.constants import Constant
+from xrt.graph.function import Function
+from xrt.graph.node import Node
+from xrt.graph.op_schema import domain_title, latest_version
+from xrt.graph.rename import Names
+from xrt.graph.type_strings import Inference, may_equal
+
+if TYPE_CHECKING:
+    from xrt.graph.attributes import Attribute
+    from xrt.graph.types import Type
+
+__all__ = ["DEFAULT_OPSET", "Builder"]
+
+DEFAULT_OPSET = min(26, latest_version())
+"""The opset of a traced graph unless it says otherwise: the newest that released engines accept, and that ``onnx`` knows.
+
+From 27 on, everyday operators (Cast, Range, Mod) have versions that no released engine has a kernel for.
+"""
+
+SMALL = 64
+"""Constants of at most this many elements are shared when they are equal."""
+
+
+class Builder:
+    """Records what is done to its tensors, while it is the current one, and makes a Function of it.
+
+    >>> from xrt.graph import DType, TensorType
+    >>> with Builder("double") as b:
+    ...     x = b.input("x", TensorType(DType.FLOAT32, ("N",)))
+    ...     b.output(x + x, "y")
+    >>> b.function().outputs[0].name
+    'y'
+
+    ``opsets`` is the version of ai.onnx, or a mapping of versions by domain. ``inference`` says the types of a node's
+    outputs; without it only element types are known.
+    """
+
+    def __init__(
+        self,
+        name: str = "main",
+        *,
+        opsets: int | Mapping[str, int] = DEFAULT_OPSET,
+        inference: Inference | None = None,
+        outer: Builder | None = None,
+    ) -> None:
+        self.name = name
+        versions = {"": opsets} if isinstance(opsets, int) else {"": DEFAULT_OPSET, **opsets}
+        self.opsets: dict[str, int] = outer.opsets if outer else versions
+        self.inference = inference
+        self.outer = outer
+        self.names: Names = outer.names if outer else Names()
+        self.parts: Names = outer.parts if outer else Names()
+        """Names of the graphs that are used as parts of this one."""
+        self.inputs: list[Tensor] = []
+        self.nodes: list[Node] = []
+        self.constants: dict[str, Constant] = {}
+        self.types: dict[str, Type] = {}
+        self.outputs: list[tuple[Tensor, str | None]] = []
+        self.updates: dict[str, Tensor] = {}
+        self._hints: dict[int, str] = outer._hints if outer else {}
+        self._shared: dict[object, tuple[Tensor, object]] = {}
+        self._prefix: str = outer._prefix if outer else ""
+        self._device: str = outer._device if outer else ""
+        self._after: tuple[str, ...] = ()
+        self._function: Function | None = None
+        self._tokens: list[Token[Builder | None]] = []
+
+    # ------------------------------------------------------------------ recording
+
+    def __enter__(self) -> Self:
+        self._tokens.append(recording.set(self))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        recording.reset(self._tokens.pop())
+
+    def version(self, domain: str) -> int:
+        """Return the opset version of a domain; one that is not imported yet is, at the newest that ``onnx`` describes."""
+        if domain not in self.opsets:
+            self.opsets[domain] = latest_version(domain)
+        return self.opsets[domain]
+
+    def import_domain(self, domain: str, version: int) -> None:
+        """Import a domain; raises ModelError when the graph already imports it at another version."""
+        if self.opsets.setdefault(domain, version) != version:
+            known = f"the graph imports {domain_title(domain)} at version {self.opsets[domain]}"
+            raise ModelError(f"{known}; version {version} was asked")
+
+    def new_node(
+        self,
+        op_type: str,
+        inputs: Sequence[Symbol | None],
+        count: int,
+        attributes: tuple[Attribute, ...],
+        *,
+        domain: str = "",
+        name: str | None = None,
+        labels: Sequence[str] = (),
+    ) -> Node:
+        """Return a node with fresh names for its outputs; ``name`` names it and its first output, ``labels`` the others."""
+        first = self._explicit(name) if name is not None else self.names.make_numbered(self._prefix + op_type.lower())
+        outputs = (first, *(self.names.plain(f"{first}_{label}") for label in labels[1:count]))
+        read = tuple("" if symbol is None else symbol.name for symbol in inputs)
+        return self.add_placement(Node(op_type, read, outputs, attributes, domain, first))
+
+    def add_placement(self, node: Node) -> Node:
+        """Return the node with the device and the predecessors of where it is recorded; a device of its own stays."""
+        if not self._after and not self._device:
+            return node
+        return replace(node, control=(*node.control, *self._after), device=node.device or self._device)
+
+    def fresh(self, name: str) -> str:
+        """Take a free name near to the one given, with the prefix of where it is recorded."""
+        return self.names.plain(self._prefix + name)
+
+    def _explicit(self, name: str) -> str:
+        full = self._prefix + name
+        if not name or full in self.names:
+            what = "an empty name" if not name else f"the name {full!r}, which another value of the graph has"
+            raise ModelError(f"{what}, was given; choose another, or use scope(...) to prefix the names of a part of the graph")
+        return self.names.take(full)
+
+    def record(self, node: Node, types: Sequence[Type | None]) -> tuple[Tensor, ...]:
+        """Add a node and return its outputs; raises ModelError where the graph has been finished."""
+        if self._function is not None:
+            raise ModelError(f"the graph {self.name!r} has been made into a Function; nothing can be added to it")
+        self.nodes.append(node)
+        self.types.update({name: t for name, t in zip(node.outputs, types, strict=True) if t is not None})
+        return tuple(Tensor(self, name, t) for name, t in zip(node.outputs, types, strict=True))
+
+    def tensor(self, name: str, type_: Type | None) -> Tensor:
+        """Return the value of that name, which the builder has recorded."""
+        return Tensor(self, name, type_)
+
+    # ------------------------------------------------------------------ values
+
+    def input(self, name: str, type_: Type | None = None) -> Tensor:
+        """Add an input; its name is kept exactly."""
+        if name in self.names:
+            raise ModelError(f"the graph has a value named {name!r} already; choose another name for the input")
+        return self._input(self.names.take(name), type_)
+
+    def _input(self, name: str, type_: Type | None) -> Tensor:
+        tensor = Tensor(self, name, type_)
+        self.inputs.append(tensor)
+        return tensor
+
+    def constant(self, value: Any, name: str | None = None) -> Tensor:
+        """Return a constant tensor of an array, a Constant or a plain number.
+
+        A writeable array is copied; a read-only one, or a Constant, is taken as it is. Equal small constants are one.
+        """
+        if is_weak(value):
+            value = weak_array(value, natural_dtype(value))
+        if not is_strong(value) or isinstance(value, Symbol):
+            raise ModelError(f"a constant must be an array or a number; got {type(value).__name__} {value!r}")
+        shared = None if name is not None else self._shared.get(id(value))
+        return shared[0] if shared else self._new_constant(value, name)
+
+    def _new_constant(self, value: Any, name: str | None) -> Tensor:
+        constant = value if isinstance(value, Constant) else Constant(_unshared(value))
+        is_small = name is None and constant.array.size <= SMALL and id(value) not in self._hints
+        key: object = constant if is_small else id(value)
+        if is_small and key in self._shared:
+            return self._shared[key][0]
+        full = self._explicit(name) if name is not None else self._constant_name(value)
+        self.constants[full] = constant
+        tensor = Tensor(self, full, constant.type)
+        if name is None:
+            self._shared[key] = (tensor, value)  # the value is kept alive, so its id stays its own
+        return tensor
+
+    def _constant_name(self, value: object) -> str:
+        hint = self._hints.get(id(value))
+        return self.names.make_numbered(f"{self._prefix}constant") if hint is None else self.names.plain(hint)
+
+    def know(self, arrays: Mapping[str, Any]) -> None:
+        """Give names to arrays, for when they become constants; the caller keeps the arrays alive during the trace."""
+        for name, array in arrays.items():
+            self._hints.setdefault(id(array), self._prefix + name)
+
+    def symbol(self, item: Any) -> Tensor:
+        """Return an operand as a value of the graph; raises ModelError for one of another graph."""
+        if not isinstance(item, Symbol):
+            return self.constant(item)
+        if not any(item.builder is builder for builder in self.lineage()):
+            where = "a body that has ended, or another graph" if item.builder.names is self.names else "another graph"
+            whose = f"value {item.name!r} belongs to {where} ({item.builder.name!r})"
+            raise ModelError(f"{whose} and cannot be used in {self.name!r}")
+        return item  # type: ignore[return-value]  # every Symbol that a builder makes is a Tensor
+
+    def find_constant(self, symbol: Symbol) -> Constant | None:
+        """Return the constant that a value is, None where it is computed or given."""
+        return symbol.builder.constants.get(symbol.name)
+
+    def lineage(self) -> Iterator[Builder]:
+        """Yield this builder and those around it."""
+        builder: Builder | None = self
+        while builder is not None:
+            yield builder
+            builder = builder.outer
+
+    # ------------------------------------------------------------------ outputs and aliases
+
+    def output(self, value: Any, name: str | None = None) -> None:
+        """Add an output; without a name it keeps the value's own."""
+        self.outputs.append((self.symbol(value), name))
+
+    def update(self, target: Symbol, value: Any) -> Tensor:
+        """Make the buffer of an input hold the value after each call; the value becomes an output if it is none.
+
+        What the graph reads from the input stays what was given. Raises ModelError unless the input is one of this graph's,
+        is updated once, and has the type of the value.
+        """
+        if self.outer is not None:
+            raise ModelError(f"an input can be updated only in the graph itself, not in the body {self.name!r}")
+        if all(target is not known for known in self.inputs):
+            names = ", ".join(known.name for known in self.inputs)
+            raise ModelError(f"only an input can be updated; {target!r} is none (the inputs are: {names or 'none'})")
+        if target.name in self.updates:
+            raise ModelError(f"input {target.name!r} is updated twice; a buffer can hold one value after a call")
+        new = self.symbol(value)
+        if new.type is not None and target.type is not None and not may_equal(new.type, target.type):
+            raise ModelError(f"input {target.value} cannot be updated with {new.value}; their types differ")
+        self.updates[target.name] = new
+        return new
+
+    def function(self) -> Function:
+        """Return what was recorded, to which nothing can be added then; raises ModelError where it does not make a Function."""
+        if self._function is None:
+            self._function = finalize(self)
+        return self._function
+
+    # ------------------------------------------------------------------ how nodes are recorded
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Prefix the names of the nodes recorded inside with ``name/``."""
+        with self._changed(_prefix=f"{self._prefix}{name}/"):
+            yield
+
+    @contextmanager
+    def device(self, device: str) -> Iterator[None]:
+        """Say where the nodes recorded inside must run: ``"cpu"``, ``"cuda:1"``."""
+        with self._changed(_device=device):
+            yield
+
+    @contextmanager
+    def after(self, *values: Symbol) -> Iterator[None]:
+        """Make the nodes recorded inside run after those that compute the values, without reading them."""
+        nodes = tuple(self._node_of(value) for value in values)
+        with self._changed(_after=tuple(dict.fromkeys((*self._after, *nodes)))):
+            yield
+
+    @contextmanager
+    def _changed(self, **fields: Any) -> Iterator[None]:
+        before = {name: getattr(self, name) for name in fields}
+        self.__dict__.update(fields)
+        try:
+            yield
+        finally:
+            self.__dict__.update(before)
+
+    def _node_of(self, value: Symbol) -> str:
+        for node in reversed(self.nodes):
+            if value.builder is self and value.name in node.outputs:
+                return node.name
+        names = [name for node in self.nodes for name in node.outputs]
+        near = did_you_mean(value.name, names)
+        raise ModelError(f"no node of {self.name!r} computes {value.name!r}, so nothing can run after it.{near}")
+
+    # ------------------------------------------------------------------ bodies and sub-functions
+
+    def body(
+        self, title: str, body: Callable[..., Any] | Function, inputs: Sequence[tuple[str, Type | None]]
+    ) -> tuple[Function, bool]:
+        """Return a body as a Function, and whether it gives one bare tensor: traced from a callable, or taken as it is."""
+        if isinstance(body, Function):
+            return adopt(self, title, body, len(inputs)), len(body.outputs) == 1
+        if not callable(body):
+            raise ModelError(f"{title} must be a callable or a Function; got {type(body).__name__} {body!r}")
+        hints = _parameter_names(title, body, inputs)
+        child = Builder(title, inference=self.inference, outer=self)
+        with child:
+            result = body(*(child._input(self.names.plain(h), t) for h, (_, t) in zip(hints, inputs, strict=True)))
+            single = not isinstance(result, tuple | list)
+            for value in (result,) if single else result:
+                child.output(value)
+        return child.function(), single
+
+    def inline(self, function: Function, *inputs: Any) -> tuple[Tensor, ...]:
+        """Record the nodes of a Function on other inputs and return its outputs; names are prefixed with the Function's."""
+        return inline_function(self, function, [self.symbol(item) for item in inputs])
+
+
+def _unshared(array: Any) -> Any:
+    return array.copy() if isinstance(array, np.ndarray) and array.flags.writeable else array
+
+
+def _parameter_names(title: str, body: Callable[..., Any], inputs: Sequence[tuple[str, Type | None]]) -> list[str]:
+    """Return the names of a callable's parameters, one per input, or the given ones where it does not tell."""
+    given = [name for name, _ in inputs]
+    try:
+        signature = inspect.signature(body)
+    except (TypeError, ValueError):
+        return given
+    try:
+        bound = signature.bind(*given)
+    except TypeError as error:
+        told = ", ".join(given) or "none"
+        raise ModelError(f"{title} is called with {len(given)} arguments ({told}): {error}") from error
+    named = [k for k in bound.arguments if signature.parameters[k].kind is not inspect.Parameter.VAR_POSITIONAL]
+    return [*named, *given[len(named) :]]

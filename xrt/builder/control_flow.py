@@ -1,0 +1,168 @@
+"""The bodies of control flow: Python callables traced with the types that the operator passes to them, or Functions.
+
+A value that changes from one iteration to the next may change its extents. Then the body is traced again with those extents
+unknown, until the types of its inputs and outputs agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from xrt.builder.symbol import Symbol
+from xrt.errors import ModelError
+from xrt.graph.dtypes import DType
+from xrt.graph.function import Function
+from xrt.graph.type_strings import join_types
+from xrt.graph.types import SequenceType, Shape, TensorType, Type, Value
+
+if TYPE_CHECKING:
+    from xrt.builder.builder import Builder
+    from xrt.graph.op_schema import Operator
+
+__all__ = ["CONTROL_FLOW", "TracedBodies", "trace_bodies"]
+
+
+@dataclass(frozen=True, slots=True)
+class TracedBodies:
+    """What became of an operator's bodies."""
+
+    functions: Mapping[str, Function]
+    """By attribute."""
+    outputs: tuple[Type | None, ...]
+    """The types of the operator's outputs."""
+    is_single: bool
+    """Whether the operator returns one tensor, not a tuple of one."""
+
+
+Body = Callable[..., Any] | Function
+Symbols = Sequence[Symbol | None]
+
+
+def trace_bodies(builder: Builder, operator: Operator, inputs: Symbols, attributes: Mapping[str, Any]) -> TracedBodies:
+    """Trace the bodies of an operator of `CONTROL_FLOW`; raises ModelError where one does not fit it."""
+    return CONTROL_FLOW[operator.name](builder, inputs, attributes)
+
+
+def _if(builder: Builder, inputs: Symbols, attributes: Mapping[str, Any]) -> TracedBodies:
+    branches = {}
+    singles = []
+    for name in ("then_branch", "else_branch"):
+        function, single = builder.body(name, attributes[name], ())
+        branches[name] = function
+        singles.append(single)
+    outputs = _agreed(branches["then_branch"].outputs, branches["else_branch"].outputs)
+    return TracedBodies(branches, outputs, all(singles))
+
+
+def _agreed(then: Sequence[Value], other: Sequence[Value]) -> tuple[Type | None, ...]:
+    if len(then) != len(other):
+        raise ModelError(f"then_branch gives {len(then)} outputs and else_branch {len(other)}; they must give as many")
+    for index, (a, b) in enumerate(zip(then, other, strict=True)):
+        _check_same("output", index, "then_branch", a.type, "else_branch", b.type)
+    return tuple(join_types(a.type, b.type) for a, b in zip(then, other, strict=True))
+
+
+def _check_same(what: str, index: int, left: str, a: Type | None, right: str, b: Type | None) -> None:
+    if a is not None and b is not None and join_types(a, b) is None:
+        raise ModelError(f"{what} {index + 1} is {a} in {left} and {b} in {right}; the element types must be the same")
+
+
+def _loop(builder: Builder, inputs: Symbols, attributes: Mapping[str, Any]) -> TracedBodies:
+    carried = [None if s is None else s.type for s in inputs[2:]]
+    head = [("iteration", TensorType(DType.INT64, ())), ("condition", TensorType(DType.BOOL, ()))]
+    function = _settled(builder, attributes["body"], head, carried, [], first=1)
+    states, scans = _split(function, 1, len(carried))
+    outputs = (*(v.type for v in states), *(_stacked(v.type, None, 0) for v in scans))
+    return TracedBodies({"body": function}, outputs, len(outputs) == 1)
+
+
+def _scan(builder: Builder, inputs: Symbols, attributes: Mapping[str, Any]) -> TracedBodies:
+    if builder.version("") < 9:
+        raise ModelError("a graph is traced with Scan from opset 9 on; at 8 it works on batches. Raise the graph's opset")
+    count = attributes["num_scan_inputs"]
+    if not isinstance(count, int) or not 0 < count <= len(inputs):
+        raise ModelError(f"num_scan_inputs must be 1 to {len(inputs)}, the number of its inputs; got {count!r}")
+    types = [None if s is None else s.type for s in inputs]
+    carried, scanned = types[:-count], types[-count:]
+    axes = attributes.get("scan_input_axes") or [0] * count
+    rows = [("row", _without(t, axis)) for t, axis in zip(scanned, axes, strict=True)]
+    function = _settled(builder, attributes["body"], [], carried, rows, first=0)
+    states, scans = _split(function, 0, len(carried))
+    out_axes = attributes.get("scan_output_axes") or [0] * len(scans)
+    length = _extent(scanned[0], axes[0])
+    stacks = (_stacked(v.type, length, axis) for v, axis in zip(scans, out_axes, strict=True))
+    outputs = (*(v.type for v in states), *stacks)
+    return TracedBodies({"body": function}, outputs, len(outputs) == 1)
+
+
+def _sequence_map(builder: Builder, inputs: Symbols, attributes: Mapping[str, Any]) -> TracedBodies:
+    types = [None if s is None else s.type for s in inputs]
+    items = [("item", t.element if isinstance(t, SequenceType) else t) for t in types]
+    function, single = builder.body("body", attributes["body"], items)
+    outputs = tuple(None if v.type is None else SequenceType(v.type) for v in function.outputs)
+    return TracedBodies({"body": function}, outputs, single)
+
+
+CONTROL_FLOW: Mapping[str, Callable[[Builder, Symbols, Mapping[str, Any]], TracedBodies]] = {
+    "If": _if,
+    "Loop": _loop,
+    "Scan": _scan,
+    "SequenceMap": _sequence_map,
+}
+
+Parameter = tuple[str, Type | None]
+
+
+def _settled(
+    builder: Builder, body: Body, head: Sequence[Parameter], carried: Sequence[Type | None], tail: Sequence[Parameter], first: int
+) -> Function:
+    """Return the body traced with carried types that it gives back; ``first`` is the place of the first carried output.
+
+    Each round forgets at least one extent or rank, so the rounds end.
+    """
+    while True:
+        mark = builder.names.mark()
+        function, _ = builder.body("body", body, [*head, *(("carried", t) for t in carried), *tail])
+        states, _ = _split(function, first, len(carried))
+        for index, (before, after) in enumerate(zip(carried, states, strict=True)):
+            _check_same("carried value", index, "the input", before, "the body's output", after.type)
+        widened = [b if after.type is None else join_types(b, after.type) for b, after in zip(carried, states, strict=True)]
+        if widened == list(carried) or isinstance(body, Function):
+            return function
+        builder.names.rewind(mark)
+        carried = widened
+
+
+def _split(function: Function, first: int, count: int) -> tuple[Sequence[Value], Sequence[Value]]:
+    """Return the body's outputs that are carried on, and those that are gathered."""
+    if len(function.outputs) < first + count:
+        condition = "the condition and " if first else ""
+        given = len(function.outputs)
+        raise ModelError(f"the body gives {given} output(s); it must give {condition}{count} carried value(s) first")
+    return function.outputs[first : first + count], function.outputs[first + count :]
+
+
+def _stacked(type_: Type | None, length: Any, axis: int) -> Type | None:
+    if not isinstance(type_, TensorType) or type_.shape is None:
+        return type_
+    place = axis if axis >= 0 else axis + len(type_.shape) + 1
+    return type_.with_shape((*type_.shape[:place], length, *type_.shape[place:]))
+
+
+def _without(type_: Type | None, axis: int) -> Type | None:
+    if not isinstance(type_, TensorType) or type_.shape is None:
+        return type_
+    return type_.with_shape(_dropped(type_.shape, axis))
+
+
+def _dropped(shape: Shape, axis: int) -> Shape:
+    if not -len(shape) <= axis < len(shape):
+        raise ModelError(f"a scan input of rank {len(shape)} has no axis {axis}")
+    place = axis % len(shape)
+    return (*shape[:place], *shape[place + 1 :])
+
+
+def _extent(type_: Type | None, axis: int) -> Any:
+    return type_.shape[axis] if isinstance(type_, TensorType) and type_.shape is not None else None

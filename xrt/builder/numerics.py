@@ -1,0 +1,289 @@
+"""Python's operators on tensors, with the meaning that NumPy gives them.
+
+NumPy itself says in which type an operation computes (``ufunc.resolve_dtypes``); the operands are converted to it, and
+the ONNX operator is chosen so that the numbers agree: ONNX's ``Div`` of integers truncates, Python's ``//`` floors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xrt.builder.record_op import emit
+from xrt.builder.symbol import current
+from xrt.builder.type_promotion import DTypeLike, Operand, infer_operand_dtype, is_strong, is_weak, weak_array
+from xrt.errors import ModelError
+from xrt.graph.dtypes import DType
+
+if TYPE_CHECKING:
+    from xrt.builder.tensor import Tensor
+
+__all__ = ["absolute", "binary", "cast", "invert", "is_operand", "negative"]
+
+MINIMUM_OPSET = 13
+"""Below this, ONNX's operators broadcast and take their axes in ways that Python's operators are not translated to."""
+
+Rule = Callable[["Tensor", "Tensor", DType], "Tensor"]
+
+
+def is_operand(value: object) -> bool:
+    """Whether Python's operators take the value; for anything else Python asks the other operand."""
+    return is_strong(value) or is_weak(value)
+
+
+def cast(x: Tensor, dtype: DTypeLike) -> Tensor:
+    """Return the tensor converted to an element type; itself where it has it."""
+    wanted = infer_operand_dtype(dtype)
+    return x if x.dtype is wanted else emit("Cast", x, to=wanted.onnx)
+
+
+def binary(symbol: str, left: Operand, right: Operand) -> Tensor:
+    """Return ``left symbol right``; at least one of them is a tensor of the graph."""
+    _check_opset(symbol)
+    ufunc, rule = _BINARY[symbol]
+    a, b, dtype = _in_common(symbol, ufunc, left, right)
+    return rule(a, b, dtype)
+
+
+def _check_opset(symbol: str) -> None:
+    version = current(f"the operator {symbol}").version("")
+    if version < MINIMUM_OPSET:
+        raise ModelError(
+            f"the operator {symbol} on tensors needs opset {MINIMUM_OPSET} or newer; the graph is at {version}. "
+            f"Raise the graph's opset, or use xrt.ops"
+        )
+
+
+# ---------------------------------------------------------------------- in which type
+
+
+def _in_common(symbol: str, ufunc: np.ufunc, left: Operand, right: Operand) -> tuple[Tensor, Tensor, DType]:
+    """Return the operands as tensors of the types in which NumPy would compute, and the left one's."""
+    first, second = _operand_types(symbol, ufunc, left, right)
+    if symbol in _COMPARISONS and (_is_too_large(left, first) or _is_too_large(right, second)):
+        first = second = DType.INT64
+    return _as(left, first), _as(right, second), first
+
+
+_COMPARISONS = frozenset(("==", "!=", "<", "<=", ">", ">="))
+
+
+def _is_too_large(value: Operand, dtype: DType) -> bool:
+    """Whether a number is outside an integer type of less than 64 bits, so that the comparison is made in int64."""
+    if not isinstance(value, int) or isinstance(value, bool) or not dtype.is_integer or dtype.bits == 64:
+        return False
+    info = np.iinfo(dtype.numpy)
+    return not info.min <= value <= info.max
+
+
+def _operand_types(symbol: str, ufunc: np.ufunc, left: Operand, right: Operand) -> tuple[DType, DType]:
+    a, b = _asked(left, right), _asked(right, left)
+    if DType.STRING.numpy in (a, b):
+        return _string_types(symbol, left, right)
+    try:
+        resolved = ufunc.resolve_dtypes((a, b, None))
+    except TypeError as error:
+        raise ModelError(f"NumPy has no {_shown(left)} {symbol} {_shown(right)}: {error}") from error
+    return infer_operand_dtype(resolved[0]), infer_operand_dtype(resolved[1])
+
+
+def _asked(value: Operand, other: Operand) -> Any:
+    """Return what `ufunc.resolve_dtypes` is asked: a dtype, or the Python type of a weak number.
+
+    A number that the other's type can hold takes that type at once: the types of ``ml_dtypes`` know no weak numbers.
+    """
+    if is_strong(value):
+        return _dtype(value).numpy
+    if isinstance(value, list | tuple | str):
+        return np.asarray(value).dtype if not isinstance(value, str) else DType.STRING.numpy
+    met = _dtype(other)
+    if isinstance(value, bool):
+        return np.dtype(bool)
+    holds_it = met.is_float if isinstance(value, float) else met.is_float or met.is_integer
+    return met.numpy if holds_it and not isinstance(value, complex) else type(value)
+
+
+def _dtype(value: Any) -> DType:
+    return value.dtype if not isinstance(value, np.ndarray | np.generic) else DType.of(np.asarray(value))
+
+
+def _string_types(symbol: str, left: Operand, right: Operand) -> tuple[DType, DType]:
+    if symbol in ("==", "!="):
+        return DType.STRING, DType.STRING
+    raise ModelError(f"ONNX has no {_shown(left)} {symbol} {_shown(right)} of strings; only == and != compare them")
+
+
+def _shown(value: Operand) -> str:
+    return str(_dtype(value)) if is_strong(value) else repr(value)
+
+
+def _as(value: Operand, dtype: DType) -> Tensor:
+    """Return the operand as a tensor of an element type; constants are converted at once."""
+    builder = current("a constant")
+    if is_weak(value):
+        return builder.symbol(weak_array(value, dtype))
+    if isinstance(value, np.ndarray | np.generic) and _dtype(value) is not dtype:
+        value = np.asarray(value).astype(dtype.numpy)
+    return cast(builder.symbol(value), dtype)
+
+
+# ---------------------------------------------------------------------- arithmetic
+
+
+def _plain(op_type: str, for_bool: str | None = None) -> Rule:
+    """Return the rule that applies one operator, another one to booleans where NumPy means a logical operation."""
+
+    def rule(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
+        return emit(for_bool if for_bool and dtype is DType.BOOL else op_type, a, b)
+
+    return rule
+
+
+def _zero(like: Tensor) -> Tensor:
+    return _number(0, like)
+
+
+def _number(value: int, like: Tensor) -> Tensor:
+    return current("a constant").symbol(weak_array(value, like.dtype))
+
+
+def _is_unsigned(dtype: DType) -> bool:
+    return dtype.text.startswith("uint")
+
+
+def _floor_divide(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
+    if dtype.is_float:
+        return _float_floor_divide(a, b)
+    quotient = emit("Div", a, b)
+    if _is_unsigned(dtype):
+        return quotient
+    # Truncation is one too many where the product has passed the dividend; no step here can overflow.
+    return emit("Sub", quotient, cast(_has_passed(emit("Mul", quotient, b), a, b), dtype))
+
+
+def _has_passed(product: Tensor, dividend: Tensor, divisor: Tensor) -> Tensor:
+    """Whether the product is beyond the dividend, in the direction that the divisor's sign gives."""
+    known = current("//").find_constant(divisor)
+    if known is not None and bool((known.array > 0).all()):
+        return emit("Greater", product, dividend)
+    if known is not None and bool((known.array < 0).all()):
+        return emit("Less", product, dividend)
+    above = emit("And", emit("Greater", divisor, _zero(divisor)), emit("Greater", product, dividend))
+    below = emit("And", emit("Less", divisor, _zero(divisor)), emit("Less", product, dividend))
+    return emit("Or", above, below)
+
+
+def _float_floor_divide(a: Tensor, b: Tensor) -> Tensor:
+    """Floor the exact quotient, as Python does, not the rounded one: ``1.0 // 0.1`` is 9."""
+    rest = emit("Mod", a, b, fmod=1)
+    whole = emit("Div", emit("Sub", a, rest), b)
+    lower = emit("Sub", whole, cast(_signs_differ(rest, b), a.dtype))
+    return emit("Where", emit("Equal", b, _zero(b)), emit("Div", a, b), emit("Round", lower))
+
+
+def _signs_differ(rest: Tensor, divisor: Tensor) -> Tensor:
+    """Whether a remainder is not zero and has another sign than the divisor."""
+    opposite = emit("Xor", emit("Less", rest, _zero(rest)), emit("Less", divisor, _zero(divisor)))
+    return emit("And", opposite, emit("Not", emit("Equal", rest, _zero(rest))))
+
+
+def _remainder(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
+    if not dtype.is_float:
+        return emit("Mod", a, b)
+    rest = emit("Mod", a, b, fmod=1)
+    return emit("Where", _signs_differ(rest, b), emit("Add", rest, b), rest)
+
+
+def _power(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
+    exponent = current("**").find_constant(b)
+    if dtype.is_integer and exponent is not None and bool((exponent.array < 0).any()):
+        raise ModelError("integers to negative integer powers are not integers; convert the base with .astype('float32')")
+    return emit("Pow", a, b)
+
+
+def _not_equal(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
+    return emit("Not", emit("Equal", a, b))
+
+
+def _compare(op_type: str) -> Rule:
+    """Return the rule of an ordering; booleans are ordered as numbers, which ONNX does not do."""
+
+    def rule(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
+        if dtype is DType.BOOL:
+            a, b = cast(a, DType.UINT8), cast(b, DType.UINT8)
+        return emit(op_type, a, b)
+
+    return rule
+
+
+# ---------------------------------------------------------------------- bits
+
+
+def _bitwise(op_type: str) -> Rule:
+    return _plain(f"Bitwise{op_type}", for_bool=op_type)
+
+
+_UNSIGNED = {DType.INT8: DType.UINT8, DType.INT16: DType.UINT16, DType.INT32: DType.UINT32, DType.INT64: DType.UINT64}
+
+
+def _shift_left(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
+    bits = _UNSIGNED.get(dtype, dtype)  # ONNX shifts unsigned integers only; a cast keeps the bits
+    return cast(emit("BitShift", cast(a, bits), cast(b, bits), direction="LEFT"), dtype)
+
+
+def _shift_right(a: Tensor, b: Tensor, dtype: DType) -> Tensor:
+    if dtype not in _UNSIGNED:
+        return emit("BitShift", a, b, direction="RIGHT")
+    bits = _UNSIGNED[dtype]
+    negative = emit("Less", a, _zero(a))  # -1 shifted right stays -1: shift the complement, which is not negative
+    positive = emit("Where", negative, emit("BitwiseNot", a), a)
+    shifted = cast(emit("BitShift", cast(positive, bits), cast(b, bits), direction="RIGHT"), dtype)
+    return emit("Where", negative, emit("BitwiseNot", shifted), shifted)
+
+
+_BINARY: dict[str, tuple[np.ufunc, Rule]] = {
+    "+": (np.add, _plain("Add", for_bool="Or")),
+    "-": (np.subtract, _plain("Sub")),
+    "*": (np.multiply, _plain("Mul", for_bool="And")),
+    "/": (np.true_divide, _plain("Div")),
+    "//": (np.floor_divide, _floor_divide),
+    "%": (np.remainder, _remainder),
+    "**": (np.power, _power),
+    "@": (np.matmul, _plain("MatMul")),
+    "==": (np.equal, _plain("Equal")),
+    "!=": (np.not_equal, _not_equal),
+    "<": (np.less, _compare("Less")),
+    "<=": (np.less_equal, _compare("LessOrEqual")),
+    ">": (np.greater, _compare("Greater")),
+    ">=": (np.greater_equal, _compare("GreaterOrEqual")),
+    "&": (np.bitwise_and, _bitwise("And")),
+    "|": (np.bitwise_or, _bitwise("Or")),
+    "^": (np.bitwise_xor, _bitwise("Xor")),
+    "<<": (np.left_shift, _shift_left),
+    ">>": (np.right_shift, _shift_right),
+}
+
+
+# ---------------------------------------------------------------------- one operand
+
+
+def negative(x: Tensor) -> Tensor:
+    """Return ``-x``; raises ModelError for truth values, as NumPy does."""
+    _check_opset("-")
+    if x.dtype is DType.BOOL:
+        raise ModelError("NumPy has no - of bool; use ~x")
+    return emit("Sub", _zero(x), x) if _is_unsigned(x.dtype) else emit("Neg", x)
+
+
+def absolute(x: Tensor) -> Tensor:
+    """Return ``abs(x)``; truth values are their own."""
+    return x if x.dtype is DType.BOOL else emit("Abs", x)
+
+
+def invert(x: Tensor) -> Tensor:
+    """Return ``~x``: not, of booleans; every bit flipped, of integers."""
+    if not (x.dtype is DType.BOOL or x.dtype.is_integer):
+        raise ModelError(f"NumPy has no ~ of {x.dtype}; it is for bool and integers")
+    return emit("Not" if x.dtype is DType.BOOL else "BitwiseNot", x)

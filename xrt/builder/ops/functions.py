@@ -1,0 +1,112 @@
+"""One Python function per operator: its name, signature and documentation are those of the schema."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from xrt.builder import DEFAULT_OPSET
+from xrt.builder.record_op import apply
+from xrt.errors import did_you_mean
+from xrt.graph.op_schema import (
+    FormalAttribute,
+    FormalParameter,
+    Operator,
+    domain_title,
+    find_operator,
+    latest_version,
+    operator_names,
+)
+from xrt.graph.schemas import find_schema
+
+__all__ = ["find", "names", "newest", "parameters"]
+
+
+@lru_cache(maxsize=8)
+def names(domain: str) -> tuple[str, ...]:
+    """Return the operators of a domain that are in force at its newest version, sorted."""
+    version = latest_version(domain)
+    found = ((name, find_operator(name, version, domain)) for name in operator_names(domain))
+    return tuple(name for name, operator in found if operator is not None)
+
+
+def newest(name: str, domain: str) -> Operator | None:
+    """Return the operator as a graph has it by default: at the default opset, or at the newest where it came later."""
+    by_default = find_operator(name, DEFAULT_OPSET, domain) if not domain else None
+    return by_default or find_operator(name, latest_version(domain), domain)
+
+
+@lru_cache(maxsize=512)
+def find(module: str, domain: str, name: str) -> Callable[..., Any]:
+    """Return the function of an operator; raises AttributeError, with the nearest name, where there is none."""
+    operator = None if name.startswith("_") else newest(name, domain)
+    if operator is None:
+        raise AttributeError(f"{domain_title(domain)} has no operator {name!r}.{did_you_mean(name, names(domain))}", name=name)
+    return _function(module, operator)
+
+
+def _function(module: str, operator: Operator) -> Callable[..., Any]:
+    op_type, domain = operator.name, operator.domain
+
+    def function(*inputs: Any, outputs: int | None = None, name: str | None = None, **attributes: Any) -> Any:
+        return apply(op_type, inputs, attributes, domain=domain, outputs=outputs, name=name)
+
+    function.__name__ = function.__qualname__ = op_type
+    function.__module__ = module
+    function.__doc__ = _documentation(operator)
+    function.__signature__ = inspect.Signature(list(parameters(operator)))  # type: ignore[attr-defined]  # what inspect reads
+    return function
+
+
+def parameters(operator: Operator) -> Iterator[inspect.Parameter]:
+    """Yield inputs in their places, then attributes, then ``outputs`` where the operator may have several, and ``name``."""
+    kind = inspect.Parameter
+    variadic = [formal for formal in operator.inputs if formal.is_variadic]
+    for formal in operator.inputs:
+        if formal.is_variadic:
+            yield kind(formal.name, kind.VAR_POSITIONAL)
+        else:
+            place = kind.POSITIONAL_ONLY if variadic else kind.POSITIONAL_OR_KEYWORD
+            yield kind(formal.name, place, default=None if formal.is_optional else kind.empty)
+    for attribute in sorted(operator.attributes.values(), key=lambda a: not a.is_required):
+        yield kind(attribute.name, kind.KEYWORD_ONLY, default=kind.empty if attribute.is_required else _short(attribute.default))
+    if operator.max_outputs != 1:
+        yield kind("outputs", kind.KEYWORD_ONLY, default=None)
+    yield kind("name", kind.KEYWORD_ONLY, default=None)
+
+
+def _short(default: Any) -> Any:
+    """Return a default as a person writes it: 1e-05, not the float32 that is nearest to it."""
+    return float(str(np.float32(default))) if isinstance(default, float) else default
+
+
+# ---------------------------------------------------------------------- documentation
+
+
+def _documentation(operator: Operator) -> str:
+    schema = find_schema(operator.name, operator.since_version, operator.domain)
+    text = inspect.cleandoc(schema.doc) if schema is not None and schema.doc else ""
+    parts = [f"{operator.title}, version {operator.since_version} of {domain_title(operator.domain)}.", text]
+    parts += _section("Inputs", (_input_line(formal) for formal in operator.inputs))
+    parts += _section("Attributes", (_attribute_line(attribute) for attribute in operator.attributes.values()))
+    parts += _section("Outputs", (_input_line(formal) for formal in operator.outputs))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _section(title: str, lines: Iterator[str]) -> list[str]:
+    listed = "\n".join(f"    {line}" for line in lines)
+    return [f"{title}:\n{listed}"] if listed else []
+
+
+def _input_line(formal: FormalParameter) -> str:
+    how = ", optional" if formal.is_optional else ", any number" if formal.is_variadic else ""
+    return f"{formal.name} ({formal.variable}{how})"
+
+
+def _attribute_line(attribute: FormalAttribute) -> str:
+    state = "required" if attribute.is_required else f"default {_short(attribute.default)!r}"
+    return f"{attribute.name} ({attribute.kind.name.lower()}, {state})"

@@ -1,0 +1,271 @@
+"""Apply an operator while a graph is traced: check what was given against its schema, and record the node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from xrt.builder.control_flow import CONTROL_FLOW, TracedBodies, trace_bodies
+from xrt.builder.symbol import Symbol, current
+from xrt.builder.type_promotion import Operand, infer_operand_dtype, is_strong, is_weak, natural_dtype, weak_array, weak_dtype
+from xrt.errors import ModelError, did_you_mean
+from xrt.graph.attributes import Attribute, AttrKind
+from xrt.graph.constants import Constant
+from xrt.graph.dtypes import DType
+from xrt.graph.op_schema import Operator, domain_title, latest_version, require_operator
+from xrt.graph.type_strings import DTYPE_ATTRIBUTES, bind, infer_output_types, refine_types
+
+if TYPE_CHECKING:
+    from xrt.builder.builder import Builder
+    from xrt.builder.tensor import Tensor
+    from xrt.graph.node import Node
+    from xrt.graph.types import Type
+
+__all__ = ["apply", "apply_opaque", "emit"]
+
+
+def emit(op_type: str, *inputs: Operand | None, **attributes: Any) -> Tensor:
+    """Apply an operator of ai.onnx that has one output."""
+    return cast("Tensor", apply(op_type, inputs, attributes))
+
+
+def apply(
+    op_type: str,
+    inputs: Sequence[Operand | None],
+    attributes: Mapping[str, Any],
+    *,
+    domain: str = "",
+    outputs: int | None = None,
+    name: str | None = None,
+) -> Tensor | tuple[Tensor, ...]:
+    """Record a node and return its outputs: one tensor, or a tuple where the operator has several or `outputs` says how many.
+
+    ``attributes`` may also hold inputs by their formal names. Raises ModelError, naming the operator, what it expects and
+    what was given.
+    """
+    title = f"xrt.ops.{f'{domain}.' if domain else ''}{op_type}"
+    builder = current(title)
+    operator = require_operator(op_type, builder.version(domain), domain)
+    try:
+        return _apply(builder, operator, inputs, attributes, outputs, name)
+    except ModelError as error:
+        raise _named(error, title) from error.__cause__
+
+
+def _named(error: ModelError, title: str) -> ModelError:
+    """Return the error with the operator in front, unless an operator inside a body has put itself there."""
+    text = str(error)
+    return error if text.startswith("xrt.ops.") else ModelError(f"{title}: {text}").with_traceback(error.__traceback__)
+
+
+def _apply(
+    builder: Builder,
+    operator: Operator,
+    inputs: Sequence[Operand | None],
+    attributes: Mapping[str, Any],
+    outputs: int | None,
+    name: str | None,
+) -> Tensor | tuple[Tensor, ...]:
+    given, attributes = _inputs_by_name(operator, inputs, attributes)
+    if "num_outputs" in operator.attributes and outputs is not None and len(given) == operator.min_inputs:
+        attributes.setdefault("num_outputs", outputs)  # Split says it twice: in its outputs and, where no sizes are given, here
+    _check_attribute_names(operator, attributes)
+    symbols, bound = _operands(builder, operator, given)
+    bodies = trace_bodies(builder, operator, symbols, attributes) if operator.name in CONTROL_FLOW else None
+    made = _attributes(operator, {**attributes, **bodies.functions} if bodies else attributes)
+    count = _output_count(operator, bodies, symbols, attributes, outputs, builder)
+    labels = _labels(operator, count)
+    node = builder.new_node(operator.name, symbols, count, made, domain=operator.domain, name=name, labels=labels)
+    types = bodies.outputs if bodies else _output_types(builder, operator, node, symbols, bound)
+    results = builder.record(node, types)
+    single = bodies.is_single if bodies else operator.max_outputs is not None and count == 1
+    return results[0] if single and outputs is None else results
+
+
+# ---------------------------------------------------------------------- inputs
+
+
+def _inputs_by_name(
+    operator: Operator, inputs: Sequence[Operand | None], attributes: Mapping[str, Any]
+) -> tuple[list[Operand | None], dict[str, Any]]:
+    """Return all inputs in their places, and what is left: the attributes."""
+    given, rest = list(inputs), dict(attributes)
+    for index, formal in enumerate(operator.inputs):
+        if formal.name not in rest:
+            continue
+        if index < len(given):
+            raise ModelError(f"input {formal.name!r} is given twice: in place {index + 1} and by name")
+        if formal.is_variadic:
+            raise ModelError(f"input {formal.name!r} stands for any number of tensors; give them in their places, not by name")
+        given.extend([None] * (index - len(given)))
+        given.append(rest.pop(formal.name))
+    while given and given[-1] is None and len(given) > operator.min_inputs:
+        given.pop()
+    return given, rest
+
+
+def _operands(
+    builder: Builder, operator: Operator, given: Sequence[Operand | None]
+) -> tuple[list[Symbol | None], dict[str, str]]:
+    """Return the inputs as values of the graph, and what they bind the type variables to."""
+    _check_inputs_given(operator, given)
+    symbols: list[Symbol | None] = [builder.symbol(item) if is_strong(item) else None for item in given]
+    bound = bind(operator, [None if symbol is None else symbol.type for symbol in symbols])
+    for index, item in enumerate(given):
+        if item is None or symbols[index] is not None:
+            continue
+        formal = operator.formal_input(index)
+        if not is_weak(item):
+            raise ModelError(f"input {formal.name!r} is a {type(item).__name__}, {item!r}; it must be a tensor")
+        symbols[index] = builder.symbol(weak_array(item, weak_dtype(formal, bound, _of_one_type(operator, given, index))))
+    return symbols, bind(operator, [None if symbol is None else symbol.type for symbol in symbols])
+
+
+def _of_one_type(operator: Operator, given: Sequence[Operand | None], index: int) -> list[Operand | None]:
+    """Return the weak inputs that must have the type of the one at an index, itself among them."""
+    formal = operator.formal_input(index)
+    if formal.is_variadic and not formal.is_homogeneous:
+        return [given[index]]
+    return [
+        item for place, item in enumerate(given) if is_weak(item) and operator.formal_input(place).variable == formal.variable
+    ]
+
+
+def _check_inputs_given(operator: Operator, given: Sequence[Operand | None]) -> None:
+    if not operator.allows_inputs(len(given)):
+        names = ", ".join(f"[{f.name}]" if f.is_optional else f"*{f.name}" if f.is_variadic else f.name for f in operator.inputs)
+        raise ModelError(f"takes {operator.input_count} input(s): {names or 'none'}; got {len(given)}")
+    for index, item in enumerate(given):
+        formal = operator.formal_input(index)
+        if item is None and not formal.is_optional:
+            raise ModelError(f"input {formal.name!r} must be given; got None")
+
+
+# ---------------------------------------------------------------------- attributes
+
+
+def _check_attribute_names(operator: Operator, attributes: Mapping[str, Any]) -> None:
+    for name in attributes:
+        if name not in operator.attributes:
+            known = (*operator.attributes, *(formal.name for formal in operator.inputs))
+            has = ", ".join(operator.attributes) or "none"
+            raise ModelError(f"has no attribute {name!r}; its attributes are: {has}.{did_you_mean(name, known)}")
+    missing = sorted(name for name in operator.required if attributes.get(name) is None)
+    if missing:
+        kind = operator.attributes[missing[0]].kind.name.lower()
+        raise ModelError(f"needs the attribute {missing[0]!r} ({kind}); it was not given")
+
+
+def _attributes(operator: Operator, attributes: Mapping[str, Any]) -> tuple[Attribute, ...]:
+    return tuple(
+        Attribute.of(name, _plain(name, attributes[name], operator.attributes[name].kind), operator.attributes[name].kind)
+        for name in sorted(attributes)
+        if attributes[name] is not None
+    )
+
+
+def _plain(name: str, value: Any, kind: AttrKind) -> Any:
+    """Return the value as `Attribute.of` takes it: an element type is its number, a weak value is an array."""
+    is_dtype = isinstance(value, DType | np.dtype | type) or (isinstance(value, str) and name in DTYPE_ATTRIBUTES)
+    if kind is AttrKind.INT and is_dtype:
+        return infer_operand_dtype(value).onnx
+    if kind is AttrKind.TENSOR and is_weak(value):
+        return weak_array(value, natural_dtype(value))
+    return value
+
+
+# ---------------------------------------------------------------------- outputs
+
+
+def _output_count(
+    operator: Operator,
+    bodies: TracedBodies | None,
+    symbols: Sequence[Symbol | None],
+    attributes: Mapping[str, Any],
+    asked: int | None,
+    builder: Builder,
+) -> int:
+    known = len(bodies.outputs) if bodies else _implied_count(operator, symbols, attributes, builder)
+    count: object = known if asked is None else asked
+    if count is None:
+        raise ModelError("the number of its outputs cannot be read from what was given; say it with outputs=")
+    if not isinstance(count, int) or not operator.allows_outputs(count):
+        raise ModelError(f"has {operator.output_count} outputs; outputs={asked!r} was asked")
+    if bodies and count != known:
+        raise ModelError(f"outputs={asked} was asked, but the body gives {known}")
+    return count
+
+
+def _implied_count(
+    operator: Operator, symbols: Sequence[Symbol | None], attributes: Mapping[str, Any], builder: Builder
+) -> int | None:
+    """Return the number of outputs when none is asked for: those that are not optional, or all where all are."""
+    if operator.max_outputs is not None:
+        return sum(not formal.is_optional for formal in operator.outputs) or len(operator.outputs)
+    if attributes.get("num_outputs") is not None:
+        return int(attributes["num_outputs"])
+    if attributes.get("split") is not None:  # Split before version 13
+        return len(attributes["split"])
+    sizes = symbols[1] if len(symbols) > 1 else None
+    constant = None if sizes is None else builder.find_constant(sizes)
+    return None if constant is None else constant.array.size
+
+
+def _labels(operator: Operator, count: int) -> tuple[str, ...]:
+    """Return what to call the outputs after the first: ``dropout_mask``; of variadic ones, their numbers."""
+    formals = [operator.formal_output(index) for index in range(count)]
+    return tuple(str(i + 1) if f.is_variadic else f.name.lower() for i, f in enumerate(formals))
+
+
+def _output_types(
+    builder: Builder, operator: Operator, node: Node, symbols: Sequence[Symbol | None], bound: Mapping[str, str]
+) -> Sequence[Type | None]:
+    declared = infer_output_types(operator, node, bound)
+    if builder.inference is None:
+        return declared
+    given = {s.name: s.type for s in symbols if s is not None and s.type is not None}
+    constants = {s.name: c for s in symbols if s is not None and (c := builder.find_constant(s)) is not None}
+    try:
+        inferred = builder.inference(node, given, constants, builder.opsets)
+    except ModelError as error:
+        shown = ", ".join("None" if s is None else str(s.value) for s in symbols)
+        raise ModelError(f"{error} (its inputs are {shown or 'none'})") from error
+    return [refine_types(i, d) for i, d in zip(inferred, declared, strict=True)]
+
+
+# ---------------------------------------------------------------------- operators that onnx does not describe
+
+
+def apply_opaque(
+    op_type: str,
+    inputs: Sequence[Operand | None],
+    attributes: Mapping[str, Any],
+    *,
+    domain: str,
+    version: int = 1,
+    types: Sequence[Type | None] = (None,),
+    name: str | None = None,
+) -> Tensor | tuple[Tensor, ...]:
+    """Record a node of a domain that ``onnx`` does not describe; ``types`` gives its outputs, one each.
+
+    Raises ModelError for a domain that it does describe: its operators are checked, so apply them by name.
+    """
+    title = f"xrt.ops.custom({op_type!r})"
+    builder = current(title)
+    if latest_version(domain):
+        raise ModelError(f"{title}: {domain_title(domain)} is described by onnx; apply its operators by name")
+    builder.import_domain(domain, version)
+    symbols = [None if item is None else builder.symbol(_opaque_operand(item)) for item in inputs]
+    made = tuple(Attribute.of(key, attributes[key]) for key in sorted(attributes) if attributes[key] is not None)
+    labels = tuple(str(index + 1) for index in range(len(types)))
+    node = builder.new_node(op_type, symbols, len(types), made, domain=domain, name=name, labels=labels)
+    results = builder.record(node, types)
+    return results[0] if len(results) == 1 else results
+
+
+def _opaque_operand(item: Operand) -> Symbol | Constant | np.ndarray[Any, Any]:
+    if isinstance(item, Symbol | Constant | np.ndarray):
+        return item
+    return np.asarray(item) if isinstance(item, np.generic) else weak_array(item, natural_dtype(item))

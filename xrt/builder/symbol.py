@@ -1,0 +1,75 @@
+"""A value of a graph that is being traced, and the builder that records what is done to it."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from xrt.errors import ModelError
+from xrt.graph.types import Shape, TensorType, Type, Value
+
+if TYPE_CHECKING:
+    from xrt.builder.builder import Builder
+    from xrt.graph.dtypes import DType
+
+__all__ = ["Symbol", "current", "recording"]
+
+recording: ContextVar[Builder | None] = ContextVar("recording", default=None)
+"""The innermost builder that is recording in this context."""
+
+
+def current(asked: str) -> Builder:
+    """Return the builder that is recording; raises ModelError that names what was asked when there is none."""
+    builder = recording.get()
+    if builder is None:
+        raise ModelError(
+            f"{asked} builds a graph, and none is being traced here; call it inside xrt.Graph.build (or `with Builder():`), "
+            f"and run the graph with xrt.XRTModule"
+        )
+    return builder
+
+
+class Symbol:
+    """A named value of a builder, with what is known of its type."""
+
+    __slots__ = ("builder", "name", "type")
+
+    def __init__(self, builder: Builder, name: str, type_: Type | None) -> None:
+        self.builder = builder
+        self.name = name
+        self.type = type_
+
+    @property
+    def value(self) -> Value:
+        """The name with its type."""
+        return Value(self.name, self.type)
+
+    @property
+    def tensor_type(self) -> TensorType:
+        """The type; raises ModelError where it is not known to be a tensor's."""
+        if isinstance(self.type, TensorType):
+            return self.type
+        what = "its type is not known" if self.type is None else f"it is a {self.type}"
+        raise ModelError(f"value {self.name!r} is used as a tensor, but {what}; apply operators of xrt.ops to it instead")
+
+    @property
+    def dtype(self) -> DType:
+        """The element type; raises ModelError where the value is not known to be a tensor."""
+        return self.tensor_type.dtype
+
+    @property
+    def shape(self) -> Shape:
+        """The extents; raises ModelError where not even their number is known."""
+        shape = self.tensor_type.shape
+        if shape is None:
+            raise ModelError(
+                f"the rank of {self.value} is not known while the graph is traced; xrt.ops.Shape computes it at run time"
+            )
+        return shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.value}>"

@@ -1,0 +1,178 @@
+"""Graph, the class to derive from, and the tracing of its `build`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from xrt.builder.builder import DEFAULT_OPSET, Builder
+from xrt.builder.numerics import is_operand
+from xrt.builder.symbol import current
+from xrt.builder.tensor import Tensor
+from xrt.builder.type_promotion import Operand
+from xrt.errors import ModelError
+from xrt.graph.constants import Constant
+from xrt.graph.function import Function
+from xrt.graph.node import Node
+from xrt.graph.type_strings import Inference
+from xrt.graph.types import MapType, OptionalType, SequenceType, TensorType, Type, Value
+
+__all__ = ["GraphBase", "after", "device", "inline", "scope", "trace"]
+
+
+class GraphBase:
+    """A graph as a class: derive from it and write ``build``.
+
+    >>> from xrt.graph import DType, TensorType
+    >>> class Affine(GraphBase):
+    ...     def build(self, x):
+    ...         return x * 2 + 1
+    >>> Affine().trace(TensorType(DType.FLOAT32, ("N",))).outputs[0].type.dtype
+    DType.FLOAT32
+
+    The names of `build`'s parameters are the names of the inputs. It returns a tensor, a tuple or list of tensors, or a
+    dictionary from output names to tensors.
+    """
+
+    opset: int = DEFAULT_OPSET
+    """The version of ai.onnx whose operators the graph is made of."""
+    opsets: Mapping[str, int] = {}
+    """Versions of other domains; the newest that ``onnx`` describes where it is not said."""
+
+    def build(self, *inputs: Any, **named: Any) -> Any:
+        """Return the outputs, computed from symbolic inputs with `xrt.ops` and Python's operators."""
+        raise ModelError(f"{type(self).__name__} has no build; write `def build(self, x): ...` that returns its outputs")
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The names of the inputs: the parameters of ``build`` that have no default."""
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        parameters = inspect.signature(self.build).parameters.values()
+        return tuple(p.name for p in parameters if p.kind in kinds and p.default is p.empty)
+
+    def infer(
+        self, node: Node, types: Mapping[str, Type], constants: Mapping[str, Constant], opsets: Mapping[str, int]
+    ) -> Sequence[Type | None]:
+        """Return the types of a node's outputs, None where the element type that the schema tells must do; see `Inference`."""
+        return [None] * len(node.outputs)
+
+    def trace(self, *inputs: Any, **named: Any) -> Function:
+        """Return the Function that `build` describes for inputs of those types (or like those arrays)."""
+        versions = {**self.opsets, "": self.opset}
+        builder = Builder(type(self).__name__, opsets=versions, inference=self.infer)
+        builder.know(self._arrays())
+        return _traced(builder, self.build, inputs, named)
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """Record the graph as a part of the one that is being traced; names are prefixed with the class's."""
+        builder = current(f"{type(self).__name__}(...)")
+        with builder.scope(_part_name(builder, type(self).__name__)):
+            builder.know(self._arrays())
+            return self.build(*inputs, **named)
+
+    def _arrays(self) -> Mapping[str, Any]:
+        """Return the arrays among the attributes: as constants they are named after them."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray | Constant)}
+
+    @staticmethod
+    def update(target: Tensor, value: Any) -> Tensor:
+        """Make the buffer of an input hold the value after each call; see `Builder.update`."""
+        return current("update").update(target, value)
+
+
+def trace(
+    build: Callable[..., Any],
+    *inputs: Any,
+    name: str = "main",
+    opsets: int | Mapping[str, int] = DEFAULT_OPSET,
+    inference: Inference | None = None,
+) -> Function:
+    """Return the Function that a callable describes for inputs of those types (or like those arrays)."""
+    return _traced(Builder(name, opsets=opsets, inference=inference), build, inputs, {})
+
+
+def _traced(builder: Builder, build: Callable[..., Any], inputs: Sequence[Any], named: Mapping[str, Any]) -> Function:
+    bound = _bound(builder.name, build, inputs, named)
+    with builder:
+        _make_inputs(builder, bound)
+        for name, value in _named_outputs(builder.name, build(*bound.args, **bound.kwargs)):
+            if not is_operand(value):
+                raise ModelError(f"build of {builder.name!r} returns {type(value).__name__} {value!r}; it must return tensors")
+            builder.output(value, name)
+    return builder.function()
+
+
+def _bound(title: str, build: Callable[..., Any], inputs: Sequence[Any], named: Mapping[str, Any]) -> inspect.BoundArguments:
+    try:
+        signature = inspect.signature(build)
+    except ValueError as error:
+        raise ModelError(f"{build!r} does not tell its parameters; wrap it: `def build(x): ...`") from error
+    try:
+        return signature.bind(*inputs, **named)
+    except TypeError as error:
+        given = ", ".join([f"{len(inputs)} in their places", *named])
+        raise ModelError(f"build of {title!r} takes {signature}; the inputs given are {given}: {error}") from error
+
+
+def _make_inputs(builder: Builder, bound: inspect.BoundArguments) -> None:
+    """Replace types and arrays among the arguments by inputs of the graph; other arguments stay plain Python values."""
+    for name, given in bound.arguments.items():
+        kind = bound.signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            bound.arguments[name] = tuple(_input(builder, f"{name}_{i}", item) for i, item in enumerate(given, 1))
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            bound.arguments[name] = {key: _input(builder, key, item) for key, item in given.items()}
+        else:
+            bound.arguments[name] = _input(builder, name, given)
+
+
+def _input(builder: Builder, name: str, given: Any) -> Any:
+    if isinstance(given, TensorType | SequenceType | OptionalType | MapType):
+        return builder.input(name, given)
+    if isinstance(given, Value):
+        return builder.input(name, given.type)
+    if isinstance(given, np.ndarray | np.generic | Constant):
+        return builder.input(name, (given if isinstance(given, Constant) else Constant(given)).type)
+    return given
+
+
+def _named_outputs(title: str, result: Any) -> list[tuple[str | None, Any]]:
+    if isinstance(result, Mapping):
+        return list(result.items())
+    if isinstance(result, tuple | list):
+        return [(None, value) for value in result]
+    if result is None:
+        raise ModelError(f"build of {title!r} returns nothing; return the output, a tuple of them, or a dictionary by name")
+    return [(None, result)]
+
+
+def _part_name(builder: Builder, title: str) -> str:
+    """Return a name for one use of a graph inside another: the class's in lower case, numbered."""
+    return builder.parts.make_numbered(title.lower())
+
+
+# ---------------------------------------------------------------------- how nodes are recorded
+
+
+def scope(name: str) -> AbstractContextManager[None]:
+    """Prefix the names of the nodes recorded inside with the name and a slash."""
+    return current("scope").scope(name)
+
+
+def device(name: str) -> AbstractContextManager[None]:
+    """Say where the nodes recorded inside must run: ``"cpu"``, ``"cuda:1"``."""
+    return current("device").device(name)
+
+
+def after(*values: Tensor) -> AbstractContextManager[None]:
+    """Make the nodes recorded inside run after those that compute the values, without reading them."""
+    return current("after").after(*values)
+
+
+def inline(function: Function, *inputs: Operand) -> tuple[Tensor, ...]:
+    """Record the nodes of a Function on other inputs, and return its outputs; names are prefixed with the Function's."""
+    return current("inline").inline(function, *inputs)

@@ -1,0 +1,83 @@
+"""Where the cache directory is, and what the environment says of it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from xrt.cache.disk.tier import DiskTier
+from xrt.errors import CacheError, CacheWarning, warn
+
+__all__ = ["DEFAULT_LIMIT", "DIRECTORY", "LIMIT", "SWITCH", "expand_user", "find_cache_directory", "open_disk_tier", "parse_size"]
+
+DIRECTORY = "XRT_CACHE_DIR"
+"""The environment variable that names the directory; without it, it is ``xrt`` in the user's cache directory."""
+SWITCH = "XRT_CACHE"
+"""The environment variable that switches the disk tier off: ``off``. ``on``, empty or absent leaves it on."""
+LIMIT = "XRT_CACHE_SIZE"
+"""The environment variable that says how large the directory may get, such as ``500MB`` or ``20GB``."""
+DEFAULT_LIMIT = 5_000_000_000
+
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*([kMGT]?)B?", re.IGNORECASE)
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+
+
+def find_cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the cache directory that the environment asks for; raises CacheError where that is none."""
+    asked = environment.get(DIRECTORY, "").strip()
+    if asked:
+        return expand_user(asked, DIRECTORY)
+    import platformdirs  # where nothing else says where
+
+    found = platformdirs.user_cache_path("xrt", appauthor=False)
+    if not found.is_absolute():  # of a user without a home it is "~/.cache"
+        raise CacheError(f"this user has no home directory to keep a cache in; name a directory in {DIRECTORY}")
+    return found
+
+
+def expand_user(text: str | os.PathLike[str], whose: str) -> Path:
+    """Return an absolute path, a user's name after ``~`` replaced by his home; raises CacheError for a user that is not."""
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:  # pathlib's, for a name that it does not find
+        name = os.fspath(text).split("/")[0]
+        raise CacheError(
+            f"{whose} is {os.fspath(text)!r}, and no home directory is known for {name!r}; give the whole path"
+        ) from None
+
+
+def open_disk_tier(environment: Mapping[str, str] = os.environ, directory: Path | None = None) -> DiskTier | None:
+    """Return the disk tier that the environment asks for, in that directory if one is given; None where it is switched off."""
+    switch = environment.get(SWITCH, "").strip().lower()
+    if switch in ("off", "0", "no", "false"):
+        return None
+    if switch not in ("", "on", "1", "yes", "true"):
+        warn(f"{SWITCH} must be on or off; got {switch!r}, so the disk cache is on", CacheWarning)
+    try:
+        place = directory or find_cache_directory(environment)
+    except CacheError as error:
+        warn(f"{error}. Nothing is kept on disk", CacheWarning)
+        return None
+    return DiskTier(place, limit=_limit_of(environment))
+
+
+def _limit_of(environment: Mapping[str, str]) -> int:
+    text = environment.get(LIMIT, "").strip()
+    if not text:
+        return DEFAULT_LIMIT
+    found = parse_size(text)
+    if found is None:
+        warn(f"{LIMIT} must be a size such as 500MB or 20GB; got {text!r}, so it is {DEFAULT_LIMIT // 10**9}GB", CacheWarning)
+    return DEFAULT_LIMIT if found is None else found
+
+
+def parse_size(text: str) -> int | None:
+    """Return the size that a text spells, None where it spells none.
+
+    >>> parse_size("1.5 GB"), parse_size("1024"), parse_size("big"), parse_size("9" * 400)
+    (1500000000, 1024, None, None)
+    """
+    match = _SIZE.fullmatch(text.strip())
+    return int(float(match[1]) * _UNITS[match[2].lower()]) if match else None

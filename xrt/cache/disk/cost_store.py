@@ -1,0 +1,235 @@
+"""Measurements on disk: cost tables by engine and circumstances, and decisions by request.
+
+    <directory>/xrt-cache-1/costs/....json        what regions cost on one engine, in one version, with one thread budget
+    <directory>/xrt-cache-1/decisions/....json    a placement that was chosen
+    <directory>/xrt-cache-1/questions/....json    what one engine, in one version, has answered about kinds of node
+    <directory>/xrt-cache-1/engines/....json      which engines are ready, as long as nothing is installed or removed
+
+A file is written whole or not at all, as everywhere in the directory. A file that is damaged, or that another user made, causes a
+warning and is measured again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import stat
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from xrt.cache.disk.store import Store
+from xrt.cache.disk.tier import DiskTier
+from xrt.cache.signature import CODE_UNKNOWN, Signature, make_engine_key
+from xrt.engines.contract.registry import EngineStatus, State
+from xrt.errors import CacheError, CacheWarning, warn
+from xrt.partition.cost_table import CostTable
+
+if TYPE_CHECKING:
+    from xrt.cache.memory import CompileCache
+    from xrt.engines import CompileContext, GraphCompiler
+
+__all__ = ["CostStore", "loads_statuses", "parse_answers"]
+
+MOST_BYTES = 64 << 20
+"""A larger file is not ours."""
+MOST_ANSWERS = 20_000
+"""Kinds of node whose answers are kept of one engine."""
+LONGEST = 1000
+"""Characters of a warning's cause: some of it may come from the file."""
+
+_log = logging.getLogger(__name__)
+
+
+class CostStore:
+    """Cost tables and decisions in a cache directory that processes share. Trouble with files is a warning, never an error."""
+
+    def __init__(self, directory: Path | Store) -> None:
+        """Nothing is touched before the first use."""
+        self._store = directory if isinstance(directory, Store) else Store(directory)
+        self._warned = False
+
+    @classmethod
+    def for_cache(cls, cache: CompileCache) -> CostStore | None:
+        """Return the store in the directory of a cache; None where the cache has none."""
+        return cls(cache.disk.store) if isinstance(cache.disk, DiskTier) else None
+
+    # ------------------------------------------------------------------ costs
+
+    def table(self, engines: Sequence[GraphCompiler], context: CompileContext) -> CostTable:
+        """Return all that is known of those engines, as they are installed and configured now."""
+        table = CostTable()
+        for circumstances in filter(_is_known, _all_circumstances(engines, context).values()):
+            table = table.merge(self._read_table(self._table_path(circumstances)))
+        return table
+
+    def keep(self, table: CostTable, engines: Sequence[GraphCompiler], context: CompileContext) -> None:
+        """Add what the table knows of those engines to what is kept; what another process has added meanwhile stays."""
+        for spec, circumstances in _all_circumstances(engines, context).items():
+            part = _part(table, spec)
+            if part != CostTable() and _is_known(circumstances):
+                path = self._table_path(circumstances)
+                with self._store.lock(path.stem):
+                    self._write(path, self._read_table(path).merge(part).to_text())
+
+    def _read_table(self, path: Path) -> CostTable:
+        data = self._read(path)
+        try:
+            return CostTable() if data is None else CostTable.parse(data)
+        except CacheError as error:
+            self.trouble(f"{path}: {error}")
+            return CostTable()
+
+    def _table_path(self, circumstances: Signature) -> Path:
+        return self._store.root / "costs" / f"{circumstances.key}.json"
+
+    # ------------------------------------------------------------------ decisions
+
+    def decision(self, asked: Signature) -> bytes | None:
+        """Return the bytes stored under that name; the caller checks them."""
+        return self._read(self._decision_path(asked))
+
+    def store_decision(self, asked: Signature, text: str) -> None:
+        """Keep a decision under that name, over one that is there."""
+        self._write(self._decision_path(asked), text)
+
+    def _decision_path(self, asked: Signature) -> Path:
+        return self._store.root / "decisions" / f"{asked.key}.json"
+
+    # ------------------------------------------------------------------ answers
+
+    def answers(self, asked: Signature) -> dict[str, str | None]:
+        """Return what an engine has answered by now, by the keys of `QuestionKeys`."""
+        path = self._answers_path(asked)
+        data = self._read(path)
+        try:
+            return {} if data is None else parse_answers(data)
+        except CacheError as error:
+            self.trouble(f"{path}: {error}")
+            return {}
+
+    def keep_answers(self, asked: Signature, found: Mapping[str, str | None]) -> None:
+        """Add answers to those that are kept; beyond `MOST_ANSWERS` the oldest go."""
+        path = self._answers_path(asked)
+        with self._store.lock(path.stem):
+            known = self.answers(asked)
+            if not set(found) <= set(known):
+                both = list({**known, **found}.items())[-MOST_ANSWERS:]
+                self._write(path, json.dumps(dict(both)))
+
+    def _answers_path(self, asked: Signature) -> Path:
+        return self._store.root / "questions" / f"{asked.key}.json"
+
+    # ------------------------------------------------------------------ engines
+
+    def statuses(self) -> dict[str, EngineStatus]:
+        """Return what an earlier process has found of each engine; nothing where something was installed or removed since."""
+        data = self._read(self._statuses_path())
+        try:
+            return {} if data is None else loads_statuses(data)
+        except CacheError as error:
+            self.trouble(f"{self._statuses_path()}: {error}")
+            return {}
+
+    def keep_statuses(self, statuses: Sequence[EngineStatus]) -> None:
+        """Keep what was found of the engines, for as long as nothing is installed or removed."""
+        self._write(self._statuses_path(), json.dumps([dataclasses.asdict(status) for status in statuses], indent=1))
+
+    def _statuses_path(self) -> Path:
+        return self._store.root / "engines" / f"{_installed()}.json"
+
+    # ------------------------------------------------------------------ files
+
+    def _read(self, path: Path) -> bytes | None:
+        """Return a file's bytes; None where there is none, or it cannot be one of ours."""
+        try:
+            with suppress(FileNotFoundError):
+                if not path.exists() or not self._store.is_trusted():
+                    return None
+                self._store.check(path)
+                state = path.stat()
+                if not stat.S_ISREG(state.st_mode) or state.st_size > MOST_BYTES:
+                    raise CacheError("it is no file of costs, which is a regular one of at most 64 MB")
+                with path.open("rb") as file:
+                    return file.read(MOST_BYTES)
+        except (OSError, CacheError) as error:
+            self.trouble(f"{path}: {error}")
+        return None
+
+    def _write(self, path: Path, text: str) -> None:
+        if not self._store.is_trusted():
+            return
+        data = text.encode("utf-8", "surrogatepass")
+        try:
+            self._store.place(path, lambda file: file.write(data))
+        except OSError as error:
+            self.trouble(f"{path}: {error}")
+
+    def trouble(self, what: str) -> None:
+        """Log that a file could not serve, and warn the first time, in one line."""
+        what = " ".join(what.split())[:LONGEST]
+        _log.info("the cost store: %s", what)
+        first, self._warned = not self._warned, True
+        if first:
+            warn(
+                f"the store of costs could not serve: {what}. What it should have held is measured anew; this is said once",
+                CacheWarning,
+            )
+
+
+def parse_answers(data: bytes) -> dict[str, str | None]:
+    """Return the answers about kinds of node that a file holds; raises CacheError where it holds none."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CacheError(f"it holds no answers of an engine: {type(error).__name__}: {error}") from error
+    if not isinstance(found, dict) or not all(one is None or (isinstance(one, str) and one) for one in found.values()):
+        raise CacheError("it holds no answers of an engine")
+    return found
+
+
+def loads_statuses(data: bytes) -> dict[str, EngineStatus]:
+    """Return the engines' statuses, by name, that a file holds; raises CacheError where it holds none."""
+    try:
+        return {one["name"]: _status(one) for one in json.loads(data)}
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise CacheError(f"it holds no statuses of engines: {type(error).__name__}: {error}") from error
+
+
+def _status(told: Mapping[str, Any]) -> EngineStatus:
+    """Return the status that the text tells of; raises ValueError for what cannot be one."""
+    texts = [told[name] for name in ("name", "state", "distribution", "pip", "version", "available", "cause", "lacks")]
+    devices = told["devices"]
+    are_texts = isinstance(devices, list) and all(isinstance(text, str) for text in (*texts, *devices))
+    if not are_texts or told["state"] not in get_args(State):
+        raise ValueError(f"{told!r:.80} is no status of an engine")
+    return EngineStatus(**{**told, "devices": tuple(devices)})
+
+
+def _installed() -> str:
+    """Return a hash of the distributions that this interpreter finds, with their versions."""
+    found = sorted(f"{one.name} {one.version}" for one in metadata.distributions())
+    return hashlib.sha256("\n".join([sys.version, *sys.path, *found]).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _all_circumstances(engines: Sequence[GraphCompiler], context: CompileContext) -> Mapping[str, Signature]:
+    return {engine.spec: make_engine_key(engine, context) for engine in engines}
+
+
+def _is_known(circumstances: Signature) -> bool:
+    """Whether a change of the engine's code can be detected; otherwise results must not be stored."""
+    return dict(circumstances.ingredients)["code"] != CODE_UNKNOWN
+
+
+def _part(table: CostTable, spec: str) -> CostTable:
+    """Return what a table knows of one engine; a boundary belongs to the one that makes the value."""
+    return CostTable(
+        {subject: cost for subject, cost in table.regions.items() if subject[1] == spec},
+        {one: seconds for one, seconds in table.launches.items() if one == spec},
+        {pair: cost for pair, cost in table.boundaries.items() if pair[0] == spec},
+    )

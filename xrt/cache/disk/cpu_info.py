@@ -1,0 +1,29 @@
+"""The processor, as its system describes it: what compiled code may rely on beyond the instruction sets that NumPy knows."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+__all__ = ["describe_cpu"]
+
+_INFO = Path("/proc/cpuinfo")
+_NAMES = ("model name", "CPU implementer", "CPU part")
+_FLAGS = ("flags", "Features")
+
+
+def describe_cpu() -> str:
+    """Return the first processor's name, and a hash of its features; empty where the system does not tell."""
+    told: dict[str, str] = {}
+    try:
+        with _INFO.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                key, _, value = line.partition(":")
+                if not value.strip() and told:
+                    break  # the next processor
+                told[key.strip()] = value.strip()
+    except OSError:
+        return ""
+    name = " ".join(told[key] for key in _NAMES if key in told)
+    flags = sorted(flag for key in _FLAGS for flag in told.get(key, "").split())
+    return f"{name} {hashlib.sha256(' '.join(flags).encode()).hexdigest()[:12]}".strip()

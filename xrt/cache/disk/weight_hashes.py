@@ -1,0 +1,163 @@
+"""The hashes of weights, computed once per file and not once per process.
+
+A model file's weights may take seconds to hash, and every signature needs them. They are stored in the cache directory with a
+stamp of the unchanged file: device, inode, size, and the times of its last changes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from xrt.errors import BundleError, CacheError
+
+if TYPE_CHECKING:
+    from xrt.cache.disk.store import Store
+    from xrt.graph import Constant, Function
+
+__all__ = ["Stamp", "WeightHashStore", "identify_file"]
+
+KIND = "weights memo"
+FORMAT = 1
+
+WORTHWHILE = 1 << 20
+"""Bytes of weights from which remembering is quicker than hashing."""
+
+SETTLED = 2_000_000_000
+"""Nanoseconds after which a file's times tell a change: within the clock's grain two changes look like one."""
+
+DIGEST = 32
+"""Bytes of a SHA-256."""
+
+_SECTION = "memo"
+
+Stamp = tuple[int, ...]
+
+
+def identify_file(path: Path) -> Stamp | None:
+    """Return what tells a file from itself after a change; None for none, and for one that has changed just now."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError):  # the latter for a NUL in a path that a memo names
+        return None
+    if max(status.st_mtime_ns, status.st_ctime_ns) + SETTLED > time.time_ns():
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+class WeightHashStore:
+    """The hashes of the weights of those model files that this process has loaded, and of those that others have."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._new: list[tuple[Path, Stamp, weakref.ref[Function]]] = []
+        self._lock = threading.Lock()
+
+    def recall(self, function: Function, path: Path, stamp: Stamp | None) -> None:
+        """Let the constants of a Function that was loaded from the file have their hashes, or remember to `keep` them.
+
+        ``stamp`` is the file's from before it was loaded. The caller keeps the Function. Whatever is wrong with the memo,
+        the hashes are computed.
+        """
+        if stamp is None or sum(constant.nbytes for constant in function.constants.values()) < WORTHWHILE:
+            return
+        known = self._known(path, stamp)
+        for name, constant in function.constants.items():
+            digest, place = known.get(name, (b"", ()))
+            if digest and place == _place(constant):
+                constant.know_digest(digest)
+        if len(known) < sum(1 for _ in _remembered(function)):
+            with self._lock:
+                self._new.append((path, stamp, weakref.ref(function)))
+
+    def _known(self, path: Path, stamp: Stamp) -> dict[str, tuple[bytes, Stamp]]:
+        from xrt.formats.container import Container
+        from xrt.formats.protobuf import read
+
+        file = self._file(path)
+        try:
+            if not file.exists() or not self._store.is_trusted():
+                return {}
+            self._store.check(file)
+            values = read("WeightsMemo", bytes(Container.open(file, KIND).section(_SECTION)))
+        except (OSError, BundleError, CacheError):
+            return {}
+        if (values["format"], values["path"], values["stamp"]) != (FORMAT, os.fspath(path), stamp):
+            return {}
+        return {w["name"]: (w["digest"], w["place"]) for w in values["weights"] if len(w["digest"]) == DIGEST}
+
+    def keep(self) -> None:
+        """Write down the hashes of the files whose weights have all been hashed by now; raises OSError."""
+        if not self._new:
+            return
+        with self._lock:
+            waiting, self._new = self._new, []
+        for path, stamp, reference in waiting:
+            function = reference()
+            if function is not None and self._store.is_trusted():
+                self._write(path, stamp, function)
+
+    def _write(self, path: Path, stamp: Stamp, function: Function) -> None:
+        from xrt.formats.container import ContainerWriter
+        from xrt.formats.protobuf import write
+
+        hashes = [{"name": name, "digest": c.digest, "place": place} for name, c, place in _remembered(function)]
+        values = {"format": FORMAT, "path": os.fspath(path), "stamp": stamp, "weights": hashes}
+
+        def fill(file: BinaryIO) -> None:
+            writer = ContainerWriter(file, KIND)
+            writer.add(_SECTION, write("WeightsMemo", values))
+            writer.finish()
+
+        self._store.place(self._file(path), fill)
+
+    def _file(self, path: Path) -> Path:
+        import hashlib
+
+        name = hashlib.sha256(os.fsencode(path)).hexdigest()[:40]
+        return self._store.root / "weights" / f"{name}.xrt"
+
+    def sweep(self) -> int:
+        """Remove what is remembered of files that are gone or have changed; return how many there were."""
+        return sum(map(self._sweep, self._store.list_folder("weights")))
+
+    def _sweep(self, file: Path) -> int:
+        from xrt.formats.container import Container
+        from xrt.formats.protobuf import read
+
+        try:
+            values = read("WeightsMemo", bytes(Container.open(file, KIND).section(_SECTION)))
+            stale = values["stamp"] != identify_file(Path(values["path"]))
+        except (BundleError, OSError):
+            stale = True
+        if stale:
+            file.unlink(missing_ok=True)
+        return int(stale)
+
+
+def _remembered(function: Function) -> Iterator[tuple[str, Constant, Stamp]]:
+    """Yield the constants whose hashes can be remembered, with their places."""
+    for name, constant in function.constants.items():
+        place = _place(constant)
+        if place is not None:
+            yield name, constant, place
+
+
+def _place(constant: Constant) -> Stamp | None:
+    """Return where a constant is in a file that the model names, with that file's stamp; empty if it was in the model's.
+
+    None if that file has changed too recently, or if XRT did not map it.
+    """
+    from xrt.graph.memory_map import find_file_offset, is_mapped
+
+    if not is_mapped(constant.array):
+        return ()
+    place = find_file_offset(constant.array)
+    if place is None or place[0].stamp is None:
+        return None
+    return *place[0].stamp, place[1]

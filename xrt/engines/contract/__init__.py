@@ -1,0 +1,1 @@
+"""The contract: what an engine author reads. `xrt.engines` exports the names that engines are written with."""

@@ -1,0 +1,111 @@
+"""The entry points of one group, read off the installed distributions without `importlib.metadata`, whose import takes 30 ms.
+
+Only the file ``entry_points.txt`` of each distribution on the import path is looked at. Where something else than folders may
+hold distributions (an archive on the path, a finder of its own), `importlib.metadata` is asked.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from importlib import metadata
+
+__all__ = ["EntryPoint", "list_entry_points"]
+
+_FILE = "entry_points.txt"
+_SUFFIXES = (".dist-info", ".egg-info")
+
+
+class EntryPoint(NamedTuple):
+    """A line ``name = module:attribute [extra, ...]`` of a distribution."""
+
+    name: str
+    value: str
+    folder: str
+    """Where the distribution describes itself."""
+
+    @property
+    def module(self) -> str:
+        return self._target.partition(":")[0].strip()
+
+    @property
+    def extras(self) -> list[str]:
+        extras = self.value.partition("[")[2].partition("]")[0]
+        return [one.strip() for one in extras.split(",") if one.strip()]
+
+    @property
+    def _target(self) -> str:
+        return self.value.partition("[")[0].strip()
+
+    @property
+    def dist(self) -> metadata.Distribution:
+        """The distribution that has it."""
+        from importlib import metadata
+
+        return metadata.Distribution.at(self.folder)
+
+    def load(self) -> Any:
+        """Import the module, and return the object; raises what the import does."""
+        found: Any = importlib.import_module(self.module)
+        for name in filter(None, self._target.partition(":")[2].strip().split(".")):
+            found = getattr(found, name)
+        return found
+
+
+def list_entry_points(group: str, path: Sequence[str]) -> list[Any]:
+    """Return the entry points of a group; of distributions that are on the path twice, the first one counts."""
+    folders = [folder or "." for folder in path]
+    if any(Path(folder).is_file() for folder in folders) or any(map(_is_foreign, sys.meta_path)):
+        from importlib import metadata
+
+        return list(metadata.entry_points(group=group))
+    found: list[EntryPoint] = []
+    seen: set[str] = set()
+    for folder in dict.fromkeys(folders):
+        for info in _list_distributions(folder):
+            name = _normalize(Path(info).stem)
+            if name not in seen:
+                seen.add(name)
+                found += _read(info, group)
+    return found
+
+
+def _is_foreign(finder: Any) -> bool:
+    """Whether a finder may know distributions that lie in no folder of the path."""
+    has = getattr(finder, "find_distributions", None)
+    kind = finder if isinstance(finder, type) else type(finder)
+    return has is not None and kind.__module__ not in ("_frozen_importlib_external", "importlib.machinery")
+
+
+def _list_distributions(folder: str) -> list[str]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry.path for entry in entries if entry.name.endswith(_SUFFIXES)]
+    except OSError:
+        return []
+
+
+def _normalize(stem: str) -> str:
+    """Return the name of the distribution that a folder is of: ``My.Package-1.0`` is of ``my-package``."""
+    return stem.partition("-")[0].lower().replace("_", "-").replace(".", "-")
+
+
+def _read(info: str, group: str) -> Iterator[EntryPoint]:
+    try:
+        data = Path(info, _FILE).read_bytes()
+    except OSError:
+        return
+    inside = False
+    for line in data.decode("utf-8", "replace").splitlines() if group.encode() in data else ():
+        text = line.strip()
+        if text.startswith("["):
+            inside = text == f"[{group}]"
+        elif inside and "=" in text and not text.startswith(("#", ";")):
+            name, _, value = text.partition("=")
+            yield EntryPoint(name.strip(), value.strip(), info)

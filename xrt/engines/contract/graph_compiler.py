@@ -1,0 +1,264 @@
+"""The contract between XRT and an engine: what an engine author writes.
+
+An engine is a frozen dataclass that derives from `GraphCompiler`. Its fields are its options: they give the
+constructor, the spec text ``"tvm{opt_level=3}"``, validation and a part of the signature. Two methods are mandatory,
+`why_not` and `compile`; everything else has an honest default.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from xrt.engines.contract.options import CompileContext, RunOptions
+from xrt.errors import CompileRefused, OptionError, RunFailed
+
+if TYPE_CHECKING:
+    from xrt.engines.contract.memory_use import MemoryUse
+    from xrt.graph import Function, Node
+
+__all__ = ["Executable", "GraphCompiler", "fill"]
+
+
+class Executable(abc.ABC):
+    """What a GraphCompiler makes of one Function. It holds no state of a call: threads may run it at once."""
+
+    outputs_are_fresh: ClassVar[bool] = False
+    """Whether no output ever shares memory with an input, a constant or another output. False is conservative: XRT copies."""
+
+    idle_threads: int = 0
+    """Threads of its own that it keeps from one run to the next; a cache keeps few executables that have some."""
+
+    def prepare(self) -> None:  # noqa: B027  # optional on purpose: an empty default is the honest one
+        """Allocate, bind and choose kernels; called once before the first run."""
+
+    @abc.abstractmethod
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        """Return the Function's outputs, in its order, from its inputs, in its order.
+
+        Tensors are NumPy arrays of the declared type (0-d ones too, never scalars), native byte order, any strides. Sequences are
+        lists. An absent optional is None. Every run allocates new outputs. Inputs are not modified, with one exception: an engine
+        may write an output into the input that an alias of the Function pairs with it, and return that input in its place. If it
+        does not, XRT copies. With ``options.out`` the given buffers contain the outputs afterwards, and are returned in their
+        places.
+
+        On another device, inputs and outputs are arrays of that device. The work is put on ``options.stream``, which is current,
+        and the run returns without waiting for it.
+        """
+
+    def fast_call(self) -> Callable[..., Sequence[Any]]:
+        """Return the quickest way to `run` without options: a call that takes the inputs one by one, valid until `close`.
+
+        Asked for after `prepare`. Threads may make the call at once.
+        """
+        run = self.run
+        return lambda *inputs: run(inputs)
+
+    def bind(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> Callable[[], None]:
+        """Return a call that reads those arrays as they are when it is made, and leaves the outputs in those buffers.
+
+        All are C-contiguous and of the declared types; a value that is no tensor is handed in as it is. No two threads
+        make one bound call at once. A buffer shares memory with an input only where `in_place` allows it.
+        """
+        call = self.bind_outputs(outputs)
+        return lambda: call(*inputs)
+
+    def bind_outputs(self, outputs: Sequence[Any]) -> Callable[..., None]:
+        """Return a call like `bind`'s that takes the inputs one by one; they need not be contiguous."""
+        options = RunOptions(out=tuple(outputs))
+
+        def call(*inputs: Any) -> None:
+            for result, buffer in zip(self.run(inputs, options), outputs, strict=True):
+                if result is not buffer:
+                    fill(buffer, result)
+
+        return call
+
+    def supports_io_binding(self) -> bool:
+        """Whether calls made by `bind` and `into` cost no more than `run` and compute without a copy. False is conservative."""
+        return False
+
+    def output_buffer_threshold(self) -> Sequence[int | None]:
+        """Return, per output, the bytes from which `run` better computes into a given buffer than into one of its own.
+
+        None where it would compute elsewhere and copy; an empty sequence, the default, says so of every output.
+        """
+        return ()
+
+    def inplace_pairs(self) -> Sequence[tuple[int, int]]:
+        """Return (input, output) pairs where `run` and `bind` are right if the output's buffer is the input's own memory.
+
+        XRT may use any of them together, none with an input or an output twice, and only if nothing reads the input afterwards.
+        The default proposes nothing.
+        """
+        return ()
+
+    def why_not_capturable(self) -> str | None:
+        """Return why a run on a device cannot be recorded once and replayed (a CUDA graph); None when it can.
+
+        It can where a run does nothing but put work on the stream, the same each time, and waits for nothing. No is conservative.
+        """
+        return "its engine does not promise that a run waits for nothing"
+
+    def memory(self) -> Sequence[MemoryUse] | None:
+        """Return the executable's memory uses other than the Function's constants, each with its reason.
+
+        XRT counts the constants. None, the default, means that the engine does not report memory; an empty sequence means that
+        there is none. Called after `prepare`.
+        """
+        return None
+
+    def close(self) -> None:  # noqa: B027  # optional on purpose: an empty default is the honest one
+        """Give back what the executable holds; called once, after the last run."""
+
+
+_SPEC = "spec, once it has been told"
+"""Where an engine keeps its spec; no field can have that name."""
+
+
+class GraphCompiler(abc.ABC):
+    """An engine. Derive a ``@dataclass(frozen=True)`` from it; the fields are the options."""
+
+    name: ClassVar[str]
+    """The engine's name, by which it is registered: lower case, letters, digits and underscores."""
+    devices: ClassVar[tuple[str, ...]] = ("cpu",)
+    """Kinds of device on which it runs: ``"cpu"``, ``"cuda"``."""
+    supports_dynamic_shapes: ClassVar[bool] = False
+    """Whether one executable serves every size of a symbolic dimension. False is conservative: one is compiled per shape."""
+    compiles_in_parallel: ClassVar[bool] = True
+    """Whether threads may call `compile` at once. With False XRT compiles one region of the engine at a time."""
+    loses_nan: ClassVar[tuple[str, ...]] = ()
+    """Operators that give a number where NaN is due, because the library does and anything else would cost too much. ``explain``
+    says so of each region that has one, and the suite holds the list to be just these."""
+    loses_infinity: ClassVar[tuple[str, ...]] = ()
+    """Operators that give a number or NaN where an infinity is due; reported and tested as `loses_nan` is."""
+    spreads_nan: ClassVar[tuple[str, ...]] = ()
+    """Operators that give NaN where a number is due, because of a NaN elsewhere in an input; reported and tested as `loses_nan`
+    is."""
+    flushes_denormals: ClassVar[tuple[str, ...]] = ()
+    """Element types in which a number below the smallest normal one may count as zero (``"float32"``); held likewise."""
+
+    @abc.abstractmethod
+    def why_not(self, node: Node, function: Function) -> str | None:
+        """Return why the engine cannot take the node, as one sentence for a person; None when it can.
+
+        Asked of every node of a model: pure, cheap (memoise by operator, version and types) and total; it never raises.
+        It answers for the node as a Function of its own; what only a pattern would support is refused at compile.
+        """
+
+    @abc.abstractmethod
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        """Return an executable for a Function all of whose nodes `why_not` was silent about.
+
+        Raises CompileRefused, with the reason, for what it can after all not take; XRT then places those nodes
+        elsewhere. Any other exception is reported as CompileFailed, and the nodes are placed elsewhere too.
+        """
+
+    def version(self) -> str:
+        """Return the versions of the engine and of the libraries it loads; part of the signature.
+
+        The default is the installed version of the distribution that holds the class, ``"0"`` outside of any.
+        """
+        return _distribution_version(type(self).__module__)
+
+    def unsupported_options(self, context: CompileContext) -> str | None:
+        """Return which execution option the engine does not honour, and why; None when it honours all that are asked.
+
+        The default honours only the defaults.
+        """
+        asked = context.options.unusual()
+        if not asked:
+            return None
+        shown = ", ".join(f"{name}={value!r}" for name, value in asked.items())
+        why = ": nothing limits what it allocates while it computes" if "max_workspace_size" in asked else ""
+        return f"engine {self.name!r} does not honour {shown}{why}"
+
+    def missing_features(self) -> str:
+        """Return what the engine does without here, though it could have it, and how to mend that; ``xrt engines`` says it."""
+        return ""
+
+    def available_devices(self) -> tuple[str, ...]:
+        """Return those of `devices` that the installed build of the library can serve; ``xrt engines`` shows them."""
+        return self.devices
+
+    def remarks(self, function: Function) -> tuple[str, ...]:
+        """Return what a person should know of the engine's work on a function that it takes, one sentence each."""
+        return ()
+
+    def borrows(self, node: Node, function: Function) -> bool:
+        """Whether the node would be computed by code of another project, which the engine does not answer for.
+
+        Only the reference engine is asked: where another engine differs from it at such a node, it may be the one that is wrong.
+        """
+        return False
+
+    @classmethod
+    def share_pool(cls, threads: int) -> None:
+        """Let all executables that the engine makes from now on run on one pool of so many threads.
+
+        Raises OptionError where the library has no such pool, or where it is too late for one.
+        """
+        raise OptionError(f"engine {cls.name!r} has no pool of threads that all its executables could share")
+
+    def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
+        """Return the executable as bytes that `load` reads; raises CompileRefused, with the reason, where it cannot.
+
+        It may write to ``context.workdir``, and return a file there as mapped memory. What is saved is data: it is kept,
+        with checksums, for a later process on the same machine, or in a bundle for another one. XRT keeps the Function's
+        constants apart; what refers to them instead of holding them stays small.
+        """
+        raise CompileRefused(f"engine {self.name!r} cannot save an executable")
+
+    def is_worth_saving(self, function: Function) -> bool:
+        """Whether a later process loads an executable sooner than it compiles one; where not, the disk cache keeps none.
+
+        Pure and cheap. The default is yes; `save` must work for every Function, whatever the answer.
+        """
+        return True
+
+    def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
+        """Return the executable that `save` wrote, not yet prepared.
+
+        The Function is equal to the one that was compiled but for the names of inner values and nodes, and the order in
+        which it lists its constants; engine, versions and context are the same. ``data`` is read-only, aligned to 64
+        bytes, often a mapped file, and may be kept; ``context.workdir`` is gone when this returns.
+        """
+        raise CompileRefused(f"engine {self.name!r} cannot load an executable")
+
+    @property
+    def implementation(self) -> type[GraphCompiler]:
+        """The class whose code compiles: the engine's own, except for a proxy."""
+        return type(self)
+
+    @property
+    def spec(self) -> str:
+        """The engine as text: its name, and in braces the fields that differ from their defaults."""
+        known: str | None = self.__dict__.get(_SPEC)
+        if known is None:
+            from xrt.engines.contract.spec import format_spec
+
+            known = self.__dict__[_SPEC] = format_spec(self)  # its fields are frozen, and a plan asks for it at every turn
+        return known
+
+    def __str__(self) -> str:
+        return self.spec
+
+
+def fill(buffer: np.ndarray[Any, Any], result: Any) -> None:
+    """Copy a result into a buffer of exactly its type and shape; raises RunFailed for another, which NumPy would cast."""
+    if result.dtype != buffer.dtype or result.shape != buffer.shape:
+        given, due = (f"{array.dtype}{list(array.shape)}" for array in (result, buffer))
+        raise RunFailed(f"a result is {given} where the buffer for it is {due}")
+    np.copyto(buffer, result)
+
+
+def _distribution_version(module: str) -> str:
+    from importlib import metadata
+
+    package = module.partition(".")[0]
+    for distribution in metadata.packages_distributions().get(package, ()):
+        return f"{distribution} {metadata.version(distribution)}"
+    return "0"

@@ -1,0 +1,45 @@
+"""Memory that an executable keeps or uses, without the constants of its Function, which XRT keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+from xrt.graph import Function, TensorType
+
+__all__ = ["MemoryUse", "peak_of_values"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """One use of memory, with the reason for it."""
+
+    name: str
+    """What it is, in a word or two: ``"packed weights"``, ``"workspace"``."""
+    nbytes: int | None
+    """How much; None where the library does not tell."""
+    why: str
+    """Why it is needed, as one sentence for a person."""
+    per_call: bool = False
+    """Whether each call takes it while it runs; otherwise it is held from the compile to the close."""
+
+
+def peak_of_values(function: Function) -> int | None:
+    """Return the most bytes that values computed inside of a Function take at once; None where an extent is not known.
+
+    Each is alive from the node that makes it to the last that reads it; outputs, inputs and constants do not count,
+    and what is inside of bodies neither. Linear.
+    """
+    elsewhere = {value.name for value in function.outputs}
+    last = {name: i for i, node in enumerate(function.nodes) for name in (*node.defines, *node.uses)}
+    change = [0] * (len(function.nodes) + 1)
+    for i, node in enumerate(function.nodes):
+        for name in node.defines:
+            type_ = function.get_type(name)
+            size = type_.nbytes if isinstance(type_, TensorType) else None
+            if size is None:
+                return None
+            if name not in elsewhere:
+                change[i] += size
+                change[last[name] + 1] -= size
+    return max(accumulate(change), default=0)

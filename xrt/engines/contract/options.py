@@ -1,0 +1,89 @@
+"""What a caller may request of a compile and of a run, in addition to an engine's own fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+from xrt.errors import OptionError, did_you_mean
+
+if TYPE_CHECKING:
+    from xrt.engines.contract.device import Accelerator
+
+__all__ = ["CompileContext", "ExecutionOptions", "Precision", "RunOptions"]
+
+Precision: TypeAlias = Literal["fp32", "fp16", "bf16", "int8"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionOptions:
+    """Options of a compile, part of the signature. An engine refuses those that it does not implement."""
+
+    precision: Precision = "fp32"
+    """``fp32`` computes in the types of the model; the others allow an engine to compute float32 in that type."""
+    strict_types: bool = False
+    """With a lower precision: compute everything in it, or refuse; otherwise an engine may keep float32 in places."""
+    calibration_table: str | None = None
+    """Path of the int8 calibration table."""
+    threads: int | None = None
+    """Thread budget of all engines together; None for the cores that the process may use."""
+    max_workspace_size: int | None = None
+    """Bytes of scratch memory of an engine; None for its own default."""
+    max_batch_size: int | None = None
+    """Largest size of a symbolic first dim in a call; a larger one is an InputError. None for no limit."""
+
+    def __post_init__(self) -> None:
+        known = get_args(Precision)
+        if self.precision not in known:
+            raise OptionError(
+                f"precision must be one of {', '.join(known)}; got {self.precision!r}.{did_you_mean(str(self.precision), known)}"
+            )
+        for name in ("threads", "max_workspace_size", "max_batch_size"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise OptionError(f"{name} must be a positive integer or None; got {value!r}")
+
+    def unusual(self) -> dict[str, Any]:
+        """Return the fields that ask for more than the default and that an engine must honour or refuse.
+
+        `threads` and `max_batch_size` are not among them: the context hands out the one, the module keeps the other.
+        """
+        default = ExecutionOptions()
+        names = ("precision", "strict_types", "calibration_table", "max_workspace_size")
+        return {n: getattr(self, n) for n in names if getattr(self, n) != getattr(default, n)}
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Options of one call."""
+
+    out: Sequence[Any] | None = None
+    """One buffer of the caller per output, C-contiguous and of its exact type and shape, or None for a new array."""
+    stream: Any = None
+    """CUDA stream to run on: CuPy's, PyTorch's or an address; None for the module's own. On the CPU it must be None."""
+    block: bool = False
+    """Whether a call on a device waits for its results; on the CPU it always does."""
+    profile: bool = False
+    """Whether to record the time of each launch."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompileContext:
+    """What an engine receives together with the Function."""
+
+    options: ExecutionOptions = ExecutionOptions()
+    device: str = "cpu"
+    threads: int = 1
+    """Thread budget of the executable while it runs."""
+    workdir: Path | None = None
+    """The one directory that the engine may write to while it compiles; None for nowhere."""
+    keep: Path | None = None
+    """A permanent directory of the engine, for what it learns about this machine; None to keep nothing."""
+    report: Callable[[str], object] | None = field(default=None, compare=False)
+    """Function that receives the progress of a long compile as text; None if there is no reader."""
+    accelerator: Accelerator | None = None
+    """The device, if it is not the CPU."""
+    is_kept: bool = field(default=False, compare=False)
+    """Whether `save` follows the compile: an engine may then share work between the two."""

@@ -1,0 +1,107 @@
+"""Proxy for an engine that is known to be ready; its library is imported on first use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from xrt.engines.contract import registry
+from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
+from xrt.engines.contract.registry import EngineStatus
+
+if TYPE_CHECKING:
+    from xrt.engines.contract.options import CompileContext
+    from xrt.graph import Function, Node
+
+__all__ = ["ImplicitEngine", "LazyEngine", "RecordedSupportEngine", "load_engine"]
+
+
+class LazyEngine(GraphCompiler):
+    """A registered engine with its default options, by what an earlier process has seen of it."""
+
+    def __init__(self, status: EngineStatus) -> None:
+        self.status = status
+        self.name = status.name  # type: ignore[misc]  # each is the one of its engine
+        self.devices = status.devices  # type: ignore[misc]
+
+    @cached_property
+    def inner(self) -> GraphCompiler:
+        """The engine itself; raises EngineUnavailable where it is ready no more."""
+        return registry.create(self.name)
+
+    @property
+    def spec(self) -> str:
+        return self.name
+
+    @property
+    def implementation(self) -> type[GraphCompiler]:
+        return self.inner.implementation
+
+    @property
+    def supports_dynamic_shapes(self) -> bool:  # type: ignore[override]  # the engine's own
+        return self.inner.supports_dynamic_shapes
+
+    @property
+    def compiles_in_parallel(self) -> bool:  # type: ignore[override]  # the engine's own
+        return self.inner.compiles_in_parallel
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        return self.inner.why_not(node, function)
+
+    def version(self) -> str:
+        return self.inner.version()
+
+    def unsupported_options(self, context: CompileContext) -> str | None:
+        return self.inner.unsupported_options(context) if context.options.unusual() else None
+
+    def missing_features(self) -> str:
+        return self.status.lacks
+
+    def remarks(self, function: Function) -> tuple[str, ...]:
+        return self.inner.remarks(function)
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        return self.inner.compile(function, context)
+
+    def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
+        return self.inner.save(executable, context)
+
+    def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
+        return self.inner.load(data, function, context)
+
+
+class ImplicitEngine(LazyEngine):
+    """Proxy for the implicit engine, at the end of a list that does not name it and seldom needed: it keeps symbolic extents."""
+
+    supports_dynamic_shapes = True
+    compiles_in_parallel = True
+
+    def __init__(self, name: str) -> None:
+        super().__init__(EngineStatus(name, "ready", "", devices=("cpu", "cuda")))
+
+
+class RecordedSupportEngine(GraphCompiler):
+    """An engine by the answers that it has given before: it is asked nothing, and compiles nothing."""
+
+    def __init__(self, engine: GraphCompiler, declined: Mapping[str, str]) -> None:
+        """``declined`` has the reasons by the names of nodes."""
+        self._spec = engine.spec
+        self._declined = declined
+        self.name = engine.name  # type: ignore[misc]  # as above
+        self.devices = engine.devices  # type: ignore[misc]
+
+    @property
+    def spec(self) -> str:
+        return self._spec
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        return self._declined.get(node.name)
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        raise NotImplementedError(f"{self.spec!r} was asked for answers alone")
+
+
+def load_engine(engine: GraphCompiler) -> GraphCompiler:
+    """Return the engine itself, its library imported."""
+    return engine.inner if isinstance(engine, LazyEngine) else engine

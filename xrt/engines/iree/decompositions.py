@@ -1,0 +1,375 @@
+"""Operators that IREE gets wrong, or has no rules for, written out in others that it gets right.
+
+Indices outside of their axis, an error in ONNX, would have compiled code read or write foreign memory: they are brought to
+the nearest one inside. Max, Min and Clip drop a NaN, Equal finds a NaN equal to itself, and a power is a logarithm first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from xrt.engines.iree.constants import find_node_constant
+from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, is_training, read_attributes
+from xrt.passes import drop_dead_nodes
+
+__all__ = ["SPELLED", "decompose", "is_decomposed"]
+
+AXES_AS_INPUT = 18
+"""From this opset on reductions take their axes as an input."""
+
+Array = np.ndarray[Any, Any]
+
+
+def decompose(function: Function) -> Function:
+    """Return the Function with the operators of `SPELLED` written out, their results under the same names.
+
+    All inputs of those need known types.
+    """
+    if not any(node.op in SPELLED for node in function.nodes):
+        return function
+    nodes: list[Node] = []
+    constants = dict(function.constants)
+    for node in function.nodes:
+        page = NodeWriter(node, function)
+        if _write(page):
+            nodes += page.nodes
+            constants |= page.constants
+        else:
+            nodes.append(node)
+    return drop_dead_nodes(function.replace(nodes=tuple(nodes), constants=constants))
+
+
+def is_decomposed(node: Node, function: Function) -> bool:
+    """Whether the node is written out; its inputs must have known types."""
+    return _write(NodeWriter(node, function))
+
+
+def _write(page: NodeWriter) -> bool:
+    """Write the node out on its page; return whether there is a spelling for it."""
+    since, spell = SPELLED.get(page.node.op, (0, None))
+    result = None if spell is None or page.opset < since else spell(page)
+    if result is None:
+        return False
+    if page.nodes and page.nodes[-1].outputs == (result,):
+        page.nodes[-1] = replace(page.nodes[-1], outputs=page.node.outputs[:1])
+    else:
+        page.op("Identity", result, output=page.node.outputs[0])
+    return True
+
+
+@dataclass(slots=True)
+class NodeWriter:
+    """What one node is written out as."""
+
+    node: Node
+    function: Function
+    nodes: list[Node] = field(default_factory=list)
+    constants: dict[str, Constant] = field(default_factory=dict)
+
+    def op(self, op_type: str, *inputs: str, output: str = "", **attributes: Any) -> str:
+        """Write an operator, and return the name of its result."""
+        return self.write(op_type, inputs, output, read_attributes(attributes))
+
+    def write(self, op_type: str, inputs: tuple[str, ...], output: str = "", attributes: tuple[Attribute, ...] = ()) -> str:
+        name = output or f"{self.node.outputs[0]}/spelled/{len(self.nodes)}"
+        self.nodes.append(Node(op_type, inputs, (name,), attributes, name=name))
+        return name
+
+    def reduce(self, op_type: str, name: str, *axes: int) -> str:
+        """Write a reduction that keeps its axes."""
+        if self.opset < AXES_AS_INPUT:
+            return self.op(op_type, name, axes=list(axes))
+        return self.op(op_type, name, self.constant(np.array(axes, np.int64)))
+
+    def constant(self, array: Array) -> str:
+        """Write a constant, and return its name."""
+        name = f"{self.node.outputs[0]}/spelled/constant/{len(self.constants)}"
+        self.constants[name] = Constant(array)
+        return name
+
+    def number(self, value: float) -> str:
+        """Write a scalar constant of the first input's type, and return its name."""
+        return self.constant(np.array(value, self.dtype(self.x).numpy))
+
+    def get_type(self, name: str) -> TensorType:
+        type_ = self.function.get_type(name)
+        if not isinstance(type_, TensorType) or type_.shape is None:
+            raise ValueError(f"{name!r} has the type {type_}")
+        return type_
+
+    def dtype(self, name: str) -> DType:
+        return self.get_type(name).dtype
+
+    def extents(self, name: str) -> tuple[int, ...]:
+        return tuple(extent if isinstance(extent, int) else 0 for extent in self.get_type(name).shape or ())
+
+    @property
+    def opset(self) -> int:
+        return self.function.opsets.get("", 0)
+
+    @property
+    def x(self) -> str:
+        return self.node.inputs[0]
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype(self.x).is_float
+
+
+# ---------------------------------------------------------------------- indices
+
+
+def _inside(page: NodeWriter, indices: str, extents: Array) -> str:
+    """Write indices as such that count from the start and lie inside of the extents, which broadcast to them."""
+    kind = page.dtype(indices).numpy
+    known = find_node_constant(indices, page.function)
+    if known is not None and bool(((known.array >= 0) & (known.array < extents)).all()):
+        return indices
+    size = page.constant(extents.astype(kind))
+    from_start = page.op("Add", indices, size)
+    negative = page.op("Less", indices, page.constant(np.array(0, kind)))
+    counted = page.op("Where", negative, from_start, indices)
+    low = page.op("Max", counted, page.constant(np.array(0, kind)))
+    return page.op("Min", low, page.constant((extents - 1).astype(kind)))
+
+
+def _along_an_axis(page: NodeWriter) -> str:
+    axis, extents = page.node.attr("axis", 0), page.extents(page.x)
+    indices = _inside(page, page.node.inputs[1], np.array(extents[axis]))
+    return page.write(page.node.op_type, (page.x, indices, *page.node.inputs[2:]), attributes=page.node.attributes)
+
+
+def _by_tuples(page: NodeWriter) -> str:
+    batch, depth = page.node.attr("batch_dims", 0), page.extents(page.node.inputs[1])[-1]
+    indices = _inside(page, page.node.inputs[1], np.array(page.extents(page.x)[batch : batch + depth]))
+    return page.write(page.node.op_type, (page.x, indices, *page.node.inputs[2:]), attributes=page.node.attributes)
+
+
+# ---------------------------------------------------------------------- numbers that are none
+
+
+def _extreme(comparison: str) -> Callable[[NodeWriter], str | None]:
+    """Return a spelling of Max or Min of floats: the first where it wins or is NaN, else the second."""
+
+    def of_two(page: NodeWriter, a: str, b: str) -> str:
+        wins = page.op("Or", page.op(comparison, a, b), page.op("IsNaN", a))
+        return page.op("Where", wins, a, b)
+
+    def spell(page: NodeWriter) -> str | None:
+        return reduce(lambda a, b: of_two(page, a, b), page.node.inputs) if page.is_float else None
+
+    return spell
+
+
+def _clip(page: NodeWriter) -> str | None:
+    if not page.is_float:
+        return None
+    clipped = page.write("Clip", page.node.inputs, attributes=page.node.attributes)
+    return page.op("Where", page.op("IsNaN", page.x), page.x, clipped)
+
+
+def _equal(page: NodeWriter) -> str | None:
+    """Write it of floats as neither less nor greater, which a comparison of a value with itself is not folded into."""
+    if not page.is_float:
+        return None
+    a, b = page.node.inputs
+    return page.op("And", page.op("LessOrEqual", a, b), page.op("GreaterOrEqual", a, b))
+
+
+def _sign(page: NodeWriter) -> str | None:
+    if not page.is_float:
+        return None
+    return page.op("Where", page.op("IsNaN", page.x), page.x, page.op("Sign", page.x))
+
+
+def _mod(page: NodeWriter) -> str | None:
+    """Write the remainder of a finite number by an infinite one, of which IREE makes NaN, apart: it is the number."""
+    if not page.is_float or not page.node.attr("fmod", 0):
+        return None
+    a, b = page.node.inputs
+    is_whole = page.op("And", page.op("IsInf", b), page.op("Not", page.op("IsInf", a)))
+    return page.op("Where", is_whole, a, page.op("Mod", a, b, fmod=1))
+
+
+def _log_sum_exp(page: NodeWriter) -> str | None:
+    """Subtract the largest if it is finite: an infinity less itself is NaN, and the exponential of a large number an infinity."""
+    node, rest = page.node, page.node.inputs[1:]
+    if not page.is_float or node.attr("noop_with_empty_axes", 0):
+        return None
+    axes = node.attr("axes")
+    along: dict[str, Any] = {} if axes is None else {"axes": tuple(axes)}
+    widest = page.op("ReduceMax", page.x, *rest, **along)
+    beside = page.op("Where", page.op("IsInf", widest), page.number(0), widest)
+    powers, keepdims = page.op("Exp", page.op("Sub", page.x, beside)), node.attr("keepdims", 1)
+    summed = (page.constant(np.array(axes)),) if along else rest
+    total = page.op("ReduceSum", powers, *summed, keepdims=keepdims)
+    aside = beside if keepdims else page.op("ReduceMax", beside, *rest, keepdims=0, **along)
+    return page.op("Add", page.op("Log", total), aside)
+
+
+# ---------------------------------------------------------------------- formulas
+
+
+def _cast_like(page: NodeWriter) -> str:
+    return page.op("Cast", page.x, to=page.dtype(page.node.inputs[1]).onnx)
+
+
+def _pow(page: NodeWriter) -> str | None:
+    """Write powers by small whole numbers, and square roots, which is what they mostly are."""
+    exponent = find_node_constant(page.node.inputs[1], page.function)
+    if exponent is None or exponent.array.size != 1 or len(exponent.array.shape) > len(page.extents(page.x)):
+        return None
+    value = float(exponent.array.reshape(-1)[0])
+    if value == 0.5 and page.is_float:
+        return page.op("Sqrt", page.x)
+    if value in (1.0, 2.0, 3.0, 4.0):
+        return _product(page, int(value))
+    return None
+
+
+def _product(page: NodeWriter, times: int) -> str:
+    if times == 4:
+        square = page.op("Mul", page.x, page.x)
+        return page.op("Mul", square, square)
+    return reduce(lambda power, _: page.op("Mul", power, page.x), range(times - 1), page.x)
+
+
+def _gelu(page: NodeWriter) -> str | None:
+    if page.node.attr("approximate", "none") != "tanh":
+        return None
+    cube = page.op("Mul", page.op("Mul", page.x, page.x), page.x)
+    inner = page.op("Add", page.x, page.op("Mul", cube, page.number(0.044715)))
+    tanh = page.op("Tanh", page.op("Mul", inner, page.number(np.sqrt(2 / np.pi))))
+    return page.op("Mul", page.op("Mul", page.x, page.number(0.5)), page.op("Add", tanh, page.number(1)))
+
+
+def _lp_normalization(page: NodeWriter) -> str:
+    norm = page.reduce("ReduceL1" if page.node.attr("p", 2) == 1 else "ReduceL2", page.x, page.node.attr("axis", -1))
+    is_zero = page.op("LessOrEqual", norm, page.number(0))
+    return page.op("Div", page.x, page.op("Where", is_zero, page.number(1), norm))
+
+
+def _swish(page: NodeWriter) -> str:
+    scaled = page.op("Mul", page.x, page.number(page.node.attr("alpha", 1.0)))
+    return page.op("Mul", page.x, page.op("Sigmoid", scaled))
+
+
+def _rms_normalization(page: NodeWriter) -> str:
+    """Write it in float32 where the numbers have fewer digits, as `stash_type` says by default."""
+    kind, rank = page.dtype(page.x), len(page.extents(page.x))
+    axes = range(page.node.attr("axis", -1) % rank, rank)
+    narrow = kind in (DType.FLOAT16, DType.BFLOAT16)
+    wide = page.op("Cast", page.x, to=DType.FLOAT32.onnx) if narrow else page.x
+    mean = page.reduce("ReduceMean", page.op("Mul", wide, wide), *axes)
+    number = np.float32 if narrow else kind.numpy
+    root = page.op("Sqrt", page.op("Add", mean, page.constant(np.array(page.node.attr("epsilon", 1e-5), number))))
+    normal = page.op("Div", wide, root)
+    return page.op("Mul", page.op("Cast", normal, to=kind.onnx) if narrow else normal, page.node.inputs[1])
+
+
+def _dropout(page: NodeWriter) -> str | None:
+    """Write what it is in inference: nothing."""
+    node, function = page.node, page.function
+    given = {value.name for value in function.outputs}
+    has_mask = any(name and (function.users(name) or name in given) for name in node.outputs[1:])
+    return None if has_mask or is_training(node, function) else page.op("Identity", page.x)
+
+
+def _softsign(page: NodeWriter) -> str:
+    return page.op("Div", page.x, page.op("Add", page.op("Abs", page.x), page.number(1)))
+
+
+# ---------------------------------------------------------------------- edges
+
+
+def _pad(page: NodeWriter) -> str | None:
+    """Write a mirrored or repeated edge as lookups: IREE fails to compile many a mirror, and hangs on repeats."""
+    mode, pads = page.node.attr("mode", "constant"), _known(page, 1)
+    if mode not in ("reflect", "wrap") or pads is None or (pads < 0).any():
+        return None
+    extents = page.extents(page.x)
+    axes = _known(page, 3) if len(page.node.inputs) > 3 else np.arange(len(extents))
+    if 0 in extents or axes is None:
+        return None
+    name = page.x
+    for axis, edges in zip(axes.tolist(), pads.reshape(2, -1).T.tolist(), strict=True):
+        if any(edges):
+            name = page.op("Gather", name, page.constant(np.pad(np.arange(extents[axis]), edges, mode)), axis=axis)
+    return name
+
+
+def _known(page: NodeWriter, place: int) -> Array | None:
+    constant = find_node_constant(page.node.inputs[place], page.function) if place < len(page.node.inputs) else None
+    return None if constant is None else constant.array
+
+
+def _depth_to_space(page: NodeWriter) -> str | None:
+    """Write mode CRD as what it is, a transposition: IREE takes the blocks of columns for rows of channels."""
+    if page.node.attr("mode", "DCR") != "CRD":
+        return None
+    size = page.node.attr("blocksize")
+    count, channels, height, width = page.extents(page.x)
+    split = page.constant(np.array([count, channels // size**2, size, size, height, width]))
+    joined = page.constant(np.array([count, channels // size**2, height * size, width * size]))
+    return page.op("Reshape", page.op("Transpose", page.op("Reshape", page.x, split), perm=[0, 1, 4, 2, 5, 3]), joined)
+
+
+def _conv(page: NodeWriter) -> str | None:
+    """Write a window that fits once along an axis without the unread elements after it, which IREE's compiler would include."""
+    if len(page.node.inputs) < 2 or page.node.attr("auto_pad", "NOTSET") != "NOTSET":
+        return None
+    extents = np.array(page.extents(page.x)[2:])
+    if not extents.all():
+        return None
+    fronts, backs = np.array(page.node.attr("pads") or [0] * 2 * len(extents)).reshape(2, -1)
+    unread = _unread(page, extents + fronts + backs)
+    padding = np.minimum(unread, backs)
+    ends = extents - unread + padding
+    if not unread.any() or (ends < 1).any():
+        return None
+    axes = np.arange(2, 2 + len(ends))
+    name = page.x if padding.sum() == unread.sum() else page.op("Slice", page.x, *map(page.constant, (axes * 0, ends, axes)))
+    pads = Attribute.of("pads", [*fronts.tolist(), *(backs - padding).tolist()])
+    others = (attribute for attribute in page.node.attributes if attribute.name != "pads")
+    return page.write("Conv", (name, *page.node.inputs[1:]), attributes=(*others, pads))
+
+
+def _unread(page: NodeWriter, extents: Array) -> Array:
+    """Return how many elements lie behind the only window of each axis; none where there are several."""
+    window = np.array(page.extents(page.node.inputs[1])[2:])
+    strides, dilations = (np.array(page.node.attr(name) or np.ones_like(window)) for name in ("strides", "dilations"))
+    behind = extents - (window - 1) * dilations - 1
+    return np.where(behind < strides, behind, 0)
+
+
+SPELLED: Mapping[str, tuple[int, Callable[[NodeWriter], str | None]]] = {
+    "Gather": (12, _along_an_axis),
+    "GatherElements": (12, _along_an_axis),
+    "ScatterElements": (12, _along_an_axis),
+    "GatherND": (12, _by_tuples),
+    "ScatterND": (12, _by_tuples),
+    "Max": (9, _extreme("Greater")),
+    "Min": (9, _extreme("Less")),
+    "Clip": (9, _clip),
+    "Equal": (12, _equal),
+    "Sign": (9, _sign),
+    "Mod": (10, _mod),
+    "ReduceLogSumExp": (13, _log_sum_exp),
+    "CastLike": (15, _cast_like),
+    "Pow": (7, _pow),
+    "Gelu": (20, _gelu),
+    "LpNormalization": (12, _lp_normalization),
+    "Dropout": (7, _dropout),
+    "RMSNormalization": (23, _rms_normalization),
+    "Swish": (24, _swish),
+    "Softsign": (7, _softsign),
+    "Pad": (13, _pad),
+    "DepthToSpace": (11, _depth_to_space),
+    "Conv": (11, _conv),
+}
+"""By operator, from which opset on it can be written out, and how."""

@@ -1,0 +1,172 @@
+"""A Function as MLIR: one ``torch.operator "onnx.<Op>"`` per node, which IREE's compiler lowers by its own rules.
+
+``main`` takes the inputs and, for each output, the memory to write it to: results are in the caller's memory, and nothing is
+copied. Small constants are literals. Large ones are *parameters*: the text, and the code compiled from it, name them, and the
+executable passes them by reference.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from xrt.engines.iree.constants import INLINE
+from xrt.engines.iree.mlir_types import builtin_type, literal_type, storage_type, value_type
+from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, since_version
+
+__all__ = ["SCOPE", "export_module", "list_parameters", "make_query_module"]
+
+SCOPE = "weights"
+"""Under which the parameters are found."""
+
+_LEFT_OUT = "%none"
+
+
+def list_parameters(function: Function) -> dict[str, Constant]:
+    """Return the constants that are parameters, by name, in the order of their first use; equal Functions have the same."""
+    used = dict.fromkeys(name for node in function.nodes for name in node.uses)
+    used.update(dict.fromkeys(value.name for value in function.outputs))
+    found = {name: function.constants[name] for name in used if name in function.constants}
+    return {name: constant for name, constant in found.items() if constant.array.size > INLINE}
+
+
+def export_module(function: Function) -> str:
+    """Return the Function, whose values all have known types, as a module whose ``main`` writes to memory it is given.
+
+    Raises ValueError for what has no words there: an element type, a value of unknown rank, a body.
+    """
+    weights = list_parameters(function)
+    page = _Page(function)
+    inputs = [f"{page.bind(value.name)}: {value_type(value.type)}" for value in function.inputs]
+    storage = [f"%out{k}: {storage_type(function.get_type(v.name))}" for k, v in enumerate(function.outputs)]
+    for place, (name, constant) in enumerate(weights.items()):
+        page.load(place, name, constant)
+    page.body()
+    for k, value in enumerate(function.outputs):
+        page.overwrite(k, value.name)
+    page.lines.append("return")
+    globals_ = [_global(place, constant) for place, constant in enumerate(weights.values())]
+    return _module([*globals_, *_function("main", [*inputs, *storage], "", _opset(function), page.lines)])
+
+
+def make_query_module(function: Function, name: str) -> str:
+    """Return the Function as a module whose function of that name takes its inputs and returns its outputs; no parameters."""
+    page = _Page(function)
+    inputs = [f"{page.bind(value.name)}: {value_type(value.type)}" for value in function.inputs]
+    page.body()
+    types = ", ".join(value_type(function.get_type(value.name)) for value in function.outputs)
+    page.lines.append(f"return {', '.join(page.values[value.name] for value in function.outputs)} : {types}")
+    return _module(_function(name, inputs, f" -> ({types})", _opset(function), page.lines))
+
+
+def _opset(function: Function) -> int:
+    """Return the lowest opset at which every operator means the same: the compiler's rules are written for those."""
+    return max((since_version(node, function) or 1 for node in function.nodes), default=1)
+
+
+def _module(lines: Iterable[str]) -> str:
+    return "\n".join(["module {", *(f"  {line}" for line in lines), "}", ""])
+
+
+def _function(name: str, arguments: Sequence[str], results: str, opset: int, lines: Sequence[str]) -> Iterator[str]:
+    meta = f"{{torch.onnx_meta.ir_version = 10 : si64, torch.onnx_meta.opset_version = {opset} : si64}}"
+    yield f"func.func @{name}({', '.join(arguments)}){results} attributes {meta} {{"
+    yield from (f"  {line}" for line in lines)
+    yield "}"
+
+
+def _global(place: int, constant: Constant) -> str:
+    parameter = f'#flow.parameter.named<"{SCOPE}"::"{place}">'
+    return f"util.global private @weight{place} = {parameter} : {builtin_type(constant.type)}"
+
+
+@dataclass(slots=True)
+class _Page:
+    """The lines of one function, and what each value is called in them."""
+
+    function: Function
+    values: dict[str, str] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+
+    def bind(self, name: str) -> str:
+        return self.values.setdefault(name, f"%v{len(self.values)}")
+
+    def load(self, place: int, name: str, constant: Constant) -> None:
+        builtin, value = builtin_type(constant.type), value_type(constant.type)
+        self.lines.append(f"%weight{place} = util.global.load @weight{place} : {builtin}")
+        self.lines.append(f"{self.bind(name)} = torch_c.from_builtin_tensor %weight{place} : {builtin} -> {value}")
+
+    def body(self) -> None:
+        self.lines.append(f"{_LEFT_OUT} = torch.constant.none")
+        for name in dict.fromkeys(self._read()):
+            if name in self.function.constants and name not in self.values:
+                self._literal(name, self.function.constants[name])
+        for node in self.function.nodes:
+            self._operator(node)
+
+    def overwrite(self, place: int, name: str) -> None:
+        type_ = self.function.get_type(name)
+        value, storage = value_type(type_), storage_type(type_)
+        self.lines.append(f"torch.overwrite.tensor.contents {self.values[name]} overwrites %out{place} : {value}, {storage}")
+
+    def _read(self) -> Iterator[str]:
+        for node in self.function.nodes:
+            yield from node.uses
+        yield from (value.name for value in self.function.outputs)
+
+    def _literal(self, name: str, constant: Constant) -> None:
+        attributes = f"{{torch.onnx.value = {_tensor(constant)}}}"
+        self.lines.append(
+            f'{self.bind(name)} = torch.operator "onnx.Constant"() {attributes} : () -> {value_type(constant.type)}'
+        )
+
+    def _operator(self, node: Node) -> None:
+        given = [self.values[name] if name else _LEFT_OUT for name in node.inputs]
+        taken = [value_type(self.function.get_type(name)) if name else "!torch.none" for name in node.inputs]
+        made = [value_type(self.function.get_type(name)) if name else "!torch.none" for name in node.outputs]
+        results = [self.bind(name) if name else f"%unused{len(self.lines)}_{k}" for k, name in enumerate(node.outputs)]
+        attributes = ", ".join(f"torch.onnx.{a.name} = {_attribute(a)}" for a in node.attributes)
+        spelled = f" {{{attributes}}}" if attributes else ""
+        signature = f"({', '.join(taken)}) -> {made[0] if len(made) == 1 else '(' + ', '.join(made) + ')'}"
+        call = f'torch.operator "onnx.{node.op_type}"({", ".join(given)}){spelled} : {signature}'
+        self.lines.append(f"{', '.join(results)} = {call}" if results else call)
+
+
+def _attribute(attribute: Attribute) -> str:
+    write = _WRITERS.get(attribute.kind.element)
+    if write is None:
+        raise ValueError(f"attribute {attribute.name!r} is a {attribute.kind.name.lower()}, which has no words in this MLIR")
+    return f"[{', '.join(map(write, attribute.value))}]" if attribute.kind.is_list else write(attribute.value)
+
+
+def _float(value: float) -> str:
+    """Return a float32 by its bits, so that no digit is lost and infinities have a spelling."""
+    return f"0x{np.float32(value).view(np.uint32):08X} : f32"
+
+
+def _text(value: str | bytes) -> str:
+    if isinstance(value, bytes) or not value.isascii() or not value.isprintable():
+        raise ValueError(f"{value!r}, an attribute, is no plain text, and has no words in this MLIR")
+    return json.dumps(value)
+
+
+def _tensor(constant: Constant) -> str:
+    """Return a literal by its bytes; truth values, which MLIR would pack into bits, one by one."""
+    array, type_ = constant.array, literal_type(constant.type)
+    if not array.size:
+        return f"dense<> : {type_}"
+    if constant.dtype is DType.BOOL:
+        return f"dense<{json.dumps(array.tolist())}> : {type_}"
+    return f'dense<"0x{array.tobytes().hex().upper()}"> : {type_}'
+
+
+_WRITERS: Mapping[AttrKind, Callable[[Any], str]] = {
+    AttrKind.FLOAT: _float,
+    AttrKind.INT: lambda value: f"{value} : si64",
+    AttrKind.STRING: _text,
+    AttrKind.TENSOR: _tensor,
+}

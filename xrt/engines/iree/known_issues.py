@@ -1,0 +1,239 @@
+"""What IREE's compiler lowers and then computes wrongly, or refuses late: declined, each row with its evidence."""
+
+from __future__ import annotations
+
+from xrt.engines.iree.constants import find_node_constant
+from xrt.engines.iree.decompositions import is_decomposed
+from xrt.engines.toolkit.known_issues import KnownIssue, Test, always, match_known_issue
+from xrt.graph import DType, Function, Node, TensorType
+
+__all__ = ["GAPS", "find_known_issue"]
+
+
+def find_known_issue(node: Node, function: Function) -> str | None:
+    """Return the reason of the first gap that the node falls under; None when it falls under none."""
+    return match_known_issue(GAPS, node, function)
+
+
+def _has_input(place: int) -> Test:
+    return lambda node, function: len(node.inputs) > place and bool(node.inputs[place])
+
+
+def _is_of(dtype: DType) -> Test:
+    return lambda node, function: _dtype(node.inputs[0], function) is dtype
+
+
+def _is_float(node: Node, function: Function) -> bool:
+    return (_dtype(node.inputs[0], function) or DType.INT64).is_float
+
+
+def _is_unsigned(node: Node, function: Function) -> bool:
+    return str(_dtype(node.inputs[0], function)).startswith("uint")
+
+
+def _may_cut(node: Node, function: Function) -> bool:
+    """Whether a pad may be negative; before opset 11 they are attributes."""
+    if len(node.inputs) < 2 or not node.inputs[1]:
+        return any(pad < 0 for pad in node.attr("pads", ()))
+    pads = find_node_constant(node.inputs[1], function)
+    return pads is None or bool((pads.array < 0).any())
+
+
+def _resizes_by_scales(node: Node) -> bool:
+    return len(node.inputs) < 4 or not node.inputs[3]
+
+
+def _rank(name: str, function: Function) -> int | None:
+    type_ = function.get_type(name)
+    return type_.rank if isinstance(type_, TensorType) else None
+
+
+def _dtype(name: str, function: Function) -> DType | None:
+    type_ = function.get_type(name)
+    return type_.dtype if isinstance(type_, TensorType) else None
+
+
+def _may_step_back(node: Node, function: Function) -> bool:
+    if len(node.inputs) < 5 or not node.inputs[4]:
+        return False
+    steps = find_node_constant(node.inputs[4], function)
+    return steps is None or bool((steps.array < 0).any())
+
+
+def _drops_a_rounding(node: Node, function: Function) -> bool:
+    types = {_dtype(node.inputs[0], function), _dtype(node.outputs[0], function)}
+    return DType.BFLOAT16 in types and len(types) > 1
+
+
+def _flushes_halves(node: Node, function: Function) -> bool:
+    return (_dtype(node.inputs[0], function), _dtype(node.outputs[0], function)) == (DType.FLOAT64, DType.FLOAT16)
+
+
+def _numbers_planes_apart(node: Node, function: Function) -> bool:
+    """Whether the places of the largest elements are asked for, of more than one plane."""
+    type_ = function.get_type(node.inputs[0])
+    planes = type_.shape[:2] if isinstance(type_, TensorType) and type_.shape is not None else (None,)
+    return len(node.outputs) > 1 and bool(node.outputs[1]) and any(extent != 1 for extent in planes)
+
+
+GAPS: tuple[KnownIssue, ...] = (
+    KnownIssue(
+        ("Cast", "CastLike"),
+        _drops_a_rounding,
+        "IREE computes what lies between casts from and to bfloat16 in a wider type",
+        ("float32_bfloat16_float32_Mul of the casts", "float16_bfloat16_float16 of the casts"),
+    ),
+    KnownIssue(
+        ("Cast", "CastLike"),
+        _flushes_halves,
+        "IREE's cast of float64 to float16 makes zero of what is less than any normal float16",
+        ("float64_float16_float64 of the casts",),
+    ),
+    KnownIssue(
+        ("Neg",),
+        lambda node, function: not _is_float(node, function),
+        "IREE's Neg of integers goes through float32",
+        ("opposite_of_the_lowest_integer of the corpus",),
+    ),
+    KnownIssue(
+        ("LpNormalization", "LpPool", "MeanVarianceNormalization", "ReduceL2", "ReduceSumSquare"),
+        _is_of(DType.FLOAT16),
+        "IREE squares float16 in float16, where 256 squared is infinite and 0.0001 squared is zero",
+        (
+            "length_of_halves of the corpus",
+            "length_of_small_halves of the corpus",
+            "unit_length_of_halves of the corpus",
+            "pool_of_lengths_of_halves of the corpus",
+            "compared with toy: MeanVarianceNormalization of numbers up to 0.001 is infinite, ReduceSumSquare of them zero",
+        ),
+    ),
+    KnownIssue(
+        ("Slice",),
+        _may_step_back,
+        "IREE's Slice takes a step back for none",
+        ("slice_backwards of the corpus",),
+    ),
+    KnownIssue(
+        ("AveragePool",),
+        lambda node, function: bool(node.attr("ceil_mode", 0) and node.attr("count_include_pad", 0)),
+        "IREE counts what a window has beyond the padding as padding, where ONNX does not",
+        ("test_averagepool_3d_dilations_large_count_include_pad_is_1_ceil_mode_is_True",),
+    ),
+    KnownIssue(
+        ("AveragePool",),
+        lambda node, function: any(dilation != 1 for dilation in node.attr("dilations", ())),
+        "IREE does not divide the sums of a dilated AveragePool",
+        ("test_averagepool_2d_dilations", "test_averagepool_3d_dilations_small"),
+    ),
+    KnownIssue(
+        ("GridSample",),
+        always,
+        "IREE's GridSample rounds other ways to the nearest, and reads outside of its input",
+        ("test_gridsample_nearest", "test_gridsample_zeros_padding"),
+    ),
+    KnownIssue(
+        ("Det",),
+        always,
+        "IREE's Det divides by pivots that are zero or small",
+        ("test_det_2d",),
+    ),
+    KnownIssue(
+        ("LSTM",),
+        _has_input(7),
+        "IREE ignores the peepholes of LSTM",
+        ("test_lstm_with_peepholes",),
+    ),
+    KnownIssue(
+        ("Erf", "Gelu"),
+        lambda node, function: _is_of(DType.FLOAT64)(node, function) and node.attr("approximate", "none") == "none",
+        "IREE has no error function of float64",
+        (
+            "error_function_of_float64 of the corpus",
+            "gelu_of_float64 of the corpus: refused when compiled, with the whole region",
+        ),
+    ),
+    KnownIssue(
+        ("LpNormalization", "ReduceL2"),
+        _is_of(DType.FLOAT64),
+        "IREE computes norms of float64 in float32",
+        ("float64_of_constants of the corpus",),
+    ),
+    KnownIssue(
+        ("Selu",),
+        _is_of(DType.FLOAT64),
+        "IREE knows the factors of Selu to six digits",
+        ("compared with the reference: float64 numbers differ by 1e-6",),
+    ),
+    KnownIssue(
+        ("QLinearMatMul",),
+        lambda node, function: _rank(node.inputs[0], function) != 2,
+        "IREE's QLinearMatMul of stacks of matrices reads the wrong ones",
+        ("test_qlinearmatmul_3D_int8_float32",),
+    ),
+    KnownIssue(
+        ("Resize", "Upsample"),
+        lambda node, function: node.attr("coordinate_transformation_mode") == "align_corners" and _resizes_by_scales(node),
+        "IREE aligns corners by the ratio of the rounded sizes, where ONNX aligns them by the scales",
+        ("test_resize_downsample_scales_linear_align_corners", "test_resize_downsample_scales_cubic_align_corners"),
+    ),
+    KnownIssue(
+        ("MaxPool",),
+        _numbers_planes_apart,
+        "IREE's indices of MaxPool count from the start of each plane, ONNX's from the start of the tensor",
+        ("indices_of_several_planes of the corpus",),
+    ),
+    KnownIssue(
+        ("SpaceToDepth",),
+        lambda node, function: node.attr("mode", "DCR") != "DCR",
+        "IREE ignores the mode of SpaceToDepth",
+        ("test_spacetodepth_crd_mode_example",),
+    ),
+    KnownIssue(
+        ("Sin", "Cos", "Tan"),
+        always,
+        "IREE's sine loses a digit with each factor of ten in its argument, and is infinite in the end",
+        ("sine_of_large_numbers of the corpus",),
+    ),
+    KnownIssue(
+        ("Asinh", "Acosh"),
+        always,
+        "IREE's inverse hyperbolic functions are infinite for large numbers",
+        ("inverse_hyperbolic_of_large_numbers of the corpus",),
+    ),
+    KnownIssue(
+        ("Sinh", "Cosh"),
+        always,
+        "IREE's hyperbolic functions are infinite from 88.7 on, before float32 ends",
+        ("hyperbolic_near_the_end of the corpus",),
+    ),
+    KnownIssue(
+        ("Pow",),
+        lambda node, function: not is_decomposed(node, function),
+        "IREE's powers are exponentials of logarithms: NaN for negative numbers",
+        ("test_pow", "test_pow_bcast_array"),
+    ),
+    KnownIssue(
+        ("Scatter", "RoiAlign", "MaxRoiPool", "MaxUnpool"),
+        always,
+        "IREE's code reads or writes where an index says, inside of its memory or not",
+        ("test_scatter_with_axis", "test_roialign_aligned_false"),
+    ),
+    KnownIssue(
+        ("LRN",),
+        lambda node, function: node.attr("size", 1) % 2 == 0,
+        "IREE's LRN over an even number of channels sums others than ONNX's",
+        ("lrn_of_an_even_size of the corpus",),
+    ),
+    KnownIssue(
+        ("Pad",),
+        _may_cut,
+        "IREE's Pad takes a negative pad for an extent",
+        ("negative_pad of the corpus",),
+    ),
+    KnownIssue(
+        ("Div", "Mod", "Clip", "Abs", "MaxPool", "TopK", "ReduceMean", "AveragePool", "Neg"),
+        _is_unsigned,
+        "IREE takes large unsigned numbers for negative ones here",
+        ("large_unsigned_numbers of the corpus",),
+    ),
+)

@@ -1,0 +1,44 @@
+"""What is done to a Function before it is written as MLIR."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from xrt.engines.iree.decompositions import decompose
+from xrt.engines.iree.function_bodies import expand_bodies
+from xrt.engines.toolkit.learned_models import find_learned_definition
+from xrt.engines.toolkit.node_rewrite import rewrite_nodes
+from xrt.graph import Function, TensorType
+from xrt.passes import evaluate, fold_constants, infer_shapes
+from xrt.passes.opset_upgrade import upgrade_opset
+
+__all__ = ["OPSET", "preprocess", "why_not_static"]
+
+OPSET = 18
+"""The least opset that is handed over: IREE has no rules for many older forms of operators."""
+
+
+def preprocess(function: Function) -> Function:
+    """Return the Function as it is written: Constant nodes and the Shape of a static value are constants, all types are known,
+    and what IREE gets wrong is spelled otherwise.
+
+    What depends on constants alone is computed here: of exp(-(1 / c) * c) with a constant c, IREE makes exp(-1), also for c = 0.
+
+    Raises ModelError, which is a ValueError, where an operator of an older opset cannot be brought to `OPSET`.
+    Equal Functions, whatever their names, give equal ones; so a saved module fits the Function it is loaded for.
+    """
+    free = function.replace(
+        nodes=tuple(replace(node, control=()) for node in function.nodes)
+    )  # nothing here has effects to order
+    said = rewrite_nodes(infer_shapes(free), find_learned_definition)
+    whole = expand_bodies(infer_shapes(upgrade_opset(infer_shapes(said), OPSET)))
+    return infer_shapes(decompose(infer_shapes(fold_constants(infer_shapes(whole), evaluate))))
+
+
+def why_not_static(function: Function) -> str | None:
+    """Return which input or output has a shape that is not known before the run; None when all are."""
+    for value in (*function.inputs, *function.outputs):
+        type_ = function.get_type(value.name)
+        if not isinstance(type_, TensorType) or not type_.is_static:
+            return f"the shape of {value.name!r} is not known before the run"
+    return None

@@ -1,0 +1,204 @@
+"""Why IREE cannot take a node: rules that a person can read, and then the compiler's own answer for the node alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xrt.engines.iree.compiler import lower_module
+from xrt.engines.iree.constants import INLINE, find_node_constant
+from xrt.engines.iree.export import make_query_module
+from xrt.engines.iree.known_issues import find_known_issue
+from xrt.engines.iree.mlir_types import ELEMENTS
+from xrt.engines.iree.preprocess import OPSET, preprocess
+from xrt.engines.toolkit.learned_models import find_learned_definition
+from xrt.graph import (
+    Attribute,
+    Constant,
+    DType,
+    Function,
+    Node,
+    TensorType,
+    Type,
+    Value,
+    is_deterministic,
+    is_training,
+    since_version,
+)
+from xrt.passes.opset_upgrade import why_not_upgradable
+
+__all__ = ["why_not"]
+
+REMEMBERED = 8192
+"""Kinds of node whose answers are kept."""
+AT_ONCE = 32
+"""Kinds that are asked about in one call of the compiler: who has little time need not wait for all."""
+
+
+def why_not(node: Node, function: Function) -> str | None:
+    """Return why IREE cannot take the node as a Function of its own; None when it can.
+
+    The compiler is a process: 80 ms for a first question, and then all kinds of node in the Function are asked about.
+    """
+    if (said := find_learned_definition(node, function)) is not None:
+        return next((reason for inner in said.nodes if (reason := why_not(inner, said))), None)
+    reason = _plain_refusal(node, function)
+    if reason or (node.inputs and _is_plain(node, function)):
+        return reason
+    return _check_conversion.answer(_question(node, function), function)
+
+
+_PLAIN = frozenset(
+    [
+        *("Abs", "Add", "Concat", "Div", "Exp", "Flatten", "Floor", "Identity", "LeakyRelu", "Log", "MatMul", "Mul", "Neg"),
+        *("Relu", "Sigmoid", "Sqrt", "Sub", "Tanh", "Transpose"),
+    ]
+)
+"""Operators that IREE lowers for any shapes of float32: asking it for each would cost a large model seconds."""
+
+
+def _is_plain(node: Node, function: Function) -> bool:
+    if node.op_type in ("Conv", "MaxPool", "BatchNormalization") and not _is_usual(node, function):
+        return False
+    is_known = node.op_type in _PLAIN or node.op_type in ("Conv", "MaxPool", "BatchNormalization")
+    types = (function.get_type(name) for name in (*node.uses, *_used(node, function)))
+    return is_known and all(isinstance(t, TensorType) and t.dtype is DType.FLOAT32 for t in types)
+
+
+def _is_usual(node: Node, function: Function) -> bool:
+    """Whether a window or a normalisation is of images, padded by numbers, with one result."""
+    type_ = function.get_type(node.inputs[0])
+    is_image = isinstance(type_, TensorType) and type_.rank == 4
+    auto = node.attr("auto_pad", "NOTSET") != "NOTSET" or node.attr("ceil_mode", 0) or is_training(node, function)
+    return is_image and not auto and len(_used(node, function)) == 1
+
+
+def _plain_refusal(node: Node, function: Function) -> str | None:
+    """Return why not by rules, which cost nothing; a node that lacks what its operator needs is declined as well."""
+    try:
+        return _refusal_by_rules(node, function)
+    except (IndexError, ValueError) as error:
+        return f"{node.op} lacks what its operator needs: {error}"
+
+
+def _refusal_by_rules(node: Node, function: Function) -> str | None:
+    if node.domain:
+        return f"IREE's compiler has rules for ONNX's own operators, not for those of {node.domain!r}"
+    if node.bodies:
+        return f"{node.op} has a body, and XRT hands IREE straight-line code only"
+    if since_version(node, function) is None:
+        return f"{node.op} is not an operator of opset {function.opsets.get('')}"
+    if not is_deterministic(node, function):
+        return f"{node.op} draws numbers by chance, and IREE draws others than ONNX asks for"
+    for name in (*node.uses, *_used(node, function)):
+        if reason := _type_refusal(name, function.get_type(name)):
+            return reason
+    return find_known_issue(node, function) or why_not_upgradable(node, function, OPSET)
+
+
+def _used(node: Node, function: Function) -> list[str]:
+    given = {value.name for value in function.outputs}
+    return [name for name in node.outputs if name and (function.users(name) or name in given)]
+
+
+def _type_refusal(name: str, type_: Type | None) -> str | None:
+    if type_ is None:
+        return f"the type of {name!r} is not known before the run"
+    if not isinstance(type_, TensorType):
+        return f"{name!r} is {type_}, and IREE is handed tensors only"
+    if type_.dtype not in ELEMENTS:
+        return f"{name!r} is {type_.dtype}, which IREE is not handed"
+    if not type_.is_static:
+        return f"the shape of {name!r} is not known before the run"
+    if 0 in (type_.shape or ()):
+        return f"{name!r} is {type_}, which has no elements, and no memory to hand over"
+    return None
+
+
+# ---------------------------------------------------------------------- the compiler's answer
+
+
+@dataclass(frozen=True, slots=True)
+class NodeQuery:
+    """All of a node that decides whether IREE takes it, so that equal nodes are asked about once."""
+
+    op_type: str
+    opset: int
+    attributes: tuple[Attribute, ...]
+    inputs: tuple[TensorType | Constant | None, ...]
+    """Constants that are literals stand as they are, other inputs as their types."""
+    outputs: tuple[Type | None, ...]
+    """None for unread ones."""
+
+
+def _question(node: Node, function: Function) -> NodeQuery:
+    used = set(_used(node, function))
+    inputs = tuple(_input(name, function) if name else None for name in node.inputs)
+    outputs = tuple(function.get_type(name) if name in used else None for name in node.outputs)
+    return NodeQuery(node.op_type, function.opsets.get("", 1), node.attributes, inputs, outputs)
+
+
+def _input(name: str, function: Function) -> TensorType | Constant | None:
+    constant = find_node_constant(name, function)
+    if constant is not None and constant.array.size <= INLINE:
+        return constant
+    type_ = function.get_type(name)
+    return type_ if isinstance(type_, TensorType) else None
+
+
+def _alone(question: NodeQuery) -> Function:
+    names = [f"i{k}" if given is not None else "" for k, given in enumerate(question.inputs)]
+    outputs = [f"o{k}" if type_ is not None else "" for k, type_ in enumerate(question.outputs)]
+    pairs = list(zip(names, question.inputs, strict=True))
+    return Function(
+        inputs=tuple(Value(name, given) for name, given in pairs if isinstance(given, TensorType)),
+        outputs=tuple(Value(name, type_) for name, type_ in zip(outputs, question.outputs, strict=True) if name),
+        nodes=(Node(question.op_type, tuple(names), tuple(outputs), question.attributes),),
+        constants={name: given for name, given in pairs if isinstance(given, Constant)},
+        opsets={"": question.opset},
+    )
+
+
+class _Memory:
+    """The answers so far, the oldest forgotten first."""
+
+    def __init__(self) -> None:
+        self._answers: dict[NodeQuery, str | None] = {}
+        self._lock = threading.Lock()
+
+    def answer(self, question: NodeQuery, function: Function) -> str | None:
+        """Return the answer; where there is none yet, ask this one and those of the Function's other nodes."""
+        with self._lock:
+            if question not in self._answers:
+                self._learn([question, *self._unknown(question, function)])
+            return self._answers[question]
+
+    def _unknown(self, asked: NodeQuery, function: Function) -> list[NodeQuery]:
+        asking = [n for n in function.nodes if _plain_refusal(n, function) is None and not (n.inputs and _is_plain(n, function))]
+        kinds = dict.fromkeys(_question(n, function) for n in asking)
+        return [kind for kind in kinds if kind not in self._answers and kind != asked][: AT_ONCE - 1]
+
+    def _learn(self, questions: Sequence[NodeQuery]) -> None:
+        self._answers.update(zip(questions, _answers(questions), strict=True))
+        for old in list(self._answers)[: max(len(self._answers) - REMEMBERED, 0)]:
+            del self._answers[old]
+
+
+_check_conversion = _Memory()
+
+
+def _answers(questions: Sequence[NodeQuery]) -> list[str | None]:
+    answers: list[str | None] = []
+    texts: dict[int, str] = {}
+    for place, question in enumerate(questions):
+        try:
+            texts[place] = make_query_module(preprocess(_alone(question)), f"question{place}")
+            answers.append(None)
+        except ValueError as error:  # it has no words in MLIR
+            answers.append(str(error))
+    told = lower_module(list(texts.values()), [f"question{place}" for place in texts])
+    for place, reason in zip(texts, told, strict=True):
+        if reason is not None:
+            answers[place] = f"IREE cannot take this {questions[place].op_type}: {reason}"
+    return answers

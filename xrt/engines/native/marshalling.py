@@ -1,0 +1,162 @@
+"""A node as native kernels see it: the structures of the C interface, and the memory behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from ctypes import POINTER, c_char_p, c_double, c_int64, cast, create_string_buffer
+from typing import Any
+
+import numpy as np
+
+from xrt.engines.native import abi
+from xrt.graph import Attribute, AttrKind, Constant, DType, Function, Node, TensorType
+
+__all__ = ["MarshalledNode", "marshal_node", "tensor_c", "why_not_marshalled"]
+
+Array = np.ndarray[Any, Any]
+UNKNOWN_RANK, LEFT_OUT, UNKNOWN = -2, -1, -1
+
+
+class MarshalledNode:
+    """An ``xrt_node``, and all that its pointers lead to: keep it as long as a kernel may read it."""
+
+    __slots__ = ("_kept", "structure")
+
+    def __init__(self, structure: abi.NodeC, kept: list[Any]) -> None:
+        self.structure = structure
+        self._kept = kept
+
+
+def why_not_marshalled(node: Node, function: Function) -> str | None:
+    """Return why the node cannot be shown to a native kernel; None when it can."""
+    for which, names in (("input", node.inputs), ("output", node.outputs)):
+        for index, name in enumerate(names):
+            type_ = function.get_type(name) if name else None
+            if type_ is not None and not (isinstance(type_, TensorType) and abi.encode_text(type_.dtype)):
+                return f"native kernels take no {type_}, which {which} {index} is"
+    for attribute in node.attributes:
+        if attribute.kind is AttrKind.TENSOR and abi.encode_text(attribute.value.dtype) is None:
+            return f"native kernels take no {attribute.value.type}, which attribute {attribute.name!r} is"
+    return None
+
+
+def marshal_node(node: Node, function: Function) -> MarshalledNode:
+    """Return the node as a kernel sees it; `why_not_marshalled` must be silent about it. Linear in inputs and attributes."""
+    kept: list[Any] = []
+    attributes = [_attribute(a, kept) for a in node.attributes if a.kind in _FILL]
+    inputs = [_input(name, function, kept) for name in node.inputs]
+    structure = abi.NodeC(
+        domain=node.domain.encode(),
+        op_type=node.op_type.encode(),
+        version=function.opset(node.domain),
+        name=node.name.encode("utf-8", "replace"),
+        n_attributes=len(attributes),
+        attributes=_array(abi.AttributeC, attributes, kept),
+        n_inputs=len(inputs),
+        inputs=_array(abi.TensorC, inputs, kept),
+        n_outputs=len(node.outputs),
+    )
+    return MarshalledNode(structure, kept)
+
+
+def tensor_c(dtype: DType | None, shape: Sequence[Any] | None, data: int | None, kept: list[Any]) -> abi.TensorC:
+    """Return a tensor of host memory; an extent that is no number is -1, a missing shape has rank -2."""
+    extents = [dim if isinstance(dim, int) else UNKNOWN for dim in shape or ()]
+    steps = [1] * len(extents)
+    for axis in range(len(extents) - 2, -1, -1):
+        steps[axis] = steps[axis + 1] * max(extents[axis + 1], 1)
+    return abi.TensorC(
+        data=data,
+        device_type=1,
+        ndim=UNKNOWN_RANK if shape is None else len(extents),
+        dtype=(abi.encode_text(dtype) if dtype else None) or abi.DTypeC(0, 0, 1),
+        shape=_array(c_int64, extents, kept),
+        strides=_array(c_int64, steps, kept),
+    )
+
+
+def _input(name: str, function: Function, kept: list[Any]) -> abi.TensorC:
+    if not name:
+        return abi.TensorC(device_type=1, ndim=LEFT_OUT, dtype=abi.DTypeC(0, 0, 1))
+    type_ = function.get_type(name)
+    constant = function.constants.get(name)
+    if constant is not None:
+        return _constant(constant, kept)
+    if not isinstance(type_, TensorType):
+        return tensor_c(None, None, None, kept)
+    return tensor_c(type_.dtype, type_.shape, None, kept)
+
+
+def _constant(constant: Constant, kept: list[Any]) -> abi.TensorC:
+    array = align(constant.array)
+    kept.append(array)
+    return tensor_c(constant.dtype, array.shape, array.ctypes.data, kept)
+
+
+def align(array: Array) -> Array:
+    """Return the array as native kernels take it: C-contiguous and aligned; itself wherever it is that."""
+    flags = array.flags
+    return array if flags.c_contiguous and flags.aligned else np.require(array, requirements=["C", "A"])
+
+
+def _attribute(attribute: Attribute, kept: list[Any]) -> abi.AttributeC:
+    kind, fill = _FILL[attribute.kind]
+    told = abi.AttributeC(name=attribute.name.encode(), kind=kind)
+    fill(told, attribute.value, kept)
+    return told
+
+
+def _int(told: abi.AttributeC, value: int, kept: list[Any]) -> None:
+    told.i = value
+
+
+def _float(told: abi.AttributeC, value: float, kept: list[Any]) -> None:
+    told.f = value
+
+
+def _string(told: abi.AttributeC, value: str | bytes, kept: list[Any]) -> None:
+    told.s = raw = _bytes(value)
+    told.count = len(raw)
+
+
+def _tensor(told: abi.AttributeC, value: Constant, kept: list[Any]) -> None:
+    told.tensor = _array(abi.TensorC, [_constant(value, kept)], kept)
+
+
+def _ints(told: abi.AttributeC, value: tuple[int, ...], kept: list[Any]) -> None:
+    told.ints, told.count = _array(c_int64, value, kept), len(value)
+
+
+def _floats(told: abi.AttributeC, value: tuple[float, ...], kept: list[Any]) -> None:
+    told.floats, told.count = _array(c_double, value, kept), len(value)
+
+
+def _strings(told: abi.AttributeC, value: tuple[str | bytes, ...], kept: list[Any]) -> None:
+    buffers = [create_string_buffer(_bytes(text)) for text in value]
+    kept.append(buffers)
+    told.strings, told.count = _array(c_char_p, [cast(b, c_char_p) for b in buffers], kept), len(value)
+
+
+_FILL: dict[AttrKind, tuple[int, Callable[[abi.AttributeC, Any, list[Any]], None]]] = {
+    AttrKind.INT: (1, _int),
+    AttrKind.FLOAT: (2, _float),
+    AttrKind.STRING: (3, _string),
+    AttrKind.TENSOR: (4, _tensor),
+    AttrKind.INTS: (5, _ints),
+    AttrKind.FLOATS: (6, _floats),
+    AttrKind.STRINGS: (7, _strings),
+}
+"""How each kind of attribute is passed; kinds that are missing here are not passed."""
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else text.encode()
+
+
+def _array(kind: Any, items: Sequence[Any], kept: list[Any]) -> Any:
+    """Return a pointer to the items, which are kept; null for none."""
+    if not items:
+        return POINTER(kind)()
+    held = (kind * len(items))(*items)
+    kept.append(held)
+    return cast(held, POINTER(kind))

@@ -1,0 +1,180 @@
+"""A session as bytes: the optimised model, and those weights that the library has laid out differently.
+
+Most of the time to open a session is spent on graph optimisation: fusing, folding, and laying weights out for the processor's
+kernels. The result is a model again. Unchanged weights are named by their place among the Function's constants and not stored.
+The others come first in the file, aligned, and are used in place.
+
+    weights    each at a multiple of 64 bytes
+    model      ONNX; its external data is in "weights", or in "constant_<n>"
+    header     JSON: names of inputs and outputs, the constants that are used, lengths of weights and model
+    8 bytes    length of the header
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO, TypeAlias
+
+import numpy as np
+from onnxruntime import ModelCompiler, OrtExternalInitializerInfo, SessionOptions
+
+from xrt.engines.ort.session import ExportedModel, get_tensor_bytes, give_files
+from xrt.graph import Function, Node, Value
+from xrt.graph.memory_map import release
+
+__all__ = ["SavedSession", "optimize_model"]
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
+
+ALIGNMENT = 64
+SMALL = 1024
+"""Bytes under which a weight stays in the model."""
+
+_OWN = "weights"
+_STRING = 8
+"""ONNX's number for tensors of strings."""
+
+
+@dataclass(frozen=True)
+class SavedSession:
+    """What a session was saved as, read."""
+
+    data: memoryview
+    """All of it."""
+    header: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, data: memoryview) -> SavedSession:
+        """Read what `optimised` wrote, whose checksum has been checked."""
+        length = int.from_bytes(data[-8:], "little")
+        return cls(data, json.loads(bytes(data[-8 - length : -8])))
+
+    def export(self, function: Function) -> ExportedModel:
+        """Return what a session is made from, with the weights of an equal Function."""
+        size = self.header["weights"]
+        files = dict(self._constants(function))
+        if size:
+            files[_OWN] = np.frombuffer(self.data[:size], np.uint8)
+        return ExportedModel(bytes(self.data[size : size + self.header["model"]]), files, copied=size)
+
+    def _constants(self, function: Function) -> Iterator[tuple[str, Bytes]]:
+        """Yield the constants that the model refers to; the nodes are looked at only for one that no digest finds."""
+        weights: list[tuple[str, Array]] = []
+        for index, digest in zip(self.header["constants"], self.header["digests"], strict=True):
+            found = function.find_weight_bytes(bytes.fromhex(digest))
+            if found is None:
+                weights = weights or _weights(function)
+                found = get_tensor_bytes(weights[index][1])
+            yield _name(index), found
+
+    def border(self, function: Function) -> Function:
+        """Return a Function with the inputs and outputs of an equal one under the session's names.
+
+        One node represents all that the session computes; an output that is an input or a constant stays one.
+        """
+        sides = (function.inputs, self.header["inputs"]), (function.outputs, self.header["outputs"])
+        named = {value.name: name for side, names in sides for value, name in zip(side, names, strict=True)}
+        inputs, outputs = (tuple(Value(named[v.name], v.type) for v in side) for side, _ in sides)
+        computed = dict.fromkeys(named[v.name] for v in function.outputs if function.computes(v.name))
+        given = {v.name for v in function.inputs}
+        passed = [v.name for v in function.outputs if v.name not in given and not function.computes(v.name)]
+        constants = {named[name]: function.constants[name] for name in passed}
+        node = Node("Session", (), tuple(computed), domain="ort", name="session")
+        return Function(inputs, outputs, (node,), constants, name=function.name)
+
+
+def _weights(function: Function) -> list[tuple[str, Array]]:
+    """Return the large constants, bodies' too, in the order of their first use, which is the same for equal Functions."""
+    from xrt.formats.onnx import external_weights, externalize_weights
+
+    function = externalize_weights(function)
+    arrays = external_weights(function)
+    used = dict.fromkeys(name for node in function.nodes for name in node.uses if name in arrays)
+    return [(name, arrays[name]) for name in used]
+
+
+def _name(index: int) -> str:
+    return f"constant_{index}"
+
+
+def in_memory() -> BinaryIO:
+    """Open a file without a name, in memory alone; raises OSError if the system has none."""
+    if not hasattr(os, "memfd_create"):
+        raise OSError("the system has no files in memory")
+    return os.fdopen(os.memfd_create("xrt-session", os.MFD_CLOEXEC), "w+b")
+
+
+def optimize_model(function: Function, handed: ExportedModel, options: SessionOptions, file: BinaryIO) -> memoryview:
+    """Return the model of a session optimised, as `BundledModel` reads it: mapped from the file, which is new.
+
+    ``handed`` is what the Function was handed over as, and ``options`` those of its session. Whatever the library
+    raises passes.
+    """
+    level = options.graph_optimization_level
+    places = _Places(function, file)
+    give_files(handed, options)
+    compiler = ModelCompiler(options, handed.model, graph_optimization_level=level, get_initializer_location_func=places.place)
+    model = compiler.compile_to_bytes()
+    header = {
+        "inputs": [v.name for v in function.inputs],
+        "outputs": [v.name for v in function.outputs],
+        "constants": sorted(places.used),
+        "digests": [places.find_digest(index) for index in sorted(places.used)],
+        "weights": file.tell(),
+        "model": len(model),
+    }
+    text = json.dumps(header).encode()
+    file.write(model + text + len(text).to_bytes(8, "little"))
+    file.flush()
+    return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+class _Places:
+    """Gives the place of each weight of an optimised model, and writes those that have none yet."""
+
+    def __init__(self, function: Function, file: BinaryIO) -> None:
+        weights = _weights(function)
+        self._weights = {name: (index, array) for index, (name, array) in enumerate(weights)}
+        self._places = [_locate(array) for _, array in weights]
+        self._constants = {_locate(one.array): one for one in function.constants.values() if one.nbytes >= SMALL}
+        self._file = file
+        self.used: set[int] = set()
+        """Which of the Function's constants the model refers to."""
+
+    def find_digest(self, index: int) -> str:
+        """Return the digest of a constant of the Function; empty for one that is an attribute there."""
+        constant = self._constants.get(self._places[index])
+        return "" if constant is None else constant.digest.hex()
+
+    def place(self, name: str, value: Any, info: object) -> OrtExternalInitializerInfo | None:
+        """Return the place of a weight: in the model (None), in a constant of the Function, or in the file."""
+        size = value.tensor_size_in_bytes()
+        if size < SMALL or value.element_type() == _STRING:
+            return None
+        memory = (ctypes.c_char * size).from_address(value.data_ptr())
+        index, array = self._weights.get(name, (0, None))
+        if array is not None and array.nbytes == size and _is_same(memory, array):
+            self.used.add(index)
+            return OrtExternalInitializerInfo(_name(index), 0, size)
+        at = self._file.tell()
+        self._file.write(memory)
+        self._file.write(bytes(-size % ALIGNMENT))
+        return OrtExternalInitializerInfo(_OWN, at, size)
+
+
+def _locate(array: Array) -> tuple[int, int]:
+    """Return address and length, which tell arrays apart that are in memory at once."""
+    return array.ctypes.data, array.nbytes
+
+
+def _is_same(memory: Any, array: Array) -> bool:
+    """Whether the library has left a weight unchanged; pages of a mapped file are released after the comparison."""
+    same = memoryview(memory).cast("B") == get_tensor_bytes(array).data
+    release(array)
+    return same

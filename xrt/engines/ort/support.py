@@ -1,0 +1,209 @@
+"""Why ONNX Runtime cannot take a node.
+
+Asked in this order: is it known to go wrong (`gaps`); can its values cross the border; can it be written for an opset
+that the library reads; does the library know the operator and its attributes as of that version; has it a kernel for
+these types. Where it has no kernel it may still run the node, by expanding an operator that is defined as a function, or
+by casting to a type that has one: then a session over the one node tells.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+from xrt.engines.ort.conversion_check import check_conversion
+from xrt.engines.ort.errors import LIBRARY, plain_type, type_name
+from xrt.engines.ort.known_issues import find_known_issue
+from xrt.engines.ort.learned import why_not_learned
+from xrt.engines.ort.library import OrtKernelDef, OrtParameter, OrtSchema, kernels, newest_opset, schema
+from xrt.engines.ort.values import why_not_carried
+from xrt.formats.onnx import why_not_downgradable
+from xrt.graph import Function, Node, Type, since_version
+
+__all__ = ["has_kernel", "why_not"]
+
+TypeOf: TypeAlias = Callable[[str], Type | None]
+Types: TypeAlias = tuple[str | None, ...]
+Bound: TypeAlias = Mapping[str, frozenset[str]]
+
+_CPU = "CPUExecutionProvider"
+_WITHOUT_KERNEL = frozenset({"Constant"})
+"""Operators that the library turns into something else as it reads a model, so that they need no kernel."""
+_CHECKED_AT_OPENING = frozenset({"StringNormalizer"})
+"""Operators whose kernels compare their attributes with the system (its locales) when a session opens."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """On what terms a node is asked for."""
+
+    providers: tuple[str, ...]
+    float_tolerance: float
+
+
+def why_not(node: Node, function: Function, providers: tuple[str, ...], float_tolerance: float) -> str | None:
+    """Return why ONNX Runtime cannot take the node with those execution providers; None when it can.
+
+    It is not asked for more than that tolerance allows it to be off by rounding, as a share of the largest element.
+    """
+    if node.domain not in function.opsets:
+        return f"the function imports no opset for domain {node.domain!r}"
+    reason = why_not_downgradable(node, function, newest_opset())
+    if reason:
+        return f"{LIBRARY} reads opsets up to {newest_opset()}: {reason}"
+    return _why_not_inside(node, function, function.get_type, _Terms(providers, float_tolerance))
+
+
+def _why_not_inside(node: Node, function: Function, type_of: TypeOf, terms: _Terms) -> str | None:
+    """Return why not for the node and then for those in its bodies; inside, outer values have their outer types."""
+    reason = _why_not_itself(node, function, type_of, terms)
+    if reason or not node.bodies:
+        return reason
+    for body in node.bodies:
+        nested = _nested(body, type_of)
+        for inner in body.nodes:
+            reason = _why_not_inside(inner, body, nested, terms)
+            if reason:
+                return f"in its body, node {inner.name!r} ({inner.op}): {reason}"
+    return None
+
+
+def _nested(body: Function, outer: TypeOf) -> TypeOf:
+    def type_of(name: str) -> Type | None:
+        return body.get_type(name) or outer(name)
+
+    return type_of
+
+
+def has_kernel(node: Node, function: Function, type_of: TypeOf, providers: tuple[str, ...]) -> bool:
+    """Whether a kernel of the providers serves the node on its types; without one the library expands it, or casts around it."""
+    return _why_node_has_no_kernel(node, function, _names(node.inputs, type_of), _names(node.outputs, type_of), providers) is None
+
+
+def _why_node_has_no_kernel(
+    node: Node, function: Function, inputs: Types, outputs: Types, providers: tuple[str, ...]
+) -> str | None:
+    attributes = tuple(attribute.name for attribute in node.attributes)
+    return _why_no_kernel(node.domain, node.op_type, _since(node, function), inputs, outputs, attributes, providers)
+
+
+def _why_not_itself(node: Node, function: Function, type_of: TypeOf, terms: _Terms) -> str | None:
+    reason = find_known_issue(node, function, type_of, terms.float_tolerance) or why_not_learned(node)
+    reason = reason or _why_not_crossing(node, function, type_of)
+    if reason:
+        return reason
+    inputs, outputs = _names(node.inputs, type_of), _names(node.outputs, type_of)
+    reason = _why_node_has_no_kernel(node, function, inputs, outputs, terms.providers)
+    if reason is None and node.op not in _CHECKED_AT_OPENING:
+        return None
+    if _has_unknown(node, inputs):
+        return reason
+    refusal = check_conversion(node, function, type_of, terms.providers)
+    return None if refusal is None else _joined(reason, refusal, node)
+
+
+def _why_not_crossing(node: Node, function: Function, type_of: TypeOf) -> str | None:
+    """Return why a value of the node cannot enter or leave, as they must where the node is a region of its own."""
+    for name in (*node.uses, *node.defines):
+        reason = None if name in function.constants else why_not_carried(name, type_of(name))
+        if reason:
+            return reason
+    return None
+
+
+def _since(node: Node, function: Function) -> int:
+    """Return the version at which the operator took its present meaning, by onnx or, in other domains, by the library."""
+    since = since_version(node, function)
+    if since is not None:
+        return since
+    version = function.opsets.get(node.domain, 1)
+    known = schema(node.domain, node.op_type, version)
+    return known.since if known else version
+
+
+def _names(values: Sequence[str], type_of: TypeOf) -> Types:
+    types = map(type_of, values)
+    return tuple(None if type_ is None else type_name(type_) for type_ in types)
+
+
+def _has_unknown(node: Node, inputs: Types) -> bool:
+    return any(name and type_ is None for name, type_ in zip(node.inputs, inputs, strict=True))
+
+
+def _joined(reason: str | None, refusal: str, node: Node) -> str:
+    """Return the reason that the list of kernels gives, with what else a session over the node has reported."""
+    if reason is None:
+        return refusal
+    missing = re.search(r"implementation for (\w+)\(\d+\)", refusal)
+    if missing and missing[1] != node.op_type:
+        return f"{reason}, and to expand it none for {missing[1]} on these types"
+    return reason
+
+
+# ---------------------------------------------------------------------- what the list of kernels says
+
+
+@lru_cache(maxsize=16384)
+def _why_no_kernel(
+    domain: str, op_type: str, since: int, inputs: Types, outputs: Types, attributes: tuple[str, ...], providers: tuple[str, ...]
+) -> str | None:
+    """Return why no kernel of the providers serves the operator on those types; a type that is not known counts as served."""
+    op = f"{domain}.{op_type}" if domain else op_type
+    if op in _WITHOUT_KERNEL:
+        return None
+    known = schema(domain, op_type, since)
+    if known is None:
+        return f"{LIBRARY} does not know {op}"
+    unread = sorted(set(attributes) - known.attributes)
+    if unread:
+        return f"{LIBRARY} knows {op} as of opset {known.since}, which has no attribute {unread[0]!r}"
+    served = [k for k in kernels(domain, op_type) if k.serves(known.since) and k.provider in (*providers, _CPU)]
+    if known.deprecated or not served:
+        return f"{LIBRARY} has no kernel for {op} as of opset {since}"
+    bound = _bound(known, inputs, outputs)
+    if any(_accepts(kernel, bound) for kernel in served):
+        return None
+    return f"{LIBRARY} computes {op} {_for_which_types(known, served, bound)}"
+
+
+def _bound(known: OrtSchema, inputs: Types, outputs: Types) -> Bound:
+    """Return the types that stand for each type constraint and each formal parameter: kernels refer to either."""
+    found: dict[str, set[str]] = {}
+    for formal, type_ in (*_paired(known.inputs, inputs), *_paired(known.outputs, outputs)):
+        if type_ is not None:
+            found.setdefault(formal.constraint, set()).add(type_)
+            found.setdefault(formal.name, set()).add(type_)
+    return {name: frozenset(types) for name, types in found.items()}
+
+
+def _paired(formals: Sequence[OrtParameter], types: Types) -> Iterator[tuple[OrtParameter, str | None]]:
+    """Yield each type with its formal parameter; the last one takes all that are left, being variadic."""
+    for index, type_ in enumerate(types):
+        if formals:
+            yield formals[min(index, len(formals) - 1)], type_
+
+
+def _accepts(kernel: OrtKernelDef, bound: Bound) -> bool:
+    return all(bound[name] <= allowed for name, allowed in kernel.types.items() if name in bound)
+
+
+def _for_which_types(known: OrtSchema, served: Sequence[OrtKernelDef], bound: Bound) -> str:
+    """Return which types the kernels take and which are here, for the first constraint that none of them meets."""
+    for name, types in bound.items():
+        offered: frozenset[str] = frozenset().union(*(kernel.types[name] for kernel in served if name in kernel.types))
+        if offered and not types <= offered:
+            return f"for {_parameter(known, name)} of {_listed(offered)}, and here it is {_listed(types)}"
+    names = sorted({name for kernel in served for name in kernel.types} & set(bound))
+    return f"for other types together than {', '.join(f'{_parameter(known, n)} of {_listed(bound[n])}' for n in names)}"
+
+
+def _parameter(known: OrtSchema, constraint: str) -> str:
+    """Return the name of the first parameter that a constraint binds."""
+    return next(f.name for f in (*known.inputs, *known.outputs) if constraint in (f.constraint, f.name))
+
+
+def _listed(types: frozenset[str]) -> str:
+    return ", ".join(sorted(plain_type(name) for name in types))

@@ -1,0 +1,1 @@
+"""Operations on arrays that are the same for every array library: shapes, windows, resampling, quantization, precision."""

@@ -1,0 +1,74 @@
+"""Moving elements without computing, where it is the same for arrays of every library: shapes, blocks, parts, padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+__all__ = ["apply_reshape", "center", "depth_to_space", "even", "space_to_depth", "split_axis", "trim"]
+
+
+def apply_reshape(x: Any, target: Sequence[int], allow_zero: bool) -> Any:
+    """Return the array in another shape; a zero copies the extent in that place, unless zeros are allowed."""
+    if not allow_zero:
+        target = [x.shape[i] if extent == 0 else extent for i, extent in enumerate(target)]
+    return x.reshape(tuple(target))
+
+
+def depth_to_space(x: Any, block: int, column_first: bool) -> Any:
+    """Return channels (N, C, H, W) laid out as blocks of the plane."""
+    n, c, h, w = x.shape
+    if column_first:
+        whole = x.reshape(n, c // block**2, block, block, h, w).transpose(0, 1, 4, 2, 5, 3)
+    else:
+        whole = x.reshape(n, block, block, c // block**2, h, w).transpose(0, 3, 4, 1, 5, 2)
+    return whole.reshape(n, c // block**2, h * block, w * block)
+
+
+def space_to_depth(x: Any, block: int, column_first: bool) -> Any:
+    """Return blocks of the plane (N, C, H, W) laid out as channels."""
+    n, c, h, w = x.shape
+    whole = x.reshape(n, c, h // block, block, w // block, block)
+    whole = whole.transpose(0, 1, 3, 5, 2, 4) if column_first else whole.transpose(0, 3, 5, 1, 2, 4)
+    return whole.reshape(n, c * block**2, h // block, w // block)
+
+
+def split_axis(x: Any, sizes: Sequence[int], axis: int) -> tuple[Any, ...]:
+    """Return views of those sizes, one after the other along an axis."""
+    lead = (slice(None),) * (axis % x.ndim)
+    return tuple(x[(*lead, slice(end - size, end))] for size, end in zip(sizes, accumulate(sizes), strict=True))
+
+
+def even(extent: int, count: int) -> list[int]:
+    """Return ``count`` equal sizes, the last one smaller where they do not divide the extent.
+
+    >>> even(7, 3)
+    [3, 3, 1]
+    """
+    each = -(-extent // count)
+    return [max(0, min(each, extent - i * each)) for i in range(count)]
+
+
+def trim(x: Any, pads: Sequence[int], axes: Sequence[int] | None) -> tuple[Any, list[tuple[int, int]]]:
+    """Return the array less what is cut off, and what is to be added to each axis.
+
+    Of ``pads``, all begins and then all ends of the axes (all, for None), negative ones cut off.
+    """
+    chosen = range(x.ndim) if axes is None else [axis % x.ndim for axis in axes]
+    wanted = [(0, 0)] * x.ndim
+    for axis, begin, end in zip(chosen, pads[: len(chosen)], pads[len(chosen) :], strict=True):
+        wanted[axis] = (begin, end)
+    left = x[tuple(slice(max(0, -b), n + min(0, e)) for n, (b, e) in zip(x.shape, wanted, strict=True))]
+    return left, [(max(0, b), max(0, e)) for b, e in wanted]
+
+
+def center(extents: Sequence[int], target: Sequence[int]) -> list[int]:
+    """Return the pads that keep the middle; an odd number of elements more, or fewer, is one more at the end.
+
+    >>> center([4, 5], [7, 2])
+    [1, -1, 2, -2]
+    """
+    more = [int(wanted) - extent for wanted, extent in zip(target, extents, strict=True)]
+    begins = [abs(extra) // 2 * (1 if extra > 0 else -1) for extra in more]
+    return [*begins, *(extra - begin for extra, begin in zip(more, begins, strict=True))]

@@ -1,0 +1,324 @@
+"""A Function on a device: the same kernels over the device's array module, with small values that determine sizes on the host.
+
+A value that determines sizes or positions of others (a shape, and what is computed of shapes) is kept on the host until it is
+read elsewhere. Otherwise a kernel that makes an array of that size would wait for the device each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from xrt.engines.contract.graph_compiler import Executable
+from xrt.engines.contract.memory_use import MemoryUse, peak_of_values
+from xrt.engines.contract.op_table import Kernel
+from xrt.engines.contract.options import RunOptions
+from xrt.engines.toy.fusion import find_chains
+from xrt.engines.toy.kernel_context import KernelContext
+from xrt.engines.toy.shape_values import SHAPES, find_shape_values
+from xrt.engines.toy.tape import describe_kernel
+from xrt.errors import CompileRefused, RunFailed, XRTError
+from xrt.graph import DType, Function, MapType, Node, OptionalType, SequenceType, TensorType, Type, is_static
+
+if TYPE_CHECKING:
+    from xrt.engines.contract.device import Accelerator
+    from xrt.engines.toy.kernel_selection import KernelSelection
+    from xrt.engines.toy.table import Run
+
+__all__ = ["DeviceExecutable", "plan_device_steps", "why_not_on_device"]
+
+HELD = frozenset(
+    [
+        *(DType.BOOL, DType.INT8, DType.INT16, DType.INT32, DType.INT64, DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64),
+        *(DType.FLOAT16, DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16, DType.COMPLEX64, DType.COMPLEX128),
+    ]
+)
+"""Element types of which CuPy has arrays."""
+
+
+def plan_device_steps(function: Function, device: str) -> Function:
+    """Return the function with every node on that device, those of bodies apart; an empty one changes nothing."""
+    if not device or all(node.device == device for node in function.nodes):
+        return function
+    return function.replace(nodes=tuple(replace(node, device=device) for node in function.nodes))
+
+
+def why_not_on_device(node: Node, function: Function) -> str | None:
+    """Return why no device takes the node whatever its kernel; None when it may, or names none."""
+    if node.device.partition(":")[0] in ("", "cpu"):
+        return None
+    for name in (*node.uses, *node.defines):
+        if _holds_map(function.get_type(name)):
+            return f"value {name!r} is {function.get_type(name)}, and maps lie on the host"
+        dtype = _element(function.get_type(name))
+        if dtype is not None and dtype not in HELD:
+            return f"value {name!r} is of {dtype}, of which CuPy has no arrays"
+    return None
+
+
+def _element(type_: Type | None) -> DType | None:
+    if isinstance(type_, SequenceType):
+        return _element(type_.element)
+    return type_.dtype if isinstance(type_, TensorType) else None
+
+
+def _holds_map(type_: Type | None) -> bool:
+    inside = type_.element if isinstance(type_, SequenceType | OptionalType) else type_
+    return isinstance(inside, MapType)
+
+
+Place: TypeAlias = tuple[str, bool]
+"""A value by name, and whether its copy on the host is meant."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStep:
+    """One kernel, or one crossing between host and device."""
+
+    run: Run
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+    on_host: bool
+    """Where the results are to be."""
+    node: Node | None
+    """For the message of an error; None for a crossing."""
+    not_recorded: str = ""
+    """Why the step is no part of a recording; empty where it puts work on the stream and nothing else."""
+    frees: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """Slots and steps."""
+
+    count: int
+    constants: tuple[tuple[int, np.ndarray[Any, Any], bool], ...]
+    """(slot, array, whether it stays on the host)."""
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    steps: tuple[DeviceStep, ...]
+
+
+class DeviceExecutable(Executable):
+    """Plays a Function's kernels on the current stream."""
+
+    outputs_are_fresh = True
+
+    def __init__(self, function: Function, choice: KernelSelection, accelerator: Accelerator) -> None:
+        self.function = function
+        self._choice = choice
+        self._accelerator = accelerator
+        self._layout: DevicePlan | None = None
+        self._template: list[Any] = []
+
+    def prepare(self) -> None:
+        """Choose kernels and bring the constants to the device."""
+        accelerator = self._accelerator
+        self._layout = _Builder(self.function, self._choice, accelerator).layout()
+        self._template = [None] * self._layout.count
+        stream = accelerator.new_stream()
+        with accelerator.activate(stream):
+            for slot, array, on_host in self._layout.constants:
+                self._template[slot] = array if on_host else accelerator.upload(array)
+        accelerator.wait([stream])
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        return _fresh(self.compute(inputs), [*inputs, *self._template])
+
+    def compute(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return the outputs, which may be inputs, constants, views of them or of each other."""
+        if self._layout is None:
+            raise RunFailed(
+                f"function {self.function.name!r} is not ready to run; call prepare() first, and run() before close()"
+            )
+        return _played(self._layout, self._template, inputs, self._accelerator, self._choice.engine)
+
+    def why_not_capturable(self) -> str | None:
+        layout = self._layout
+        if layout is None:
+            return "it is not prepared"
+        for node in self.function.nodes:
+            if node.bodies:
+                return f"node {node.name!r} ({node.op}) runs its body as often as its data says"
+            if any(not is_static(self.function.get_type(name)) for name in node.defines if self._is_read(name)):
+                return f"node {node.name!r} ({node.op}) makes values whose size only its data tells"
+        return next((step.not_recorded for step in layout.steps if step.not_recorded), None)
+
+    def _is_read(self, name: str) -> bool:
+        return bool(self.function.users(name)) or any(value.name == name for value in self.function.outputs)
+
+    def memory(self) -> tuple[MemoryUse, ...]:
+        weights = sum(array.nbytes for _, array, on_host in (self._layout.constants if self._layout else ()) if not on_host)
+        why = "inner values, each until its last reader has been put on the stream"
+        return (
+            MemoryUse("weights on the device", weights, "a copy of the constants in the device's own memory"),
+            MemoryUse("workspace on the device", peak_of_values(self.function), why, per_call=True),
+        )
+
+    def close(self) -> None:
+        self._layout, self._template = None, []
+
+
+# ---------------------------------------------------------------------- playing
+
+
+def _played(
+    layout: DevicePlan, template: Sequence[Any], inputs: Iterable[Any], accelerator: Accelerator, engine: str
+) -> list[Any]:
+    slots = list(template)
+    for slot, value in zip(layout.inputs, inputs, strict=True):
+        slots[slot] = _on_device(value, accelerator)
+    step: DeviceStep
+    try:
+        for step in layout.steps:
+            _take(step, slots, accelerator)
+    except XRTError:
+        raise
+    except Exception as cause:
+        raise _failure(engine, step, slots, cause) from cause
+    return [slots[slot] for slot in layout.outputs]
+
+
+def _take(step: DeviceStep, slots: list[Any], accelerator: Accelerator) -> None:
+    result = step.run(*[slots[slot] for slot in step.arguments])
+    values = result if type(result) is tuple else (result,)
+    if len(values) < len(step.results):
+        raise ValueError(f"the operator has {len(values)} output(s) in this form; the node lists {len(step.results)}")
+    for slot, value in zip(step.results, values, strict=False):
+        slots[slot] = np.asarray(value, order="C") if step.on_host else _on_device(value, accelerator)
+    for slot in step.frees:
+        slots[slot] = None
+
+
+def _on_device(value: Any, accelerator: Accelerator) -> Any:
+    """Return a value as slots of the device hold it: arrays of the device whose elements lie one behind the other."""
+    if value is None:
+        return None
+    if isinstance(value, list):
+        return [_on_device(item, accelerator) for item in value]
+    xp = accelerator.xp
+    if isinstance(value, xp.ndarray):
+        return value if value.flags.c_contiguous else xp.ascontiguousarray(value)
+    return accelerator.upload(np.asarray(value, order="C"))
+
+
+def _fresh(results: Sequence[Any], others: Iterable[Any]) -> list[Any]:
+    """Return the results, copied where they are, or may be views of, an input, a constant or an earlier result."""
+    taken = {id(value) for value in others}
+    return [_own(value, taken) for value in results]
+
+
+def _own(value: Any, taken: set[int]) -> Any:
+    if isinstance(value, list):
+        return [_own(item, taken) for item in value]
+    if value is not None and (id(value) in taken or value.base is not None):
+        value = value.copy()
+    taken.add(id(value))
+    return value
+
+
+def _failure(engine: str, step: DeviceStep, slots: Sequence[Any], cause: Exception) -> RunFailed:
+    node = step.node
+    where = f"node {node.name!r} ({node.op})" if node is not None else "a copy between host and device"
+    given = ", ".join(describe_kernel(slots[i]) for i in step.arguments) or "no inputs"
+    return RunFailed(f"engine {engine!r} failed at {where} on ({given}): {type(cause).__name__}: {cause}")
+
+
+# ---------------------------------------------------------------------- laying out
+
+
+@dataclass(slots=True)
+class _Builder:
+    """Lays a Function out: a kernel per node or chain, and a crossing where a value is wanted on the other side."""
+
+    function: Function
+    choice: KernelSelection
+    accelerator: Accelerator
+    slots: dict[Place, int] = field(default_factory=dict)
+    made: set[Place] = field(default_factory=set)
+    steps: list[DeviceStep] = field(default_factory=list)
+
+    def layout(self) -> DevicePlan:
+        """Return the slots and steps. Linear."""
+        function = self.function
+        sizes = find_shape_values(function)
+        inputs = tuple(self._make((value.name, False)) for value in function.inputs)
+        chains = find_chains(function, self.choice, sizes)
+        for node in function.nodes:
+            if (chain := chains.get(node.name)) is not None:
+                if chain.last is node:
+                    self._chain(chain.run(self.accelerator), chain.reads, node)
+            else:
+                self._node(node, on_host=all(name in sizes for name in node.defines))
+        outputs = tuple(self._place((value.name, False)) for value in function.outputs)
+        constants = tuple(self._constants())
+        kept = {*inputs, *outputs, *(slot for slot, _, _ in constants)}
+        return DevicePlan(len(self.slots) + 1, constants, inputs, outputs, tuple(_freeing(self.steps, kept)))
+
+    def _slot(self, place: Place) -> int:
+        return self.slots.setdefault(place, len(self.slots) + 1)
+
+    def _make(self, place: Place) -> int:
+        self.made.add(place)
+        return self._slot(place)
+
+    def _place(self, place: Place) -> int:
+        """Return the slot of a value on one side, with a crossing before it where it is on the other alone. Slot 0 is nothing."""
+        name, on_host = place
+        if not name:
+            return 0
+        if place not in self.made and name not in self.function.constants:
+            self.steps.append(self._crossing(name, on_host))
+        return self._make(place)
+
+    def _crossing(self, name: str, on_host: bool) -> DeviceStep:
+        arguments, results = (self._slot((name, not on_host)),), (self._slot((name, on_host)),)
+        if on_host:
+            return DeviceStep(self.accelerator.download, arguments, results, True, None, f"value {name!r} is wanted on the host")
+        return DeviceStep(self.accelerator.upload, arguments, results, False, None, f"value {name!r} is computed on the host")
+
+    def _node(self, node: Node, on_host: bool) -> None:
+        kernel, wanted_on_host = self._kernel(node, on_host)
+        names = (*node.inputs, *node.captures)
+        reads_on_host = on_host and node.op_type not in SHAPES  # those read no data, wherever it is
+        arguments = tuple(self._place((name, reads_on_host or i in wanted_on_host)) for i, name in enumerate(names))
+        listed = max((i for i, name in enumerate(node.outputs, 1) if name), default=0)
+        results = tuple(self._make((name, on_host)) if name else 0 for name in node.outputs[:listed])
+        self.steps.append(DeviceStep(kernel, arguments, results, on_host, node))
+
+    def _chain(self, run: Run, reads: Sequence[str], last: Node) -> None:
+        arguments = tuple(self._place((name, False)) for name in reads)
+        self.steps.append(DeviceStep(run, arguments, (self._make((last.outputs[0], False)),), False, last))
+
+    def _kernel(self, node: Node, on_host: bool) -> tuple[Run, tuple[int, ...]]:
+        found = self.choice.in_python(replace(node, device="") if on_host else node, self.function)
+        if isinstance(found, str):
+            raise CompileRefused(f"engine {self.choice.engine!r} cannot take node {node.name!r} ({node.op}): {found}")
+        env = KernelContext(np if on_host else self.accelerator.xp, node, self.function, self._body)
+        return (found.code(node, env), found.host) if isinstance(found, Kernel) else (found(node, env), ())
+
+    def _body(self, function: Function) -> Callable[[Sequence[Any]], Any]:
+        """Return a body as something to call; its constants are brought to the device now."""
+        inner = DeviceExecutable(plan_device_steps(function, self.accelerator.name), self.choice, self.accelerator)
+        inner.prepare()
+        return inner.compute
+
+    def _constants(self) -> Iterator[tuple[int, np.ndarray[Any, Any], bool]]:
+        for (name, on_host), slot in self.slots.items():
+            if name in self.function.constants:
+                yield slot, self.function.constants[name].array, on_host
+
+
+def _freeing(steps: Sequence[DeviceStep], kept: set[int]) -> Iterator[DeviceStep]:
+    last: dict[int, int] = {}
+    for number, step in enumerate(steps):
+        last.update(dict.fromkeys((*step.arguments, *step.results), number))
+    freed: dict[int, list[int]] = {}
+    for slot, number in last.items():
+        if slot not in kept:
+            freed.setdefault(number, []).append(slot)
+    for number, step in enumerate(steps):
+        yield replace(step, frees=tuple(freed.get(number, ())))

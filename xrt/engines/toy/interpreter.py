@@ -1,0 +1,138 @@
+"""A tape as an executable: runs it, and returns arrays without other users."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from xrt.engines.contract.graph_compiler import Executable
+from xrt.engines.contract.memory_use import MemoryUse, peak_of_values
+from xrt.engines.contract.options import RunOptions
+from xrt.engines.toy.products import product_threads
+from xrt.engines.toy.tape import Tape, describe_kernel
+from xrt.errors import InputError
+from xrt.graph import Function, TensorType, Value
+
+__all__ = ["InterpretedExecutable"]
+
+FILLED_FROM = 1 << 19
+"""Bytes from which handing a buffer down to its kernel (some 3 us) is lost in what the kernel takes."""
+
+
+class InterpretedExecutable(Executable):
+    """A tape of Python kernels, some of which may be whole runs of native ones; the same for every call."""
+
+    outputs_are_fresh = True
+
+    def __init__(self, function: Function, tape: Tape, threads: int, native: bool) -> None:
+        self.function = function
+        self._tape = tape
+        self._filled = tape.find_output_steps()
+        self._products = product_threads(threads, native)
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> list[Any]:
+        tape = self._tape
+        if len(inputs) != len(tape.inputs):
+            raise InputError(f"function {self.function.name!r} takes {len(tape.inputs)} inputs; got {len(inputs)}")
+        # ONNX defines what a division by zero or an overflow gives, and NumPy gives that: its warnings say nothing new.
+        with self._products, np.errstate(all="ignore"):
+            if options.out is None:
+                return _fresh(tape.play(inputs), inputs)
+            buffers = self._buffers(tape, options.out)
+            results = _fresh(tape.play(inputs, buffers), inputs, buffers.values())
+        return self._delivered(results, options.out)
+
+    def output_buffer_threshold(self) -> Sequence[int | None]:
+        return [FILLED_FROM if step else None for step in self._filled]
+
+    def inplace_pairs(self) -> Sequence[tuple[int, int]]:
+        """Return the pairs in which only the kernel that writes the output reads that input, element by element.
+
+        An earlier kernel that read it may have made a view of it, which is read later.
+        """
+        inputs = self._tape.inputs
+        readers = Counter(slot for step in self._tape.steps for slot in set(step.arguments))
+        pairs = ((slot, place) for place, step in enumerate(self._filled) if step for slot in step.reusable)
+        return [(inputs.index(slot), place) for slot, place in pairs if slot in inputs and readers[slot] == 1]
+
+    def _buffers(self, tape: Tape, out: Sequence[Any]) -> dict[int, Any]:
+        """Return the caller's buffers by the slot of the output, where a kernel can write to them and they fit."""
+        pairs = zip(tape.outputs, self._filled, self.function.outputs, out, strict=False)
+        return {slot: buffer for slot, step, value, buffer in pairs if step and _is_of(buffer, value)}
+
+    def memory(self) -> tuple[MemoryUse, ...]:
+        why = "inner values, each until its last reader has run; what a kernel takes while it computes comes on top"
+        return (MemoryUse("workspace", peak_of_values(self.function), why, per_call=True),)
+
+    def _delivered(self, results: list[Any], out: Sequence[Any]) -> list[Any]:
+        """Copy results into the caller's buffers and return those in their places."""
+        if len(out) != len(results):
+            raise InputError(f"function {self.function.name!r} has {len(results)} outputs; out= holds {len(out)} buffers")
+        pairs = list(zip(self.function.outputs, results, out, strict=True))
+        for value, result, buffer in pairs:
+            if buffer is not None and (reason := _misfit(result, buffer)):
+                raise InputError(
+                    f"out= for output {value.name!r}: {reason}; give a writable C-contiguous array, or None for a fresh one"
+                )
+        for _, result, buffer in pairs:
+            if buffer is not None and result is not buffer:
+                np.copyto(buffer, result)
+        return [result if buffer is None else buffer for _, result, buffer in pairs]
+
+
+def _is_of(buffer: Any, value: Value) -> bool:
+    """Whether it is an array to write to, of the value's own type and fixed shape."""
+    type_ = value.type
+    if not isinstance(buffer, np.ndarray) or not isinstance(type_, TensorType) or buffer.shape != type_.shape:
+        return False
+    return bool(buffer.dtype == type_.dtype.numpy and buffer.flags.carray)
+
+
+def _misfit(result: Any, buffer: Any) -> str | None:
+    """Return why a result cannot be copied into a caller's buffer; None when it can."""
+    if not isinstance(result, np.ndarray):
+        return f"the output is {describe_kernel(result)}, which no buffer holds"
+    if not isinstance(buffer, np.ndarray):
+        return f"the output is {describe_kernel(result)}, the buffer {type(buffer).__name__}"
+    if buffer.dtype != result.dtype or buffer.shape != result.shape:
+        return f"the output is {describe_kernel(result)}, the buffer {describe_kernel(buffer)}"
+    if not (buffer.flags.c_contiguous and buffer.flags.writeable):
+        return "the buffer is " + ("read-only" if buffer.flags.c_contiguous else "not C-contiguous")
+    return None
+
+
+def _fresh(results: Sequence[Any], inputs: Sequence[Any], buffers: Iterable[Any] = ()) -> list[Any]:
+    """Return the results, copied where they may share memory with an input, a constant or an earlier result.
+
+    The caller's own ``buffers`` stay what they are.
+
+    An array that owns its memory shares it only with its own views; those do not own theirs and are copied. So it is
+    enough to look for arrays that do not own their memory (constants are of that kind), and for the very same array.
+    """
+    taken = {id(array) for array in _arrays(inputs)}
+    kept = {id(buffer) for buffer in buffers}
+    return [_own(result, taken, kept) for result in results]
+
+
+def _arrays(values: Sequence[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list):
+            yield from _arrays(value)
+        else:
+            yield value
+
+
+def _own(value: Any, taken: set[int], kept: set[int]) -> Any:
+    if isinstance(value, list):
+        return [_own(item, taken, kept) for item in value]
+    if isinstance(value, dict):
+        return dict(value)
+    if not isinstance(value, np.ndarray):
+        return value
+    if id(value) in taken or not (value.flags.owndata or id(value) in kept):
+        value = value.copy()
+    taken.add(id(value))
+    return value

@@ -1,0 +1,146 @@
+"""The engine itself: its options, what it takes, and how it compiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import tvm
+import tvm_ffi
+from tvm.target import codegen as tvm_codegen
+
+from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
+from xrt.engines.contract.option_values import option
+from xrt.engines.tvm.cuda import codegen, serialization
+from xrt.engines.tvm.cuda.executable import TvmOnDevice
+from xrt.engines.tvm.cuda.library import load_runtime
+from xrt.engines.tvm.errors import summarize_error
+from xrt.engines.tvm.executable import RelaxExecutable
+from xrt.engines.tvm.export import compiler_lock, import_function
+from xrt.engines.tvm.pipeline import build
+from xrt.engines.tvm.serialization import export_library, load_program
+from xrt.engines.tvm.support import why_not
+from xrt.engines.tvm.target import check_mcpu, make_target
+from xrt.engines.tvm.tuning import ScheduleTuner, check_tunable
+from xrt.errors import CompileRefused, OptionError
+
+if TYPE_CHECKING:
+    from xrt.engines.contract.device import Accelerator
+    from xrt.engines.contract.options import CompileContext
+    from xrt.graph import Function, Node
+
+__all__ = ["Tvm"]
+
+
+@dataclass(frozen=True)
+class Tvm(GraphCompiler):
+    """Apache TVM: quick to compile, best at chains of elementwise operators, elsewhere untuned unless tuning is requested.
+
+    On CUDA it uses TVM's own schedules for GPUs, and NVRTC compiles the resulting code for the device in use.
+    """
+
+    name: ClassVar[str] = "tvm"
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    compiles_in_parallel: ClassVar[bool] = False  # the importer and the pass contexts keep state of the process
+
+    opt_level: int = 3
+    """0 to 3: how much TVM fuses (nothing at 0) and LLVM optimises."""
+    tune: int = 0
+    """Schedules that MetaSchedule may try for each region, in a process of its own; 0 follows fixed rules. A trial takes a second
+    or two; what is found is kept, and used for the same loops ever after. Of the CPU: on CUDA it is refused."""
+    mcpu: str | None = option(None, names_files=False)
+    """The processor to compile for, as LLVM names it (``"x86-64-v3"``); None is this one. On CUDA it is the one that launches."""
+
+    def __post_init__(self) -> None:
+        if type(self.opt_level) is not int or not 0 <= self.opt_level <= 3:
+            raise OptionError(f"tvm: opt_level must be 0, 1, 2 or 3; got {self.opt_level!r}")
+        if type(self.tune) is not int or self.tune < 0:
+            raise OptionError(f"tvm: tune must be a number of trials, 0 for none; got {self.tune!r}")
+        if self.tune:
+            check_tunable()
+        if self.mcpu is not None:
+            check_mcpu(self.mcpu)
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        if self.tune and node.device.partition(":")[0] not in ("", "cpu"):
+            return "tune= measures on the CPU, and on CUDA TVM's own schedules serve; leave it out"
+        return why_not(node, function)
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        if context.device != "cpu":
+            return self._on_device(function, context)
+        target = make_target(self.mcpu, self.opt_level)
+        tuning = ScheduleTuner(self.tune, context.threads, context.keep, context.report) if self.tune else None
+        try:
+            with compiler_lock:
+                imported = import_function(function)
+                program = build(imported.module, imported.weights, target, context.threads, self.opt_level, tuning)
+        except CompileRefused:
+            raise
+        except Exception as cause:
+            raise CompileRefused(f"TVM cannot compile {function.name!r}: {summarize_error(cause)}") from cause
+        return RelaxExecutable(program, context.threads, function)
+
+    def _on_device(self, function: Function, context: CompileContext) -> TvmOnDevice:
+        """Return a program for the device's own architecture; raises CompileRefused where something of CUDA's is missing."""
+        accelerator = _addressed(context)
+        load_runtime()
+        host, architecture = make_target(self.mcpu, self.opt_level), accelerator.architecture
+        try:
+            with compiler_lock:
+                imported = import_function(function, polynomials=False)
+                target = codegen.make_target(architecture, host)
+                program = codegen.build(imported.module, imported.weights, target, self.opt_level, architecture)
+        except CompileRefused:
+            raise
+        except Exception as cause:
+            raise CompileRefused(
+                f"TVM cannot compile {function.name!r} for {context.device}: {summarize_error(cause)}"
+            ) from cause
+        return TvmOnDevice(program, function, accelerator, _device(context))
+
+    def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
+        """Return the exported library, with the constants that are not the Function's; needs a C compiler."""
+        if not isinstance(executable, RelaxExecutable | TvmOnDevice):
+            raise CompileRefused("it is no executable of TVM's")
+        if executable.saved is not None:
+            return executable.saved
+        with compiler_lock:
+            if isinstance(executable, TvmOnDevice):
+                return serialization.export_program(executable.program, executable.function, context.workdir)
+            return export_library(executable.program, executable.function, context.workdir)
+
+    def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
+        if context.device != "cpu":
+            return self._loaded_on_device(data, function, context)
+        executable = RelaxExecutable(load_program(data, function, context.workdir), context.threads, function)
+        executable.saved = data
+        return executable
+
+    def _loaded_on_device(self, data: memoryview, function: Function, context: CompileContext) -> TvmOnDevice:
+        accelerator = _addressed(context)
+        load_runtime()
+        program = serialization.load_program(data, function, context.workdir)
+        executable = TvmOnDevice(program, function, accelerator, _device(context))
+        executable.saved = data
+        return executable
+
+    def remarks(self, function: Function) -> tuple[str, ...]:
+        if self.tune:
+            return (f"tuned: up to {self.tune} trials per region decide about its loops, and what they find is kept",)
+        return ("untuned: loops follow fixed rules, not measurements on this processor",)
+
+    def version(self) -> str:
+        return f"tvm {tvm.__version__}, llvm {tvm_codegen.llvm_version_major()}, tvm-ffi {tvm_ffi.__version__}"
+
+
+def _addressed(context: CompileContext) -> Accelerator:
+    """Return the device of a compile; raises CompileRefused where it has no memory that a library could be handed."""
+    if context.accelerator is None or not context.accelerator.has_addresses:
+        raise CompileRefused(f"TVM needs memory of {context.device} at addresses, and is given none")
+    return context.accelerator
+
+
+def _device(context: CompileContext) -> Any:
+    """Return the device as TVM names it."""
+    return tvm.runtime.device("cuda", int(context.device.partition(":")[2] or 0))

@@ -1,0 +1,20 @@
+"""TVM's errors as one sentence for a person."""
+
+from __future__ import annotations
+
+import re
+
+from xrt.engines.toolkit.error_text import shorten
+
+__all__ = ["summarize_error"]
+
+LONGEST = 160
+
+
+def summarize_error(cause: BaseException) -> str:
+    """Return the first telling line of what TVM raised, without its source locations."""
+    lines = [line.strip() for line in str(cause).splitlines()]
+    text = next((line for line in lines if line and not line.startswith(("Stack trace", "File "))), "")
+    text = re.sub(r"^.*Check failed:\s*\(.*?\)(?: is false)?:?\s*", "", text) or text
+    text = re.sub(r"\s+", " ", text).rstrip(" .:")
+    return shorten(text, LONGEST) or type(cause).__name__

@@ -1,0 +1,109 @@
+"""A Function becomes a Relax module through TVM's ONNX importer."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from tvm import relax
+from tvm.ir import IRModule
+from tvm.relax.frontend.onnx import onnx_frontend
+
+from xrt.engines.toolkit.learned_models import find_learned_definition
+from xrt.engines.toolkit.node_rewrite import rewrite_nodes
+from xrt.engines.tvm.decompositions import decompose
+from xrt.engines.tvm.relax_rewrites import rewrite
+from xrt.formats.onnx import lowest_model
+from xrt.graph import Constant, DType, Function, TensorType, Value
+from xrt.passes import find_constant, fold_constants
+
+__all__ = ["ImportedModule", "compiler_lock", "import_function", "make_constant", "tensor_type"]
+
+log = logging.getLogger("xrt.engines.tvm")
+
+INLINE = 64
+"""Constants of at most this many elements stay constants: shapes, axes, scales, which the importer reads while it imports."""
+
+compiler_lock = threading.RLock()
+"""TVM's builders share a stack that knows nothing of threads: one import or compile at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedModule:
+    """A Relax module whose ``main`` takes the Function's inputs and then its weights."""
+
+    module: IRModule
+    weights: tuple[Constant, ...]
+    results: tuple[TensorType, ...]
+    """What the importer says that ``main`` returns; a shape is None where it cannot tell."""
+
+
+def import_function(function: Function, polynomials: bool = True) -> ImportedModule:
+    """Import a Function whose inputs have static shapes.
+
+    Constant nodes and the Shape of a static value become constants first: the importer has kinds of value of its own for
+    them, which few of its operators take. What it imports badly is spelled otherwise. Weights (constants of more than
+    `INLINE` elements) become parameters, so that no copy of them goes through protobuf, and the cost of a compile does not
+    depend on them. With ``polynomials`` exponentials are written out, for processors. Raises whatever TVM's importer raises.
+    """
+    function = decompose(fold_constants(rewrite_nodes(function, find_learned_definition), _no_evaluation))
+    heavy = {name: c for name, c in function.constants.items() if c.array.size > INLINE}
+    lifted = function.replace(
+        inputs=(*function.inputs, *(Value(name, c.type) for name, c in heavy.items())),
+        constants={name: c for name, c in function.constants.items() if name not in heavy},
+    )
+    model = lowest_model(lifted)
+    opset = next(entry.version for entry in model.opset_import if not entry.domain)
+    importer = onnx_frontend.ONNXGraphImporter(_shapes(lifted), {}, sanitize=False)
+    with compiler_lock, _quiet(importer):
+        module = rewrite(importer.from_onnx(model.graph, opset), polynomials)
+    return ImportedModule(module, tuple(heavy.values()), _result_types(module))
+
+
+def make_constant(name: str, function: Function) -> Constant | None:
+    """Return the constant that a value will be for the importer, None where it is known only at run time."""
+    producer = function.producer(name)
+    return function.constants.get(name) if producer is None else find_constant(producer, function)
+
+
+def _no_evaluation(function: Function, inputs: list[Any]) -> NoReturn:
+    raise NotImplementedError("only what needs no computing is folded")
+
+
+def _shapes(function: Function) -> dict[str, list[Any]]:
+    """Shapes by input: the importer takes an extent of 0 in the model for an unknown one."""
+    return {v.name: list(v.type.shape or ()) for v in function.inputs if isinstance(v.type, TensorType)}
+
+
+@contextmanager
+def _quiet(importer: onnx_frontend.ONNXGraphImporter) -> Iterator[None]:
+    """Send what the importer prints before it raises to the log, and close the block that it leaves open."""
+    onnx_frontend.print = lambda *words: log.debug("importer: %s", words)
+    try:
+        yield
+    except Exception:
+        with suppress(Exception):
+            importer.bb._end_block()  # an open block is a warning on stderr when the builder goes
+        raise
+    finally:
+        del onnx_frontend.print
+
+
+def _result_types(module: IRModule) -> tuple[TensorType, ...]:
+    returned = module["main"].ret_ty
+    fields = returned.fields if hasattr(returned, "fields") else (returned,)
+    return tuple(tensor_type(field) for field in fields)
+
+
+def tensor_type(type_: Any) -> TensorType:
+    """Return a type of Relax's as XRT's; raises TypeError for what is no tensor."""
+    if not isinstance(type_, relax.TensorType):
+        raise TypeError(f"the result is {type_}, which is not a tensor")
+    dtype = DType.parse(str(type_.dtype).replace("_", ""))
+    if not isinstance(type_.shape, relax.ShapeExpr):
+        return TensorType(dtype)
+    return TensorType(dtype, tuple(int(d) if hasattr(d, "value") else None for d in type_.shape))

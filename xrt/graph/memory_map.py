@@ -1,0 +1,74 @@
+"""Constants in files: memory that the system reads from the file when it is touched, and can drop again.
+
+Code that opens files maps them as a `Mapping`, which identifies every array over it.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["FileIdentity", "Mapping", "find_file_offset", "is_mapped", "release"]
+
+
+class FileIdentity(NamedTuple):
+    """What tells a file from another, and from itself after a change."""
+
+    device: int
+    inode: int
+    size: int
+    changed: int
+    """The later one of the times at which its content and its inode changed, in nanoseconds."""
+
+
+class Mapping(mmap.mmap):
+    """The content of a whole file, mapped read-only by XRT itself.
+
+    So its pages are never written to, and dropping them loses nothing.
+    """
+
+    stamp: FileIdentity | None = None
+    """The file at the time when it was mapped; None where it had changed too recently for its times to tell a change."""
+    path: Path | None = None
+    """The file, where who mapped it said so."""
+
+
+def find_file_offset(array: np.ndarray[Any, Any]) -> tuple[Mapping, int] | None:
+    """Return the mapping of a C-contiguous array and its byte offset there; None for an array in other memory."""
+    mapping = _origin(array)
+    if not isinstance(mapping, Mapping) or not array.flags.c_contiguous:
+        return None
+    return mapping, array.ctypes.data - np.frombuffer(mapping, np.uint8).ctypes.data
+
+
+def is_mapped(array: np.ndarray[Any, Any]) -> bool:
+    """Whether the array is in a file, mapped by XRT or by the caller (``np.memmap``), rather than in memory of its own."""
+    return isinstance(_origin(array), mmap.mmap)
+
+
+def release(array: np.ndarray[Any, Any]) -> None:
+    """Let the system drop the array's pages if it is in a `Mapping`; the next reader gets them from the file.
+
+    Nothing changes but how much memory the process is seen to use. An array in other memory stays as it is.
+    """
+    place = find_file_offset(array)
+    if place is None or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    mapping, offset = place
+    start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE  # pages that lie wholly inside, so that a neighbour keeps its own
+    length = (offset + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
+    if length > 0:
+        mapping.madvise(mmap.MADV_DONTNEED, start, length)
+
+
+def _origin(array: np.ndarray[Any, Any]) -> object:
+    """Return what the array is a view of, in the end."""
+    base: object = array
+    while isinstance(base, np.ndarray | memoryview):
+        base = base.base if isinstance(base, np.ndarray) else base.obj
+    return base

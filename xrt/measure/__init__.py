@@ -1,0 +1,1 @@
+"""Measurement: timing of calls, interleaved turns, and statistics of paired rounds. It knows no model and no engine."""

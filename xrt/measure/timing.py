@@ -1,0 +1,103 @@
+"""The time of a call: samples, taken until their median is known well enough, and the interval of the median."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+__all__ = ["Clock", "choose_calls_per_turn", "median_interval", "sample_call_times", "seconds_per_call", "wait_until_idle"]
+
+Clock: TypeAlias = Callable[[], float]
+
+SAMPLE = 0.002
+"""Seconds of a sample: a quick call is repeated for so long, so that the clock's own time does not count."""
+ENOUGH = 7
+"""Samples without which no interval is believed."""
+MOST = 500
+NAP = 0.004
+"""Seconds after which it is looked whether a process is idle..."""
+IDLE = 0.25
+"""... which is if it used less than this part of one core."""
+WARM_SHARE = 0.2
+"""Share of the time that goes to calls before the first sample, which allocate, choose kernels and wake threads."""
+WARM_CALLS = 20
+
+
+def sample_call_times(
+    call: Callable[[], object], seconds: float, *, within: float = 0.02, clock: Clock = time.perf_counter
+) -> list[float]:
+    """Return seconds per call, sample by sample, until the interval is narrower than that part of the median.
+
+    It takes about ``seconds`` at most, and one call more than that where a call takes longer; at least one sample comes back.
+    """
+    end = clock() + seconds
+    repeats = _warmed(call, seconds * WARM_SHARE, clock)
+    samples = [seconds_per_call(call, repeats, clock)]
+    while clock() < end and len(samples) < MOST and not _is_narrow(samples, within):
+        samples.append(seconds_per_call(call, repeats, clock))
+    return samples
+
+
+def _warmed(call: Callable[[], object], seconds: float, clock: Clock) -> int:
+    """Make the first calls, and return how many calls a sample is."""
+    taken = [seconds_per_call(call, 1, clock)]
+    while sum(taken) < seconds and len(taken) < WARM_CALLS:
+        taken.append(seconds_per_call(call, 1, clock))
+    return choose_calls_per_turn(min(taken), SAMPLE)
+
+
+def choose_calls_per_turn(seconds: float, turn: float) -> int:
+    """Return how many calls that take so long each fill a turn; at least one.
+
+    >>> choose_calls_per_turn(0.001, 0.01), choose_calls_per_turn(5.0, 0.01)
+    (10, 1)
+    """
+    return max(1, round(turn / max(seconds, 1e-7)))
+
+
+def seconds_per_call(call: Callable[[], object], repeats: int = 1, clock: Clock = time.perf_counter) -> float:
+    """Return the mean seconds of a call over that many, one right after the other."""
+    began = clock()
+    for _ in range(repeats):
+        call()
+    return (clock() - began) / repeats
+
+
+def wait_until_idle(longest: float = 0.2) -> None:
+    """Wait until this process uses next to no processor, at most so many seconds.
+
+    Threads may spin after a call, to be ready for another: OpenBLAS's for 0.1 s, if an engine or the caller multiplies with
+    NumPy. A timed call then has a core less.
+    """
+    for _ in range(round(longest / NAP)):
+        began = time.process_time()
+        time.sleep(NAP)
+        if time.process_time() - began < IDLE * NAP:
+            return
+
+
+def _is_narrow(samples: Sequence[float], within: float) -> bool:
+    if len(samples) < ENOUGH:
+        return False
+    median, low, high = median_interval(samples)
+    return high - low <= within * median
+
+
+def median_interval(samples: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median with its 95 per cent interval, which are two of the samples: whatever they are drawn from.
+
+    By ranks, with the binomial's normal approximation (Conover, Practical Nonparametric Statistics); of fewer than six
+    samples the interval is all that was seen.
+
+    >>> median_interval([3.0, 1.0, 2.0])
+    (2.0, 1.0, 3.0)
+    """
+    ordered = sorted(samples)
+    count = len(ordered)
+    half = 0.98 * math.sqrt(count)
+    low = max(0, math.floor(count / 2 - half))
+    high = min(count - 1, math.ceil(count / 2 + half))
+    middle = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
+    return middle, min(ordered[low], middle), max(ordered[high], middle)

@@ -1,0 +1,78 @@
+"""Every shipped model by its name: the light ones, and those that are written by code at a size of one's choice."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from xrt.errors import ModelError, OptionError, did_you_mean
+from xrt.graph.types import LARGEST_EXTENT
+from xrt.models import applications, detection, small, transformers
+from xrt.models.light import light_models, load_light
+
+if TYPE_CHECKING:
+    from xrt.graph import Function
+
+__all__ = ["check_sizes", "list_model_sizes", "load", "names"]
+
+_BY_CODE: dict[str, Callable[..., Function]] = {
+    "bert": transformers.bert,
+    "chain": small.chain,
+    "conv_chain": small.conv_chain,
+    "conv_tail": small.conv_tail,
+    "detector": detection.detector,
+    "dlrm": applications.dlrm,
+    "gather_softmax": small.gather_softmax,
+    "gpt": transformers.gpt,
+    "mlp": small.mlp,
+    "mobilenet": small.mobilenet,
+    "reductions": small.reductions,
+    "softmax_chain": small.softmax_chain,
+    "speech": applications.speech,
+    "unet": applications.unet,
+    "vit": transformers.vit,
+}
+
+
+def names() -> tuple[str, ...]:
+    """Return the names of all shipped models, sorted."""
+    return tuple(sorted((*_BY_CODE, *light_models())))
+
+
+def list_model_sizes(name: str) -> dict[str, int]:
+    """Return the sizes that a model takes, with their defaults; none for a light model. Raises ModelError for an unknown name.
+
+    >>> list_model_sizes("mlp")
+    {'layers': 4, 'features': 1024, 'hidden': 4096, 'classes': 1000, 'batch': 1}
+    """
+    if name not in names():
+        raise ModelError(f"there is no model {name!r}.{did_you_mean(name, names())} There are: {', '.join(names())}")
+    if name not in _BY_CODE:
+        return {}
+    parameters = inspect.signature(_BY_CODE[name]).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def load(name: str, seed: int = 0, **sizes: int) -> Function:
+    """Return a shipped model with seeded weights; the same seed and sizes give the same bytes.
+
+    Without sizes, those written by code are as large as the networks that they are named after: `bert` takes 440 MB.
+    Raises ModelError for an unknown name, OptionError for a size that the model does not have, or that is not a
+    positive integer.
+    """
+    check_sizes(name, sizes)
+    return _BY_CODE[name](seed, **sizes) if name in _BY_CODE else load_light(name, seed)
+
+
+def check_sizes(name: str, sizes: Mapping[str, Any]) -> None:
+    """Raise ModelError for an unknown name, OptionError for a size that the model does not have or that is no size."""
+    known = list_model_sizes(name)
+    for size, value in sizes.items():
+        if size not in known:
+            has = f"its sizes are {', '.join(known)}" if known else "it comes in one size"
+            raise OptionError(f"model {name!r} has no size {size!r}; {has}.{did_you_mean(size, known)}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise OptionError(f"{size} of model {name!r} must be a positive integer; got {value!r}")
+        if value > LARGEST_EXTENT:
+            raise OptionError(f"{size} of model {name!r} cannot be {value}: an extent is at most {LARGEST_EXTENT}")

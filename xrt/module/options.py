@@ -1,0 +1,336 @@
+"""The options of a module: plain keywords sorted into their homes, and the list of engines."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler
+from xrt.engines.contract import registry
+from xrt.errors import BudgetWarning, OptionError, SignatureWarning, did_you_mean, warn
+from xrt.graph import FrozenDict
+from xrt.module.devices import check_engines_run, check_recorded, parse_devices, validate_devices
+from xrt.partition import ClusteringOptions
+from xrt.placement.engine_list import AUTO, EngineList, is_auto
+from xrt.placement.reference import REFERENCE
+from xrt.runtime import check_device, parse_device_kind, resolve_thread_budget
+
+if TYPE_CHECKING:
+    from xrt.cache import CompileCache
+    from xrt.module.lockfile import LockedPlacement
+    from xrt.placement.auto import AutoPlacement
+
+__all__ = [
+    "IMPLICIT",
+    "REFERENCE",
+    "Check",
+    "ModuleOptions",
+    "check_isolated",
+    "make_engine_list",
+    "parse_options",
+    "validate_budget",
+    "warn_of_signatures",
+]
+
+Check: TypeAlias = Literal["first", "nan"] | float | None
+IMPLICIT = "toy"
+"""The engine added at the end of every list that is not strict: the reference engine with its native kernels."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleOptions:
+    """Options of a module other than its model, engines and device."""
+
+    clustering: ClusteringOptions = ClusteringOptions()
+    execution: ExecutionOptions = ExecutionOptions()
+    strict: bool = False
+    """No implicit reference engine and no fallback: an unsupported node, or a failure of an engine, is an error."""
+    check: Check = None
+    """Calls that are compared with the reference: ``"first"`` of each signature; a share of all (0.01); those in which a region
+    returns NaN (``"nan"``); None for no call."""
+    isolate: tuple[str, ...] = ()
+    """Engines that compile in a worker process, by name or spec; ``"all"`` for every engine of the list."""
+    isolate_run: bool = False
+    """Whether these engines also run there; an executable that cannot be saved always does."""
+    time_limit: float | None = None
+    """Seconds for each compile and each run in a worker process; None for no limit."""
+    memory_limit: int | None = None
+    """Bytes of address space of a worker process; None for no limit."""
+    fold_constants: bool = True
+    """Whether the reference engine computes nodes that depend on constants alone, once, before planning."""
+    force_compile: bool = False
+    """Whether to compile again what the cache contains."""
+    budget: float = 20.0
+    """Seconds that placement by measurement, ``engine="auto"``, may take for a signature."""
+    lock: LockedPlacement | None = None
+    """A lockfile: its plan is used without measuring if model, machine and versions are the same."""
+    max_signatures: int = 16
+    """Number of programs that a module keeps; beyond that it drops the oldest, with a warning."""
+    dump_subgraph_dir: Path | None = None
+    """Directory for the graph before and after each stage, as text, ONNX and DOT; None writes nothing."""
+    report: Callable[[str], object] | None = None
+    """Function that receives the progress of a long compile as text, such as the trials of ``tvm{tune=64}``."""
+    devices: Mapping[str, str] = FrozenDict()
+    """Devices of engines, by name or spec, that differ from the module's: ``{"ort": "cuda", "tvm": "cpu"}``."""
+    cuda_graph: bool = False
+    """Whether a call on a device is recorded once per signature and replayed; `explain` says why where it cannot be."""
+    progress: Callable[[int, int], object] | bool | None = None
+    """Whether a search or a compile of more than two seconds shows its progress on a terminal or in a notebook: None and True
+    do, False does not. A function receives the number of compiled regions and of all regions instead, from the compiling
+    threads, one at a time."""
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether progress is shown on a terminal or in a notebook."""
+        return self.progress in (None, True)
+
+    def make_auto_placement(
+        self, engines: EngineList, cache: CompileCache, everything: Callable[[], EngineList]
+    ) -> AutoPlacement:
+        """Return what places the signatures of a module with these options; ``everything`` gives all engines asked for."""
+        from xrt.placement.auto import AutoPlacement, PlacementOptions
+
+        load = None
+        if self.lock is not None:
+            load = partial(self.lock.load_result, clustering=self.clustering, strict=self.strict)
+        options = PlacementOptions(self.clustering, self.budget, self.memory_limit, self.cuda_graph, self.shows_progress)
+        return AutoPlacement(engines, options, cache, everything, load)
+
+
+_DEFAULT = ModuleOptions()
+_OWN = {f.name: f for f in dataclasses.fields(ModuleOptions)}
+_CLUSTERING = {f.name for f in dataclasses.fields(ClusteringOptions)}
+_EXECUTION = {f.name for f in dataclasses.fields(ExecutionOptions)}
+_OTHER = ("engine", "device", "cache")
+"""Parameters of XRTModule that are no options."""
+_KNOWN = sorted({*_OWN, *_CLUSTERING, *_EXECUTION, "use_fp16"})
+
+
+def parse_options(options: Mapping[str, Any]) -> ModuleOptions:
+    """Return Settings from plain keywords; raises OptionError for an unknown one, or one that contradicts another."""
+    if not options:
+        return _DEFAULT
+    for name in options:
+        if name not in _KNOWN:
+            raise OptionError(
+                f"XRTModule has no option {name!r}.{did_you_mean(name, (*_OTHER, *_KNOWN))} It has: {', '.join(_KNOWN)}"
+            )
+    own = {name: options[name] for name in _OWN if name in options}
+    own["clustering"] = _merged("clustering", ClusteringOptions, options, _CLUSTERING)
+    own["execution"] = _merged("execution", ExecutionOptions, _without_aliases(options), _EXECUTION)
+    if own.get("dump_subgraph_dir") is not None:
+        own["dump_subgraph_dir"] = _checked_folder(Path(os.fspath(own["dump_subgraph_dir"])))
+    if own.get("lock") is not None:
+        from xrt.module.lockfile import load_lock
+
+        own["lock"] = load_lock(own["lock"])
+    own["check"] = _checked_check(own.get("check"))
+    own["isolate"] = _names(own.get("isolate", ()))
+    own["devices"] = validate_devices(own.get("devices"))
+    _check_signatures(own.get("max_signatures", 1))
+    if "budget" in own:
+        from xrt.placement.autotune import check_budget
+
+        check_budget(own["budget"])
+    _check_limits(own)
+    if not isinstance(own.get("progress"), bool):
+        _check_callable("progress", own.get("progress"), "two numbers", "True, False or None")
+    _check_callable("report", own.get("report"), "a text")
+    return ModuleOptions(**own)
+
+
+def _checked_folder(folder: Path) -> Path:
+    """Return the folder; raises OptionError now for one that could not be written to after the planning."""
+    from xrt.formats.output import why_not_folder
+
+    if reason := why_not_folder(folder):
+        raise OptionError(f"dump_subgraph_dir is {str(folder)!r}, and {reason}")
+    return folder
+
+
+def _merged(name: str, kind: type, options: Mapping[str, Any], fields: set[str]) -> Any:
+    given = options.get(name, kind())
+    if not isinstance(given, kind):
+        raise OptionError(f"{name} must be {kind.__name__}(...), or be left out; got {given!r}")
+    base: Any = given
+    changes = {name: options[name] for name in fields if name in options}
+    return dataclasses.replace(base, **changes) if changes else base
+
+
+def _without_aliases(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Spell ``use_fp16`` as the precision that it is another word for."""
+    out = dict(options)
+    asked = out.pop("use_fp16", None)
+    if asked:
+        if out.setdefault("precision", "fp16") != "fp16":
+            raise OptionError(f"use_fp16=True contradicts precision={out['precision']!r}; give one of them")
+    return out
+
+
+def _checked_check(value: Any) -> Check:
+    if value is None or value in ("first", "nan"):
+        return value  # type: ignore[no-any-return]  # just these
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1:
+        return float(value)
+    raise OptionError(f"check must be 'first', 'nan', a part of the calls (above 0, at most 1) or None; got {value!r}")
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    names = (value,) if isinstance(value, str) else tuple(value or ())
+    if not all(isinstance(name, str) for name in names):
+        raise OptionError(f"isolate is a list of engines' names or specs, or 'all'; got {value!r}")
+    return names
+
+
+def _check_limits(own: Mapping[str, Any]) -> None:
+    for name, kinds in (("time_limit", (int, float)), ("memory_limit", (int,))):
+        value = own.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
+            raise OptionError(f"{name} must be a positive number or None; got {value!r}")
+        if not own["isolate"]:
+            raise OptionError(f"{name} bounds engines in a process of their own, and none is; name them in isolate=")
+    if own.get("isolate_run") and not own["isolate"]:
+        raise OptionError("isolate_run=True needs engines that are isolated; name them in isolate=")
+
+
+def warn_of_signatures(limit: int) -> None:
+    """Issue the SignatureWarning of a module that forgets its oldest signature."""
+    message = (
+        f"this module has met more than max_signatures={limit} signatures and forgets the oldest; give inputs of fewer "
+        f"shapes, or engines that keep symbolic extents, or raise max_signatures"
+    )
+    warn(message, SignatureWarning)
+
+
+def _check_signatures(value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise OptionError(f"max_signatures must be a positive integer; got {value!r}")
+
+
+def _check_callable(name: str, value: Any, of: str, otherwise: str = "None") -> None:
+    if value is not None and not callable(value):
+        raise OptionError(f"{name} must be a function of {of}, or {otherwise}; got {value!r}")
+
+
+def make_engine_list(asked: Any, device: str, settings: ModuleOptions, cache: CompileCache | None = None) -> EngineList:
+    """Return the engines for a name, spec, instance or list of them, the implicit reference engine included.
+
+    The directory of the cache may know which engines are ready here.
+
+    Raises UnknownEngine or EngineUnavailable, OptionError for an engine listed twice or an execution option that a
+    listed engine does not honour, DeviceError when none of them runs on the device.
+    """
+    context = CompileContext(
+        settings.execution, check_device(device), validate_budget(settings.execution), report=settings.report
+    )
+    engines, left_out = _created(asked, context, settings, cache)
+    _check_list(engines)
+    devices = parse_devices(engines, settings.devices, context.device, registry.names() if is_auto(asked) else ())
+    check_engines_run(engines, context.device, devices)
+    check_recorded(settings.cuda_graph, context.device)
+    for engine in engines:
+        if reason := engine.unsupported_options(context):
+            raise OptionError(reason)
+    engines = _isolated(engines, settings, context.device, devices)
+    implicit = None if settings.strict else _reference(engines, context)
+    if implicit is not None:
+        engines.append(implicit)
+    return EngineList(tuple(engines), implicit.spec if implicit else None, context, is_auto(asked), left_out, devices)
+
+
+def _created(
+    asked: Any, context: CompileContext, settings: ModuleOptions, cache: CompileCache | None
+) -> tuple[list[GraphCompiler], tuple[str, ...]]:
+    many = _as_list(asked)
+    if is_auto(asked):
+        from xrt.placement import CostStore
+        from xrt.placement.auto import list_available_engines
+
+        store = None if cache is None else CostStore.for_cache(cache)
+        found = settings.lock.engines([one for one in many if one != AUTO]) if settings.lock else None
+        return (
+            (found, ())
+            if found
+            else list_available_engines(many, context, store, strict=settings.strict, devices=settings.devices)
+        )
+    if settings.lock is not None:
+        raise OptionError("lock= holds a placement by measurement; pass engine='auto', or a list with 'auto' in it")
+    return [registry.create(one) for one in many], ()
+
+
+def _isolated(
+    engines: Sequence[GraphCompiler], settings: ModuleOptions, device: str, devices: Mapping[str, str]
+) -> list[GraphCompiler]:
+    """Return the engines, those in front of a worker that are to have one."""
+    check_isolated(settings.isolate, [engine.spec for engine in engines])
+    if not settings.isolate:
+        return list(engines)
+    from xrt.engines.contract.proxy import load_engine
+    from xrt.module.devices import check_isolated_on_device
+    from xrt.partition.device_map import DeviceMap
+    from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
+
+    limits, asked = WorkerLimits(settings.time_limit, settings.memory_limit), {*settings.isolate}
+    found = [
+        IsolatedEngine(load_engine(engine), limits, runs=settings.isolate_run)
+        if asked & {engine.name, engine.spec, "all"}
+        else engine
+        for engine in engines
+    ]
+    for engine in found:
+        if isinstance(engine, IsolatedEngine):
+            check_isolated_on_device(engine, DeviceMap(device, devices), limits)
+    return found
+
+
+def check_isolated(asked: Sequence[str], specs: Sequence[str]) -> None:
+    """Raise OptionError for an engine to isolate, by name or spec, that is none of those."""
+    known = [name for spec in specs for name in (spec.partition("{")[0], spec)]
+    for name in asked:
+        if name not in (*known, "all"):
+            raise OptionError(f"isolate names {name!r}, which is not in the list of engines.{did_you_mean(name, known)}")
+
+
+def validate_budget(options: ExecutionOptions) -> int:
+    """Return the threads that are asked for, or fewer with a warning: threads beyond the cores only wait for each other."""
+    asked, budget = options.threads, resolve_thread_budget(options.threads)
+    if asked is not None and asked > budget:
+        warn(
+            f"threads={asked} is more than the {budget} cores that this process may use; {budget} threads are used", BudgetWarning
+        )
+    return budget
+
+
+def _as_list(asked: Any) -> Sequence[str | GraphCompiler]:
+    many = list(asked) if isinstance(asked, list | tuple) else [asked]
+    if not many:
+        raise OptionError("the list of engines is empty; name at least one, such as engine='toy'")
+    for one in many:
+        if not isinstance(one, str | GraphCompiler):
+            raise OptionError(f"an engine is a name, a spec or a GraphCompiler instance; got {type(one).__name__} {one!r}")
+    return many
+
+
+def _check_list(engines: Sequence[GraphCompiler]) -> None:
+    specs = [engine.spec for engine in engines]
+    twice = next((spec for spec in specs if specs.count(spec) > 1), None)
+    if twice is not None:
+        raise OptionError(f"engine {twice!r} stands twice in the list {specs}; list each once")
+
+
+def _reference(engines: Sequence[GraphCompiler], context: CompileContext) -> GraphCompiler | None:
+    """Return the reference engine unless it is listed, or cannot serve the context."""
+    if any(engine.name == IMPLICIT for engine in engines):
+        return None
+    from xrt.engines.contract.proxy import ImplicitEngine
+
+    reference = ImplicitEngine(IMPLICIT)
+    serves = parse_device_kind(context.device) in reference.devices and reference.unsupported_options(context) is None
+    return reference if serves else None

@@ -1,0 +1,189 @@
+"""What a module's calls are looked at for: the types of what regions return, and, where asked, the reference in their shadow."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from xrt.errors import ReferenceWarning, XRTError, warn
+from xrt.graph import DType, Function
+from xrt.partition import Launch
+from xrt.placement.reference import REFERENCE, Bench, evaluate
+from xrt.runtime import OutputInspector, find_type_mismatch
+
+if TYPE_CHECKING:
+    from xrt.engines import GraphCompiler
+    from xrt.module.fallback import Call
+    from xrt.module.options import Check
+    from xrt.module.specialization import Specialization
+    from xrt.verify import Witnesses
+
+__all__ = ["OutputChecks"]
+
+
+@dataclass(eq=False)
+class OutputChecks:
+    """The checks of one module."""
+
+    asked: Check
+    threads: int
+    engine_of: Callable[[Launch], GraphCompiler | None]
+    """Gives the engine of a launch, to be asked about single nodes on the host; None where it runs on a device."""
+    count: int = 0
+    """Calls that have been checked, and served."""
+    unchecked: dict[str, str] = field(default_factory=dict)
+    """Why a Function was not checked, by fingerprint."""
+    upheld: dict[str, None] = field(default_factory=dict)
+    """Where the reference was found to differ alone, one sentence each."""
+
+    def __post_init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._bench = Bench(self.threads)
+
+    @cached_property
+    def witnesses(self) -> Witnesses:
+        """The engines to ask where one differs from the reference."""
+        return self._bench.witnesses()
+
+    def close(self) -> None:
+        """End the processes of witnesses."""
+        self._bench.close()
+
+    @property
+    def sees_every_call(self) -> bool:
+        """Whether each call must be asked about, so that none can be prepared."""
+        return self.asked not in (None, "first")
+
+    def instrument(self, call: Call, build: Specialization) -> Call:
+        """Return the call with what is to be looked at: types always, results where it is due."""
+        if not self._is_due(first=not build.checked):
+            return replace(call, inspection=OutputInspector(self._wrong_type))
+        return replace(call, inspection=OutputInspector(self._wrong, needs_inputs=True)).keep_inputs(build.function)
+
+    def record(self, call: Call, build: Specialization) -> None:
+        """Count a call that has been checked, and is right."""
+        if call.inspection is not None and call.inspection.needs_inputs:
+            build.checked = True
+            self.count += 1
+
+    def _is_due(self, *, first: bool) -> bool:
+        """Whether a call is to be checked; ``first`` says that none of its plan has been."""
+        if self.asked is None:
+            return False
+        rate = 0.0 if self.asked == "first" else 1.0 if self.asked == "nan" else float(self.asked)
+        number = next(self._numbers)
+        return first or int(number * rate) > int((number - 1) * rate)
+
+    def _wrong_type(self, launch: Launch, given: Sequence[Any], results: Sequence[Any]) -> str | None:
+        """Find another type than the plan's, unless the reference gives it too: then it is the model that says it wrongly."""
+        found = find_type_mismatch(launch, results)
+        if found is None or (expected := self._expected(launch, given)) is None:
+            return None
+        return None if _types(results) == _types(expected) else found
+
+    def _wrong(self, launch: Launch, given: Sequence[Any], results: Sequence[Any]) -> str | None:
+        if (found := self._wrong_type(launch, given, results)) is not None:
+            return found
+        if self.asked == "nan" and not any(map(_has_nan, results)):
+            return None
+        expected = self._expected(launch, given)
+        if expected is None:
+            return None
+        if self.asked == "nan":
+            return _strange_nan(launch, given, results, expected)
+        return self._difference(launch, given, results, expected)
+
+    def _difference(self, launch: Launch, given: Sequence[Any], results: Sequence[Any], expected: Sequence[Any]) -> str | None:
+        """Find what differs, unless it is the reference that alone differs: that is a warning."""
+        from xrt.verify import Verdict, judge_outputs
+
+        function = launch.function.replace(aliases=())
+        found = judge_outputs(function, given, results, expected, self._run)
+        if found.verdict is not Verdict.DISAGREES:
+            return None
+        engine = self.engine_of(launch)
+        if engine is not None:
+            review = self.witnesses.review(function, given, results, engine, self._run, found)
+            if review.judgement.verdict is Verdict.UPHELD:
+                self._tell(review.judgement.message)
+                return None
+        return f"engine {launch.engine!r} computed {launch.name} wrongly: {found.message}"
+
+    def _tell(self, message: str) -> None:
+        if message not in self.upheld:
+            self.upheld[message] = None
+            warn(f"{message}; what {REFERENCE} computes there is not taken for right, and the result is kept", ReferenceWarning)
+
+    def _expected(self, launch: Launch, given: Sequence[Any]) -> list[Any] | None:
+        """Return what the reference computes; None where it cannot be asked, or is the engine itself."""
+        if launch.engine == REFERENCE:
+            return None
+        function = launch.function
+        reason = self.unchecked.get(function.fingerprint) or _why_not_comparable(function)
+        if not reason:
+            try:
+                return list(self._run(function.replace(aliases=()), given))
+            except XRTError as error:
+                reason = f"the reference cannot run it: {error}"
+        self.unchecked[function.fingerprint] = reason
+        return None
+
+    def _run(self, function: Function, inputs: Sequence[Any]) -> list[Any]:
+        return evaluate(function, inputs, threads=self.threads)
+
+    # ------------------------------------------------------------------ reports
+
+    def __str__(self) -> str:
+        if self.asked is None:
+            return ""
+        what = _TOLD.get(self.asked) or f"the first call of each signature and {self.asked:.3g} of the others"
+        told = f"checked against {REFERENCE}: {what}; {self.count} call{'s' * (self.count != 1)} so far"
+        return "\n".join([told, *self.upheld])
+
+    def remarks(self, functions: Mapping[str, Function]) -> dict[str, str]:
+        """Return, by name, why those Functions are not checked."""
+        found = {name: self.unchecked.get(function.fingerprint) for name, function in functions.items()}
+        return {name: f"not checked: {reason}" for name, reason in found.items() if reason and self.asked is not None}
+
+
+_TOLD: Mapping[Any, str] = {"first": "the first call of each signature", "nan": "each call in which a region returns NaN"}
+
+Look: TypeAlias = Callable[[Launch, Sequence[Any], Sequence[Any], Sequence[Any]], str | None]
+
+
+def _why_not_comparable(function: Function) -> str:
+    from xrt.graph import is_deterministic
+
+    drawn = next((node for node in function.nodes if not is_deterministic(node, function)), None)
+    return f"node {drawn.name!r} ({drawn.op}) does not give the same twice" if drawn is not None else ""
+
+
+def _strange_nan(launch: Launch, given: Sequence[Any], results: Sequence[Any], expected: Sequence[Any]) -> str | None:
+    for value, mine, theirs in zip(launch.function.outputs, results, expected, strict=True):
+        if _has_nan(mine) and _has_nan_beyond(mine, theirs):
+            return (
+                f"engine {launch.engine!r} computed NaN for output {value.name!r} of {launch.name}, where the reference has none"
+            )
+    return None
+
+
+def _has_nan(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_has_nan, value))
+    return isinstance(value, np.ndarray) and DType.of(value).is_float and bool(np.isnan(value).any())
+
+
+def _has_nan_beyond(mine: Any, theirs: Any) -> bool:
+    """Whether there is a NaN where the other has none; in what differs otherwise too, whether the other has none at all."""
+    if isinstance(mine, np.ndarray) and isinstance(theirs, np.ndarray) and mine.shape == theirs.shape:
+        return bool((np.isnan(mine) & ~np.isnan(theirs)).any())
+    return not _has_nan(theirs)
+
+
+def _types(values: Sequence[Any]) -> list[Any]:
+    return [(x.dtype, x.shape) if isinstance(x, np.ndarray) else type(x) for x in values]

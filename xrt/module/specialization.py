@@ -1,0 +1,338 @@
+"""One signature of a module: its Function, its Plan and, once compiled, its Program."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+from xrt.errors import CompileRefused, InputError, PlanError, RunFailed, did_you_mean
+from xrt.graph.deferred_function import StaleFunction
+from xrt.module.fallback import Call, make_exclusions, make_refusal, warn_refusals
+from xrt.progress import Tell, show_progress
+from xrt.runtime import Program, Refusal, RegionToCompile
+
+if TYPE_CHECKING:
+    from xrt.cache import CompileCache
+    from xrt.graph import Function
+    from xrt.module.memory import Memory
+    from xrt.module.options import ModuleOptions
+    from xrt.module.support_cache import SupportCache
+    from xrt.partition import ClusteringOptions, Pin, Plan
+    from xrt.placement import TuningResult
+    from xrt.placement.engine_list import EngineList
+
+__all__ = ["SavedSpecialization", "Specialization", "add_outputs", "list_value_names", "optimize"]
+
+
+def list_value_names(fetch: Any) -> tuple[str, ...]:
+    """Return the names that a call fetches, each once; raises InputError for a string."""
+    if fetch is None:
+        return ()
+    if isinstance(fetch, str):
+        raise InputError(f"fetch must be a list of value names; got the string {fetch!r}; pass fetch=[{fetch!r}]")
+    return tuple(dict.fromkeys(fetch))
+
+
+def add_outputs(function: Function, fetch: Sequence[str]) -> Function:
+    """Return the function with those values as further outputs; raises InputError for a name that it does not define."""
+    known = set(function.value_names())
+    for name in fetch:
+        if name not in known:
+            raise InputError(f"fetch asks for {name!r}, which is no value of the model.{did_you_mean(name, known)}")
+    own = {value.name for value in function.outputs}
+    more = tuple(function.value(name) for name in fetch if name not in own)
+    return function.replace(outputs=function.outputs + more) if more else function
+
+
+def optimize(function: Function, *, fold: bool, threads: int = 1) -> Function:
+    """Return the function after the module's pipeline; its types must be inferred. ``fold`` says whether constants are folded."""
+    from xrt.passes.pipeline import make_pipeline
+    from xrt.placement.reference import evaluate
+
+    return make_pipeline(partial(evaluate, threads=threads) if fold else None).run(function)
+
+
+_log = logging.getLogger(__name__)
+
+
+def _tell_regions(tell: Tell, done: int, count: int) -> None:
+    tell(f"{done} of {count} regions")
+
+
+def drop_unused_pins(options: ClusteringOptions, function: Function, original: Function) -> ClusteringOptions:
+    """Return the options without pins whose nodes were all folded or dropped; a pin of no node at all stays an error."""
+    idle = [pin for pin in options.pins if not _matches(pin, function) and _matches(pin, original)]
+    return replace(options, pins=tuple(pin for pin in options.pins if pin not in idle)) if idle else options
+
+
+def _matches(pin: Pin, function: Function) -> bool:
+    return any(pin.match({pin.subject(node) for node in function.nodes}))
+
+
+@dataclass(frozen=True, slots=True)
+class SavedSpecialization:
+    """What a bundle knows of a build."""
+
+    plan: Plan | None
+    """The plan; None if one of its engines is unavailable, so that a new plan must be made."""
+    whole: Callable[[], Function]
+    """Gives what was planned; the build's own Function may be the folded one, which has the same inputs and outputs."""
+    remarks: Mapping[str, str]
+    """By region: what is to be said of its compiled form."""
+    complete: Callable[[], Specialization] | None = None
+    """Returns the specialization made from the model that this one represents. If given, the plan's regions may lack nodes, and
+    the plan is not shown."""
+
+
+class Specialization:
+    """A Function with the Plan made for it; `program` compiles on first use, and once however many threads ask."""
+
+    def __init__(
+        self,
+        function: Function,
+        engines: EngineList,
+        settings: ModuleOptions,
+        cache: CompileCache,
+        *,
+        original: Function,
+        saved: SavedSpecialization | None = None,
+        place: Callable[[Function], TuningResult] | None = None,
+    ) -> None:
+
+        self.function = function
+        self.remarks: Mapping[str, str] = saved.remarks if saved else {}
+        self._saved = saved
+        self._original = original
+        self.engines = engines
+        self._settings = settings
+        self._clustering = drop_unused_pins(settings.clustering, function, original)
+        self.idle_pins = tuple(pin for pin in settings.clustering.pins if pin not in self._clustering.pins)
+        self._cache = cache
+        self._lock = threading.Lock()
+        self._program: Program | None = None
+        self.refused: tuple[Refusal, ...] = ()
+        self.checked = False
+        """Whether a call has been checked, and nothing was found."""
+        self.tuned = place(function) if place else None
+        """How the plan was chosen, where it was by measurement."""
+        self._plan = saved.plan if saved and saved.plan else self._partitioned(())
+
+    @cached_property
+    def _asking(self) -> SupportCache:
+        from xrt.module.support_cache import SupportCache
+
+        saved, function = self._saved, self.function
+        return SupportCache(saved.whole if saved else lambda: function, self.engines, self._cache)  # no method: no cycle
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that the program has, or will have."""
+        complete = self._completed()
+        return self._plan if complete is None else complete.plan
+
+    def _completed(self) -> Specialization | None:
+        """Return the specialization made from the model if this one only represents it, else None."""
+        saved = self._saved
+        return saved.complete() if saved and saved.complete and self._plan is saved.plan else None
+
+    def program(self) -> Program:
+        """Return the compiled Program; a region that its engine refuses is placed elsewhere, with a warning."""
+        with self._lock:
+            if self._program is not None:
+                return self._program
+            told, program = len(self.refused), self._take(*self._compiled_anew())
+            if "_asking" in self.__dict__:
+                self._asking.keep()
+        warn_refusals(self.refused[told:])
+        return program
+
+    def _compiled_anew(self) -> tuple[Program, tuple[Refusal, ...]]:
+        """Return what `_compiled` does; a plan of the cache that is not the model's is given up for one made from the model."""
+        try:
+            return self._compiled(self._plan, self.refused)
+        except StaleFunction as error:
+            _log.info("the plan of %s is made again: %s", self.function.name, error)
+            complete = self._completed()  # raises ModelError where the model's file has changed
+            if complete is not None:
+                self.function, self._original, self._plan = complete.function, complete._original, complete._plan
+                self._saved = None
+        return self._compiled(self._plan, self.refused)  # else another module has met it, for which this one has waited
+
+    def _take(self, program: Program, refused: tuple[Refusal, ...]) -> Program:
+        if refused != self.refused:
+            self.remarks = {}  # they are of regions that may be others by now
+            self.checked = False
+        self._program, self._plan, self.refused = program, program.plan, refused
+        self._dump()
+        return program
+
+    def _compiled(self, plan: Plan, refused: tuple[Refusal, ...]) -> tuple[Program, tuple[Refusal, ...]]:
+        """Return the plan's Program, or that of a plan without what engines refused, and all that was refused by then."""
+        while True:
+            made = self._attempt(plan)
+            if isinstance(made, Program):
+                return made, refused
+            refused += made
+            plan = self._replanned(refused, made)
+
+    def _attempt(self, plan: Plan) -> Program | tuple[Refusal, ...]:
+        from xrt.runtime import compile_plan
+
+        settings, engines = self._settings, self.engines
+        with show_progress(f"compiling {self.function.name}", enabled=settings.shows_progress) as tell:
+            return compile_plan(
+                plan,
+                engines.by_spec,
+                engines.context,
+                self._cache,
+                force=settings.force_compile,
+                progress=settings.progress if callable(settings.progress) else partial(_tell_regions, tell),
+                streams=engines.streams,
+                graph=settings.cuda_graph,
+                narrow=True,
+            )
+
+    def _replanned(self, refused: tuple[Refusal, ...], new: tuple[Refusal, ...]) -> Plan:
+        """Return a plan without the refused regions. If no engine is left for them, the refusal is the cause of the error."""
+        if self._settings.strict and (failed := [r.error for r in new if not isinstance(r.error, CompileRefused)]):
+            raise failed[0]
+        try:
+            return self._partitioned(refused)
+        except Exception as error:
+            raise error from new[0].error
+
+    # ------------------------------------------------------------------ faults of a run
+
+    def run(self, call: Call, program: Program | None = None) -> list[Any]:
+        """Return what the call gives; a region that fails is placed elsewhere, with a warning, and the call made again.
+
+        Raises RunFailed where no engine is left for the region, where its inputs are no longer what they were, and
+        where the module is strict.
+        """
+        program = program or self.program()
+        try:
+            return call.on(program)
+        except RunFailed as error:
+            return self.rescue(program, error, call)
+
+    def rescue(self, program: Program, error: RunFailed, call: Call) -> list[Any]:
+        """Return what the call, of which a region of that program has failed, gives on a plan without the region."""
+        if self._settings.strict or not error.region:
+            raise error
+        with self._lock:
+            mine, told = self._program is program, len(self.refused)
+            results = self._recovered(program, error, call) if mine else []
+        if not mine:  # another thread has placed the region elsewhere meanwhile
+            call.restore(program.plan, error)
+            return self.run(call)
+        warn_refusals(self.refused[told:])
+        return results
+
+    def _recovered(self, program: Program, first: RunFailed, call: Call) -> list[Any]:
+        """Try one plan after the other, and keep the one that serves: what fails everywhere may be the fault of the inputs."""
+        error, refused = first, self.refused
+        while True:
+            refused += (make_refusal(program, error),)
+            try:
+                following, refused = self._compiled(self._partitioned(refused), refused)
+            except PlanError:
+                raise first  # noqa: B904  # that no engine is left is not the cause of it
+            try:
+                call.restore(program.plan, error)
+            except RunFailed:
+                self._take(following, refused)  # for later calls
+                raise
+            try:
+                results = call.on(following)
+            except RunFailed as again:
+                first.add_note(f"placed elsewhere, it failed too: {again}")
+                program, error = following, again
+                continue
+            self._take(following, refused)
+            return results
+
+    def _partitioned(self, refused: tuple[Refusal, ...]) -> Plan:
+        """Return the plan without what was refused: the best that was measured, else that by priority."""
+        if self.tuned is not None:
+            from xrt.placement.auto import find_next_best_plan
+
+            plan = find_next_best_plan(self.tuned, make_exclusions(refused)) if refused else self.tuned.plan
+            if plan is not None:
+                return plan
+        try:
+            plan = self._by_priority(refused)
+        except PlanError as error:
+            if refused or self.engines.is_auto or self.engines.context.device != "cpu":
+                raise
+            from xrt.module.advice import with_advice
+            from xrt.placement.auto import list_ranked_engines
+
+            listed = [engine.name for engine in self.engines.engines]
+            raise with_advice(error, self.full_function(), listed, list_ranked_engines()) from None
+        sizes = ", ".join(f"{launch.name} of {len(launch.nodes)}" for launch in plan.launches)
+        _log.info(
+            "plan of %s: %d nodes in %d regions: %s", self.function.name, len(self.function.nodes), len(plan.launches), sizes
+        )
+        return plan
+
+    def _by_priority(self, refused: tuple[Refusal, ...]) -> Plan:
+        from xrt.partition import partition
+
+        return partition(
+            self.full_function(),
+            self.engines.engines,
+            self._clustering,
+            strict=self._settings.strict,
+            implicit=self.engines.implicit,
+            device=self.engines.context.device,
+            devices=self.engines.devices,
+            refused=make_exclusions(refused),
+            capability=self._asking.capability,
+        )
+
+    def _dump(self) -> None:
+        if self._settings.dump_subgraph_dir is not None:
+            from xrt.formats import dump  # for the few who ask
+
+            stages = {"1-model": self._original, "2-simplified": self.function, "3-plan": self.plan.function}
+            dump.write(stages | {x.name: x.function for x in self.plan.launches}, self._settings.dump_subgraph_dir)
+
+    def full_function(self) -> Function:
+        """Return what is planned; `function` has the same inputs and outputs, and may have been folded."""
+        return self._saved.whole() if self._saved else self.function
+
+    @property
+    def graph_remark(self) -> str:
+        """What became of the wish for a graph of the device; empty where there was none, or nothing is compiled."""
+        return self._program.graph_remark if self._program is not None else ""
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._program is not None
+
+    def is_served_by(self, program: Program) -> bool:
+        """Whether it is the program of the plan: that of a plan that was given up is not."""
+        return self._program is program
+
+    def regions(self) -> list[RegionToCompile]:
+        """Return what is, or was, compiled for the plan, in its order."""
+        from xrt.runtime import list_regions
+
+        return list_regions(self.plan, self.engines.by_spec, self.engines.context)
+
+    def memory(self) -> Memory:
+        """Return what the plan takes of memory, and the engines too once it is compiled."""
+        from xrt.module.memory import memory
+
+        complete = self._completed()
+        return memory(self.plan, self._original if complete is None else complete._original, self._program)
+
+    def close(self) -> None:
+        with self._lock:
+            program, self._program = self._program, None
+        if program is not None:
+            program.close()

@@ -1,0 +1,322 @@
+"""The plans of a model file in the cache: a process that finds one reads no model and queries no engine about a node.
+
+Input: a module's model, options, engines and versions. Output: specializations that have a plan and load what it needs from the
+cache. Other requests to such a specialization (its nodes, its reasons, another plan) go to the one that it represents, which is
+then made from the model.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import cached_property, partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xrt.cache.disk.open_files import MOST_FILES, OpenFiles, check_unchanged
+from xrt.cache.disk.plan_store import OWN, StoredLaunch, StoredModel, StoredPlan, StoredWeight, merge, read_section
+from xrt.cache.disk.tier import DiskTier
+from xrt.cache.disk.weight_hashes import Stamp, identify_file
+from xrt.cache.signature import CODE_UNKNOWN, Signature, hash_planner, hash_sources, make_engine_key
+from xrt.engines.contract import registry
+from xrt.errors import BundleError, CacheError, ModelError, XRTError
+from xrt.graph.deferred_function import DeferredFunction, StaleFunction
+from xrt.graph.function import Function
+from xrt.graph.memory_map import find_file_offset
+from xrt.graph.types import TensorType, Value
+from xrt.module.model_source import DeferredModel, ModelSource, load_unchanged
+from xrt.module.specialization import SavedSpecialization, Specialization, optimize
+from xrt.partition.plan import Plan, launch_node
+
+if TYPE_CHECKING:
+    from xrt.cache import CompileCache
+    from xrt.formats.onnx.weight_places import ModelFiles, Place
+    from xrt.module.options import ModuleOptions
+    from xrt.placement.engine_list import EngineList
+
+__all__ = ["StoredPlans", "find_stored_plans"]
+
+FOLDING = "toy"
+"""The engine that constants are folded with; its code decides what a region's weights are."""
+SMALL = 1024
+"""Bytes of a constant from which a compiled form may refer to it."""
+
+_log = logging.getLogger(__name__)
+
+
+def find_stored_plans(model: Any, cache: CompileCache, settings: ModuleOptions, engines: EngineList) -> StoredPlans | None:
+    """Return what is kept of a module's plans, even if that is none yet; None where they cannot be kept."""
+    if not isinstance(model, str | os.PathLike) or not isinstance(cache.disk, DiskTier) or not _may_be_stored(settings, engines):
+        return None
+    if not hasattr(os, "preadv"):
+        return None  # the system cannot read at an offset, which is what threads and forked processes need
+    path = Path(model).absolute()
+    stamp = identify_file(path)
+    if stamp is None:
+        return None
+    signature = _make_signature(path, settings, engines)
+    return None if signature is None else StoredPlans(path, stamp, signature, cache, settings, engines)
+
+
+def _may_be_stored(settings: ModuleOptions, engines: EngineList) -> bool:
+    on_host = engines.context.device == "cpu" and not engines.devices
+    asks_more = settings.force_compile or settings.isolate or settings.clustering.pins or settings.check is not None
+    return on_host and not engines.is_auto and not asks_more and settings.dump_subgraph_dir is None
+
+
+def _make_signature(path: Path, settings: ModuleOptions, engines: EngineList) -> Signature | None:
+    """Return the signature of everything that determines a plan, except the model's content.
+
+    Returns None if an engine's code is in no file, or if a path or an option is not text that a file can hold.
+    """
+    found = [
+        ("model", os.fspath(path)),
+        ("xrt", hash_planner()),
+        ("numpy", np.__version__),
+        ("onnx", _stamp_package("onnx")),
+        ("clustering", repr(settings.clustering)),
+        ("strict", repr(settings.strict)),
+        ("fold", hash_sources(registry.find_entry_module(FOLDING)) if settings.fold_constants else "off"),
+    ]
+    for engine in engines.engines:
+        if engine.spec == engines.implicit:  # which need not be imported: no region of a kept plan is its own
+            found.append(("implicit", f"{engine.spec} {hash_sources(registry.find_entry_module(engine.name))}"))
+        else:
+            key = make_engine_key(engine, engines.context).ingredients
+            found += [(f"{engine.spec} {name}", value) for name, value in key]
+    is_text = all(part.isprintable() or part.isascii() for pair in found for part in pair)
+    is_known = not any(value.endswith(CODE_UNKNOWN) for _, value in found)
+    return Signature(tuple(found)) if is_text and is_known else None
+
+
+def _stamp_package(name: str) -> str:
+    spec = find_spec(name)
+    stamp = identify_file(Path(spec.origin)) if spec and spec.origin else None
+    return f"{spec.origin if spec else None} {stamp}"
+
+
+class StoredPlans:
+    """The plans of one model file, for one list of engines and options."""
+
+    def __init__(
+        self, path: Path, stamp: Stamp, signature: Signature, cache: CompileCache, settings: ModuleOptions, engines: EngineList
+    ) -> None:
+        """``stamp`` is the file's from before the model is read."""
+        self._path, self._stamp, self._signature, self._cache = path, stamp, signature, cache
+        self._settings, self._engines = settings, engines
+        self._tier: Any = cache.disk
+        self._stored = self._read()
+        self._open = self._opened()
+        self._known: set[Any] = {plan.key for plan in self._stored.plans} if self._stored else set()
+
+    def _read(self) -> StoredModel | None:
+        try:
+            return self._tier.plans.read(self._signature)  # type: ignore[no-any-return]  # a DiskTier's
+        except (OSError, CacheError) as error:
+            self._tier.trouble(str(error))
+            return None
+
+    def _opened(self) -> OpenFiles | None:
+        """Open the files of the plans; where they are others by now, there are no plans."""
+        try:
+            if self._stored is not None and self._stored.files[0] == (os.fspath(self._path), self._stamp):
+                return OpenFiles(self._stored.files)
+        except (OSError, StaleFunction) as error:
+            _log.info("the plans of %s are not used: %s", self._path, error)
+        self._stored = None
+        return None
+
+    def close(self) -> None:
+        """Close the files; what is not read by then is read by a new module alone."""
+        if self._open is not None:
+            self._open.close()
+
+    @cached_property
+    def source(self) -> DeferredModel | None:
+        """The model, which is not read before it is needed; None where nothing is kept of it."""
+        stored = self._stored
+        if stored is None:
+            return None
+        load = partial(load_unchanged, self._path, self._cache, partial(check_unchanged, stored.files))
+        return DeferredModel(stored.inputs, stored.outputs, load)
+
+    # ------------------------------------------------------------------ reading
+
+    def find(self, key: Any) -> Specialization | None:
+        """Return the build for what of the inputs it depends on, None where no plan is kept for it."""
+        source = self.source
+        stored = next((plan for plan in self._stored.plans if plan.key == key), None) if self._stored else None
+        if source is None or stored is None or not all(one.engine in self._engines.specs for one in stored.launches):
+            return None
+        try:
+            return self._build(source, stored)
+        except (XRTError, ValueError, IndexError) as error:
+            self._tier.trouble(f"a plan of {self._path} does not fit: {type(error).__name__}: {error}")
+            return None
+
+    def _build(self, source: DeferredModel, stored: StoredPlan) -> Specialization:
+        origin = _Origin(source, stored.key, self._settings, self._engines, self._cache)
+        nodes = tuple(self._launch(launch, number, origin) for number, launch in enumerate(stored.launches))
+        function = Function(stored.inputs, stored.outputs, nodes)
+        plan = Plan(function, self._engines.specs, (), self._settings.clustering, self._engines.implicit)
+        saved = SavedSpecialization(plan, lambda: origin.build.function, {}, lambda: origin.build)
+        return Specialization(function, self._engines, self._settings, self._cache, original=function, saved=saved)
+
+    def _launch(self, launch: StoredLaunch, number: int, origin: _Origin) -> Any:
+        function = DeferredFunction(
+            launch.inputs,
+            launch.outputs,
+            name=launch.function,
+            fingerprint=launch.fingerprint,
+            computed=launch.computed,
+            weights={bytes.fromhex(one.digest): self._reader(one) for one in launch.weights},
+            read=lambda: origin.build.plan.launches[number].function,
+        )
+        return launch_node(launch.name, launch.engine, function, launch.nodes, control=launch.control)
+
+    def _reader(self, weight: StoredWeight) -> Callable[[], Any]:
+        stored, opened = self._stored, self._open
+        assert stored is not None  # the weight is one of its
+        assert opened is not None
+
+        def read() -> Any:
+            if weight.file != OWN:
+                return opened.read(weight.file, weight.offset, weight.size)
+            try:
+                return np.frombuffer(read_section(stored.sections[weight.digest], weight.digest), np.uint8)
+            except BundleError as error:
+                raise StaleFunction(str(error)) from error
+
+        return read
+
+    # ------------------------------------------------------------------ writing
+
+    def keep(self, builds: Mapping[Any, Specialization], source: ModelSource) -> None:
+        """Keep the plans of builds that were compiled, where the cache has all that they need."""
+        compiled = {key: build for (key, fetch), build in list(builds.items()) if not fetch and build.is_compiled}
+        new = {key: build for key, build in compiled.items() if key not in self._known and self._is_complete(build, source)}
+        self._known.update(compiled)  # what cannot be kept now is not tried again
+        if not new:
+            return
+        try:
+            self._write(new, source)
+        except (FileNotFoundError, ModelError) as error:  # the model's file is gone, or another one by now
+            _log.info("the plans of %s are not kept: %s", self._path, error)
+        except (OSError, ValueError, CacheError, BundleError) as error:
+            self._tier.trouble(str(error))
+
+    def _is_complete(self, build: Specialization, source: ModelSource) -> bool:
+        """Whether a later process can do with the plan and the cache: nothing was refused, and all is tensors on the host."""
+        if not all(isinstance(value.type, TensorType) for value in (*source.inputs, *source.outputs)):
+            return False
+        plan = build.program().plan
+        function = plan.function
+        if build.refused or build.tuned is not None or function.constants or function.aliases or not plan.launches:
+            return False
+        ends = [function, *(launch.function for launch in plan.launches)]
+        border = [value.type for one in ends for value in (*one.inputs, *one.outputs)]
+        if not all(isinstance(type_, TensorType) and type_.shape is not None for type_ in border):
+            return False
+        if any(x.function.aliases or x.device or x.engine == self._engines.implicit for x in plan.launches):
+            return False
+        return all(self._tier.store.path(region.signature.key).is_file() for region in build.regions())
+
+    def _write(self, new: Mapping[Any, Specialization], source: ModelSource) -> None:
+        from xrt.formats.onnx.weight_places import find_places, list_files
+
+        listed = list_files(self._path)
+        files = self._identify(listed, source)
+        if not files or len(files) > MOST_FILES:
+            return  # a file has changed since the model was read, or its state is unknown
+        paths = [path for path, _ in files]
+        sections: dict[str, Any] = {}
+        plans = []
+        for key, build in new.items():
+            launches = build.program().plan.launches
+            places = [find_places(listed, _large(launch.function)) for launch in launches]
+            rows = zip(launches, places, strict=True)
+            stored = tuple(_store(launch, _weights(launch.function, found, paths, sections)) for launch, found in rows)
+            plans.append(StoredPlan(key, build.function.inputs, build.function.outputs, stored))
+        if self._identify(listed, source) != files:
+            return  # one has changed while weights were looked for in it
+        model = StoredModel(files, source.inputs, source.outputs, tuple(plans), sections)
+        before = None
+        with suppress(CacheError):  # what is damaged is replaced
+            before = self._tier.plans.read(self._signature)  # other processes may have kept some meanwhile
+        merged = merge(before, model)
+        if merged is not None:
+            self._tier.keep_plans(self._signature, merged)
+
+    def _identify(self, listed: ModelFiles, source: ModelSource) -> tuple[tuple[str, Stamp], ...]:
+        """Return the model's files as they are now, empty unless they are those that the model was read from.
+
+        A file of external data is listed by the path in the model, which may be a link, and by the path that the link leads to.
+        """
+        if identify_file(listed.path) != self._stamp:
+            return ()
+        mapped = {
+            place[0].stamp for one in source.get_declared_function().constants.values() if (place := find_file_offset(one.array))
+        }
+        files = [(os.fspath(listed.path), self._stamp)]
+        for path in listed.named:
+            stamp = identify_file(path)
+            if stamp is None or (*stamp[:3], max(stamp[3:])) not in mapped:
+                return ()
+            files += [(os.fspath(path), stamp), (os.fspath(path.resolve()), stamp)]
+        return tuple(dict.fromkeys(files))
+
+
+class _Origin:
+    """Make the specialization behind a stored one, from the model, on first use. No reference to it, so no cycle."""
+
+    def __init__(
+        self, source: DeferredModel, key: Any, settings: ModuleOptions, engines: EngineList, cache: CompileCache
+    ) -> None:
+        self._source, self._key = source, key
+        self._terms = engines, settings, cache
+
+    @cached_property
+    def build(self) -> Specialization:
+        """The build with all its nodes."""
+        engines, settings, _ = self._terms
+        shapes = None if self._key is None else [_Shaped(shape) for shape in self._key]
+        original = self._source.get_declared_function() if shapes is None else self._source.function(shapes, dynamic=False)
+        simple = optimize(original, fold=settings.fold_constants, threads=engines.context.threads)
+        return Specialization(simple, *self._terms, original=original)
+
+
+class _Shaped:
+    """Represent a value of that shape."""
+
+    def __init__(self, shape: Any) -> None:
+        self.shape = shape
+
+
+def _large(function: Function) -> dict[str, Any]:
+    return {name: one for name, one in function.constants.items() if one.nbytes >= SMALL and one.dtype.bits >= 8}
+
+
+def _weights(
+    function: Function, found: Mapping[str, Place], paths: list[str], sections: dict[str, Any]
+) -> Iterator[StoredWeight]:
+    """Yield where the large constants of a region lie; what is in no file goes to the sections."""
+    for name, constant in _large(function).items():
+        digest, place = constant.digest.hex(), found.get(name)
+        if place is not None and os.fspath(place.path) in paths:
+            yield StoredWeight(digest, paths.index(os.fspath(place.path)), place.offset, place.size)
+        elif place is None:
+            sections[digest] = np.ascontiguousarray(constant.array).reshape(-1).view(np.uint8).data
+            yield StoredWeight(digest, OWN, 0, constant.nbytes)
+
+
+def _store(launch: Any, weights: Iterator[StoredWeight]) -> StoredLaunch:
+    function = launch.function
+    computed = tuple(value.name for value in function.outputs if function.computes(value.name))
+    ends: tuple[tuple[Value, ...], tuple[Value, ...]] = function.inputs, function.outputs
+    names = launch.name, launch.engine, launch.nodes, launch.control, function.name, function.fingerprint
+    return StoredLaunch(*names, *ends, computed, tuple(weights))

@@ -1,0 +1,143 @@
+"""What regions and their boundaries cost, as measured: a value, and its text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import TypeAlias
+
+from xrt.errors import OptionError
+from xrt.graph import FrozenDict
+
+__all__ = ["BOUNDARY", "LAUNCH", "CostTable", "MeasuredCost", "RegionCost"]
+
+LAUNCH = 5e-6
+"""Seconds that a launch with nothing in it is taken to cost on an engine of which it was not measured."""
+
+BOUNDARY = (5e-6, 7e-11)
+"""Seconds, and seconds per byte, that a value is taken to cost that goes from one region to another, where it was not measured:
+a dispatch, and what a cut through 3 MB was seen to cost without a copy (a layout undone, a cache left)."""
+
+MOST_TEXT = 2000
+"""The most characters that are kept of a reason: what a library says when it fails may be a page."""
+
+LONGEST = 1e9
+"""The most seconds that anything may cost; what is more is a mistake of the clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCost:
+    """Seconds of one run of a region, its launch included, with the interval in which they lie.
+
+    Raises OptionError unless ``0 <= low <= seconds <= high``, all of them finite.
+    """
+
+    seconds: float
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not all(type(value) in (int, float) for value in (self.seconds, self.low, self.high)):
+            raise OptionError(f"a measured cost is three numbers of seconds; got {self.seconds!r}, {self.low!r}, {self.high!r}")
+        if not 0 <= self.low <= self.seconds <= self.high <= LONGEST:
+            told = f"seconds={self.seconds}, low={self.low}, high={self.high}"
+            raise OptionError(f"a measured cost needs 0 <= low <= seconds <= high <= {LONGEST:g}; got {told}")
+
+    @classmethod
+    def exactly(cls, seconds: float) -> MeasuredCost:
+        """Return a cost that is known without doubt."""
+        return cls(seconds, seconds, seconds)
+
+
+RegionCost: TypeAlias = MeasuredCost | str
+"""What a region costs, or the reason why it has no cost: refused, failed, hung, wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """Costs by shape key and engine, as far as they are known. A value: what is added makes a new table.
+
+    Raises OptionError for a cost that is none.
+    """
+
+    regions: Mapping[tuple[str, str], RegionCost] = FrozenDict()
+    """(`xrt.graph.shape_key` of the region's Function, spec) to its cost, or to why it has none."""
+    launches: Mapping[str, float] = FrozenDict()
+    """Spec to the seconds of one launch with nothing in it."""
+    boundaries: Mapping[tuple[str, str], tuple[float, float]] = FrozenDict()
+    """(spec that makes a value, spec that reads it) to seconds, and seconds per byte."""
+    _usual_boundary: tuple[float, float] = field(default=BOUNDARY, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("launches", "boundaries"):
+            object.__setattr__(self, name, FrozenDict(getattr(self, name)))
+        object.__setattr__(
+            self, "regions", FrozenDict({subject: _checked(subject, cost) for subject, cost in self.regions.items()})
+        )
+        _check_seconds("launch on", ((spec, (seconds,)) for spec, seconds in self.launches.items()))
+        _check_seconds("boundary", self.boundaries.items())
+        if self.boundaries:
+            once, per_byte = zip(*self.boundaries.values(), strict=True)
+            object.__setattr__(self, "_usual_boundary", (median(once), median(per_byte)))
+
+    def region(self, key: str, spec: str) -> RegionCost | None:
+        """Return what is known of a region on an engine; None where nothing is."""
+        return self.regions.get((key, spec))
+
+    def launch(self, spec: str) -> float:
+        """Return the seconds of a launch with nothing in it; `LAUNCH` where it was not measured."""
+        return self.launches.get(spec, LAUNCH)
+
+    def boundary(self, source: str, target: str) -> tuple[float, float]:
+        """Return the seconds, and seconds per byte, of a value between two engines.
+
+        Of a pair that was not measured it is what the pairs that were measured cost in the median; `BOUNDARY` where none was.
+        """
+        return self.boundaries.get((source, target), self._usual_boundary)
+
+    def with_region(self, key: str, spec: str, cost: RegionCost) -> CostTable:
+        """Return the table with that region's cost, which takes the place of an earlier one."""
+        return replace(self, regions=FrozenDict({**self.regions, (key, spec): cost}))
+
+    def with_launch(self, spec: str, seconds: float) -> CostTable:
+        """Return the table with the cost of an engine's empty launch."""
+        return replace(self, launches=FrozenDict({**self.launches, spec: seconds}))
+
+    def with_boundary(self, source: str, target: str, seconds: float, per_byte: float) -> CostTable:
+        """Return the table with what a value costs that goes from one engine to another."""
+        return replace(self, boundaries=FrozenDict({**self.boundaries, (source, target): (seconds, per_byte)}))
+
+    def merge(self, other: CostTable) -> CostTable:
+        """Return what either table knows; where both do, the other's."""
+        return CostTable(
+            {**self.regions, **other.regions}, {**self.launches, **other.launches}, {**self.boundaries, **other.boundaries}
+        )
+
+    def to_text(self) -> str:
+        """Return the table as JSON, sorted, one fact on a line; equal tables give equal text."""
+        from xrt.partition.cost_table_text import dumps
+
+        return dumps(self)
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> CostTable:
+        """Return the table that the text holds; raises CacheError for text that is damaged, hostile or too new."""
+        from xrt.partition.cost_table_text import loads
+
+        return loads(text)
+
+
+def _checked(subject: tuple[str, str], cost: object) -> RegionCost:
+    if isinstance(cost, MeasuredCost):
+        return cost
+    if isinstance(cost, str) and cost:
+        return cost if len(cost) <= MOST_TEXT else f"{cost[: MOST_TEXT - 3]}..."
+    raise OptionError(f"the cost of region {subject} must be Measured or a reason; got {cost!r}")
+
+
+def _check_seconds(what: str, rows: Iterable[tuple[object, tuple[float, ...]]]) -> None:
+    for subject, row in rows:
+        if not all(type(value) in (int, float) and math.isfinite(value) and 0 <= value <= LONGEST for value in row):
+            raise OptionError(f"the cost of {what} {subject} must be seconds from 0 to {LONGEST:g}; got {row}")

@@ -1,0 +1,98 @@
+"""A Plan as bytes and back: what a later process needs in order to compile it, reasons included."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from xrt.errors import BundleError, XRTError
+from xrt.formats.protobuf import read, write
+from xrt.partition.options import ClusteringOptions, Pin
+from xrt.partition.plan import Launch, Plan, Reason, launch_node
+
+if TYPE_CHECKING:
+    from xrt.graph import Function, Node
+
+__all__ = ["FORMAT", "from_bytes", "from_message", "read_options", "to_bytes", "to_message"]
+
+FORMAT = 1
+"""The version of the message that is written, and the only one that is read."""
+
+
+def to_bytes(plan: Plan) -> bytes:
+    """Return the Plan as a message of ``proto/xrt.proto``; equal Plans give equal bytes.
+
+    Constants are in it in full. Raises BundleError for more than 2 GB, ModelError for a region that ONNX cannot say.
+    """
+    return write("Plan", to_message(plan))
+
+
+def to_message(plan: Plan) -> dict[str, Any]:
+    """Return the Plan as the values of its message."""
+    bare = tuple(replace(node, attributes=()) for node in plan.function.nodes)
+    return {
+        "format": FORMAT,
+        "function": plan.function.replace(nodes=bare),
+        "launches": [_launch(launch) for launch in plan.launches],
+        "engines": plan.engines,
+        "reasons": [asdict(reason) for reason in plan.reasons],
+        "options": asdict(plan.options),
+        "implicit": plan.implicit,
+        "device": "" if plan.device == "cpu" else plan.device,
+    }
+
+
+def _launch(launch: Launch) -> dict[str, Any]:
+    return {"name": launch.name, "engine": launch.engine, "nodes": launch.nodes, "function": launch.function}
+
+
+def from_bytes(data: bytes) -> Plan:
+    """Return the Plan that `to_bytes` wrote.
+
+    Raises BundleError when the bytes are damaged, are not a Plan, or were written by a version that is too new.
+    """
+    return from_message(read("Plan", data))
+
+
+def from_message(values: dict[str, Any]) -> Plan:
+    """Return the Plan of those values; raises BundleError as `from_bytes` does."""
+    if values["format"] != FORMAT:
+        told = f"the Plan has format {values['format']}, and this version of XRT reads {FORMAT}"
+        raise BundleError(f"{told}; read it with the version that wrote it")
+    try:
+        return _plan(values)
+    except XRTError as error:
+        raise BundleError(f"the Plan is damaged: {error}") from error
+
+
+def _plan(values: dict[str, Any]) -> Plan:
+    options = values["options"]
+    if options is None or values["function"] is None:
+        raise BundleError("it has no model or no options")
+    return Plan(
+        function=_with_launches(values["function"], values["launches"]),
+        engines=values["engines"],
+        reasons=tuple(Reason(**reason) for reason in values["reasons"]),
+        options=read_options(options),
+        implicit=values["implicit"],
+        device=values["device"] or "cpu",
+    )
+
+
+def read_options(values: dict[str, Any]) -> ClusteringOptions:
+    """Return the options of those values."""
+    return ClusteringOptions(**{**values, "pins": tuple(Pin(**pin) for pin in values["pins"])})
+
+
+def _with_launches(frame: Function, launches: tuple[dict[str, Any], ...]) -> Function:
+    """Return the folded function, each node of which has what it launches again."""
+    known = {launch["name"]: launch for launch in launches}
+    return frame.replace(nodes=tuple(_with_launch(node, known, frame) for node in frame.nodes))
+
+
+def _with_launch(node: Node, known: dict[str, dict[str, Any]], frame: Function) -> Node:
+    launch = known.get(node.name)
+    if launch is None or launch["function"] is None:
+        raise BundleError(f"it has {len(frame.nodes)} launch nodes and no launch for {node.name!r}")
+    engine, body, nodes = launch["engine"], launch["function"], launch["nodes"]
+    return launch_node(node.name, engine, body, nodes, device=node.device, control=node.control)

@@ -1,0 +1,176 @@
+"""Compute once what depends on constants alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from xrt.graph import Constant, Function, Node, TensorType, Type, is_deterministic
+from xrt.graph.gc_pause import pause_gc
+from xrt.passes.inlining import find_decided_body
+from xrt.passes.propagation import Knowledge
+from xrt.passes.shape_inference import infer_shapes
+from xrt.passes.splicing import BodyNames, Splice
+
+__all__ = ["LARGEST_BYTES", "Evaluate", "find_constant", "fold_constants"]
+
+Evaluate = Callable[[Function, list[Any]], Sequence[Any]]
+"""Runs a Function on inputs, in order, and returns its outputs, in order."""
+
+LARGEST_BYTES = 64 << 20
+"""No value larger than this is computed, neither as a result nor inside of a body."""
+
+LARGEST_UNKNOWN_BYTES = 1 << 20
+"""Operators whose output is as large as the data decide are computed on constants of at most this size."""
+
+MOST_TRIPS = 1000
+"""A Loop is computed only where it is known to end after at most so many iterations."""
+
+_DATA_SIZED = frozenset({"Compress", "NonZero", "Unique"})
+"""Operators whose output sizes depend on the data, but are at most a small multiple of the input's."""
+
+
+def fold_constants(function: Function, evaluate: Evaluate) -> Function:
+    """Return the Function with the outputs of nodes that read constants only as constants, under the same names.
+
+    What can be said of a computed shape element by element is a constant too where all its elements are known, whatever the
+    values are whose shapes it was computed of. It is one walk: a node's types are inferred from what was folded before it,
+    and an If or a Loop that is decided by then is inlined (see `inline_constant_control_flow`).
+    Each such node is handed to ``evaluate`` as a Function without inputs. A node stays where it is random, of a domain
+    that onnx does not describe, part of a control edge, not known beforehand to give tensors of at most `LARGEST_BYTES`,
+    or where the evaluation fails. Nodes with bodies are folded where all they capture is constant; otherwise the
+    bodies are folded inside. Constants that only folded nodes have read are dropped. The function itself is
+    returned where nothing is folded. Infer shapes first: it says how large the results are; and last,
+    for what goes around in the bodies that are left; other types are inferred here. Linear.
+    """
+    with pause_gc(function.size):
+        return _Folding(evaluate, BodyNames(function)).function(function, None)
+
+
+def find_constant(node: Node, function: Function) -> Constant | None:
+    """Return what the node gives where that needs no computing, None elsewhere: a Constant, or the Shape of a static value."""
+    if node.op == "Constant":
+        return _constant(node)
+    type_ = function.get_type(node.inputs[0]) if node.op == "Shape" else None
+    if not isinstance(type_, TensorType) or not type_.is_static:
+        return None
+    extents = (type_.shape or ())[node.attr("start", 0) : node.attr("end")]
+    return Constant(np.array(extents, np.int64))
+
+
+_PLAIN_VALUES = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
+"""Element types of what Constant says without a tensor."""
+
+
+def _constant(node: Node) -> Constant | None:
+    for name, dtype in _PLAIN_VALUES.items():
+        if (value := node.attr(name)) is not None:
+            return Constant(np.array(value, dtype))
+    value = node.attr("value")
+    return value if isinstance(value, Constant) else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Folding:
+    """One walk over a Function and its bodies: each node's types are inferred, then it is computed, inlined or kept."""
+
+    evaluate: Evaluate
+    names: BodyNames
+
+    def function(self, function: Function, outer: Knowledge | None) -> Function:
+        """Return the Function folded; ``outer`` is what is known around a body."""
+        splice = Splice(function, self.names)
+        known = Knowledge(function, outer, splice.constants, splice.types)
+        opset, arrived = function.opsets.get("", 0), set[str]()
+        for node in splice.iter_pending():
+            body = find_decided_body(node, known.find_constant, opset) if node.bodies else None
+            if body is not None and splice.inline(node, body):
+                arrived.update(inner.name for inner in splice.inlined)
+                continue
+            known.infer(node, again=node.name in arrived)  # of an If more was not known than is common to its branches
+            results = None if node.control or splice.is_awaited(node) else self.node(node, known)
+            if results is None:
+                splice.nodes.append(self.inside(node, known) if node.bodies else node)
+            else:
+                splice.constants.update(results)
+                known.add_news(results)
+        return splice.result()
+
+    def inside(self, node: Node, known: Knowledge) -> Node:
+        """Return the node with its bodies folded."""
+        node = known.refine_bodies(node).map_bodies(lambda body: self.function(body, known))
+        known.infer_from_bodies(node)
+        return node
+
+    def node(self, node: Node, known: Knowledge) -> dict[str, Constant] | None:
+        """Return the node's outputs as constants, None where it has to stay."""
+        if node.op == "Constant" and (value := _constant(node)) is not None:
+            return {node.outputs[0]: value}
+        if (integers := known.list_known_integers(node)) is not None:
+            return integers
+        if any(known.find_constant(name) is None for name in node.uses):
+            return None
+        if not is_deterministic(node, known.function):
+            return None
+        if node.bodies:
+            alone = infer_shapes(known.alone(node))
+        else:
+            known.infer(node, again=True)
+            alone = known.alone(node)
+        return self.computed(alone) if _is_bounded(alone) else None
+
+    def computed(self, alone: Function) -> dict[str, Constant] | None:
+        """Return the outputs of a Function without inputs; None where they cannot be had, or are no tensors as announced."""
+        try:
+            results = self.evaluate(alone, [])
+        except Exception:  # noqa: BLE001  # whatever an evaluator cannot do is left to the engine that will run the node
+            return None
+        if len(results) != len(alone.outputs) or not all(isinstance(result, np.ndarray) for result in results):
+            return None
+        found = {value.name: Constant(result) for value, result in zip(alone.outputs, results, strict=True)}
+        return found if all(_fits(found[value.name], value.type) for value in alone.outputs) else None
+
+
+def _is_bounded(alone: Function) -> bool:
+    """Whether a one-node Function is known to make no value that is too large, and to end."""
+    node = alone.nodes[0]
+    if node.op in _DATA_SIZED:
+        return sum(constant.nbytes for constant in alone.constants.values()) <= LARGEST_UNKNOWN_BYTES
+    return all(_are_small(holder, inner) for holder, inner in alone.walk())
+
+
+def _are_small(function: Function, node: Node) -> bool:
+    if node.op == "Loop" and not _trips(node, function) <= MOST_TRIPS:
+        return False
+    return all(_nbytes(function.get_type(name)) <= LARGEST_BYTES for name in node.defines)
+
+
+def _trips(node: Node, function: Function) -> float:
+    """Return the most iterations that a Loop can take, infinity where no constant of the Function limits it."""
+    limit = function.constants.get(node.inputs[0])
+    return math.inf if limit is None else int(limit.array.reshape(()))
+
+
+def _nbytes(type_: Type | None) -> float:
+    """Return the bytes that a value takes, infinity where that is not known; a string counts as a pointer."""
+    if not isinstance(type_, TensorType) or not type_.is_static:
+        return math.inf
+    size = type_.nbytes
+    return size if size is not None else 8 * math.prod(d for d in type_.shape or () if isinstance(d, int))
+
+
+def _fits(constant: Constant, type_: Type | None) -> bool:
+    """Whether a result is of the type that was announced, as far as one was."""
+    if constant.nbytes > LARGEST_BYTES:
+        return False
+    if not isinstance(type_, TensorType):
+        return type_ is None
+    if type_.dtype is not constant.dtype or type_.shape is None:
+        return type_.dtype is constant.dtype
+    return len(type_.shape) == len(constant.shape) and all(
+        not isinstance(dim, int) or dim == size for dim, size in zip(type_.shape, constant.shape, strict=True)
+    )

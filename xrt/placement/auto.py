@@ -1,0 +1,349 @@
+"""``engine="auto"``: which engines stand for it here, and the placement by measurement of each signature."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from xrt.engines.contract import registry
+from xrt.engines.contract.proxy import LazyEngine
+from xrt.errors import EngineUnavailable, OptionError, PlacementWarning, PlanError, warn
+from xrt.graph import FrozenDict, Function, TensorType
+from xrt.partition import ClusteringOptions, Plan
+from xrt.partition.explicit import map_nodes_to_engines, plan_from_assignment
+from xrt.partition.support_matrix import SupportMatrix
+from xrt.placement import CostReport, CostStore, TuningResult, tune
+from xrt.placement.autotune import load_cost_table, plan_by_priority
+from xrt.placement.budget import BOUNDS
+from xrt.placement.engine_list import AUTO
+from xrt.placement.reference import Bench
+from xrt.placement.report import make_report
+from xrt.placement.request import PlacementRequest, unwrap
+from xrt.placement.session import ProgressCallback
+from xrt.progress import show_progress
+from xrt.runtime import parse_device_kind
+
+if TYPE_CHECKING:
+    from xrt.cache import CompileCache
+    from xrt.engines import CompileContext, GraphCompiler
+    from xrt.engines.contract.registry import EngineStatus
+    from xrt.measure.timing import Clock
+    from xrt.partition.device_map import DeviceMap
+    from xrt.placement.engine_list import EngineList
+
+__all__ = [
+    "AutoPlacement",
+    "PlacementOptions",
+    "Placer",
+    "find_next_best_plan",
+    "list_available_engines",
+    "list_ranked_engines",
+]
+
+Placer: TypeAlias = Callable[[Function], TuningResult]
+"""Places a Function."""
+
+_FIRST = ("ort", "openvino", "xla", "tvm", "iree")
+"""The order in which engines are used where nothing can be measured; others follow by name, and the reference comes last."""
+_LAST = "toy"
+
+LEAST_PATIENCE = 2.0
+"""Seconds that a witness has in any case for a piece on which an engine and the reference differ."""
+
+
+# ------------------------------------------------------------------ which engines
+
+
+def list_available_engines(
+    asked: Sequence[Any],
+    context: CompileContext,
+    store: CostStore | None,
+    *,
+    strict: bool,
+    devices: Mapping[str, str] = FrozenDict(),
+) -> tuple[list[GraphCompiler], tuple[str, ...]]:
+    """Return the engines that replace "auto" in a list, and one line for each engine that is left out.
+
+    These are the other engines of the list if it names any, else all registered engines. A named engine that is missing or broken
+    is a PlacementWarning; with ``strict`` it raises EngineUnavailable. Raises EngineUnavailable too if no engine is left.
+    ``devices`` maps engines, by name or spec, to the devices requested for them.
+    """
+    named = [one for one in asked if one != AUTO]
+    if named:
+        found, left_out = _those_of(named, context, store, devices, strict=strict)
+    else:
+        found, left_out = _all_of(context, store, devices, strict=strict)
+    if not found and named:
+        registry.create(named[0])  # raises what it lacks
+    if not found:
+        raise OptionError(f"no engine is left for engine='auto': {'; '.join(left_out) or 'none is registered'}")
+    return found, tuple(left_out)
+
+
+def _those_of(
+    named: Sequence[Any], context: CompileContext, store: CostStore | None, devices: Mapping[str, str], *, strict: bool
+) -> tuple[list[GraphCompiler], list[str]]:
+    found: list[GraphCompiler] = []
+    left_out = []
+    known = _remembered(store)
+    for one in named:
+        reason: str | None
+        try:
+            engine = LazyEngine(known[one]) if isinstance(one, str) and one in known else registry.create(one)
+            reason = _not_there(engine, context, devices)
+            found += [] if reason else [engine]
+        except EngineUnavailable as error:
+            if strict:
+                raise
+            reason = str(error)
+        if reason:
+            left_out.append(f"engine {str(one)!r} is left out: {reason}")
+            warn(left_out[-1], PlacementWarning)
+    _remember([engine.name for engine in found if engine.spec == engine.name and engine.name not in known], store)
+    return found, left_out
+
+
+def _remembered(store: CostStore | None) -> dict[str, EngineStatus]:
+    """Return what an earlier process has found of engines that were ready: their libraries need not be imported to know."""
+    known = store.statuses() if store is not None else {}
+    return {name: status for name, status in known.items() if status.state == "ready"}
+
+
+def _remember(names: Sequence[str], store: CostStore | None) -> None:
+    """Store the status of engines that were created just now, and keep the known statuses of others."""
+    registered = [name for name in names if name in registry.names()]
+    if store is not None and registered:
+        store.keep_statuses(list({**store.statuses(), **{name: registry.probe(name) for name in registered}}.values()))
+
+
+def _all_of(
+    context: CompileContext, store: CostStore | None, devices: Mapping[str, str], *, strict: bool
+) -> tuple[list[GraphCompiler], list[str]]:
+    """Return all ready engines, and one line for each other one; an engine that is not installed causes no error or warning."""
+    found: list[GraphCompiler] = []
+    left_out = []
+    for status in _statuses(store):
+        reason: str | None = status.cause
+        if status.state == "ready":
+            engine = LazyEngine(status)
+            reason = _not_there(engine, context, devices) or engine.unsupported_options(context)
+            found += [] if reason else [engine]
+        elif status.state == "broken" and strict:
+            registry.create(status.name)
+        if reason:
+            left_out.append(f"engine {status.name!r} is left out: {reason}")
+        if status.state == "broken":
+            warn(left_out[-1], PlacementWarning)
+    return found, left_out
+
+
+def _statuses(store: CostStore | None) -> list[EngineStatus]:
+    """Return what is the case with all registered engines, as an earlier process found it if nothing was installed since."""
+    names = list_ranked_engines()
+    known = store.statuses() if store is not None else {}
+    if set(names) <= set(known):
+        return [known[name] for name in names]
+    found = [registry.probe(name) for name in names]
+    if store is not None and all(status.state != "broken" for status in found):  # what is broken may be mended in any way
+        store.keep_statuses(found)
+    return found
+
+
+def list_ranked_engines() -> list[str]:
+    """Return the names of all registered engines, in the order in which they are used where nothing can be measured."""
+    names = registry.names()
+    known = [name for name in _FIRST if name in names]
+    others = [name for name in names if name not in (*_FIRST, _LAST)]
+    return [*known, *others, *([_LAST] if _LAST in names else [])]
+
+
+def _not_there(engine: GraphCompiler, context: CompileContext, devices: Mapping[str, str]) -> str | None:
+    """Return why an engine cannot serve where it was asked for; what was asked of no such engine is its list's mistake."""
+    device = devices.get(engine.spec, devices.get(engine.name, context.device))
+    if parse_device_kind(device) not in engine.devices:
+        return f"it runs on {', '.join(engine.devices)}, and not on {device}"
+    return None
+
+
+# ------------------------------------------------------------------ where nodes go
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementOptions:
+    """What a caller asks of a placement by measurement."""
+
+    clustering: ClusteringOptions = ClusteringOptions()
+    budget: float = 20.0
+    """Seconds for a signature."""
+    memory_limit: int | None = None
+    """Bytes of address space that a worker may have; None is no limit."""
+    cuda_graph: bool = False
+    """Whether calls on a device are captured and replayed."""
+    shows_progress: bool = True
+    """Whether a long search shows how far it is, on a terminal or in a notebook."""
+
+
+@dataclass(eq=False, slots=True)
+class AutoPlacement:
+    """Places signatures of one module."""
+
+    engines: EngineList
+    """With a lock those alone that its plan needs, as long as it holds."""
+    options: PlacementOptions
+    cache: CompileCache
+    everything: Callable[[], EngineList]
+    """Gives all engines that were asked for."""
+    load_locked: Callable[[Function, EngineList], TuningResult | None] | None = None
+    """Gives the placement that a lock has for a Function, None where it does not hold; None without a lock."""
+    clock: Clock = time.perf_counter
+    _is_whole: bool = False
+
+    def choose(
+        self, function: Function, values: Sequence[Any] | None, base: TuningResult | None, place: Placer | None, began: float
+    ) -> tuple[EngineList, Placer | None]:
+        """Return the engines of a signature, and what places it: ``place`` where the caller has it, else the lock, else a search.
+
+        Nothing places it where nodes go by the order of the list. The budget counts from
+        ``began`` on. Raises LockError as `LockedPlacement.tuned` does.
+        """
+        if not self.engines.is_auto:
+            return self.engines, place
+        if place is None and base is None and self.load_locked is not None:
+            tuned = self.load_locked(function, self.engines)
+            if tuned is not None:
+                return self.engines, lambda function: tuned
+        if base is None and self.load_locked is not None and not self._is_whole:
+            self.engines, self._is_whole = self.everything(), True
+        return self.engines, place or self.make_placer(values, base, began=began)
+
+    def make_placer(
+        self,
+        values: Sequence[Any] | None,
+        base: TuningResult | None = None,
+        *,
+        budget: float | None = None,
+        progress: ProgressCallback | bool | None = None,
+        anew: bool = False,
+        began: float | None = None,
+    ) -> Placer:
+        """Return the function that places a signature: by measurement on ``values``, or like ``base`` if that is given.
+
+        ``progress`` is called with the state of a search; None shows it as the options say, True shows it, False does not.
+        """
+        if base is not None:
+            return partial(self.like, base)
+        seconds = self.options.budget if budget is None else budget
+        return partial(self.tune, values=values, budget=seconds, progress=progress, anew=anew, began=began)
+
+    def tune(
+        self,
+        function: Function,
+        values: Sequence[Any] | None,
+        budget: float,
+        *,
+        progress: ProgressCallback | bool | None,
+        anew: bool,
+        began: float | None,
+    ) -> TuningResult:
+        """Return the placement that a search of ``budget`` seconds finds, or an earlier search found; ``anew`` forces a search.
+
+        The budget starts at ``began`` on the clock, if the call has already spent time before.
+        """
+        request, left_out = self._make_request(function, budget)
+        if (name := _open_input(function)) is not None and values is None:
+            return plan_by_priority(request, f"input {name!r} has extents that only a call tells; a call of the module measures")
+        bench = Bench(request.context.threads, max(budget / 4, LEAST_PATIENCE))
+        with bench, self._watch(progress, function, budget) as told:
+            found = tune(
+                request,
+                cache=self.cache,
+                reference=bench.reference(),
+                store=CostStore.for_cache(self.cache),
+                inputs=values,
+                progress=told,
+                bounds=replace(BOUNDS, memory=self.options.memory_limit),
+                anew=anew,
+                spent=0.0 if began is None else self.clock() - began,
+            )
+        return replace(found, notes=(*found.notes, *left_out)) if left_out else found
+
+    @contextmanager
+    def _watch(self, progress: ProgressCallback | bool | None, function: Function, budget: float) -> Iterator[ProgressCallback]:
+        """Yield the progress function: the caller's own, or one that shows the state of the search where that is enabled."""
+        if callable(progress):
+            yield progress
+            return
+        enabled = self.options.shows_progress if progress is None else progress
+        with show_progress(f"placing {function.name} (budget {budget:g} s)", enabled=enabled) as tell:
+            yield lambda how_far: tell(how_far.text)
+
+    def like(self, base: TuningResult, function: Function) -> TuningResult:
+        """Return the placement of the same model with further outputs: as it was placed without them, where that can be."""
+        request, _ = self._make_request(function, self.options.budget)
+        homes, assignment = request.device_map, map_nodes_to_engines(base.plan)
+        try:
+            plan = plan_from_assignment(function, request.engines, assignment, implicit=request.implicit, device=homes)
+            return replace(base, plan=plan, notes=("placed as it is without the values that are fetched",))
+        except PlanError:
+            return plan_by_priority(request, "what is fetched needs nodes that were not placed")
+
+    def _make_request(self, function: Function, budget: float) -> tuple[PlacementRequest, tuple[str, ...]]:
+        """Return what is to be placed; and a line for each engine that takes nothing on its device, and is not among them."""
+        engines, implicit, left_out = self._taking(function)
+        terms = self.options.clustering, implicit, self.engines.homes.by_engine, self.options.cuda_graph, budget
+        return PlacementRequest(function, tuple(engines), self.engines.context, *terms), left_out
+
+    def make_cost_report(self, plan: Plan, tuned: TuningResult | None, function: Function) -> CostReport | None:
+        """Return what the chosen plan costs, by all that is known here; None where it was not chosen by measurement."""
+        if tuned is None:
+            return None
+        engines, store, homes = unwrap(self.engines.engines), CostStore.for_cache(self.cache), self.engines.homes
+        table = tuned.table
+        if not table.regions and store is not None:
+            table = load_cost_table(store, engines, self.engines.context, homes.by_engine)
+        known = [engine for engine in tuned.asked or engines if engine.spec != self.engines.implicit]
+        return make_report(plan, tuned, function, known, table, homes)
+
+    def _taking(self, function: Function) -> tuple[list[GraphCompiler], str | None, tuple[str, ...]]:
+        """Return the engines to query, the implicit engine's spec, and a line for each engine that is left out.
+
+        Off the cpu, the implicit engine is included only if the others leave a node. There, an engine that supports no node on
+        its device is left out.
+        """
+        implicit, homes = self.engines.implicit, self.engines.homes
+        named = [engine for engine in self.engines.engines if engine.spec != implicit]
+        if all(homes.of(engine.spec) == "cpu" for engine in self.engines.engines):
+            return list(self.engines.engines), implicit, ()
+        answers = SupportMatrix.of(function, named, [homes.of(engine.spec) for engine in named])
+        idle = {at: line for at, engine in enumerate(named) if (line := _idle(function, answers, at, engine, homes))}
+        taking = [engine for at, engine in enumerate(named) if at not in idle]
+        if (taking and implicit is None) or all(answers.supporting_engines()):
+            return taking, None, tuple(idle.values())
+        return [*taking, *self.engines.engines[len(named) :]], implicit, tuple(idle.values())
+
+
+def _idle(function: Function, answers: SupportMatrix, at: int, engine: GraphCompiler, homes: DeviceMap) -> str:
+    """Return what to say of an engine that takes no node on a device; nothing where it takes one, or is on the cpu."""
+    if homes.of(engine.spec) == "cpu" or any(at in willing for willing in answers.supporting_engines()) or not function.nodes:
+        return ""
+    return f"engine {engine.spec!r} takes nothing on {homes.of(engine.spec)}: {answers.reason(0, at)}"
+
+
+def _open_input(function: Function) -> str | None:
+    """Return the first input whose extents are not all known."""
+    types = ((value.name, value.type) for value in function.inputs)
+    return next((name for name, type_ in types if not isinstance(type_, TensorType) or not type_.is_static), None)
+
+
+def find_next_best_plan(tuned: TuningResult, refused: Sequence[tuple[str, str, str]]) -> Plan | None:
+    """Return the best contender that puts no node where it was refused; None where there is none."""
+    gone = {(node, engine) for node, engine, _ in refused}
+    return next((plan for plan in _sound(tuned) if gone.isdisjoint(map_nodes_to_engines(plan).items())), None)
+
+
+def _sound(tuned: TuningResult) -> Iterator[Plan]:
+    return (one.plan for one in tuned.race.contenders if one.verdict in ("won", "tie", "lost"))

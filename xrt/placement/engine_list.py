@@ -1,0 +1,75 @@
+"""The engines of a module, in priority order, and where they run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from xrt.graph import FrozenDict
+from xrt.runtime.devices.streams import Streams
+
+if TYPE_CHECKING:
+    from xrt.engines import CompileContext, GraphCompiler
+    from xrt.partition import Launch
+    from xrt.partition.device_map import DeviceMap
+
+__all__ = ["AUTO", "EngineList", "is_auto"]
+
+AUTO = "auto"
+"""The word for placement by measurement in a list of engines."""
+
+
+def is_auto(asked: Any) -> bool:
+    """Whether a module's ``engine`` asks for placement by measurement."""
+    return asked == AUTO or (isinstance(asked, list | tuple) and AUTO in [one for one in asked if isinstance(one, str)])
+
+
+@dataclass(frozen=True, slots=True)
+class EngineList:
+    """Engines in priority order, and the context in which they compile."""
+
+    engines: tuple[GraphCompiler, ...]
+    implicit: str | None
+    """The spec of the engine that was appended without being named."""
+    context: CompileContext
+    is_auto: bool = False
+    """Whether nodes are placed by measurement."""
+    left_out: tuple[str, ...] = ()
+    """A line for each engine that could not be among them."""
+    devices: Mapping[str, str] = FrozenDict()
+    """Spec of each engine that runs elsewhere than the module, with its device."""
+    streams: Streams = field(default_factory=Streams, compare=False)
+    """The module's streams."""
+
+    @property
+    def homes(self) -> DeviceMap:
+        """Where engines run."""
+        from xrt.partition.device_map import DeviceMap
+
+        return DeviceMap(self.context.device, self.devices)
+
+    @property
+    def specs(self) -> tuple[str, ...]:
+        return tuple(engine.spec for engine in self.engines)
+
+    @property
+    def by_spec(self) -> dict[str, GraphCompiler]:
+        return {engine.spec: engine for engine in self.engines}
+
+    def on_host(self, launch: Launch) -> GraphCompiler | None:
+        """Return the engine of a launch; None where it runs on a device, or is not among these."""
+        return self.by_spec.get(launch.engine) if self.homes.of(launch.engine) == "cpu" else None
+
+    def close(self) -> None:
+        """End the workers of those that have one."""
+        from xrt.worker.isolated_engine import IsolatedEngine
+
+        for engine in self.engines:
+            if isinstance(engine, IsolatedEngine):
+                engine.close()
+
+    @property
+    def are_dynamic(self) -> bool:
+        """Whether one executable of any of them serves every size of a symbolic dimension; what is measured is of one size."""
+        return not self.is_auto and all(engine.supports_dynamic_shapes for engine in self.engines)

@@ -1,0 +1,1 @@
+"""Profiling: regions are compiled, checked against the reference and timed, in worker processes or in this one."""

@@ -1,0 +1,102 @@
+"""The reference engine: it folds constants and computes expected results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Self
+
+from xrt.engines import CompileContext, GraphCompiler
+from xrt.engines.contract import registry
+from xrt.errors import XRTError
+
+if TYPE_CHECKING:
+    from xrt.graph import Function, Node
+    from xrt.verify import WitnessedReference, Witnesses
+    from xrt.worker.isolated_engine import IsolatedEngine
+
+__all__ = ["REFERENCE", "Bench", "evaluate", "is_borrowed"]
+
+REFERENCE = "toy{native=off}"
+"""The engine that folds constants and computes expected results: bit-exact, wherever XRT was built."""
+
+
+@cache
+def _engine() -> GraphCompiler:
+    """Return the engine, made once: constants are folded by the hundred."""
+    return registry.create(REFERENCE)
+
+
+def evaluate(function: Function, inputs: Sequence[Any], threads: int = 1) -> list[Any]:
+    """Run a function on the reference engine; raises CompileRefused where it has no kernel."""
+    executable = _engine().compile(function, CompileContext(threads=threads))
+    executable.prepare()
+    try:
+        return list(executable.run(inputs))
+    finally:
+        executable.close()
+
+
+def is_borrowed(node: Node, function: Function) -> bool:
+    """Whether the reference engine computes the node with code of another project."""
+    return _engine().borrows(node, function)
+
+
+# ---------------------------------------------------------------------- witnesses
+
+LIMIT = 30.0
+"""Seconds that a witness may take for a compile or a run of one node."""
+
+
+@dataclass(eq=False)
+class Bench:
+    """The engines that are installed, as witnesses where one differs from the reference: each in a process of its own."""
+
+    threads: int
+    seconds: float = LIMIT
+    """What each may take for a compile or a run."""
+    _made: dict[str, IsolatedEngine | None] = field(default_factory=dict)
+
+    def witnesses(self) -> Witnesses:
+        """Return those that may be asked; no process is started before one is."""
+        from xrt.verify import Witnesses
+
+        return Witnesses(self._engines, is_borrowed, CompileContext(threads=self.threads), _engine().name)
+
+    def reference(self) -> WitnessedReference:
+        """Return the reference, with those to be asked where an engine differs from it."""
+        from xrt.verify import WitnessedReference
+
+        return WitnessedReference(partial(evaluate, threads=self.threads), self.witnesses())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _engines(self) -> Iterator[GraphCompiler]:
+        for name in registry.names():
+            if name not in self._made:
+                self._made[name] = _isolated(name, self.seconds)
+            if (engine := self._made[name]) is not None:
+                yield engine
+
+    def close(self) -> None:
+        """End the processes."""
+        made, self._made = self._made, {}
+        for engine in made.values():
+            if engine is not None:
+                engine.close()
+
+
+def _isolated(name: str, seconds: float) -> IsolatedEngine | None:
+    """Return an engine behind a worker; None where it cannot serve on the host, or not there."""
+    from xrt.worker.isolated_engine import IsolatedEngine, WorkerLimits
+
+    try:
+        engine = registry.create(name)
+        return IsolatedEngine(engine, WorkerLimits(seconds=seconds), runs=True) if "cpu" in engine.devices else None
+    except XRTError:
+        return None

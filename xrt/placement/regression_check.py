@@ -1,0 +1,254 @@
+"""The regression check: a locked plan and the plan that it was compared with, both measured now, and the lockfile's ratio.
+
+Times of two days say little about each other. The ratio of two plans that take turns in one process is more stable. So the check
+compares ratios, each with its interval. A difference within the noise is undecided.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from xrt.errors import LockError
+from xrt.formats.placement_file import Baseline
+from xrt.measure.statistics import RatioInterval, compute_round_ratio, rotate
+from xrt.measure.timing import Clock, choose_calls_per_turn
+from xrt.placement.interleaved import StoppingRule, TimedCandidate
+from xrt.placement.lockfile import list_node_ranges
+from xrt.placement.prepared_plans import PreparedPlan, prepare_plan
+from xrt.placement.result import CandidateComparison, CandidateResult, describe_plan
+
+if TYPE_CHECKING:
+    from xrt.cache import CompileCache
+    from xrt.engines import CompileContext, GraphCompiler
+    from xrt.graph import Function
+    from xrt.partition import Plan
+    from xrt.placement.profiling.activations import Reference
+
+__all__ = ["RegressionResult", "RegressionSetup", "check_regression", "compare_plans", "find_runner_up", "make_baseline"]
+
+RULES = StoppingRule(least=12, most=200)
+SPELLS = 4
+"""Parts of a measurement whose medians must lie in its interval."""
+SURE = 36
+"""Rounds before which nothing is called a regression, unless the time is up."""
+NARROW = 0.02
+"""How narrow the interval of a lock's ratio has to be, part of the ratio, before its measurement ends."""
+
+State: TypeAlias = Literal["held", "regressed", "undecided", "alone"]
+
+
+@dataclass(frozen=True, slots=True)
+class RegressionSetup:
+    """What plans of one Function are raced on."""
+
+    function: Function
+    engines: Mapping[str, GraphCompiler]
+    """By spec."""
+    context: CompileContext
+    cache: CompileCache
+    inputs: Sequence[Any]
+    """Arrays of the host."""
+    reference: Reference
+    seconds: float
+    """The race ends after so long, compiles not counted, and not before `SPELLS` rounds."""
+    clock: Clock = time.perf_counter
+    graph: bool = False
+    """Whether calls on a device are recorded, where they can be."""
+
+    @contextmanager
+    def ready(self, *plans: Plan) -> Iterator[list[PreparedPlan]]:
+        """Compile plans and hold each against the reference; raises LockError where one does not run, or not rightly."""
+        expected = list(self.reference(self.function.replace(aliases=()), list(self.inputs)))
+        made: list[PreparedPlan] = []
+        try:
+            for plan in plans:
+                made.append(self._one(plan, expected))
+                _check(made[-1])
+            yield made
+        finally:
+            for one in made:
+                one.close()
+
+    def _one(self, plan: Plan, expected: Sequence[Any]) -> PreparedPlan:
+        given, reference = self.inputs, self.reference
+        return prepare_plan(
+            plan, self.function, self.engines, self.context, self.cache, given, expected, reference, graph=self.graph
+        )
+
+
+def _check(made: PreparedPlan) -> None:
+    if made.failure:
+        raise LockError(f"the plan {describe_plan(made.plan)} does not run: {made.failure}")
+    if made.found.wrong:
+        raise LockError(f"the plan {describe_plan(made.plan)} computes wrongly: {made.found.wrong}")
+
+
+# ---------------------------------------------------------------------- two plans in turns
+
+
+def compare_plans(
+    course: RegressionSetup, plan: Plan, other: Plan, is_enough: Callable[[RatioInterval, int], bool]
+) -> tuple[RatioInterval, int]:
+    """Return the time of a plan over that of another, and in how many rounds it was found.
+
+    They take turns until the ratio, after so many rounds, is enough, or the course's seconds have passed. Raises LockError
+    for a plan that fails.
+    """
+    with course.ready(plan, other) as made:
+        entrants = [TimedCandidate(one.call, is_simple=True) for one in made]
+        until = course.clock() + course.seconds
+        for entrant, one in zip(entrants, made, strict=True):
+            _turn(entrant, one.plan, course.clock)
+            entrant.repeats = choose_calls_per_turn(entrant.rounds.pop(), RULES.turn)
+        for number in range(RULES.most):
+            for place in rotate(range(2), number):
+                _turn(entrants[place], made[place].plan, course.clock)
+            is_over = course.clock() >= until
+            if number + 1 < (SPELLS if is_over else RULES.least):
+                continue
+            found = measure_ratio_with_drift(entrants[0].rounds, entrants[1].rounds)
+            if is_over or is_enough(found, number + 1):
+                break
+    return found, number + 1
+
+
+def measure_ratio_with_drift(of: Sequence[float], to: Sequence[float]) -> RatioInterval:
+    """Return the ratio of paired rounds, at least as many as `SPELLS`, in doubt by chance and by drift.
+
+    The bootstrap takes rounds for independent. Where a machine's load changes for seconds at a time they are not, so the
+    interval also holds the medians of `SPELLS` equal parts of the rounds, one after the other.
+    """
+    found = compute_round_ratio(of, to)
+    ratios = [mine / theirs for mine, theirs in zip(of, to, strict=True)]
+    length = len(ratios) // SPELLS
+    spells = [statistics.median(ratios[at : at + length]) for at in range(0, length * SPELLS, length)]
+    return RatioInterval(found.median, min(found.low, *spells), max(found.high, *spells))
+
+
+def _turn(entrant: TimedCandidate, plan: Plan, clock: Clock) -> None:
+    entrant.take_turn(clock)
+    if entrant.failure:
+        raise LockError(f"the plan {describe_plan(plan)} does not run: {entrant.failure}")
+
+
+# ---------------------------------------------------------------------- for a lock
+
+
+def find_runner_up(plan: Plan, race: CandidateComparison) -> CandidateResult | None:
+    """Return the plan's opponent: the baseline, else the best of one engine, else the best that is not the plan."""
+    others = [
+        one
+        for one in race.contenders
+        if one.verdict not in ("wrong", "failed") and make_range_key(one.plan) != make_range_key(plan)
+    ]
+    baseline = race.contenders[race.baseline] if race.baseline is not None else None
+    if baseline in others:
+        return baseline
+    return min(others, key=lambda one: (not one.is_single, others.index(one)), default=None)
+
+
+def make_range_key(plan: Plan) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return what makes two plans the same."""
+    return tuple((launch.engine, launch.nodes) for launch in plan.launches)
+
+
+def make_baseline(course: RegressionSetup, plan: Plan, race: CandidateComparison) -> Baseline | None:
+    """Return the baseline for later runs of the plan; None if no other plan could run. Raises LockError."""
+    opponent = find_runner_up(plan, race)
+    if opponent is None:
+        return None
+    found, rounds = compare_plans(course, plan, opponent.plan, lambda ratio, _: ratio.high - ratio.low <= NARROW * ratio.median)
+    return Baseline(opponent.title, found.median, found.low, found.high, rounds, list_node_ranges(opponent.plan, course.function))
+
+
+# ---------------------------------------------------------------------- against a lock
+
+
+@dataclass(frozen=True, slots=True)
+class RegressionResult:
+    """What came of holding a plan against its lock. True unless it has regressed; prints as one line."""
+
+    state: State
+    limit: float
+    """By which part the ratio may grow."""
+    locked: Baseline | None = None
+    now: RatioInterval | None = None
+    rounds: int = 0
+    change: RatioInterval | None = None
+    """The ratio now over that of the lock; both intervals are in its own."""
+    note: str = ""
+
+    def __bool__(self) -> bool:
+        return self.state != "regressed"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the outcome as plain data; without the places of the nodes."""
+        told = asdict(self)
+        if told["locked"] is not None:
+            del told["locked"]["runs"]
+        return told
+
+    def __str__(self) -> str:
+        if self.locked is None or self.now is None or self.change is None:
+            return "it runs and computes what the reference does; the lock has no other plan to hold its time against"
+        note = f"\n{self.note}" if self.note else ""
+        return f"{_TOLD[self.state]}: {self._change()}; the limit is {self.limit:+.1%}\n{self._ratios()}{note}"
+
+    def _change(self) -> str:
+        change = self.change
+        return "" if change is None else f"{change.median - 1:+.1%} ({change.low - 1:+.1%} to {change.high - 1:+.1%})"
+
+    def _ratios(self) -> str:
+        was, now = self.locked, self.now
+        if was is None or now is None:
+            return ""
+        then = f"{was.ratio:.3f} ({was.low:.3f} to {was.high:.3f})"
+        here = f"{now.median:.3f} ({now.low:.3f} to {now.high:.3f})"
+        return f"time over that of {was.plan}: {here} in {self.rounds} rounds, {then} in the lock"
+
+
+_TOLD: Mapping[State, str] = {
+    "held": "held",
+    "regressed": "regressed",
+    "undecided": "not decided, the noise is too large",
+}
+
+
+def check_regression(
+    course: RegressionSetup, plan: Plan, other: Plan | None, gate: Baseline | None, limit: float
+) -> RegressionResult:
+    """Return whether the plan's ratio to the other plan has become worse than the lockfile's by more than ``limit``.
+
+    Raises LockError if a plan does not run, or if its results differ from the reference.
+    """
+    if gate is None or other is None:
+        with course.ready(plan):
+            return RegressionResult("alone", limit)
+
+    def is_decided(ratio: RatioInterval, rounds: int) -> bool:
+        state = _state(_change(ratio, gate), limit)
+        return state == "held" or (state == "regressed" and rounds >= SURE)
+
+    now, rounds = compare_plans(course, plan, other, is_decided)
+    change = _change(now, gate)
+    return RegressionResult(_state(change, limit), limit, gate, now, rounds, change)
+
+
+def _change(now: RatioInterval, gate: Baseline) -> RatioInterval:
+    """Return the quotient of two ratios; their doubts add up as independent ones do, in logarithms."""
+    middle = now.median / gate.ratio
+    less = math.hypot(math.log(now.median / now.low), math.log(gate.high / gate.ratio))
+    more = math.hypot(math.log(now.high / now.median), math.log(gate.ratio / gate.low))
+    return RatioInterval(middle, middle * math.exp(-less), middle * math.exp(more))
+
+
+def _state(change: RatioInterval, limit: float) -> State:
+    if change.low > 1 + limit:
+        return "regressed"
+    return "held" if change.high <= 1 + limit else "undecided"

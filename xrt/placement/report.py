@@ -1,0 +1,152 @@
+"""The account of a chosen plan: what each region and each boundary costs, who came next, and what would unlock the graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from xrt.placement import MissingSupport, predict_cost, rank_missing_support
+from xrt.placement.lockfile import list_candidate_records
+
+if TYPE_CHECKING:
+    from xrt.engines import GraphCompiler
+    from xrt.formats.placement_file import CandidateRecord
+    from xrt.graph import Function
+    from xrt.partition import Plan
+    from xrt.partition.cost_table import CostTable
+    from xrt.partition.device_map import DeviceMap
+    from xrt.placement.cost_model.prediction import BoundaryCost, RegionPrediction
+    from xrt.placement.result import TuningResult
+
+__all__ = ["CostReport", "RegionCost", "format_seconds", "make_report"]
+
+SHOWN = 8
+"""Rows of one kind that the text has; `to_dict` has all."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegionCost:
+    """A region of the plan: what it was predicted to cost, and what it took."""
+
+    name: str
+    engine: str
+    nodes: int
+    predicted: float | None
+    """Predicted seconds, launch included; None if unknown, or if the table makes it impossible."""
+    source: str
+    """How the prediction is known: ``measured``, ``estimated`` or ``impossible``."""
+    note: str
+    measured: float | None
+    """Seconds within calls of the whole; None where that was not profiled."""
+
+    def __str__(self) -> str:
+        took = "" if self.measured is None else f", took {format_seconds(self.measured)}"
+        how = f" ({self.source}{f' {self.note}' if self.note else ''})" if self.source else ""
+        nodes = f"{self.nodes} node{'s' * (self.nodes != 1)}"
+        return f"{self.name} on {self.engine}, {nodes}: predicted {format_seconds(self.predicted)}{how}{took}"
+
+
+@dataclass(frozen=True, slots=True)
+class CostReport:
+    """What a chosen plan costs, part by part. Prints as text."""
+
+    predicted: float | None
+    """Seconds of a call, boundaries included; None where nothing was measured to predict it by."""
+    measured: float | None
+    """Seconds of a call as it was raced; None where it was not."""
+    parts: tuple[RegionCost, ...] = ()
+    boundaries: tuple[BoundaryCost, ...] = ()
+    standings: tuple[CandidateRecord, ...] = ()
+    """The contenders, best first."""
+    unlocks: tuple[MissingSupport, ...] = ()
+    """Operators whose support by an engine would save something, the largest saving first."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the account as plain data; numbers that are not finite are None."""
+        found: dict[str, Any] = _finite(asdict(self))
+        return found
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def make_report(
+    plan: Plan,
+    tuned: TuningResult,
+    function: Function,
+    engines: Sequence[GraphCompiler],
+    table: CostTable,
+    device: str | DeviceMap = "cpu",
+) -> CostReport:
+    """Return the account of a plan by what the table knows; of an empty table there is none to be had, but for the standings."""
+    standings = list_candidate_records(tuned.race)
+    seconds = tuned.race.winner.seconds if tuned.race.winner else None
+    if not table.regions:
+        return CostReport(None, seconds, standings=standings)
+    found = predict_cost(plan, table)
+    took = tuned.race.winner.regions if tuned.race.winner and tuned.race.winner.plan == plan else ()
+    parts = tuple(_part(*pair) for pair in zip(found.regions, _took(took, seconds, len(found.regions)), strict=True))
+    total = found.seconds if math.isfinite(found.seconds) else None
+    return CostReport(
+        total, seconds, parts, found.boundaries, standings, rank_missing_support(function, engines, table, device=device)
+    )
+
+
+def _took(regions: Sequence[float], seconds: float | None, count: int) -> Sequence[float | None]:
+    """Return what each region took; one that is all there is took what the call did."""
+    if count == 1:
+        return [seconds]
+    return regions if len(regions) == count else [None] * count
+
+
+def _part(region: RegionPrediction, took: float | None) -> RegionCost:
+    seconds = region.seconds if math.isfinite(region.seconds) else None
+    return RegionCost(region.name, region.engine, region.nodes, seconds, region.source, region.note, took)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# ---------------------------------------------------------------------- as text
+
+
+def format_seconds(seconds: float | None) -> str:
+    """Return a time as a person reads it.
+
+    >>> format_seconds(0.00123), format_seconds(4.5e-6), format_seconds(12.0), format_seconds(None)
+    ('1.23 ms', '4.5 us', '12 s', 'unknown')
+    """
+    if seconds is None:
+        return "unknown"
+    for unit, factor in (("us", 1e6), ("ms", 1e3)):
+        if seconds * factor < 1000:
+            return f"{seconds * factor:.4g} {unit}"
+    return f"{seconds:.4g} s"
+
+
+def _lines(account: CostReport) -> Iterator[str]:
+    if account.predicted is not None:
+        yield f"predicted {format_seconds(account.predicted)} for a call; it took {format_seconds(account.measured)}:"
+    yield from _some([f"  {part}" for part in account.parts], "regions")
+    yield from _some([f"  {boundary}" for boundary in account.boundaries], "boundaries")
+    if account.unlocks:
+        yield "what would unlock the graph, by the prediction:"
+    yield from _some([f"  {describe_missing_support(one)}" for one in account.unlocks], "operators")
+
+
+def describe_missing_support(one: MissingSupport) -> str:
+    """Return what an engine's support of an operator would save."""
+    return f"{one.operator} on {one.engine} ({one.nodes} node{'s' * (one.nodes != 1)}): {format_seconds(one.seconds)} less"
+
+
+def _some(lines: Sequence[str], what: str) -> Iterator[str]:
+    yield from lines[:SHOWN]
+    if len(lines) > SHOWN:
+        yield f"  and {len(lines) - SHOWN} more {what}"

@@ -1,0 +1,68 @@
+"""Work that may take too long: it is done in a thread of its own, and abandoned when its time is up."""
+
+from __future__ import annotations
+
+import atexit
+import contextvars
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+__all__ = ["OutOfTime", "begin", "within"]
+
+AT_EXIT = 60.0
+"""Seconds for which the end of the process waits for abandoned work: a library that comes back to an interpreter which is no more
+ends the process by a crash."""
+
+T = TypeVar("T")
+
+_threads: WeakSet[threading.Thread] = WeakSet()
+
+
+class OutOfTime(Exception):
+    """Work was abandoned."""
+
+
+def begin(work: Callable[[], T], name: str = "xrt-bounded") -> Future[T]:
+    """Begin the work in a thread that does not keep the process alive; return its outcome-to-be."""
+    outcome: Future[T] = Future()
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=lambda: context.run(_do, work, outcome), name=name, daemon=True)
+    _threads.add(thread)
+    thread.start()
+    return outcome
+
+
+def within(seconds: float, work: Callable[[], T], *, late: Callable[[T], object] | None = None) -> T:
+    """Return the result of ``work``, or raise its exception; raises OutOfTime if it takes longer than ``seconds``.
+
+    Abandoned work continues to its end without a waiting caller. ``late`` then gets its result, to release it.
+    """
+    outcome = begin(work)
+    try:
+        return outcome.result(max(seconds, 0.0))
+    except BaseException as error:
+        if outcome.done() and not isinstance(error, KeyboardInterrupt):
+            return outcome.result()  # its own error, or it ended just now
+        if late is not None:
+            outcome.add_done_callback(lambda ended: None if ended.exception() else late(ended.result()))
+        if isinstance(error, TimeoutError):
+            raise OutOfTime(f"it took longer than {seconds:.3g} s") from None
+        raise
+
+
+def _do(work: Callable[[], Any], outcome: Future[Any]) -> None:
+    try:
+        outcome.set_result(work())
+    except BaseException as error:  # noqa: BLE001  # raised where the outcome is read
+        outcome.set_exception(error)
+
+
+@atexit.register
+def _await_abandoned() -> None:
+    until = time.monotonic() + AT_EXIT
+    for thread in list(_threads):
+        thread.join(max(until - time.monotonic(), 0.0))

@@ -1,0 +1,46 @@
+"""A Profile as a notebook shows it: one call as a strip, region by region, and the times as a table."""
+
+from __future__ import annotations
+
+from xrt.html.colors import classes, legend
+from xrt.html.document import make_cell
+from xrt.html.formatting import format_count, percent, seconds
+from xrt.html.markup import tag
+from xrt.html.regions import MeanCall, RegionTimes
+from xrt.html.tables import make_table
+from xrt.html.timelines import Strip, strips
+from xrt.runtime.profile import Profile
+
+__all__ = ["make_mean_call", "render_profile"]
+
+
+def render_profile(profile: Profile) -> str:
+    """Return the cell of a Profile."""
+    title = tag("h2", "Profile", class_="title")
+    if not any(launch.calls for launch in profile.launches):
+        return make_cell(title, tag("p", str(profile)))
+    regions = [RegionTimes(x.launch, x.engine, 0, (), (), is_output=False) for x in profile.launches]
+    colours, call = classes(region.engine for region in regions), make_mean_call(profile)
+    total = sum(call.regions) or 1.0
+    rows = [
+        (x.launch, x.engine, x.device, x.calls, seconds(taken), percent(taken / total))
+        for x, taken in zip(profile.launches, call.regions, strict=True)
+    ]
+    columns = ("launch", "engine", "device", ("calls", "number"), ("a call", "number"), ("share", "number"))
+    threads = "" if profile.threads is None else f" on {format_count(profile.threads, 'thread')}"
+    return make_cell(
+        title,
+        legend(colours),
+        tag("figure", strips([Strip(f"One call{threads}, mean of {format_count(call.calls, 'call')}", regions, call)], colours)),
+        make_table("Launches", columns, rows),
+        tag("p", str(profile.traffic)) if profile.traffic else None,
+        tag("p", "profile.to_trace(path) writes the calls one by one, for Perfetto.", class_="quiet"),
+    )
+
+
+def make_mean_call(profile: Profile) -> MeanCall:
+    """Return the means of the profiled calls; a whole call as it was recorded, else the sum of its launches."""
+    regions = tuple(launch.seconds / max(launch.calls, 1) for launch in profile.launches)
+    whole = [moment.ended - moment.began for moment in profile.moments if moment.category == "call"]
+    seconds_of_call = sum(whole) / len(whole) if whole else sum(regions)
+    return MeanCall(max((launch.calls for launch in profile.launches), default=0), seconds_of_call, regions)

@@ -1,0 +1,111 @@
+"""An executable of a device by itself, without a plan: called with arrays of the host, or over and over to be timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from xrt.engines import CompileContext, Executable, MemoryUse, RunOptions
+from xrt.graph import DType, TensorType
+from xrt.runtime.devices.interface import Device
+from xrt.runtime.devices.registry import device
+from xrt.runtime.memory_plan import is_known
+from xrt.runtime.multi_device.call import find_root_cause, make_out_of_memory_error
+from xrt.runtime.multi_device.host_view import copy_to_host
+
+__all__ = ["HostAdapter", "adapt_to_host", "make_timed_call", "on_device", "upload"]
+
+
+def on_device(name: str, context: CompileContext) -> CompileContext:
+    """Return the context of a compile for a device, which is opened; raises DeviceError if it is unavailable."""
+    return replace(context, device=name, accelerator=None if name == "cpu" else device(name))
+
+
+def adapt_to_host(executable: Executable, context: CompileContext) -> Executable:
+    """Return the executable as one that takes and gives arrays of the host, wherever the context is of."""
+    where = context.accelerator
+    return HostAdapter(executable, where) if isinstance(where, Device) else executable
+
+
+def make_timed_call(executable: Executable, inputs: Sequence[Any], like: Sequence[Any] | None = None) -> Callable[[], object]:
+    """Return a call on those arrays of the host, to be timed: on a device they are there already, and it waits for its work.
+
+    With ``like``, values like its results, it is timed as between two regions: where the engine computes into given memory
+    it leaves them in the same each time, and no call pays for memory that is new.
+    """
+    if isinstance(executable, HostAdapter):
+        return executable.make_timed_call(inputs)
+    if like is not None and executable.supports_io_binding() and all(map(_may_be_bound, like)):
+        return executable.bind([_laid(value) for value in inputs], [np.empty(value.shape, value.dtype) for value in like])
+    call = executable.fast_call()
+    return lambda: call(*inputs)
+
+
+def _may_be_bound(value: Any) -> bool:
+    """Whether a program would have a result like it lie at a fixed place."""
+    return isinstance(value, np.ndarray) and is_known(TensorType(DType.of(value), value.shape))
+
+
+def _laid(value: Any) -> Any:
+    """Return a value as a bound call takes it: an array in order, or what is none."""
+    return np.asarray(value, order="C") if isinstance(value, np.ndarray) else value
+
+
+def upload(values: Sequence[Any], where: Device) -> list[Any]:
+    """Return copies of the host's arrays on a device, made on the current stream; all else stays what it is."""
+    return [
+        upload(value, where) if isinstance(value, list) else where.upload(value) if isinstance(value, np.ndarray) else value
+        for value in values
+    ]
+
+
+class HostAdapter(Executable):
+    """Brings the inputs to the device, runs there, waits, and brings the outputs back: all on one stream of its own."""
+
+    outputs_are_fresh = True
+
+    def __init__(self, inner: Executable, where: Device) -> None:
+        self.inner = inner
+        self.where = where
+        self.stream = where.new_stream()
+
+    def prepare(self) -> None:
+        with self._in_memory():
+            self.inner.prepare()
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        where = self.where
+        with where.activate(self.stream), self._in_memory():
+            return copy_to_host(self.inner.run(upload(inputs, where), RunOptions(stream=self.stream)), where)
+
+    def make_timed_call(self, inputs: Sequence[Any]) -> Callable[[], object]:
+        """Return a call on copies of the inputs that stay on the device; it waits for its work, and leaves it there."""
+        where, stream, options = self.where, self.stream, RunOptions(stream=self.stream)
+        with where.activate(stream), self._in_memory():
+            given = upload(inputs, where)
+
+        def call() -> None:
+            with where.activate(stream):
+                self.inner.run(given, options)
+            where.wait([stream])
+
+        return call
+
+    @contextmanager
+    def _in_memory(self) -> Iterator[None]:
+        """Call a lack of memory by its name."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # whatever it is, only that has another name
+            raise make_out_of_memory_error(self.where, find_root_cause(error), "a region that is looked at") or error  # noqa: B904
+
+    def memory(self) -> Sequence[MemoryUse] | None:
+        return self.inner.memory()
+
+    def close(self) -> None:
+        self.where.wait([self.stream])
+        self.inner.close()

@@ -1,0 +1,391 @@
+"""A Program on devices."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xrt.engines import RunOptions
+from xrt.errors import DeviceError, RunFailed
+from xrt.runtime.arena import Arena
+from xrt.runtime.devices.registry import device
+from xrt.runtime.devices.transfer_stats import TransferCounter, TransferStats
+from xrt.runtime.failures import OutputInspector, copy_inputs, to_run_failed
+from xrt.runtime.inputs import check_updated
+from xrt.runtime.memory_plan import MemoryPlan
+from xrt.runtime.multi_device.call import DeviceCall, find_root_cause, make_out_of_memory_error
+from xrt.runtime.multi_device.graph_capture import CapturedCall
+from xrt.runtime.multi_device.host_adapter import upload
+from xrt.runtime.multi_device.host_view import copy_to_host, describe_arrays
+from xrt.runtime.multi_device.transfer_plan import HOST, DeviceLaunch, ScheduledTransfer, plan_transfers
+from xrt.runtime.program import DEFAULT, Program
+
+if TYPE_CHECKING:
+    from xrt.cache import Lease
+    from xrt.graph import Type
+    from xrt.partition import Plan
+    from xrt.runtime.devices.interface import Device, Event, Stream
+    from xrt.runtime.devices.streams import Streams
+    from xrt.runtime.profile import Profile
+
+__all__ = ["MultiDeviceProgram"]
+
+NOWHERE = MemoryPlan(Arena(), {}, frozenset(), frozenset(), ())
+"""No value has a fixed place in a block of the host: each device has its own pool."""
+
+
+class MultiDeviceProgram(Program):
+    """A Plan whose launches have been compiled for devices. Runs from several threads at once.
+
+    Inputs are arrays of the host or of the plan's device, outputs arrays of the plan's device. If that is not the host, a call
+    returns when its work is on the streams, unless it is requested to block. Later work of the caller on its current stream comes
+    after it.
+    """
+
+    def __init__(self, plan: Plan, leases: Sequence[Lease], streams: Streams, graph: bool = False) -> None:
+        super().__init__(plan, leases, NOWHERE)
+        self.route = plan_transfers(plan, self._slots)
+        self._devices: Mapping[str, Device] = {name: device(name) for name in self.route.devices}
+        self._own = streams
+        self._counter = TransferCounter()
+        self._under_way: deque[tuple[Device, Event, list[object]]] = deque()
+        self._graphed = CapturedCall(self) if graph else None
+        self._settle = weakref.finalize(self, _settled, self._under_way, streams, tuple(self._devices.values()))
+
+    @property
+    def fast_call(self) -> None:
+        """None: a call has values to bring and streams to order."""
+
+    @property
+    def traffic(self) -> TransferStats:
+        """What has crossed between devices, and how often a call has waited."""
+        return self._counter.read()
+
+    @property
+    def graph_remark(self) -> str:
+        """What became of the wish for a graph; empty where there was none."""
+        return str(self._graphed or "")
+
+    # ------------------------------------------------------------------ calls
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = DEFAULT, inspection: OutputInspector | None = None) -> list[Any]:
+        """Return the outputs, in the plan's order, as arrays of the plan's device.
+
+        Raises RunFailed as a `Program` does, and OutOfDeviceMemory where memory runs out; the next call is as good as the first.
+        """
+        for _, target in self._slots.aliases:
+            if isinstance(inputs[target], np.ndarray):
+                check_updated(self._slots.names[target], inputs[target])
+        self._let_go()
+        self._counter.add(calls=1)
+        plain = options.out is None and not options.profile and inspection is None and options.stream is None
+        if self._graphed is not None and plain:
+            results = self._graphed.run(inputs)
+            if results is not None:
+                streams = self._streams(options)
+                self.end(options, streams)
+                self._wait(options, streams)
+                return results
+        return self._played(inputs, options, inspection)
+
+    def _played(self, inputs: Sequence[Any], options: RunOptions, inspection: OutputInspector | None) -> list[Any]:
+        call, began = self.call(options), perf_counter()
+        self.begin(options, call.streams)
+        try:
+            self.enter(call, inputs)
+            self.play(call, options, inspection)
+            results = self._outputs(call, inputs, options)
+        finally:
+            self.hold(call)
+            self.end(options, call.streams)  # where a region has failed too: what was begun may still read the inputs
+        self._wait(options, call.streams)
+        if options.profile:
+            self._recorder.add_call(began, perf_counter())
+        return results
+
+    def call(self, options: RunOptions = DEFAULT) -> DeviceCall:
+        """Return a call with nothing in it yet."""
+        recorder = self._recorder if options.profile else None
+        return DeviceCall(self.route.count, self._devices, self._streams(options), self._counter, recorder)
+
+    def _streams(self, options: RunOptions) -> dict[str, Stream]:
+        streams = {name: self._own.on(name) for name in self._devices}
+        if options.stream is not None:
+            streams[self.plan.device] = self.home().get_stream(options.stream)
+        return streams
+
+    def home(self) -> Device:
+        """Return the plan's device, where that is not the host."""
+        return self._devices[self.plan.device]
+
+    def _is_on_host(self) -> bool:
+        return self.plan.device == HOST
+
+    def enter(self, call: DeviceCall, inputs: Sequence[Any]) -> None:
+        """Bring the inputs, each once to each device that wants it, and constants that are outputs."""
+        home = self.plan.device
+        for entry in self.route.entries:
+            value = inputs[entry.slot]
+            there = home if self.is_at_home(value) else HOST
+            if there == HOST and not isinstance(value, np.ndarray | list | None):
+                raise DeviceError(
+                    f"input {entry.name!r} lies neither on the host nor on {home}, where the module runs; copy it there"
+                )
+            for wanted, place in entry.places:
+                if wanted == there or value is None:
+                    call.places[place] = value
+                else:
+                    call.bring(value, there, wanted, place, entry.name)
+            if there != HOST:
+                call.held[there].append(value)
+        for place, slot in self.route.constants:
+            array = self._slots.constants[slot]
+            if self._is_on_host():
+                call.places[place] = array
+            else:
+                call.bring(array, HOST, home, place, self._slots.names[slot])
+
+    def is_at_home(self, value: Any) -> bool:
+        """Whether a value is on the plan's device, and that is not the host."""
+        if isinstance(value, list):
+            return bool(value) and self.is_at_home(value[0])
+        return not self._is_on_host() and self.home().owns(value)
+
+    def play(self, call: DeviceCall, options: RunOptions = DEFAULT, inspection: OutputInspector | None = None) -> None:
+        """Put all launches and crossings on the streams, in order."""
+        for action in self.route.actions:
+            if isinstance(action, ScheduledTransfer):
+                call.cross(action, self._slots.names[action.slot])
+            else:
+                self._launch(action, call, options, inspection)
+
+    def _launch(self, one: DeviceLaunch, call: DeviceCall, options: RunOptions, inspection: OutputInspector | None) -> None:
+        on_host = one.device == HOST
+        if on_host:
+            call.wait_for(one.reads)
+        given = [call.places[place] for place in one.reads]
+        before = self._before(one, call, given) if inspection is not None and inspection.needs_inputs else given
+        began = perf_counter()
+        try:
+            results = self._computed(one, call, given)
+        except Exception as error:  # noqa: BLE001  # whatever it is, `_error` says what to make of it
+            raise self._error(one, error)  # noqa: B904  # it has its cause
+        if options.profile:
+            call.settle([] if on_host else [one.device])
+            self._recorder.add(one.number, began, perf_counter())
+        if inspection is not None:
+            self._look(one, call, inspection, before, results)
+        for place, result in zip(one.writes, results, strict=True):
+            call.places[place] = result
+        for place in one.frees:
+            call.places[place] = None
+
+    def _before(self, one: DeviceLaunch, call: DeviceCall, given: Sequence[Any]) -> Sequence[Any]:
+        """Return the inputs of a launch as they will still be after it."""
+        with nullcontext() if one.device == HOST else self._devices[one.device].activate(call.streams[one.device]):
+            return copy_inputs(one.step, given)
+
+    def _computed(self, one: DeviceLaunch, call: DeviceCall, given: Sequence[Any]) -> Sequence[Any]:
+        executable = one.step.executable
+        if one.device == HOST:
+            results = executable.run(given)
+        else:
+            stream = call.streams[one.device]
+            with self._devices[one.device].activate(stream):
+                results = executable.run(given, RunOptions(stream=stream))
+        if len(results) != len(one.writes):
+            launch = one.step.launch
+            raise RunFailed(
+                f"engine {launch.engine!r} returned {len(results)} outputs from {launch.name}, which has {len(one.writes)}"
+            )
+        return results
+
+    def _error(self, one: DeviceLaunch, error: Exception) -> Exception:
+        launch = one.step.launch
+        where = self._devices.get(one.device)
+        short = (
+            make_out_of_memory_error(where, find_root_cause(error), f"engine {launch.engine!r} in {launch.name}")
+            if where
+            else None
+        )
+        return short or to_run_failed(launch, error)
+
+    def _look(
+        self, one: DeviceLaunch, call: DeviceCall, inspection: OutputInspector, given: Sequence[Any], results: Sequence[Any]
+    ) -> None:
+        """Hold the results of a launch against what is expected; only what asks for the numbers themselves waits for them."""
+        launch, where = one.step.launch, self._devices.get(one.device)
+        if where is None:
+            wrong = inspection.find(launch, given, results)
+        else:
+            wrong = None if inspection.needs_inputs else inspection.find(launch, describe_arrays(given), describe_arrays(results))
+            if inspection.needs_inputs or wrong is not None:
+                with where.activate(call.streams[one.device]):
+                    wrong = inspection.find(launch, copy_to_host(given, where), copy_to_host(results, where))
+        if wrong is not None:
+            raise RunFailed(wrong, launch.name)
+
+    # ------------------------------------------------------------------ results
+
+    def _outputs(self, call: DeviceCall, inputs: Sequence[Any], options: RunOptions) -> list[Any]:
+        call.wait_for(self.route.outputs)
+        results = [call.places[place] for place in self.route.outputs]
+        with nullcontext() if self._is_on_host() else self.home().activate(call.streams[self.plan.device]):
+            self._unshare_placed(results, inputs)
+            computed = tuple(results)
+            for source, target in self._slots.aliases:
+                results[source] = self._updated(call, inputs[target], results[source], self._slots.names[target])
+            if options.out is not None:
+                _fill(results, computed, options.out)
+        return results
+
+    def _unshare_placed(self, results: list[Any], inputs: Sequence[Any]) -> None:
+        """Copy each suspect output that is not this output alone; a base identifies a view of another array."""
+        taken = {id(value) for value in inputs} | {id(value) for value in self._slots.constants.values()}
+        updates = dict(self._slots.aliases)
+        for index in sorted(self._suspects):
+            result = results[index]
+            if index in updates and result is inputs[updates[index]]:
+                continue
+            if id(result) in taken or getattr(result, "base", None) is not None:
+                results[index] = _copied(result)
+            taken.add(id(results[index]))
+
+    def _updated(self, call: DeviceCall, given: Any, result: Any, name: str) -> Any:
+        """Leave an output in the input that it updates, on the host or on the plan's device, and return that."""
+        if result is given:
+            return given
+        if self._is_on_host() or self.is_at_home(given):
+            given[...] = result
+            return given
+        home, began = self.plan.device, perf_counter()
+        sent = self.home().copy_out(result, call.streams[home])
+        call.settle([home])
+        np.copyto(given, sent.array)
+        call.record(name, home, HOST, sent.array, began)
+        self._counter.add(copies_out=1, bytes_out=sent.array.nbytes)
+        return given
+
+    # ------------------------------------------------------------------ order between the caller's work and ours
+
+    def begin(self, options: RunOptions, streams: Mapping[str, Stream]) -> None:
+        """Let our work come after what the caller has put on its current stream."""
+        if not self._is_on_host() and options.stream is None:
+            self.home().follow(streams[self.plan.device], self.home().current_stream())
+
+    def end(self, options: RunOptions, streams: Mapping[str, Stream]) -> None:
+        """Let what the caller puts on its current stream come after our work."""
+        if not self._is_on_host() and options.stream is None:
+            self.home().follow(self.home().current_stream(), streams[self.plan.device])
+
+    def _wait(self, options: RunOptions, streams: Mapping[str, Stream]) -> None:
+        """Wait for the program's work if ``options.block`` is set."""
+        if options.block and not self._is_on_host():
+            self._counter.add(waits=1)
+            self.home().wait([streams[self.plan.device]])
+
+    def hold(self, call: DeviceCall) -> None:
+        """Keep what copies read and write until they are done."""
+        for name, held in call.held.items():
+            if held or call.streams[name] is not self._own.on(name):
+                where = self._devices[name]
+                self._under_way.append((where, where.event(call.streams[name]), held))
+
+    def _let_go(self) -> None:
+        """Let go of what copies of earlier calls have done with."""
+        under_way = self._under_way
+        while under_way:
+            try:
+                first = under_way.popleft()
+            except IndexError:  # another thread was quicker
+                return
+            if not first[0].is_done(first[1]):
+                under_way.appendleft(first)
+                return
+
+    # ------------------------------------------------------------------ the rest
+
+    def make_timed_call(self, inputs: Sequence[Any]) -> Callable[[], Sequence[Any]]:
+        """Return the call as a module makes it, on copies of the inputs where the module runs; it waits for its results."""
+        given, options = list(inputs), RunOptions(block=True)
+        if not self._is_on_host():
+            with self.home().activate(self._own.on(self.plan.device)):
+                given = upload(inputs, self.home())
+        return lambda: self.run(given, options)
+
+    def bind(
+        self, inputs: Sequence[Any], buffers: Sequence[Any], types: Mapping[str, Type | None] | None = None
+    ) -> Callable[[], None]:
+        """Return a call that reads those inputs as they are when it is made and leaves the outputs in those buffers.
+
+        The inputs are arrays of the plan's device, or of the host, from where each call copies them; a buffer is an array of
+        the plan's device, or None where the output updates an input. The call returns when its work is on the streams, and
+        is replayed where the program's are. It is for one thread at a time.
+        """
+        options = RunOptions(out=tuple(buffers))
+        graphed = CapturedCall(self, buffers) if self._graphed is not None else None
+
+        def call() -> None:
+            self._let_go()
+            self._counter.add(calls=1)
+            if graphed is not None and graphed.run(inputs) is not None:
+                self.end(DEFAULT, self._streams(DEFAULT))
+            else:
+                self._played(inputs, options, None)
+
+        return call
+
+    def buffer(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+        """Return an array of any content on the plan's device; raises OutOfDeviceMemory."""
+        if self._is_on_host():
+            return super().buffer(shape, dtype)
+        return self.allocate(shape, dtype, self._own.on(self.plan.device), "a buffer of a bound call")
+
+    def allocate(self, shape: Sequence[int], dtype: np.dtype[Any], stream: Stream, who: str) -> Any:
+        """Return an array of any content on the plan's device, for work on the stream; raises OutOfDeviceMemory."""
+        try:
+            return self.home().allocate(shape, dtype, stream)
+        except Exception as error:  # noqa: BLE001  # of which only a lack of memory has another name
+            nbytes = math.prod(shape) * dtype.itemsize
+            raise make_out_of_memory_error(self.home(), error, who, nbytes) or error  # noqa: B904
+
+    def profile(self) -> Profile:
+        """Return the times of the launches over the calls that asked for them, which wait for each, and what crossed."""
+        return replace(super().profile(), traffic=self.traffic)
+
+    def close(self) -> None:
+        """Wait for what is under way, and release the executables."""
+        self._settle()
+        if self._graphed is not None:
+            self._graphed.close()
+        super().close()
+
+
+def _settled(under_way: deque[tuple[Device, Event, list[object]]], streams: Streams, devices: Sequence[Device]) -> None:
+    """Wait for what still uses memory that is about to be given back: of copies, and of executables."""
+    while under_way:
+        where, event, _ = under_way.popleft()
+        where.wait_for(event)
+    for where in devices:
+        if (stream := streams.made(where.name)) is not None:
+            where.wait([stream])
+
+
+def _copied(value: Any) -> Any:
+    return [_copied(item) for item in value] if isinstance(value, list) else None if value is None else value.copy()
+
+
+def _fill(results: list[Any], computed: Sequence[Any], buffers: Sequence[Any]) -> None:
+    """Leave what was computed in the buffers that there are, and put those among the results."""
+    for index, buffer in enumerate(buffers):
+        if buffer is not None:
+            buffer[...] = computed[index]
+            results[index] = buffer

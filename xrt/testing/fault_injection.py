@@ -1,0 +1,308 @@
+"""Engines for tests: one counts its calls, one misbehaves as configured, and one is as slow as configured.
+
+All delegate to an engine of another name, so their results are right unless they are configured to be wrong.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from xrt.engines import CompileContext, Executable, GraphCompiler, MemoryUse, RunOptions
+from xrt.engines.contract import registry
+from xrt.errors import CompileRefused, OptionError
+from xrt.graph.device_names import parse_device_kind
+from xrt.module.options import REFERENCE
+
+if TYPE_CHECKING:
+    from xrt.graph import Function, Node
+
+__all__ = ["Choosy", "FaultyEngine", "How", "Journal", "ObservedExecutable", "RecordingEngine", "SlowEngine", "Where"]
+
+Where: TypeAlias = Literal["why_not", "compile", "prepare", "run", "memory", "close", "version"]
+How: TypeAlias = Literal[
+    "raise", "refuse", "hang", "kill", "memory", "dtype", "shape", "nan", "value", "missing", "scalar", "write_input"
+]
+
+_RESULTS: tuple[How, ...] = ("dtype", "shape", "nan", "value", "missing", "scalar", "write_input")
+_POSSIBLE: dict[How, tuple[Where, ...]] = {
+    "raise": get_args(Where),
+    "refuse": ("why_not", "compile"),
+    **dict.fromkeys(("hang", "kill", "memory"), ("compile", "prepare", "run", "close")),
+    **dict.fromkeys(_RESULTS, ("run",)),
+}
+
+
+class Journal:
+    """How often an engine was asked for each thing, and for which Functions. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self.compiled: list[Function] = []
+        """Every Function handed to `compile`, in order."""
+
+    def note(self, word: str) -> int:
+        """Count one more, and return how many there are now."""
+        with self._lock:
+            self._counts[word] += 1
+            return self._counts[word]
+
+    def count(self, word: str) -> int:
+        """Return how often ``why_not``, ``compile``, ``prepare``, ``run`` or ``close`` was called."""
+        return self._counts[word]
+
+    def clear(self) -> None:
+        with self._lock:
+            self._counts.clear()
+            self.compiled.clear()
+
+
+@dataclass(frozen=True)
+class _DelegatingEngine(GraphCompiler):
+    """An engine that delegates everything to another one, for its configured operators."""
+
+    devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
+    """Those that the engine which does the work may have; where that one does not run, it takes nothing."""
+
+    inner: str = REFERENCE
+    """The spec of the engine that does the work."""
+    takes: str = "*"
+    """Globs over operators, with ``|`` between them; every other node is declined."""
+    mark: str = ""
+    """Tells engines apart that are otherwise the same."""
+    journal: Journal = field(init=False, default_factory=Journal, compare=False, repr=False)
+
+    @property
+    def _engine(self) -> GraphCompiler:
+        return registry.create(self.inner)
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        self.journal.note("why_not")
+        return self._reason(node, function)
+
+    def _reason(self, node: Node, function: Function) -> str | None:
+        if not any(fnmatch.fnmatchcase(node.op, glob) for glob in self.takes.split("|")):
+            return f"it was told to take {self.takes}, and {node.op} is none of these"
+        if parse_device_kind(node.device or "cpu") not in self._engine.devices:
+            return f"the node runs on {node.device}; engine {self.inner!r} runs on {', '.join(self._engine.devices)}"
+        return self._engine.why_not(node, function)
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        self.journal.note("compile")
+        self.journal.compiled.append(function)
+        return ObservedExecutable(self._engine.compile(function, context), self.journal)
+
+    def version(self) -> str:
+        return f"{self.name} of {self._engine.version()}"
+
+
+class ObservedExecutable(Executable):
+    """An executable that notes what is asked of it."""
+
+    def __init__(self, inner: Executable, journal: Journal) -> None:
+        self.inner = inner
+        self.journal = journal
+
+    def prepare(self) -> None:
+        self.journal.note("prepare")
+        self.inner.prepare()
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        self.journal.note("run")
+        return self.inner.run(inputs, options)
+
+    def memory(self) -> Sequence[MemoryUse] | None:
+        return self.inner.memory()
+
+    def close(self) -> None:
+        self.journal.note("close")
+        self.inner.close()
+
+
+@dataclass(frozen=True)
+class RecordingEngine(_DelegatingEngine):
+    """An engine that counts what is asked of it, in its `journal`."""
+
+    name: ClassVar[str] = "recording"
+
+
+@dataclass(frozen=True)
+class Choosy(_DelegatingEngine):
+    """An engine that supports every node, and refuses regions with configured combinations of operators."""
+
+    name: ClassVar[str] = "choosy"
+    refuses: str = ""
+    """Operators that must not be in one region, with ``+`` between them; one operator alone is always refused. ``|`` separates
+    alternatives."""
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        present = {node.op for node in function.nodes}
+        for together in self.refuses.split("|") if self.refuses else ():
+            if set(together.split("+")) <= present:
+                self.journal.note("compile")
+                raise CompileRefused(f"the choosy engine was told to refuse {together}")
+        return super().compile(function, context)
+
+
+@dataclass(frozen=True)
+class FaultyEngine(_DelegatingEngine):
+    """An engine that misbehaves in one place, in one way, every time or at the n-th call of that place.
+
+    Raises OptionError for a way in which that place cannot misbehave.
+    """
+
+    name: ClassVar[str] = "faulty"
+    where: Where = "run"
+    how: How = "raise"
+    """``raise`` an unexpected error, ``refuse`` with a reason, ``hang`` for an hour, ``kill`` the process, ask for more
+    ``memory`` than there is; or a run whose first output has another type, another shape, a NaN or a wrong value, is missing or
+    is a NumPy scalar; or a run that writes to its first input."""
+    nth: int = 0
+    """At which call, counted from 1; 0 for every one."""
+
+    def __post_init__(self) -> None:
+        if self.where not in _POSSIBLE[self.how]:
+            raise OptionError(
+                f"{self.where!r} cannot misbehave by {self.how!r}, only {', '.join(map(repr, _POSSIBLE[self.how]))} can"
+            )
+
+    def due(self, where: Where, count: int) -> bool:
+        """Whether the call of that number in that place is one to misbehave in."""
+        return where == self.where and self.nth in (0, count)
+
+    def count_call(self, where: Where) -> int:
+        """Count a call and return its number; raises where this call is to."""
+        count = self.journal.note(where)
+        if self.due(where, count) and self.how in _DRASTIC:
+            _DRASTIC[self.how](where)
+        return count
+
+    def why_not(self, node: Node, function: Function) -> str | None:
+        if self.due("why_not", self.count_call("why_not")):
+            return "the faulty engine was told to decline"
+        return self._reason(node, function)
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        if self.due("compile", self.count_call("compile")) and self.how == "refuse":
+            raise CompileRefused("the faulty engine was told to refuse")
+        return _Failing(self._engine.compile(function, context), self)
+
+    def version(self) -> str:
+        self.count_call("version")
+        return super().version()
+
+
+class _Failing(Executable):
+    """An executable that misbehaves as its engine is configured."""
+
+    def __init__(self, inner: Executable, engine: FaultyEngine) -> None:
+        self.inner = inner
+        self.engine = engine
+
+    def prepare(self) -> None:
+        self.engine.count_call("prepare")
+        self.inner.prepare()
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        count = self.engine.count_call("run")
+        results = list(self.inner.run(inputs, options))
+        if self.engine.due("run", count) and self.engine.how in _RESULTS:
+            _spoil(self.engine.how, results, inputs)
+        return results
+
+    def memory(self) -> Sequence[MemoryUse] | None:
+        self.engine.count_call("memory")
+        return self.inner.memory()
+
+    def close(self) -> None:
+        self.inner.close()
+        self.engine.count_call("close")
+
+
+def _raise(where: Where) -> None:
+    raise RuntimeError(f"the faulty engine was told to fail in {where}")
+
+
+def _exhaust(where: Where) -> None:
+    """Ask for memory, without touching it, until there is none, and for 1 TiB at most."""
+    held = [np.zeros(1 << 30, np.uint8) for _ in range(1 << 10)]
+    raise MemoryError(f"the faulty engine was told to ask for {len(held)} GiB in {where}")
+
+
+_DRASTIC: dict[How, Callable[[Where], object]] = {
+    "raise": _raise,
+    "hang": lambda where: time.sleep(3600),
+    "kill": lambda where: os.kill(os.getpid(), signal.SIGKILL),
+    "memory": _exhaust,
+}
+
+
+def _spoil(how: How, results: list[Any], inputs: Sequence[Any]) -> None:
+    """Make the first output wrong, or write to the first input."""
+    if how == "write_input":
+        inputs[0].reshape(-1)[:1] = 0
+    elif how == "missing":
+        results.pop()
+    else:
+        results[0] = _SPOILT[how](results[0].copy())
+
+
+_SPOILT: dict[How, Any] = {
+    "dtype": lambda array: array.astype(np.float64 if array.dtype != np.float64 else np.float32),
+    "shape": lambda array: array[np.newaxis],
+    "nan": lambda array: array * array.dtype.type(np.nan) if array.dtype.kind == "f" else ~array,
+    "value": lambda array: array + array.dtype.type(1) if array.dtype.kind != "b" else ~array,
+    "scalar": lambda array: array.reshape(-1)[0],
+}
+
+
+@dataclass(frozen=True)
+class SlowEngine(_DelegatingEngine):
+    """An engine that takes the configured time in addition to the work's: a simulated device, or a compiler.
+
+    It sleeps, so other threads compute meanwhile as they do during the work of an asynchronous engine. Raises OptionError for a
+    time below zero.
+    """
+
+    name: ClassVar[str] = "slow"
+    run_seconds: float = 0.01
+    """Per run of a region."""
+    node_seconds: float = 0.0
+    """Per run, for each node of the region."""
+    compile_seconds: float = 0.0
+    """Per compile."""
+
+    def __post_init__(self) -> None:
+        for option in ("run_seconds", "node_seconds", "compile_seconds"):
+            if not getattr(self, option) >= 0:
+                raise OptionError(f"{option} is a time of 0 or more seconds; got {getattr(self, option)!r}")
+
+    def compile(self, function: Function, context: CompileContext) -> Executable:
+        executable = super().compile(function, context)
+        time.sleep(self.compile_seconds)
+        return _Sleeping(executable, self.run_seconds + self.node_seconds * len(function.nodes))
+
+
+class _Sleeping(Executable):
+    """An executable whose every run takes so many seconds more."""
+
+    def __init__(self, inner: Executable, seconds: float) -> None:
+        self.prepare = inner.prepare  # type: ignore[method-assign]  # nothing to add to either
+        self.close = inner.close  # type: ignore[method-assign]
+        self._run = inner.run
+        self._seconds = seconds
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        results = self._run(inputs, options)
+        time.sleep(self._seconds)
+        return results
