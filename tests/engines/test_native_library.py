@@ -14,7 +14,7 @@ import pytest
 
 from tests.engines.native_building import library
 from xrt.engines import OpTable, native
-from xrt.engines.native import abi, library_path
+from xrt.engines.native import abi, bindings, library_path
 from xrt.engines.toy import Toy
 from xrt.errors import CompileRefused, EngineError, EngineUnavailable, OptionError, RunFailed
 
@@ -53,7 +53,7 @@ def test_a_library_of_older_sources_is_not_used_and_says_how_to_build_it(monkeyp
 
 
 def test_every_function_that_is_called_is_looked_for_first() -> None:
-    source = (Path(library_path.__file__).parent / "core.py").read_text()
+    source = Path(bindings.__file__).read_text()
     assert set(re.findall(r"library\.(xrt_\w+)", source)) == set(library_path.FUNCTIONS)
 
 

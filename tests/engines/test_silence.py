@@ -165,7 +165,7 @@ def test_nothing_is_looked_up_and_nothing_left(name: str, place: Place) -> None:
     assert (place.lookups(), place.left()) == ([], [])
 
 
-VALUE = f"import os, sys; from xrt.engines import registry; registry.create('ort'); print(os.environ['{VARIABLE}'])"
+VALUE = f"import os, sys; from xrt.engines import create; create('ort'); print(os.environ['{VARIABLE}'])"
 
 
 @pytest.mark.parametrize(("given", "found"), [({}, "1"), ({VARIABLE: "0"}, "0"), ({VARIABLE: ""}, "")])

@@ -245,7 +245,7 @@ def model_plans() -> tuple[Files, ...]:
         ["xrt_ort_0", "ort", ["matmul", "relu"], [], "main", "ef" * 32, values[0], values[1], ["h"], weights],
         ["xrt_tvm_1", "tvm{opt_level=2}", ["argmax"], ["xrt_ort_0"], "main", "01" * 32, values[1], values[2], ["y"], []],
     ]
-    plan = {"key": [[2, 3], None], "inputs": values[0], "outputs": values[2], "launches": launches}
+    plan = {"key": [[2, 3]], "inputs": values[0], "outputs": values[2], "launches": launches}
     files = [["/nowhere/model.onnx", [1, 2, 3, 4, 5]]]
     ends = {"inputs": values[0], "outputs": values[2]}
     facts = {"format": 1, "ingredients": [["model", "a"]], "files": files, **ends, "plans": [plan]}

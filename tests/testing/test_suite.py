@@ -63,20 +63,20 @@ def failed_of(engine: str, tmp_path: Path, chosen: str = QUICK) -> set[str]:
 
 
 def test_a_good_engine_passes(tmp_path):
-    assert failed_of("Recording()", tmp_path) == set()
+    assert failed_of("RecordingEngine()", tmp_path) == set()
 
 
 ALL_BUT_THE_NODE_TESTS = "not conformance"
 
 
 def test_an_engine_that_declines_everything_passes(tmp_path):
-    assert failed_of("Recording(takes='nothing')", tmp_path, ALL_BUT_THE_NODE_TESTS) == set()
+    assert failed_of("RecordingEngine(takes='nothing')", tmp_path, ALL_BUT_THE_NODE_TESTS) == set()
 
 
 @pytest.mark.parametrize("takes", ["Neg", "Erf", "MatMul|Conv"])
 def test_an_engine_that_takes_almost_nothing_is_proved_on_that(takes, tmp_path):
-    assert failed_of(f"Recording(takes={takes!r})", tmp_path, ALL_BUT_THE_NODE_TESTS) == set()
-    assert failed_of(f"Faulty(how='value', takes={takes!r})", tmp_path, "agrees or cut_law or second_run") == {
+    assert failed_of(f"RecordingEngine(takes={takes!r})", tmp_path, ALL_BUT_THE_NODE_TESTS) == set()
+    assert failed_of(f"FaultyEngine(how='value', takes={takes!r})", tmp_path, "agrees or cut_law or second_run") == {
         "test_it_agrees_with_the_reference",
         "test_cut_law",
         "test_a_second_run_leaves_the_first_results_alone",
@@ -99,7 +99,7 @@ def test_an_engine_that_takes_almost_nothing_is_proved_on_that(takes, tmp_path):
 )
 def test_a_bad_engine_is_caught(told, caught_by, tmp_path):
     chosen = " or ".join(sorted(caught_by))
-    assert failed_of(f"Faulty({told})", tmp_path, chosen) == caught_by
+    assert failed_of(f"FaultyEngine({told})", tmp_path, chosen) == caught_by
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ Each entry is a Function, inputs, and what must come out, worked out in plain Nu
 engine's suite runs all of it.
 """
 
-from xrt.testing.corpus import casts, control, forms, found, learned, limits, numbers, sampled, shapes
+from xrt.testing.corpus import casts, control, forms, found, functions, learned, limits, numbers, sampled, shapes
 from xrt.testing.corpus.entry import CorpusEntry
 
 __all__ = ["CORPUS", "CorpusEntry", "find_entry"]
@@ -14,6 +14,7 @@ CORPUS: tuple[CorpusEntry, ...] = (
     *control.ENTRIES,
     *shapes.ENTRIES,
     *numbers.ENTRIES,
+    *functions.ENTRIES,
     *casts.ENTRIES,
     *limits.ENTRIES,
     *sampled.ENTRIES,

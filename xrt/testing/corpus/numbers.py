@@ -198,40 +198,6 @@ ENTRIES: tuple[CorpusEntry, ...] = (
         (np.array([False, True]), np.array([False, True])),
     ),
     CorpusEntry(
-        "error_function_of_float64",
-        "Erf of float64, which not every library has",
-        graph({"x": "float64[3]"}, {"y": "float64[3]"}, node("Erf", "x", "y")),
-        (np.array([0.0, 0.5, -1.0]),),
-        (np.array([0.0, 0.5204998778130465, -0.8427007929497149]),),
-    ),
-    CorpusEntry(
-        "sine_of_large_numbers",
-        "Sin, Cos and Tan reduce a large argument with all the digits that it takes",
-        graph(
-            {"x": "float32[2]"},
-            {"s": "float32[2]", "c": "float32[2]", "t": "float32[2]"},
-            node("Sin", "x", "s"),
-            node("Cos", "x", "c"),
-            node("Tan", "x", "t"),
-        ),
-        (f32(1e6, -1e6),),
-        (f32(-0.3499935, 0.3499935), f32(0.9367521, 0.9367521), f32(-0.37362445, 0.37362445)),
-    ),
-    CorpusEntry(
-        "inverse_hyperbolic_of_large_numbers",
-        "Asinh and Acosh of numbers whose square is too large, and of large negative ones",
-        graph({"x": "float32[3]"}, {"s": "float32[3]", "c": "float32[3]"}, node("Asinh", "x", "s"), node("Acosh", "x", "c")),
-        (f32(1e30, -1e4, 2),),
-        (f32(69.77069, -9.9034876, 1.4436355), f32(69.77069, NAN, 1.316958)),
-    ),
-    CorpusEntry(
-        "hyperbolic_near_the_end",
-        "Sinh and Cosh are finite where half of Exp is",
-        graph({"x": "float32[2]"}, {"s": "float32[2]", "c": "float32[2]"}, node("Sinh", "x", "s"), node("Cosh", "x", "c")),
-        (f32(88.9, -88.9),),
-        (f32(2.031188e38, -2.031188e38), f32(2.031188e38, 2.031188e38)),
-    ),
-    CorpusEntry(
         "rounded_by_a_large_sum",
         "adding 2**23 and taking it away rounds to whole numbers: the two constants are not merged",
         graph(
