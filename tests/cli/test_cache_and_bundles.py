@@ -120,7 +120,7 @@ def test_commands_take_a_bundle(command: str, model: str, tmp_path: Path, capsys
         "verify": "the whole: agrees",
         "inspect": "a bundle of xrt",
         "bisect": "no region differs from the reference engine",
-        "run": "1 region on",
+        "run": "ort: 1 region on",
     }
     assert said[command] in out
     if command not in ("inspect",):
@@ -140,6 +140,8 @@ def test_a_bundle_has_several_sizes(model: str, tmp_path: Path, capsys: pytest.C
     path = str(tmp_path / "model.xrt")
     code, out, _ = call(capsys, "compile", model, "-e", "openvino", "--strict", "-o", path, "--dim", "N=2", "--dim", "N=5")
     assert code == 0
+    assert "float32[5, 3]" in call(capsys, "run", path, "--dim", "N=5")[1]
+    assert "no input has a dimension 'M'" in call(capsys, "run", path, "--dim", "M=5")[2]
     assert "compiled for N=2; N=5; for other sizes the bundle compiles when it meets them\n" in out
     with xrt.load(path, cache=tmp_path / "empty", strict=True) as loaded:
         assert str(loaded.inputs[0].type) == "float32[N,3]"

@@ -44,11 +44,12 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 def test_lines_while_it_goes_on_and_a_table_in_the_end(command: Command, tmp_path: Path) -> None:
     code, out, err = command("--engines", "toy", "--budget", "30s", "--threads", "1")
     assert code == 0
-    head, row, placed, spent = out.splitlines()
+    head, row, placed, spent, stored = out.splitlines()
     assert head.split("\t") == list(tune.COLUMNS)
     assert row.split("\t")[:3] == ["won", "toy", "1"]
     assert placed == "placed by measurement: toy (1 thread)"
     assert " of 30 s: 1 measurement of regions, " in spent
+    assert stored == "stored: XRTModule with engine=['toy', 'auto'] and threads=1 uses it for these shapes"
     assert " of 30 s: asking the engines\n" in err
     assert "; best so far: toy, " in err
     with xrt.XRTModule(tmp_path / "model.onnx", engine=["toy", "auto"], cache=tmp_path / "cache", threads=1) as m:

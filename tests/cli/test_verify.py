@@ -37,12 +37,12 @@ def test_a_right_engine(model: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_wrong_engine(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("xrt.cli.options.split_specs", lambda text: [Wrong(native="off")])
     np.save(tmp_path / "x.npy", numbers())
-    assert left("verify", model, "--json", "-i", str(tmp_path / "x.npy")) == 1
+    assert left("verify", model, "-e", "wrong", "--json", "-i", str(tmp_path / "x.npy")) == 1
     (region,) = json.loads(capsys.readouterr().out)["regions"]
     assert next(v["node"] for v in region["inner"] if v["judgement"]["verdict"] == "disagrees") == "n9"
-    assert left("verify", model, "--outputs-only") == 1
+    assert left("verify", model, "-e", "wrong", "--outputs-only") == 1
     assert "inside" not in capsys.readouterr().out
-    assert left("bisect", model, "--save", str(tmp_path / "case")) == 1
+    assert left("bisect", model, "-e", "wrong", "--save", str(tmp_path / "case")) == 1
     shown = capsys.readouterr().out
     assert "differs on 1 node: 'n9' (Atan)" in shown and shown.endswith(f"written to {tmp_path / 'case'}\n")
     assert (tmp_path / "case" / "test_data_set_0" / "input_0.pb").exists()
@@ -51,5 +51,13 @@ def test_a_wrong_engine(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_folder_that_cannot_be_made_is_refused_before_any_work(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert left("bisect", model, "--save", str(tmp_path / "no" / "case")) == 2
+    assert left("bisect", model, "-e", "ort", "--save", str(tmp_path / "no" / "case")) == 2
     assert capsys.readouterr().err == f"error: cannot write {tmp_path}/no/case: there is no folder {tmp_path}/no\n"
+
+
+@pytest.mark.parametrize("name", ["verify", "bisect"])
+def test_the_reference_is_not_compared_with_itself(name: str, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert left(name, model) == 2
+    assert capsys.readouterr().err == (
+        f"error: `xrt {name}` compares an engine with the reference engine; name it: xrt {name} MODEL --engine ort\n"
+    )

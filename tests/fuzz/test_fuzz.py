@@ -14,7 +14,7 @@ from xrt.graph.verify import verify
 from xrt.testing.corpus import CORPUS, find_entry
 from xrt.testing.corpus.entry import CorpusEntry, f32, graph, i64, node
 from xrt.testing.corpus.found import ENTRIES
-from xrt.testing.fault_injection import FaultyEngine
+from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 from xrt.testing.files import read_entry, write_entry
 from xrt.testing.fuzz import Fuzzer, make_sample
 from xrt.testing.shrink import Sample, shrink
@@ -158,6 +158,14 @@ def test_the_command_counts_and_exits_with_0(capsys):
     (counts,) = [line.split("\t")[1:] for line in shown.splitlines() if line.startswith("mixture of ort,toy\t")]
     assert sum(map(int, counts)) == 3
     assert counts[-1] == "0"
+
+
+def test_an_engine_that_takes_nothing_proves_nothing(monkeypatch, capsys):
+    monkeypatch.setattr("xrt.cli.fuzz.split_specs", lambda text: [RecordingEngine(takes="nothing")])
+    with pytest.raises(SystemExit) as left:
+        main(["fuzz", "--count", "2", "--way", "alone", "--no-isolate"])
+    assert left.value.code == 1
+    assert "alone: it took none of the graphs, so nothing is known of it" in capsys.readouterr().err
 
 
 def test_the_command_keeps_what_disagrees_and_exits_with_1(tmp_path, monkeypatch, capsys):

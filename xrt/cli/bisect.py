@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from xrt.cli.bundles import open_bundle
-from xrt.cli.explain import set_dims
 from xrt.cli.inputs import all_inputs
 from xrt.cli.options import (
+    check_engine_named,
     check_folder,
     check_writable,
     input_options,
@@ -19,6 +19,7 @@ from xrt.cli.options import (
     module_keywords,
     module_options,
     parse_dims,
+    set_dims,
 )
 from xrt.cli.screen import WorkStatus, out
 from xrt.formats.bundle import is_bundle
@@ -53,6 +54,7 @@ def command(model: str, files: tuple[str, ...], seed: int, target: str | None, *
         function, made = open_bundle(model, click.get_current_context())
     else:
         function = set_dims(load_with_options(model), parse_dims(given["dims"]))
+        check_engine_named()
         made = XRTModule(function, **module_keywords(given))
     values = all_inputs(files, function, seed)
     status = WorkStatus("looking for a difference")

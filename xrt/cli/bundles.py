@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from xrt.cli.options import isolation_keywords
+from xrt.cli.options import isolation_keywords, parse_dims, set_dims
 from xrt.cli.screen import human_bytes, out, show_table
 from xrt.engines import split_specs
 from xrt.engines.contract.registry import why_not_chosen
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["open_bundle", "read_bundle_facts", "show_bundle"]
 
 _FREE = (
-    *("model", "strict", "files", "seed", "target", "repeat", "trace", "verified"),
+    *("model", "strict", "dims", "files", "seed", "target", "repeat", "trace", "verified"),
     *("check", "isolate", "isolate_run", "time_limit", "memory_limit"),
     *("with_memory", "outputs_only", "html", "as_json"),
 )
@@ -32,13 +32,15 @@ _FREE = (
 def open_bundle(path: str, context: click.Context) -> tuple[Function, XRTModule]:
     """Return a bundle's model, or the first trace of its graph, and the module, loaded as the options ask.
 
+    The model has the sizes of ``--dim``, which random inputs take.
+
     Raises OptionError for an option on the command line that the bundle has settled.
     """
     settled = [option.opts[0] for option in context.command.params if _is_given(option.name or "", context)]
     if settled:
         raise OptionError(f"{path} is a bundle, which settles {', '.join(settled)}; leave that out, or compile the model anew")
     asked = context.params
-    return load_model(path), load(
+    return set_dims(load_model(path), parse_dims(asked["dims"])), load(
         path, engine=_named(context), strict=asked["strict"], check=asked.get("check"), **isolation_keywords(asked)
     )
 

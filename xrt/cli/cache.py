@@ -17,8 +17,7 @@ from xrt.cache.disk.entry import CacheEntry
 from xrt.cache.disk.plan_store import PlanStore
 from xrt.cache.disk.report import CacheListing, Miss, explain_misses, list_entries
 from xrt.cache.disk.weight_hashes import WeightHashStore
-from xrt.cli.explain import set_dims
-from xrt.cli.options import load_with_options, module_keywords, module_options, parse_dims
+from xrt.cli.options import load_with_options, module_keywords, module_options, parse_dims, set_dims
 from xrt.cli.screen import human_bytes, out, show_table
 from xrt.engines import GraphCompiler, create
 from xrt.errors import CacheError, OptionError

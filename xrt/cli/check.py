@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from xrt import models
 from xrt.cli.app import main
-from xrt.cli.explain import set_dims
-from xrt.cli.options import load_with_options, parse_dims, parse_seconds
+from xrt.cli.options import load_with_options, parse_dims, parse_seconds, set_dims
 from xrt.cli.screen import WorkStatus, out
 from xrt.engines import split_specs
 from xrt.engines.contract.registry import why_not_chosen
 from xrt.errors import EngineError, InputError, LockError, ModelError, OptionError, PlanError, RunFailed, XRTError, did_you_mean
 from xrt.formats.arrays import read_npy, read_npz
+from xrt.formats.bundle import is_bundle
 from xrt.formats.placement_file import Lock, read_lock
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
@@ -107,6 +109,7 @@ def command(
     otherwise 0. Where the noise is too large for a decision, the exit code is 0, or 3 with --undecided=fail. A regression must
     appear in two processes; the exit code is 2 when the second one hangs.
     """
+    _check_is_lock(lock)
     held = read_lock(lock)
     try:
         _check_named(held, split_specs(named) if named is not None else [])
@@ -125,6 +128,13 @@ def command(
         passes = "it passes; --undecided=fail makes it fail" if undecided == "pass" else "it fails, as --undecided=fail asks"
         out.print(f"{passes}. Give it more --budget, or a quieter machine", markup=False)
     return _code(outcome, undecided)
+
+
+def _check_is_lock(path: str) -> None:
+    """Raise OptionError for what is a model: it would be advised to write a lock over it."""
+    is_model = Path(path).suffix == ".onnx" or is_bundle(path) or (not os.path.lexists(path) and path in models.names())
+    if is_model:
+        raise OptionError(f"{path} is a model, and `xrt check` takes a lockfile; `xrt lock {path}` writes one")
 
 
 def _code(outcome: RegressionResult, undecided: str) -> int:

@@ -10,8 +10,15 @@ from typing import Any
 
 import click
 
-from xrt.cli.explain import set_dims
-from xrt.cli.options import check_writable, isolation_options, load_with_options, module_keywords, module_options, parse_choices
+from xrt.cli.options import (
+    check_writable,
+    isolation_options,
+    load_with_options,
+    module_keywords,
+    module_options,
+    parse_choices,
+    set_dims,
+)
 from xrt.cli.screen import WorkStatus, human_bytes, out
 from xrt.errors import InputError
 from xrt.graph import Function, TensorType

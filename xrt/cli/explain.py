@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from xrt import passes
 from xrt.cli.bundles import open_bundle
-from xrt.cli.options import check_writable, load_with_options, module_keywords, module_options, parse_dims
+from xrt.cli.options import check_writable, load_with_options, module_keywords, module_options, parse_dims, set_dims
 from xrt.cli.screen import human_bytes, out, show_table
-from xrt.errors import OptionError, did_you_mean
 from xrt.formats.bundle import is_bundle
 from xrt.formats.output import replace_file
-from xrt.graph import Function, TensorType
 from xrt.module import XRTModule
 from xrt.module.html import render_explanation_page
 from xrt.placement.report import format_seconds
@@ -24,7 +21,7 @@ from xrt.placement.report import format_seconds
 if TYPE_CHECKING:
     from xrt.placement import CostReport
 
-__all__ = ["command", "set_dims"]
+__all__ = ["command"]
 
 
 @click.command("explain")
@@ -80,16 +77,3 @@ def _show(account: CostReport) -> None:
         out.print("what would unlock the graph, by the prediction:", markup=False)
         gains = [(x.operator, x.engine, x.nodes, format_seconds(x.seconds)) for x in account.unlocks]
         show_table(("operator", "engine", "nodes", "saves"), gains, numbers=("nodes", "saves"))
-
-
-def set_dims(function: Function, sizes: dict[str, int]) -> Function:
-    """Return the function with those symbolic dimensions fixed; raises OptionError for a name that no input has."""
-    if not sizes:
-        return function
-    tensors = [value.type for value in function.inputs if isinstance(value.type, TensorType)]
-    known = {dim for type_ in tensors for dim in type_.shape or () if isinstance(dim, str)}
-    for name in sizes:
-        if name not in known:
-            listed = ", ".join(sorted(known)) or "none"
-            raise OptionError(f"no input has a dimension {name!r}.{did_you_mean(name, known)} The model has: {listed}")
-    return passes.bind_dims(function, sizes)

@@ -74,7 +74,10 @@ def command(
     keep: Path | None,
     isolate: bool,
 ) -> int:
-    """Run generated graphs on single engines, with the reference as fallback, and on mixtures; exit code 1 on a difference."""
+    """Run generated graphs on single engines, with the reference as fallback, and on mixtures.
+
+    The exit code is 1 on a difference, and where an engine alone took none of the graphs, which proves nothing of it.
+    """
     always, seldom = (split_specs(names) if names else [] for names in (engines, rarely))
     _check(always + seldom)
     if keep is not None:
@@ -84,7 +87,16 @@ def command(
     words = sorted({word for word, _ in fuzzer.counts})
     show_table(("way", *Verdict), [(w, *(fuzzer.counts[w, v] for v in Verdict)) for w in words], numbers=tuple(Verdict))
     out.print(f"{count:,} graphs from seed {seed}: {_counted(len(fuzzer.findings))}", markup=False)
-    return 1 if fuzzer.findings else 0
+    idle = _idle_ways(fuzzer)
+    for word in idle:
+        complain("nothing compared", f"{word}: it took none of the graphs, so nothing is known of it; try a larger --count")
+    return 1 if fuzzer.findings or idle else 0
+
+
+def _idle_ways(fuzzer: Fuzzer) -> list[str]:
+    """Return the ways of one engine alone in which every graph was declined."""
+    alone = [word for word in dict.fromkeys(word for word, _ in fuzzer.counts) if word.endswith(" alone")]
+    return [word for word in alone if not any(fuzzer.counts[word, verdict] for verdict in Verdict if verdict != "declined")]
 
 
 def _check(engines: list[str]) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from xrt.cli.explain import set_dims
 from xrt.cli.inputs import all_inputs, list_input_files
 from xrt.cli.options import (
     add_tuning_options,
@@ -18,6 +17,7 @@ from xrt.cli.options import (
     module_keywords,
     parse_dims,
     parse_seconds,
+    set_dims,
 )
 from xrt.cli.screen import WorkStatus, complain, out
 from xrt.cli.tune import INTERRUPTED, format_result

@@ -6,18 +6,20 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import click
 
+from xrt import passes
 from xrt.bench import BenchTarget
 from xrt.bench.targets import DIGITS
 from xrt.cache import default_cache
 from xrt.cache.disk.config import parse_size
 from xrt.engines import parse_spec, split_specs
-from xrt.errors import InputError, OptionError
+from xrt.errors import InputError, OptionError, did_you_mean
 from xrt.formats.bundle import is_bundle, load_model
 from xrt.formats.output import why_not_folder, why_not_writable
+from xrt.graph import TensorType
 from xrt.graph.types import LARGEST_EXTENT
 from xrt.module.model_source import make_source
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "add_tuning_options",
+    "check_engine_named",
     "check_folder",
     "check_writable",
     "input_options",
@@ -38,6 +41,7 @@ __all__ = [
     "parse_choices",
     "parse_dims",
     "parse_seconds",
+    "set_dims",
 ]
 
 Command = Callable[..., Any]
@@ -65,6 +69,14 @@ def check_writable(target: Path) -> None:
         raise InputError(f"cannot write {target}: {reason}")
 
 
+def check_engine_named() -> None:
+    """Raise OptionError where the command line names no engine to hold against the reference."""
+    context = click.get_current_context()
+    if context.get_parameter_source("engine") is not click.core.ParameterSource.COMMANDLINE:
+        name = context.command.name
+        raise OptionError(f"`xrt {name}` compares an engine with the reference engine; name it: xrt {name} MODEL --engine ort")
+
+
 def check_folder(target: Path) -> None:
     """Raise InputError, before any work is done, where files cannot be written to a folder, which is made if need be."""
     if reason := why_not_folder(target):
@@ -86,6 +98,19 @@ def parse_dims(given: tuple[str, ...]) -> dict[str, int]:
         if len(sizes) > 1:
             raise OptionError(f"--dim gives {name} as {' and as '.join(map(str, sizes))}; only `xrt compile` takes several sizes")
     return {name: sizes[0] for name, sizes in choices.items()}
+
+
+def set_dims(function: Function, sizes: dict[str, int]) -> Function:
+    """Return the function with those symbolic dimensions fixed; raises OptionError for a name that no input has."""
+    if not sizes:
+        return function
+    tensors = [value.type for value in function.inputs if isinstance(value.type, TensorType)]
+    known = {dim for type_ in tensors for dim in type_.shape or () if isinstance(dim, str)}
+    for name in sizes:
+        if name not in known:
+            listed = ", ".join(sorted(known)) or "none"
+            raise OptionError(f"no input has a dimension {name!r}.{did_you_mean(name, known)} The model has: {listed}")
+    return passes.bind_dims(function, sizes)
 
 
 def parse_choices(given: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
@@ -119,6 +144,20 @@ def parse_devices(context: click.Context, option: click.Parameter, text: str | N
     if len(found) < len(pairs) or not all((*found, *found.values())):
         raise OptionError(f"--devices takes ENGINE=DEVICE, each engine once, such as ort=cuda,tvm=cpu; got {text!r}")
     return found
+
+
+@overload
+def parse_seconds(context: click.Context, option: click.Parameter, text: str) -> float: ...
+@overload
+def parse_seconds(context: click.Context, option: click.Parameter, text: None) -> None: ...
+def parse_seconds(context: click.Context, option: click.Parameter, text: str | None) -> float | None:
+    """Return seconds from a text such as ``60s``, ``2m`` or ``90``, None from None; raises OptionError for another form."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|)", text.strip())
+    if match is None or not float(match[1]):
+        raise OptionError(f"{option.opts[0]} takes a time such as 60s or 2m; got {text!r}")
+    return float(match[1]) * (60 if match[2] == "m" else 1)
 
 
 _SHARED = (
@@ -190,7 +229,7 @@ def input_options(command: Command) -> Command:
 
 def module_options(command: Command) -> Command:
     """Add the options that become keywords of XRTModule."""
-    for option in reversed((*_SHARED, _LOCK)):
+    for option in reversed((*_SHARED, *_AUTO)):
         command = option(command)
     return command
 
@@ -206,8 +245,9 @@ _ENGINES = click.option(
 )
 
 
-_LOCK = click.option(
-    "--lock", type=click.Path(dir_okay=False), help="With -e auto: use the plan of this lockfile, do not measure"
+_AUTO = (
+    click.option("--lock", type=click.Path(dir_okay=False), help="With -e auto: use the plan of this lockfile, do not measure"),
+    click.option("--budget", callback=parse_seconds, help="With -e auto: time of the search: 60s, 2m [default: 20s]"),
 )
 
 
@@ -218,20 +258,18 @@ def add_tuning_options(command: Command) -> Command:
     return command
 
 
-def parse_seconds(context: click.Context, option: click.Parameter, text: str) -> float:
-    """Return seconds from a text such as ``60s``, ``2m`` or ``90``; raises OptionError for another form."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|)", text.strip())
-    if match is None or not float(match[1]):
-        raise OptionError(f"{option.opts[0]} takes a time such as 60s or 2m; got {text!r}")
-    return float(match[1]) * (60 if match[2] == "m" else 1)
-
-
 def module_keywords(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return XRTModule's keywords from what `module_options` collected; what was not given is left out."""
+    """Return XRTModule's keywords from what `module_options` collected; what was not given is left out.
+
+    Raises OptionError for a budget where no engine is chosen by measurement.
+    """
+    engines = split_specs(given["engine"])
+    if given.get("budget") is not None and "auto" not in engines:
+        raise OptionError("--budget is the time of a search; pass it with -e auto, or a list with auto in it")
     kept = {name: given[name] for name in ("minimum_nodes", "maximum_nodes", "precision", "threads")}
-    kept |= {name: given.get(name) for name in ("devices", "dump_subgraph_dir", "check", "lock")}
+    kept |= {name: given.get(name) for name in ("devices", "dump_subgraph_dir", "check", "lock", "budget")}
     chosen = {name: value for name, value in kept.items() if value is not None}
     if given["pins"]:
         chosen["pins"] = given["pins"]
     chosen |= isolation_keywords(given)
-    return {**chosen, "engine": split_specs(given["engine"]), "device": given["device"], "strict": given["strict"]}
+    return {**chosen, "engine": engines, "device": given["device"], "strict": given["strict"]}

@@ -12,7 +12,6 @@ import numpy as np
 from rich.status import Status
 
 from xrt.cli.bundles import open_bundle
-from xrt.cli.explain import set_dims
 from xrt.cli.inputs import all_inputs
 from xrt.cli.options import (
     check_writable,
@@ -23,6 +22,7 @@ from xrt.cli.options import (
     module_options,
     parse_check,
     parse_dims,
+    set_dims,
 )
 from xrt.cli.screen import WorkStatus, out, show_table
 from xrt.comparison import compare, tolerance_for
@@ -32,6 +32,7 @@ from xrt.formats.bundle import is_bundle
 from xrt.formats.output import replace_file
 from xrt.module import XRTModule
 from xrt.module.options import REFERENCE
+from xrt.placement.result import describe_plan
 from xrt.runtime import to_host
 
 if TYPE_CHECKING:
@@ -76,15 +77,19 @@ def command(
             results = _as_tuple(module(**values))
             first = perf_counter() - began
         seconds = [_timed(module, values) for _ in range(repeat)]
-        regions = len(module.plan.launches)
+        plan = module.plan
         if trace is not None:
             with status:
                 _trace(module, values, repeat, trace, status)
     outputs = dict(zip((v.name for v in function.outputs), results, strict=True))
-    _report(outputs, _counted(regions, "region") + f" on {_counted(module.threads, 'thread')}", first, float(np.median(seconds)))
+    what = f"{describe_plan(plan)}: {_counted(len(plan.launches), 'region')} on {_counted(module.threads, 'thread')}"
+    _report(outputs, what, first, float(np.median(seconds)))
     if trace is not None:
-        what = _counted(repeat, "call")
-        out.print(f"{trace}: a timeline of {what}; open it in ui.perfetto.dev or chrome://tracing", markup=False, soft_wrap=True)
+        out.print(
+            f"{trace}: a timeline of {_counted(repeat, 'call')}; open it in ui.perfetto.dev or chrome://tracing",
+            markup=False,
+            soft_wrap=True,
+        )
     if target is not None:
         _save(outputs, Path(target))
     return _verify(function, values, results) if verified else 0

@@ -12,9 +12,17 @@ import click
 from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from xrt.cli.explain import set_dims
+from xrt.cache import DiskTier, default_cache
 from xrt.cli.inputs import all_inputs
-from xrt.cli.options import add_tuning_options, input_options, load_with_options, module_keywords, parse_dims, parse_seconds
+from xrt.cli.options import (
+    add_tuning_options,
+    input_options,
+    load_with_options,
+    module_keywords,
+    parse_dims,
+    parse_seconds,
+    set_dims,
+)
 from xrt.cli.screen import err, out, show_table
 from xrt.graph import Function, TensorType
 from xrt.module import XRTModule
@@ -41,8 +49,9 @@ PAUSE = 1.0
 def command(model: str, files: tuple[str, ...], seed: int, budget: float, as_json: bool, **given: Any) -> int:
     """Find the fastest engine, or mixture of engines, for MODEL: an ONNX file or a shipped model.
 
-    The result is stored: XRTModule(MODEL, engine="auto") uses it without measuring. Ctrl-C ends the search with the best plan so
-    far, and exit code 130. The exit code is 1 when nothing could be measured.
+    The result is stored for the listed engines, the threads and the shapes: XRTModule(MODEL, engine="auto") uses it without
+    measuring, or engine=["ort", "xla", "auto"] after --engines ort,xla. Ctrl-C ends the search with the best plan so far, and
+    exit code 130. The exit code is 1 when nothing could be measured.
     """
     function = set_dims(load_with_options(model), parse_dims(given["dims"]))
     keywords = module_keywords(given)
@@ -55,6 +64,11 @@ def command(model: str, files: tuple[str, ...], seed: int, budget: float, as_jso
         out.print_json(json.dumps({"model": model, "threads": module.threads, **tuned.to_dict()}))
     else:
         _show(tuned, module.threads)
+        if tuned.how == "measured" and isinstance(default_cache().disk, DiskTier):
+            listed = repr(keywords["engine"][0] if len(keywords["engine"]) == 1 else keywords["engine"])
+            out.print(
+                f"stored: XRTModule with engine={listed} and threads={module.threads} uses it for these shapes", markup=False
+            )
     return {"interrupted": INTERRUPTED, "priority": 1}.get(tuned.how, 0)
 
 

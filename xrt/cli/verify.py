@@ -8,9 +8,17 @@ from typing import Any
 import click
 
 from xrt.cli.bundles import open_bundle
-from xrt.cli.explain import set_dims
 from xrt.cli.inputs import all_inputs
-from xrt.cli.options import input_options, isolation_options, load_with_options, module_keywords, module_options, parse_dims
+from xrt.cli.options import (
+    check_engine_named,
+    input_options,
+    isolation_options,
+    load_with_options,
+    module_keywords,
+    module_options,
+    parse_dims,
+    set_dims,
+)
 from xrt.cli.screen import WorkStatus, out
 from xrt.formats.bundle import is_bundle
 from xrt.module import XRTModule
@@ -34,6 +42,7 @@ def command(model: str, files: tuple[str, ...], seed: int, outputs_only: bool, a
         function, made = open_bundle(model, click.get_current_context())
     else:
         function = set_dims(load_with_options(model), parse_dims(given["dims"]))
+        check_engine_named()
         made = XRTModule(function, **module_keywords(given))
     values = all_inputs(files, function, seed)
     status = WorkStatus("verifying")

@@ -177,7 +177,6 @@ class SearchState:
         spent, best = self.clock() - self.began, self.candidates.best_alone(self.table)
         if race.winner is None and best is not None:
             race = pick_winner_from_profile(race, *best)
-        late = [f"the budget ended before {describe_plan(one)} was made ready" for one in self.late if self._alone(one) is None]
         unmeasured, given = self._unmeasured(race), self._taking_part(race)
         race = replace(race, contenders=tuple(self._anew(one, given, unmeasured) for one in race.contenders))
         if race.winner is not None:
@@ -186,7 +185,7 @@ class SearchState:
             chosen = find_first_viable([self.priority, *self.candidates.wholes], self.table)
             plan, how = with_reasons(chosen, unmeasured), "priority"
         return TuningResult(
-            *(plan, self.table, race, how, self.budget, spent, count, (*self.notes, *late)),
+            *(plan, self.table, race, how, self.budget, spent, count, (*self.notes, *self._late_note())),
             unmeasured=FrozenDict(unmeasured),
             is_provisional=how != "priority" and rounds < self.bounds.rules.least,
             asked=tuple(self.inquiry.engines()) if self.inquiry is not None else (),
@@ -204,6 +203,13 @@ class SearchState:
             if isinstance(cost := self._alone(plan), MeasuredCost):
                 note = "measured alone; the budget ended before it was made ready"
                 yield CandidateResult(plan, "lost", cost.seconds, cost.low, cost.high, note=note)
+
+    def _late_note(self) -> list[str]:
+        """Return what to say of the mixtures for which there was no time left; nothing where there was."""
+        titles = [describe_plan(plan) for plan in self.late if self._alone(plan) is None]
+        if len(titles) <= 1:
+            return [f"the budget ended before {title} was made ready" for title in titles]
+        return [f"the budget ended before {len(titles)} plans were made ready, the first {titles[0]}"]
 
     def _slowness(self, plan: Plan) -> str:
         """Return what to say of a plan that took too long to be made ready; nothing of another."""
