@@ -83,6 +83,19 @@ def test_a_budget_that_is_over_at_once_gives_a_measurement_all_the_same() -> Non
     assert (found.how, found.race.winner and found.race.winner.title) == ("measured", SLOW_EXP.spec)
 
 
+def test_engines_race_before_mixtures_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that ran first had won where the planner used up the rest of a small budget."""
+
+    def endless(*given: Any, **options: Any) -> Any:
+        raise OutOfTime
+
+    monkeypatch.setattr("xrt.placement.session.choose_requests", endless)
+    found = tuned(PAIR, SLOW_EXP, TOY, budget=9.0)
+    assert found.race.winner is not None
+    assert (found.race.winner.title, found.race.rounds >= 6) == ("toy", True)
+    assert found.notes == ("the budget ended while the planner was looking for mixtures",)
+
+
 def test_an_engine_that_does_not_come_back_is_left_for_the_next() -> None:
     found = tuned(PAIR, Stuck(), TOY, budget=2.0, clock=ticking(), bounds=TuningBudget(calibration=0.0, limit=0.01))
     assert {launch.engine for launch in found.plan.launches} == {"toy"}

@@ -89,6 +89,8 @@ class TuningSession(Racing):
         self._measure_wholes(survey)
         if not self._has_measured and self._left() < self.budget * self.bounds.hurry:
             self._measure_here(self.began + self.budget + self.bounds.grace)
+        if self.budget < self.bounds.small:
+            self._race_wholes()
         while self._passes(survey):
             pass
 
@@ -102,6 +104,16 @@ class TuningSession(Racing):
             if not self._ask(self.began + self.budget * share, lambda: bool(self._fresh_wholes(survey))):
                 break
         self.table = survey.table
+
+    def _race_wholes(self) -> None:
+        """Let the plans of one engine that were measured race: under a small budget mixtures may leave no time for that."""
+        met = {make_partition_key(plan) for plan in self.proposals}
+        measured = (plan for plan in self.candidates.wholes if isinstance(self._alone(plan), MeasuredCost))
+        if fresh := [plan for plan in measured if make_partition_key(plan) not in met]:
+            self.proposals = (*self.proposals, *fresh)
+            self._settle()
+            self._make_ready(fresh, self._end)
+            self._race()
 
     def _fresh_wholes(self, survey: RegionProfiler) -> list[ProfiledRegion]:
         """Return the whole on each engine that is ready and of which nothing is known."""
