@@ -18,7 +18,7 @@ from xrt.graph import FrozenDict, Function, TensorType
 from xrt.partition import Pin
 from xrt.placement.engine_list import AUTO
 
-__all__ = ["AUTO", "BenchCandidate", "BenchTarget"]
+__all__ = ["AUTO", "BenchCandidate", "BenchTarget", "set_dims"]
 
 _SIZED = re.compile(r"(?P<source>[^{}]+?)\s*(?:\{(?P<sizes>[^{}]*)\})?\s*")
 _WITH = re.compile(r"\s+with\s+")
@@ -53,7 +53,7 @@ class BenchTarget:
     def load(self, seed: int = 0) -> Function:
         """Return the model; raises ModelError or OptionError, also where it cannot have that batch size."""
         if self.source not in models.names():
-            return _with_batch(_bound(self._read(), self.sizes), self.batch)
+            return _with_batch(set_dims(self._read(), self.sizes), self.batch)
         if self.batch is None or BATCH not in models.list_model_sizes(self.source):
             return _with_batch(models.load(self.source, seed, **self.sizes), self.batch)
         return models.load(self.source, seed, **{**self.sizes, BATCH: self.batch})
@@ -63,7 +63,7 @@ class BenchTarget:
         if self.source in models.names():
             models.check_sizes(self.source, self.sizes)
         else:
-            _bound(self._read(), self.sizes)
+            set_dims(self._read(), self.sizes)
 
     def _read(self) -> Function:
         """Return the model of an ONNX file, or of a bundle, whose engines and compiled forms have no part in a comparison."""
@@ -91,12 +91,13 @@ def _size(part: str, text: str) -> tuple[str, int]:
     return name, int(size)
 
 
-def _bound(function: Function, sizes: Mapping[str, int]) -> Function:
+def set_dims(function: Function, sizes: Mapping[str, int]) -> Function:
+    """Return the function with those symbolic dimensions fixed; raises OptionError for a name that no input has."""
     known = {dim for shape in _shapes(function) for dim in shape if isinstance(dim, str)}
     for name in sizes:
         if name not in known:
-            has = ", ".join(sorted(known)) or "none"
-            raise OptionError(f"no input has a dimension {name!r}.{did_you_mean(name, known)} The model has: {has}")
+            listed = ", ".join(sorted(known)) or "none"
+            raise OptionError(f"no input has a dimension {name!r}.{did_you_mean(name, known)} The model has: {listed}")
     return passes.bind_dims(function, sizes) if sizes else function
 
 

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any, overload
 
 import click
 
-from xrt import passes
 from xrt.bench import BenchTarget
-from xrt.bench.targets import DIGITS
+from xrt.bench.targets import DIGITS, set_dims
 from xrt.cache import default_cache
 from xrt.cache.disk.config import parse_size
 from xrt.engines import parse_spec, split_specs
-from xrt.errors import InputError, OptionError, did_you_mean
+from xrt.errors import InputError, OptionError
 from xrt.formats.bundle import is_bundle, load_model
 from xrt.formats.output import why_not_folder, why_not_writable
-from xrt.graph import TensorType
 from xrt.graph.types import LARGEST_EXTENT
 from xrt.module.model_source import make_source
 
@@ -98,19 +96,6 @@ def parse_dims(given: tuple[str, ...]) -> dict[str, int]:
         if len(sizes) > 1:
             raise OptionError(f"--dim gives {name} as {' and as '.join(map(str, sizes))}; only `xrt compile` takes several sizes")
     return {name: sizes[0] for name, sizes in choices.items()}
-
-
-def set_dims(function: Function, sizes: dict[str, int]) -> Function:
-    """Return the function with those symbolic dimensions fixed; raises OptionError for a name that no input has."""
-    if not sizes:
-        return function
-    tensors = [value.type for value in function.inputs if isinstance(value.type, TensorType)]
-    known = {dim for type_ in tensors for dim in type_.shape or () if isinstance(dim, str)}
-    for name in sizes:
-        if name not in known:
-            listed = ", ".join(sorted(known)) or "none"
-            raise OptionError(f"no input has a dimension {name!r}.{did_you_mean(name, known)} The model has: {listed}")
-    return passes.bind_dims(function, sizes)
 
 
 def parse_choices(given: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
