@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import xrt
-from tests.devices.worlds import TOY, World, same, traffic
+from tests.devices.worlds import TOY, World, listed, traffic
+from xrt.comparison import compare_all, tolerance_for
 from xrt.models import load, sample_inputs
 
 MODELS = {"bert": {"layers": 1, "hidden": 32, "heads": 2, "vocabulary": 50}, "squeezenet": {}}
@@ -19,6 +20,7 @@ def test_a_model_computes_what_it_does_on_the_cpu(world: World, name: str) -> No
     expected = xrt.XRTModule(model, TOY)(**inputs)
     m = world.module(model, cuda_graph=True)
     for _ in range(3):  # played, recorded, replayed
-        same(world, m(**inputs), expected)
+        found = compare_all(listed(world.down(m(**inputs))), listed(expected), tolerance_for("float32", "network"))
+        assert found, found.message  # products depend on where their operands lie in memory, and on the processor
     assert "\na graph of the device" in str(m.explain())
     assert (traffic(m).copies_out, traffic(m).waits) == (0, 0)

@@ -68,12 +68,12 @@ def traffic(module: xrt.XRTModule) -> TransferStats:
 
 def same(world: World, results: Any, expected: Any) -> None:
     """Bit for bit on a simulated device, whose kernels are NumPy's; to rounding on a real one."""
-    for got, want in zip(_listed(world.down(results)), _listed(expected), strict=True):
+    for got, want in zip(listed(world.down(results)), listed(expected), strict=True):
         if world.machine is not None:
             np.testing.assert_array_equal(got, want)
         else:
             np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
 
 
-def _listed(values: Any) -> Sequence[Any]:
+def listed(values: Any) -> Sequence[Any]:
     return list(values) if isinstance(values, tuple | list) else [values]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from tests.passes.agreement import assert_computes_the_same
 from xrt.errors import OptionError
 from xrt.formats.text import parse
 from xrt.passes import evaluate, infer_shapes
@@ -22,7 +23,6 @@ from xrt.passes.pipeline import (
     Pipeline,
     make_pipeline,
 )
-from xrt.placement.reference import evaluate as run
 from xrt.testing.strategies import functions, make_random_inputs
 
 if TYPE_CHECKING:
@@ -86,5 +86,4 @@ def test_the_pipeline_of_a_module_keeps_the_results(function: Function) -> None:
     inputs = make_random_inputs(function, 0)
     with np.errstate(all="ignore"):
         optimized = make_pipeline(evaluate).run(infer_shapes(function))
-        for actual, expected in zip(run(optimized, inputs), run(function, inputs), strict=True):
-            np.testing.assert_array_equal(actual, expected)
+    assert_computes_the_same(optimized, function, inputs)
