@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from xrt.engines.toolkit.known_issues import KnownIssue, always, attribute_is, match_known_issue
 from xrt.engines.tvm.export import make_constant
-from xrt.graph import DType, Function, Node, TensorType, is_training
+from xrt.graph import DType, Function, Node, TensorType, is_training, since_version
 
 __all__ = ["DEFECTS", "find_known_issue"]
 
@@ -59,6 +61,36 @@ def _scales_by_a_fraction(node: Node, function: Function) -> bool:
     axes = node.attr("axes") or range(len(type_.shape))
     products = [type_.shape[axis] * float(scale) for axis, scale in zip(axes, scales.array, strict=False)]
     return any(product != round(product) for product in products)
+
+
+def _has_inexact_ties(node: Node, function: Function) -> bool:
+    """Whether some place of a nearest neighbour lies exactly between two, and the ratio of the extents is not binary.
+
+    The library multiplies by a rounded ratio, with or without a rounding after it: then the place lies on either side.
+    """
+    before, after = (function.get_type(name) for name in (node.inputs[0], node.outputs[0]))
+    shapes = [type_.shape for type_ in (before, after) if isinstance(type_, TensorType) and type_.shape is not None]
+    if node.attr("mode", "nearest") != "nearest" or len(shapes) != 2:
+        return False
+    old = node.op_type == "Upsample" or (since_version(node, function) or 0) < 11
+    coordinates = "asymmetric" if old else node.attr("coordinate_transformation_mode", "half_pixel")
+    nearest = "floor" if old else node.attr("nearest_mode", "round_prefer_floor")
+    extents = ((a, b) for a, b in zip(*shapes, strict=True) if isinstance(a, int) and isinstance(b, int) and a != b)
+    return any(_meets_tie(a, b, coordinates, is_rounded=nearest.startswith("round")) for a, b in extents)
+
+
+def _meets_tie(extent: int, target: int, coordinates: str, *, is_rounded: bool) -> bool:
+    """Whether a place ``(i + c) * extent / target - c`` is whole, or for ``is_rounded`` half of an odd number."""
+    is_aligned, centre = coordinates == "align_corners", int(coordinates in _CENTRED)
+    ratio = Fraction(extent - is_aligned, max(target - is_aligned, 1))
+    p, q = ratio.numerator, ratio.denominator
+    if q & (q - 1) == 0:  # such a ratio, and its multiples, have no rounding
+        return False
+    first = 1 - centre  # the place 0 is exact where it is not moved
+    return any(((2 * i + centre) * p - (centre + is_rounded) * q) % (2 * q) == 0 for i in range(first, target))
+
+
+_CENTRED = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
 
 
 def _dtype(name: str, function: Function) -> DType | None:
@@ -123,6 +155,12 @@ DEFECTS: tuple[KnownIssue, ...] = (
         _scales_by_a_fraction,
         "TVM resizes by the ratio of the rounded sizes, where ONNX resizes by the scales",
         ("test_resize_downsample_scales_linear", "test_resize_downsample_scales_cubic"),
+    ),
+    KnownIssue(
+        ("Resize", "Upsample"),
+        _has_inexact_ties,
+        "TVM takes the nearest element by a rounded place, so that of two as near the processor decides",
+        ("test_resize_upsample_sizes_nearest with constant sizes, with tvm{mcpu=haswell}",),
     ),
     KnownIssue(
         ("Resize",),

@@ -20,6 +20,19 @@ def _sampled(name: str, why: str, padding: str, *expected: float) -> CorpusEntry
 
 
 ENTRIES: tuple[CorpusEntry, ...] = (
+    CorpusEntry(
+        "nearest_of_two_as_near",
+        "the fourth of seven elements lies between the two old ones; tvm took either, by the instructions of the processor",
+        graph(
+            {"x": "float32[1,1,1,2]"},
+            {"y": "float32[1,1,1,7]"},
+            node("Resize", "x - - sizes", "y", mode="nearest"),
+            constants={"sizes": i64([1, 1, 1, 7])},
+            opset=18,
+        ),
+        (f32([[[[1, 2]]]]),),
+        (f32([[[[1, 1, 1, 1, 2, 2, 2]]]]),),
+    ),
     _sampled(
         "grid_sample_cubic_border",
         "beyond the border each of the taps reads the border; the place itself stays, and with it the weights",
