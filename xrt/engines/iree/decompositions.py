@@ -7,14 +7,15 @@ the nearest one inside. Max, Min and Clip drop a NaN, Equal finds a NaN equal to
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from xrt.engines.iree.constants import find_node_constant
-from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, is_training, read_attributes
+from xrt.engines.toolkit.node_writer import NodeWriter
+from xrt.graph import Attribute, DType, Function, Node, is_training
 from xrt.passes import drop_dead_nodes
 
 __all__ = ["SPELLED", "decompose", "is_decomposed"]
@@ -35,7 +36,7 @@ def decompose(function: Function) -> Function:
     nodes: list[Node] = []
     constants = dict(function.constants)
     for node in function.nodes:
-        page = NodeWriter(node, function)
+        page = IreeWriter(node, function)
         if _write(page):
             nodes += page.nodes
             constants |= page.constants
@@ -46,10 +47,10 @@ def decompose(function: Function) -> Function:
 
 def is_decomposed(node: Node, function: Function) -> bool:
     """Whether the node is written out; its inputs must have known types."""
-    return _write(NodeWriter(node, function))
+    return _write(IreeWriter(node, function))
 
 
-def _write(page: NodeWriter) -> bool:
+def _write(page: IreeWriter) -> bool:
     """Write the node out on its page; return whether there is a spelling for it."""
     since, spell = SPELLED.get(page.node.op, (0, None))
     result = None if spell is None or page.opset < since else spell(page)
@@ -62,23 +63,10 @@ def _write(page: NodeWriter) -> bool:
     return True
 
 
-@dataclass(slots=True)
-class NodeWriter:
-    """What one node is written out as."""
+class IreeWriter(NodeWriter):
+    """What one node is written out as, with what the spellings here need."""
 
-    node: Node
-    function: Function
-    nodes: list[Node] = field(default_factory=list)
-    constants: dict[str, Constant] = field(default_factory=dict)
-
-    def op(self, op_type: str, *inputs: str, output: str = "", **attributes: Any) -> str:
-        """Write an operator, and return the name of its result."""
-        return self.write(op_type, inputs, output, read_attributes(attributes))
-
-    def write(self, op_type: str, inputs: tuple[str, ...], output: str = "", attributes: tuple[Attribute, ...] = ()) -> str:
-        name = output or f"{self.node.outputs[0]}/spelled/{len(self.nodes)}"
-        self.nodes.append(Node(op_type, inputs, (name,), attributes, name=name))
-        return name
+    __slots__ = ()
 
     def reduce(self, op_type: str, name: str, *axes: int) -> str:
         """Write a reduction that keeps its axes."""
@@ -86,35 +74,8 @@ class NodeWriter:
             return self.op(op_type, name, axes=list(axes))
         return self.op(op_type, name, self.constant(np.array(axes, np.int64)))
 
-    def constant(self, array: Array) -> str:
-        """Write a constant, and return its name."""
-        name = f"{self.node.outputs[0]}/spelled/constant/{len(self.constants)}"
-        self.constants[name] = Constant(array)
-        return name
-
-    def number(self, value: float) -> str:
-        """Write a scalar constant of the first input's type, and return its name."""
-        return self.constant(np.array(value, self.dtype(self.x).numpy))
-
-    def get_type(self, name: str) -> TensorType:
-        type_ = self.function.get_type(name)
-        if not isinstance(type_, TensorType) or type_.shape is None:
-            raise ValueError(f"{name!r} has the type {type_}")
-        return type_
-
-    def dtype(self, name: str) -> DType:
-        return self.get_type(name).dtype
-
     def extents(self, name: str) -> tuple[int, ...]:
         return tuple(extent if isinstance(extent, int) else 0 for extent in self.get_type(name).shape or ())
-
-    @property
-    def opset(self) -> int:
-        return self.function.opsets.get("", 0)
-
-    @property
-    def x(self) -> str:
-        return self.node.inputs[0]
 
     @property
     def is_float(self) -> bool:
@@ -124,7 +85,7 @@ class NodeWriter:
 # ---------------------------------------------------------------------- indices
 
 
-def _inside(page: NodeWriter, indices: str, extents: Array) -> str:
+def _inside(page: IreeWriter, indices: str, extents: Array) -> str:
     """Write indices as such that count from the start and lie inside of the extents, which broadcast to them."""
     kind = page.dtype(indices).numpy
     known = find_node_constant(indices, page.function)
@@ -138,42 +99,42 @@ def _inside(page: NodeWriter, indices: str, extents: Array) -> str:
     return page.op("Min", low, page.constant((extents - 1).astype(kind)))
 
 
-def _along_an_axis(page: NodeWriter) -> str:
+def _along_an_axis(page: IreeWriter) -> str:
     axis, extents = page.node.attr("axis", 0), page.extents(page.x)
     indices = _inside(page, page.node.inputs[1], np.array(extents[axis]))
-    return page.write(page.node.op_type, (page.x, indices, *page.node.inputs[2:]), attributes=page.node.attributes)
+    return page.op(page.node.op_type, page.x, indices, *page.node.inputs[2:], attributes=page.node.attributes)
 
 
-def _by_tuples(page: NodeWriter) -> str:
+def _by_tuples(page: IreeWriter) -> str:
     batch, depth = page.node.attr("batch_dims", 0), page.extents(page.node.inputs[1])[-1]
     indices = _inside(page, page.node.inputs[1], np.array(page.extents(page.x)[batch : batch + depth]))
-    return page.write(page.node.op_type, (page.x, indices, *page.node.inputs[2:]), attributes=page.node.attributes)
+    return page.op(page.node.op_type, page.x, indices, *page.node.inputs[2:], attributes=page.node.attributes)
 
 
 # ---------------------------------------------------------------------- numbers that are none
 
 
-def _extreme(comparison: str) -> Callable[[NodeWriter], str | None]:
+def _extreme(comparison: str) -> Callable[[IreeWriter], str | None]:
     """Return a spelling of Max or Min of floats: the first where it wins or is NaN, else the second."""
 
-    def of_two(page: NodeWriter, a: str, b: str) -> str:
+    def of_two(page: IreeWriter, a: str, b: str) -> str:
         wins = page.op("Or", page.op(comparison, a, b), page.op("IsNaN", a))
         return page.op("Where", wins, a, b)
 
-    def spell(page: NodeWriter) -> str | None:
+    def spell(page: IreeWriter) -> str | None:
         return reduce(lambda a, b: of_two(page, a, b), page.node.inputs) if page.is_float else None
 
     return spell
 
 
-def _clip(page: NodeWriter) -> str | None:
+def _clip(page: IreeWriter) -> str | None:
     if not page.is_float:
         return None
-    clipped = page.write("Clip", page.node.inputs, attributes=page.node.attributes)
+    clipped = page.op("Clip", *page.node.inputs, attributes=page.node.attributes)
     return page.op("Where", page.op("IsNaN", page.x), page.x, clipped)
 
 
-def _equal(page: NodeWriter) -> str | None:
+def _equal(page: IreeWriter) -> str | None:
     """Write it of floats as neither less nor greater, which a comparison of a value with itself is not folded into."""
     if not page.is_float:
         return None
@@ -181,13 +142,13 @@ def _equal(page: NodeWriter) -> str | None:
     return page.op("And", page.op("LessOrEqual", a, b), page.op("GreaterOrEqual", a, b))
 
 
-def _sign(page: NodeWriter) -> str | None:
+def _sign(page: IreeWriter) -> str | None:
     if not page.is_float:
         return None
     return page.op("Where", page.op("IsNaN", page.x), page.x, page.op("Sign", page.x))
 
 
-def _mod(page: NodeWriter) -> str | None:
+def _mod(page: IreeWriter) -> str | None:
     """Write the remainder of a finite number by an infinite one, of which IREE makes NaN, apart: it is the number."""
     if not page.is_float or not page.node.attr("fmod", 0):
         return None
@@ -196,7 +157,7 @@ def _mod(page: NodeWriter) -> str | None:
     return page.op("Where", is_whole, a, page.op("Mod", a, b, fmod=1))
 
 
-def _log_sum_exp(page: NodeWriter) -> str | None:
+def _log_sum_exp(page: IreeWriter) -> str | None:
     """Subtract the largest if it is finite: an infinity less itself is NaN, and the exponential of a large number an infinity."""
     node, rest = page.node, page.node.inputs[1:]
     if not page.is_float or node.attr("noop_with_empty_axes", 0):
@@ -215,11 +176,11 @@ def _log_sum_exp(page: NodeWriter) -> str | None:
 # ---------------------------------------------------------------------- formulas
 
 
-def _cast_like(page: NodeWriter) -> str:
+def _cast_like(page: IreeWriter) -> str:
     return page.op("Cast", page.x, to=page.dtype(page.node.inputs[1]).onnx)
 
 
-def _pow(page: NodeWriter) -> str | None:
+def _pow(page: IreeWriter) -> str | None:
     """Write powers by small whole numbers, and square roots, which is what they mostly are."""
     exponent = find_node_constant(page.node.inputs[1], page.function)
     if exponent is None or exponent.array.size != 1 or len(exponent.array.shape) > len(page.extents(page.x)):
@@ -232,14 +193,14 @@ def _pow(page: NodeWriter) -> str | None:
     return None
 
 
-def _product(page: NodeWriter, times: int) -> str:
+def _product(page: IreeWriter, times: int) -> str:
     if times == 4:
         square = page.op("Mul", page.x, page.x)
         return page.op("Mul", square, square)
     return reduce(lambda power, _: page.op("Mul", power, page.x), range(times - 1), page.x)
 
 
-def _gelu(page: NodeWriter) -> str | None:
+def _gelu(page: IreeWriter) -> str | None:
     if page.node.attr("approximate", "none") != "tanh":
         return None
     cube = page.op("Mul", page.op("Mul", page.x, page.x), page.x)
@@ -248,18 +209,18 @@ def _gelu(page: NodeWriter) -> str | None:
     return page.op("Mul", page.op("Mul", page.x, page.number(0.5)), page.op("Add", tanh, page.number(1)))
 
 
-def _lp_normalization(page: NodeWriter) -> str:
+def _lp_normalization(page: IreeWriter) -> str:
     norm = page.reduce("ReduceL1" if page.node.attr("p", 2) == 1 else "ReduceL2", page.x, page.node.attr("axis", -1))
     is_zero = page.op("LessOrEqual", norm, page.number(0))
     return page.op("Div", page.x, page.op("Where", is_zero, page.number(1), norm))
 
 
-def _swish(page: NodeWriter) -> str:
+def _swish(page: IreeWriter) -> str:
     scaled = page.op("Mul", page.x, page.number(page.node.attr("alpha", 1.0)))
     return page.op("Mul", page.x, page.op("Sigmoid", scaled))
 
 
-def _rms_normalization(page: NodeWriter) -> str:
+def _rms_normalization(page: IreeWriter) -> str:
     """Write it in float32 where the numbers have fewer digits, as `stash_type` says by default."""
     kind, rank = page.dtype(page.x), len(page.extents(page.x))
     axes = range(page.node.attr("axis", -1) % rank, rank)
@@ -272,7 +233,7 @@ def _rms_normalization(page: NodeWriter) -> str:
     return page.op("Mul", page.op("Cast", normal, to=kind.onnx) if narrow else normal, page.node.inputs[1])
 
 
-def _dropout(page: NodeWriter) -> str | None:
+def _dropout(page: IreeWriter) -> str | None:
     """Write what it is in inference: nothing."""
     node, function = page.node, page.function
     given = {value.name for value in function.outputs}
@@ -280,14 +241,14 @@ def _dropout(page: NodeWriter) -> str | None:
     return None if has_mask or is_training(node, function) else page.op("Identity", page.x)
 
 
-def _softsign(page: NodeWriter) -> str:
+def _softsign(page: IreeWriter) -> str:
     return page.op("Div", page.x, page.op("Add", page.op("Abs", page.x), page.number(1)))
 
 
 # ---------------------------------------------------------------------- edges
 
 
-def _pad(page: NodeWriter) -> str | None:
+def _pad(page: IreeWriter) -> str | None:
     """Write a mirrored or repeated edge as lookups: IREE fails to compile many a mirror, and hangs on repeats."""
     mode, pads = page.node.attr("mode", "constant"), _known(page, 1)
     if mode not in ("reflect", "wrap") or pads is None or (pads < 0).any():
@@ -303,12 +264,12 @@ def _pad(page: NodeWriter) -> str | None:
     return name
 
 
-def _known(page: NodeWriter, place: int) -> Array | None:
+def _known(page: IreeWriter, place: int) -> Array | None:
     constant = find_node_constant(page.node.inputs[place], page.function) if place < len(page.node.inputs) else None
     return None if constant is None else constant.array
 
 
-def _depth_to_space(page: NodeWriter) -> str | None:
+def _depth_to_space(page: IreeWriter) -> str | None:
     """Write mode CRD as what it is, a transposition: IREE takes the blocks of columns for rows of channels."""
     if page.node.attr("mode", "DCR") != "CRD":
         return None
@@ -319,7 +280,7 @@ def _depth_to_space(page: NodeWriter) -> str | None:
     return page.op("Reshape", page.op("Transpose", page.op("Reshape", page.x, split), perm=[0, 1, 4, 2, 5, 3]), joined)
 
 
-def _conv(page: NodeWriter) -> str | None:
+def _conv(page: IreeWriter) -> str | None:
     """Write a window that fits once along an axis without the unread elements after it, which IREE's compiler would include."""
     if len(page.node.inputs) < 2 or page.node.attr("auto_pad", "NOTSET") != "NOTSET":
         return None
@@ -336,10 +297,10 @@ def _conv(page: NodeWriter) -> str | None:
     name = page.x if padding.sum() == unread.sum() else page.op("Slice", page.x, *map(page.constant, (axes * 0, ends, axes)))
     pads = Attribute.of("pads", [*fronts.tolist(), *(backs - padding).tolist()])
     others = (attribute for attribute in page.node.attributes if attribute.name != "pads")
-    return page.write("Conv", (name, *page.node.inputs[1:]), attributes=(*others, pads))
+    return page.op("Conv", name, *page.node.inputs[1:], attributes=(*others, pads))
 
 
-def _unread(page: NodeWriter, extents: Array) -> Array:
+def _unread(page: IreeWriter, extents: Array) -> Array:
     """Return how many elements lie behind the only window of each axis; none where there are several."""
     window = np.array(page.extents(page.node.inputs[1])[2:])
     strides, dilations = (np.array(page.node.attr(name) or np.ones_like(window)) for name in ("strides", "dilations"))
@@ -347,7 +308,7 @@ def _unread(page: NodeWriter, extents: Array) -> Array:
     return np.where(behind < strides, behind, 0)
 
 
-SPELLED: Mapping[str, tuple[int, Callable[[NodeWriter], str | None]]] = {
+SPELLED: Mapping[str, tuple[int, Callable[[IreeWriter], str | None]]] = {
     "Gather": (12, _along_an_axis),
     "GatherElements": (12, _along_an_axis),
     "ScatterElements": (12, _along_an_axis),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from xrt.engines.iree.compiler import lower_module
 from xrt.engines.iree.constants import INLINE, find_node_constant
@@ -13,15 +12,14 @@ from xrt.engines.iree.known_issues import find_known_issue
 from xrt.engines.iree.mlir_types import ELEMENTS
 from xrt.engines.iree.preprocess import OPSET, preprocess
 from xrt.engines.toolkit.learned_models import find_learned_definition
+from xrt.engines.toolkit.node_query import NodeQuery
 from xrt.graph import (
-    Attribute,
     Constant,
     DType,
     Function,
     Node,
     TensorType,
     Type,
-    Value,
     is_deterministic,
     is_training,
     since_version,
@@ -119,45 +117,14 @@ def _type_refusal(name: str, type_: Type | None) -> str | None:
 # ---------------------------------------------------------------------- the compiler's answer
 
 
-@dataclass(frozen=True, slots=True)
-class NodeQuery:
-    """All of a node that decides whether IREE takes it, so that equal nodes are asked about once."""
-
-    op_type: str
-    opset: int
-    attributes: tuple[Attribute, ...]
-    inputs: tuple[TensorType | Constant | None, ...]
-    """Constants that are literals stand as they are, other inputs as their types."""
-    outputs: tuple[Type | None, ...]
-    """None for unread ones."""
-
-
 def _question(node: Node, function: Function) -> NodeQuery:
-    used = set(_used(node, function))
-    inputs = tuple(_input(name, function) if name else None for name in node.inputs)
-    outputs = tuple(function.get_type(name) if name in used else None for name in node.outputs)
-    return NodeQuery(node.op_type, function.opsets.get("", 1), node.attributes, inputs, outputs)
+    return NodeQuery.of(node, function, function.opsets.get("", 1), _find_constant, _used(node, function))
 
 
-def _input(name: str, function: Function) -> TensorType | Constant | None:
+def _find_constant(name: str, function: Function) -> Constant | None:
+    """Return a constant that is written as a literal; None for other values."""
     constant = find_node_constant(name, function)
-    if constant is not None and constant.array.size <= INLINE:
-        return constant
-    type_ = function.get_type(name)
-    return type_ if isinstance(type_, TensorType) else None
-
-
-def _alone(question: NodeQuery) -> Function:
-    names = [f"i{k}" if given is not None else "" for k, given in enumerate(question.inputs)]
-    outputs = [f"o{k}" if type_ is not None else "" for k, type_ in enumerate(question.outputs)]
-    pairs = list(zip(names, question.inputs, strict=True))
-    return Function(
-        inputs=tuple(Value(name, given) for name, given in pairs if isinstance(given, TensorType)),
-        outputs=tuple(Value(name, type_) for name, type_ in zip(outputs, question.outputs, strict=True) if name),
-        nodes=(Node(question.op_type, tuple(names), tuple(outputs), question.attributes),),
-        constants={name: given for name, given in pairs if isinstance(given, Constant)},
-        opsets={"": question.opset},
-    )
+    return constant if constant is not None and constant.array.size <= INLINE else None
 
 
 class _Memory:
@@ -193,7 +160,7 @@ def _answers(questions: Sequence[NodeQuery]) -> list[str | None]:
     texts: dict[int, str] = {}
     for place, question in enumerate(questions):
         try:
-            texts[place] = make_query_module(preprocess(_alone(question)), f"question{place}")
+            texts[place] = make_query_module(preprocess(question.to_function()), f"question{place}")
             answers.append(None)
         except ValueError as error:  # it has no words in MLIR
             answers.append(str(error))

@@ -17,7 +17,7 @@ import numpy as np
 
 from xrt import passes
 from xrt.engines.openvino.coded_types import CODED, FLOATS, INTEGERS, is_encoded
-from xrt.engines.openvino.decompositions import NodeWriter
+from xrt.engines.openvino.decompositions import OpenVinoWriter
 from xrt.engines.openvino.operator_definitions import REMEMBERED, find_decomposition
 from xrt.engines.toolkit.node_rewrite import as_function, insert_nodes
 from xrt.errors import ModelError
@@ -75,8 +75,8 @@ def _said(node: Node, function: Function) -> Function | None:
 
 @lru_cache(maxsize=REMEMBERED)
 def _cast(one: Function) -> Function | None:
-    pen = NodeWriter(one)
-    source, to = pen.get_type(0), DType.from_onnx(pen.node.attr("to"))
+    pen = OpenVinoWriter.of(one)
+    source, to = pen.get_input_type(0), DType.from_onnx(pen.node.attr("to"))
     if source is None:
         return None
     name, dtype = _decoded(pen, pen.inputs[0], source.dtype)
@@ -115,7 +115,7 @@ def retype(function: Function) -> Function:
 # ---------------------------------------------------------------------- what codes say
 
 
-def _decoded(pen: NodeWriter, name: str, dtype: DType) -> tuple[str, DType]:
+def _decoded(pen: OpenVinoWriter, name: str, dtype: DType) -> tuple[str, DType]:
     """Return what codes say, in a type of the library's that holds it; other values as they are.
 
     The library takes a constant that is less than any normal number for nothing: it is said as a product.
@@ -126,81 +126,79 @@ def _decoded(pen: NodeWriter, name: str, dtype: DType) -> tuple[str, DType]:
     codes = np.arange(2**dtype.bits, dtype=np.uint8)
     places = pen.cast(name, DType.INT32)
     if dtype.bits < 8:  # the other bits of a byte mean nothing
-        places = pen.write("BitwiseAnd", places, pen.constant(len(codes) - 1))
+        places = pen.op("BitwiseAnd", places, pen.literal(len(codes) - 1))
     numbers = codes.view(dtype.numpy).astype(to.numpy)
     if dtype is not DType.FLOAT8E8M0:
         return _looked_up(pen, numbers, places), to
     halves = np.where(numbers < np.finfo(np.float32).tiny, numbers.dtype.type(0.5), numbers.dtype.type(1))
-    return pen.write("Mul", *(_looked_up(pen, part, places) for part in (numbers / halves, halves))), to
+    return pen.op("Mul", *(_looked_up(pen, part, places) for part in (numbers / halves, halves))), to
 
 
 # ---------------------------------------------------------------------- codes of numbers
 
 
-def _low_bits(pen: NodeWriter, name: str, to: DType) -> str:
+def _low_bits(pen: OpenVinoWriter, name: str, to: DType) -> str:
     """Return the codes of numbers in a type of integers: their low bits, the fraction dropped."""
-    low = pen.write("BitwiseAnd", pen.cast(name, DType.INT32), pen.constant(2**to.bits - 1))
+    low = pen.op("BitwiseAnd", pen.cast(name, DType.INT32), pen.literal(2**to.bits - 1))
     return pen.cast(low, DType.UINT8)
 
 
-def _encoded(pen: NodeWriter, x: str, to: DType) -> str:
+def _encoded(pen: OpenVinoWriter, x: str, to: DType) -> str:
     """Return the codes of the numbers next to those of float32, to even from the middle of two.
 
     A code is the sign, then the exponent counted from the lowest, then the mantissa: so exponent and mantissa are one number
     that counts on, and what is rounded up to the next power of two is right of itself.
     """
-    size = pen.write("Abs", pen.write("Where", pen.write("IsNaN", x), _float(pen, 0), x))
+    size = pen.op("Abs", pen.op("Where", pen.op("IsNaN", x), _float(pen, 0), x))
     number = _unsigned(pen, size, to)
-    one_by = pen.write("Div", _float(pen, 1), x)  # tells what is less than nothing by its sign alone
-    is_negative = pen.write("Or", *(pen.write("Less", value, _float(pen, 0)) for value in (x, one_by)))
-    is_over = pen.write("Greater", number, _float(pen, _code(to, _largest(to))))
-    negative = pen.write("Add", number, _float(pen, 2 ** (to.bits - 1)))
+    one_by = pen.op("Div", _float(pen, 1), x)  # tells what is less than nothing by its sign alone
+    is_negative = pen.op("Or", *(pen.op("Less", value, _float(pen, 0)) for value in (x, one_by)))
+    is_over = pen.op("Greater", number, _float(pen, _code(to, _largest(to))))
+    negative = pen.op("Add", number, _float(pen, 2 ** (to.bits - 1)))
     if _code(to, -0.0) == 0:
-        negative = pen.write("Where", pen.write("Greater", number, _float(pen, 0)), negative, number)
+        negative = pen.op("Where", pen.op("Greater", number, _float(pen, 0)), negative, number)
     beyond = [_float(pen, _code(to, sign * _far(pen, to))) for sign in (-1, 1)]
-    code = pen.write(
-        "Where", is_over, pen.write("Where", is_negative, *beyond), pen.write("Where", is_negative, negative, number)
-    )
-    code = pen.write("Where", pen.write("IsNaN", x), _float(pen, _code(to, math.nan)), code)
+    code = pen.op("Where", is_over, pen.op("Where", is_negative, *beyond), pen.op("Where", is_negative, negative, number))
+    code = pen.op("Where", pen.op("IsNaN", x), _float(pen, _code(to, math.nan)), code)
     return pen.cast(pen.cast(code, DType.INT32), DType.UINT8)
 
 
-def _unsigned(pen: NodeWriter, size: str, to: DType) -> str:
+def _unsigned(pen: OpenVinoWriter, size: str, to: DType) -> str:
     """Return exponent and mantissa of numbers not less than nothing; more than those of any number where they are too large."""
     lowest, bits = _mantissa(to)
     top = math.frexp(_largest(to))[1] - lowest
-    size = pen.write("Min", size, _float(pen, 2.0 ** (lowest + top)))
-    exponent = pen.write("Floor", pen.write("Mul", pen.write("Log", size), _float(pen, 1 / math.log(2))))
-    place = _within(pen, pen.write("Sub", exponent, _float(pen, lowest)), top)
+    size = pen.op("Min", size, _float(pen, 2.0 ** (lowest + top)))
+    exponent = pen.op("Floor", pen.op("Mul", pen.op("Log", size), _float(pen, 1 / math.log(2))))
+    place = _within(pen, pen.op("Sub", exponent, _float(pen, lowest)), top)
     power = _power(pen, range(lowest, lowest + top + 1), place)
-    less, more = (pen.cast(test, DType.FLOAT32) for test in (pen.write("Less", size, power), _is_double(pen, size, power)))
-    place = _within(pen, pen.write("Add", pen.write("Sub", place, less), more), top)  # the logarithm may be a little off
+    less, more = (pen.cast(test, DType.FLOAT32) for test in (pen.op("Less", size, power), _is_double(pen, size, power)))
+    place = _within(pen, pen.op("Add", pen.op("Sub", place, less), more), top)  # the logarithm may be a little off
     steps = _power(pen, (bits - lowest - k for k in range(top + 1)), place)
-    mantissa = pen.write("Round", pen.write("Mul", size, steps))
-    return pen.write("Add", pen.write("Mul", place, _float(pen, 2**bits)), mantissa)
+    mantissa = pen.op("Round", pen.op("Mul", size, steps))
+    return pen.op("Add", pen.op("Mul", place, _float(pen, 2**bits)), mantissa)
 
 
-def _is_double(pen: NodeWriter, size: str, power: str) -> str:
-    return pen.write("GreaterOrEqual", size, pen.write("Add", power, power))
+def _is_double(pen: OpenVinoWriter, size: str, power: str) -> str:
+    return pen.op("GreaterOrEqual", size, pen.op("Add", power, power))
 
 
-def _within(pen: NodeWriter, number: str, top: int) -> str:
-    return pen.write("Clip", number, _float(pen, 0), _float(pen, top))
+def _within(pen: OpenVinoWriter, number: str, top: int) -> str:
+    return pen.op("Clip", number, _float(pen, 0), _float(pen, top))
 
 
-def _looked_up(pen: NodeWriter, table: np.ndarray[Any, Any], places: str) -> str:
-    return pen.write("Gather", pen.constant(table, table.dtype.type), places)
+def _looked_up(pen: OpenVinoWriter, table: np.ndarray[Any, Any], places: str) -> str:
+    return pen.op("Gather", pen.literal(table, table.dtype.type), places)
 
 
-def _power(pen: NodeWriter, exponents: Iterable[int], place: str) -> str:
+def _power(pen: OpenVinoWriter, exponents: Iterable[int], place: str) -> str:
     return _looked_up(pen, np.array([2.0**k for k in exponents], np.float32), pen.cast(place, DType.INT32))
 
 
-def _float(pen: NodeWriter, value: float) -> str:
-    return pen.constant(value, np.float32)
+def _float(pen: OpenVinoWriter, value: float) -> str:
+    return pen.literal(value, np.float32)
 
 
-def _far(pen: NodeWriter, to: DType) -> float:
+def _far(pen: OpenVinoWriter, to: DType) -> float:
     """Return what a number that is too large becomes."""
     return _largest(to) if pen.node.attr("saturate", 1) else math.inf
 

@@ -7,7 +7,6 @@ and outputs have become tells some of that.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +14,8 @@ from xrt.engines.openvino.errors import summarize_error
 from xrt.engines.openvino.export import read_model
 from xrt.engines.openvino.library import LIBRARY
 from xrt.engines.openvino.values import type_from
-from xrt.graph import Attribute, Constant, Function, Node, TensorType, Value, since_version
+from xrt.engines.toolkit.node_query import NodeQuery
+from xrt.graph import Constant, Function, Node, TensorType, Value, since_version
 
 __all__ = ["check_conversion"]
 
@@ -28,62 +28,30 @@ _IMMATERIAL = frozenset({"CastLike", "Dropout", "EyeLike", "ConstantOfShape"})
 """Operators whose further inputs say something that is known without their values."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeQuery:
-    """All of a node that decides whether the frontend takes it, so that equal nodes are tried once."""
-
-    op_type: str
-    version: int
-    attributes: tuple[Attribute, ...]
-    inputs: tuple[TensorType | Constant | None, ...]
-    """Small constants stand as they are, other inputs as their types."""
-    outputs: tuple[TensorType | None, ...]
-
-
 def check_conversion(node: Node, function: Function) -> str | None:
     """Return why the frontend does not convert the node as a Function of its own, or converts another; None when it does.
 
     Costs about a millisecond for the first node of a kind. The types of inputs must be known.
     """
-    inputs = tuple(_input(name, function) if name else None for name in node.inputs)
-    outputs = tuple(_tensor(name, function) for name in node.outputs)
+    tensors = [name for name in node.outputs if isinstance(function.get_type(name) if name else None, TensorType)]
     version = since_version(node, function) or function.opsets[""]
-    return _answer(NodeQuery(node.op_type, version, node.attributes, inputs, outputs))
+    return _answer(NodeQuery.of(node, function, version, _find_constant, tensors))
 
 
-def _input(name: str, function: Function) -> TensorType | Constant | None:
+def _find_constant(name: str, function: Function) -> Constant | None:
+    """Return a small constant; None for other values."""
     constant = function.constants.get(name)
-    if constant is not None and constant.array.size <= SMALL:
-        return constant
-    return _tensor(name, function)
-
-
-def _tensor(name: str, function: Function) -> TensorType | None:
-    type_ = function.get_type(name) if name else None
-    return type_ if isinstance(type_, TensorType) else None
+    return constant if constant is not None and constant.array.size <= SMALL else None
 
 
 @lru_cache(maxsize=REMEMBERED)
 def _answer(question: NodeQuery) -> str | None:
-    alone = _alone(question)
+    alone = question.to_function()
     try:
         model = read_model(alone)
     except (RuntimeError, ValueError, TypeError) as error:
         return f"{LIBRARY} does not convert this {question.op_type}: {summarize_error(error)}"
     return _ignored(question, alone, model) or _disagreement(question, alone.outputs, model)
-
-
-def _alone(question: NodeQuery) -> Function:
-    names = [f"i{k}" if given is not None else "" for k, given in enumerate(question.inputs)]
-    outputs = tuple(f"o{k}" if type_ is not None else "" for k, type_ in enumerate(question.outputs))
-    pairs = list(zip(names, question.inputs, strict=True))
-    return Function(
-        inputs=tuple(Value(name, given) for name, given in pairs if isinstance(given, TensorType)),
-        outputs=tuple(Value(n, t) for n, t in zip(outputs, question.outputs, strict=True) if t is not None),
-        nodes=(Node(question.op_type, tuple(names), outputs, question.attributes),),
-        constants={name: given for name, given in pairs if isinstance(given, Constant)},
-        opsets={"": question.version},
-    )
 
 
 def _ignored(question: NodeQuery, alone: Function, model: Any) -> str | None:

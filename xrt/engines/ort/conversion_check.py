@@ -18,7 +18,7 @@ SMALL = 64
 """Elements up to which a constant is an axis, a shape or a scale, rather than a weight."""
 
 
-class NodeQuery:
+class SessionQuery:
     """A one-node Function, equal to another that computes the same: the key under which an answer is kept."""
 
     __slots__ = ("function",)
@@ -27,7 +27,7 @@ class NodeQuery:
         self.function = function
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, NodeQuery) and self.function.fingerprint == other.function.fingerprint
+        return isinstance(other, SessionQuery) and self.function.fingerprint == other.function.fingerprint
 
     def __hash__(self) -> int:
         return hash(self.function.fingerprint)
@@ -45,7 +45,7 @@ def check_conversion(
     inputs = tuple(Value(name, _known_any_size(type_of(name))) for name in read if name not in constants)
     outputs = tuple(Value(name, _known_any_size(type_of(name))) for name in node.defines)
     alone = Function(inputs, outputs, (replace(node, control=()),), constants, function.opsets)
-    return _answer(NodeQuery(alone), providers)
+    return _answer(SessionQuery(alone), providers)
 
 
 def _is_small(constant: Constant | None) -> bool:
@@ -54,7 +54,7 @@ def _is_small(constant: Constant | None) -> bool:
 
 
 @lru_cache(maxsize=REMEMBERED)
-def _answer(kind: NodeQuery, providers: tuple[str, ...]) -> str | None:
+def _answer(kind: SessionQuery, providers: tuple[str, ...]) -> str | None:
     try:
         handed = export_model(kind.function)
     except ValueError as error:  # a ModelError, or a name that is not text

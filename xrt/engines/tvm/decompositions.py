@@ -10,14 +10,15 @@ every run.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
+from xrt.engines.toolkit.node_writer import NodeWriter
 from xrt.formats.onnx.clip_bounds import BOUNDS_ARE_INPUTS, read_clip_bounds
-from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, read_attributes
+from xrt.graph import Attribute, DType, Function, Node, TensorType, read_attributes
 from xrt.passes import drop_dead_nodes
 from xrt.passes.opset_upgrade import upgrade_opset
 
@@ -48,7 +49,7 @@ def decompose(function: Function) -> Function:
     nodes: list[Node] = []
     constants = dict(function.constants)
     for node in function.nodes:
-        page = NodeWriter(node, function)
+        page = TvmWriter(node, function)
         if _write(page):
             nodes += [*page.nodes[:-1], replace(page.nodes[-1], name=node.name, control=node.control)]
             constants |= page.constants
@@ -62,7 +63,7 @@ def _compares_truths(node: Node, function: Function) -> bool:
     return isinstance(type_, TensorType) and type_.dtype is DType.BOOL
 
 
-def _write(page: NodeWriter) -> bool:
+def _write(page: TvmWriter) -> bool:
     """Write the node out on its page; return whether there is a spelling for it."""
     spell = SPELLED.get(page.node.op)
     result = None if spell is None else spell(page)
@@ -72,30 +73,10 @@ def _write(page: NodeWriter) -> bool:
     return True
 
 
-@dataclass(slots=True)
-class NodeWriter:
-    """What one node is written out as."""
+class TvmWriter(NodeWriter):
+    """What one node is written out as, with what the spellings here need."""
 
-    node: Node
-    function: Function
-    nodes: list[Node] = field(default_factory=list)
-    constants: dict[str, Constant] = field(default_factory=dict)
-
-    def op(self, op_type: str, *inputs: str, output: str = "", attributes: tuple[Attribute, ...] = ()) -> str:
-        """Write an operator, and return the name of its result."""
-        name = output or f"{self.node.outputs[0]}/spelled/{len(self.nodes)}"
-        self.nodes.append(Node(op_type, inputs, (name,), attributes, name=name))
-        return name
-
-    def constant(self, array: np.ndarray[Any, Any]) -> str:
-        """Write a constant, and return its name."""
-        name = f"{self.node.outputs[0]}/spelled/constant/{len(self.constants)}"
-        self.constants[name] = Constant(array)
-        return name
-
-    def number(self, value: float) -> str:
-        """Write a scalar constant of the first input's type, and return its name."""
-        return self.constant(np.array(value, self.dtype(self.x).numpy))
+    __slots__ = ()
 
     def channels(self, values: np.ndarray[Any, Any]) -> str:
         """Write one value per channel as a constant of the first input's type, and return its name."""
@@ -110,48 +91,45 @@ class NodeWriter:
         return None if None in found else [constant.array for constant in found if constant is not None]
 
     def dtype(self, name: str) -> DType:
+        """Return the element type of a tensor; what is written here, or unknown, counts as float32."""
         type_ = self.function.get_type(name)
         return type_.dtype if isinstance(type_, TensorType) else DType.FLOAT32
 
     def may_be_nan(self, name: str) -> bool:
         """Whether a value may hold one: it is of a float type, and no constant that shows otherwise."""
-        constant = self.function.constants.get(name) or self.constants.get(name)
+        constant = self.find_constant(name)
         return self.dtype(name).is_float and (constant is None or bool(np.isnan(constant.array.astype(np.float64)).any()))
 
-    @property
-    def x(self) -> str:
-        return self.node.inputs[0]
 
-
-def _sum(page: NodeWriter) -> str:
+def _sum(page: TvmWriter) -> str:
     return reduce(lambda a, b: page.op("Add", a, b), page.node.inputs)
 
 
-def _equal(page: NodeWriter) -> str | None:
+def _equal(page: TvmWriter) -> str | None:
     return page.op("Not", page.op("Xor", *page.node.inputs)) if _compares_truths(page.node, page.function) else None
 
 
-def _mean(page: NodeWriter) -> str:
+def _mean(page: TvmWriter) -> str:
     return page.op("Div", _sum(page), page.number(len(page.node.inputs)))
 
 
-def _extreme(comparison: str) -> Callable[[NodeWriter], str]:
+def _extreme(comparison: str) -> Callable[[TvmWriter], str]:
     """Return a spelling of Max or Min, constants last: what is no NaN needs no look."""
 
-    def of_all(page: NodeWriter) -> str:
+    def of_all(page: TvmWriter) -> str:
         ordered = sorted(page.node.inputs, key=page.function.constants.__contains__)
         return reduce(lambda a, b: _winner(page, comparison, a, b), ordered)
 
     return of_all
 
 
-def _winner(page: NodeWriter, comparison: str, a: str, b: str) -> str:
+def _winner(page: TvmWriter, comparison: str, a: str, b: str) -> str:
     """Write the second where it wins, else the first, NaN or not; and the second where it is NaN."""
     extreme = page.op("Where", page.op(comparison, b, a), b, a)
     return page.op("Where", page.op("IsNaN", b), b, extreme) if page.may_be_nan(b) else extreme
 
 
-def _clip(page: NodeWriter) -> str:
+def _clip(page: TvmWriter) -> str:
     ends = (*page.node.inputs[1:], "", "")[:2]
     if page.function.opset() < BOUNDS_ARE_INPUTS:
         with np.errstate(over="ignore"):  # the default is an infinity in float16
@@ -162,19 +140,19 @@ def _clip(page: NodeWriter) -> str:
     return result
 
 
-def _threshold(page: NodeWriter) -> str:
+def _threshold(page: TvmWriter) -> str:
     """Write zero for what is not above the threshold; a product with zero would be NaN for NaN and for infinity."""
     above = page.op("Greater", page.x, page.number(page.node.attr("alpha", 1.0)))
     return page.op("Where", above, page.x, page.number(0))
 
 
-def _prelu(page: NodeWriter) -> str:
+def _prelu(page: TvmWriter) -> str:
     """Write the choice; a product of zero and an infinite slope would be NaN."""
     x, slope = page.node.inputs
     return page.op("Where", page.op("Less", x, page.number(0)), page.op("Mul", x, slope), x)
 
 
-def _log_sum_exp(page: NodeWriter) -> str | None:
+def _log_sum_exp(page: TvmWriter) -> str | None:
     """Compute it relative to a finite number: an infinity less itself would be NaN."""
     node = page.node
     if node.attr("noop_with_empty_axes", 0):
@@ -187,7 +165,7 @@ def _log_sum_exp(page: NodeWriter) -> str | None:
     return page.op("Add", page.op("Log", total), aside)
 
 
-def _sum_along(page: NodeWriter, summands: str) -> str:
+def _sum_along(page: TvmWriter, summands: str) -> str:
     """Write the sum over the axes of the page's own reduction, which may be an attribute where those of a sum are an input."""
     node, axes = page.node, page.node.attr("axes")
     if axes is None or page.function.opset() < SUM_TAKES_AXES:
@@ -195,7 +173,7 @@ def _sum_along(page: NodeWriter, summands: str) -> str:
     return page.op("ReduceSum", summands, page.constant(np.array(axes)), attributes=_without(node, "axes"))
 
 
-def _mean_variance(page: NodeWriter) -> str | None:
+def _mean_variance(page: TvmWriter) -> str | None:
     """Write it with what keeps rows of one number from a division by zero, which TVM leaves out; float16 cannot hold it.
 
     The mean of the squares less the square of the mean may be rounded below zero, which has no root; and next to 1e-9 it
@@ -210,12 +188,12 @@ def _mean_variance(page: NodeWriter) -> str | None:
     return page.op("Div", centred, deviation)
 
 
-def _centred(page: NodeWriter, x: str, axes: tuple[Attribute, ...]) -> str:
+def _centred(page: TvmWriter, x: str, axes: tuple[Attribute, ...]) -> str:
     """Write the numbers less their mean. What the mean was rounded by stays in them, and goes when they are centred again."""
     return page.op("Sub", x, _mean_along(page, x, axes))
 
 
-def _mean_along(page: NodeWriter, x: str, axes: tuple[Attribute, ...]) -> str:
+def _mean_along(page: TvmWriter, x: str, axes: tuple[Attribute, ...]) -> str:
     if page.function.opset() < MEAN_TAKES_AXES:
         return page.op("ReduceMean", x, attributes=axes)
     return page.op("ReduceMean", x, page.constant(np.array(axes[0].value)))
@@ -225,7 +203,7 @@ def _without(node: Node, name: str) -> tuple[Attribute, ...]:
     return tuple(attribute for attribute in node.attributes if attribute.name != name)
 
 
-def _is_inf(page: NodeWriter) -> str:
+def _is_inf(page: TvmWriter) -> str:
     result, zero = page.op("IsInf", page.x), page.number(0)
     if not page.node.attr("detect_positive", 1):
         result = page.op("And", result, page.op("Less", page.x, zero))
@@ -234,12 +212,12 @@ def _is_inf(page: NodeWriter) -> str:
     return result
 
 
-def _pow(page: NodeWriter) -> str:
+def _pow(page: TvmWriter) -> str:
     base, exponent = page.node.inputs
-    return page.op("Pow", base, page.op("Cast", exponent, attributes=read_attributes({"to": page.dtype(base).onnx})))
+    return page.op("Pow", base, page.cast(exponent, page.dtype(base)))
 
 
-def _batch_normalization(page: NodeWriter) -> str | None:
+def _batch_normalization(page: TvmWriter) -> str | None:
     """Write one product and one sum, whose factors are computed here."""
     weights = page.get_input(1, 2, 3, 4)
     if weights is None or len(page.node.outputs) > 1 or not page.dtype(page.x).is_float:
@@ -249,7 +227,7 @@ def _batch_normalization(page: NodeWriter) -> str | None:
     return page.op("Add", page.op("Mul", page.x, page.channels(factor)), page.channels(bias - mean * factor))
 
 
-def _gemm(page: NodeWriter) -> str | None:
+def _gemm(page: TvmWriter) -> str | None:
     """Write the product with a transposed constant as one with the constant transposed here."""
     weights = page.get_input(1)
     if weights is None or not page.node.attr("transB", 0):
@@ -259,13 +237,13 @@ def _gemm(page: NodeWriter) -> str | None:
     return page.op("Gemm", page.x, turned, *page.node.inputs[2:], attributes=kept)
 
 
-def _celu(page: NodeWriter) -> str:
+def _celu(page: TvmWriter) -> str:
     alpha, x = page.number(page.node.attr("alpha", 1.0)), page.x
     below = page.op("Mul", alpha, page.op("Sub", page.op("Exp", page.op("Div", x, alpha)), page.number(1)))
     return page.op("Where", page.op("Greater", x, page.number(0)), x, below)
 
 
-def _softplus(page: NodeWriter) -> str:
+def _softplus(page: TvmWriter) -> str:
     """Write max(x, 0) + log(1 + u) with u = exp(-|x|), and for small u, whose digits 1 + u would lose, a series."""
     u = page.op("Exp", page.op("Neg", page.op("Abs", page.x)))
     plain = page.op("Log", page.op("Add", u, page.number(1)))
@@ -273,7 +251,7 @@ def _softplus(page: NodeWriter) -> str:
     return page.op("Add", page.op("Relu", page.x), log)
 
 
-def _log1p_series(page: NodeWriter, u: str) -> str:
+def _log1p_series(page: TvmWriter, u: str) -> str:
     """Write log(1 + u) = 2 (z + z^3 / 3 + z^5 / 5 + z^7 / 7 + ...) with z = u / (2 + u); exact to a float32 up to 0.25."""
     z = page.op("Div", u, page.op("Add", u, page.number(2)))
     square = page.op("Mul", z, z)
@@ -283,34 +261,34 @@ def _log1p_series(page: NodeWriter, u: str) -> str:
     return page.op("Mul", z, series)
 
 
-def _mish(page: NodeWriter) -> str:
+def _mish(page: TvmWriter) -> str:
     return page.op("Mul", page.x, page.op("Tanh", _softplus(page)))
 
 
-def _roi_align(page: NodeWriter) -> str:
+def _roi_align(page: TvmWriter) -> str:
     """Write it with the batch indices inside of the batch and the boxes finite: from others TVM reads foreign memory."""
     boxes, places = page.node.inputs[1:3]
     finite = page.op("Clip", boxes, page.number(-FARTHEST), page.number(FARTHEST))
     return page.op("RoiAlign", page.x, finite, _inside_batch(page, places), attributes=page.node.attributes)
 
 
-def _max_roi_pool(page: NodeWriter) -> str:
+def _max_roi_pool(page: TvmWriter) -> str:
     """Write the same; here the batch index is the first number of each box."""
     boxes = page.node.inputs[1]
     first, second, last, axis = (page.constant(np.array([k])) for k in (0, 1, 5, 1))
     places = _inside_batch(page, page.op("Slice", boxes, first, second, axis))
-    kept = page.op("Concat", places, page.op("Slice", boxes, second, last, axis), attributes=read_attributes({"axis": 1}))
+    kept = page.op("Concat", places, page.op("Slice", boxes, second, last, axis), axis=1)
     return page.op("MaxRoiPool", page.x, kept, attributes=page.node.attributes)
 
 
-def _inside_batch(page: NodeWriter, places: str) -> str:
+def _inside_batch(page: TvmWriter, places: str) -> str:
     type_, kind = page.function.get_type(page.x), page.dtype(places if page.node.op == "RoiAlign" else page.x).numpy
     extent = type_.shape[0] if isinstance(type_, TensorType) and type_.shape else 1
     batch = extent if isinstance(extent, int) else 1
     return page.op("Clip", places, page.constant(np.array(0, kind)), page.constant(np.array(batch - 1, kind)))
 
 
-SPELLED: Mapping[str, Callable[[NodeWriter], str | None]] = {
+SPELLED: Mapping[str, Callable[[TvmWriter], str | None]] = {
     "Equal": _equal,
     "Sum": _sum,
     "Mean": _mean,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from xrt.engines.toolkit.learned_models import find_learned_definition
+from xrt.engines.toolkit.node_query import NodeQuery
 from xrt.engines.tvm.cuda.codegen import OLDEST, build
 from xrt.engines.tvm.cuda.codegen import make_target as device_target
 from xrt.engines.tvm.errors import summarize_error
@@ -14,7 +14,7 @@ from xrt.engines.tvm.known_issues import find_known_issue
 from xrt.engines.tvm.pipeline import legalize
 from xrt.engines.tvm.target import make_target
 from xrt.errors import CompileRefused
-from xrt.graph import Attribute, Constant, DType, Function, Node, TensorType, Type, Value, find_schema, since_version
+from xrt.graph import Constant, DType, Function, Node, TensorType, Type, find_schema, since_version
 
 __all__ = ["positions_read_at_import", "why_not"]
 
@@ -38,7 +38,7 @@ def why_not(node: Node, function: Function) -> str | None:
     for name in (*node.uses, *used):
         if reason := _type_refusal(name, function.get_type(name), produced=name in used):
             return reason
-    question = _question(node, function, version, used)
+    question = NodeQuery.of(node, function, version, _find_constant, used)
     reason = find_known_issue(node, function) or _check_conversion(question)
     return reason if reason or node.device.partition(":")[0] in ("", "cpu") else _trial_on_device(question)
 
@@ -61,32 +61,10 @@ def _type_refusal(name: str, type_: Type | None, *, produced: bool) -> str | Non
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class NodeQuery:
-    """All of a node that decides whether TVM takes it, so that equal nodes are tried once."""
-
-    op_type: str
-    version: int
-    attributes: tuple[Attribute, ...]
-    inputs: tuple[TensorType | Constant | None, ...]
-    """Constants that the importer reads stand as they are, other inputs as their types."""
-    outputs: tuple[Type | None, ...]
-    used: tuple[bool, ...]
-
-
-def _question(node: Node, function: Function, version: int, used: list[str]) -> NodeQuery:
-    inputs = tuple(_input(name, function) if name else None for name in node.inputs)
-    outputs = tuple(function.get_type(name) if name else None for name in node.outputs)
-    return NodeQuery(node.op_type, version, node.attributes, inputs, outputs, tuple(name in used for name in node.outputs))
-
-
-def _input(name: str, function: Function) -> TensorType | Constant:
+def _find_constant(name: str, function: Function) -> Constant | None:
+    """Return a constant that the importer may read; None for other values."""
     constant = make_constant(name, function)
-    if constant is not None and constant.array.size <= INLINE:
-        return constant
-    type_ = function.get_type(name)
-    assert isinstance(type_, TensorType)  # what `_type_refusal` has seen to
-    return type_
+    return constant if constant is not None and constant.array.size <= INLINE else None
 
 
 @lru_cache(maxsize=4096)
@@ -96,11 +74,11 @@ def _check_conversion(question: NodeQuery) -> str | None:
         return reason
     try:
         with compiler_lock:
-            imported = import_function(_alone(question))
+            imported = import_function(question.to_function())
             legalize(imported.module, make_target(None, 3))
     except Exception as cause:  # noqa: BLE001  # whatever TVM raises is why it cannot
         return f"TVM cannot take this {question.op_type}: {summarize_error(cause)}"
-    wanted = [type_ for type_, used in zip(question.outputs, question.used, strict=True) if used]
+    wanted = question.asked
     if len(imported.results) != len(wanted):
         return f"TVM takes this {question.op_type} for one of {len(imported.results)} results, where {len(wanted)} are asked for"
     reasons = (_disagreement(question.op_type, got, want) for got, want in zip(imported.results, wanted, strict=True))
@@ -112,7 +90,7 @@ def _trial_on_device(question: NodeQuery) -> str | None:
     """Generate the node's CUDA C++, some 60 milliseconds. It takes no GPU, and nothing of CUDA's."""
     try:
         with compiler_lock:
-            imported = import_function(_alone(question), polynomials=False)
+            imported = import_function(question.to_function(), polynomials=False)
             build(imported.module, imported.weights, device_target(OLDEST, make_target(None, 3)), 3)
     except CompileRefused as refused:
         return f"TVM cannot take this {question.op_type} on CUDA: {refused}"
@@ -134,19 +112,6 @@ def _agrees(got: TensorType, want: TensorType) -> bool:
         return got.dtype is want.dtype
     return len(got.shape) == len(want.shape) and all(
         not isinstance(w, int) or g == w for g, w in zip(got.shape, want.shape, strict=True)
-    )
-
-
-def _alone(question: NodeQuery) -> Function:
-    names = [f"i{k}" if given is not None else "" for k, given in enumerate(question.inputs)]
-    outputs = tuple(f"o{k}" for k in range(len(question.outputs)))
-    pairs = list(zip(names, question.inputs, strict=True))
-    return Function(
-        inputs=tuple(Value(name, given) for name, given in pairs if isinstance(given, TensorType)),
-        outputs=tuple(Value(n, t) for n, t, used in zip(outputs, question.outputs, question.used, strict=True) if used),
-        nodes=(Node(question.op_type, tuple(names), outputs, question.attributes),),
-        constants={name: given for name, given in pairs if isinstance(given, Constant)},
-        opsets={"": question.version},
     )
 
 

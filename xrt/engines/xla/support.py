@@ -64,7 +64,7 @@ def _type_refusal(node: Node, name: str, type_: Type | None, *, produced: bool) 
 
 
 @dataclass(frozen=True, slots=True)
-class NodeQuery:
+class TraceQuery:
     """All of a node that decides whether XLA takes it, so that equal nodes are tried once."""
 
     node: Node
@@ -75,7 +75,7 @@ class NodeQuery:
     """The outputs with readers."""
 
 
-def _question(node: Node, function: Function, used: tuple[str, ...]) -> NodeQuery:
+def _question(node: Node, function: Function, used: tuple[str, ...]) -> TraceQuery:
     plain = replace(node, name="", control=(), device="")
     short = {} if node.bodies else {name: f"v{i}" for i, name in enumerate(dict.fromkeys((*node.uses, *node.defines)))}
     if short:
@@ -83,7 +83,7 @@ def _question(node: Node, function: Function, used: tuple[str, ...]) -> NodeQuer
         plain = replace(plain, inputs=inputs, outputs=outputs)
     given = tuple((short.get(name, name), _given(name, function)) for name in dict.fromkeys(node.uses))
     wanted = tuple((short.get(name, name), function.get_type(name)) for name in used)
-    return NodeQuery(plain, tuple(sorted(function.opsets.items())), given, wanted)
+    return TraceQuery(plain, tuple(sorted(function.opsets.items())), given, wanted)
 
 
 def _given(name: str, function: Function) -> TensorType | Constant:
@@ -97,7 +97,7 @@ def _given(name: str, function: Function) -> TensorType | Constant:
 
 
 @lru_cache(maxsize=8192)
-def _check_conversion(question: NodeQuery) -> str | None:
+def _check_conversion(question: TraceQuery) -> str | None:
     """Trace the node alone, a few milliseconds, and compare what comes out with what ONNX says."""
     function = Function((), (), (question.node,), opsets=dict(question.opsets))
     try:
@@ -111,7 +111,7 @@ def _check_conversion(question: NodeQuery) -> str | None:
     return next((reason for reason in reasons if reason), None)
 
 
-def _results(function: Function, question: NodeQuery) -> dict[str, Any]:
+def _results(function: Function, question: TraceQuery) -> dict[str, Any]:
     """Return the outputs with readers, as shapes and types, by name."""
     names = [name for name, _ in question.wanted]
     known = {name: given.array for name, given in question.given if isinstance(given, Constant)}
