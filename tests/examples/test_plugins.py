@@ -62,10 +62,15 @@ def test_conform_counts_it(place: Place) -> None:
     assert f"{place.engine}: 2 passed, 0 declined, 0 failed" in said
 
 
-def test_its_own_suite_passes(place: Place) -> None:
-    said = place.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", "-W", "error")
+WHOLE = pytest.param((), 200, marks=pytest.mark.proof("suite", share=0), id="whole")
+PART = pytest.param(("-k", "corpus_alone or fallback_law or cut_law or reason or buffers or threads"), 5, id="a part")
+
+
+@pytest.mark.parametrize(("chosen", "least"), [PART, WHOLE])
+def test_its_own_suite_passes(chosen: tuple[str, ...], least: int, place: Place) -> None:
+    said = place.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", "-W", "error", *chosen)
     assert " passed" in said
-    assert int(said.split(" passed")[0].split()[-1]) > 200
+    assert int(said.split(" passed")[0].split()[-1]) > least
 
 
 def test_a_module_takes_it_before_others(place: Place) -> None:
