@@ -119,7 +119,12 @@ def _show(tuned: TuningResult, threads: int) -> None:
     known = f"{format_count(tuned.measurements, 'measurement')} of regions, {format_count(tuned.race.rounds, 'round')}"
     spent = f"{tuned.spent:.1f} of {tuned.budget:g} s: {known}"
     if tuned.race.contenders:
-        show_table(COLUMNS, [_cells(one) for one in tuned.race.contenders], numbers=NUMBERS, whole=("verdict",))
+        show_table(
+            COLUMNS,
+            [_cells(one, is_baseline=place == tuned.race.baseline) for place, one in enumerate(tuned.race.contenders)],
+            numbers=NUMBERS,
+            whole=("verdict",),
+        )
     out.print(f"{head} ({threads} thread{'s' * (threads != 1)})\n{spent}", markup=False)
     for remark in tuned.remarks:
         out.print(remark, markup=False)
@@ -133,6 +138,6 @@ def _ratio(one: CandidateResult) -> str:
     return f"{one.ratio:.3f} ({one.ratio_low:.3f}-{one.ratio_high:.3f})" if known else f"{one.ratio:.3f}"
 
 
-def _cells(one: CandidateResult) -> tuple[str, ...]:
+def _cells(one: CandidateResult, *, is_baseline: bool) -> tuple[str, ...]:
     seconds = "" if one.seconds is None else f"{1e3 * one.seconds:.4g}"
-    return one.verdict, one.title, str(len(one.plan.launches)), seconds, _ratio(one), one.note
+    return one.verdict, one.title, str(len(one.plan.launches)), seconds, "baseline" if is_baseline else _ratio(one), one.note

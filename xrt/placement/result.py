@@ -81,10 +81,16 @@ class CandidateResult:
         return {"title": self.title, **own, "seconds_of_regions": list(self.regions), "plan": regions}
 
     def __str__(self) -> str:
+        return self.describe()
+
+    def describe(self, *, is_baseline: bool = False) -> str:
+        """Return the verdict, the plan, its time and its ratio; the baseline has no ratio to itself."""
         parts = [f"{self.verdict}: {self.title}"]
         if self.seconds is not None:
             parts.append(_time(self.seconds))
-        if None not in (self.ratio, self.ratio_low, self.ratio_high):
+        if is_baseline:
+            parts.append("the baseline")
+        elif None not in (self.ratio, self.ratio_low, self.ratio_high):
             parts.append(f"{self.ratio:.3f} ({self.ratio_low:.3f} to {self.ratio_high:.3f}) of the baseline")
         elif self.ratio is not None:
             parts.append(f"{self.ratio:.3f} of the baseline, in too few rounds for an interval")
@@ -176,7 +182,7 @@ def _lines(tuned: TuningResult) -> Iterator[str]:
         rounds = format_count(tuned.race.rounds, "round")
         yield f"  {format_count(tuned.measurements, 'measurement')} of regions, {rounds}, {spent}"
     for number, contender in enumerate(tuned.race.contenders):
-        yield f"  {contender}{' (the baseline)' if number == tuned.race.baseline else ''}"
+        yield f"  {contender.describe(is_baseline=number == tuned.race.baseline)}"
     yield from (f"  {remark}" for remark in tuned.remarks)
 
 
