@@ -64,9 +64,9 @@ def _scales_by_a_fraction(node: Node, function: Function) -> bool:
 
 
 def _has_inexact_ties(node: Node, function: Function) -> bool:
-    """Whether some place of a nearest neighbour lies exactly between two, and the ratio of the extents is not binary.
+    """Whether some place of a nearest neighbour is exactly between two, and the ratio of the extents is not binary.
 
-    The library multiplies by a rounded ratio, with or without a rounding after it: then the place lies on either side.
+    The library multiplies by a rounded ratio, with or without a rounding after it: then the place is on either side.
     """
     before, after = (function.get_type(name) for name in (node.inputs[0], node.outputs[0]))
     shapes = [type_.shape for type_ in (before, after) if isinstance(type_, TensorType) and type_.shape is not None]
