@@ -25,6 +25,7 @@ from xrt.placement.interleaved import TimedCandidate
 from xrt.placement.prepared_plans import PreparedPlan
 from xrt.placement.result import CandidateResult, TuningResult, more_than
 from xrt.placement.selection import RankedPlan, select_winner
+from xrt.placement.session import TuningSession
 from xrt.placement.time_limit import OutOfTime, within
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 
@@ -94,6 +95,20 @@ def test_engines_race_before_mixtures_are_looked_for(monkeypatch: pytest.MonkeyP
     assert found.race.winner is not None
     assert (found.race.winner.title, found.race.rounds >= 6) == ("toy", True)
     assert found.notes == ("the budget ended while the planner was looking for mixtures",)
+
+
+def test_answers_that_come_between_two_waits_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search planned with them, and in the end knew them for unasked: a PlanError in the call."""
+
+    def answered(self: TuningSession, until: float, is_enough: Callable[[], bool]) -> bool:
+        assert self.inquiry is not None
+        assert all([self.inquiry.wait(engine.spec, 60.0) for engine in self.engines])
+        return is_enough()
+
+    monkeypatch.setattr(TuningSession, "_ask", answered)
+    found = tuned(PAIR, TOY, SLOW_EXP, budget=9.0)
+    assert {"toy", SLOW_EXP.spec} <= {one.title for one in found.race.contenders}
+    assert "not asked" not in str(found)
 
 
 def test_an_engine_that_does_not_come_back_is_left_for_the_next() -> None:

@@ -186,7 +186,6 @@ class Racing(SearchState):
         unanswered = self.inquiry.unanswered[: self.awaited]
         for spec in unanswered:
             if self.inquiry.wait_for_answers(spec, seconds / len(unanswered)):
-                self._candidates = None
                 return
 
     def _race_early(self, until: float) -> None:

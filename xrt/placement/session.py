@@ -154,7 +154,6 @@ class TuningSession(Racing):
         while (pending := sorted(self.inquiry.pending, key=self._is_known)) and (now := self.clock()) < until:
             for spec in pending:
                 if self.inquiry.wait(spec, min(patience, until - now)):
-                    self._candidates, self.is_renewed = None, self.is_renewed or bool(self.proposals)
                     if self.survey is not None:
                         self.survey.ways = self.inquiry.ways
                     if is_enough():
@@ -174,7 +173,6 @@ class TuningSession(Racing):
         while unanswered := inquiry.unanswered:
             for spec in unanswered:
                 if inquiry.wait_for_answers(spec, patience):
-                    self._candidates = None
                     try:
                         _ = self.priority
                     except PlanError:

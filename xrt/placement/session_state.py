@@ -92,6 +92,8 @@ class SearchState:
 
     began: float = field(init=False)
     _candidates: Candidates | None = field(init=False, default=None)
+    _known: tuple[str, ...] = field(init=False, default=())
+    """The engines whose answers the candidates are by."""
 
     def __post_init__(self) -> None:
         self.began = self.clock()
@@ -115,7 +117,9 @@ class SearchState:
     @property
     def candidates(self) -> Candidates:
         """The plans that there are without measuring, by what engines have answered."""
-        if self._candidates is None:
+        known = self.inquiry.known if self.inquiry is not None else ()
+        if self._candidates is None or known != self._known:  # they answer in threads, and not only while they are waited for
+            self._known, self.is_renewed = known, self.is_renewed or bool(self.proposals)
             asked = self.inquiry.engines() if self.inquiry is not None else self.engines
             self._candidates = Candidates.of(
                 self.function, asked, self.request.clustering, self.request.implicit, self.request.device_map

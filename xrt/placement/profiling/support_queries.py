@@ -120,6 +120,11 @@ class Inquiry:
         return asked.work
 
     @property
+    def known(self) -> tuple[str, ...]:
+        """The engines that have answered all, or failed: what `engines` says of them stays."""
+        return tuple(spec for spec, asked in self._asked.items() if asked.has_answered.is_set())
+
+    @property
     def unanswered(self) -> list[str]:
         """The engines that have not answered all."""
         return [spec for spec in self.pending if not self._asked[spec].has_answered.is_set()]
