@@ -85,7 +85,7 @@ def section(record: Mapping[str, Any] | None = None) -> str:
     lines = [
         "## Placed by measurement",
         "",
-        f"`xrt conformance auto` searches anew for every case, for {BUDGET} s. One node test in {EVERY} ran, and of",
+        f"`xrt conformance auto` searches again for every case, for {BUDGET} s. One node test in {EVERY} ran, and of",
         f"{', '.join(f'`{name}`' for name in found['groups'] if name != 'node')} every case.",
         "",
         f"| group | {' | '.join(ResultWord)} |",

@@ -74,7 +74,7 @@ def test_a_mixture_whose_regions_are_far_slower_than_the_best_engine_does_not_ra
     assert (found is not None) is is_out
     if found is not None:
         assert (found.verdict, found.seconds, found.ratio) == ("lost", pytest.approx(0.005), None)
-        assert found.note == "its regions were measured one by one, and not held against the others"
+        assert found.note == "its regions were measured one by one, and not compared with the others"
     assert search._hopeless(single) is None
 
 

@@ -223,7 +223,7 @@ class Racing(SearchState):
         try:
             return within(max(self._left(), LEAST), work).wrong
         except OutOfTime:
-            self.notes.append(f"the budget ended before {describe_plan(runner.ready.plan)} was held against the reference")
+            self.notes.append(f"the budget ended before {describe_plan(runner.ready.plan)} was compared with the reference")
             return ""
 
     def _hopeless(self, plan: Plan) -> CandidateResult | None:
@@ -238,7 +238,7 @@ class Racing(SearchState):
             return None
         what = "measured alone" if cost is not None else "its regions were measured one by one"
         return CandidateResult(
-            plan, "lost", known.seconds, known.low, known.high, note=f"{what}, and not held against the others"
+            plan, "lost", known.seconds, known.low, known.high, note=f"{what}, and not compared with the others"
         )
 
     def _race(self, until: float | None = None) -> None:

@@ -69,7 +69,7 @@ def select_winner(
 
 def pick_winner_from_profile(race: CandidateComparison, plan: Plan, cost: MeasuredCost) -> CandidateComparison:
     """Return an unfinished comparison with a winner: the plan of one region with the lowest measured cost."""
-    note = "measured alone; the budget ended before it was held against the others"
+    note = "measured alone; the budget ended before it was compared with the others"
     winner = CandidateResult(plan, "won", cost.seconds, cost.low, cost.high, note=note)
     return CandidateComparison((winner, *(one for one in race.contenders if one.plan != plan)), race.rounds)
 

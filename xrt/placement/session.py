@@ -49,7 +49,7 @@ class TuningSession(Racing):
 
     def run(self) -> None:
         """Survey, propose and race; ends early where there is nothing left to find out."""
-        contexts = self.request.contexts  # raises where a device is not to be had, before anything is begun
+        contexts = self.request.contexts  # raises where a device is unavailable, before anything is begun
         limits = WorkerLimits(self.budget, self.bounds.memory)
         self.inquiry = Inquiry(self.function, self.engines, contexts, partial(self._way, limits=limits), self.store)
         try:

@@ -58,7 +58,7 @@ METHOD = (
     """Then all candidates take turns in an order that rotates: a machine that is busy for a while slows all of them, and the
     ratio within a round hardly moves. Intervals are percentile bootstraps over rounds, drawn from a fixed seed: the same rounds
     give the same intervals.""",
-    """What lies within the noise floor is called a tie. The results of the first call are held against the reference engine's;
+    """What is within the noise floor is called a tie. The results of the first call are compared with the reference engine's;
     what differs beyond the tolerance of its type is wrong, however quick it is. Import, compile and first call are what it costs
     to start; peak memory is that of the whole process, which before compiling held interpreter, libraries and model.""",
 )
