@@ -24,6 +24,7 @@ WHAT = {
     "openvino": "OpenVINO, in float32 by default",
     "xla": "XLA through JAX",
     "iree": "IREE: MLIR, compiled for this processor",
+    "torch": "PyTorch, operator by operator",
 }
 """What an engine is, for a person who does not know it."""
 

@@ -47,7 +47,7 @@ __all__ = [
 Placer: TypeAlias = Callable[[Function], TuningResult]
 """Places a Function."""
 
-_FIRST = ("ort", "openvino", "xla", "tvm", "iree")
+_FIRST = ("ort", "openvino", "xla", "torch", "tvm", "iree")
 """The order in which engines are used where nothing can be measured; others follow by name, and the reference comes last."""
 _LAST = "toy"
 

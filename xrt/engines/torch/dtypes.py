@@ -1,8 +1,8 @@
 """How torch's tensors hold ONNX's element types.
 
-Types that torch computes in share memory with NumPy's arrays. The others are held in wider or coded form: unsigned integers of 16 and
-32 bits as the next wider signed ones, uint64 as the int64 of the same bits, integers under 8 bits as int8 and uint8, and small floats as
-their codes, which only conversions read.
+Types that torch computes in share memory with NumPy's arrays. The others are held in wider or coded form: unsigned integers of
+16 and 32 bits as the next wider signed ones, uint64 as the int64 of the same bits, integers under 8 bits as int8 and uint8, and
+small floats as their codes, which only conversions read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ _WIDENED = {
 MASKS = {DType.UINT16: 0xFFFF, DType.UINT32: 0xFFFFFFFF}
 """Bits that a result has, for types that are held in wider ones."""
 
-_NUMPY = {dtype: np.dtype(str(kind).removeprefix("torch.")) for dtype, kind in {**OWN, **_WIDENED}.items() if dtype is not DType.BFLOAT16}
+_NUMPY: dict[DType, np.dtype[Any]] = {
+    dtype: np.dtype(str(kind).removeprefix("torch."))
+    for dtype, kind in {**OWN, **_WIDENED}.items()
+    if dtype is not DType.BFLOAT16
+}
 
 
 def get_torch_dtype(dtype: DType) -> torch.dtype:
@@ -57,7 +61,7 @@ _CODES = {dtype: torch.uint8 for dtype in DType if dtype.is_float and dtype.bits
 
 
 def from_numpy(dtype: DType) -> Callable[[np.ndarray[Any, Any]], torch.Tensor]:
-    """Return what makes tensors of NumPy's arrays of that type: over the same memory, read-only too, where torch computes in it."""
+    """Return what makes tensors of arrays of that type: over the same memory, read-only too, where torch computes in it."""
     if dtype in _WIDENED:
         wider = _NUMPY[dtype]
         return lambda array: torch.from_numpy(array.astype(wider))

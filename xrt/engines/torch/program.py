@@ -1,13 +1,14 @@
 """A Function as a straight line of kernels: a table of slots, and steps that read and write them.
 
-What does not depend on a call is computed once, when the program is made. A call is a fresh list of slots and one loop, so any number of
-threads may run one program at once.
+What does not depend on a call is computed once, when the program is made. A call is a fresh list of slots and one loop, so any
+number of threads may run one program at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from xrt.engines.toolkit.learned_models import find_learned_definition
@@ -19,7 +20,8 @@ from xrt.engines.torch.kernels import MOVING, ops
 from xrt.engines.torch.table import Run
 from xrt.errors import CompileRefused, RunFailed
 from xrt.formats.onnx import expand
-from xrt.graph import DType, Function, Node, TensorType
+from xrt.graph import Function, Node, TensorType
+from xrt.passes import infer_shapes
 
 __all__ = ["Program", "find_definition", "make_program"]
 
@@ -65,7 +67,9 @@ class Program:
             raise
         except Exception as cause:
             node = self.nodes[done]
-            raise RunFailed(f"torch failed at node {node.name!r} ({node.op}) of {self.name!r}: {summarize_error(cause)}") from cause
+            raise RunFailed(
+                f"torch failed at node {node.name!r} ({node.op}) of {self.name!r}: {summarize_error(cause)}"
+            ) from cause
         return [slots[i] for i in self.outputs]
 
 
@@ -102,7 +106,7 @@ def _kernel(node: Node, function: Function) -> Run:
     else:
         run = kernel.code(KernelContext(node, function, make_program))
         if not node.bodies and node.op_type not in MOVING:
-            run = _wrap_around(run, [MASKS.get(_dtype(function, name)) for name in node.outputs])
+            run = _wrap_around(run, [_mask(function, name) for name in node.outputs])
     return _first(run) if _returns_one(node) else run
 
 
@@ -110,7 +114,14 @@ def find_definition(node: Node, function: Function) -> Function | None:
     """Return the operators of ONNX that a node without a kernel stands for; None where there is no such definition."""
     if node.bodies:
         return None
-    return find_learned_definition(node, function) or expand(as_function(node, function))
+    return find_learned_definition(node, function) or _expand(as_function(node, function))
+
+
+@lru_cache(maxsize=256)
+def _expand(one: Function) -> Function | None:
+    """Return the operators that a Function of one node stands for, all types inferred."""
+    meaning = expand(one)
+    return None if meaning is None else infer_shapes(meaning)
 
 
 def _define(node: Node, function: Function, reason: str) -> Run:
@@ -155,9 +166,10 @@ def _wrap_around(run: Run, masks: Sequence[int | None]) -> Run:
     return wrapped
 
 
-def _dtype(function: Function, name: str) -> DType | None:
+def _mask(function: Function, name: str) -> int | None:
+    """Return the bits that a value has whose tensors have more."""
     type_ = function.get_type(name) if name else None
-    return type_.dtype if isinstance(type_, TensorType) else None
+    return MASKS.get(type_.dtype) if isinstance(type_, TensorType) else None
 
 
 def _last_uses(function: Function) -> list[list[str]]:

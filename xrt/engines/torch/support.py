@@ -7,11 +7,11 @@ from functools import lru_cache
 from xrt.engines.toolkit.node_rewrite import as_function
 from xrt.engines.torch.dtypes import MASKS, OWN
 from xrt.engines.torch.errors import summarize_error
-from xrt.engines.torch.kernel_context import close_over
+from xrt.engines.torch.kernel_context import KernelContext, close_over
 from xrt.engines.torch.kernels import MOVING, ops
 from xrt.engines.torch.known_issues import find_known_issue
-from xrt.engines.torch.program import find_definition
-from xrt.errors import ModelError
+from xrt.engines.torch.program import find_definition, make_program
+from xrt.errors import CompileRefused, ModelError
 from xrt.graph import DType, Function, Node, OptionalType, SequenceType, TensorType, Type, since_version
 
 __all__ = ["why_not"]
@@ -26,18 +26,28 @@ CONTROL = frozenset(
     }
 )
 """Operators that compute nothing of their values."""
-MODULAR = frozenset({"Add", "Sub", "Mul", "Equal", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot", "Sum"})
-"""Operators that compute the same bits of uint64 as of int64."""
+IN_UINT64 = frozenset(
+    {
+        *("Add", "Sub", "Mul", "Equal", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot", "Sum", "BitCast"),
+        *("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min"),
+    }
+)
+"""Operators that compute the same bits of uint64 as of int64, or look at its sign."""
 
 
 def why_not(node: Node, function: Function) -> str | None:
     """Return why torch cannot take the node as a Function of its own; None when it can."""
     if since_version(node, function) is None:
         return f"{node.op} is not an operator of opset {function.opsets.get(node.domain)}"
-    for name in (*node.uses, *filter(None, node.outputs)):
+    wanted = (name for name in node.outputs if name and _is_wanted(name, function))
+    for name in (*node.uses, *wanted):
         if reason := _why_not_type(node, name, function.get_type(name)):
             return reason
     return find_known_issue(node, function) or _why_not_kernel(node, function) or _why_not_bodies(node, function)
+
+
+def _is_wanted(name: str, function: Function) -> bool:
+    return bool(function.users(name)) or any(value.name == name for value in function.outputs)
 
 
 def _why_not_type(node: Node, name: str, type_: Type | None) -> str | None:
@@ -48,11 +58,15 @@ def _why_not_type(node: Node, name: str, type_: Type | None) -> str | None:
     if not isinstance(type_, TensorType):
         return f"{name!r} is {type_}, and this engine takes tensors, sequences and optionals"
     dtype = type_.dtype
-    if dtype in OWN or dtype in MASKS or node.op_type in CONTROL and dtype not in _NO_TENSORS:
+    if dtype in OWN or dtype in MASKS or (node.op_type in CONTROL and dtype not in _NO_TENSORS):
         return None
-    if dtype not in _NO_TENSORS and (node.op_type in MOVING or node.op_type in CONVERTING):
+    if (
+        dtype not in _NO_TENSORS
+        and (dtype is not DType.FLOAT8E8M0 or name in node.inputs)
+        and (node.op_type in MOVING or node.op_type in CONVERTING)
+    ):
         return None
-    if dtype is DType.UINT64 and node.op_type in MODULAR:
+    if dtype is DType.UINT64 and node.op_type in IN_UINT64:
         return None
     return f"{name!r} is {dtype}, in which this engine does not compute {node.op}"
 
@@ -61,10 +75,17 @@ _NO_TENSORS = frozenset({DType.STRING, DType.COMPLEX64, DType.COMPLEX128})
 
 
 def _why_not_kernel(node: Node, function: Function) -> str | None:
-    found = ops.why_not(node, function)
-    if found is None or node.bodies:
-        return found
-    return _why_not_defined(as_function(node, function), found)
+    try:
+        found = ops.find(node, function)
+        if not isinstance(found, str):
+            if not node.bodies:
+                found.code(KernelContext(node, function, make_program))
+            return None
+    except CompileRefused as refused:
+        return str(refused)
+    except Exception as cause:  # noqa: BLE001  # whatever a node that breaks its operator's rules makes of a factory
+        return f"torch cannot take this {node.op}: {summarize_error(cause)}"
+    return found if node.bodies else _why_not_defined(as_function(node, function), found)
 
 
 @lru_cache(maxsize=4096)

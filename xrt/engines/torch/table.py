@@ -1,8 +1,8 @@
 """The engine's table of kernels, and what a kernel is.
 
-A kernel is a factory: it takes a `KernelContext`, resolves the node's attributes once, and returns the function that computes. That
-function takes the node's inputs in order (None where one is left out), then what its bodies capture; it returns the one output, or a
-tuple of outputs. It writes to none of its arguments. Its results may be views of them.
+A kernel is a factory: it takes a `KernelContext`, resolves the node's attributes once, and returns the function that computes.
+That function takes the node's inputs in order (None where one is left out), then what its bodies capture; it returns the one
+output, or a tuple of outputs. It writes to none of its arguments. Its results may be views of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The number of threads that torch computes with, set for the calling thread alone.
 
-``torch.set_num_threads`` is the process's. What it sets in the end are a number of OpenMP's, which each thread has of its own, and one
-of MKL's, which has a thread's own in front of it: these are set here, for the length of a call.
+``torch.set_num_threads`` is the process's. What it sets in the end are a number of OpenMP's, which each thread has of its own,
+and one of MKL's, which has a thread's own in front of it: these are set here, for the length of a call.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _setters() -> tuple[Callable[[int], Any], Callable[[int], Any]]:
     except (StopIteration, OSError, AttributeError):
         return torch.set_num_threads, lambda count: 0
     try:
-        mkl = ctypes.CDLL(str(lib / "libtorch_cpu.so")).mkl_set_num_threads_local
+        mkl = ctypes.CDLL(str(lib / "libtorch_cpu.so")).MKL_Set_Num_Threads_Local
     except (OSError, AttributeError):  # a build with another library of products
         return omp, lambda count: 0
     return omp, mkl

@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from xrt.engines.torch.kernels.precision import is_whole, widen
-from xrt.engines.torch.table import Run, Tensor, ops
+from xrt.engines.torch.kernels.precision import is_whole, round_once, widen
+from xrt.engines.torch.table import Factory, Run, Tensor, ops
 from xrt.formats.onnx.clip_bounds import read_clip_bounds
+from xrt.graph import DType
 
 if TYPE_CHECKING:
     from xrt.engines.torch.kernel_context import KernelContext
 
 __all__: list[str] = []
 
+SIGN = torch.iinfo(torch.int64).min
+"""The bit whose change makes int64 compare as uint64 of the same bits does."""
+ORDERED = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min"})
 LEGACY = 6
 """The last version whose broadcast is asked for, and aligned, by attributes."""
 
@@ -73,7 +77,7 @@ BINARY: dict[str, Run] = {
 }
 
 
-def _legacy(run: Run) -> Run:
+def _legacy(run: Run) -> Factory:
     """Return the factory for versions up to 6: ``axis`` says at which axis of A the shape of B begins."""
 
     def factory(at: KernelContext) -> Run:
@@ -85,8 +89,17 @@ def _legacy(run: Run) -> Run:
     return factory
 
 
+def _compare_uint64(run: Run) -> Run:
+    return lambda *operands: run(*(x ^ SIGN for x in operands))
+
+
+def _binary(run: Run) -> Factory:
+    """Return the factory of a function of two tensors."""
+    return lambda at: _compare_uint64(run) if at.dtype_of(0) is DType.UINT64 and at.node.op_type in ORDERED else run
+
+
 for _op, _run in BINARY.items():
-    ops(_op, since=LEGACY + 1)(lambda at, run=_run: run)
+    ops(_op, since=LEGACY + 1)(_binary(_run))
     ops(_op, until=LEGACY)(_legacy(_run))
 
 
@@ -124,8 +137,21 @@ def bit_shift(at: KernelContext) -> Run:
     return lambda x, amount: shift(x, amount.to(x.dtype))
 
 
-for _op, _run in {"Max": torch.maximum, "Min": torch.minimum, "Sum": torch.add}.items():
-    ops(_op)(lambda at, run=_run: lambda *operands: reduce(run, operands))
+def _variadic(combine: Run) -> Factory:
+    """Return the factory of a kernel that combines any number of tensors, two by two."""
+
+    def factory(at: KernelContext) -> Run:
+        run: Run = lambda *operands: reduce(combine, operands)  # noqa: E731  # a kernel, as all of them
+        if at.dtype_of(0) is not DType.UINT64 or at.node.op_type not in ORDERED:
+            return run
+        return lambda *operands: _compare_uint64(run)(*operands) ^ SIGN
+
+    return factory
+
+
+VARIADIC: dict[str, Run] = {"Max": torch.maximum, "Min": torch.minimum, "Sum": torch.add}
+for _op, _run in VARIADIC.items():
+    ops(_op)(_variadic(_run))
 
 
 @ops("Mean")
@@ -142,7 +168,7 @@ def _clip(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
 @ops("Clip", until=10)
 def clip_by_attributes(at: KernelContext) -> Run:
     low, high = read_clip_bounds(at.node)
-    return lambda x: torch.clamp(x, low, high)
+    return round_once(lambda x: torch.clamp(x, low, high))
 
 
 @ops("Clip", since=11)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from xrt.engines.torch.dtypes import MASKS, decode_table, from_numpy, get_torch_dtype
+from xrt.engines.torch.dtypes import MASKS, OWN, decode_table, from_numpy, get_torch_dtype, to_numpy
 from xrt.engines.torch.table import Run, Tensor, ops
 from xrt.graph import DType
 
@@ -66,10 +66,8 @@ def _narrow(x: Tensor, to: DType) -> Tensor:
 
 def _encode(x: Tensor, to: DType, saturate: bool) -> Tensor:
     """Return the codes of small floats; their rounding is that of ``ml_dtypes``."""
-    import ml_dtypes
-
     if to in _SATURABLE and saturate:
-        most = float(ml_dtypes.finfo(to.numpy).max)
+        most = float(decode_table(to).nan_to_num(posinf=0).max())
         x = torch.clamp(x.float() if x.dtype.itemsize < 4 else x, -most, most)
     source = x.float() if x.dtype in (torch.bfloat16, torch.bool) else x
     return from_numpy(to)(source.numpy().astype(to.numpy))
@@ -91,5 +89,11 @@ def cast_like(at: KernelContext) -> Run:
 
 @ops("BitCast")
 def bit_cast(at: KernelContext) -> Run:
-    to = at.told_torch_dtype("to")
-    return lambda x: x.contiguous().view(to)
+    source, to = at.dtype_of(0), at.told_dtype("to")
+    if source is None or to is None:
+        raise at.refuse("is between types that are not known")
+    if source in OWN and to in OWN:
+        dtype = OWN[to]
+        return lambda x: x.contiguous().view(dtype)
+    write, read = to_numpy(source), from_numpy(to)
+    return lambda x: read(write(x.contiguous()).view(to.numpy))

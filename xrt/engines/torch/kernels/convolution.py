@@ -69,7 +69,7 @@ def conv_transpose(at: KernelContext) -> Run:
     def compute(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
         window = make_window(at.node, w.shape[2:])
         transpose = TRANSPOSE[x.ndim - 2]
-        whole = transpose(x, w, None, window.strides, 0, 0, group, window.dilations)  # type: ignore[operator]
+        whole = transpose(x, w, None, window.strides, 0, 0, group, window.dilations)
         trims = compute_padding_trims(at.node, window, whole.shape[2:], x.shape[2:])
         y = apply_padding(whole, trims, "constant", 0, range(2, x.ndim))
         return y if bias is None else y + bias.reshape(-1, *(1,) * (y.ndim - 2))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import pi
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from xrt.engines.torch.kernels.precision import is_whole, round_once
 from xrt.engines.torch.table import Factory, Run, Tensor, ops
@@ -152,8 +152,16 @@ def swish(x: Tensor, alpha: float) -> Tensor:
 
 @ops("Gelu")
 def gelu(at: KernelContext) -> Run:
-    how = at.attr("approximate", "none")
-    return round_once(lambda x: functional.gelu(x, approximate=how))
+    """Written out: torch's own function gives NaN for infinity."""
+    return round_once(_gelu_by_tanh if at.attr("approximate", "none") == "tanh" else _gelu)
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.erf(x * 0.5**0.5))
+
+
+def _gelu_by_tanh(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh((2 / pi) ** 0.5 * (x + 0.044715 * (x * x * x))))
 
 
 @ops("Shrink")

@@ -67,7 +67,7 @@ def gather(at: KernelContext) -> Run:
     def run(x: Tensor, indices: Tensor) -> Tensor:
         along = axis % x.ndim
         picked = x.index_select(along, count_from_start(indices.reshape(-1), x.shape[along]))
-        return picked if indices.ndim == 1 else picked.reshape(*x.shape[:along], *indices.shape, *x.shape[along + 1 :])
+        return picked if indices.ndim == 1 else picked.reshape((*x.shape[:along], *indices.shape, *x.shape[along + 1 :]))
 
     return run
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -100,7 +101,7 @@ def unsqueeze(at: KernelContext) -> Run:
 @ops("Expand")
 def expand(at: KernelContext) -> Run:
     target_of = at.numbers(1)
-    return lambda x, target: x.expand(torch.broadcast_shapes(x.shape, tuple(target_of(target))))
+    return lambda x, target: x.expand(np.broadcast_shapes(x.shape, target_of(target)))
 
 
 @ops("Tile", since=6)

@@ -39,10 +39,10 @@ def _batch_normal(x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Ten
     return y.to(x.dtype)
 
 
-@ops("BatchNormalization", since=7, until=13)
+@ops("BatchNormalization", until=13)
 def batch_normalization_by_outputs(at: KernelContext) -> Run:
-    """Up to version 13, more than one output means training."""
-    if any(at.node.outputs[1:]):
+    """Up to version 13, more than one output means training; before 7 an attribute says so too."""
+    if any(at.node.outputs[1:]) or (at.version < 7 and not at.attr("is_test", 0)):
         raise at.refuse("that trains is not computed before version 14")
     epsilon = at.attr("epsilon", 1e-5)
     return lambda x, scale, bias, mean, var: _batch_normal(x, scale, bias, mean, var, epsilon)
@@ -109,7 +109,8 @@ def layer_normalization(at: KernelContext) -> Run:
 
     def fused(x: Tensor, scale: Tensor, bias: Tensor = None) -> Tensor | tuple[Tensor, ...]:
         extents = x.shape[axis % x.ndim :]
-        fits = x.dtype is stash_dtype is torch.float32 and scale.shape == extents and (bias is None or bias.shape == extents)
+        whole = scale.shape == extents and (bias is None or bias.shape == extents)
+        fits = whole and x.dtype is stash_dtype is torch.float32 and extents.numel() > 1  # one element may overflow in torch's
         return functional.layer_norm(x, extents, scale, bias, epsilon) if fits else run(x, scale, bias)
 
     return run if at.wants(1) or at.wants(2) else fused

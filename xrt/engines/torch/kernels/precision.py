@@ -10,7 +10,7 @@ import torch
 
 from xrt.engines.torch.table import Tensor
 
-__all__ = ["extreme", "is_whole", "round_once", "widen"]
+__all__ = ["NARROW", "extreme", "is_whole", "round_once", "widen"]
 
 NARROW = frozenset({torch.float16, torch.bfloat16})
 

@@ -17,9 +17,9 @@ __all__: list[str] = []
 ops("MatMul")(lambda at: lambda a, b: torch.matmul(widen(a), widen(b)).to(a.dtype))
 
 
-@ops("Gemm", since=7)
+@ops("Gemm")
 def gemm(at: KernelContext) -> Run:
-    """``alpha * A' B' + beta * C``; the sums of narrow floats are rounded once."""
+    """``alpha * A' B' + beta * C``, C always being broadcast; the sums of narrow floats are rounded once."""
     alpha, beta = at.attr("alpha", 1.0), at.attr("beta", 1.0)
     left, right = at.attr("transA", 0), at.attr("transB", 0)
 

@@ -137,7 +137,9 @@ def _sum(bias: Tensor) -> Tensor:
 def rnn(at: KernelContext) -> Run:
     layer = _Layer(at, ("Tanh",))
 
-    def run(x: Tensor, w: Tensor, r: Tensor, bias: Tensor = None, lengths: Tensor = None, h0: Tensor = None) -> tuple[Tensor, ...]:
+    def run(
+        x: Tensor, w: Tensor, r: Tensor, bias: Tensor = None, lengths: Tensor = None, h0: Tensor = None
+    ) -> tuple[Tensor, ...]:
         def advance_of(d: int) -> Advance:
             (f,), recurrence = layer.functions[d], widen(r[d]).T
             return lambda gates, states: (f(layer.clip(gates + torch.matmul(states[0], recurrence))),)
@@ -152,7 +154,9 @@ def gru(at: KernelContext) -> Run:
     """Gates are update, reset, hidden (z, r, h); ``linear_before_reset`` resets the product instead of the state."""
     layer, after = _Layer(at, ("Sigmoid", "Tanh")), bool(at.attr("linear_before_reset", 0))
 
-    def run(x: Tensor, w: Tensor, r: Tensor, bias: Tensor = None, lengths: Tensor = None, h0: Tensor = None) -> tuple[Tensor, ...]:
+    def run(
+        x: Tensor, w: Tensor, r: Tensor, bias: Tensor = None, lengths: Tensor = None, h0: Tensor = None
+    ) -> tuple[Tensor, ...]:
         of_input, of_state = _halves(bias)
         both = 2 * r.shape[-1]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import ceil, floor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -130,8 +130,9 @@ def non_max_suppression(at: KernelContext) -> Run:
     centred, reads = bool(at.attr("center_point_box", 0)), [at.numbers(i) for i in (2, 3, 4)]
 
     def run(boxes: Tensor, scores: Tensor, *limits: Tensor) -> Tensor:
-        given = [read(limit) for read, limit in zip(reads, limits, strict=False)]
-        most, overlap, least = ((given[i][0] if i < len(given) and given[i] else default) for i, default in enumerate((0, 0, None)))
+        given: list[Any] = [read(limit) for read, limit in zip(reads, limits, strict=False)]
+        most, overlap = (given[i][0] if len(given) > i and given[i] else 0 for i in (0, 1))
+        least = given[2][0] if len(given) > 2 and given[2] else None
         kept = [
             (image, label, box)
             for image, (of_image, by_class) in enumerate(zip(boxes, scores, strict=True))

@@ -28,7 +28,7 @@ def _write(x: Tensor, places: tuple[Tensor, ...], values: Tensor, reduction: str
         return x.index_put(places, values, accumulate=True)
     rows, shape = prod(x.shape[: len(places)]), x.shape
     steps = [prod(shape[i + 1 : len(places)]) for i in range(len(places))]
-    flat = sum(place * step for place, step in zip(torch.broadcast_tensors(*places), steps, strict=True))
+    flat: Any = sum(place * step for place, step in zip(places, steps, strict=True))
     if x.dtype is torch.bool:
         wide = _write(x.to(torch.uint8), places, values.to(torch.uint8), "max" if reduction in ("add", "max") else "min")
         return wide.to(torch.bool)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from xrt.engines.torch.kernels.precision import round_once, widen
+from xrt.engines.torch.kernels.precision import NARROW, round_once, widen
 from xrt.engines.torch.table import Run, Tensor, ops
 
 if TYPE_CHECKING:
@@ -18,6 +18,14 @@ __all__: list[str] = []
 
 Along = Callable[[Tensor, int], Tensor]
 """Takes the tensor and the one axis."""
+
+
+def softmax(x: Tensor, axis: int) -> Tensor:
+    """Return the exponentials along an axis over their sum; narrow floats are rounded at each step, as the definition does."""
+    if x.dtype not in NARROW:
+        return torch.softmax(x, axis)
+    powers = torch.exp(x - x.amax(axis, keepdim=True))
+    return powers / powers.float().sum(axis, keepdim=True).to(x.dtype)
 
 
 def hardmax(x: Tensor, axis: int) -> Tensor:
@@ -48,7 +56,8 @@ def _flattened(compute: Along) -> Callable[[KernelContext], Run]:
     return factory
 
 
-for _op, _compute in {"Softmax": torch.softmax, "LogSoftmax": torch.log_softmax, "Hardmax": hardmax}.items():
+_NORMAL: dict[str, Along] = {"Softmax": softmax, "LogSoftmax": round_once(torch.log_softmax), "Hardmax": hardmax}
+for _op, _compute in _NORMAL.items():
     ops(_op, since=13)(_along_axis(_compute))
     ops(_op, until=12)(_flattened(_compute))
 
