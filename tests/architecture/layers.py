@@ -69,6 +69,9 @@ LIBRARIES = {
 LAZY = ("cupy", "networkx", "rich", "click", "hypothesis", "pytest", "torch")
 """Libraries that only `cli` and `bench` import before they are used."""
 
+EAGER = {"torch": "engines.torch"}
+"""A package that is imported where its library is used, and so may import it first."""
+
 MESSAGES = ("formats", "testing", "engines.toy")
 """Packages that may handle the messages of onnx. The models read its folder."""
 
@@ -208,8 +211,9 @@ def lazy_imports(module: Module) -> Found:
         if not isinstance(statement, ast.Import | ast.ImportFrom):
             continue
         for line, name in imported(statement):
-            if name.partition(".")[0] in LAZY and not module.name.startswith("testing."):
-                yield line, f"imports {name.partition('.')[0]} before it is used; import it in the function that uses it"
+            library = name.partition(".")[0]
+            if library in LAZY and not module.name.startswith("testing.") and module.package != EAGER.get(library):
+                yield line, f"imports {library} before it is used; import it in the function that uses it"
 
 
 def onnx_messages(module: Module) -> Found:

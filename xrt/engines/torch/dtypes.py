@@ -17,7 +17,7 @@ import torch
 from xrt.engines.toolkit.array_ops.writable_alias import make_writable_alias
 from xrt.graph import DType
 
-__all__ = ["MASKS", "OWN", "decode_table", "from_numpy", "get_torch_dtype", "to_numpy"]
+__all__ = ["COMPLEX", "MASKS", "OWN", "decode_table", "from_numpy", "get_torch_dtype", "to_numpy"]
 
 OWN = {
     DType.BOOL: torch.bool,
@@ -32,6 +32,8 @@ OWN = {
     DType.FLOAT64: torch.float64,
 }
 """Types that torch computes in."""
+COMPLEX = {DType.COMPLEX64: torch.complex64, DType.COMPLEX128: torch.complex128}
+"""Types of which only operators of PyTorch itself compute."""
 _WIDENED = {
     DType.UINT16: torch.int32,
     DType.UINT32: torch.int64,
@@ -54,7 +56,7 @@ def get_torch_dtype(dtype: DType) -> torch.dtype:
     """Return the type of the tensors that hold an element type; raises KeyError for one that none does."""
     if dtype is DType.UINT64:
         return torch.int64
-    return OWN.get(dtype) or _WIDENED.get(dtype) or _CODES[dtype]
+    return OWN.get(dtype) or COMPLEX.get(dtype) or _WIDENED.get(dtype) or _CODES[dtype]
 
 
 _CODES = {dtype: torch.uint8 for dtype in DType if dtype.is_float and dtype.bits <= 8}

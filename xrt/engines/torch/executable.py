@@ -15,7 +15,7 @@ from xrt.engines.torch.threads import call_within
 from xrt.graph import OptionalType, SequenceType, TensorType, Type
 
 if TYPE_CHECKING:
-    from xrt.engines.torch.program import Program
+    from xrt.engines.torch.program import TensorProgram
     from xrt.graph import Function
 
 __all__ = ["TorchExecutable"]
@@ -28,7 +28,7 @@ class TorchExecutable(Executable):
 
     outputs_are_fresh = True
 
-    def __init__(self, program: Program, function: Function, threads: int) -> None:
+    def __init__(self, program: TensorProgram, function: Function, threads: int) -> None:
         self.program = program
         self.function = function
         self._threads = threads

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from xrt.engines.torch.table import Tensor
     from xrt.graph import Constant
 
-__all__ = ["Body", "KernelContext", "close_over", "find_known"]
+__all__ = ["TorchBody", "TorchKernelContext", "close_over", "find_known"]
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class TorchBody:
     """A body Function ready to run: the branch of an If, the body of a Loop."""
 
     function: Function
@@ -36,7 +36,7 @@ class Body:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelContext:
+class TorchKernelContext:
     """A node and its surroundings, for the factory of its kernel."""
 
     node: Node
@@ -63,7 +63,7 @@ class KernelContext:
         """Whether the node has an output in that place."""
         return index < len(self.node.outputs) and bool(self.node.outputs[index])
 
-    def dtype_of(self, index: int) -> DType | None:
+    def input_dtype(self, index: int) -> DType | None:
         """Return the element type of the input in that place; None where it is left out or not known."""
         return _dtype(self.function, self.node.inputs[index]) if index < len(self.node.inputs) else None
 
@@ -71,17 +71,17 @@ class KernelContext:
         """Return the element type of the output in that place, where it is known."""
         return _dtype(self.function, self.node.outputs[index])
 
-    def told_dtype(self, name: str) -> DType | None:
+    def attribute_dtype(self, name: str) -> DType | None:
         """Return the element type that an attribute tells by ONNX's number; None where it tells none."""
         number = self.attr(name) or 0
         return DType.from_onnx(number) if number else None
 
-    def told_torch_dtype(self, name: str) -> torch.dtype | None:
+    def attribute_torch_dtype(self, name: str) -> torch.dtype | None:
         """Return the type of the tensors of the element type that an attribute tells; None where it tells none."""
-        told = self.told_dtype(name)
+        told = self.attribute_dtype(name)
         return None if told is None else get_torch_dtype(told)
 
-    def numbers(self, index: int) -> Callable[[Tensor], list[Any]]:
+    def read_numbers(self, index: int) -> Callable[[Tensor], list[Any]]:
         """Return what reads the numbers of the input in that place: once where they are constant, else at each call.
 
         It returns a flat list, which is empty for an input that is left out.
@@ -96,12 +96,12 @@ class KernelContext:
         """Return the error to raise where the node cannot be computed."""
         return CompileRefused(f"{self.node.op} {why}")
 
-    def body(self, attribute: str) -> Body:
+    def body(self, attribute: str) -> TorchBody:
         """Return the body that an attribute holds, compiled."""
         function = self.node.attr(attribute)
         captures = self.node.captures
         picks = tuple(captures.index(name) for name in function.captures)
-        return Body(function, self.compile(close_over(function, self.function)), picks)
+        return TorchBody(function, self.compile(close_over(function, self.function)), picks)
 
 
 def close_over(body: Function, outer: Function) -> Function:

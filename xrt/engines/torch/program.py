@@ -15,26 +15,28 @@ from xrt.engines.toolkit.learned_models import find_learned_definition
 from xrt.engines.toolkit.node_rewrite import as_function
 from xrt.engines.torch.dtypes import MASKS, from_numpy
 from xrt.engines.torch.errors import summarize_error
-from xrt.engines.torch.kernel_context import KernelContext
+from xrt.engines.torch.kernel_context import TorchKernelContext
 from xrt.engines.torch.kernels import MOVING, ops
+from xrt.engines.torch.kernels.opaque import make_opaque_kernel
 from xrt.engines.torch.table import Run
 from xrt.errors import CompileRefused, RunFailed
 from xrt.formats.onnx import expand
 from xrt.graph import Function, Node, TensorType
+from xrt.graph.opaque_call import DOMAIN
 from xrt.passes import infer_shapes
 
-__all__ = ["Program", "find_definition", "make_program"]
+__all__ = ["TensorProgram", "find_definition", "make_program"]
 
 Step: TypeAlias = tuple[Run, tuple[int, ...], int | tuple[int, ...], tuple[int, ...]]
 """A kernel, the slots that it reads, the slot or slots that it writes, and those that are dead afterwards."""
 UNWANTED = 0
-"""The slot of outputs that nobody reads."""
+"""The slot of outputs without readers."""
 ABSENT = 1
 """The slot of inputs that are left out: always None."""
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class TensorProgram:
     """Steps over a table of slots."""
 
     name: str
@@ -73,7 +75,7 @@ class Program:
         return [slots[i] for i in self.outputs]
 
 
-def make_program(function: Function) -> Program:
+def make_program(function: Function) -> TensorProgram:
     """Return a closed Function as a program; raises CompileRefused for a node that no kernel serves. Linear."""
     slots = {name: i for i, name in enumerate(function.value_names(), start=2)}
     slots[""] = ABSENT
@@ -83,7 +85,7 @@ def make_program(function: Function) -> Program:
     dying = _last_uses(function)
     steps = tuple(_step(node, function, slots, dead) for node, dead in zip(function.nodes, dying, strict=True))
     inputs, outputs = (tuple(slots[value.name] for value in values) for values in (function.inputs, function.outputs))
-    return Program(function.name, tuple(template), inputs, outputs, steps, function.nodes)
+    return TensorProgram(function.name, tuple(template), inputs, outputs, steps, function.nodes)
 
 
 def _step(node: Node, function: Function, slots: dict[str, int], dying: Sequence[str]) -> Step:
@@ -101,17 +103,19 @@ def _returns_one(node: Node) -> bool:
 def _kernel(node: Node, function: Function) -> Run:
     """Return what computes a node: its one output as it is, several as a tuple."""
     kernel = ops.find(node, function)
-    if isinstance(kernel, str):
+    if node.domain == DOMAIN:
+        run = make_opaque_kernel(TorchKernelContext(node, function, make_program))
+    elif isinstance(kernel, str):
         run = _define(node, function, kernel)
     else:
-        run = kernel.code(KernelContext(node, function, make_program))
+        run = kernel.code(TorchKernelContext(node, function, make_program))
         if not node.bodies and node.op_type not in MOVING:
             run = _wrap_around(run, [_mask(function, name) for name in node.outputs])
     return _first(run) if _returns_one(node) else run
 
 
 def find_definition(node: Node, function: Function) -> Function | None:
-    """Return the operators of ONNX that a node without a kernel stands for; None where there is no such definition."""
+    """Return the operators of ONNX that define a node without a kernel; None where there is no such definition."""
     if node.bodies:
         return None
     return find_learned_definition(node, function) or _expand(as_function(node, function))
@@ -119,7 +123,7 @@ def find_definition(node: Node, function: Function) -> Function | None:
 
 @lru_cache(maxsize=256)
 def _expand(one: Function) -> Function | None:
-    """Return the operators that a Function of one node stands for, all types inferred."""
+    """Return the operators that define the node of a Function, all types inferred."""
     meaning = expand(one)
     return None if meaning is None else infer_shapes(meaning)
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from functools import lru_cache
 
 from xrt.engines.toolkit.node_rewrite import as_function
-from xrt.engines.torch.dtypes import MASKS, OWN
+from xrt.engines.torch.dtypes import COMPLEX, MASKS, OWN
 from xrt.engines.torch.errors import summarize_error
-from xrt.engines.torch.kernel_context import KernelContext, close_over
+from xrt.engines.torch.kernel_context import TorchKernelContext, close_over
 from xrt.engines.torch.kernels import MOVING, ops
+from xrt.engines.torch.kernels.opaque import make_opaque_kernel
 from xrt.engines.torch.known_issues import find_known_issue
 from xrt.engines.torch.program import find_definition, make_program
 from xrt.errors import CompileRefused, ModelError
 from xrt.graph import DType, Function, Node, OptionalType, SequenceType, TensorType, Type, since_version
+from xrt.graph.opaque_call import DOMAIN
 
 __all__ = ["why_not"]
 
@@ -37,7 +39,7 @@ IN_UINT64 = frozenset(
 
 def why_not(node: Node, function: Function) -> str | None:
     """Return why torch cannot take the node as a Function of its own; None when it can."""
-    if since_version(node, function) is None:
+    if node.domain != DOMAIN and since_version(node, function) is None:
         return f"{node.op} is not an operator of opset {function.opsets.get(node.domain)}"
     wanted = (name for name in node.outputs if name and _is_wanted(name, function))
     for name in (*node.uses, *wanted):
@@ -58,7 +60,7 @@ def _why_not_type(node: Node, name: str, type_: Type | None) -> str | None:
     if not isinstance(type_, TensorType):
         return f"{name!r} is {type_}, and this engine takes tensors, sequences and optionals"
     dtype = type_.dtype
-    if dtype in OWN or dtype in MASKS or (node.op_type in CONTROL and dtype not in _NO_TENSORS):
+    if dtype in OWN or (dtype in MASKS and node.domain != DOMAIN) or (node.op_type in CONTROL and dtype not in _NO_TENSORS):
         return None
     if (
         dtype not in _NO_TENSORS
@@ -68,20 +70,25 @@ def _why_not_type(node: Node, name: str, type_: Type | None) -> str | None:
         return None
     if dtype is DType.UINT64 and node.op_type in IN_UINT64:
         return None
+    if dtype in COMPLEX and node.domain == DOMAIN:
+        return None
     return f"{name!r} is {dtype}, in which this engine does not compute {node.op}"
 
 
-_NO_TENSORS = frozenset({DType.STRING, DType.COMPLEX64, DType.COMPLEX128})
+_NO_TENSORS = frozenset({DType.STRING, *COMPLEX})
 
 
 def _why_not_kernel(node: Node, function: Function) -> str | None:
     try:
+        if node.domain == DOMAIN:
+            make_opaque_kernel(TorchKernelContext(node, function, make_program))
+            return None
         found = ops.find(node, function)
         if not isinstance(found, str):
             if not node.bodies:
-                found.code(KernelContext(node, function, make_program))
+                found.code(TorchKernelContext(node, function, make_program))
             return None
-    except CompileRefused as refused:
+    except (CompileRefused, ModelError) as refused:
         return str(refused)
     except Exception as cause:  # noqa: BLE001  # whatever a node that breaks its operator's rules makes of a factory
         return f"torch cannot take this {node.op}: {summarize_error(cause)}"
@@ -90,7 +97,7 @@ def _why_not_kernel(node: Node, function: Function) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _why_not_defined(one: Function, reason: str) -> str | None:
-    """Return why the operators that a node without a kernel stands for are not taken."""
+    """Return why the operators that define a node without a kernel are not taken."""
     (node,) = one.nodes
     try:
         meaning = find_definition(node, one)

@@ -13,7 +13,7 @@ from xrt.formats.onnx.clip_bounds import read_clip_bounds
 from xrt.graph import DType
 
 if TYPE_CHECKING:
-    from xrt.engines.torch.kernel_context import KernelContext
+    from xrt.engines.torch.kernel_context import TorchKernelContext
 
 __all__: list[str] = []
 
@@ -80,7 +80,7 @@ BINARY: dict[str, Run] = {
 def _legacy(run: Run) -> Factory:
     """Return the factory for versions up to 6: ``axis`` says at which axis of A the shape of B begins."""
 
-    def factory(at: KernelContext) -> Run:
+    def factory(at: TorchKernelContext) -> Run:
         axis, broadcast = at.attr("axis"), at.attr("broadcast", 0)
         if not broadcast or axis is None:
             return run
@@ -95,7 +95,7 @@ def _compare_uint64(run: Run) -> Run:
 
 def _binary(run: Run) -> Factory:
     """Return the factory of a function of two tensors."""
-    return lambda at: _compare_uint64(run) if at.dtype_of(0) is DType.UINT64 and at.node.op_type in ORDERED else run
+    return lambda at: _compare_uint64(run) if at.input_dtype(0) is DType.UINT64 and at.node.op_type in ORDERED else run
 
 
 for _op, _run in BINARY.items():
@@ -104,12 +104,12 @@ for _op, _run in BINARY.items():
 
 
 @ops("PRelu", since=LEGACY + 1)
-def prelu_by_broadcasting(at: KernelContext) -> Run:
+def prelu_by_broadcasting(at: TorchKernelContext) -> Run:
     return prelu
 
 
 @ops("PRelu", until=LEGACY)
-def prelu_by_channel(at: KernelContext) -> Run:
+def prelu_by_channel(at: TorchKernelContext) -> Run:
     return lambda x, slope: prelu(x, slope.reshape(-1, *(1,) * (x.ndim - 2)) if slope.ndim == 1 and len(slope) > 1 else slope)
 
 
@@ -117,7 +117,7 @@ ops("Where")(lambda at: torch.where)
 
 
 @ops("Mod")
-def mod(at: KernelContext) -> Run:
+def mod(at: TorchKernelContext) -> Run:
     """The sign follows the divisor, or with ``fmod`` the dividend; whole numbers modulo zero give zero, where torch raises."""
     remainder = torch.fmod if at.attr("fmod", 0) else torch.remainder
 
@@ -131,7 +131,7 @@ def mod(at: KernelContext) -> Run:
 
 
 @ops("BitShift")
-def bit_shift(at: KernelContext) -> Run:
+def bit_shift(at: TorchKernelContext) -> Run:
     """A shift by all bits or more gives zero."""
     shift = torch.bitwise_left_shift if at.attr("direction") == "LEFT" else torch.bitwise_right_shift
     return lambda x, amount: shift(x, amount.to(x.dtype))
@@ -140,9 +140,9 @@ def bit_shift(at: KernelContext) -> Run:
 def _variadic(combine: Run) -> Factory:
     """Return the factory of a kernel that combines any number of tensors, two by two."""
 
-    def factory(at: KernelContext) -> Run:
+    def factory(at: TorchKernelContext) -> Run:
         run: Run = lambda *operands: reduce(combine, operands)  # noqa: E731  # a kernel, as all of them
-        if at.dtype_of(0) is not DType.UINT64 or at.node.op_type not in ORDERED:
+        if at.input_dtype(0) is not DType.UINT64 or at.node.op_type not in ORDERED:
             return run
         return lambda *operands: _compare_uint64(run)(*operands) ^ SIGN
 
@@ -155,7 +155,7 @@ for _op, _run in VARIADIC.items():
 
 
 @ops("Mean")
-def mean(at: KernelContext) -> Run:
+def mean(at: TorchKernelContext) -> Run:
     return lambda *operands: (reduce(torch.add, map(widen, operands)) / len(operands)).to(operands[0].dtype)
 
 
@@ -166,11 +166,11 @@ def _clip(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 @ops("Clip", until=10)
-def clip_by_attributes(at: KernelContext) -> Run:
+def clip_by_attributes(at: TorchKernelContext) -> Run:
     low, high = read_clip_bounds(at.node)
     return round_once(lambda x: torch.clamp(x, low, high))
 
 
 @ops("Clip", since=11)
-def clip(at: KernelContext) -> Run:
+def clip(at: TorchKernelContext) -> Run:
     return lambda x, low=None, high=None: _clip(x, *(None if b is None else b.reshape(()) for b in (low, high)))

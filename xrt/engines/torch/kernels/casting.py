@@ -11,7 +11,7 @@ from xrt.engines.torch.table import Run, Tensor, ops
 from xrt.graph import DType
 
 if TYPE_CHECKING:
-    from xrt.engines.torch.kernel_context import KernelContext
+    from xrt.engines.torch.kernel_context import TorchKernelContext
 
 __all__ = ["convert", "decode"]
 
@@ -25,21 +25,25 @@ def decode(x: Tensor, dtype: DType | None) -> Tensor:
     if dtype is DType.UINT64:
         wide = x.to(torch.float64)
         return torch.where(x < 0, wide + _TWO_TO_64, wide)
-    return decode_table(dtype)[x.int()] if dtype is not None and dtype.is_float and dtype.bits <= 8 else x
+    return decode_table(dtype)[x.int()] if dtype is not None and _is_coded(dtype) else x
+
+
+def _is_coded(dtype: DType | None) -> bool:
+    return dtype is not None and dtype.is_float and dtype.bits <= 8
 
 
 def convert(x: Tensor, source: DType | None, to: DType, saturate: bool = True) -> Tensor:
     """Return the tensor in that type, as ONNX's Cast converts it."""
     if source is to:
         return x
-    if to is DType.UINT64 and source is not None and source.is_integer:
+    if to is DType.UINT64 and not x.dtype.is_floating_point and not _is_coded(source):
         return x.to(torch.int64)
     if source is DType.UINT64 and to.is_integer:
         return _narrow(x, to)
     x = decode(x, source)
     if to is DType.BOOL:
         return x != 0
-    if to.is_float and to.bits <= 8:
+    if _is_coded(to):
         return _encode(x, to, saturate)
     if to is DType.UINT64:
         high = x >= 2.0**63
@@ -74,22 +78,22 @@ def _encode(x: Tensor, to: DType, saturate: bool) -> Tensor:
 
 
 @ops("Cast", since=6)
-def cast(at: KernelContext) -> Run:
-    source, to, saturate = at.dtype_of(0), DType.from_onnx(at.attr("to")), bool(at.attr("saturate", 1))
+def cast(at: TorchKernelContext) -> Run:
+    source, to, saturate = at.input_dtype(0), DType.from_onnx(at.attr("to")), bool(at.attr("saturate", 1))
     return lambda x: convert(x, source, to, saturate)
 
 
 @ops("CastLike")
-def cast_like(at: KernelContext) -> Run:
-    source, to, saturate = at.dtype_of(0), at.dtype_of(1), bool(at.attr("saturate", 1))
+def cast_like(at: TorchKernelContext) -> Run:
+    source, to, saturate = at.input_dtype(0), at.input_dtype(1), bool(at.attr("saturate", 1))
     if to is None:
         raise at.refuse("is like a tensor of unknown type")
     return lambda x, like: convert(x, source, to, saturate)
 
 
 @ops("BitCast")
-def bit_cast(at: KernelContext) -> Run:
-    source, to = at.dtype_of(0), at.told_dtype("to")
+def bit_cast(at: TorchKernelContext) -> Run:
+    source, to = at.input_dtype(0), at.attribute_dtype("to")
     if source is None or to is None:
         raise at.refuse("is between types that are not known")
     if source in OWN and to in OWN:

@@ -13,19 +13,19 @@ from xrt.engines.torch.table import Run, Tensor, ops
 from xrt.graph import TensorType
 
 if TYPE_CHECKING:
-    from xrt.engines.torch.kernel_context import Body, KernelContext
+    from xrt.engines.torch.kernel_context import TorchBody, TorchKernelContext
 
 __all__: list[str] = []
 
 
 @ops("If")
-def if_(at: KernelContext) -> Run:
+def if_(at: TorchKernelContext) -> Run:
     then, otherwise = at.body("then_branch"), at.body("else_branch")
     return lambda condition, *captured: tuple((then if bool(condition) else otherwise)([], captured))
 
 
 @ops("Loop")
-def loop(at: KernelContext) -> Run:
+def loop(at: TorchKernelContext) -> Run:
     """Run the body while its condition holds, at most M times; what is carried comes back first, what is scanned stacked."""
     body, carried_count = at.body("body"), max(0, len(at.node.inputs) - 2)
     scanned_count = len(body.function.outputs) - 1 - carried_count
@@ -46,7 +46,7 @@ def loop(at: KernelContext) -> Run:
     return run
 
 
-def _stack(values: Sequence[Tensor], body: Body, output: int) -> Tensor:
+def _stack(values: Sequence[Tensor], body: TorchBody, output: int) -> Tensor:
     """Return the values of a scanned output along a new first axis; without any, an empty tensor of the declared type."""
     if values:
         return torch.stack(list(values))
@@ -57,7 +57,9 @@ def _stack(values: Sequence[Tensor], body: Body, output: int) -> Tensor:
     return torch.empty((0, *extents), dtype=get_torch_dtype(declared.dtype))
 
 
-def _scan(body: Body, states: Sequence[Any], scanned: Sequence[Tensor], captured: Sequence[Any], n_outputs: int) -> list[Any]:
+def _scan(
+    body: TorchBody, states: Sequence[Any], scanned: Sequence[Tensor], captured: Sequence[Any], n_outputs: int
+) -> list[Any]:
     """Run the body once per index of the first axis; return the last states, then one list per scanned output."""
     states = list(states)
     columns: list[list[Tensor]] = [[] for _ in range(n_outputs)]
@@ -75,7 +77,7 @@ def _front(x: Tensor, axis: int, backwards: int) -> Tensor:
 
 
 @ops("Scan", since=9)
-def scan(at: KernelContext) -> Run:
+def scan(at: TorchKernelContext) -> Run:
     body, m = at.body("body"), at.attr("num_scan_inputs")
     n_states = len(at.node.inputs) - m
     k = len(body.function.outputs) - n_states
@@ -94,7 +96,7 @@ def scan(at: KernelContext) -> Run:
 
 
 @ops("Scan", until=8)
-def scan_batched(at: KernelContext) -> Run:
+def scan_batched(at: TorchKernelContext) -> Run:
     """Version 8 has a batch axis in front, of sequences of given lengths, padded with zeros."""
     body, m = at.body("body"), at.attr("num_scan_inputs")
     n_states = len(at.node.inputs) - 1 - m

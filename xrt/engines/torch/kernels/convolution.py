@@ -16,7 +16,7 @@ from xrt.engines.torch.table import Run, Tensor, ops
 from xrt.graph import Function, Node, TensorType
 
 if TYPE_CHECKING:
-    from xrt.engines.torch.kernel_context import KernelContext
+    from xrt.engines.torch.kernel_context import TorchKernelContext
 
 __all__ = ["around", "convolve", "why_not_rank"]
 
@@ -56,14 +56,14 @@ def convolve(x: Tensor, w: Tensor, window: Window, group: int, bias: Tensor = No
 
 
 @ops("Conv", why_not=why_not_rank(0))
-def conv(at: KernelContext) -> Run:
+def conv(at: TorchKernelContext) -> Run:
     group = at.attr("group", 1)
     compute = round_once(lambda x, w, bias: convolve(x, w, make_window(at.node, w.shape[2:]), group, bias))
     return lambda x, w, bias=None: compute(x, w, bias)
 
 
 @ops("ConvTranspose", why_not=why_not_rank(0))
-def conv_transpose(at: KernelContext) -> Run:
+def conv_transpose(at: TorchKernelContext) -> Run:
     group = at.attr("group", 1)
 
     def compute(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
@@ -79,9 +79,9 @@ def conv_transpose(at: KernelContext) -> Run:
 
 
 @ops("Col2Im")
-def col2im(at: KernelContext) -> Run:
+def col2im(at: TorchKernelContext) -> Run:
     """Columns of windows back to images: what overlaps is summed."""
-    extents_of, kernel_of = at.numbers(1), at.numbers(2)
+    extents_of, kernel_of = at.read_numbers(1), at.read_numbers(2)
 
     def run(x: Tensor, extents: Tensor, kernel: Tensor) -> Tensor:
         window, sizes = make_window(at.node, kernel_of(kernel)), extents_of(extents)

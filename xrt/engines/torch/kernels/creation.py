@@ -16,13 +16,13 @@ from xrt.graph import DType
 from xrt.passes import find_constant
 
 if TYPE_CHECKING:
-    from xrt.engines.torch.kernel_context import KernelContext
+    from xrt.engines.torch.kernel_context import TorchKernelContext
 
 __all__: list[str] = []
 
 
 @ops("Constant")
-def constant(at: KernelContext) -> Run:
+def constant(at: TorchKernelContext) -> Run:
     value = find_constant(at.node, at.function)
     if value is None:
         raise at.refuse("holds no numbers")
@@ -31,15 +31,15 @@ def constant(at: KernelContext) -> Run:
 
 
 @ops("ConstantOfShape")
-def constant_of_shape(at: KernelContext) -> Run:
-    given, extents_of = at.attr("value"), at.numbers(0)
+def constant_of_shape(at: TorchKernelContext) -> Run:
+    given, extents_of = at.attr("value"), at.read_numbers(0)
     one = torch.zeros(()) if given is None else from_numpy(given.dtype)(given.array).reshape(())
     return lambda shape: one.expand(extents_of(shape)).clone()
 
 
 @ops("EyeLike")
-def eye_like(at: KernelContext) -> Run:
-    k, told = at.attr("k", 0), at.told_torch_dtype("dtype")
+def eye_like(at: TorchKernelContext) -> Run:
+    k, told = at.attr("k", 0), at.attribute_torch_dtype("dtype")
 
     def run(x: Tensor) -> Tensor:
         rows, columns = x.shape
@@ -49,9 +49,9 @@ def eye_like(at: KernelContext) -> Run:
 
 
 @ops("Range")
-def range_(at: KernelContext) -> Run:
+def range_(at: TorchKernelContext) -> Run:
     """Element i is ``start + i * delta``, in float32 for narrower floats."""
-    reads = [at.numbers(i) for i in range(3)]
+    reads = [at.read_numbers(i) for i in range(3)]
 
     def run(start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
         first, end, step = (read(v)[0] for read, v in zip(reads, (start, limit, delta), strict=True))
@@ -68,9 +68,9 @@ def range_(at: KernelContext) -> Run:
 def _cosines(*terms: float) -> Factory:
     """Return a factory of a window that is a sum of cosines of multiples of the angle once around."""
 
-    def factory(at: KernelContext) -> Run:
-        dtype = at.told_torch_dtype("output_datatype") or torch.float32
-        shorter, count_of = 0 if at.attr("periodic", 1) else 1, at.numbers(0)
+    def factory(at: TorchKernelContext) -> Run:
+        dtype = at.attribute_torch_dtype("output_datatype") or torch.float32
+        shorter, count_of = 0 if at.attr("periodic", 1) else 1, at.read_numbers(0)
 
         def run(size: Tensor) -> Tensor:
             count = int(count_of(size)[0])
@@ -91,7 +91,7 @@ ops("BlackmanWindow")(_cosines(0.42, -0.5, 0.08))
 # ---------------------------------------------------------------------- random numbers
 
 
-def _generator(at: KernelContext) -> Callable[[], torch.Generator]:
+def _generator(at: TorchKernelContext) -> Callable[[], torch.Generator]:
     """Return what gives a generator per call: always the same numbers where the node carries a seed."""
     seed = at.attr("seed")
     bits = None if seed is None else int(np.float32(seed).view(np.uint32))
@@ -107,7 +107,7 @@ def _generator(at: KernelContext) -> Callable[[], torch.Generator]:
     return make
 
 
-def _drawing(at: KernelContext) -> Callable[[Any, torch.dtype], Tensor]:
+def _drawing(at: TorchKernelContext) -> Callable[[Any, torch.dtype], Tensor]:
     """Return what draws what the operator's name says: Normal with mean and scale, or Uniform between low and high."""
     generator = _generator(at)
     if "Normal" in at.node.op_type:
@@ -118,28 +118,28 @@ def _drawing(at: KernelContext) -> Callable[[Any, torch.dtype], Tensor]:
 
 
 @ops("RandomNormal", "RandomUniform")
-def random(at: KernelContext) -> Run:
-    draw, shape, dtype = _drawing(at), at.attr("shape"), at.told_torch_dtype("dtype") or torch.float32
+def random(at: TorchKernelContext) -> Run:
+    draw, shape, dtype = _drawing(at), at.attr("shape"), at.attribute_torch_dtype("dtype") or torch.float32
     return lambda: draw(shape, dtype)
 
 
 @ops("RandomNormalLike", "RandomUniformLike")
-def random_like(at: KernelContext) -> Run:
-    draw, dtype = _drawing(at), at.told_torch_dtype("dtype")
+def random_like(at: TorchKernelContext) -> Run:
+    draw, dtype = _drawing(at), at.attribute_torch_dtype("dtype")
     return lambda x: draw(x.shape, dtype or x.dtype)
 
 
 @ops("Bernoulli")
-def bernoulli(at: KernelContext) -> Run:
-    generator, dtype = _generator(at), at.told_torch_dtype("dtype")
+def bernoulli(at: TorchKernelContext) -> Run:
+    generator, dtype = _generator(at), at.attribute_torch_dtype("dtype")
     return lambda x: (torch.rand(x.shape, generator=generator(), dtype=torch.float64) < x).to(dtype or x.dtype)
 
 
 @ops("Multinomial")
-def multinomial(at: KernelContext) -> Run:
+def multinomial(at: TorchKernelContext) -> Run:
     """Draw classes from each row of unnormalised log-probabilities: where a uniform number falls in their running sum."""
     generator, count = _generator(at), at.attr("sample_size", 1)
-    dtype = get_torch_dtype(at.told_dtype("dtype") or DType.INT32)
+    dtype = get_torch_dtype(at.attribute_dtype("dtype") or DType.INT32)
 
     def run(logs: Tensor) -> Tensor:
         wide = logs.double()
@@ -154,7 +154,7 @@ def multinomial(at: KernelContext) -> Run:
 
 
 @ops("Dropout", until=11, train=True)
-def dropout_by_attributes(at: KernelContext) -> Run:
+def dropout_by_attributes(at: TorchKernelContext) -> Run:
     """Versions up to 6 train unless ``is_test`` says otherwise, later ones never; the mask was of x's type before 10."""
     training = at.version <= 6 and not at.attr("is_test", 0)
     ratio, generator, version = at.attr("ratio", 0.5) if training else 0.0, _generator(at), at.version
@@ -167,8 +167,8 @@ def dropout_by_attributes(at: KernelContext) -> Run:
 
 
 @ops("Dropout", since=12, train=True)
-def dropout(at: KernelContext) -> Run:
-    generator, ratio_of, training_of = _generator(at), at.numbers(1), at.numbers(2)
+def dropout(at: TorchKernelContext) -> Run:
+    generator, ratio_of, training_of = _generator(at), at.read_numbers(1), at.read_numbers(2)
 
     def run(x: Tensor, ratio: Tensor = None, training: Tensor = None) -> tuple[Tensor, Tensor]:
         share = 0.5 if ratio is None else ratio_of(ratio)[0]

@@ -13,7 +13,7 @@ from xrt.engines.torch.kernels.precision import is_whole, round_once
 from xrt.engines.torch.table import Factory, Run, Tensor, ops
 
 if TYPE_CHECKING:
-    from xrt.engines.torch.kernel_context import KernelContext
+    from xrt.engines.torch.kernel_context import TorchKernelContext
 
 __all__ = ["elu", "fixed", "hard_sigmoid", "leaky_relu", "softsign", "thresholded_relu"]
 
@@ -58,13 +58,13 @@ for _op, _run in FUNCTIONS.items():
 
 
 @ops("Sign")
-def sign(at: KernelContext) -> Run:
+def sign(at: TorchKernelContext) -> Run:
     """The sign of NaN is NaN, where torch's is zero."""
     return lambda x: torch.sign(x) if is_whole(x) else torch.where(torch.isnan(x), x, torch.sign(x))
 
 
 @ops("IsInf")
-def is_inf(at: KernelContext) -> Run:
+def is_inf(at: TorchKernelContext) -> Run:
     positive, negative = at.attr("detect_positive", 1), at.attr("detect_negative", 1)
     if positive and negative:
         return torch.isinf
@@ -80,7 +80,7 @@ def activation(*op_types: str, **defaults: float) -> Callable[[Run], Run]:
     def register(compute: Run) -> Run:
         once = round_once(compute)
 
-        def factory(at: KernelContext) -> Run:
+        def factory(at: TorchKernelContext) -> Run:
             given = [at.attr(name, float(np.float32(default))) for name, default in defaults.items()]
             return (lambda x: once(x, *given)) if given else once
 
@@ -151,7 +151,7 @@ def swish(x: Tensor, alpha: float) -> Tensor:
 
 
 @ops("Gelu")
-def gelu(at: KernelContext) -> Run:
+def gelu(at: TorchKernelContext) -> Run:
     """Written out: torch's own function gives NaN for infinity."""
     return round_once(_gelu_by_tanh if at.attr("approximate", "none") == "tanh" else _gelu)
 
@@ -165,7 +165,7 @@ def _gelu_by_tanh(x: Tensor) -> Tensor:
 
 
 @ops("Shrink")
-def shrink(at: KernelContext) -> Run:
+def shrink(at: TorchKernelContext) -> Run:
     bias, bound = at.attr("bias", 0.0), at.attr("lambd", 0.5)
 
     def run(x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from xrt.engines.torch.table import Run, Tensor, ops
 
 if TYPE_CHECKING:
-    from xrt.engines.torch.kernel_context import KernelContext
+    from xrt.engines.torch.kernel_context import TorchKernelContext
 
 __all__ = ["count_from_start", "make_coordinates"]
 
@@ -36,14 +36,14 @@ def _slice(
 
 
 @ops("Slice", until=9)
-def slice_by_attributes(at: KernelContext) -> Run:
+def slice_by_attributes(at: TorchKernelContext) -> Run:
     starts, ends, axes = at.attr("starts"), at.attr("ends"), at.attr("axes")
     return lambda x: _slice(x, starts, ends, axes or None, None)
 
 
 @ops("Slice", since=10)
-def slice_(at: KernelContext) -> Run:
-    reads = [at.numbers(i) for i in range(1, 5)]
+def slice_(at: TorchKernelContext) -> Run:
+    reads = [at.read_numbers(i) for i in range(1, 5)]
 
     def run(x: Tensor, *given: Tensor) -> Tensor:
         lists = [read(tensor) for read, tensor in zip(reads, given, strict=False)]
@@ -61,7 +61,7 @@ def count_from_start(indices: Tensor, extent: int) -> Tensor:
 
 
 @ops("Gather")
-def gather(at: KernelContext) -> Run:
+def gather(at: TorchKernelContext) -> Run:
     axis = at.attr("axis", 0)
 
     def run(x: Tensor, indices: Tensor) -> Tensor:
@@ -85,13 +85,13 @@ def _own(shape: Sequence[int], rank: int) -> list[Tensor]:
 
 
 @ops("GatherElements")
-def gather_elements(at: KernelContext) -> Run:
+def gather_elements(at: TorchKernelContext) -> Run:
     axis = at.attr("axis", 0)
     return lambda x, indices: x[make_coordinates(indices, axis % x.ndim, x.shape[axis])]
 
 
 @ops("GatherND")
-def gather_nd(at: KernelContext) -> Run:
+def gather_nd(at: TorchKernelContext) -> Run:
     """Each row of the last axis of indices is a place in the axes after the batch axes."""
     batch = at.attr("batch_dims", 0)
 
@@ -104,7 +104,7 @@ def gather_nd(at: KernelContext) -> Run:
 
 
 @ops("ArrayFeatureExtractor", domain="ai.onnx.ml")
-def array_feature_extractor(at: KernelContext) -> Run:
+def array_feature_extractor(at: TorchKernelContext) -> Run:
     def run(x: Tensor, indices: Tensor) -> Tensor:
         picked = x.index_select(-1, count_from_start(indices.reshape(-1), x.shape[-1]))
         return picked.reshape(1, -1) if x.ndim == 1 else picked
@@ -116,7 +116,7 @@ def array_feature_extractor(at: KernelContext) -> Run:
 
 
 @ops("ArgMax", "ArgMin")
-def arg_extreme(at: KernelContext) -> Run:
+def arg_extreme(at: TorchKernelContext) -> Run:
     axis, keep, last = at.attr("axis", 0), bool(at.attr("keepdims", 1)), at.attr("select_last_index", 0)
     find = torch.argmax if at.node.op_type == "ArgMax" else torch.argmin
     if not last:
@@ -131,19 +131,19 @@ def _top(x: Tensor, k: int, axis: int, largest: bool) -> tuple[Tensor, Tensor]:
 
 
 @ops("TopK", until=9)
-def top_k_by_attribute(at: KernelContext) -> Run:
+def top_k_by_attribute(at: TorchKernelContext) -> Run:
     k, axis = at.attr("k"), at.attr("axis", -1)
     return lambda x: _top(x, k, axis, largest=True)
 
 
 @ops("TopK", since=10)
-def top_k(at: KernelContext) -> Run:
-    k_of, axis, largest = at.numbers(1), at.attr("axis", -1), bool(at.attr("largest", 1))
+def top_k(at: TorchKernelContext) -> Run:
+    k_of, axis, largest = at.read_numbers(1), at.attr("axis", -1), bool(at.attr("largest", 1))
     return lambda x, k: _top(x, k_of(k)[0], axis, largest)
 
 
 @ops("Compress")
-def compress(at: KernelContext) -> Run:
+def compress(at: TorchKernelContext) -> Run:
     axis = at.attr("axis")
 
     def run(x: Tensor, condition: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ ops("NonZero")(lambda at: lambda x: x.nonzero().T)
 
 
 @ops("Unique")
-def unique(at: KernelContext) -> Run:
+def unique(at: TorchKernelContext) -> Run:
     """Return the distinct elements (or parts along an axis), their first positions, which is where, and how many of each."""
     axis, in_order = at.attr("axis"), bool(at.attr("sorted", 1))
 

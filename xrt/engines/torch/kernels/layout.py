@@ -14,7 +14,7 @@ from xrt.engines.toolkit.array_ops.shape import center, even, trim
 from xrt.engines.torch.table import Run, Tensor, ops
 
 if TYPE_CHECKING:
-    from xrt.engines.torch.kernel_context import KernelContext
+    from xrt.engines.torch.kernel_context import TorchKernelContext
 
 __all__ = ["apply_padding"]
 
@@ -23,7 +23,7 @@ __all__ = ["apply_padding"]
 
 
 @ops("Shape")
-def shape(at: KernelContext) -> Run:
+def shape(at: TorchKernelContext) -> Run:
     start, end = at.attr("start", 0), at.attr("end")
     return lambda x: torch.tensor(x.shape[start:end], dtype=torch.int64)
 
@@ -41,19 +41,19 @@ def _reshape(x: Tensor, target: Sequence[int], allow_zero: bool) -> Tensor:
 
 
 @ops("Reshape", until=4)
-def reshape_by_attribute(at: KernelContext) -> Run:
+def reshape_by_attribute(at: TorchKernelContext) -> Run:
     target = at.attr("shape", ())
     return lambda x: _reshape(x, target, False)
 
 
 @ops("Reshape", since=5)
-def reshape(at: KernelContext) -> Run:
-    target_of, allow_zero = at.numbers(1), bool(at.attr("allowzero", 0))
+def reshape(at: TorchKernelContext) -> Run:
+    target_of, allow_zero = at.read_numbers(1), bool(at.attr("allowzero", 0))
     return lambda x, target: _reshape(x, target_of(target), allow_zero)
 
 
 @ops("Flatten")
-def flatten(at: KernelContext) -> Run:
+def flatten(at: TorchKernelContext) -> Run:
     axis = at.attr("axis", 1)
 
     def run(x: Tensor) -> Tensor:
@@ -68,14 +68,14 @@ def _squeeze(x: Tensor, axes: Sequence[int] | None) -> Tensor:
 
 
 @ops("Squeeze", until=12)
-def squeeze_by_attribute(at: KernelContext) -> Run:
+def squeeze_by_attribute(at: TorchKernelContext) -> Run:
     axes = at.attr("axes")
     return lambda x: _squeeze(x, axes)
 
 
 @ops("Squeeze", since=13)
-def squeeze(at: KernelContext) -> Run:
-    axes_of = at.numbers(1)
+def squeeze(at: TorchKernelContext) -> Run:
+    axes_of = at.read_numbers(1)
     return lambda x, axes=None: _squeeze(x, None if axes is None else axes_of(axes))
 
 
@@ -87,26 +87,26 @@ def _unsqueeze(x: Tensor, axes: Sequence[int]) -> Tensor:
 
 
 @ops("Unsqueeze", until=12)
-def unsqueeze_by_attribute(at: KernelContext) -> Run:
+def unsqueeze_by_attribute(at: TorchKernelContext) -> Run:
     axes = at.attr("axes")
     return lambda x: _unsqueeze(x, axes)
 
 
 @ops("Unsqueeze", since=13)
-def unsqueeze(at: KernelContext) -> Run:
-    axes_of = at.numbers(1)
+def unsqueeze(at: TorchKernelContext) -> Run:
+    axes_of = at.read_numbers(1)
     return lambda x, axes: _unsqueeze(x, axes_of(axes))
 
 
 @ops("Expand")
-def expand(at: KernelContext) -> Run:
-    target_of = at.numbers(1)
+def expand(at: TorchKernelContext) -> Run:
+    target_of = at.read_numbers(1)
     return lambda x, target: x.expand(np.broadcast_shapes(x.shape, target_of(target)))
 
 
 @ops("Tile", since=6)
-def tile(at: KernelContext) -> Run:
-    counts_of = at.numbers(1)
+def tile(at: TorchKernelContext) -> Run:
+    counts_of = at.read_numbers(1)
     return lambda x, repeats: x.tile(counts_of(repeats))
 
 
@@ -114,13 +114,13 @@ def tile(at: KernelContext) -> Run:
 
 
 @ops("Transpose")
-def transpose(at: KernelContext) -> Run:
+def transpose(at: TorchKernelContext) -> Run:
     perm = at.attr("perm")
     return lambda x: x.permute(tuple(range(x.ndim))[::-1] if perm is None else perm)
 
 
 @ops("DepthToSpace")
-def depth_to_space(at: KernelContext) -> Run:
+def depth_to_space(at: TorchKernelContext) -> Run:
     block, by_columns = at.attr("blocksize"), at.attr("mode", "DCR") == "CRD"
 
     def run(x: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ def depth_to_space(at: KernelContext) -> Run:
 
 
 @ops("SpaceToDepth")
-def space_to_depth(at: KernelContext) -> Run:
+def space_to_depth(at: TorchKernelContext) -> Run:
     block, by_columns = at.attr("blocksize"), at.attr("mode", "DCR") == "CRD"
 
     def run(x: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ def space_to_depth(at: KernelContext) -> Run:
 
 
 @ops("ReverseSequence")
-def reverse_sequence(at: KernelContext) -> Run:
+def reverse_sequence(at: TorchKernelContext) -> Run:
     """Each batch entry is reversed in its own leading part of the time axis."""
     batch, time = at.attr("batch_axis", 1), at.attr("time_axis", 0)
 
@@ -162,9 +162,9 @@ def reverse_sequence(at: KernelContext) -> Run:
 
 
 @ops("Trilu")
-def trilu(at: KernelContext) -> Run:
+def trilu(at: TorchKernelContext) -> Run:
     cut = torch.triu if at.attr("upper", 1) else torch.tril
-    offset_of = at.numbers(1)
+    offset_of = at.read_numbers(1)
     return lambda x, k=None: cut(x, 0 if k is None else offset_of(k)[0])
 
 
@@ -172,20 +172,20 @@ def trilu(at: KernelContext) -> Run:
 
 
 @ops("Concat")
-def concat(at: KernelContext) -> Run:
+def concat(at: TorchKernelContext) -> Run:
     axis = at.attr("axis", 1)  # the default is version 1's; later ones require it
     return lambda *parts: torch.cat(parts, axis)
 
 
 @ops("Split", since=2, until=12)
-def split_by_attribute(at: KernelContext) -> Run:
+def split_by_attribute(at: TorchKernelContext) -> Run:
     axis, sizes, count = at.attr("axis", 0), at.attr("split"), at.n_outputs
     return lambda x: x.split(list(sizes or even(x.shape[axis], count)), axis)
 
 
 @ops("Split", since=13)
-def split(at: KernelContext) -> Run:
-    axis, count, sizes_of = at.attr("axis", 0), at.attr("num_outputs", at.n_outputs), at.numbers(1)
+def split(at: TorchKernelContext) -> Run:
+    axis, count, sizes_of = at.attr("axis", 0), at.attr("num_outputs", at.n_outputs), at.read_numbers(1)
     return lambda x, sizes=None: x.split(even(x.shape[axis], count) if sizes is None else sizes_of(sizes), axis)
 
 
@@ -218,14 +218,14 @@ def _mirror(places: Tensor, extent: int, mode: str) -> Tensor:
 
 
 @ops("Pad", since=2, until=10)
-def pad_by_attributes(at: KernelContext) -> Run:
+def pad_by_attributes(at: TorchKernelContext) -> Run:
     pads, mode, value = at.attr("pads"), at.attr("mode", "constant"), at.attr("value", 0.0)
     return lambda x: apply_padding(x, pads, mode, value)
 
 
 @ops("Pad", since=11)
-def pad(at: KernelContext) -> Run:
-    mode, pads_of, value_of, axes_of = at.attr("mode", "constant"), at.numbers(1), at.numbers(2), at.numbers(3)
+def pad(at: TorchKernelContext) -> Run:
+    mode, pads_of, value_of, axes_of = at.attr("mode", "constant"), at.read_numbers(1), at.read_numbers(2), at.read_numbers(3)
 
     def run(x: Tensor, pads: Tensor, value: Tensor = None, axes: Tensor = None) -> Tensor:
         fill = 0 if value is None else value_of(value)[0]
@@ -235,8 +235,8 @@ def pad(at: KernelContext) -> Run:
 
 
 @ops("CenterCropPad")
-def center_crop_pad(at: KernelContext) -> Run:
-    axes, target_of = at.attr("axes"), at.numbers(1)
+def center_crop_pad(at: TorchKernelContext) -> Run:
+    axes, target_of = at.attr("axes"), at.read_numbers(1)
 
     def run(x: Tensor, target: Tensor) -> Tensor:
         chosen = axes or range(x.ndim)

@@ -11,7 +11,7 @@ from xrt.engines.torch.kernels.precision import round_once, widen
 from xrt.engines.torch.table import Run, Tensor, ops
 
 if TYPE_CHECKING:
-    from xrt.engines.torch.kernel_context import KernelContext
+    from xrt.engines.torch.kernel_context import TorchKernelContext
 
 __all__: list[str] = []
 
@@ -40,7 +40,7 @@ def _batch_normal(x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Ten
 
 
 @ops("BatchNormalization", until=13)
-def batch_normalization_by_outputs(at: KernelContext) -> Run:
+def batch_normalization_by_outputs(at: TorchKernelContext) -> Run:
     """Up to version 13, more than one output means training; before 7 an attribute says so too."""
     if any(at.node.outputs[1:]) or (at.version < 7 and not at.attr("is_test", 0)):
         raise at.refuse("that trains is not computed before version 14")
@@ -49,7 +49,7 @@ def batch_normalization_by_outputs(at: KernelContext) -> Run:
 
 
 @ops("BatchNormalization", since=14, train=True)
-def batch_normalization(at: KernelContext) -> Run:
+def batch_normalization(at: TorchKernelContext) -> Run:
     epsilon, momentum = at.attr("epsilon", 1e-5), at.attr("momentum", 0.9)
 
     def infer(x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ def _running(old: Tensor, new: Tensor, momentum: float) -> Tensor:
 
 
 @ops("InstanceNormalization")
-def instance_normalization(at: KernelContext) -> Run:
+def instance_normalization(at: TorchKernelContext) -> Run:
     epsilon = at.attr("epsilon", 1e-5)
 
     def compute(x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def instance_normalization(at: KernelContext) -> Run:
 
 
 @ops("GroupNormalization")
-def group_normalization(at: KernelContext) -> Run:
+def group_normalization(at: TorchKernelContext) -> Run:
     """Before version 21 there is one scale and bias per group, since then one per channel."""
     epsilon, groups = at.attr("epsilon", 1e-5), at.attr("num_groups")
 
@@ -97,8 +97,12 @@ def group_normalization(at: KernelContext) -> Run:
 
 
 @ops("LayerNormalization")
-def layer_normalization(at: KernelContext) -> Run:
-    axis, epsilon, stash_dtype = at.attr("axis", -1), at.attr("epsilon", 1e-5), at.told_torch_dtype("stash_type") or torch.float32
+def layer_normalization(at: TorchKernelContext) -> Run:
+    axis, epsilon, stash_dtype = (
+        at.attr("axis", -1),
+        at.attr("epsilon", 1e-5),
+        at.attribute_torch_dtype("stash_type") or torch.float32,
+    )
 
     def run(x: Tensor, scale: Tensor, bias: Tensor = None) -> tuple[Tensor, ...]:
         axes = list(range(axis % x.ndim, x.ndim))
@@ -117,8 +121,12 @@ def layer_normalization(at: KernelContext) -> Run:
 
 
 @ops("RMSNormalization")
-def rms_normalization(at: KernelContext) -> Run:
-    axis, epsilon, stash_dtype = at.attr("axis", -1), at.attr("epsilon", 1e-5), at.told_torch_dtype("stash_type") or torch.float32
+def rms_normalization(at: TorchKernelContext) -> Run:
+    axis, epsilon, stash_dtype = (
+        at.attr("axis", -1),
+        at.attr("epsilon", 1e-5),
+        at.attribute_torch_dtype("stash_type") or torch.float32,
+    )
 
     def run(x: Tensor, scale: Tensor) -> Tensor:
         wide = x.to(stash_dtype)
@@ -130,13 +138,13 @@ def rms_normalization(at: KernelContext) -> Run:
 
 
 @ops("MeanVarianceNormalization")
-def mean_variance_normalization(at: KernelContext) -> Run:
+def mean_variance_normalization(at: TorchKernelContext) -> Run:
     axes = list(at.attr("axes", (0, 2, 3)))
     return round_once(lambda x: _standardize(x, axes, 1e-9)[0])
 
 
 @ops("LpNormalization")
-def lp_normalization(at: KernelContext) -> Run:
+def lp_normalization(at: TorchKernelContext) -> Run:
     """A vector of zeros stays zero."""
     axis, p = at.attr("axis", -1), at.attr("p", 2)
 
@@ -148,7 +156,7 @@ def lp_normalization(at: KernelContext) -> Run:
 
 
 @ops("LRN")
-def lrn(at: KernelContext) -> Run:
+def lrn(at: TorchKernelContext) -> Run:
     """Divide by a power of the sum of squares over neighbouring channels."""
     size, alpha, beta, bias = at.attr("size"), at.attr("alpha", 1e-4), at.attr("beta", 0.75), at.attr("bias", 1.0)
     before = (size - 1) // 2

@@ -11,7 +11,7 @@ import torch
 from xrt.engines.torch.table import Run, Tensor, ops
 
 if TYPE_CHECKING:
-    from xrt.engines.torch.kernel_context import KernelContext
+    from xrt.engines.torch.kernel_context import TorchKernelContext
 
 __all__: list[str] = []
 
@@ -34,7 +34,7 @@ def _each(step: Step, kinds: int) -> Run:
 
 
 @ops("Adam", domain=DOMAIN, model_update=True)
-def adam(at: KernelContext) -> Run:
+def adam(at: TorchKernelContext) -> Run:
     alpha, beta, epsilon = at.attr("alpha", 0.9), at.attr("beta", 0.999), at.attr("epsilon", 1e-6)
     norm, norm_post = at.attr("norm_coefficient", 0.0), at.attr("norm_coefficient_post", 0.0)
 
@@ -50,7 +50,7 @@ def adam(at: KernelContext) -> Run:
 
 
 @ops("Adagrad", domain=DOMAIN, model_update=True)
-def adagrad(at: KernelContext) -> Run:
+def adagrad(at: TorchKernelContext) -> Run:
     decay, epsilon, norm = at.attr("decay_factor", 0.0), at.attr("epsilon", 1e-6), at.attr("norm_coefficient", 0.0)
 
     def step(rate: float, count: int, values: list[Tensor]) -> tuple[Tensor, ...]:
@@ -63,7 +63,7 @@ def adagrad(at: KernelContext) -> Run:
 
 
 @ops("Momentum", domain=DOMAIN, model_update=True)
-def momentum(at: KernelContext) -> Run:
+def momentum(at: TorchKernelContext) -> Run:
     """With Nesterov's mode, the step looks ahead by one more gradient."""
     alpha, beta, norm = at.attr("alpha"), at.attr("beta"), at.attr("norm_coefficient")
     ahead = at.attr("mode") == "nesterov"

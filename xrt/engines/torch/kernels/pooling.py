@@ -14,7 +14,7 @@ from xrt.engines.torch.kernels.precision import extreme, round_once
 from xrt.engines.torch.table import Run, Tensor, ops
 
 if TYPE_CHECKING:
-    from xrt.engines.torch.kernel_context import KernelContext
+    from xrt.engines.torch.kernel_context import TorchKernelContext
 
 __all__: list[str] = []
 
@@ -22,7 +22,7 @@ POOL: dict[int, Any] = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: f
 
 
 @ops("MaxPool")
-def max_pool(at: KernelContext) -> Run:
+def max_pool(at: TorchKernelContext) -> Run:
     window = make_window(at.node, at.attr("kernel_shape"))
     by_columns, with_places = bool(at.attr("storage_order", 0)), at.wants(1)
 
@@ -61,7 +61,7 @@ def _sum_windows(place: Placement, x: Tensor) -> Tensor:
 
 
 @ops("AveragePool")
-def average_pool(at: KernelContext) -> Run:
+def average_pool(at: TorchKernelContext) -> Run:
     window, with_padding = make_window(at.node, at.attr("kernel_shape")), bool(at.attr("count_include_pad", 0))
 
     def compute(x: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ def _root(x: Tensor, p: int) -> Tensor:
 
 
 @ops("LpPool", since=2)
-def lp_pool(at: KernelContext) -> Run:
+def lp_pool(at: TorchKernelContext) -> Run:
     window, p = make_window(at.node, at.attr("kernel_shape")), at.attr("p", 2)
     return round_once(lambda x: _root(_sum_windows(window.over(x.shape[2:]), _power(x, p)), p))
 
@@ -96,15 +96,15 @@ ops("GlobalMaxPool")(lambda at: lambda x: x.amax(list(range(2, x.ndim)), keepdim
 
 
 @ops("GlobalLpPool", since=2)
-def global_lp_pool(at: KernelContext) -> Run:
+def global_lp_pool(at: TorchKernelContext) -> Run:
     p = at.attr("p", 2)
     return round_once(lambda x: _root(_power(x, p).sum(list(range(2, x.ndim)), keepdim=True), p))
 
 
 @ops("MaxUnpool")
-def max_unpool(at: KernelContext) -> Run:
+def max_unpool(at: TorchKernelContext) -> Run:
     """Each element goes back to the place it came from; the rest is zero."""
-    window, sizes_of = make_window(at.node, at.attr("kernel_shape")), at.numbers(2)
+    window, sizes_of = make_window(at.node, at.attr("kernel_shape")), at.read_numbers(2)
 
     def run(x: Tensor, places: Tensor, asked: Tensor = None) -> Tensor:
         natural = (*x.shape[:2], *window.spread(x.shape[2:]))

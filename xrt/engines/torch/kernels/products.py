@@ -10,7 +10,7 @@ from xrt.engines.torch.kernels.precision import widen
 from xrt.engines.torch.table import Run, Tensor, ops
 
 if TYPE_CHECKING:
-    from xrt.engines.torch.kernel_context import KernelContext
+    from xrt.engines.torch.kernel_context import TorchKernelContext
 
 __all__: list[str] = []
 
@@ -18,7 +18,7 @@ ops("MatMul")(lambda at: lambda a, b: torch.matmul(widen(a), widen(b)).to(a.dtyp
 
 
 @ops("Gemm")
-def gemm(at: KernelContext) -> Run:
+def gemm(at: TorchKernelContext) -> Run:
     """``alpha * A' B' + beta * C``, C always being broadcast; the sums of narrow floats are rounded once."""
     alpha, beta = at.attr("alpha", 1.0), at.attr("beta", 1.0)
     left, right = at.attr("transA", 0), at.attr("transB", 0)
@@ -41,7 +41,7 @@ def gemm(at: KernelContext) -> Run:
 
 
 @ops("Einsum")
-def einsum(at: KernelContext) -> Run:
+def einsum(at: TorchKernelContext) -> Run:
     equation = at.attr("equation").replace(" ", "")
     return lambda *tensors: torch.einsum(equation, *map(widen, tensors)).to(tensors[0].dtype)
 

@@ -15,7 +15,7 @@ from xrt.engines.torch.table import Run, Tensor, ops
 from xrt.graph import DType
 
 if TYPE_CHECKING:
-    from xrt.engines.torch.kernel_context import KernelContext
+    from xrt.engines.torch.kernel_context import TorchKernelContext
 
 __all__: list[str] = []
 
@@ -39,10 +39,10 @@ def _quantize(ratio: Tensor, zero: Tensor, to: DType, saturate: bool = True) -> 
 
 
 @ops("QuantizeLinear")
-def quantize_linear(at: KernelContext) -> Run:
+def quantize_linear(at: TorchKernelContext) -> Run:
     axis, block, saturate = at.attr("axis", 1), at.attr("block_size", 0), bool(at.attr("saturate", 1))
-    to = at.dtype_of(2) or at.told_dtype("output_dtype") or DType.UINT8
-    told, scaled = at.told_torch_dtype("precision"), at.dtype_of(1)
+    to = at.input_dtype(2) or at.attribute_dtype("output_dtype") or DType.UINT8
+    told, scaled = at.attribute_torch_dtype("precision"), at.input_dtype(1)
 
     def run(x: Tensor, scale: Tensor, zero: Tensor = None) -> Tensor:
         scale = decode(scale, scaled)
@@ -54,9 +54,9 @@ def quantize_linear(at: KernelContext) -> Run:
 
 
 @ops("DequantizeLinear")
-def dequantize_linear(at: KernelContext) -> Run:
+def dequantize_linear(at: TorchKernelContext) -> Run:
     axis, block = at.attr("axis", 1), at.attr("block_size", 0)
-    source, scaled, told = at.dtype_of(0), at.dtype_of(1), at.told_torch_dtype("output_dtype")
+    source, scaled, told = at.input_dtype(0), at.input_dtype(1), at.attribute_torch_dtype("output_dtype")
 
     def run(x: Tensor, scale: Tensor, zero: Tensor = None) -> Tensor:
         wide, scale = decode(x, source).float(), decode(scale, scaled)
@@ -68,7 +68,7 @@ def dequantize_linear(at: KernelContext) -> Run:
 
 
 @ops("DynamicQuantizeLinear")
-def dynamic_quantize_linear(at: KernelContext) -> Run:
+def dynamic_quantize_linear(at: TorchKernelContext) -> Run:
     """Scale and zero point from the tensor's own range, stretched to hold zero."""
 
     def run(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,12 +99,12 @@ def _centre(x: Tensor, zero: Tensor, axis: int | None) -> Tensor:
 
 
 @ops("MatMulInteger")
-def matmul_integer(at: KernelContext) -> Run:
+def matmul_integer(at: TorchKernelContext) -> Run:
     return lambda a, b, a_zero=None, b_zero=None: torch.matmul(_centre(a, a_zero, -2), _centre(b, b_zero, -1))
 
 
 @ops("ConvInteger", why_not=why_not_rank(0))
-def conv_integer(at: KernelContext) -> Run:
+def conv_integer(at: TorchKernelContext) -> Run:
     group = at.attr("group", 1)
 
     def run(x: Tensor, w: Tensor, x_zero: Tensor = None, w_zero: Tensor = None) -> Tensor:
@@ -114,8 +114,8 @@ def conv_integer(at: KernelContext) -> Run:
 
 
 @ops("QLinearMatMul")
-def qlinear_matmul(at: KernelContext) -> Run:
-    to = at.dtype_of(7) or DType.UINT8
+def qlinear_matmul(at: TorchKernelContext) -> Run:
+    to = at.input_dtype(7) or DType.UINT8
 
     def run(a: Tensor, a_s: Tensor, a_z: Tensor, b: Tensor, b_s: Tensor, b_z: Tensor, y_s: Tensor, y_z: Tensor) -> Tensor:
         exact = torch.matmul(_centre(a, a_z, -2), _centre(b, b_z, -1))
@@ -126,8 +126,8 @@ def qlinear_matmul(at: KernelContext) -> Run:
 
 
 @ops("QLinearConv", why_not=why_not_rank(0))
-def qlinear_conv(at: KernelContext) -> Run:
-    group, to = at.attr("group", 1), at.dtype_of(7) or DType.UINT8
+def qlinear_conv(at: TorchKernelContext) -> Run:
+    group, to = at.attr("group", 1), at.input_dtype(7) or DType.UINT8
 
     def run(
         x: Tensor, x_s: Tensor, x_z: Tensor, w: Tensor, w_s: Tensor, w_z: Tensor, y_s: Tensor, y_z: Tensor, bias: Tensor = None

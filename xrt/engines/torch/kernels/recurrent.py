@@ -12,7 +12,7 @@ from xrt.engines.torch.kernels.precision import widen
 from xrt.engines.torch.table import Run, Tensor, ops
 
 if TYPE_CHECKING:
-    from xrt.engines.torch.kernel_context import KernelContext
+    from xrt.engines.torch.kernel_context import TorchKernelContext
 
 __all__: list[str] = []
 
@@ -39,7 +39,7 @@ TAKES_ALPHA = frozenset({"affine", "elu", "hardsigmoid", "leakyrelu", "scaledtan
 TAKES_BETA = frozenset({"affine", "hardsigmoid", "scaledtanh"})
 
 
-def _activations(at: KernelContext, default: tuple[str, ...], directions: int) -> list[list[Activation]]:
+def _activations(at: TorchKernelContext, default: tuple[str, ...], directions: int) -> list[list[Activation]]:
     """Return the activation functions of each direction; alphas and betas go to those that take them, in order."""
     names = [name.lower() for name in (at.attr("activations") or default * directions)]
     alphas, betas = iter(at.attr("activation_alpha") or ()), iter(at.attr("activation_beta") or ())
@@ -74,7 +74,7 @@ def _walk(gates: Tensor, states: States, lengths: Tensor, backwards: bool, advan
 class _Layer:
     """What the three layers share: directions, layout, initial states, and how results are put together."""
 
-    def __init__(self, at: KernelContext, default: tuple[str, ...]) -> None:
+    def __init__(self, at: TorchKernelContext, default: tuple[str, ...]) -> None:
         self._backwards = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[at.attr("direction", "forward")]
         self.functions = _activations(at, default, len(self._backwards))
         self._bound = at.attr("clip")
@@ -134,7 +134,7 @@ def _sum(bias: Tensor) -> Tensor:
 
 
 @ops("RNN", since=7)
-def rnn(at: KernelContext) -> Run:
+def rnn(at: TorchKernelContext) -> Run:
     layer = _Layer(at, ("Tanh",))
 
     def run(
@@ -150,7 +150,7 @@ def rnn(at: KernelContext) -> Run:
 
 
 @ops("GRU", since=7)
-def gru(at: KernelContext) -> Run:
+def gru(at: TorchKernelContext) -> Run:
     """Gates are update, reset, hidden (z, r, h); ``linear_before_reset`` resets the product instead of the state."""
     layer, after = _Layer(at, ("Sigmoid", "Tanh")), bool(at.attr("linear_before_reset", 0))
 
@@ -183,7 +183,7 @@ def gru(at: KernelContext) -> Run:
 
 
 @ops("LSTM", since=7)
-def lstm(at: KernelContext) -> Run:
+def lstm(at: TorchKernelContext) -> Run:
     """Gates are input, output, forget, cell (i, o, f, c), with peepholes where given; ``input_forget`` couples i and f."""
     layer, coupled = _Layer(at, ("Sigmoid", "Tanh", "Tanh")), bool(at.attr("input_forget", 0))
 

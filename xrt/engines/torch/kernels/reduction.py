@@ -11,7 +11,7 @@ from xrt.engines.torch.kernels.precision import extreme, is_whole, widen
 from xrt.engines.torch.table import Run, Tensor, ops
 
 if TYPE_CHECKING:
-    from xrt.engines.torch.kernel_context import KernelContext
+    from xrt.engines.torch.kernel_context import TorchKernelContext
 
 __all__: list[str] = []
 
@@ -75,17 +75,17 @@ def _reduce(compute: Reduce, x: Tensor, axes: Sequence[int] | None, keep: bool) 
     return compute(wide, chosen, keep).to(x.dtype)
 
 
-def _by_attribute(compute: Reduce) -> Callable[[KernelContext], Run]:
-    def factory(at: KernelContext) -> Run:
+def _by_attribute(compute: Reduce) -> Callable[[TorchKernelContext], Run]:
+    def factory(at: TorchKernelContext) -> Run:
         axes, keep = at.attr("axes") or None, bool(at.attr("keepdims", 1))
         return lambda x: _reduce(compute, x, axes, keep)
 
     return factory
 
 
-def _by_input(compute: Reduce) -> Callable[[KernelContext], Run]:
-    def factory(at: KernelContext) -> Run:
-        axes_of, keep = at.numbers(1), bool(at.attr("keepdims", 1))
+def _by_input(compute: Reduce) -> Callable[[TorchKernelContext], Run]:
+    def factory(at: TorchKernelContext) -> Run:
+        axes_of, keep = at.read_numbers(1), bool(at.attr("keepdims", 1))
         empty: tuple[int, ...] | None = () if at.attr("noop_with_empty_axes", 0) else None
         return lambda x, axes=None: _reduce(compute, x, axes_of(axes) or empty, keep)
 
@@ -98,9 +98,9 @@ for _op, _compute in REDUCTIONS.items():
 
 
 @ops("CumSum", "CumProd")
-def cumulative(at: KernelContext) -> Run:
+def cumulative(at: TorchKernelContext) -> Run:
     accumulate, neutral = (torch.cumsum, 0) if at.node.op_type == "CumSum" else (torch.cumprod, 1)
-    backwards, exclusive, axis_of = at.attr("reverse", 0), at.attr("exclusive", 0), at.numbers(1)
+    backwards, exclusive, axis_of = at.attr("reverse", 0), at.attr("exclusive", 0), at.read_numbers(1)
 
     def run(x: Tensor, axis: Tensor) -> Tensor:
         along, wide = axis_of(axis)[0] % x.ndim, widen(x)

@@ -10,7 +10,7 @@ import torch
 from xrt.engines.torch.table import Run, Tensor, ops
 
 if TYPE_CHECKING:
-    from xrt.engines.torch.kernel_context import KernelContext
+    from xrt.engines.torch.kernel_context import TorchKernelContext
 
 __all__: list[str] = []
 
@@ -27,7 +27,7 @@ def _samples(start: float, size: float, bins: int, each: int, extent: int) -> tu
     return low, (low + 1).clamp(max=extent - 1), places - low, counts
 
 
-def _align(image: Tensor, box: Tensor, at: KernelContext, shift: float) -> Tensor:
+def _align(image: Tensor, box: Tensor, at: TorchKernelContext, shift: float) -> Tensor:
     """Pool one region of an image (C, H, W) into bins, from samples interpolated between elements."""
     bins = at.attr("output_height", 1), at.attr("output_width", 1)
     x1, y1, x2, y2 = (box * at.attr("spatial_scale", 1.0) - shift).tolist()
@@ -55,7 +55,7 @@ def _align(image: Tensor, box: Tensor, at: KernelContext, shift: float) -> Tenso
 
 
 @ops("RoiAlign")
-def roi_align(at: KernelContext) -> Run:
+def roi_align(at: TorchKernelContext) -> Run:
     """Version 10 had no shift by half an element, and no attribute to ask for it."""
     default = "half_pixel" if at.version >= 16 else "output_half_pixel"
     shift = 0.5 if at.attr("coordinate_transformation_mode", default) == "half_pixel" else 0.0
@@ -69,7 +69,7 @@ def roi_align(at: KernelContext) -> Run:
 
 
 @ops("MaxRoiPool")
-def max_roi_pool(at: KernelContext) -> Run:
+def max_roi_pool(at: TorchKernelContext) -> Run:
     """Corners are rounded to elements and belong to the region; an empty bin gives zero."""
     (height, width), scale = at.attr("pooled_shape"), at.attr("spatial_scale", 1.0)
 
@@ -125,9 +125,9 @@ def _choose(low: Tensor, high: Tensor, scores: Tensor, most: int, overlap: float
 
 
 @ops("NonMaxSuppression")
-def non_max_suppression(at: KernelContext) -> Run:
+def non_max_suppression(at: TorchKernelContext) -> Run:
     """Return (image, class, box) of each box that is kept, best first within its image and class."""
-    centred, reads = bool(at.attr("center_point_box", 0)), [at.numbers(i) for i in (2, 3, 4)]
+    centred, reads = bool(at.attr("center_point_box", 0)), [at.read_numbers(i) for i in (2, 3, 4)]
 
     def run(boxes: Tensor, scores: Tensor, *limits: Tensor) -> Tensor:
         given: list[Any] = [read(limit) for read, limit in zip(reads, limits, strict=False)]

@@ -23,7 +23,7 @@ from xrt.engines.toolkit.array_ops.resampling import (
 from xrt.engines.torch.table import Run, Tensor, ops
 
 if TYPE_CHECKING:
-    from xrt.engines.torch.kernel_context import KernelContext
+    from xrt.engines.torch.kernel_context import TorchKernelContext
 
 __all__: list[str] = []
 
@@ -58,8 +58,8 @@ def _resize(x: Tensor, axes: Sequence[Axis], sampling: Sampling) -> Tensor:
 
 
 @ops("Resize", since=11)
-def resize(at: KernelContext) -> Run:
-    sampling, reads = read_sampling(at.node), [at.numbers(i) for i in (1, 2, 3)]
+def resize(at: TorchKernelContext) -> Run:
+    sampling, reads = read_sampling(at.node), [at.read_numbers(i) for i in (1, 2, 3)]
 
     def run(x: Tensor, *given: Tensor) -> Tensor:
         lists: list[list[Any]] = [read(tensor) for read, tensor in zip(reads, given, strict=False)]
@@ -72,12 +72,12 @@ def resize(at: KernelContext) -> Run:
 
 @ops("Upsample", since=9)
 @ops("Resize", since=10, until=10)
-def upsample(at: KernelContext) -> Run:
-    sampling, scales_of = read_rounding(at.node), at.numbers(1)
+def upsample(at: TorchKernelContext) -> Run:
+    sampling, scales_of = read_rounding(at.node), at.read_numbers(1)
     return lambda x, scales: _resize(x, scale_coordinates(x.shape, scales_of(scales)), sampling)
 
 
 @ops("Upsample", since=7, until=8)
-def upsample_by_attribute(at: KernelContext) -> Run:
+def upsample_by_attribute(at: TorchKernelContext) -> Run:
     sampling, scales = read_rounding(at.node), at.attr("scales")
     return lambda x: _resize(x, scale_coordinates(x.shape, scales), sampling)

@@ -13,7 +13,7 @@ from xrt.engines.toolkit.array_ops.resampling import Grid, sample_grid
 from xrt.engines.torch.table import Run, Tensor, ops
 
 if TYPE_CHECKING:
-    from xrt.engines.torch.kernel_context import KernelContext
+    from xrt.engines.torch.kernel_context import TorchKernelContext
 
 __all__: list[str] = []
 
@@ -63,7 +63,7 @@ def _taps(grid: Tensor, extent: int, how: Grid) -> Taps:
 
 
 @ops("GridSample")
-def grid_sample(at: KernelContext) -> Run:
+def grid_sample(at: TorchKernelContext) -> Run:
     """Return (N, C, *spatial) read at the grid's places (N, *places, axes), summed in double precision."""
     how = sample_grid(at.node)
 
@@ -84,7 +84,7 @@ def grid_sample(at: KernelContext) -> Run:
 
 
 @ops("DeformConv")
-def deform_conv(at: KernelContext) -> Run:
+def deform_conv(at: TorchKernelContext) -> Run:
     """Read linearly between elements, and zero outside of them; sums are in double precision."""
     group, offsets = at.attr("group", 1), at.attr("offset_group", 1)
 
@@ -105,7 +105,7 @@ def deform_conv(at: KernelContext) -> Run:
     return run
 
 
-def _starts(at: KernelContext, kernel: Sequence[int], places: Sequence[int]) -> list[Tensor]:
+def _starts(at: TorchKernelContext, kernel: Sequence[int], places: Sequence[int]) -> list[Tensor]:
     """Return for each axis where the elements of each window lie before they are moved: [elements, *places]."""
     axes = len(kernel)
     strides, dilations = at.attr("strides", (1,) * axes), at.attr("dilations", (1,) * axes)

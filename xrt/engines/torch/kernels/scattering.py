@@ -12,7 +12,7 @@ from xrt.engines.torch.kernels.precision import is_whole
 from xrt.engines.torch.table import Run, Tensor, ops
 
 if TYPE_CHECKING:
-    from xrt.engines.torch.kernel_context import KernelContext
+    from xrt.engines.torch.kernel_context import TorchKernelContext
 
 __all__: list[str] = []
 
@@ -39,13 +39,13 @@ def _write(x: Tensor, places: tuple[Tensor, ...], values: Tensor, reduction: str
 
 
 @ops("Scatter", "ScatterElements")
-def scatter_elements(at: KernelContext) -> Run:
+def scatter_elements(at: TorchKernelContext) -> Run:
     axis, reduction = at.attr("axis", 0), at.attr("reduction", "none")
     return lambda x, indices, updates: _write(x, make_coordinates(indices, axis % x.ndim, x.shape[axis]), updates, reduction)
 
 
 @ops("ScatterND")
-def scatter_nd(at: KernelContext) -> Run:
+def scatter_nd(at: TorchKernelContext) -> Run:
     reduction = at.attr("reduction", "none")
 
     def run(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def scatter_nd(at: KernelContext) -> Run:
 
 
 @ops("TensorScatter")
-def tensor_scatter(at: KernelContext) -> Run:
+def tensor_scatter(at: TorchKernelContext) -> Run:
     """Each batch entry of a cache is written from its own place on, around the end when circular."""
     axis, circular = at.attr("axis", -2), at.attr("mode", "linear") == "circular"
 
@@ -76,8 +76,8 @@ def tensor_scatter(at: KernelContext) -> Run:
 
 
 @ops("OneHot")
-def one_hot(at: KernelContext) -> Run:
-    axis, count_of = at.attr("axis", -1), at.numbers(1)
+def one_hot(at: TorchKernelContext) -> Run:
+    axis, count_of = at.attr("axis", -1), at.read_numbers(1)
 
     def run(indices: Tensor, depth: Tensor, values: Tensor) -> Tensor:
         count, rank = int(count_of(depth)[0]), indices.ndim + 1

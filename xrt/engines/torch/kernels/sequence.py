@@ -10,7 +10,7 @@ import torch
 from xrt.engines.torch.table import Run, Tensor, ops
 
 if TYPE_CHECKING:
-    from xrt.engines.torch.kernel_context import KernelContext
+    from xrt.engines.torch.kernel_context import TorchKernelContext
 
 __all__: list[str] = []
 
@@ -22,7 +22,7 @@ ops("OptionalHasElement")(lambda at: lambda value=None: torch.tensor(value is no
 
 
 @ops("OptionalGetElement")
-def optional_get_element(at: KernelContext) -> Run:
+def optional_get_element(at: TorchKernelContext) -> Run:
     def run(value: Any) -> Any:
         if value is None:
             raise ValueError("the optional has no element")
@@ -32,12 +32,12 @@ def optional_get_element(at: KernelContext) -> Run:
 
 
 @ops("SequenceAt")
-def sequence_at(at: KernelContext) -> Run:
+def sequence_at(at: TorchKernelContext) -> Run:
     return lambda sequence, position: sequence[_place(position, len(sequence))]
 
 
 @ops("SequenceErase")
-def sequence_erase(at: KernelContext) -> Run:
+def sequence_erase(at: TorchKernelContext) -> Run:
     def run(sequence: list[Any], position: Tensor = None) -> list[Any]:
         place = _place(position, len(sequence))
         return [*sequence[:place], *sequence[place + 1 :]]
@@ -46,7 +46,7 @@ def sequence_erase(at: KernelContext) -> Run:
 
 
 @ops("SequenceInsert")
-def sequence_insert(at: KernelContext) -> Run:
+def sequence_insert(at: TorchKernelContext) -> Run:
     def run(sequence: list[Any], value: Any, position: Tensor = None) -> list[Any]:
         place = len(sequence) if position is None else _place(position, len(sequence), insert=True)
         return [*sequence[:place], value, *sequence[place:]]
@@ -64,13 +64,13 @@ def _place(position: Tensor, length: int, *, insert: bool = False) -> int:
 
 
 @ops("ConcatFromSequence")
-def concat_from_sequence(at: KernelContext) -> Run:
+def concat_from_sequence(at: TorchKernelContext) -> Run:
     join, axis = torch.stack if at.attr("new_axis", 0) else torch.cat, at.attr("axis")
     return lambda sequence: join(sequence, axis)
 
 
 @ops("SplitToSequence")
-def split_to_sequence(at: KernelContext) -> Run:
+def split_to_sequence(at: TorchKernelContext) -> Run:
     """Parts of one size (the last may be smaller), of given sizes, or single elements whose axis may be dropped."""
     axis, keep = at.attr("axis", 0), at.attr("keepdims", 1)
 
@@ -86,7 +86,7 @@ def split_to_sequence(at: KernelContext) -> Run:
 
 
 @ops("SequenceMap")
-def sequence_map(at: KernelContext) -> Run:
+def sequence_map(at: TorchKernelContext) -> Run:
     """Run the body on each element; inputs that are tensors are the same for all."""
     body, given, n_outputs = at.body("body"), len(at.node.inputs), at.n_outputs
 

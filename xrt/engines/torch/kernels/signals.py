@@ -9,20 +9,20 @@ import torch
 from xrt.engines.torch.table import Run, Tensor, ops
 
 if TYPE_CHECKING:
-    from xrt.engines.torch.kernel_context import KernelContext
+    from xrt.engines.torch.kernel_context import TorchKernelContext
 
 __all__: list[str] = []
 
 
 @ops("DFT", until=19)
-def dft_by_attribute(at: KernelContext) -> Run:
-    axis, length_of = at.attr("axis", 1), at.numbers(1)
+def dft_by_attribute(at: TorchKernelContext) -> Run:
+    axis, length_of = at.attr("axis", 1), at.read_numbers(1)
     return lambda x, length=None: _transform(at, x, None if length is None else length_of(length)[0], axis)
 
 
 @ops("DFT", since=20)
-def dft(at: KernelContext) -> Run:
-    length_of, axis_of = at.numbers(1), at.numbers(2)
+def dft(at: TorchKernelContext) -> Run:
+    length_of, axis_of = at.read_numbers(1), at.read_numbers(2)
 
     def run(x: Tensor, length: Tensor = None, axis: Tensor = None) -> Tensor:
         n, along = None if length is None else length_of(length)[0], -2 if axis is None else axis_of(axis)[0]
@@ -31,7 +31,7 @@ def dft(at: KernelContext) -> Run:
     return run
 
 
-def _transform(at: KernelContext, x: Tensor, length: int | None, axis: int) -> Tensor:
+def _transform(at: TorchKernelContext, x: Tensor, length: int | None, axis: int) -> Tensor:
     """Transform along an axis of a tensor whose last axis holds real parts, or real and imaginary ones."""
     axis, onesided, inverse = axis % x.ndim, at.attr("onesided", 0), at.attr("inverse", 0)
     whole = _complex(x)
@@ -51,9 +51,9 @@ def _complex(x: Tensor) -> Tensor:
 
 
 @ops("STFT")
-def short_time_fourier(at: KernelContext) -> Run:
+def short_time_fourier(at: TorchKernelContext) -> Run:
     """Return (batch, frames, bins, 2) of a signal (batch, length, 1 or 2), or (batch, length), as TorchScript exports it."""
-    onesided, step_of, length_of = bool(at.attr("onesided", 1)), at.numbers(1), at.numbers(3)
+    onesided, step_of, length_of = bool(at.attr("onesided", 1)), at.read_numbers(1), at.read_numbers(3)
 
     def run(signal: Tensor, step: Tensor, window: Tensor = None, length: Tensor = None) -> Tensor:
         given = signal[..., None] if signal.ndim == 2 else signal

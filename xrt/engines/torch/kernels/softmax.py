@@ -12,7 +12,7 @@ from xrt.engines.torch.kernels.precision import NARROW, round_once, widen
 from xrt.engines.torch.table import Run, Tensor, ops
 
 if TYPE_CHECKING:
-    from xrt.engines.torch.kernel_context import KernelContext
+    from xrt.engines.torch.kernel_context import TorchKernelContext
 
 __all__: list[str] = []
 
@@ -33,18 +33,18 @@ def hardmax(x: Tensor, axis: int) -> Tensor:
     return torch.zeros_like(x).scatter(axis, torch.argmax(x, axis, True), 1)
 
 
-def _along_axis(compute: Along) -> Callable[[KernelContext], Run]:
-    def factory(at: KernelContext) -> Run:
+def _along_axis(compute: Along) -> Callable[[TorchKernelContext], Run]:
+    def factory(at: TorchKernelContext) -> Run:
         axis = at.attr("axis", -1)
         return lambda x: compute(x, axis)
 
     return factory
 
 
-def _flattened(compute: Along) -> Callable[[KernelContext], Run]:
+def _flattened(compute: Along) -> Callable[[TorchKernelContext], Run]:
     """Before version 13, all axes from ``axis`` on are one."""
 
-    def factory(at: KernelContext) -> Run:
+    def factory(at: TorchKernelContext) -> Run:
         axis = at.attr("axis", 1)
 
         def run(x: Tensor) -> Tensor:
@@ -77,14 +77,14 @@ def _likelihood_loss(logs: Tensor, target: Tensor, weight: Tensor, ignored: int 
 
 
 @ops("NegativeLogLikelihoodLoss")
-def negative_log_likelihood_loss(at: KernelContext) -> Run:
+def negative_log_likelihood_loss(at: TorchKernelContext) -> Run:
     ignored, reduction = at.attr("ignore_index"), at.attr("reduction", "mean")
     loss = round_once(_likelihood_loss)
     return lambda logs, target, weight=None: loss(logs, target, weight, ignored, reduction)
 
 
 @ops("SoftmaxCrossEntropyLoss")
-def softmax_cross_entropy_loss(at: KernelContext) -> Run:
+def softmax_cross_entropy_loss(at: TorchKernelContext) -> Run:
     ignored, reduction = at.attr("ignore_index"), at.attr("reduction", "mean")
     loss = round_once(_likelihood_loss)
 
