@@ -24,7 +24,7 @@ from typing import Any
 TOP = Path(__file__).parents[2]
 FOLDER = TOP / "build" / "zoo"
 RECORD = TOP / "docs" / "zoo.json"
-ENGINES = ("toy", "ort", "openvino", "xla", "tvm", "iree", "torch", "auto")
+ENGINES = ("toy", "ort", "openvino", "xla", "tvm", "iree", "auto")
 LIBRARIES = (
     "onnx",
     "onnxruntime",
