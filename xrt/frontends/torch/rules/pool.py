@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from xrt.builder.record_op import emit
@@ -20,66 +21,64 @@ if TYPE_CHECKING:
     from xrt.builder import Tensor
 
 
-def _register_pools(count: int) -> None:
-    def max_pool(
-        result: TensorType, x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
-    ) -> Tensor:
-        y, is_single = add_batch(x, count)
-        pads, sizes = each(padding, count) * 2, each(kernel, count)
-        y = emit(
-            "MaxPool",
-            y,
-            kernel_shape=sizes,
-            strides=each(stride, count) if stride not in ((), [], None) else sizes,
-            pads=pads,
-            dilations=each(dilation, count),
-            ceil_mode=int(ceil_mode),
-        )
-        return drop_batch(y, is_single)
+def _pool(
+    op_type: str, count: int, x: Tensor, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, **attributes: Any
+) -> Tensor:
+    """Pool the last axes, ``count`` of them; strides that are left out are the sizes of the kernel."""
+    y, is_single = add_batch(x, count)
+    sizes = each(kernel, count)
+    strides = sizes if stride in ((), [], None) else each(stride, count)
+    pads = each(padding, count) * 2
+    y = emit(op_type, y, kernel_shape=sizes, strides=strides, pads=pads, ceil_mode=int(ceil_mode), **attributes)
+    return drop_batch(y, is_single)
 
-    def average_pool(
-        result: TensorType,
-        x: Tensor,
-        kernel: Any,
-        stride: Any = (),
-        padding: Any = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> Tensor:
-        if divisor_override is not None:
-            raise Unsupported("an average pool with a divisor of its own")
-        y, is_single = add_batch(x, count)
-        sizes = each(kernel, count)
-        y = emit(
-            "AveragePool",
-            y,
-            kernel_shape=sizes,
-            strides=each(stride, count) if stride not in ((), [], None) else sizes,
-            pads=each(padding, count) * 2,
-            ceil_mode=int(ceil_mode),
-            count_include_pad=int(count_include_pad),
-        )
-        return drop_batch(y, is_single)
 
-    def with_indices(result: Any, x: Tensor, kernel: Any, *args: Any, **options: Any) -> Any:
-        if result[1] is not None:
-            raise Unsupported("a pool of which the indices are used")
-        return max_pool(result[0], x, kernel, *args, **options), None
+def _max_pool(
+    count: int,
+    result: TensorType,
+    x: Tensor,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> Tensor:
+    return _pool("MaxPool", count, x, kernel, stride, padding, ceil_mode, dilations=each(dilation, count))
 
-    def adaptive_max(result: Any, x: Tensor, output_size: Any) -> Any:
-        if result[1] is not None:
-            raise Unsupported("a pool of which the indices are used")
-        return _adaptive("MaxPool", x, output_size, count), None
 
-    def adaptive_average(result: TensorType, x: Tensor, output_size: Any) -> Tensor:
-        return _adaptive("AveragePool", x, output_size, count)
+def _average_pool(
+    count: int,
+    result: TensorType,
+    x: Tensor,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    if divisor_override is not None:
+        raise Unsupported("an average pool with a divisor of its own")
+    return _pool("AveragePool", count, x, kernel, stride, padding, ceil_mode, count_include_pad=int(count_include_pad))
 
-    rule(f"max_pool{count}d")(max_pool)
-    rule(f"max_pool{count}d_with_indices")(with_indices)
-    rule(f"avg_pool{count}d")(average_pool)
-    rule(f"adaptive_avg_pool{count}d", *([f"_adaptive_avg_pool{count}d"] if count > 1 else []))(adaptive_average)
-    rule(f"adaptive_max_pool{count}d")(adaptive_max)
+
+def _refuse_indices(result: Any) -> None:
+    if result[1] is not None:
+        raise Unsupported("a pool of which the indices are used")
+
+
+def _max_pool_with_indices(count: int, result: Any, x: Tensor, *args: Any, **options: Any) -> Any:
+    _refuse_indices(result)
+    return _max_pool(count, result[0], x, *args, **options), None
+
+
+def _adaptive_max_pool(count: int, result: Any, x: Tensor, output_size: Any) -> Any:
+    _refuse_indices(result)
+    return _adaptive("MaxPool", x, output_size, count), None
+
+
+def _adaptive_average_pool(count: int, result: TensorType, x: Tensor, output_size: Any) -> Tensor:
+    return _adaptive("AveragePool", x, output_size, count)
 
 
 def _adaptive(op_type: str, x: Tensor, output_size: Any, count: int) -> Tensor:
@@ -112,4 +111,8 @@ def _adaptive_axis(op_type: str, x: Tensor, axis: int, size: int, want: int) -> 
 
 
 for _count in (1, 2, 3):
-    _register_pools(_count)
+    rule(f"max_pool{_count}d")(partial(_max_pool, _count))
+    rule(f"max_pool{_count}d_with_indices")(partial(_max_pool_with_indices, _count))
+    rule(f"avg_pool{_count}d")(partial(_average_pool, _count))
+    rule(f"adaptive_avg_pool{_count}d", *[f"_adaptive_avg_pool{_count}d"][: _count - 1])(partial(_adaptive_average_pool, _count))
+    rule(f"adaptive_max_pool{_count}d")(partial(_adaptive_max_pool, _count))

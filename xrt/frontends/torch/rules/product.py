@@ -120,26 +120,26 @@ def attention(
     if enable_gqa:
         key, value = (_repeat_heads(one, query) for one in (key, value))
     factor = scale if scale is not None else 1 / math.sqrt(width)  # type: ignore[arg-type]  # checked above
-    dtype, rank = query.dtype, query.ndim
-    turned = emit("Transpose", key, perm=[*range(rank - 2), rank - 1, rank - 2])
-    scores = emit("MatMul", emit("Mul", query, scalar(factor, dtype)), turned)
-    if is_causal:
-        attn_mask = _causal_mask(query, key)
+    turned = emit("Transpose", key, perm=[*range(query.ndim - 2), query.ndim - 1, query.ndim - 2])
+    scores = emit("MatMul", emit("Mul", query, scalar(factor, query.dtype)), turned)
+    if is_causal:  # each row sees at least itself
+        scores = emit("Where", _causal_mask(query, key), scores, scalar(float(lowest(query.dtype)), query.dtype))
     if attn_mask is None:
         return emit("MatMul", emit("Softmax", scores, axis=-1), value)
-    if attn_mask.dtype is DType.BOOL:
-        scores = emit("Where", attn_mask, scores, scalar(float(lowest(dtype)), dtype))
-        seen = emit("ReduceMax", emit("Cast", attn_mask, to=DType.INT32), ints(-1), keepdims=1)
+    return _attend_masked(scores, value, attn_mask)
+
+
+def _attend_masked(scores: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """Return attention under a mask; a row that sees nothing is zero in PyTorch."""
+    if mask.dtype is DType.BOOL:
+        scores = emit("Where", mask, scores, scalar(float(lowest(value.dtype)), value.dtype))
+        seen = emit("ReduceMax", emit("Cast", mask, to=DType.INT32), ints(-1), keepdims=1)
         is_seen = emit("Cast", seen, to=DType.BOOL)
     else:
-        scores = emit("Add", scores, attn_mask)
-        seen = emit("ReduceMax", attn_mask, ints(-1), keepdims=1)
-        is_seen = emit("Greater", seen, scalar(-math.inf, attn_mask.dtype))
+        scores = emit("Add", scores, mask)
+        is_seen = emit("Greater", emit("ReduceMax", mask, ints(-1), keepdims=1), scalar(-math.inf, mask.dtype))
     attended = emit("MatMul", emit("Softmax", scores, axis=-1), value)
-    if is_causal:
-        return attended  # each row sees at least itself
-    # A row that sees nothing is zero in PyTorch.
-    return emit("Where", is_seen, attended, scalar(0, dtype))
+    return emit("Where", is_seen, attended, scalar(0, value.dtype))
 
 
 def _repeat_heads(x: Tensor, query: Tensor) -> Tensor:

@@ -43,25 +43,26 @@ def _recurrent(
     ends: list[list[Tensor]] = [[] for _ in states]
     for layer in range(layers):
         mine = [params[(layer * ways + way) * per : (layer * ways + way + 1) * per] for way in range(ways)]
-        hidden = fixed_size(mine[0][1], 1)
-        w, r = (emit("Concat", *[_rows(one[i], order, hidden) for one in mine], axis=0) for i in (0, 1))
-        b = None
-        if has_biases:
-            both = [emit("Concat", *[_gates(one[i], order, hidden) for i in (2, 3)], axis=0) for one in mine]
-            b = emit("Concat", *[emit("Unsqueeze", one, ints(0)) for one in both], axis=0)
+        weights = _stack_weights(mine, order, has_biases)
         starts = [emit("Slice", state, ints(layer * ways), ints((layer + 1) * ways), ints(0)) for state in states]
-        direction = "bidirectional" if is_bidirectional else "forward"
-        found = apply(
-            op_type,
-            (y, w, r, b, None, *starts),
-            {"hidden_size": hidden, "direction": direction, **attributes},
-            outputs=1 + len(states),
-        )
+        hidden, direction = fixed_size(mine[0][1], 1), "bidirectional" if is_bidirectional else "forward"
+        inputs = (y, *weights, None, *starts)
+        found = apply(op_type, inputs, {"hidden_size": hidden, "direction": direction, **attributes}, outputs=1 + len(states))
         for end, state in zip(ends, found[1:], strict=True):
             end.append(state)
         y = emit("Reshape", emit("Transpose", found[0], perm=[0, 2, 1, 3]), ints(0, 0, -1))
     y = emit("Transpose", y, perm=[1, 0, 2]) if is_batch_first else y
     return (y, *[end[0] if layers == 1 else emit("Concat", *end, axis=0) for end in ends])
+
+
+def _stack_weights(mine: list[Any], order: list[int], has_biases: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the weights of the inputs and of the states, and the biases, of all directions of a layer."""
+    hidden = fixed_size(mine[0][1], 1)
+    w, r = (emit("Concat", *[_rows(one[i], order, hidden) for one in mine], axis=0) for i in (0, 1))
+    if not has_biases:
+        return w, r, None
+    both = [emit("Concat", *[_gates(one[i], order, hidden) for i in (2, 3)], axis=0) for one in mine]
+    return w, r, emit("Concat", *[emit("Unsqueeze", one, ints(0)) for one in both], axis=0)
 
 
 def _rows(weight: Tensor, order: list[int], hidden: int) -> Tensor:

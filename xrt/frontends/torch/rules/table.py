@@ -182,4 +182,5 @@ def add_batch(x: Tensor, count: int) -> tuple[Tensor, bool]:
 
 
 def drop_batch(y: Tensor, is_single: bool) -> Tensor:
+    """Return a result without the axis that `add_batch` has added."""
     return emit("Squeeze", y, ints(0)) if is_single else y
