@@ -31,7 +31,6 @@ LINE = (
     ("verify",),
     ("placement",),
     ("module",),
-    ("frontends",),
     ("bench", "testing"),
     ("cli",),
 )
@@ -54,6 +53,7 @@ LIBRARIES = {
     "iree": ("engines.iree",),
     "jax": ("engines.xla",),
     "jaxlib": ("engines.xla",),
+    "msgspec": ("formats",),
     "networkx": ("formats",),
     "onnx": ("graph", "formats", "passes", "models", "engines.toy", "testing"),
     "onnxruntime": ("engines.ort",),
@@ -61,13 +61,13 @@ LIBRARIES = {
     "pytest": ("testing",),
     "rich": ("cli", "bench"),
     "threadpoolctl": ("engines.toolkit",),
-    "torch": ("frontends", "engines.torch"),
+    "torch": (),
     "tvm": ("engines.tvm",),
     "tvm_ffi": ("engines.tvm",),
 }
 """Where a library may be imported; one that is not listed, anywhere."""
 
-LAZY = ("cupy", "networkx", "rich", "click", "hypothesis", "pytest")
+LAZY = ("cupy", "networkx", "rich", "click", "hypothesis", "pytest", "torch")
 """Libraries that only `cli` and `bench` import before they are used."""
 
 MESSAGES = ("formats", "testing", "engines.toy")
