@@ -31,6 +31,7 @@ LINE = (
     ("verify",),
     ("placement",),
     ("module",),
+    ("frontends",),
     ("bench", "testing"),
     ("cli",),
 )
@@ -53,6 +54,7 @@ LIBRARIES = {
     "iree": ("engines.iree",),
     "jax": ("engines.xla",),
     "jaxlib": ("engines.xla",),
+    "msgspec": ("formats",),
     "networkx": ("formats",),
     "onnx": ("graph", "formats", "passes", "models", "engines.toy", "testing"),
     "onnxruntime": ("engines.ort",),
@@ -60,17 +62,14 @@ LIBRARIES = {
     "pytest": ("testing",),
     "rich": ("cli", "bench"),
     "threadpoolctl": ("engines.toolkit",),
-    "torch": ("engines.torch",),
+    "torch": ("frontends", "engines.torch"),
     "tvm": ("engines.tvm",),
     "tvm_ffi": ("engines.tvm",),
 }
 """Where a library may be imported; one that is not listed, anywhere."""
 
-LAZY = ("cupy", "networkx", "rich", "click", "hypothesis", "pytest", "torch")
+LAZY = ("cupy", "networkx", "rich", "click", "hypothesis", "pytest")
 """Libraries that only `cli` and `bench` import before they are used."""
-
-EAGER = {"torch": "engines.torch"}
-"""A package that is imported where its library is used, and so may import it first."""
 
 MESSAGES = ("formats", "testing", "engines.toy")
 """Packages that may handle the messages of onnx. The models read its folder."""
@@ -214,9 +213,8 @@ def lazy_imports(module: Module) -> Found:
         if not isinstance(statement, ast.Import | ast.ImportFrom):
             continue
         for line, name in imported(statement):
-            library = name.partition(".")[0]
-            if library in LAZY and not module.name.startswith("testing.") and module.package != EAGER.get(library):
-                yield line, f"imports {library} before it is used; import it in the function that uses it"
+            if name.partition(".")[0] in LAZY and not module.name.startswith("testing."):
+                yield line, f"imports {name.partition('.')[0]} before it is used; import it in the function that uses it"
 
 
 def onnx_messages(module: Module) -> Found:
