@@ -93,7 +93,7 @@ def to_numpy(dtype: DType) -> Callable[[torch.Tensor], np.ndarray[Any, Any]]:
         return lambda tensor: tensor.view(torch.int16).numpy().view(dtype.numpy)
     if dtype is DType.UINT64 or dtype in _CODES:
         return lambda tensor: tensor.numpy().view(dtype.numpy)
-    return torch.Tensor.numpy
+    return lambda tensor: tensor.numpy()
 
 
 @lru_cache(maxsize=16)

@@ -66,9 +66,10 @@ def sign(at: TorchKernelContext) -> Run:
 @ops("IsInf")
 def is_inf(at: TorchKernelContext) -> Run:
     positive, negative = at.attr("detect_positive", 1), at.attr("detect_negative", 1)
-    if positive and negative:
-        return torch.isinf
-    return torch.isposinf if positive else torch.isneginf if negative else lambda x: torch.zeros_like(x, dtype=torch.bool)
+    if not positive and not negative:
+        return lambda x: torch.zeros_like(x, dtype=torch.bool)
+    found: Run = torch.isinf if positive and negative else torch.isposinf if positive else torch.isneginf
+    return found
 
 
 def activation(*op_types: str, **defaults: float) -> Callable[[Run], Run]:
