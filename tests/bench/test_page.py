@@ -230,7 +230,7 @@ def test_a_chain_with_ways_around_it_is_drawn_straight() -> None:
 
 def test_a_small_plan_has_a_box_for_each_region_and_an_edge_for_each_flow() -> None:
     plan = branched()
-    read = Reader(str(draw_plan("m", plan, None, {"ort": "e1", "xla": "e3", "openvino": "e2"})))
+    read = Reader(str(draw_plan("m", plan, None, {"ort": "blue", "xla": "green", "openvino": "orange"})))
     assert sum(found.get("class") == "box" for _, found in read.elements) == len(plan) + 2
     pairs = {(reading.source, index) for index, region in enumerate(plan) for reading in region.reads}
     assert sum(found.get("class") == "edge" for _, found in read.elements) == len(pairs) + 1
@@ -238,7 +238,7 @@ def test_a_small_plan_has_a_box_for_each_region_and_an_edge_for_each_flow() -> N
 
 @pytest.mark.parametrize("count", [MOST, MOST + 1, 500])
 def test_a_large_plan_is_summed_up_without_leaving_a_region_out(count: int) -> None:
-    read = Reader(str(draw_plan("m", chain(*["ort", "tvm"] * count)[:count], None, {"ort": "e1", "tvm": "e4"})))
+    read = Reader(str(draw_plan("m", chain(*["ort", "tvm"] * count)[:count], None, {"ort": "blue", "tvm": "pink"})))
     assert sum(found.get("class") == "box" for _, found in read.elements) == MOST + 2
     titles = [word for word in read.words if word.startswith("xrt_")]
     assert len(titles) == MOST

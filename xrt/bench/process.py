@@ -12,12 +12,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from xrt.bench.jobs import PROFILE, TURN, Job, JobFailure, Start, Timeline, Turn
+from xrt.engines.contract.registry import find_declaration, names
 from xrt.processes import end, start_python
 
 __all__ = ["BenchWorker"]
 
-_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TVM_NUM_THREADS")
-"""What the thread pools that no engine sets read when their library loads; NumPy's is one, which the reference uses."""
+_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""What the thread pools of NumPy, which the reference uses, read when they load. Engines declare those of their libraries."""
 
 
 class BenchWorker:
@@ -28,7 +29,7 @@ class BenchWorker:
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # closed in close()
         self._process = start_python(
             "xrt.bench.job_server:serve",
-            environment=dict.fromkeys(_POOLS, str(job.threads)),
+            environment=dict.fromkeys(_list_pools(), str(job.threads)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -88,6 +89,10 @@ class BenchWorker:
             self._process.wait(1)
         end(self._process)
         self._errors.close()
+
+
+def _list_pools() -> list[str]:
+    return [*_POOLS, *(variable for name in names() for variable in find_declaration(name).thread_variables)]
 
 
 def _close(pipe: Any) -> None:

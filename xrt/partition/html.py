@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from xrt.engines.contract.registry import find_declaration
 from xrt.graph import TensorType
-from xrt.html.colors import classes, legend
+from xrt.html.colors import assign_colors, legend
 from xrt.html.document import make_cell
 from xrt.html.drawing import MOST, draw_plan
 from xrt.html.formatting import format_count, format_list
@@ -17,7 +18,7 @@ from xrt.html.timelines import operators, region_table
 from xrt.partition.grouping import group_reasons
 from xrt.partition.plan import Launch, Plan, Reason
 
-__all__ = ["draw_regions", "list_reasons", "list_regions", "render_plan"]
+__all__ = ["color_engines", "draw_regions", "list_reasons", "list_regions", "render_plan"]
 
 
 def render_plan(plan: Plan) -> str:
@@ -42,7 +43,7 @@ def draw_regions(plan: Plan, times: CallTimes | None = None, name: str = "this m
     if not regions:
         yield tag("p", "It has no regions: the outputs are inputs or constants.")
         return
-    colours = classes(region.engine for region in regions)
+    colours = color_engines(region.engine for region in regions)
     yield legend(colours)
     several = f" It is drawn in {MOST} boxes, each of them regions that run one after the other." if len(regions) > MOST else ""
     used = format_list(sorted({region.engine for region in regions}))
@@ -86,6 +87,11 @@ def _list(values: Sequence[object]) -> str:
 
 
 # ---------------------------------------------------------------------- plain facts
+
+
+def color_engines(engines: Iterable[str]) -> dict[str, str]:
+    """Return the color of each engine, given by name or spec: the one that it declares, if no other has it."""
+    return assign_colors(engines, lambda name: find_declaration(name).color)
 
 
 def list_regions(plan: Plan) -> tuple[RegionTimes, ...]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from xrt.html.colors import classes, legend
+from xrt.html.colors import legend
 from xrt.html.document import make_cell
 from xrt.html.formatting import format_count, percent, seconds
 from xrt.html.markup import tag
 from xrt.html.regions import MeanCall, RegionTimes
 from xrt.html.tables import make_table
 from xrt.html.timelines import Strip, strips
+from xrt.partition.html import color_engines
 from xrt.runtime.profile import Profile
 
 __all__ = ["make_mean_call", "render_profile"]
@@ -20,7 +21,7 @@ def render_profile(profile: Profile) -> str:
     if not any(launch.calls for launch in profile.launches):
         return make_cell(title, tag("p", str(profile)))
     regions = [RegionTimes(x.launch, x.engine, 0, (), (), is_output=False) for x in profile.launches]
-    colours, call = classes(region.engine for region in regions), make_mean_call(profile)
+    colours, call = color_engines(region.engine for region in regions), make_mean_call(profile)
     total = sum(call.regions) or 1.0
     rows = [
         (x.launch, x.engine, x.device, x.calls, seconds(taken), percent(taken / total))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from xrt.bench.report import Group, ReportRow
 from xrt.html.bars import Bar, bars
-from xrt.html.colors import classes, legend
+from xrt.html.colors import legend
 from xrt.html.drawing import MOST, draw_plan
 from xrt.html.formatting import (
     format_count,
@@ -20,6 +20,7 @@ from xrt.html.formatting import (
 from xrt.html.markup import Child, Markup, join_markup, tag
 from xrt.html.tables import fold, make_scrolling, make_table
 from xrt.html.timelines import Strip, region_table, strips
+from xrt.partition.html import color_engines
 
 __all__ = ["answer", "group_section"]
 
@@ -206,4 +207,4 @@ def _plan(row: ReportRow, colours: Mapping[str, str]) -> Markup:
 
 
 def _colours(rows: Sequence[ReportRow]) -> dict[str, str]:
-    return classes(region.engine for row in rows if row.start for region in row.start.plan)
+    return color_engines(region.engine for row in rows if row.start for region in row.start.plan)
