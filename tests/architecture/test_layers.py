@@ -151,6 +151,8 @@ HEAVY = {
     "iree",
     "torch",
     "networkx",
+    "jinja2",
+    "graphlay",
     "rich",
     "click",
     "hypothesis",

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from xrt.html.markup import Markup, tag
-
-__all__ = ["PALETTE", "assign_colors", "legend"]
+__all__ = ["PALETTE", "assign_colors"]
 
 PALETTE = ("vermilion", "yellow", "gray", "sky", "pink", "green", "orange", "blue")
 """The colors that engines may declare, each a class of `view.css`; one that declares none gets the first that is left."""
@@ -30,9 +28,3 @@ def assign_colors(engines: Iterable[str], declared: Callable[[str], str]) -> dic
         if name not in colors:
             colors[name] = next((color for color in PALETTE if color not in colors.values()), PALETTE[-1])
     return {spec: colors[name] for spec, name in name_of.items()}
-
-
-def legend(by_engine: dict[str, str]) -> Markup:
-    """Return the engines with their colors."""
-    items = (tag("li", tag("span", class_=f"key {color}", aria_hidden="true"), engine) for engine, color in by_engine.items())
-    return tag("ul", *items, class_="legend")

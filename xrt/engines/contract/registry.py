@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -79,11 +80,11 @@ def names() -> tuple[str, ...]:
 
 def list_by_rank() -> tuple[str, ...]:
     """Return the names of all registered engines in the order in which they are tried where nothing is measured."""
-    return tuple(_sort_by_rank(_entries()))
+    return tuple(_sort_by_rank(names()))
 
 
-def _sort_by_rank(entries: Entries) -> list[str]:
-    return sorted(entries, key=lambda name: (find_declaration(name).rank, name))
+def _sort_by_rank(engines: Iterable[str]) -> list[str]:
+    return sorted(engines, key=lambda name: (find_declaration(name).rank, name))
 
 
 def find_declaration(name: str) -> EngineDeclaration:
