@@ -109,8 +109,11 @@ STARTS = {
     "pty": ("fork", "spawn"),
 }
 """Calls that start a process, by their modules; those of ``os`` whose names begin with ``exec`` or ``spawn`` too."""
-STARTERS = ("multiprocessing", "concurrent.futures.ProcessPoolExecutor", "asyncio.subprocess")
-"""What starts processes in ways of its own."""
+STARTERS = (
+    *("multiprocessing", "concurrent.futures.ProcessPoolExecutor", "asyncio.subprocess"),
+    *("xrt.processes.start", "xrt.processes.spawn"),
+)
+"""What starts processes in ways of its own; `xrt.processes` has a worker process that answers messages, and ``run``."""
 
 PRINTERS = ("cli", "bench")
 SHOWS = {"progress": "a search or a compile of more than two seconds shows how far it is, on a terminal or in a notebook alone"}
