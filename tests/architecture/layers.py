@@ -31,6 +31,7 @@ LINE = (
     ("verify",),
     ("placement",),
     ("module",),
+    ("frontends",),
     ("bench", "testing"),
     ("cli",),
 )
@@ -55,6 +56,7 @@ LIBRARIES = {
     "jax": ("engines.xla",),
     "jaxlib": ("engines.xla",),
     "jinja2": ("html",),
+    "msgspec": ("formats",),
     "networkx": ("formats",),
     "onnx": ("graph", "formats", "passes", "models", "engines.toy", "testing"),
     "onnxruntime": ("engines.ort",),
@@ -62,13 +64,13 @@ LIBRARIES = {
     "pytest": ("testing",),
     "rich": ("cli", "bench"),
     "threadpoolctl": ("engines.toolkit",),
-    "torch": (),
+    "torch": ("frontends", "engines.torch"),
     "tvm": ("engines.tvm",),
     "tvm_ffi": ("engines.tvm",),
 }
 """Where a library may be imported; one that is not listed, anywhere."""
 
-LAZY = ("cupy", "graphlay", "jinja2", "networkx", "rich", "click", "hypothesis", "pytest", "torch")
+LAZY = ("cupy", "graphlay", "jinja2", "networkx", "rich", "click", "hypothesis", "pytest")
 """Libraries that only `cli` and `bench` import before they are used."""
 
 MESSAGES = ("formats", "testing", "engines.toy")
