@@ -52,8 +52,8 @@ class XRTModule(Copyable, Verifiable):
 
     ``model`` is an `xrt.Graph`, a Function, ONNX as a path, bytes or ModelProto, or a `torch.nn.Module`. ``engine`` is a name, a
     spec (``"tvm{opt_level=2}"``), an instance, a list of these in order of preference, or ``"auto"``: placed by measurement, or
-    by the ``lock`` that `xrt lock` has written. Unless ``strict``, the reference engine is added at the end of the list. The nodes
-    that it gets in this way cause one FallbackWarning and are listed by `explain`.
+    by the ``lock`` that `xrt lock` has written. Unless ``strict``, the reference engine is added at the end of the list. The
+    nodes that it gets in this way cause one FallbackWarning and are listed by `explain`.
 
     Keywords are the fields of `ClusteringOptions` (``pins``, ``minimum_nodes``, ...), of `ExecutionOptions` (``precision``,
     ``threads``, ...) and of `ModuleOptions`: ``check`` compares the ``"first"`` call, or a share of the calls, with the
