@@ -5,6 +5,18 @@ NumPy arrays. This package is the only home of torch among the engines; it impor
 changes no setting of torch's for the process: the number of threads, gradients and inference mode are set for the calling thread.
 """
 
+from xrt.engines.contract.declaration import EngineDeclaration
 from xrt.engines.torch.engine import Torch
+
+DECLARATION = EngineDeclaration(
+    "torch",
+    rank=35,
+    color="yellow",
+    description="PyTorch, operator by operator",
+    libraries=("torch",),
+    aliases=("pytorch",),
+    environment=("TORCH_", "PYTORCH_", "OMP_", "MKL_", "KMP_"),
+    thread_variables=("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+)
 
 __all__ = ["Torch"]
