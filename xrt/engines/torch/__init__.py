@@ -14,9 +14,7 @@ DECLARATION = EngineDeclaration(
     color="yellow",
     description="PyTorch, operator by operator",
     libraries=("torch",),
-    aliases=("pytorch",),
-    environment=("TORCH_", "PYTORCH_", "OMP_", "MKL_", "KMP_"),
-    thread_variables=("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+    environment=("TORCH_", "PYTORCH_", "KMP_"),
 )
 
 __all__ = ["Torch"]
