@@ -157,6 +157,8 @@ HEAVY = {
     "iree",
     "torch",
     "networkx",
+    "jinja2",
+    "graphlay",
     "rich",
     "click",
     "hypothesis",

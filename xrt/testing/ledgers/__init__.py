@@ -42,7 +42,7 @@ class KnownFailure:
 
 MIXTURES = "mixtures"
 """The name of the ledger of what no engine fails, but several together."""
-_SHIPPED = ("iree", "openvino", "ort", "toy", "tvm", "xla", MIXTURES)
+_SHIPPED = ("iree", "openvino", "ort", "toy", "torch", "tvm", "xla", MIXTURES)
 
 
 def load_known_failures(engine: str) -> tuple[KnownFailure, ...]:
