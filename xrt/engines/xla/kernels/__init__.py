@@ -6,22 +6,16 @@ from xrt.engines.xla.kernels import (
     control,
     convolution,
     creation,
-    elementwise,
     indexing,
     layout,
     normalization,
     pooling,
-    products,
-    quantization,
-    recurrent,
-    reduction,
     resize,
-    sampling,
-    scattering,
     signals,
-    softmax,
 )
-from xrt.engines.xla.table import ops
+from xrt.engines.xla.table import ops, register_factories
+
+register_factories()
 
 FAMILIES = (
     arithmetic,
@@ -29,20 +23,12 @@ FAMILIES = (
     control,
     convolution,
     creation,
-    elementwise,
     indexing,
     layout,
     normalization,
     pooling,
-    products,
-    quantization,
-    recurrent,
-    reduction,
     resize,
-    sampling,
-    scattering,
     signals,
-    softmax,
 )
 """The modules, by name."""
 
