@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from xrt.processes.ipc import receive
 from xrt.testing.fault_injection import FaultyEngine, Where
-from xrt.worker.ipc import receive
 
 PATIENCE = 300.0
 """Seconds after which a test that waits gives up; no machine is so busy."""
@@ -51,7 +51,7 @@ def end_limits_at_hangs(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
                 raise TimeoutError
         return receive(channel)
 
-    monkeypatch.setattr("xrt.worker.isolated_engine.receive", receive_unless_it_hangs)
+    monkeypatch.setattr("xrt.processes.client.receive", receive_unless_it_hangs)
     return hangs
 
 

@@ -73,6 +73,7 @@ _AREAS = (
     Subject("processes", ("xrt/processes/*.py", "xrt/cache/**/*.py", "xrt/worker/*.py")),
     Subject("files", ("xrt/formats/**/*.py", "tests/malformed_inputs/*.py"), ("onnx", "protobuf")),
     Subject("suite", ("xrt/testing/*.py",)),
+    Subject("checks", ("tests/architecture/*.py", "tests/ops/test_ops.py", "tests/formats/test_proto.py")),
     Subject("distribution", ("pyproject.toml", "setup.py", "MANIFEST.in", "CMakeLists.txt", "xrt/engines/native/src/*")),
 )
 SUBJECTS: Mapping[str, Subject] = {subject.name: subject for subject in (*map(_engine, _LIBRARIES), *_AREAS)}

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from xrt.errors import XRTError as XRTError
     from xrt.errors import XRTWarning as XRTWarning
     from xrt.formats.onnx import load as load_onnx
+    from xrt.frontends.torch import from_torch as from_torch
     from xrt.graph import DType as DType
     from xrt.graph import Function as Function
     from xrt.graph import Node as Node
@@ -63,6 +64,7 @@ _HOMES = {
     "XRTModule": "xrt.module",
     "XRTWarning": "xrt.errors",
     "configure": "xrt.module",
+    "from_torch": "xrt.frontends.torch",
     "load": "xrt.module",
 }
 _MODULES = {"errors": "xrt.errors", "ops": "xrt.builder.ops"}

@@ -32,6 +32,7 @@ LINE = (
     ("verify",),
     ("placement",),
     ("module",),
+    ("frontends",),
     ("bench", "testing"),
     ("cli",),
 )
@@ -61,13 +62,13 @@ LIBRARIES = {
     "pytest": ("testing",),
     "rich": ("cli", "bench"),
     "threadpoolctl": ("engines.toolkit",),
-    "torch": (),
+    "torch": ("frontends", "engines.torch"),
     "tvm": ("engines.tvm",),
     "tvm_ffi": ("engines.tvm",),
 }
 """Where a library may be imported; one that is not listed, anywhere."""
 
-LAZY = ("cupy", "networkx", "rich", "click", "hypothesis", "pytest", "torch")
+LAZY = ("cupy", "networkx", "rich", "click", "hypothesis", "pytest")
 """Libraries that only `cli` and `bench` import before they are used."""
 
 MESSAGES = ("formats", "testing", "engines.toy")
@@ -108,8 +109,11 @@ STARTS = {
     "pty": ("fork", "spawn"),
 }
 """Calls that start a process, by their modules; those of ``os`` whose names begin with ``exec`` or ``spawn`` too."""
-STARTERS = ("multiprocessing", "concurrent.futures.ProcessPoolExecutor", "asyncio.subprocess")
-"""What starts processes in ways of its own."""
+STARTERS = (
+    *("multiprocessing", "concurrent.futures.ProcessPoolExecutor", "asyncio.subprocess"),
+    *("xrt.processes.start", "xrt.processes.spawn"),
+)
+"""What starts processes in ways of its own; `xrt.processes` has a worker process that answers messages, and ``run``."""
 
 PRINTERS = ("cli", "bench")
 SHOWS = {"progress": "a search or a compile of more than two seconds shows how far it is, on a terminal or in a notebook alone"}

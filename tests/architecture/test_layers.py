@@ -96,6 +96,11 @@ PLANTED = [
         "from multiprocessing import Pool",
         "testing may not start processes (multiprocessing.Pool); xrt.processes does",
     ),
+    (
+        "bench.process",
+        "from xrt.processes import start_python",
+        "bench may not start processes (xrt.processes.start_python); xrt.processes does",
+    ),
     ("processes.spawn", "from xrt.graph import Function", "processes may not import graph"),
     ("cache.memory", "from pathlib import Path\nPath('x').write_bytes(b'')", "cache may not touch files (Path('x').write_bytes)"),
 ]
@@ -121,7 +126,8 @@ ALLOWED = [
     ("cli.run", "import rich\nfrom xrt.testing import conformance\nprint('x')"),
     ("cache.disk", "open('x')"),
     ("processes.spawn", "import subprocess\nsubprocess.Popen(['x'])"),
-    ("bench.process", "import subprocess\nfrom xrt.processes import start_python\nstart_python('x:y', stdin=subprocess.PIPE)"),
+    ("bench.process", "from xrt.processes.client import WorkerProcess\nWorkerProcess('x:y')"),
+    ("engines.iree.compiler", "from xrt.processes import run\nrun(['x'], b'', 1.0)"),
     ("graph.op_schema", "from onnx import defs"),
 ]
 

@@ -62,8 +62,14 @@ NOUN_PHRASES = frozenset(
     }
 )
 """Public functions whose first word is a participle that belongs to the noun after it. The list may only shrink."""
-NAMED_BY_ONNX = ("xrt.engines.kernels.", "xrt.engines.toy.kernels.", "xrt.engines.xla.kernels.", "xrt.testing.generators.")
-"""Modules whose functions are called as the operators are that they compute or make."""
+NAMED_BY_ONNX = (
+    "xrt.engines.kernels.",
+    "xrt.engines.toy.kernels.",
+    "xrt.engines.xla.kernels.",
+    "xrt.testing.generators.",
+    "xrt.frontends.torch.rules.",
+)
+"""Modules whose functions are called as the operators are that they compute, make or lower."""
 _PARTICIPLE = re.compile(r"(?!(?:bring|string|embed|feed|need|speed)(?:_|$))[a-z]+(?:ed|ing)(?:_|$)")
 
 

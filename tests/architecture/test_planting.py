@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.proof("checks", share=0)]
 
 TOP = Path(__file__).parents[2]
 FOLDERS = ("xrt", "tests", "docs", "proto", "examples", "tools")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from xrt.bench import BenchCandidate, BenchOptions, BenchReport, BenchTarget, comparison
+from xrt.bench import BenchCandidate, BenchOptions, BenchReport, BenchTarget, comparison, process
 from xrt.bench.jobs import Job, JobFailure, Start, Turn
 from xrt.bench.process import BenchWorker
 from xrt.cli import main
@@ -80,8 +80,14 @@ def test_a_subject_that_cannot_be_loaded_fails_everywhere_and_ends_nothing() -> 
 
 
 def test_results_that_differ_are_wrong_and_never_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = comparison._results
-    monkeypatch.setattr(comparison, "_results", lambda path: [y + (path.name == "1") for y in honest(path)])
+    honest = process.read_values
+
+    def alter(memory: memoryview, told: Any) -> list[Any]:
+        seen.append(told)
+        return [y + (len(seen) == 3) for y in honest(memory, told)]
+
+    seen: list[Any] = []  # of the reference, of toy, of ort
+    monkeypatch.setattr(process, "read_values", alter)
     report = compared("toy", "ort")
     wrong = report.groups[0].rows[-1]
     assert not report.agrees
@@ -102,34 +108,32 @@ def test_one_whose_time_is_used_up_takes_no_more_turns() -> None:
             return answers.pop(0)
 
     start = Start(("1",), ("toy",), 0.1, 0.1, 0.1, 1, False, 0.1, 1, 1)
-    runner = comparison._Runner(BenchCandidate(("toy",)), Slow(), Path(), start)  # type: ignore[arg-type]  # all that is asked of it
+    runner = comparison._Runner(BenchCandidate(("toy",)), Slow(), start)  # type: ignore[arg-type]  # all that is asked of it
     comparison._take_turns([runner], BenchOptions(rounds=5, budget_seconds=60), lambda turn: None)
     assert runner.rounds == [30.0, 31.0]
 
 
-def job(path: Path) -> Job:
-    return Job(BenchTarget.parse(TINY), BenchCandidate(("toy",)), 1, 0, str(path), 0.1, 0.001)
+JOB = Job(BenchTarget.parse(TINY), BenchCandidate(("toy",)), 1, 0, 0.1, 0.001)
 
 
-def test_a_worker_that_crashes_says_how(tmp_path: Path) -> None:
-    with BenchWorker(job(tmp_path / "out")) as worker:
+def test_a_worker_that_crashes_says_how() -> None:
+    with BenchWorker(JOB) as worker:
         assert isinstance(worker.start(60), Start)
         assert isinstance(worker.turn(60), Turn)
-        worker._process.kill()
-        worker._process.wait()
-        assert worker.turn(60) == JobFailure("the process ended (SIGKILL): it said nothing")
+        worker._process._process.kill()
+        assert worker.turn(60) == JobFailure("its process was ended by SIGKILL: a crash, or the system had no memory left")
 
 
-def test_a_worker_is_gone_when_it_is_closed(tmp_path: Path) -> None:
-    with BenchWorker(job(tmp_path / "out")) as worker:
+def test_a_worker_is_gone_when_it_is_closed() -> None:
+    with BenchWorker(JOB) as worker:
         worker.start(60)
-    assert worker._process.poll() == 0
+    assert worker._process._process.returncode == 0
 
 
-def test_memory_is_the_workers_own(tmp_path: Path) -> None:
+def test_memory_is_the_workers_own() -> None:
     ballast = bytearray(600_000_000)
     ballast[:: os.sysconf("SC_PAGE_SIZE")] = b"x" * len(ballast[:: os.sysconf("SC_PAGE_SIZE")])
-    with BenchWorker(job(tmp_path / "out")) as worker:
+    with BenchWorker(JOB) as worker:
         start = worker.start(60)
     assert isinstance(start, Start) and start.peak_bytes < len(ballast)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from xrt.models import sample_inputs
 from xrt.passes import specialize
 from xrt.placement import TuningResult
 from xrt.placement.regression_check import RegressionResult
+from xrt.processes.client import RemoteError, WorkerDied
 
 NEVER = "9900%"
 """What no plan becomes slower by, however busy the machine is."""
@@ -109,31 +109,42 @@ def test_what_the_noise_leaves_open_passes_or_fails_as_asked(
 @pytest.mark.parametrize(
     ("second", "code", "begins"),
     [
-        ('{"state": "held"}', 0, "not decided, the noise is too large: +"),
-        ('{"state": "undecided"}', 0, "not decided, the noise is too large: +"),
-        ('{"state": "cannot run"}', 1, "regressed: +"),
-        ("it crashed", 1, "regressed: +"),
-        ("[]", 1, "regressed: +"),
-        ("3", 1, "regressed: +"),
-        ('{"state": ["held"]}', 1, "regressed: +"),
+        ("held", 0, "not decided, the noise is too large: +"),
+        ("undecided", 0, "not decided, the noise is too large: +"),
+        ("regressed", 1, "regressed: +"),
+        (RemoteError("LockError", "the lock has no plan"), 1, "regressed: +"),
+        (WorkerDied(-11), 1, "regressed: +"),
     ],
+    ids=str,
 )
 def test_a_regression_is_one_that_two_processes_have_seen(
-    second: str, code: int, begins: str, lock: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    second: str | Exception,
+    code: int,
+    begins: str,
+    lock: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     asked = []
 
-    def run(*command: str, **more: Any) -> subprocess.CompletedProcess[str]:
-        asked.append(command)
-        return subprocess.CompletedProcess(command, 0, second, "")
+    class Second:
+        def __init__(self, entry: str) -> None:
+            assert entry == "xrt.cli.check:serve_confirmation"
+
+        def ask(self, message: dict[str, Any], seconds: float) -> tuple[dict[str, Any], memoryview]:
+            asked.append(message)
+            if isinstance(second, Exception):
+                raise second
+            return {"state": second}, memoryview(b"")
+
+        def end(self) -> None:
+            pass
 
     path = altered(lock, lambda facts: facts["gate"].update(ratio=1e-6, low=9e-7, high=2e-6))
-    monkeypatch.setattr("xrt.cli.check.run_python", run)
+    monkeypatch.setattr("xrt.cli.check.WorkerProcess", Second)
     found, out, _ = call(capsys, "check", path, "--budget", "1s")
     assert (found, out[: len(begins)]) == (code, begins)
-    (command,) = asked
-    told = ("check", path, "--max-regress", "5%", "--budget", "1.000s", "--once", "--json")
-    assert command == ("xrt.cli.check:confirm", *told)
+    assert asked == [{"lock": path, "model": None, "named": None, "limit": 0.05, "budget": 1.0}]
     said = "one process saw a regression; a second one, asked to confirm it: "
     assert (said in out) == (code == 0)
 

@@ -1,17 +1,13 @@
 """The process in which readers are given hostile files: it has limits, and whatever ends it is laid to the case at hand.
 
-`main` takes a case per line of standard input, as JSON: reader and name. It answers each with two lines of JSON: the case
-before it is read, and what came of it after.
+`main` answers a reader's name by reading what is valid, and reader and name of a case by what came of that.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import resource
 import shutil
 import signal
-import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -23,6 +19,8 @@ from tests.malformed_inputs.case import HostileCase
 from tests.malformed_inputs.files import create_files
 from tests.malformed_inputs.readers import READERS
 from xrt.errors import XRTError
+from xrt.processes.ipc import Message
+from xrt.processes.server import Request, serve
 
 __all__ = ["ADDRESSES", "CPU_SECONDS", "MEMORY", "PER_BYTE", "WALL_SECONDS", "main"]
 
@@ -38,25 +36,19 @@ PER_BYTE = 16
 """Bytes of memory that a case may take for each byte of its files."""
 
 
-def main(folder: str) -> None:
-    """Read the cases of standard input in a folder of the caller's."""
+def main(handle: str, folder: str) -> None:
+    """Serve the socket of that number, in a folder of the caller's."""
     warnings.simplefilter("ignore")
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no answer
     _bounded()
-    warm: set[str] = set()
-    for line in sys.stdin:
-        reader, name = json.loads(line)
-        if reader not in warm:
-            warm.add(reader)
+
+    def answer(request: Request) -> Message:
+        reader, case = request.message["reader"], request.message.get("case")
+        if case is None:
             _warm(reader, Path(folder))
-        _tell(answers, [reader, name])
-        _tell(answers, _judged(READERS[reader].case(name), Path(folder) / "case"))
+            return {}
+        return _judged(READERS[reader].case(case), Path(folder) / "case")
 
-
-def _tell(answers: Any, what: object) -> None:
-    answers.write(json.dumps(what) + "\n")
-    answers.flush()
+    serve(handle, answer)
 
 
 def _bounded() -> None:

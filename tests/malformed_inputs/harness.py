@@ -1,27 +1,23 @@
 """Hostile files for every reader, in a process that may die of them; what a reader must not do is a finding.
 
 A reader returns, or raises an XRTError with a text. Another exception, a crash, a hang, and memory beyond a small multiple
-of the file are findings. Cases go to one child after the other: the one that a child dies of is named by what it told last.
+of the file are findings. Cases go to one child after the other, one at a time.
 """
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tests.malformed_inputs import child
 from tests.malformed_inputs.files import create_files
 from tests.malformed_inputs.readers import READERS
 from xrt.errors import OptionError, did_you_mean
-from xrt.processes import end, start_python
+from xrt.processes.client import WorkerDied, WorkerProcess
 
 __all__ = ["HostileFinding", "Report", "cases", "keep", "run"]
 
@@ -97,47 +93,22 @@ def _noted(report: Report, key: Key, answer: dict[str, object]) -> HostileFindin
 
 def _answers(keys: Sequence[Key], folder: str) -> Iterator[tuple[Key, dict[str, object]]]:
     """Yield each case with what a child says of it, up to the one that it dies of."""
-    with closing(_Child(keys, folder)) as process:
-        for place, answer in enumerate(process.answers()):
-            yield keys[place], answer
-
-
-class _Child:
-    """The process that reads; it is asked for all cases at once."""
-
-    def __init__(self, keys: Sequence[Key], folder: str) -> None:
-        self._keys = keys
-        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # closed in close()
-        with tempfile.TemporaryFile("w+") as asked:
-            asked.writelines(json.dumps(key) + "\n" for key in keys)
-            asked.seek(0)
-            streams: dict[str, Any] = {"stdin": asked, "stdout": subprocess.PIPE, "stderr": self._errors, "text": True}
-            self._process = start_python(f"{child.__name__}:main", folder, environment=_ENVIRONMENT, **streams)
-
-    def answers(self) -> Iterator[dict[str, object]]:
-        """Yield an answer for each case; the last one may be how the process died."""
-        started = answered = 0
-        for line in self._process.stdout or ():
-            told = json.loads(line)
-            if isinstance(told, list):
-                started += 1
-            else:
-                answered += 1
-                yield told
-        status = self._process.wait()
-        if started > answered:
-            yield {"outcome": "failed", "wrong": _death(status)}
-        elif answered < len(self._keys):
-            raise RuntimeError(f"the process that reads ended before {self._keys[answered]}, by itself: {self._said()}")
-
-    def _said(self) -> str:
-        self._errors.seek(0)
-        return self._errors.read()[-2000:]
-
-    def close(self) -> None:
-        """End the process, if it has not ended by itself."""
-        end(self._process)
-        self._errors.close()
+    worker = WorkerProcess(f"{child.__name__}:main", folder, environment=_ENVIRONMENT)
+    warm: set[str] = set()
+    try:
+        for key in keys:
+            reader, case = key
+            if reader not in warm:
+                warm.add(reader)
+                worker.ask({"reader": reader})
+            try:
+                answer, _ = worker.ask({"reader": reader, "case": case})
+            except WorkerDied as error:
+                yield key, {"outcome": "failed", "wrong": _death(error.code)}
+                return
+            yield key, answer
+    finally:
+        worker.end()
 
 
 def _death(status: int) -> str:

@@ -45,7 +45,7 @@ def crafted() -> Mapping[str, Crafted]:
     return {name: Crafted({name: b"12345"}, refused=False) for name in SINS}
 
 
-def main(folder: str) -> None:
+def main(handle: str, folder: str) -> None:
     child.READERS = {"sinner": Reader("sinner", sin, tuple, (), crafted)}
     child.CPU_SECONDS = 1.0
-    child.main(folder)
+    child.main(handle, folder)

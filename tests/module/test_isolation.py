@@ -24,9 +24,10 @@ from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, RunOptions
 from xrt.errors import CompileFailed, EngineError, FallbackWarning, OptionError, RunFailed
 from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value
+from xrt.processes.ipc import SharedBuffer, receive
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
-from xrt.worker.ipc import SharedBuffer, read_values, receive
 from xrt.worker.isolated_engine import IsolatedEngine
+from xrt.worker.values import put_values, read_values
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 
@@ -146,10 +147,10 @@ def test_values_of_every_kind_pass() -> None:
         [np.arange(3), [np.array([True])]],
         None,
     ]
-    room = SharedBuffer()
-    told = [room.put_value(value) for value in given]
-    memory = bytearray(room.size)
-    handle = room.memory()
+    buffer = SharedBuffer()
+    told = put_values(buffer, given)
+    memory = bytearray(buffer.size)
+    handle = buffer.memory()
     os.preadv(handle, [memory], 0)
     os.close(handle)
     found = read_values(memoryview(memory), told)
@@ -259,7 +260,7 @@ def test_what_a_worker_has_started_ends_with_it(hangs: Path) -> None:
 
 def test_a_limit_ends_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the clock, which other tests leave out: a limit that ends sooner than the hang begins has the same words."""
-    monkeypatch.setattr("xrt.worker.isolated_engine.receive", receive)
+    monkeypatch.setattr("xrt.processes.client.receive", receive)
     engine, text = (
         Announcing(where="compile", how="hang", takes="Exp"),
         "it gave no answer within 0.5 s, and its process was killed",

@@ -91,7 +91,7 @@ def test_engines_race_before_mixtures_are_looked_for(monkeypatch: pytest.MonkeyP
         raise OutOfTime
 
     monkeypatch.setattr("xrt.placement.session.choose_requests", endless)
-    found = tuned(PAIR, SLOW_EXP, TOY, budget=9.0)
+    found = tuned(PAIR, SLOW_EXP, TOY, budget=60.0, bounds=TuningBudget(small=100.0))
     assert found.race.winner is not None
     assert (found.race.winner.title, found.race.rounds >= 6) == ("toy", True)
     assert found.notes == ("the budget ended while the planner was looking for mixtures",)
@@ -110,7 +110,7 @@ def test_answers_that_come_between_two_waits_count(monkeypatch: pytest.MonkeyPat
 
     late = Stuck("why_not")
     monkeypatch.setattr(TuningSession, "_ask", answered)
-    found = tuned(PAIR, TOY, late, budget=9.0)
+    found = tuned(PAIR, TOY, late, budget=9.0, clock=ticking())
     assert {"toy", late.spec} <= {one.title for one in found.race.contenders}
     assert found.unmeasured == {}
 

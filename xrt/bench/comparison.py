@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from xrt.bench.jobs import Job, JobFailure, Start, Timeline
 from xrt.bench.machine_info import describe
-from xrt.bench.outputs import read_outputs
 from xrt.bench.process import BenchWorker
 from xrt.bench.report import Agreement, BenchReport, Group, ReportRow
 from xrt.bench.targets import BenchCandidate, BenchTarget
@@ -79,7 +76,6 @@ class _Runner:
 
     candidate: BenchCandidate
     worker: BenchWorker
-    outputs: Path
     start: Start | None = None
     reason: str = ""
     agreement: Agreement = field(default_factory=Agreement)
@@ -99,14 +95,13 @@ def _compare(
     subject: BenchTarget, candidates: Sequence[BenchCandidate], threads: int, settings: BenchOptions, progress: Progress
 ) -> Group:
     group = Group(str(subject), subject.batch, threads, 0.0, ())
-    job = Job(subject, RIGHT, threads, settings.seed, "", settings.warm_seconds, settings.turn_seconds, settings.auto_seconds)
-    with tempfile.TemporaryDirectory(prefix="xrt-bench-") as folder, ExitStack() as stack:
-        expected = _reference(replace(job, outputs=str(Path(folder, "reference")), warm_seconds=0.0), settings, group, progress)
+    job = Job(subject, RIGHT, threads, settings.seed, settings.warm_seconds, settings.turn_seconds, settings.auto_seconds)
+    with ExitStack() as stack:
+        expected = _reference(replace(job, warm_seconds=0.0), settings, group, progress)
         runners = []
-        for index, candidate in enumerate(candidates):
-            own = replace(job, candidate=candidate, outputs=str(Path(folder, str(index))))
-            worker = stack.enter_context(closing(BenchWorker(own)))
-            runners.append(_Runner(candidate, worker, Path(own.outputs)))
+        for candidate in candidates:
+            worker = stack.enter_context(BenchWorker(replace(job, candidate=candidate)))
+            runners.append(_Runner(candidate, worker))
             progress(f"{group.title}: {candidate} alone")
             _begin(runners[-1], expected, settings)
         _take_turns(runners, settings, lambda turn: progress(f"{group.title}: round {turn + 1} of {settings.rounds}"))
@@ -122,17 +117,13 @@ def _reference(job: Job, settings: BenchOptions, group: Group, progress: Progres
     progress(f"{group.title}: the reference")
     with BenchWorker(job) as worker:
         answer = worker.start(settings.budget_seconds)
-    return answer.reason if isinstance(answer, JobFailure) else _results(Path(job.outputs))
+        return answer.reason if isinstance(answer, JobFailure) else worker.results
 
 
-def _results(path: Path) -> list[Any]:
-    return read_outputs(path)
-
-
-def _agreement(path: Path, expected: list[Any] | str) -> Agreement:
+def _agreement(results: list[Any], expected: list[Any] | str) -> Agreement:
     if isinstance(expected, str):
         return Agreement(f"there is no reference: {expected}")
-    found = [compare_all([mine], [theirs], _tolerance(theirs)) for mine, theirs in zip(_results(path), expected, strict=True)]
+    found = [compare_all([mine], [theirs], _tolerance(theirs)) for mine, theirs in zip(results, expected, strict=True)]
     message = next((each.message for each in found if not each), "")
     return Agreement(message, max((f.absolute for f in found), default=0.0), max((f.relative for f in found), default=0.0))
 
@@ -151,7 +142,8 @@ def _begin(runner: _Runner, expected: list[Any] | str, settings: BenchOptions) -
         runner.worker.close()
         return
     runner.start = answer
-    runner.agreement = _agreement(runner.outputs, expected)
+    runner.agreement = _agreement(runner.worker.results, expected)
+    runner.worker.results.clear()
 
 
 def _take_turns(runners: Sequence[_Runner], settings: BenchOptions, progress: Callable[[int], None]) -> None:

@@ -1,27 +1,21 @@
 """A worker: the process in which one candidate compiles and runs, so that its memory, its threads and its crashes are its own.
 
-It reads a job from standard input, answers with a Start, then with a Turn or a Timeline for each further line, until
-the input ends.
+Asked to start, it compiles and warms up, and answers with a Start; after that with a Turn or a Timeline, as it is asked.
 """
 
 from __future__ import annotations
 
-import os
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xrt.bench.jobs import PROFILE, Job, JobFailure, Message, Start, Timeline, Turn
+from xrt.bench.jobs import Job, Start, Timeline, Turn
 from xrt.bench.machine_info import peak_bytes
-from xrt.bench.outputs import write_outputs
 from xrt.cache import CompileCache
 from xrt.engines import RunOptions
 from xrt.engines.contract import registry
-from xrt.errors import XRTError
 from xrt.graph import Function
 from xrt.html.regions import RegionTimes
 from xrt.measure.interleave import Call, choose_calls_per_round
@@ -30,11 +24,14 @@ from xrt.measure.warmup import Warmup, warm_up
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
 from xrt.partition.html import list_regions
+from xrt.processes.ipc import Message
+from xrt.processes.server import Request, serve
+from xrt.worker.values import put_values
 
 if TYPE_CHECKING:
     from xrt.graph import Function
 
-__all__ = ["serve"]
+__all__ = ["main"]
 
 ALONE = 5
 """Turns taken right after warming up."""
@@ -42,25 +39,19 @@ FEWEST, MOST = 3, 100
 """Recorded calls."""
 
 
-def serve() -> None:
-    """Serve one job; nothing but answers goes to standard output, whatever a library prints."""
-    answers = os.dup(1)
-    os.dup2(2, 1)
-    with os.fdopen(answers, "w", buffering=1) as out:
-        try:
-            for message in _messages():
-                out.write(message.to_line())
-        except Exception as error:  # noqa: BLE001  # an engine may raise anything; it is that candidate's result
-            kind = "" if isinstance(error, XRTError) else f"{type(error).__name__}: "
-            out.write(JobFailure(f"{kind}{error}").to_line())
+def main(handle: str) -> None:
+    """Serve the socket of that number: a job, and then turns and timelines of it."""
+    ready: _Ready | None = None
 
+    def answer(request: Request) -> Message:
+        nonlocal ready
+        if request.message["do"] == "start":
+            ready, start, results = _start(Job.from_dict(request.message["job"]))
+            return {**start.to_dict(), "results": put_values(request.buffer, results)}
+        assert ready is not None
+        return (ready.profile() if request.message["do"] == "profile" else ready.turn()).to_dict()
 
-def _messages() -> Iterator[Message]:
-    job = Job.from_line(sys.stdin.readline())
-    ready, start = _start(job)
-    yield start
-    for asked in sys.stdin:
-        yield ready.profile() if asked == PROFILE else ready.turn()
+    serve(handle, answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +78,8 @@ class _Ready:
         return Timeline.of_profile(self.module.profile(), calls, seconds)
 
 
-def _start(job: Job) -> tuple[_Ready, Start]:
-    """Load, compile, call once, warm up."""
+def _start(job: Job) -> tuple[_Ready, Start, Sequence[Any]]:
+    """Load, compile, call once, warm up; the results of the call are the last."""
     function = job.subject.load(job.seed)
     given = sample_inputs(function, job.seed)
     module, import_seconds = _timed(lambda: _module(function, job))
@@ -97,12 +88,11 @@ def _start(job: Job) -> tuple[_Ready, Start]:
     _, compile_seconds = _timed(lambda: module.compile(**given))
     ready = _Ready(module, [given[value.name] for value in function.inputs])
     results, first_seconds = _timed(ready.call)
-    write_outputs(Path(job.outputs), results if isinstance(results, tuple) else (results,))
     repeats, warmth, alone = _warmed(ready.call, job)
     spent = (import_seconds, compile_seconds, first_seconds)
     regions = tuple(launch.engine for launch in module.plan.launches)
     start = Start(versions, regions, *spent, warmth.calls, warmth.steady, alone, loaded, peak_bytes(), *_told(module))
-    return replace(ready, repeats=repeats), start
+    return replace(ready, repeats=repeats), start, results if isinstance(results, tuple) else (results,)
 
 
 def _module(function: Function, job: Job) -> XRTModule:

@@ -1,9 +1,8 @@
-"""What the comparison and its worker processes say to each other: one line of JSON each way."""
+"""What the comparison and its worker processes say to each other."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -11,23 +10,20 @@ from xrt.bench.targets import BenchCandidate, BenchTarget
 from xrt.html.regions import CallTimes, RegionTimes
 from xrt.runtime import Profile
 
-__all__ = ["PROFILE", "TURN", "Job", "JobFailure", "Message", "Start", "Timeline", "Turn"]
-
-TURN, PROFILE = "turn\n", "profile\n"
-"""What the comparison asks of a worker that has started."""
+__all__ = ["Job", "JobAnswer", "JobFailure", "Start", "Timeline", "Turn"]
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """One line from a worker."""
+class JobAnswer:
+    """An answer of a worker."""
 
-    def to_line(self) -> str:
-        """Return the message as one line."""
-        return json.dumps({"kind": type(self).__name__, **dataclasses.asdict(self)}) + "\n"
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as plain data."""
+        return dataclasses.asdict(self)
 
     @classmethod
-    def of(cls, data: dict[str, Any]) -> Self:
-        """Return the message that plain data holds."""
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Return the answer that plain data holds."""
         return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})
 
 
@@ -39,8 +35,6 @@ class Job:
     candidate: BenchCandidate
     threads: int
     seed: int
-    outputs: str
-    """The file that takes the first call's results."""
     warm_seconds: float
     """The most that warming up may take; 0 where the results are all that is wanted."""
     turn_seconds: float
@@ -48,22 +42,21 @@ class Job:
     auto_seconds: float = 20.0
     """How long ``auto`` may search."""
 
-    def to_line(self) -> str:
-        """Return the job as one line."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the job as plain data."""
         data = dataclasses.asdict(self)
         data["subject"]["sizes"] = dict(self.subject.sizes)
-        return json.dumps(data) + "\n"
+        return data
 
     @classmethod
-    def from_line(cls, line: str) -> Self:
-        """Return the job that a line holds."""
-        data = json.loads(line)
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """Return the job that plain data holds."""
         candidate = BenchCandidate(tuple(data["candidate"]["engines"]), tuple(data["candidate"]["pins"]))
         return cls(**{**data, "subject": BenchTarget(**data["subject"]), "candidate": candidate})
 
 
 @dataclass(frozen=True, slots=True)
-class Start(Message):
+class Start(JobAnswer):
     """How the way to the first steady call went, with the process to itself."""
 
     versions: tuple[str, ...]
@@ -90,21 +83,21 @@ class Start(Message):
     """How ``auto`` chose the plan, line by line; empty for other candidates."""
 
     @classmethod
-    def of(cls, data: dict[str, Any]) -> Self:
+    def from_dict(cls, data: dict[str, Any]) -> Self:
         """Return the start that plain data holds."""
         plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
         return cls(**{**plain, "plan": tuple(RegionTimes.of(region) for region in data.get("plan", ()))})
 
 
 @dataclass(frozen=True, slots=True)
-class Turn(Message):
+class Turn(JobAnswer):
     """One turn's mean seconds of a call."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline(CallTimes, Message):
+class Timeline(CallTimes, JobAnswer):
     """Where the time of a call goes: means over calls that were made for this alone, after all the turns."""
 
     calls: int
@@ -120,7 +113,7 @@ class Timeline(CallTimes, Message):
 
 
 @dataclass(frozen=True, slots=True)
-class JobFailure(Message):
+class JobFailure:
     """Why a candidate cannot go on."""
 
     reason: str

@@ -1,18 +1,13 @@
-"""A worker process seen from outside: started, asked for turns, ended; a crash or a silence is a Failure."""
+"""A worker process seen from the comparison: started, asked for turns, ended; whatever it fails with is a JobFailure."""
 
 from __future__ import annotations
 
-import json
-import select
-import signal
-import subprocess
-import tempfile
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-from xrt.bench.jobs import PROFILE, TURN, Job, JobFailure, Start, Timeline, Turn
-from xrt.processes import end, start_python
+from xrt.bench.jobs import Job, JobFailure, Start, Timeline, Turn
+from xrt.processes.client import RemoteError, WorkerLost, WorkerProcess, WorkerTimedOut
+from xrt.worker.values import read_values
 
 __all__ = ["BenchWorker"]
 
@@ -25,15 +20,9 @@ class BenchWorker:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # closed in close()
-        self._process = start_python(
-            "xrt.bench.job_server:serve",
-            environment=dict.fromkeys(_POOLS, str(job.threads)),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-        )
+        self._process = WorkerProcess("xrt.bench.job_server:main", environment=dict.fromkeys(_POOLS, str(job.threads)))
+        self.results: list[Any] = []
+        """What the first call computed, once it has started."""
 
     def __enter__(self) -> Self:
         return self
@@ -43,55 +32,32 @@ class BenchWorker:
 
     def start(self, timeout: float) -> Start | JobFailure:
         """Compile, call and warm up; fails when that takes longer than that many seconds."""
-        answer = self._ask(self._job.to_line(), timeout)
-        return answer if isinstance(answer, JobFailure) else Start.of(answer)
+        answer = self._ask({"do": "start", "job": self._job.to_dict()}, timeout)
+        return answer if isinstance(answer, JobFailure) else Start.from_dict(answer)
 
     def turn(self, timeout: float) -> Turn | JobFailure:
         """Take one turn."""
-        answer = self._ask(TURN, timeout)
-        return answer if isinstance(answer, JobFailure) else Turn.of(answer)
+        answer = self._ask({"do": "turn"}, timeout)
+        return answer if isinstance(answer, JobFailure) else Turn.from_dict(answer)
 
     def profile(self, timeout: float) -> Timeline | JobFailure:
-        """Tell where the time of a call goes."""
-        answer = self._ask(PROFILE, timeout)
-        return answer if isinstance(answer, JobFailure) else Timeline.of(answer)
+        """Measure where the time of a call goes."""
+        answer = self._ask({"do": "profile"}, timeout)
+        return answer if isinstance(answer, JobFailure) else Timeline.from_dict(answer)
 
-    def _ask(self, line: str, timeout: float) -> dict[str, Any] | JobFailure:
-        assert self._process.stdin is not None and self._process.stdout is not None  # noqa: PT018  # both are pipes
+    def _ask(self, message: dict[str, Any], timeout: float) -> dict[str, Any] | JobFailure:
         try:
-            self._process.stdin.write(line)
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            return JobFailure(self._ending())
-        if not select.select([self._process.stdout], [], [], timeout)[0]:
-            self._process.kill()
+            answer, memory = self._process.ask(message, seconds=timeout)
+        except WorkerTimedOut:
             return JobFailure(f"no answer within its {timeout:g} s; give it more with --budget")
-        answer = self._process.stdout.readline()
-        if not answer:
-            return JobFailure(self._ending())
-        data = json.loads(answer)
-        return JobFailure(data["reason"]) if data.pop("kind") == JobFailure.__name__ else data
-
-    def _ending(self) -> str:
-        code = self._process.wait()
-        self._errors.seek(0)
-        said = self._errors.read().strip().splitlines() or ["it said nothing"]
-        ended = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-        return f"the process ended ({ended}): {said[-1]}"
+        except WorkerLost as error:
+            return JobFailure(str(error))
+        except RemoteError as error:
+            return JobFailure(str(error.restore()))
+        if "results" in answer:
+            self.results = read_values(memory, answer.pop("results"))
+        return answer
 
     def close(self) -> None:
-        """End the process, at once if it does not end by itself, and let go of what it holds."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                _close(pipe)
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(1)
-        end(self._process)
-        self._errors.close()
-
-
-def _close(pipe: Any) -> None:
-    try:
-        pipe.close()
-    except BrokenPipeError:
-        pass  # what was not read any more is of no use to anyone
+        """End the process, at once if it does not end by itself."""
+        self._process.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from xrt import models
-from xrt.cli.app import main
 from xrt.cli.options import load_with_options, parse_dims, parse_seconds, set_dims
 from xrt.cli.screen import WorkStatus, out
 from xrt.engines import split_specs
@@ -28,7 +26,9 @@ from xrt.module import XRTModule
 from xrt.module.lockfile import check_module
 from xrt.passes import specialize
 from xrt.placement.lockfile import DEVICE_OF, read_shapes
-from xrt.processes import run_python
+from xrt.processes.client import WorkerFailure, WorkerProcess, WorkerTimedOut
+from xrt.processes.ipc import Message
+from xrt.processes.server import Request, serve
 from xrt.runtime.inputs import infer_type
 
 if TYPE_CHECKING:
@@ -111,13 +111,13 @@ def command(
     """
     _check_is_lock(lock)
     held = read_lock(lock)
+    asked: dict[str, Any] = {"lock": lock, "model": model, "named": named, "limit": limit, "budget": budget}
     try:
-        _check_named(held, split_specs(named) if named is not None else [])
-        outcome, elsewhere = _checked(held, Path(lock), model, limit, budget)
+        outcome, elsewhere = _check(held, **asked)
     except (LockError, EngineError, PlanError) as error:
         return _failed(error, as_json=as_json)
     if outcome.state == "regressed" and not once:
-        outcome = _confirmed(outcome, lock, limit, budget, patience, {"--model": model, "--engines": named})
+        outcome = _confirmed(outcome, asked, patience)
     if as_json:
         out.print_json(json.dumps({**outcome.to_dict(), "differs": list(elsewhere)}))
         return _code(outcome, undecided)
@@ -144,35 +144,38 @@ def _code(outcome: RegressionResult, undecided: str) -> int:
     return 0 if outcome else 1
 
 
-def _confirmed(
-    outcome: RegressionResult, lock: str, limit: float, budget: float, patience: float, more: Mapping[str, str | None]
-) -> RegressionResult:
+def _confirmed(outcome: RegressionResult, asked: Mapping[str, Any], patience: float) -> RegressionResult:
     """Return the outcome, undecided where another process does not see the regression; raises RunFailed where that hangs.
 
     Where memory and threads come to lie differs from one process to the next, and with it sometimes the ratio, which is
     steady within each.
     """
-    asked = ["check", lock, "--max-regress", f"{100 * limit:.12g}%", "--budget", f"{budget:.3f}s", "--once", "--json"]
-    given = [word for option, value in more.items() if value for word in (option, value)]
+    budget = asked["budget"]
+    worker = WorkerProcess("xrt.cli.check:serve_confirmation")
     try:
-        done = run_python("xrt.cli.check:confirm", *asked, *given, timeout=budget + patience)
-    except subprocess.TimeoutExpired:
+        second = worker.ask(asked, seconds=budget + patience)[0]["state"]
+    except WorkerTimedOut:
         raise RunFailed(
             f"the plan has regressed, and the process that was to confirm it hung: it was not done after {budget:g} s of "
             f"--budget and {patience:g} s more. --confirm-limit gives it longer, --once does without it"
         ) from None
-    try:
-        second = json.loads(done.stdout)["state"]
-    except (ValueError, KeyError, TypeError):
-        second = ""
-    if second not in ("held", "undecided", "alone"):
+    except WorkerFailure:
         return outcome  # nothing speaks against it
+    finally:
+        worker.end()
+    if second not in ("held", "undecided", "alone"):
+        return outcome
     return replace(outcome, state="undecided", note=f"one process saw a regression; a second one, asked to confirm it: {second}")
 
 
-def confirm(*arguments: str) -> None:
-    """Run the command line in the process that confirms."""
-    main(list(arguments))
+def serve_confirmation(handle: str) -> None:
+    """Serve the socket of that number: the state of a check, in the process that confirms."""
+
+    def answer(request: Request) -> Message:
+        outcome, _ = _check(read_lock(request.message["lock"]), **request.message)
+        return {"state": outcome.state}
+
+    serve(handle, answer)
 
 
 def _failed(error: XRTError, *, as_json: bool) -> int:
@@ -200,6 +203,12 @@ def _check_named(lock: Lock, named: Sequence[str]) -> None:
 
 def _specs(lock: Lock) -> list[str]:
     return list(dict.fromkeys(run.engine for run in (*lock.plan, *(lock.gate.runs if lock.gate else ()))))
+
+
+def _check(held: Lock, lock: str, model: str | None, named: str | None, limit: float, budget: float) -> Any:
+    """Return the outcome, and a line for each thing that differs from where it was locked; ``lock`` is the file's path."""
+    _check_named(held, split_specs(named) if named is not None else [])
+    return _checked(held, Path(lock), model, limit, budget)
 
 
 def _checked(lock: Lock, path: Path, model: str | None, limit: float, budget: float) -> Any:

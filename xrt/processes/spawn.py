@@ -14,11 +14,12 @@ from typing import Any
 from xrt.processes import lifeline
 from xrt.processes.tree import kill, list_descendants
 
-__all__ = ["end", "run_python", "start", "start_python"]
+__all__ = ["NOTHING_ADDED", "end", "run", "start", "start_python"]
 
 _NOT_INHERITED = ("PYTHONINSPECT", "PYTHONSTARTUP")
 """Variables with which an interpreter turns to a person: a worker would wait for one, or run what is meant for one."""
-_NONE: Mapping[str, str] = MappingProxyType({})
+NOTHING_ADDED: Mapping[str, str] = MappingProxyType({})
+"""An environment like this process's."""
 
 
 def start(command: Sequence[str], *, environment: Mapping[str, str] | None = None, **streams: Any) -> subprocess.Popen[Any]:
@@ -34,7 +35,7 @@ def start(command: Sequence[str], *, environment: Mapping[str, str] | None = Non
 def start_python(
     entry: str,
     *arguments: str,
-    environment: Mapping[str, str] = _NONE,
+    environment: Mapping[str, str] = NOTHING_ADDED,
     inherited: Sequence[int] = (),
     **streams: Any,
 ) -> subprocess.Popen[Any]:
@@ -78,27 +79,18 @@ def _start(
         os.close(reads)
 
 
-def run_python(
-    entry: str,
-    *arguments: str,
-    timeout: float,
-    environment: Mapping[str, str] = _NONE,
-    started: Callable[[subprocess.Popen[str]], object] = lambda process: None,
-) -> subprocess.CompletedProcess[str]:
-    """Call ``entry`` in another Python that gets no input, and return what it wrote and how it ended.
+def run(command: Sequence[str], given: bytes, timeout: float, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    """Run a program on an input, and return what it wrote and how it ended; ``options`` are those of `start`.
 
-    Raises `subprocess.TimeoutExpired` after that many seconds. The process has ended in every case. ``started`` is given the
-    process, so that another thread can kill it.
+    Raises `subprocess.TimeoutExpired` after that many seconds. The process has ended in every case, with what it has started.
     """
     pipe = subprocess.PIPE
-    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": pipe, "stderr": pipe, "text": True}
-    process = start_python(entry, *arguments, environment=environment, **options)
+    process = start(command, stdin=pipe, stdout=pipe, stderr=pipe, **options)
     try:
-        started(process)
-        out, said = process.communicate(timeout=timeout)
+        out, said = process.communicate(given, timeout=timeout)
     finally:
         end(process)
-    return subprocess.CompletedProcess([entry, *arguments], process.returncode, out, said)
+    return subprocess.CompletedProcess(command, process.returncode, out, said)
 
 
 def end(process: subprocess.Popen[Any]) -> None:

@@ -11,15 +11,16 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-import xrt.errors
 from xrt.engines import GraphCompiler
-from xrt.errors import OptionError, XRTError
+from xrt.errors import OptionError
+from xrt.processes.client import RemoteError, WorkerLost, WorkerProcess
+from xrt.processes.ipc import Message
 from xrt.testing.fuzz import Finding, Fuzzer, make_sample
 from xrt.testing.report import Outcome, ResultWord
 from xrt.testing.shrink import Sample
 from xrt.verify import Verdict
-from xrt.worker.ipc import Message, read_function, read_values
-from xrt.worker.isolated_engine import WorkerLimits, WorkerLost, WorkerProcess, identify, why_not_isolated
+from xrt.worker.isolated_engine import identify, why_not_isolated
+from xrt.worker.values import read_function, read_values
 
 __all__ = ["Remote", "RemoteFuzzer", "conform_remotely", "identities"]
 
@@ -42,32 +43,23 @@ class Remote:
 
     def begin(self) -> Message:
         """Start a worker, and return its answer to the opening."""
-        self._worker = WorkerProcess(WorkerLimits(), "xrt.testing.remote_worker:main")
-        return self._heard(self._opening)[0]
+        self._worker = WorkerProcess("xrt.testing.remote_worker:main", keeps_output=False)
+        return self.ask(self._opening)[0]
 
     def ask(self, message: Mapping[str, Any]) -> tuple[Message, memoryview]:
-        """Return the answer and its memory; raises Lost where the worker died of it, or the XRTError that it tells of."""
-        if self._worker is None:
+        """Return the answer and its memory; raises WorkerLost where the worker died of it, or the error that was raised there."""
+        if self._worker is None or not self._worker.is_alive:
             self.begin()
-        return self._heard(message)
-
-    def _heard(self, message: Mapping[str, Any]) -> tuple[Message, memoryview]:
         assert self._worker is not None
         try:
-            answer, memory = self._worker.ask(message, None, None)
-        except BaseException:
-            self.close()
-            raise
-        if "error" in answer:
-            kind = getattr(xrt.errors, answer["kind"], XRTError)
-            raise kind(answer["error"])
-        return answer, memory
+            return self._worker.ask(message)
+        except RemoteError as error:
+            raise error.restore() from None
 
     def close(self) -> None:
         """End the worker."""
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.end()
+        if self._worker is not None:
+            self._worker.end()
 
 
 def conform_remotely(

@@ -9,31 +9,29 @@ from typing import Any
 
 from xrt.engines import GraphCompiler, parse_spec
 from xrt.engines.contract.spec import build
-from xrt.errors import XRTError
+from xrt.processes.ipc import Message, SharedBuffer
+from xrt.processes.server import Request, serve
 from xrt.testing.conformance import create_engines, makers_for, run_case, run_reference
 from xrt.testing.fuzz import Finding, Fuzzer
 from xrt.testing.groups import group_cases
-from xrt.worker.ipc import Message, SharedBuffer
-from xrt.worker.server import serve
+from xrt.worker.values import put_function, put_values
 
 __all__ = ["main"]
 
 Answers = Mapping[str, Callable[[Message, SharedBuffer], Message]]
 
 
-def main(handle: str, memory_limit: str) -> None:
+def main(handle: str) -> None:
     """Serve the socket of that number; what is to be done is known by the first question."""
     answers: Answers = {}
 
-    def answer(message: Message, memory: memoryview, room: SharedBuffer) -> Message:
+    def answer(request: Request) -> Message:
         nonlocal answers
-        try:
-            if message["do"] in _KINDS:
-                answers, opened = _KINDS[message["do"]](message)
-                return opened
-            return answers[message["do"]](message, room)
-        except XRTError as error:
-            return {"error": str(error), "kind": type(error).__name__}
+        kind = request.message["do"]
+        if kind in _KINDS:
+            answers, opened = _KINDS[kind](request.message)
+            return opened
+        return answers[kind](request.message, request.buffer)
 
     serve(handle, answer)
 
@@ -54,10 +52,10 @@ def _conform(message: Message) -> tuple[Answers, Message]:
     makers = makers_for(listed, alternate=message["alternate"], auto=is_auto)
     cases = group_cases(message["groups"], message["pattern"], shard=tuple(message["shard"]))
 
-    def run(asked: Message, room: SharedBuffer) -> Message:
+    def run(asked: Message, buffer: SharedBuffer) -> Message:
         return asdict(run_case(replace(cases[asked["number"]]), *makers))
 
-    def beside(asked: Message, room: SharedBuffer) -> Message:
+    def beside(asked: Message, buffer: SharedBuffer) -> Message:
         return asdict(run_reference(cases[asked["number"]]))
 
     told = [{"case": case.name, "group": case.group, "operators": case.operators} for case in cases]
@@ -70,30 +68,30 @@ def _fuzz(message: Message) -> tuple[Answers, Message]:
     fuzzer = Fuzzer(engines, rarely, message["one_in"], message["shrinks"], message["kinds"])
     tries: dict[str, Any] = {}
 
-    def seed(asked: Message, room: SharedBuffer) -> Message:
+    def seed(asked: Message, buffer: SharedBuffer) -> Message:
         begun = fuzzer.begin(asked["seed"])
         if isinstance(begun, Finding):
-            return {"finding": _told(begun, room)}
+            return {"finding": _told(begun, buffer)}
         sample, expected = begun
         tries.update(seed=asked["seed"], sample=sample, expected=expected, ways=fuzzer.ways(asked["seed"]))
         return {"ways": [[word, str(way)] for word, way in tries["ways"]]}
 
-    def settle(asked: Message, room: SharedBuffer) -> Message:
+    def settle(asked: Message, buffer: SharedBuffer) -> Message:
         return {"settled": [[*key, verdict] for key, verdict in fuzzer.settle(asked["seeds"]).items()]}
 
-    def way(asked: Message, room: SharedBuffer) -> Message:
+    def way(asked: Message, buffer: SharedBuffer) -> Message:
         word, chosen = tries["ways"][asked["number"]]
         fuzzer.counts.clear()
         found = fuzzer.try_way(tries["seed"], word, chosen, tries["sample"], tries["expected"])
         ((_, verdict),) = fuzzer.counts
-        return {"verdict": verdict} if found is None else {"verdict": verdict, "finding": _told(found, room)}
+        return {"verdict": verdict} if found is None else {"verdict": verdict, "finding": _told(found, buffer)}
 
     return {"settle": settle, "seed": seed, "way": way}, {}
 
 
-def _told(found: Finding, room: SharedBuffer) -> Message:
-    function, inputs = room.put_function(found.sample.function), [room.put_value(value) for value in found.sample.inputs]
-    return {"way": found.way, "message": found.message, "function": function, "inputs": inputs}
+def _told(found: Finding, buffer: SharedBuffer) -> Message:
+    sample = {"function": put_function(buffer, found.sample.function), "inputs": put_values(buffer, found.sample.inputs)}
+    return {"way": found.way, "message": found.message, **sample}
 
 
 _KINDS: Mapping[str, Callable[[Message], tuple[Answers, Message]]] = {"conform": _conform, "fuzz": _fuzz}

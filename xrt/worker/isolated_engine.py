@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
-import socket
-import subprocess
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -21,19 +18,17 @@ import numpy as np
 
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.engines.contract.graph_compiler import fill
-from xrt.errors import CompileFailed, CompileRefused, EngineError, InputError, OptionError, OutOfDeviceMemory, RunFailed
+from xrt.errors import CompileFailed, CompileRefused, EngineError, OptionError, RunFailed
 from xrt.formats.bundle import make_working_directory
-from xrt.processes import end, start_python
+from xrt.processes.client import RemoteError, WorkerFailure, WorkerLost, WorkerProcess
+from xrt.processes.ipc import Message, SharedBuffer, read_block
 from xrt.runtime.devices.registry import list_device_factories
-from xrt.worker.ipc import Message, SharedBuffer, read_values, receive, send
+from xrt.worker.values import put_function, put_values, read_values
 
 if TYPE_CHECKING:
     from xrt.graph import Function, Node
 
-__all__ = ["IsolatedEngine", "RemoteExecutable", "WorkerLimits", "WorkerLost", "WorkerProcess", "identify", "why_not_isolated"]
-
-START = 120.0
-"""Seconds in which a worker must have started."""
+__all__ = ["IsolatedEngine", "RemoteExecutable", "WorkerLimits", "identify", "why_not_isolated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,59 +39,6 @@ class WorkerLimits:
     """For each compile and for each run; None is no limit."""
     memory: int | None = None
     """Bytes of address space, the libraries' included; None is no limit."""
-
-
-class WorkerLost(Exception):
-    """A worker was killed because it took too long, or ended by itself."""
-
-
-class WorkerProcess:
-    """One process, and the way to talk to it; one request at a time."""
-
-    def __init__(self, limits: WorkerLimits, entry: str = "xrt.worker.server:main") -> None:
-        """Start ``entry``, which `xrt.worker.server.serve`s the socket of the number that it is given."""
-        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with its:
-            numbers = (str(its.fileno()), str(limits.memory or 0))
-            self._process = start_python(entry, *numbers, inherited=[its.fileno()], stdin=subprocess.DEVNULL)
-        self._channel = mine
-        self.end = weakref.finalize(self, _end, self._process, mine)
-        mine.settimeout(START)
-        self._hear(START)
-
-    def ask(self, message: Mapping[str, Any], room: SharedBuffer | None, seconds: float | None) -> tuple[Message, memoryview]:
-        """Return the answer and its memory; raises Lost, and the process is no more."""
-        self._channel.settimeout(seconds)
-        try:
-            send(self._channel, message, room)
-        except OSError as error:
-            raise WorkerLost(self._how_it_ended()) from error
-        return self._hear(seconds)
-
-    def _hear(self, seconds: float | None) -> tuple[Message, memoryview]:
-        try:
-            return receive(self._channel)
-        except TimeoutError as error:
-            self.end()
-            raise WorkerLost(f"it gave no answer within {seconds:.3g} s, and its process was killed") from error
-        except (OSError, EOFError) as error:
-            raise WorkerLost(self._how_it_ended()) from error
-
-    def _how_it_ended(self) -> str:
-        try:
-            code = self._process.wait(1)
-        except subprocess.TimeoutExpired:
-            code = 0
-        self.end()
-        if code >= 0:
-            return f"its process ended by itself, with status {code}"
-        return f"its process was ended by {signal.Signals(-code).name}: a crash, or the system had no memory left"
-
-
-def _end(process: subprocess.Popen[bytes], channel: socket.socket) -> None:
-    """Kill the process, with all that it has started, such as a compiler, and let go of all that belongs to it."""
-    end(process)
-    channel.close()
 
 
 class WorkerHandle:
@@ -113,32 +55,29 @@ class WorkerHandle:
         self.generation = 0
         """Counts the workers."""
 
-    def ask(self, message: Mapping[str, Any], room: SharedBuffer | None = None) -> tuple[Message, memoryview]:
-        """Ask the worker; raises Lost where there is none any more, and what the engine has raised as `_raised` makes it."""
+    def ask(self, message: Mapping[str, Any], buffer: SharedBuffer | None = None) -> tuple[Message, memoryview]:
+        """Ask the worker; raises WorkerFailure, or what the engine has raised if that is in `_PASSED_ON`."""
         with self.lock:
-            worker = self._at_work()
+            worker = self._start()
             try:
-                answer, memory = worker.ask(message, room, self.seconds)
-            except BaseException as error:  # an interrupt too: the answer that is still to come would be taken for the next one's
-                self._worker = None
-                self.generation += 1
-                if not isinstance(error, WorkerLost):
-                    worker.end()
-                raise
-        if "error" in answer:
-            raise _raised(answer)
-        return answer, memory
+                return worker.ask(message, buffer, self.seconds)
+            except RemoteError as error:
+                raise (error.restore() if error.kind in _PASSED_ON else error) from None
+            finally:
+                if not worker.is_alive:
+                    self._worker = None
+                    self.generation += 1
 
     @property
     def is_at_work(self) -> bool:
         """Whether there is a worker."""
         return self._worker is not None
 
-    def _at_work(self) -> WorkerProcess:
+    def _start(self) -> WorkerProcess:
         if self._closed:
             raise WorkerLost("its process ended when the module was closed")
         if self._worker is None:
-            self._worker = WorkerProcess(self._limits)
+            self._worker = WorkerProcess("xrt.worker.server:main", str(self._limits.memory or 0), keeps_output=False)
         return self._worker
 
     def close(self) -> None:
@@ -150,18 +89,8 @@ class WorkerHandle:
             worker.end()
 
 
-def _raised(answer: Message) -> Exception:
-    """Return the exception that a worker tells of."""
-    if answer["kind"] == "CompileRefused":
-        return CompileRefused(answer["error"], answer["nodes"])
-    passed_on = {"InputError": InputError, "OutOfDeviceMemory": OutOfDeviceMemory}
-    return passed_on.get(answer["kind"], RemoteError)(answer["error"])
-
-
-class RemoteError(EngineError):
-    """What an engine raised in its worker."""
-
-
+_PASSED_ON = ("CompileRefused", "InputError", "OutOfDeviceMemory")
+"""Errors of an engine that are the same here as in its worker."""
 _numbers = itertools.count(1)
 
 
@@ -214,7 +143,7 @@ class IsolatedEngine(GraphCompiler):
         """Start the worker, and have it import the engine, ahead of the first compile, which would; raises EngineError."""
         try:
             self._home.ask({"do": "meet", **identify(self._home.engine)})
-        except WorkerLost as error:
+        except WorkerFailure as error:
             raise CompileFailed(f"engine {self.spec!r} did not start: {error}") from error.__cause__
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
@@ -255,12 +184,12 @@ class RemoteExecutable(Executable):
         self._made, self._generation = self._compiled()
 
     def _compiled(self) -> tuple[int, int]:
-        home, context, room = self._home, self._context, SharedBuffer()
+        home, context, buffer = self._home, self._context, SharedBuffer()
         message = {
             "do": "compile" if self._saved is None else "load",
-            "saved": None if self._saved is None else room.put(self._saved.cast("B")),
+            "saved": None if self._saved is None else buffer.put(self._saved.cast("B")),
             **identify(home.engine),
-            "function": room.put_function(self._function),
+            "function": put_function(buffer, self._function),
             "options": asdict(context.options),
             "device": context.device,
             "plugs": list_device_factories() if context.device != "cpu" else {},
@@ -269,22 +198,22 @@ class RemoteExecutable(Executable):
         }
         with home.lock:
             try:
-                answer, _ = home.ask(message, room)
-            except (WorkerLost, RemoteError) as error:
+                answer, _ = home.ask(message, buffer)
+            except WorkerFailure as error:
                 told = f"engine {home.engine.spec!r} failed to compile {self._function.name}: {error}"
                 raise CompileFailed(told) from error.__cause__
             self.outputs_are_fresh = bool(answer["fresh"])  # type: ignore[misc]  # nothing is shared between processes
             return answer["made"], home.generation
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        room = SharedBuffer()
-        message = {"do": "run", "inputs": [room.put_value(value) for value in inputs]}
+        buffer = SharedBuffer()
+        message = {"do": "run", "inputs": put_values(buffer, inputs)}
         with self._home.lock:
             if self._generation != self._home.generation:
                 self._made, self._generation = self._compiled()
             try:
-                answer, memory = self._home.ask({**message, "made": self._made}, room)
-            except (WorkerLost, RemoteError) as error:
+                answer, memory = self._home.ask({**message, "made": self._made}, buffer)
+            except WorkerFailure as error:
                 raise RunFailed(str(error)) from error.__cause__  # which region it is, the program knows
         return _filled(read_values(memory, answer["outputs"]), options)
 
@@ -293,12 +222,12 @@ class RemoteExecutable(Executable):
 
         With ``inner`` its results lie in memory that is there, as between two regions.
         """
-        room = SharedBuffer()
-        given = [room.put_value(value) for value in inputs]
+        buffer = SharedBuffer()
+        given = put_values(buffer, inputs)
         try:
             asked = {"do": "measure", "made": self._made, "inputs": given, "seconds": seconds, "inner": inner}
-            answer, memory = self._home.ask(asked, room)
-        except (WorkerLost, RemoteError) as error:
+            answer, memory = self._home.ask(asked, buffer)
+        except WorkerFailure as error:
             raise RunFailed(str(error)) from error.__cause__
         return read_values(memory, answer["outputs"]), answer["samples"]
 
@@ -311,11 +240,10 @@ class RemoteExecutable(Executable):
         """Return what the engine saves of it; raises CompileRefused, or CompileFailed."""
         try:
             answer, memory = self._home.ask({"do": "save", "made": self._made})
-        except (WorkerLost, RemoteError) as error:
+        except WorkerFailure as error:
             told = f"engine {self._home.engine.spec!r} failed to save {self._function.name}: {error}"
             raise CompileFailed(told) from error.__cause__
-        offset, length = answer["saved"]
-        return memory[offset : offset + length].toreadonly()
+        return read_block(memory, answer["saved"]).toreadonly()
 
     def close(self) -> None:
         """Let go of it where it lives; a worker that is gone, or whose module is closed, has let go of it already."""
@@ -323,7 +251,7 @@ class RemoteExecutable(Executable):
             if self.is_held:
                 try:
                     self._home.ask({"do": "close", "made": self._made})
-                except (WorkerLost, EngineError):
+                except (WorkerFailure, EngineError):
                     return
 
 

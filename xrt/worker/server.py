@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import os
 import resource
-import socket
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,17 +13,18 @@ import numpy as np
 
 from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, parse_spec
 from xrt.engines.contract.spec import build
-from xrt.errors import CompileRefused, InputError, OutOfDeviceMemory
 from xrt.formats.bundle import make_working_directory
 from xrt.measure.timing import sample_call_times
+from xrt.processes.ipc import Message, read_block
+from xrt.processes.server import Answer, Request, serve
 from xrt.runtime.devices.registry import register_device
 from xrt.runtime.multi_device.host_adapter import adapt_to_host, make_timed_call, on_device
-from xrt.worker.ipc import Message, SharedBuffer, read_function, read_values, receive, send
+from xrt.worker.values import put_values, read_function, read_values
 
 if TYPE_CHECKING:
     from xrt.graph import Function
 
-__all__ = ["WorkerServer", "main", "serve"]
+__all__ = ["WorkerServer", "main"]
 
 
 class WorkerServer:
@@ -37,9 +35,9 @@ class WorkerServer:
         self._made: dict[int, tuple[Executable, GraphCompiler, Function, CompileContext]] = {}
         self._engines: dict[tuple[str, str], GraphCompiler] = {}
 
-    def answer(self, message: Message, memory: memoryview, room: SharedBuffer) -> Message:
-        """Do what a message requests; an exception is returned as a message, and not raised."""
-        ways: dict[str, Callable[[Message, memoryview, SharedBuffer], Message]] = {
+    def answer(self, request: Request) -> Message:
+        """Do what a message requests."""
+        answers: dict[str, Answer] = {
             "meet": self.meet,
             "compile": self.compile,
             "load": self.load,
@@ -48,37 +46,34 @@ class WorkerServer:
             "measure": self.measure,
             "close": self.close,
         }
-        try:
-            return ways[message["do"]](message, memory, room)
-        except Exception as error:  # noqa: BLE001  # it belongs to who asked
-            return _told(error)
+        return answers[request.message["do"]](request)
 
-    def meet(self, message: Message, memory: memoryview, room: SharedBuffer) -> Message:
+    def meet(self, request: Request) -> Message:
         """Import an engine."""
-        self._engine(message["class"], message["spec"])
+        self._engine(request.message["class"], request.message["spec"])
         return {}
 
-    def compile(self, message: Message, memory: memoryview, room: SharedBuffer) -> Message:
+    def compile(self, request: Request) -> Message:
         """Compile and prepare a Function; the number of the executable is the answer."""
-        engine, function, context = self._asked(message, memory)
+        engine, function, context = self._asked(request)
         return self._kept(engine.compile(function, context), engine, function, context)
 
-    def load(self, message: Message, memory: memoryview, room: SharedBuffer) -> Message:
+    def load(self, request: Request) -> Message:
         """Load and prepare what an engine has saved of a Function; the same answer."""
-        engine, function, context = self._asked(message, memory)
-        offset, length = message["saved"]
+        engine, function, context = self._asked(request)
+        data = read_block(request.memory, request.message["saved"]).toreadonly()
         with make_working_directory() as folder:
-            data = memory[offset : offset + length].toreadonly()
             executable = engine.load(data, function, replace(context, workdir=folder))
         return self._kept(executable, engine, function, context)
 
-    def _asked(self, message: Message, memory: memoryview) -> tuple[GraphCompiler, Function, CompileContext]:
+    def _asked(self, request: Request) -> tuple[GraphCompiler, Function, CompileContext]:
+        message = request.message
         keep = Path(message["keep"]) if message["keep"] else None
         context = CompileContext(ExecutionOptions(**message["options"]), threads=message["threads"], keep=keep)
         for kind, origin in message["plugs"].items():
             register_device(kind, origin)
         context = on_device(message["device"], context)
-        return self._engine(message["class"], message["spec"]), read_function(memory, message["function"]), context
+        return self._engine(message["class"], message["spec"]), read_function(request.memory, message["function"]), context
 
     def _kept(self, executable: Executable, engine: GraphCompiler, function: Function, context: CompileContext) -> Message:
         adapt_to_host(executable, context).prepare()
@@ -93,33 +88,33 @@ class WorkerServer:
             self._engines[path, spec] = build(cls, parse_spec(spec)[1])
         return self._engines[path, spec]
 
-    def save(self, message: Message, memory: memoryview, room: SharedBuffer) -> Message:
+    def save(self, request: Request) -> Message:
         """Give an executable out as its engine saves it."""
-        executable, engine, _, context = self._made[message["made"]]
+        executable, engine, _, context = self._made[request.message["made"]]
         with make_working_directory() as folder:
             data = engine.save(executable, replace(context, workdir=folder))
             held = bytes(data)
-        return {"saved": room.put(memoryview(held))}
+        return {"saved": request.buffer.put(memoryview(held))}
 
-    def run(self, message: Message, memory: memoryview, room: SharedBuffer) -> Message:
+    def run(self, request: Request) -> Message:
         """Run an executable on inputs that lie in the memory."""
-        executable, _, _, context = self._made[message["made"]]
-        results = adapt_to_host(executable, context).run(read_values(memory, message["inputs"]))
-        return {"outputs": [room.put_value(result) for result in results]}
+        executable, _, _, context = self._made[request.message["made"]]
+        results = adapt_to_host(executable, context).run(read_values(request.memory, request.message["inputs"]))
+        return {"outputs": put_values(request.buffer, results)}
 
-    def measure(self, message: Message, memory: memoryview, room: SharedBuffer) -> Message:
+    def measure(self, request: Request) -> Message:
         """Run an executable once for what it computes, and then over and over for how long that takes, alone or among others."""
-        made, _, _, context = self._made[message["made"]]
+        made, _, _, context = self._made[request.message["made"]]
         executable = adapt_to_host(made, context)
-        inputs = [_own(value) for value in read_values(memory, message["inputs"])]
+        inputs = [_own(value) for value in read_values(request.memory, request.message["inputs"])]
         results = executable.run(inputs)
-        call = make_timed_call(executable, inputs, results if message["inner"] else None)
-        samples = sample_call_times(call, message["seconds"])
-        return {"outputs": [room.put_value(result) for result in results], "samples": samples}
+        call = make_timed_call(executable, inputs, results if request.message["inner"] else None)
+        samples = sample_call_times(call, request.message["seconds"])
+        return {"outputs": put_values(request.buffer, results), "samples": samples}
 
-    def close(self, message: Message, memory: memoryview, room: SharedBuffer) -> Message:
+    def close(self, request: Request) -> Message:
         """Let go of an executable."""
-        self._made.pop(message["made"])[0].close()
+        self._made.pop(request.message["made"])[0].close()
         return {}
 
 
@@ -128,35 +123,8 @@ def _own(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
-def _told(error: Exception) -> Message:
-    kind = next(
-        (one.__name__ for one in (CompileRefused, InputError, OutOfDeviceMemory, MemoryError) if isinstance(error, one)), ""
-    )
-    said = str(error) if kind in ("CompileRefused", "InputError", "OutOfDeviceMemory") else f"{type(error).__name__}: {error}"
-    return {"error": said, "kind": kind, "nodes": list(getattr(error, "nodes", ()))}
-
-
 def main(handle: str, memory_limit: str) -> None:
     """Serve the socket of that number until it closes. A ``memory_limit`` of 0 bytes is none."""
     if limit := int(memory_limit):
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     serve(handle, WorkerServer().answer)
-
-
-def serve(handle: str, answer: Callable[[Message, memoryview, SharedBuffer], Message]) -> None:
-    """Answer the messages of the socket of that number until it closes."""
-    channel = socket.socket(fileno=int(handle))
-    try:
-        send(channel, {"ready": os.getpid()})
-    except ConnectionError:  # the parent process has ended meanwhile
-        return
-    while True:
-        try:
-            message, memory = receive(channel)
-            room = SharedBuffer()
-            send(channel, answer(message, memory, room), room)
-        except (EOFError, ConnectionError):
-            return
-        except MemoryError as error:
-            send(channel, _told(error))
-        message, memory, room = {}, memoryview(b""), SharedBuffer()

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import signal
-import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from xrt.engines.contract.registry import EngineStatus, list_registered, names, probe
-from xrt.processes import run_python
+from xrt.processes.client import WorkerDied, WorkerFailure, WorkerProcess, WorkerTimedOut
+from xrt.processes.server import serve
 
 __all__ = ["probe_all"]
 
@@ -25,52 +23,41 @@ def probe_all(engines: Sequence[str] | None = None, timeout: float = 60) -> tupl
     broken engine. Raises UnknownEngine.
     """
     known = [list_registered(name) for name in (names() if engines is None else engines)]
-    running: list[subprocess.Popen[str]] = []
+    running: list[WorkerProcess] = []
     interrupted = threading.Event()
 
-    def note(process: subprocess.Popen[str]) -> None:
-        running.append(process)
+    def probe_one(status: EngineStatus) -> EngineStatus:
+        worker = WorkerProcess("xrt.engines.contract.discovery:main")
+        running.append(worker)
         if interrupted.is_set():
-            process.kill()
+            worker.end()
+        return _probe_in(worker, status, timeout)
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         try:
-            return tuple(pool.map(lambda status: _probe_apart(status, timeout, note), known))
+            return tuple(pool.map(probe_one, known))
         except BaseException:  # an interrupt does not wait until all have answered
             interrupted.set()
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in running:
-                process.kill()
+            for worker in running:
+                worker.end()
             raise
 
 
-def _probe_apart(unknown: EngineStatus, timeout: float, started: Callable[[subprocess.Popen[str]], object]) -> EngineStatus:
+def _probe_in(worker: WorkerProcess, unknown: EngineStatus, timeout: float) -> EngineStatus:
     try:
-        done = run_python("xrt.engines.contract.discovery:answer", unknown.name, timeout=timeout, started=started)
-    except subprocess.TimeoutExpired:
+        answer, _ = worker.ask({"engine": unknown.name}, seconds=timeout)
+    except WorkerTimedOut:
         return replace(unknown, cause=f"its import did not end within {timeout:g} s")
-    if done.stdout:
-        told = json.loads(done.stdout)
-        return EngineStatus(**{**told, "devices": tuple(told["devices"])})
-    return replace(unknown, cause=f"its import ended the process ({_ending(done.returncode)}): {_last_line(done.stderr)}")
+    except WorkerDied as error:
+        return replace(unknown, cause=f"its import ended the process ({error.how}): {error.last_line or 'it said nothing'}")
+    except WorkerFailure as error:
+        return replace(unknown, cause=f"its import failed: {error}")
+    finally:
+        worker.end()
+    return EngineStatus(**{**answer, "devices": tuple(answer["devices"])})
 
 
-def _ending(code: int) -> str:
-    return signal.Signals(-code).name if code < 0 else f"exit status {code}"
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
-
-
-def answer(name: str) -> None:
-    """Write the state of an engine to standard output, as JSON, and nothing else there.
-
-    Whatever the import says, in Python or below it, goes to standard error.
-    """
-    answers = os.dup(1)
-    os.dup2(2, 1)
-    status = probe(name)
-    with os.fdopen(answers, "w") as out:
-        json.dump(dataclasses.asdict(status), out)
+def main(handle: str) -> None:
+    """Serve the socket of that number: the state of the engine that is named."""
+    serve(handle, lambda request: dataclasses.asdict(probe(request.message["engine"])))

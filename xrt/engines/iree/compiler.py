@@ -18,7 +18,7 @@ from pathlib import Path
 
 from xrt.engines.iree.errors import describe_exit, summarize_error
 from xrt.errors import CompileRefused
-from xrt.processes import end, start
+from xrt.processes import run
 
 __all__ = ["BINARY", "VERSION", "CompilerFlags", "compile_module", "lower_module"]
 
@@ -123,14 +123,9 @@ line of its linker."""
 def _run(text: str, flags: Sequence[str], limit: float, folder: Path | None) -> subprocess.CompletedProcess[bytes]:
     """Run the compiler on a text; raises CompileRefused when it has not ended in time, and stops it then."""
     command = [str(BINARY), *flags, "-", "-o", "-"]
-    pipe = subprocess.PIPE
     place = folder or Path(tempfile.gettempdir())
     environment = {**os.environ, "TMPDIR": _HERE if Path(_HERE).exists() else str(place)}
-    process = start(command, environment=environment, cwd=place, stdin=pipe, stdout=pipe, stderr=pipe)
     try:
-        out, said = process.communicate(text.encode(), timeout=limit)
+        return run(command, text.encode(), limit, environment=environment, cwd=place)
     except subprocess.TimeoutExpired:
         raise CompileRefused(f"IREE's compiler did not end within {limit:g} s") from None
-    finally:
-        end(process)  # and the linker that it may have started
-    return subprocess.CompletedProcess(command, process.returncode, out, said)

@@ -1,7 +1,6 @@
 """The other side of `tuning`: a process that runs MetaSchedule over loop nests, and judges what it finds.
 
-A request comes in as one line of JSON on standard input; lines of JSON go out on standard output: what is going on, and in
-the end a record per loop nest. What libraries print goes to standard error.
+A request comes in, and reports of what is going on go out, and in the end a record per loop nest.
 """
 
 from __future__ import annotations
@@ -10,10 +9,9 @@ import json
 import logging
 import math
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import tvm
@@ -28,10 +26,12 @@ from tvm_ffi.serialization import from_json_graph_str
 from xrt.comparison import compare, tolerance_for
 from xrt.engines.tvm.schedules import CpuSchedule
 from xrt.engines.tvm.tuning_records import TuningRecord, apply_record, is_plain
+from xrt.processes.ipc import Message
+from xrt.processes.server import Request, serve
 
 __all__ = ["main", "select_schedule", "tune"]
 
-Tell = Callable[[Mapping[str, Any]], object]
+Tell = Callable[[str], object]
 
 SEED = 20
 """Of the search and of the numbers that candidates are run on: the same request tries the same schedules."""
@@ -49,7 +49,7 @@ def tune(
     functions: Mapping[str, tirx.PrimFunc], target: Target, trials: int, threads: int, tell: Tell
 ) -> dict[str, TuningRecord]:
     """Return a record for each loop nest, after so many trials in all; the most promising loop nest gets the next ones."""
-    tell({"told": f"{trials} trials of {len(functions)} loop nest{'s' * (len(functions) != 1)}"})
+    tell(f"{trials} trials of {len(functions)} loop nest{'s' * (len(functions) != 1)}")
     tasks = [_task(name, function, target, threads, SEED + n) for n, (name, function) in enumerate(functions.items())]
     database = ms.database.MemoryDatabase()
     ms.tune_tasks(
@@ -66,7 +66,7 @@ def tune(
     )
     found: dict[str, TuningRecord] = {}
     for task, (name, function) in zip(tasks, functions.items(), strict=True):
-        tell({"told": f"judging {name}"})
+        tell(f"judging {name}")
         found[name] = select_schedule(function, _trace(database.query_tuning_record(task.mod, target, name)), target, trials)
     return found
 
@@ -105,7 +105,7 @@ class LogWriter(ms.measure_callback.PyMeasureCallback):  # type: ignore[misc]  #
         self.done += len(runner_results)
         times = [median(map(float, result.run_secs)) for result in runner_results if result.run_secs]
         self.best[name] = min([*times, self.best.get(name, math.inf)])
-        self.tell({"told": f"trial {self.done} of {self.trials}, {name} at {1e3 * self.best[name]:.3g} ms"})
+        self.tell(f"trial {self.done} of {self.trials}, {name} at {1e3 * self.best[name]:.3g} ms")
 
 
 def _trace(record: Any) -> str | None:
@@ -176,30 +176,17 @@ def _seconds(built: Any, given: Sequence[Any]) -> float:
 # ---------------------------------------------------------------------- the process
 
 
-def main() -> int:
-    """Serve one request."""
-    lines = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is no line of ours
-    request = json.loads(sys.stdin.readline())
-    try:
-        found = tune(
-            _functions(request["loops"]),
-            from_json_graph_str(request["target"]),
-            request["trials"],
-            request["threads"],
-            _teller(lines),
-        )
-    except Exception as error:  # noqa: BLE001  # it belongs to who asked
-        lines.write(json.dumps({"failed": f"{type(error).__name__}: {error}"}) + "\n")
-        return 1
-    for name, record in found.items():
-        lines.write(json.dumps({"name": name, "record": str(record)}) + "\n")
-    return 0
+def main(handle: str) -> None:
+    """Serve the socket of that number: records, as text, for the loop nests of a request."""
+
+    def answer(request: Request) -> Message:
+        asked = request.message
+        target = from_json_graph_str(asked["target"])
+        found = tune(_functions(asked["loops"]), target, asked["trials"], asked["threads"], request.report)
+        return {name: str(record) for name, record in found.items()}
+
+    serve(handle, answer)
 
 
 def _functions(text: str) -> dict[str, tirx.PrimFunc]:
     return {gvar.name_hint: function for gvar, function in from_json_graph_str(text).functions_items()}
-
-
-def _teller(lines: TextIO) -> Tell:
-    return lambda message: lines.write(json.dumps(message) + "\n")

@@ -6,16 +6,13 @@ results are kept in the folder that the cache gives to the engine, and used for 
 
 from __future__ import annotations
 
-import json
 import logging
-import signal
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import tvm_ffi
 from tvm import tirx
@@ -25,7 +22,7 @@ from tvm_ffi.serialization import to_json_graph_str
 
 from xrt.engines.tvm.tuning_records import TuningRecord, apply_record, load_records, make_record_key, store_record
 from xrt.errors import CompileRefused, OptionError
-from xrt.processes import end, start_python
+from xrt.processes.client import WorkerFailure, WorkerProcess
 
 __all__ = ["SOUND_FFI", "ScheduleTuner", "check_tunable"]
 
@@ -89,12 +86,8 @@ class ScheduleTuner:
             "trials": self.trials,
             "threads": self.threads,
         }
-        with _tuner(self.threads) as process:
-            for answer in _answers(process, request):
-                if "told" in answer:
-                    self._tell(answer["told"])
-                else:
-                    yield answer["name"], TuningRecord.parse(answer["record"])
+        for name, record in _ask_tuner(request, self._tell).items():
+            yield name, TuningRecord.parse(record)
 
     def _tell(self, text: str) -> None:
         log.info("tuning: %s", text)
@@ -124,35 +117,12 @@ def _replaced(module: IRModule, measured: Mapping[str, tuple[tirx.PrimFunc, Tuni
 # ---------------------------------------------------------------------- the process
 
 
-@contextmanager
-def _tuner(threads: int) -> Iterator[subprocess.Popen[str]]:
-    """Run the process; it ends, with all that it has started, when the block does."""
-    process = start_python(
-        "xrt.engines.tvm.tuner:main",
-        environment={"TVM_NUM_THREADS": str(threads)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+def _ask_tuner(request: Mapping[str, Any], report: Report) -> dict[str, str]:
+    """Return a record for each loop nest, as text; raises CompileRefused where the process fails, or ends before it should."""
+    worker = WorkerProcess("xrt.engines.tvm.tuner:main", environment={"TVM_NUM_THREADS": str(request["threads"])})
     try:
-        yield process
+        return worker.ask(request, on_progress=report)[0]
+    except WorkerFailure as error:
+        raise CompileRefused(f"TVM's MetaSchedule failed: {error}; leave out tune= to compile untuned") from error
     finally:
-        end(process)
-
-
-def _answers(process: subprocess.Popen[str], request: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield what the process says; raises CompileRefused where it fails, or ends before it should."""
-    into, out = cast(IO[str], process.stdin), cast(IO[str], process.stdout)
-    with suppress(BrokenPipeError):
-        into.write(json.dumps(request) + "\n")
-        into.flush()
-    for line in out:
-        answer = json.loads(line)
-        if "failed" in answer:
-            raise CompileRefused(f"TVM's MetaSchedule failed: {answer['failed']}; leave out tune= to compile untuned")
-        yield answer
-    if code := process.wait():
-        how = signal.Signals(-code).name if code < 0 else f"status {code}"
-        told = f"the process in which TVM's MetaSchedule tuned ended by {how}"
-        raise CompileRefused(f"{told}; leave out tune= to compile untuned") from ChildProcessError(told)
+        worker.end()

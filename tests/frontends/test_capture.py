@@ -1,0 +1,160 @@
+"""A module of PyTorch as a Function: shared parameters, names, symbolic sizes, updated buffers, and what has no ONNX form."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import xrt
+from tests.frontends.cases import Call
+from xrt.errors import ModelError
+from xrt.frontends.torch.capture import capture
+from xrt.graph.opaque_call import OpaqueCall
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.inner = nn.Sequential(nn.GELU(), nn.Linear(8, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.inner(self.first(x))
+
+
+def run(function: Any, *arrays: Any) -> Any:
+    return xrt.XRTModule(function, engine="toy", strict=True)(*arrays)
+
+
+def test_constants_are_the_memory_of_the_parameters() -> None:
+    module = Block()
+    function = xrt.from_torch(module, (torch.randn(2, 4),))
+    assert set(function.constants) == {"first.weight", "first.bias", "inner.1.weight", "inner.1.bias"}
+    for name, parameter in module.named_parameters():
+        assert function.constants[name].array.ctypes.data == parameter.data_ptr()
+
+
+def test_tied_parameters_are_one_constant() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    module[1].weight = module[0].weight
+    function = xrt.from_torch(module, (torch.randn(2, 4),))
+    assert set(function.constants) == {"0.weight", "0.bias", "1.bias"}
+
+
+def test_nodes_are_named_after_their_modules_so_that_pins_find_them() -> None:
+    module = Block()
+    function = xrt.from_torch(module, (torch.randn(2, 4),))
+    assert [node.name for node in function.nodes] == ["first/gemm_1", "inner.0/gelu_1", "inner.1/gemm_1", "add_1"]
+    compiled = xrt.XRTModule(function, engine=["toy", "ort"], pins=["name:inner.*=ort"], minimum_nodes=1)
+    engines = {name: launch.engine for launch in compiled.plan.launches for name in launch.nodes}
+    assert engines["inner.0/gelu_1"] == engines["inner.1/gemm_1"] == "ort"
+    assert engines["first/gemm_1"] == "toy"
+
+
+@pytest.mark.parametrize("batch", [1, 3, 7])
+def test_a_text_is_the_name_of_a_dimension(batch: int) -> None:
+    module = Block()
+    function = xrt.from_torch(module, (torch.randn(2, 5, 4),), dynamic_shapes=({0: "batch", 1: "length"},))
+    assert str(function.inputs[0]) == "x: float32[batch,length,4]"
+    x = torch.randn(batch, 6, 4)
+    np.testing.assert_allclose(run(function, x.numpy()), module(x).detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+SHAPES = [
+    lambda x: x.view(x.shape[0] * 2, -1),
+    lambda x: x.reshape(x.shape[0], x.shape[1] // 2, 2),
+    lambda x: torch.arange(x.shape[1]) + x,
+    lambda x: x.new_zeros(x.shape[1], x.shape[0] + 1),
+    lambda x: x[:, : x.shape[1] - 1] * x.shape[0],
+    lambda x: x.sum() / x.shape[1],
+    lambda x: x.repeat(1, x.shape[0]),
+    lambda x: torch.cat([x, x], 1),
+    lambda x: nn.functional.scaled_dot_product_attention(x.mT[None], x.mT[None], x.mT[None], is_causal=True, scale=0.5),
+    lambda x: x.unsqueeze(1).expand(-1, x.shape[0], -1).mean(2),
+]
+
+
+@pytest.mark.parametrize("function", SHAPES)
+def test_numbers_that_follow_from_symbolic_sizes_are_computed(function: Any) -> None:
+    axes = {0: torch.export.Dim("rows", min=2, max=64), 1: 2 * torch.export.Dim("half", min=2, max=64)}
+    found = xrt.from_torch(Call(function), (torch.randn(4, 6),), dynamic_shapes={"tensors": (axes,)})
+    x = torch.randn(6, 8)
+    np.testing.assert_allclose(run(found, x.numpy()), function(x).numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_what_depends_on_data_is_computed() -> None:
+    found = xrt.from_torch(Call(lambda x: torch.ones(x.nonzero().shape[0]) * x.sum()), (torch.tensor([1.0, 0.0, 2.0]),))
+    np.testing.assert_array_equal(run(found, np.array([1, 1, 3], "float32")), np.full(3, 5, "float32"))
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.add_(x)
+        return self.count * 2
+
+
+def test_a_buffer_that_is_updated_is_an_input_with_an_alias() -> None:
+    found = capture(Counter(), (torch.ones(2),))
+    assert found.buffers == ("count",)
+    assert [value.name for value in found.function.inputs] == ["x", "count"]
+    count = np.zeros(2, "float32")
+    module = xrt.XRTModule(found.function, engine="toy")
+    for step in (1, 2):
+        results = module(np.ones(2, "float32"), count)
+        np.testing.assert_array_equal(results[found.leaves[0].index], np.full(2, 2 * step))
+        np.testing.assert_array_equal(count, np.full(2, step))
+
+
+def test_outputs_are_named_after_keys_and_fields() -> None:
+    found = capture(Call(lambda x: {"a": x + 1, "b": (x * 2, 3, None), "x": x}), (torch.ones(2),))
+    assert [value.name for value in found.function.outputs] == ["a", "b.0"]
+    assert [(leaf.kind, leaf.index, leaf.value) for leaf in found.leaves] == [
+        ("output", 0, None), ("output", 1, None), ("value", 0, 3), ("value", 0, None), ("input", 0, None),
+    ]  # fmt: skip
+
+
+def test_an_operator_without_a_rule_is_an_opaque_node_with_its_reason() -> None:
+    found = capture(Call(lambda x: torch.linalg.svd(x)[1] + torch.special.i0(x)), (torch.eye(3),))
+    (node,) = [node for node in found.function.nodes if node.op_type == "aten__linalg_svd_default"]
+    call = OpaqueCall.read(node)
+    assert call.operator == "aten::_linalg_svd.default"
+    assert call.reason == "the operator has no ONNX form here"
+    assert [bool(name) for name in node.outputs] == [False, True, False]
+    assert "aten._linalg_svd.default" in found.declined
+
+
+def test_dropout_in_training_mode_is_opaque_and_says_what_to_do() -> None:
+    found = capture(nn.Dropout().train(), (torch.ones(2),))
+    assert found.declined == {"aten.dropout.default": "dropout in training mode; call eval() on the module to leave it out"}
+    assert capture(nn.Dropout().eval(), (torch.ones(2),)).declined == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_other_element_types_are_kept(dtype: torch.dtype) -> None:
+    module = nn.Linear(4, 3).to(dtype)
+    function = xrt.from_torch(module, (torch.randn(2, 4, dtype=dtype),))
+    assert {str(v.type.dtype) for v in (*function.inputs, *function.outputs)} == {str(dtype).removeprefix("torch.")}
+    assert function.constants["weight"].array.ctypes.data == module.weight.data_ptr()
+
+
+def test_what_cannot_be_exported_is_refused_with_the_reason() -> None:
+    with pytest.raises(ModelError, match="PyTorch cannot export Call: Could not guard on data-dependent expression"):
+        xrt.from_torch(Call(lambda x: x if x.sum() > 0 else -x), (torch.ones(2),))
+
+
+def test_without_pytorch_the_function_says_what_to_install() -> None:
+    lines = ["import sys", "sys.modules['torch'] = None", "import xrt"]
+    lines += ["try:", "    xrt.from_torch(1, ())", "except xrt.XRTError as e:", "    print(e)"]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("xrt.from_torch needs PyTorch, which cannot be imported (")
+    assert done.stdout.strip().endswith("pip install 'xrt[torch]'")

@@ -1,0 +1,32 @@
+"""Each rule of the front end for PyTorch gives what PyTorch computes, on the reference engine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import xrt
+from tests.frontends.cases import CASES, Call, Case
+from xrt.frontends.torch.capture import capture
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_rule_gives_what_pytorch_computes(case: Case) -> None:
+    inputs = case.inputs()
+    expected = pytree.tree_leaves(Call(case.function)(*inputs))
+    found = capture(Call(case.function), inputs)
+    assert found.declined == {}
+    module = xrt.XRTModule(found.function, engine="toy", strict=True)
+    results = module(*[inputs[index].numpy() for index in found.inputs])
+    results = results if isinstance(results, tuple) else (results,)
+    outputs = [inputs[leaf.index].numpy() if leaf.kind == "input" else results[leaf.index] for leaf in found.leaves]
+    for output, wanted in zip(outputs, expected, strict=True):
+        assert torch.from_numpy(np.array(output)).dtype is wanted.dtype
+        np.testing.assert_allclose(output, wanted.numpy(), rtol=2e-5, atol=2e-6)
+        assert output.shape == tuple(wanted.shape)
+
+
+def test_every_case_has_a_name_of_its_own() -> None:
+    assert len({case.name for case in CASES}) == len(CASES)

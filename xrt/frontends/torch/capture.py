@@ -1,0 +1,251 @@
+"""From a module and example inputs to a Function, with how its inputs and outputs belong to those of the module."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, SymIntArgument, TensorArgument
+from torch.utils import _pytree as pytree
+
+from xrt.builder import Builder, Tensor
+from xrt.errors import ModelError
+from xrt.frontends.torch.lower import Lowering, is_dropped
+from xrt.frontends.torch.rules import RULES
+from xrt.frontends.torch.symbols import Symbols
+from xrt.graph import Function
+from xrt.passes import drop_dead_nodes
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+__all__ = ["Capture", "Leaf", "capture"]
+
+MOST_DECOMPOSITIONS = 8
+"""How often a graph is decomposed further: what an operator is decomposed into may have no rule either."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A leaf of what the module returns: an output of the Function, an input as it was given, or a value that never changes."""
+
+    kind: Literal["output", "input", "value"]
+    index: int = 0
+    """Of the output, or of the leaf among the flattened inputs."""
+    value: Any = None
+    is_number: bool = False
+    """Whether an output is a Python number of the module, not a tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """A module for inputs of one structure, as a Function."""
+
+    function: Function
+    in_spec: Any
+    """The structure of (args, kwargs)."""
+    out_spec: Any
+    inputs: tuple[int, ...]
+    """Which leaf of the flattened inputs each of the first inputs of the Function is."""
+    buffers: tuple[str, ...]
+    """Buffers of the module that the other inputs of the Function are; each is updated by an alias."""
+    leaves: tuple[Leaf, ...]
+    declined: Mapping[str, str]
+    """Why operators are opaque nodes, by their names."""
+
+
+def capture(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, dynamic_shapes: Any = None
+) -> Capture:
+    """Return the module captured with example inputs; raises ModelError where PyTorch cannot export it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of PyTorch about itself
+        return _capture(module, args, dict(kwargs or {}), dynamic_shapes)
+
+
+def _capture(module: torch.nn.Module, args: tuple[Any, ...], named: dict[str, Any], shapes: Any) -> Capture:
+    try:
+        with torch.no_grad():
+            program = torch.export.export(module, args, named, dynamic_shapes=_replace_names(shapes), strict=False)
+    except Exception as error:
+        text = str(error).strip().partition("\n")[0]
+        raise ModelError(f"PyTorch cannot export {type(module).__name__}: {text}") from error
+    names = _name_symbols(module, args, named, shapes, program)
+    program, declined = _simplify(program)
+    found = _lower(program, names, type(module).__name__)
+    again = {op for op in found[1] if op not in declined}
+    if again and (decomposed := _decompose(program, again)) is not None:
+        found = _lower(_simplify(decomposed)[0], names, type(module).__name__)
+    return found[0]
+
+
+# ---------------------------------------------------------------------- functional form, and operators without a rule
+
+
+def _targets(program: ExportedProgram) -> set[Any]:
+    modules = [part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
+    calls = [call.target for part in modules for call in part.graph.nodes if call.op == "call_function"]
+    return {target for target in calls if isinstance(target, torch._ops.OpOverload) and not is_dropped(target)}
+
+
+def _simplify(program: ExportedProgram) -> tuple[ExportedProgram, set[Any]]:
+    """Return the program in functional form, and the operators that have neither a rule nor a decomposition."""
+    targets = _targets(program)
+    if any(target._schema.is_mutable for target in targets):
+        program = program.run_decompositions({})
+    stubborn: set[Any] = set()
+    for _ in range(MOST_DECOMPOSITIONS):
+        missing = {target for target in _targets(program) if str(target) not in RULES} - stubborn
+        if not missing:
+            break
+        decomposed = _decompose(program, missing)
+        program = decomposed or program
+        stubborn |= missing & _targets(program)
+    return program, stubborn
+
+
+def _decompose(program: ExportedProgram, operators: set[Any]) -> ExportedProgram | None:
+    """Return the program with operators written in others as PyTorch does it; None where it has no other form for any."""
+    table = torch.export.default_decompositions()
+    wanted = {op: table[op] for op in operators if op in table}
+    return program.run_decompositions(wanted) if wanted else None
+
+
+# ---------------------------------------------------------------------- from the program to the Function
+
+
+def _lower(program: ExportedProgram, names: Mapping[str, str], title: str) -> tuple[Capture, Mapping[Any, str]]:
+    builder = Builder(title)
+    lowering = Lowering(builder, Symbols(names))
+    with builder:
+        inputs, buffers = _add_inputs(lowering, program)
+        lowering.run(program.graph, program.graph_module)
+        leaves = _add_outputs(lowering, program, buffers)
+    function = drop_dead_nodes(builder.function())
+    declined = {str(target): why for target, why in lowering.declined.items()}
+    spec = program.call_spec
+    kept = Capture(function, spec.in_spec, spec.out_spec, tuple(inputs), tuple(buffers), tuple(leaves), declined)
+    return kept, lowering.declined
+
+
+def _add_inputs(lowering: Lowering, program: ExportedProgram) -> tuple[list[int], dict[str, Tensor]]:
+    """Give every placeholder a value: user inputs first, then buffers that are updated, then constants."""
+    signature = program.graph_signature
+    calls = {call.name: call for call in program.graph.nodes if call.op == "placeholder"}
+    updated = set(signature.buffers_to_mutate.values())
+    inputs: list[int] = []
+    users = [spec for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    for index, spec in enumerate(users):
+        if isinstance(spec.arg, TensorArgument | SymIntArgument):
+            call = calls[spec.arg.name]
+            lowering.values[call] = lowering.add_input(call.name, call.meta["val"])
+            inputs.append(index)
+        elif isinstance(spec.arg, ConstantArgument) and spec.arg.name in calls:
+            lowering.values[calls[spec.arg.name]] = spec.arg.value
+    buffers: dict[str, Tensor] = {}
+    for spec in signature.input_specs:
+        if spec.kind is InputKind.BUFFER and spec.target in updated:
+            call = calls[spec.arg.name]
+            buffers[spec.target] = lowering.add_input(spec.target, call.meta["val"])
+            lowering.values[call] = buffers[spec.target]
+    for spec in signature.input_specs:
+        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR) and spec.target not in buffers:
+            lowering.values[calls[spec.arg.name]] = lowering.add_constant(spec.target, _find_tensor(program, spec))
+    return inputs, buffers
+
+
+def _find_tensor(program: ExportedProgram, spec: Any) -> torch.Tensor:
+    if spec.kind is InputKind.PARAMETER or (spec.kind is InputKind.BUFFER and spec.persistent):
+        return program.state_dict[spec.target]
+    return program.constants[spec.target]
+
+
+def _add_outputs(lowering: Lowering, program: ExportedProgram, buffers: Mapping[str, Tensor]) -> list[Leaf]:
+    """Add the outputs of the module, then what its inputs and buffers are updated with."""
+    signature = program.graph_signature
+    users = [spec.arg.name for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    calls = {call.name: call for call in program.graph.nodes}
+    updated = {s.target for s in signature.output_specs if s.kind is OutputKind.USER_INPUT_MUTATION}
+    leaves: list[Leaf] = []
+    paths = _name_outputs(program.call_spec.out_spec)
+    for spec in signature.output_specs:
+        if spec.kind is OutputKind.USER_OUTPUT:
+            name = next(paths)
+            if isinstance(spec.arg, ConstantArgument):
+                leaves.append(Leaf("value", value=spec.arg.value))
+            elif spec.arg.name in users and spec.arg.name not in updated:
+                leaves.append(Leaf("input", users.index(spec.arg.name)))
+            else:
+                is_number = not isinstance(spec.arg, TensorArgument)
+                value = lowering.values[calls[spec.arg.name]]
+                leaves.append(Leaf("output", len(lowering.builder.outputs), is_number=is_number))
+                taken = lowering.builder.names
+                lowering.builder.output(value.scalar if is_number else value, f"{name}_output" if name in taken else name)
+    for spec in signature.output_specs:
+        if spec.kind is OutputKind.BUFFER_MUTATION:
+            lowering.builder.update(buffers[spec.target], lowering.values[calls[spec.arg.name]])
+        elif spec.kind is OutputKind.USER_INPUT_MUTATION:
+            lowering.builder.update(lowering.values[calls[spec.target]], lowering.values[calls[spec.arg.name]])
+    return leaves
+
+
+def _name_outputs(spec: Any) -> Iterator[str]:
+    """Yield a name for each leaf of what the module returns: its keys and fields, ``output`` where it has none."""
+    tree = pytree.tree_unflatten([0] * spec.num_leaves, spec)
+    for path, _ in pytree.tree_flatten_with_path(tree)[0]:
+        parts = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path]
+        named = ".".join(parts)
+        yield named if named and not parts[0].isdigit() else f"output_{named}" if named else "output"
+
+
+# ---------------------------------------------------------------------- symbolic sizes
+
+
+def _replace_names(shapes: Any) -> Any:
+    """Return dynamic shapes as PyTorch takes them: a text is a dimension of which PyTorch finds the range."""
+    if isinstance(shapes, str):
+        return torch.export.Dim.DYNAMIC
+    if isinstance(shapes, Mapping):
+        return {key: _replace_names(value) for key, value in shapes.items()}
+    return type(shapes)(map(_replace_names, shapes)) if isinstance(shapes, list | tuple) else shapes
+
+
+def _name_symbols(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any, program: ExportedProgram
+) -> dict[str, str]:
+    """Return the user's names of symbols, read from the dynamic shapes where the captured inputs have symbols."""
+    calls = {call.name: call for call in program.graph.nodes if call.op == "placeholder"}
+    users = [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    fakes = iter([calls[arg.name].meta.get("val") if getattr(arg, "name", "") in calls else None for arg in users])
+    if not shapes:
+        return {}
+    bound = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    names: dict[str, str] = {}
+    specs = dict(shapes) if isinstance(shapes, Mapping) else dict(zip(bound, shapes, strict=False))
+    for name, value in bound.items():
+        _match(value, specs.get(name), fakes, names)
+    return names
+
+
+def _match(value: Any, spec: Any, fakes: Iterator[Any], names: dict[str, str]) -> None:
+    if not isinstance(value, torch.Tensor):
+        parts = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else None
+        if parts is None:
+            for _ in range(len(pytree.tree_leaves(value))):
+                next(fakes, None)
+            return
+        for key, part in parts:
+            inner = spec.get(key) if isinstance(spec, Mapping) else spec[key] if isinstance(spec, Sequence) else None
+            _match(part, inner, fakes, names)
+        return
+    fake = next(fakes, None)
+    axes = dict(enumerate(spec)) if isinstance(spec, list | tuple) else spec if isinstance(spec, Mapping) else {}
+    for axis, dim in axes.items():
+        text = dim if isinstance(dim, str) else getattr(dim, "__name__", None)
+        size = fake.shape[axis] if isinstance(fake, torch.Tensor) else None
+        if text and isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+            names.setdefault(str(size.node.expr), text)

@@ -1,0 +1,82 @@
+"""Element types and memory: of PyTorch's tensors and of NumPy's arrays, in both directions and without a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from xrt.errors import InputError, ModelError
+from xrt.graph import DType
+
+__all__ = ["from_torch_dtype", "share_array", "share_tensor", "to_torch_dtype"]
+
+_NAMES = {
+    "float8e4m3fn": "float8_e4m3fn",
+    "float8e5m2": "float8_e5m2",
+    "float8e4m3fnuz": "float8_e4m3fnuz",
+    "float8e5m2fnuz": "float8_e5m2fnuz",
+}
+_TO_TORCH: dict[DType, torch.dtype] = {
+    dtype: getattr(torch, _NAMES.get(dtype.text, dtype.text))
+    for dtype in DType
+    if isinstance(getattr(torch, _NAMES.get(dtype.text, dtype.text), None), torch.dtype) and dtype.bits >= 8
+}
+_FROM_TORCH = {other: dtype for dtype, other in _TO_TORCH.items()}
+_BITS = {1: torch.uint8, 2: torch.uint16}
+"""The unsigned type under which NumPy takes the memory of a type that it does not have."""
+
+
+def from_torch_dtype(dtype: torch.dtype) -> DType:
+    """Return the element type of a tensor's; raises ModelError where ONNX has none."""
+    try:
+        return _FROM_TORCH[dtype]
+    except KeyError:
+        raise ModelError(f"{dtype} has no ONNX element type; convert the module or its inputs to another one") from None
+
+
+def to_torch_dtype(dtype: DType) -> torch.dtype:
+    """Return PyTorch's type; raises ModelError where it has none."""
+    try:
+        return _TO_TORCH[dtype]
+    except KeyError:
+        raise ModelError(f"PyTorch has no type for {dtype}") from None
+
+
+def share_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Return the tensor's own memory as an array; copied only where it is not in memory as its numbers are.
+
+    Raises InputError for a tensor on another device than the CPU, or one that is not dense.
+    """
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    try:
+        return tensor.numpy()  # type: ignore[no-any-return]  # numpy() knows the negative bit; DLPack gives the wrong sign
+    except (RuntimeError, TypeError):
+        return _share_uncommon(tensor)
+
+
+def _share_uncommon(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        raise InputError(
+            f"a tensor on {tensor.device} ({str(tensor.layout).removeprefix('torch.')}) was given; modules of PyTorch run on "
+            f"dense tensors on the CPU: pass tensor.cpu()"
+        )
+    tensor = tensor.resolve_conj().resolve_neg()
+    dtype = from_torch_dtype(tensor.dtype)
+    if dtype.numpy.isbuiltin == 1:
+        return tensor.numpy()  # type: ignore[no-any-return]  # untyped here
+    return tensor.view(_BITS[dtype.numpy.itemsize]).numpy().view(dtype.numpy)  # type: ignore[no-any-return]  # untyped here
+
+
+def share_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """Return the array's own memory as a tensor; an array that cannot be written to, or runs backwards, is copied."""
+    array = np.asarray(array)
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()
+    dtype = DType.of(array)
+    if array.dtype.isbuiltin == 1:
+        return torch.from_numpy(array)
+    bits = np.dtype(f"u{dtype.numpy.itemsize}")
+    return torch.from_numpy(array.view(bits)).view(to_torch_dtype(dtype))

@@ -1,0 +1,246 @@
+"""The walk over a captured graph: each call becomes the nodes that its rule emits, or one opaque node."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from xrt.builder import Builder, Tensor
+from xrt.builder.record_op import emit
+from xrt.errors import ModelError
+from xrt.frontends.torch.dtypes import from_torch_dtype, share_array
+from xrt.frontends.torch.opaque import record_opaque
+from xrt.frontends.torch.rules import RULES, Unsupported
+from xrt.frontends.torch.symbols import Symbols
+from xrt.graph import DType, TensorType
+from xrt.graph.constants import Constant
+
+if TYPE_CHECKING:
+    from torch.fx import Graph, GraphModule
+    from torch.fx import Node as Call
+
+    from xrt.graph import Type
+
+__all__ = ["Lowering", "is_dropped"]
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_DROPPED = frozenset(
+    {
+        "aten._assert_tensor_metadata.default",
+        "aten._assert_scalar.default",
+        "aten._assert_async.msg",
+        "aten._assert_async.default",
+        "aten.sym_constrain_range.default",
+        "aten.sym_constrain_range_for_size.default",
+        "aten._functional_assert_scalar.default",
+        "aten._functional_assert_async.msg",
+        "aten._functional_sym_constrain_range_for_size.default",
+    }
+)
+"""Checks: they compute nothing."""
+_INLINED = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast"})
+"""Calls of a part of the graph that differ from it in nothing for a Function."""
+_NUMBERS = {torch.SymInt: DType.INT64, torch.SymFloat: DType.FLOAT64, torch.SymBool: DType.BOOL}
+
+
+def is_dropped(target: object) -> bool:
+    """Whether a call of the operator computes nothing."""
+    return str(target) in _DROPPED
+
+
+class Lowering:
+    """One captured graph on its way into a builder, which must be recording.
+
+    ``declined`` collects, by operator, the reasons of those calls that became opaque nodes.
+    """
+
+    def __init__(self, builder: Builder, symbols: Symbols) -> None:
+        self.builder = builder
+        self.symbols = symbols
+        self.values: dict[Call, Any] = {}
+        self.declined: dict[Any, str] = {}
+        self._constants: dict[object, Tensor] = {}
+
+    # ------------------------------------------------------------------ ends of the graph
+
+    def add_input(self, name: str, fake: Any) -> Tensor:
+        """Add an input like a tensor, or like a symbolic number, of the capture."""
+        if not isinstance(fake, torch.Tensor):
+            tensor = self.builder.input(name, TensorType(_NUMBERS[type(fake)], ()))
+            self.symbols.know_value(fake.node.expr, tensor)
+            return tensor
+        tensor = self.builder.input(name, self.get_type(fake))
+        self.symbols.know_shape(tensor, fake.shape)
+        return tensor
+
+    def add_constant(self, name: str, tensor: torch.Tensor) -> Tensor:
+        """Return the tensor as a constant that shares its memory; tensors of one memory are one constant."""
+        key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype) if tensor.numel() else name
+        if key not in self._constants:
+            free = self.builder.names.plain(name)
+            constant = Constant(share_array(tensor))
+            self.builder.constants[free] = constant
+            self._constants[key] = Tensor(self.builder, free, constant.type)
+        return self._constants[key]
+
+    def get_type(self, fake: torch.Tensor) -> TensorType:
+        """Return the type of a tensor of the capture."""
+        return TensorType(from_torch_dtype(fake.dtype), self.symbols.name_shape(fake.shape))
+
+    def get_number(self, value: Any) -> Any:
+        """Return a number, or what gives it, as a 0-d tensor for an output."""
+        known = self.symbols.number(value) if isinstance(value, _SYMBOLIC) else value
+        return known.scalar if not isinstance(known, bool | int | float) else known
+
+    # ------------------------------------------------------------------ the walk
+
+    def run(self, graph: Graph, owner: GraphModule) -> Any:
+        """Lower every call of a graph whose placeholders have values, and return the values of its outputs."""
+        for call in graph.nodes:
+            if call.op == "output":
+                return self.argument(call.args[0])
+            if call.op == "get_attr":
+                self.values[call] = self._attribute(call, owner)
+            elif call.op == "call_function":
+                self.values[call] = self._call(call)
+            elif call.op != "placeholder":
+                raise ModelError(f"the captured graph has a {call.op} of {call.target}; only calls of operators are lowered")
+        return None
+
+    def argument(self, value: Any) -> Any:
+        """Return an argument of a call with the values of the calls that it names."""
+        if isinstance(value, torch.fx.Node):
+            return self.values[value]
+        if isinstance(value, list | tuple):
+            return [self.argument(item) for item in value]
+        if isinstance(value, dict):
+            return {key: self.argument(item) for key, item in value.items()}
+        return self.symbols.number(value) if isinstance(value, _SYMBOLIC) else value
+
+    def _attribute(self, call: Call, owner: GraphModule) -> Any:
+        found: Any = owner
+        for part in str(call.target).split("."):
+            found = getattr(found, part)
+        return self.add_constant(str(call.target), found) if isinstance(found, torch.Tensor) else found
+
+    def _call(self, call: Call) -> Any:
+        fake = call.meta.get("val")
+        name = str(call.target)
+        if isinstance(fake, _SYMBOLIC):
+            return self._number(call, fake, name)
+        if name in _DROPPED:
+            return None
+        if not isinstance(call.target, torch._ops.OpOverload):
+            return self._other(call, fake)
+        args, kwargs = self.argument(call.args), self.argument(call.kwargs)
+        path = _find_path(call)
+        with self.builder.scope(path) if path else nullcontext():
+            return self._lowered(call, name, args, kwargs, fake)
+
+    def _number(self, call: Call, fake: Any, name: str) -> Any:
+        """Return a number; one that is read from a tensor is known from now on."""
+        if name in ("aten.item.default", "aten._local_scalar_dense.default") and not fake.node.expr.is_number:
+            scalar = emit("Reshape", self.argument(call.args[0]), _NO_AXES)
+            wanted = _NUMBERS[type(fake)]
+            self.symbols.know_value(fake.node.expr, scalar if scalar.dtype is wanted else emit("Cast", scalar, to=wanted))
+        return None if isinstance(fake, torch.SymBool) else self.symbols.number(fake)
+
+    def _other(self, call: Call, fake: Any) -> Any:
+        """Return the result of what is no operator of PyTorch's: Python's own, or one that calls a part of the graph."""
+        args = self.argument(call.args)
+        name = getattr(call.target, "__name__", str(call.target))
+        if name in _INLINED:
+            index = next(i for i, one in enumerate(args) if isinstance(one, torch.fx.GraphModule))
+            return self._inline(args[index], args[index + 1 :])
+        if not isinstance(call.target, torch._ops.OperatorBase) and callable(call.target):
+            if name in _PYTHON:
+                return call.target(*args)
+            return fake
+        raise ModelError(f"the module uses {name}, whose branches or loops are not lowered yet; run it without XRT")
+
+    def _inline(self, part: GraphModule, args: Sequence[Any]) -> Any:
+        placeholders = [call for call in part.graph.nodes if call.op == "placeholder"]
+        self.values.update(zip(placeholders, args, strict=True))
+        return self.run(part.graph, part)
+
+    # ------------------------------------------------------------------ one operator
+
+    def _lowered(self, call: Call, name: str, args: Any, kwargs: Any, fake: Any) -> Any:
+        rule = RULES.get(name)
+        try:
+            if rule is None:
+                raise Unsupported("the operator has no ONNX form here")
+            _check_types(fake, call)
+            result = rule(self._get_types(call, fake), *args, **kwargs)
+        except (Unsupported, ModelError) as error:
+            self.declined.setdefault(call.target, str(error))
+            return self._opaque(call, args, kwargs, fake, str(error))
+        return self._typed(result, fake)
+
+    def _opaque(self, call: Call, args: Any, kwargs: Any, fake: Any, reason: str) -> Any:
+        schema = call.target._schema
+        if schema.is_mutable:
+            raise ModelError(f"operator {schema.name} writes to its inputs and could not be made functional: {reason}")
+        overload = call.target._overloadname or "default"
+        several = isinstance(fake, list | tuple)
+        found = self._get_types(call, fake)
+        types: list[Type | None] = list(found) if several else [found]
+        results = record_opaque(f"{schema.name}.{overload}", args, kwargs, types, reason)
+        for tensor, one in zip(results, fake if several else [fake], strict=True):
+            if tensor is not None:
+                self.symbols.know_shape(tensor, one.shape)
+        return list(results) if several else results[0]
+
+    def _get_types(self, call: Call, fake: Any) -> Any:
+        """Return the type of the result, None where there is none; of several a tuple, with None also for what nothing reads."""
+        if not isinstance(fake, list | tuple):
+            return self.get_type(fake) if isinstance(fake, torch.Tensor) else None
+        picked = all(getattr(user.target, "__name__", "") == "getitem" for user in call.users)
+        read = {user.args[1] for user in call.users if user.users} if picked else set(range(len(fake)))
+        return tuple(
+            self.get_type(one) if isinstance(one, torch.Tensor) and index in read else None for index, one in enumerate(fake)
+        )
+
+    def _typed(self, result: Any, fake: Any) -> Any:
+        """Return the result of a rule with the types that the capture knows."""
+        if isinstance(fake, list | tuple):
+            return [self._typed(one, known) for one, known in zip(result, fake, strict=True)]
+        if not isinstance(fake, torch.Tensor) or result is None:
+            return result
+        wanted = self.get_type(fake)
+        if result.dtype is not wanted.dtype:
+            result = emit("Cast", result, to=wanted.dtype)
+        if result.name not in self.builder.constants and result.tensor_type.shape is None:
+            result.type = self.builder.types[result.name] = wanted
+        self.symbols.know_shape(result, fake.shape)
+        return result
+
+
+_NO_AXES = np.zeros(0, np.int64)
+_PYTHON = frozenset({"getitem"})
+"""Python's own functions that work on the results of operators; the others work on numbers, which are known."""
+
+
+def _check_types(fake: Any, call: Call) -> None:
+    """Raise Unsupported where a tensor that the call reads or gives is complex."""
+    read = [node.meta.get("val") for node in call.all_input_nodes]
+    for one in [*read, *(fake if isinstance(fake, list | tuple) else [fake])]:
+        if isinstance(one, torch.Tensor) and one.dtype.is_complex:
+            raise Unsupported("operators of ONNX take no complex numbers")
+
+
+_PATH = re.compile(r"^L\['self'\]\.?|_modules\[['\"]?|['\"]\]|^L__self___?|\['|\(.*")
+
+
+def _find_path(call: Call) -> str:
+    """Return the module that a call was made in, by its name in the whole: ``encoder.layer.3.output``."""
+    stack: Iterable[Any] = (call.meta.get("nn_module_stack") or {}).values()
+    path = ""
+    for entry in stack:
+        path = entry[0]
+    return "" if path.startswith("_empty") else _PATH.sub("", path).strip(".")

@@ -1,0 +1,20 @@
+"""The rules: how each operator of PyTorch is written in operators of ONNX, one module per kind of operator."""
+
+from __future__ import annotations
+
+from xrt.frontends.torch.rules import (  # noqa: F401
+    activations,
+    create,
+    elementwise,
+    index,
+    neural,
+    pool,
+    product,
+    recurrent,
+    reduce,
+    resize,
+    shape,
+)
+from xrt.frontends.torch.rules.table import RULES, Rule, Unsupported
+
+__all__ = ["RULES", "Rule", "Unsupported"]

@@ -1,0 +1,129 @@
+"""Rules of activation functions, softmax and dropout."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xrt.builder.record_op import apply, emit
+from xrt.frontends.torch.rules.elementwise import clamp, multiply_by
+from xrt.frontends.torch.rules.table import Unsupported, cast, constant, rule, scalar
+from xrt.graph import DType, TensorType
+
+if TYPE_CHECKING:
+    from xrt.builder import Tensor
+
+
+@rule("gelu")
+def gelu(result: TensorType, x: Tensor, approximate: str = "none") -> Tensor:
+    return emit("Gelu", x, approximate=approximate)
+
+
+@rule("silu")
+def silu(result: TensorType, x: Tensor) -> Tensor:
+    return emit("Mul", x, emit("Sigmoid", x))
+
+
+@rule("mish")
+def mish(result: TensorType, x: Tensor) -> Tensor:
+    return emit("Mish", x)
+
+
+@rule("elu")
+def elu(result: TensorType, x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
+    if input_scale == 1:
+        y = emit("Elu", x, alpha=float(alpha))
+    else:
+        grown = emit("Sub", emit("Exp", emit("Mul", x, scalar(input_scale, x.dtype))), scalar(1, x.dtype))
+        y = emit("Where", emit("Greater", x, scalar(0, x.dtype)), x, emit("Mul", grown, scalar(alpha, x.dtype)))
+    return multiply_by(y, scale, x.dtype)
+
+
+@rule("celu")
+def celu(result: TensorType, x: Tensor, alpha: float = 1.0) -> Tensor:
+    return emit("Celu", x, alpha=float(alpha)) if x.dtype is DType.FLOAT32 else elu(result, x, alpha, 1, 1 / alpha)
+
+
+@rule("selu")
+def selu(result: TensorType, x: Tensor) -> Tensor:
+    return emit("Selu", x)
+
+
+@rule("leaky_relu")
+def leaky_relu(result: TensorType, x: Tensor, negative_slope: float = 0.01) -> Tensor:
+    return emit("LeakyRelu", x, alpha=float(negative_slope))
+
+
+@rule("hardswish")
+def hardswish(result: TensorType, x: Tensor) -> Tensor:
+    return emit("HardSwish", x)
+
+
+@rule("hardsigmoid")
+def hardsigmoid(result: TensorType, x: Tensor) -> Tensor:
+    return emit("HardSigmoid", x, alpha=1 / 6, beta=0.5)
+
+
+@rule("softplus")
+def softplus(result: TensorType, x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
+    scaled = multiply_by(x, beta, x.dtype)
+    smooth = emit("Softplus", scaled)
+    smooth = smooth if beta == 1 else emit("Div", smooth, scalar(beta, x.dtype))
+    return emit("Where", emit("Greater", scaled, scalar(threshold, x.dtype)), x, smooth)
+
+
+@rule("log_sigmoid")
+def log_sigmoid(result: TensorType, x: Tensor) -> Tensor:
+    return emit("Neg", emit("Softplus", emit("Neg", x)))
+
+
+@rule("prelu", "_prelu_kernel")
+def prelu(result: TensorType, x: Tensor, weight: Tensor) -> Tensor:
+    if x.ndim > 2 and weight.ndim == 1:
+        weight = emit("Reshape", weight, np.array([-1] + [1] * (x.ndim - 2), np.int64))
+    return emit("PRelu", x, weight)
+
+
+@rule("glu")
+def glu(result: TensorType, x: Tensor, dim: int = -1) -> Tensor:
+    first, second = apply("Split", (x,), {"axis": dim, "num_outputs": 2}, outputs=2)
+    return emit("Mul", first, emit("Sigmoid", second))
+
+
+@rule("logit")
+def logit(result: TensorType, x: Tensor, eps: float | None = None) -> Tensor:
+    y = cast(x, result.dtype)
+    y = y if eps is None else clamp(result, y, eps, 1 - eps)
+    return emit("Log", emit("Div", y, emit("Sub", scalar(1, result.dtype), y)))
+
+
+@rule("softmax.int", "_softmax", "_safe_softmax")
+def softmax(result: TensorType, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    return _normalized("Softmax", result, x, dim)
+
+
+@rule("log_softmax.int", "_log_softmax")
+def log_softmax(result: TensorType, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    return _normalized("LogSoftmax", result, x, dim)
+
+
+def _normalized(op_type: str, result: TensorType, x: Tensor, dim: int) -> Tensor:
+    y = cast(x, result.dtype)
+    if x.shape == ():
+        return emit("Sub" if op_type == "LogSoftmax" else "Div", y, y)
+    return emit(op_type, y, axis=dim)
+
+
+@rule("dropout", "feature_dropout", "alpha_dropout", "dropout_")
+def dropout(result: TensorType, x: Tensor, p: float, train: bool) -> Tensor:
+    if train and p > 0:
+        raise Unsupported("dropout in training mode; call eval() on the module to leave it out")
+    return x
+
+
+@rule("native_dropout")
+def native_dropout(result: tuple[TensorType, ...], x: Tensor, p: float, train: bool | None) -> Any:
+    if train and p > 0:
+        raise Unsupported("dropout in training mode; call eval() on the module to leave it out")
+    return x, emit("Expand", constant(True, DType.BOOL), emit("Shape", x))

@@ -1,0 +1,384 @@
+"""Rules of operators that work element by element."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from xrt.builder.record_op import emit
+from xrt.frontends.torch.rules.table import Unsupported, as_tensor, cast, combine_types, lowest, rule, scalar
+from xrt.graph import DType, TensorType
+
+if TYPE_CHECKING:
+    from xrt.builder import Tensor
+
+_UNARY = {
+    **{name: name.capitalize() for name in ("abs", "exp", "log", "sqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh", "erf")},
+    "asin": "Asin",
+    "acos": "Acos",
+    "atan": "Atan",
+    "asinh": "Asinh",
+    "acosh": "Acosh",
+    "atanh": "Atanh",
+    "sigmoid": "Sigmoid",
+    "neg": "Neg",
+    "reciprocal": "Reciprocal",
+    "sign": "Sign",
+    "sgn": "Sign",
+}
+
+
+def _register_unary(name: str, op_type: str) -> None:
+    def unary(result: TensorType, x: Tensor) -> Tensor:
+        return emit(op_type, cast(x, result.dtype))
+
+    rule(name)(unary)
+
+
+for _name, _op_type in _UNARY.items():
+    _register_unary(_name, _op_type)
+
+
+@rule("relu")
+def relu(result: TensorType, x: Tensor) -> Tensor:
+    return emit("Relu", x)
+
+
+def _register_rounding(name: str, op_type: str) -> None:
+    def rounded(result: TensorType, x: Tensor) -> Tensor:
+        return emit(op_type, x) if x.dtype.is_float else x
+
+    rule(name)(rounded)
+
+
+for _name in ("floor", "ceil", "round"):
+    _register_rounding(_name, _name.capitalize())
+
+
+@rule("trunc", "fix")
+def trunc(result: TensorType, x: Tensor) -> Tensor:
+    return emit("Mul", emit("Sign", x), emit("Floor", emit("Abs", x))) if x.dtype.is_float else x
+
+
+@rule("frac")
+def frac(result: TensorType, x: Tensor) -> Tensor:
+    return emit("Sub", x, trunc(result, x))
+
+
+@rule("rsqrt")
+def rsqrt(result: TensorType, x: Tensor) -> Tensor:
+    return emit("Reciprocal", emit("Sqrt", cast(x, result.dtype)))
+
+
+@rule("square")
+def square(result: TensorType, x: Tensor) -> Tensor:
+    return emit("Mul", x, x)
+
+
+def _register_log(name: str, base: float) -> None:
+    def logarithm(result: TensorType, x: Tensor) -> Tensor:
+        return emit("Mul", emit("Log", cast(x, result.dtype)), scalar(1 / math.log(base), result.dtype))
+
+    rule(name)(logarithm)
+
+
+_register_log("log2", 2)
+_register_log("log10", 10)
+
+
+@rule("log1p")
+def log1p(result: TensorType, x: Tensor) -> Tensor:
+    """Keep the digits of small numbers: log(u) * x / (u - 1) where u = 1 + x was rounded."""
+    y, one = cast(x, result.dtype), scalar(1, result.dtype)
+    u = emit("Add", y, one)
+    lost = emit("Equal", u, one)
+    kept = emit("Mul", emit("Log", u), emit("Div", y, emit("Where", lost, one, emit("Sub", u, one))))
+    kept = emit("Where", emit("Equal", u, scalar(math.inf, result.dtype)), u, kept)
+    return emit("Where", lost, y, kept)
+
+
+@rule("expm1")
+def expm1(result: TensorType, x: Tensor) -> Tensor:
+    """Keep the digits of small numbers: e**x - 1 is 2 * sinh(x / 2) * e**(x / 2)."""
+    half = emit("Mul", cast(x, result.dtype), scalar(0.5, result.dtype))
+    small = emit("Mul", emit("Mul", emit("Sinh", half), scalar(2, result.dtype)), emit("Exp", half))
+    whole = emit("Sub", emit("Exp", cast(x, result.dtype)), scalar(1, result.dtype))
+    return emit("Where", emit("Less", emit("Abs", half), scalar(1, result.dtype)), small, whole)
+
+
+@rule("exp2")
+def exp2(result: TensorType, x: Tensor) -> Tensor:
+    return emit("Pow", scalar(2, result.dtype), cast(x, result.dtype))
+
+
+@rule("isnan")
+def isnan(result: TensorType, x: Tensor) -> Tensor:
+    return emit("IsNaN", x) if x.dtype.is_float else emit("Not", emit("Equal", x, x))
+
+
+@rule("isinf")
+def isinf(result: TensorType, x: Tensor) -> Tensor:
+    return emit("Equal", emit("Abs", x), scalar(math.inf, x.dtype)) if x.dtype.is_float else emit("Not", emit("Equal", x, x))
+
+
+@rule("isfinite")
+def isfinite(result: TensorType, x: Tensor) -> Tensor:
+    return emit("Less", emit("Abs", x), scalar(math.inf, x.dtype)) if x.dtype.is_float else emit("Equal", x, x)
+
+
+@rule("logical_not")
+def logical_not(result: TensorType, x: Tensor) -> Tensor:
+    return emit("Not", cast(x, DType.BOOL))
+
+
+@rule("bitwise_not")
+def bitwise_not(result: TensorType, x: Tensor) -> Tensor:
+    return emit("Not" if x.dtype is DType.BOOL else "BitwiseNot", x)
+
+
+# ---------------------------------------------------------------------- arithmetic
+
+
+def _both(dtype: DType, a: Any, b: Any) -> tuple[Tensor, Tensor]:
+    return cast(a, dtype), cast(b, dtype)
+
+
+def multiply_by(value: Any, alpha: Any, dtype: DType) -> Tensor:
+    """Return a value as a tensor of an element type, multiplied by a number."""
+    x = cast(value, dtype)
+    return x if alpha == 1 else emit("Mul", x, cast(alpha, dtype))
+
+
+@rule("add.Tensor", "add.Scalar")
+def add(result: TensorType, a: Any, b: Any, alpha: Any = 1) -> Tensor:
+    if result.dtype is DType.BOOL:
+        return emit("Or", *_both(DType.BOOL, a, b))
+    return emit("Add", cast(a, result.dtype), multiply_by(b, alpha, result.dtype))
+
+
+@rule("sub.Tensor", "sub.Scalar", "subtract.Tensor")
+def sub(result: TensorType, a: Any, b: Any, alpha: Any = 1) -> Tensor:
+    return emit("Sub", cast(a, result.dtype), multiply_by(b, alpha, result.dtype))
+
+
+@rule("rsub.Scalar", "rsub.Tensor")
+def rsub(result: TensorType, a: Any, b: Any, alpha: Any = 1) -> Tensor:
+    return emit("Sub", cast(b, result.dtype), multiply_by(a, alpha, result.dtype))
+
+
+@rule("mul.Tensor", "mul.Scalar", "multiply.Tensor")
+def mul(result: TensorType, a: Any, b: Any) -> Tensor:
+    return emit("And" if result.dtype is DType.BOOL else "Mul", *_both(result.dtype, a, b))
+
+
+@rule("div.Tensor", "div.Scalar", "true_divide.Tensor", "divide.Tensor")
+def div(result: TensorType, a: Any, b: Any) -> Tensor:
+    return emit("Div", *_both(result.dtype, a, b))
+
+
+@rule("div.Tensor_mode", "div.Scalar_mode")
+def div_mode(result: TensorType, a: Any, b: Any, rounding_mode: str | None = None) -> Tensor:
+    if rounding_mode is None:
+        return div(result, a, b)
+    if rounding_mode == "floor":
+        return floor_divide(result, a, b)
+    quotient = emit("Div", *_both(result.dtype, a, b))
+    return trunc(result, quotient)
+
+
+@rule("floor_divide", "floor_divide.Scalar")
+def floor_divide(result: TensorType, a: Any, b: Any) -> Tensor:
+    x, y = _both(result.dtype, a, b)
+    return x // y
+
+
+@rule("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
+def remainder(result: TensorType, a: Any, b: Any) -> Tensor:
+    x, y = _both(result.dtype, a, b)
+    return x % y
+
+
+@rule("fmod.Tensor", "fmod.Scalar")
+def fmod(result: TensorType, a: Any, b: Any) -> Tensor:
+    return emit("Mod", *_both(result.dtype, a, b), fmod=1)
+
+
+@rule("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar")
+def power(result: TensorType, a: Any, b: Any) -> Tensor:
+    if isinstance(b, int | float) and not isinstance(b, bool):
+        x = cast(a, result.dtype)
+        if b == 2:
+            return emit("Mul", x, x)
+        if b == 1:
+            return x
+        if result.dtype.is_float and b in (0.5, -0.5, -1):
+            root = emit("Sqrt", x) if b != -1 else x
+            return root if b == 0.5 else emit("Reciprocal", root)
+        if not result.dtype.is_float and b < 0:
+            raise Unsupported("an integer to a negative power")
+    return emit("Pow", *_both(result.dtype, a, b))
+
+
+def _register_extreme(op_type: str, *names: str) -> None:
+    def extreme(result: TensorType, a: Any, b: Any) -> Tensor:
+        if result.dtype is DType.BOOL:
+            return emit("Or" if op_type == "Max" else "And", *_both(DType.BOOL, a, b))
+        return emit(op_type, *_both(result.dtype, a, b))
+
+    rule(*names)(extreme)
+
+
+_register_extreme("Max", "maximum", "max.other")
+_register_extreme("Min", "minimum", "min.other")
+
+
+@rule("addcmul")
+def addcmul(result: TensorType, x: Any, a: Any, b: Any, value: Any = 1) -> Tensor:
+    product = emit("Mul", *_both(result.dtype, a, b))
+    return emit("Add", cast(x, result.dtype), multiply_by(product, value, result.dtype))
+
+
+@rule("addcdiv")
+def addcdiv(result: TensorType, x: Any, a: Any, b: Any, value: Any = 1) -> Tensor:
+    quotient = emit("Div", *_both(result.dtype, a, b))
+    return emit("Add", cast(x, result.dtype), multiply_by(quotient, value, result.dtype))
+
+
+@rule("lerp.Scalar", "lerp.Tensor")
+def lerp(result: TensorType, start: Any, end: Any, weight: Any) -> Tensor:
+    a, b = _both(result.dtype, start, end)
+    return emit("Add", a, emit("Mul", cast(weight, result.dtype), emit("Sub", b, a)))
+
+
+@rule("atan2")
+def atan2(result: TensorType, y: Any, x: Any) -> Tensor:
+    a, b = _both(result.dtype, y, x)
+    zero, pi = scalar(0, result.dtype), scalar(math.pi, result.dtype)
+    angle = emit("Atan", emit("Div", a, b))
+    shifted = emit("Where", emit("Less", a, zero), emit("Sub", angle, pi), emit("Add", angle, pi))
+    angle = emit("Where", emit("Less", b, zero), shifted, angle)
+    return emit("Where", emit("And", emit("Equal", a, zero), emit("GreaterOrEqual", b, zero)), zero, angle)
+
+
+@rule("logaddexp")
+def logaddexp(result: TensorType, a: Any, b: Any) -> Tensor:
+    x, y = _both(result.dtype, a, b)
+    largest = emit("Max", x, y)
+    smaller = emit("Neg", emit("Abs", emit("Sub", x, y)))
+    return emit("Add", largest, emit("Log", emit("Add", scalar(1, result.dtype), emit("Exp", smaller))))
+
+
+@rule("scalar_tensor")
+def scalar_tensor(result: TensorType, value: Any, **_: Any) -> Tensor:
+    return cast(as_tensor(value), result.dtype)
+
+
+@rule("hypot")
+def hypot(result: TensorType, a: Any, b: Any) -> Tensor:
+    x, y = _both(result.dtype, a, b)
+    return emit("Sqrt", emit("Add", emit("Mul", x, x), emit("Mul", y, y)))
+
+
+# ---------------------------------------------------------------------- comparison and logic
+
+
+def _register_comparison(name: str, op_type: str) -> None:
+    def compare(result: TensorType, a: Any, b: Any) -> Tensor:
+        x, y = _both(combine_types(a, b), a, b)
+        if x.dtype is DType.BOOL and op_type != "Equal":
+            x, y = cast(x, DType.UINT8), cast(y, DType.UINT8)
+        compared = emit(op_type, x, y)
+        return emit("Not", compared) if name == "ne" else compared
+
+    rule(f"{name}.Tensor", f"{name}.Scalar")(compare)
+
+
+for _name, _op_type in {
+    "eq": "Equal",
+    "ne": "Equal",
+    "lt": "Less",
+    "le": "LessOrEqual",
+    "gt": "Greater",
+    "ge": "GreaterOrEqual",
+}.items():
+    _register_comparison(_name, _op_type)
+
+
+def _register_logical(word: str) -> None:
+    def logical(result: TensorType, a: Any, b: Any) -> Tensor:
+        return emit(word, *_both(DType.BOOL, a, b))
+
+    def bitwise(result: TensorType, a: Any, b: Any) -> Tensor:
+        return emit(word if result.dtype is DType.BOOL else f"Bitwise{word}", *_both(result.dtype, a, b))
+
+    low = word.lower()
+    rule(f"logical_{low}")(logical)
+    rule(f"bitwise_{low}.Tensor", f"bitwise_{low}.Scalar", f"__{low}__.Tensor", f"__{low}__.Scalar")(bitwise)
+
+
+for _name in ("And", "Or", "Xor"):
+    _register_logical(_name)
+
+
+@rule("bitwise_left_shift.Tensor", "bitwise_left_shift.Tensor_Scalar", "__lshift__.Scalar", "__lshift__.Tensor")
+def shift_left(result: TensorType, a: Any, b: Any) -> Tensor:
+    x, y = _both(result.dtype, a, b)
+    return x << y
+
+
+@rule("bitwise_right_shift.Tensor", "bitwise_right_shift.Tensor_Scalar", "__rshift__.Scalar", "__rshift__.Tensor")
+def shift_right(result: TensorType, a: Any, b: Any) -> Tensor:
+    x, y = _both(result.dtype, a, b)
+    return x >> y
+
+
+@rule("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
+def where(result: TensorType, condition: Tensor, a: Any, b: Any) -> Tensor:
+    return emit("Where", cast(condition, DType.BOOL), *_both(result.dtype, a, b))
+
+
+@rule("masked_fill.Scalar", "masked_fill.Tensor")
+def masked_fill(result: TensorType, x: Tensor, mask: Tensor, value: Any) -> Tensor:
+    return emit("Where", cast(mask, DType.BOOL), cast(value, result.dtype), x)
+
+
+# ---------------------------------------------------------------------- limits
+
+
+@rule("clamp", "clamp.Tensor", "clip", "clip.Tensor", "clamp_min", "clamp_min.Tensor")
+def clamp(result: TensorType, x: Any, min: Any = None, max: Any = None) -> Tensor:  # noqa: A002  # PyTorch's names
+    y = cast(x, result.dtype)
+    if min is not None:
+        y = emit("Max", y, cast(min, result.dtype))
+    return y if max is None else emit("Min", y, cast(max, result.dtype))
+
+
+@rule("clamp_max", "clamp_max.Tensor")
+def clamp_max(result: TensorType, x: Any, max: Any) -> Tensor:  # noqa: A002  # PyTorch's name
+    return clamp(result, x, None, max)
+
+
+@rule("hardtanh")
+def hardtanh(result: TensorType, x: Any, min_val: Any = -1.0, max_val: Any = 1.0) -> Tensor:
+    return clamp(result, x, min_val, max_val)
+
+
+@rule("relu6")
+def relu6(result: TensorType, x: Any) -> Tensor:
+    return clamp(result, x, 0, 6)
+
+
+@rule("nan_to_num")
+def nan_to_num(result: TensorType, x: Tensor, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Tensor:
+    if not x.dtype.is_float:
+        return x
+    least = float(lowest(x.dtype))
+    y = emit("Where", emit("IsNaN", x), scalar(nan or 0.0, x.dtype), x)
+    for limit, value in ((math.inf, -least if posinf is None else posinf), (-math.inf, least if neginf is None else neginf)):
+        y = emit("Where", emit("Equal", y, scalar(limit, x.dtype)), scalar(value, x.dtype), y)
+    return y
+
+
+@rule("threshold")
+def threshold(result: TensorType, x: Tensor, threshold: Any, value: Any) -> Tensor:
+    return emit("Where", emit("Greater", x, cast(threshold, x.dtype)), x, cast(value, x.dtype))

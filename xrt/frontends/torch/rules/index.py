@@ -1,0 +1,256 @@
+"""Rules of operators that read or write elements by index or by mask."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xrt.builder.record_op import emit
+from xrt.frontends.torch.rules.table import Unsupported, as_tensor, cast, constant, ints, rule, scalar
+from xrt.frontends.torch.symbols import make_shape
+from xrt.graph import DType, TensorType
+
+if TYPE_CHECKING:
+    from xrt.builder import Tensor
+
+
+@rule("embedding")
+def embedding(result: TensorType, weight: Tensor, indices: Tensor, *_: Any, **__: Any) -> Tensor:
+    return emit("Gather", weight, indices, axis=0)
+
+
+@rule("index_select")
+def index_select(result: TensorType, x: Tensor, dim: int, index: Tensor) -> Tensor:
+    if x.ndim == 0:
+        return x
+    return emit("Gather", x, index, axis=dim % x.ndim)
+
+
+@rule("gather", "take_along_dim")
+def gather(result: TensorType, x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
+    if x.ndim == 0:
+        return x
+    return emit("GatherElements", x, index, axis=dim % x.ndim)
+
+
+@rule("index.Tensor", "_unsafe_index.Tensor")
+def index_tensor(result: TensorType, x: Tensor, indices: Any) -> Tensor:
+    if len(indices) == 1 and indices[0].dtype in (DType.BOOL, DType.UINT8):
+        return _masked(x, indices[0])
+    used = [i for i, index in enumerate(indices) if index is not None]
+    if any(indices[i].dtype in (DType.BOOL, DType.UINT8) for i in used):
+        if len(used) > 1:
+            raise Unsupported("an index of several masks, or of a mask and numbers")
+        (axis,) = used
+        where = emit("Reshape", emit("NonZero", indices[axis]), ints(-1))
+        if indices[axis].ndim != 1:
+            raise Unsupported("a mask of several axes behind other axes")
+        return emit("Gather", x, where, axis=axis)
+    if len(used) == 1:
+        return emit("Gather", x, indices[used[0]], axis=used[0])
+    return _gather_many(result, x, indices, used)
+
+
+def _masked(x: Tensor, mask: Tensor) -> Tensor:
+    if mask.ndim == 1:
+        return emit("Compress", x, mask, axis=0)
+    where = emit("Transpose", emit("NonZero", cast(mask, DType.BOOL)), perm=[1, 0])
+    return emit("GatherND", x, where)
+
+
+def _gather_many(result: TensorType, x: Tensor, indices: Any, used: list[int]) -> Tensor:
+    """Read by several index tensors: their axes go to the front, GatherND reads, and the result's axes go where they belong."""
+    rest = [axis for axis in range(x.ndim) if axis not in used]
+    order = used + rest
+    front = x if order == list(range(x.ndim)) else emit("Transpose", x, perm=order)
+    read = emit("GatherND", front, _stack_indices([indices[i] for i in used]))
+    count = max(indices[i].ndim for i in used)
+    is_adjacent = used == list(range(used[0], used[0] + len(used)))
+    if not is_adjacent or used[0] == 0:
+        return read
+    lead = used[0]
+    back = [*range(count, count + lead), *range(count), *range(count + lead, count + len(rest))]
+    return emit("Transpose", read, perm=back)
+
+
+def _stack_indices(indices: list[Tensor]) -> Tensor:
+    """Return index tensors of one another's broadcast shape as one, with the index of each axis in the last."""
+    shapes = {index.shape for index in indices}
+    if len(shapes) > 1 or any(None in shape for shape in shapes):
+        total = emit("Add", indices[0], indices[1])
+        for index in indices[2:]:
+            total = emit("Add", total, index)
+        shape = emit("Shape", total)
+        indices = [emit("Expand", index, shape) for index in indices]
+    wide = [emit("Unsqueeze", cast(index, DType.INT64), ints(-1)) for index in indices]
+    return emit("Concat", *wide, axis=-1)
+
+
+@rule("index_put", "_unsafe_index_put")
+def index_put(result: TensorType, x: Tensor, indices: Any, values: Tensor, accumulate: bool = False) -> Tensor:
+    used = [i for i, index in enumerate(indices) if index is not None]
+    if len(used) == 1 and used[0] == 0 and indices[0].dtype is DType.BOOL:
+        return _put_masked(x, indices[0], values, accumulate)
+    if used != list(range(len(used))) or any(indices[i].dtype is DType.BOOL for i in used):
+        raise Unsupported("a write by index that leaves out the first axis, or by mask and numbers")
+    where = _stack_indices([indices[i] for i in used])
+    rest = x.ndim - len(used)
+    shape: Any = emit("Shape", where, start=0, end=-1)
+    if rest:
+        shape = emit("Concat", shape, emit("Shape", x, start=len(used)), axis=0)
+    updates = emit("Expand", cast(values, x.dtype), shape)
+    return emit("ScatterND", x, where, updates, reduction="add" if accumulate else "none")
+
+
+def _put_masked(x: Tensor, mask: Tensor, values: Tensor, accumulate: bool) -> Tensor:
+    if values.ndim == 0 or values.shape == (1,):
+        if accumulate:
+            raise Unsupported("a sum into the elements of a mask")
+        wide = emit("Reshape", mask, _mask_shape(x, mask))
+        return emit("Where", wide, cast(values, x.dtype), x)
+    where = emit("Transpose", emit("NonZero", mask), perm=[1, 0])
+    shape: Any = emit("Shape", where, start=0, end=1)
+    if x.ndim > mask.ndim:
+        shape = emit("Concat", shape, emit("Shape", x, start=mask.ndim), axis=0)
+    updates = emit("Expand", cast(values, x.dtype), shape)
+    return emit("ScatterND", x, where, updates, reduction="add" if accumulate else "none")
+
+
+def _mask_shape(x: Tensor, mask: Tensor) -> Any:
+    """Return the shape of a mask with an axis of one for each axis of the tensor that it does not have."""
+    return (
+        emit("Concat", emit("Shape", mask), ints(*[1] * (x.ndim - mask.ndim)), axis=0)
+        if x.ndim > mask.ndim
+        else emit("Shape", mask)
+    )
+
+
+@rule("index_copy")
+def index_copy(result: TensorType, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    return _along(x, dim, index, source, "none")
+
+
+@rule("index_add")
+def index_add(result: TensorType, x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: Any = 1) -> Tensor:
+    scaled = source if alpha == 1 else emit("Mul", source, cast(alpha, source.dtype))
+    return _along(x, dim, index, scaled, "add")
+
+
+@rule("index_fill.int_Scalar", "index_fill.int_Tensor")
+def index_fill(result: TensorType, x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    moved, order = _to_front(x, dim)
+    shape = emit("Concat", emit("Shape", index), emit("Shape", moved, start=1, end=x.ndim), axis=0)
+    written = emit("ScatterND", moved, emit("Unsqueeze", index, ints(1)), emit("Expand", cast(value, x.dtype), shape))
+    return emit("Transpose", written, perm=[int(i) for i in np.argsort(order)]) if dim % x.ndim else written
+
+
+def _to_front(x: Tensor, dim: int) -> tuple[Tensor, list[int]]:
+    axis = dim % x.ndim
+    order = [axis, *(other for other in range(x.ndim) if other != axis)]
+    return (emit("Transpose", x, perm=order) if axis else x), order
+
+
+def _along(x: Tensor, dim: int, index: Tensor, source: Tensor, reduction: str) -> Tensor:
+    moved, order = _to_front(x, dim)
+    updates, _ = _to_front(source, dim)
+    where = emit("Reshape", cast(index, DType.INT64), ints(-1, 1))
+    written = emit("ScatterND", moved, where, cast(updates, x.dtype), reduction=reduction)
+    return emit("Transpose", written, perm=[int(i) for i in np.argsort(order)]) if dim % x.ndim else written
+
+
+_REDUCTIONS = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min"}
+
+
+@rule("scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce")
+def scatter(result: TensorType, x: Tensor, dim: int, index: Tensor, source: Any, reduce: str | None = None) -> Tensor:
+    return _scatter(x, dim, index, source, "none" if reduce is None else _REDUCTIONS[reduce])
+
+
+@rule("scatter_add")
+def scatter_add(result: TensorType, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    return _scatter(x, dim, index, source, "add")
+
+
+@rule("scatter_reduce.two")
+def scatter_reduce(
+    result: TensorType, x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, include_self: bool = True
+) -> Tensor:
+    if reduce == "mean" or not include_self:
+        raise Unsupported("scatter_reduce of means, or without the elements that are there")
+    return _scatter(x, dim, index, source, _REDUCTIONS[reduce])
+
+
+def _scatter(x: Tensor, dim: int, index: Tensor, source: Any, reduction: str) -> Tensor:
+    if x.ndim == 0:
+        raise Unsupported("a write by index into a 0-d tensor")
+    axis, values = dim % x.ndim, as_tensor(source)
+    if values.ndim == 0:
+        values = emit("Expand", cast(source, x.dtype), emit("Shape", index))
+    elif values.shape != index.shape or None in index.shape:  # more may be given than is written
+        ends = emit("Shape", index)
+        values = emit("Slice", values, ints(*[0] * x.ndim), ends)
+    return emit("ScatterElements", x, index, cast(values, x.dtype), axis=axis, reduction=reduction)
+
+
+@rule("slice_scatter")
+def slice_scatter(
+    result: TensorType, x: Tensor, source: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Tensor:
+    axis = dim % x.ndim
+    begin, stop = 0 if start is None else start, 2**63 - 1 if end is None else end
+    if source.shape == x.shape and None not in x.shape and step == 1:
+        return cast(source, x.dtype)
+    size = x.shape[axis]
+    if isinstance(size, int) and isinstance(begin, int) and isinstance(stop, int):
+        where = constant(np.arange(size)[begin:stop:step], DType.INT64)
+    else:
+        extent = emit("Squeeze", emit("Shape", x, start=axis, end=axis + 1), ints(0))
+        numbers = emit("Range", scalar(0, DType.INT64), extent, scalar(1, DType.INT64))
+        where = emit("Slice", numbers, make_shape([begin]), make_shape([stop]), ints(0), ints(step))
+    return _along(x, dim, where, source, "none")
+
+
+@rule("select_scatter")
+def select_scatter(result: TensorType, x: Tensor, source: Tensor, dim: int, index: Any) -> Tensor:
+    axis, size = dim % x.ndim, x.shape[dim]
+    if isinstance(index, int) and index < 0:
+        if not isinstance(size, int):
+            raise Unsupported("a write to the end of an axis of symbolic size")
+        index += size
+    where = emit("Reshape", as_tensor(index), ints(1))
+    return _along(x, dim, where, emit("Unsqueeze", source, ints(axis)), "none")
+
+
+@rule("masked_select")
+def masked_select(result: TensorType, x: Tensor, mask: Tensor) -> Tensor:
+    if x.shape == mask.shape:
+        return emit("Compress", x, emit("Reshape", mask, ints(-1)))
+    shape = emit("Shape", emit("Or", mask, emit("Equal", cast(x, DType.BOOL), cast(x, DType.BOOL))))
+    flat = emit("Reshape", emit("Expand", mask, shape), ints(-1))
+    return emit("Compress", emit("Expand", x, shape), flat)
+
+
+@rule("masked_scatter")
+def masked_scatter(result: TensorType, x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    shape = emit("Shape", x)
+    wide = emit("Reshape", emit("Expand", mask, shape), ints(-1))
+    place = emit("Sub", emit("CumSum", cast(wide, DType.INT64), scalar(0, DType.INT64)), scalar(1, DType.INT64))
+    picked = emit("Gather", emit("Reshape", source, ints(-1)), emit("Max", place, scalar(0, DType.INT64)))
+    return emit("Reshape", emit("Where", wide, cast(picked, x.dtype), emit("Reshape", x, ints(-1))), shape)
+
+
+@rule("nonzero")
+def nonzero(result: TensorType, x: Tensor) -> Tensor:
+    return emit("Transpose", emit("NonZero", x), perm=[1, 0])
+
+
+@rule("take")
+def take(result: TensorType, x: Tensor, index: Tensor) -> Tensor:
+    return emit("Gather", emit("Reshape", x, ints(-1)), index)
+
+
+@rule("bucketize.Tensor")
+def bucketize(result: TensorType, x: Tensor, boundaries: Tensor, out_int32: bool = False, right: bool = False) -> Tensor:
+    above = emit("GreaterOrEqual" if right else "Greater", emit("Unsqueeze", x, ints(-1)), boundaries)
+    return emit("ReduceSum", cast(above, result.dtype), ints(-1), keepdims=0)

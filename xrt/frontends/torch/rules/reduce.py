@@ -1,0 +1,225 @@
+"""Rules of operators that reduce over axes, accumulate along one, or put elements in order."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from xrt.builder.record_op import apply, emit
+from xrt.frontends.torch.rules.table import Unsupported, cast, ints, normalize_axes, rule, scalar
+from xrt.frontends.torch.symbols import SymbolicNumber
+from xrt.graph import DType, TensorType
+
+if TYPE_CHECKING:
+    from xrt.builder import Tensor
+
+
+def reduce_by(op_type: str, x: Tensor, axes: list[int], keepdim: bool) -> Tensor:
+    """Return the tensor reduced over axes; a tensor without axes is its own result."""
+    return emit(op_type, x, ints(*axes), keepdims=int(keepdim)) if axes else x
+
+
+def _reduced(op_type: str, result: TensorType, x: Tensor, dim: Any, keepdim: bool) -> Tensor:
+    return reduce_by(op_type, cast(x, result.dtype), normalize_axes(x, dim) if x.ndim else [], keepdim)
+
+
+def _register(op_type: str, *names: str) -> None:
+    def reduction(result: TensorType, x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+        return _reduced(op_type, result, x, dim, keepdim)
+
+    rule(*names)(reduction)
+
+
+_register("ReduceSum", "sum", "sum.dim_IntList", "sum.dim_DimnameList")
+_register("ReduceMean", "mean", "mean.dim")
+_register("ReduceProd", "prod", "prod.dim_int")
+
+
+def _register_extreme(op_type: str, index: str, *names: str) -> None:
+    def extreme(result: TensorType, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+        if x.dtype is DType.BOOL:
+            return cast(_reduced(op_type, TensorType(DType.UINT8), x, dim, keepdim), DType.BOOL)
+        return _reduced(op_type, result, x, dim, keepdim)
+
+    def with_index(result: tuple[TensorType, ...], x: Tensor, dim: int, keepdim: bool = False) -> Any:
+        if x.ndim == 0:
+            return x, scalar(0, DType.INT64)
+        y = cast(x, DType.INT32) if x.dtype is DType.BOOL else x
+        found = emit(index, y, axis=dim % x.ndim, keepdims=int(keepdim))
+        return cast(reduce_by(op_type, y, [dim % x.ndim], keepdim), x.dtype), found
+
+    def only_index(result: TensorType, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+        if dim is None:
+            found = emit(index, emit("Reshape", x, ints(-1)), axis=0, keepdims=0)
+            return emit("Reshape", found, ints(*[1] * x.ndim)) if keepdim else found
+        return emit(index, x, axis=dim % x.ndim, keepdims=int(keepdim)) if x.ndim else scalar(0, DType.INT64)
+
+    low = op_type.removeprefix("Reduce").lower()
+    rule(low, f"a{low}")(extreme)
+    rule(f"{low}.dim")(with_index)
+    rule(f"arg{low}")(only_index)
+
+
+_register_extreme("ReduceMax", "ArgMax")
+_register_extreme("ReduceMin", "ArgMin")
+
+
+@rule("any", "any.dim", "any.dims")
+def any_(result: TensorType, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    counted = cast(cast(x, DType.BOOL), DType.INT32)
+    return cast(reduce_by("ReduceMax", counted, normalize_axes(x, dim) if x.ndim else [], keepdim), result.dtype)
+
+
+@rule("all", "all.dim", "all.dims")
+def all_(result: TensorType, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    counted = cast(cast(x, DType.BOOL), DType.INT32)
+    return cast(reduce_by("ReduceMin", counted, normalize_axes(x, dim) if x.ndim else [], keepdim), result.dtype)
+
+
+@rule("count_nonzero", "count_nonzero.dim_IntList")
+def count_nonzero(result: TensorType, x: Tensor, dim: Any = None) -> Tensor:
+    return reduce_by("ReduceSum", cast(cast(x, DType.BOOL), DType.INT64), normalize_axes(x, dim) if x.ndim else [], False)
+
+
+@rule("logsumexp")
+def logsumexp(result: TensorType, x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
+    return _reduced("ReduceLogSumExp", result, x, dim, keepdim)
+
+
+# ---------------------------------------------------------------------- variance and norms
+
+
+def _count(x: Tensor, axes: list[int], dtype: DType) -> Any:
+    """Return how many elements are reduced: a number, or a 0-d tensor where extents are symbolic."""
+    sizes = [x.shape[axis] for axis in axes]
+    if all(isinstance(size, int) for size in sizes):
+        return math.prod(sizes)
+    row = emit("ReduceProd", emit("Gather", emit("Shape", x), ints(*axes)), ints(0), keepdims=0)
+    return emit("Cast", row, to=dtype)
+
+
+def variance(x: Tensor, axes: list[int], correction: float, keepdim: bool) -> Tensor:
+    """Return the variance over axes, divided by the count less the correction."""
+    centered = emit("Sub", x, reduce_by("ReduceMean", x, axes, True))
+    squares = emit("Mul", centered, centered)
+    if correction == 0:
+        return reduce_by("ReduceMean", squares, axes, keepdim)
+    count = _count(x, axes, x.dtype)
+    if isinstance(count, int):
+        divisor: Any = scalar(max(count - correction, 0), x.dtype)
+    else:
+        divisor = emit("Max", emit("Sub", count, scalar(correction, x.dtype)), scalar(0, x.dtype))
+    return emit("Div", reduce_by("ReduceSum", squares, axes, keepdim), divisor)
+
+
+def _correction(options: dict[str, Any], args: tuple[Any, ...]) -> tuple[Any, float, bool]:
+    """Return axes, correction and keepdim, from any of the overloads' forms."""
+    dim, keepdim = None, options.get("keepdim", False)
+    correction = options.get("correction", options.get("unbiased", 1))
+    rest = list(args)
+    if rest and not isinstance(rest[0], bool):
+        dim = rest.pop(0)
+    dim = options.get("dim", dim)
+    if rest:
+        correction = rest.pop(0)
+    if rest:
+        keepdim = rest.pop(0)
+    return dim, 1 if correction is None else float(correction), bool(keepdim)
+
+
+@rule("var", "var.dim", "var.correction")
+def var(result: TensorType, x: Tensor, *args: Any, **options: Any) -> Tensor:
+    dim, correction, keepdim = _correction(options, args)
+    return variance(x, normalize_axes(x, dim), correction, keepdim)
+
+
+@rule("std", "std.dim", "std.correction")
+def std(result: TensorType, x: Tensor, *args: Any, **options: Any) -> Tensor:
+    return emit("Sqrt", var(result, x, *args, **options))
+
+
+@rule("var_mean.correction", "var_mean.dim", "var_mean")
+def var_mean(result: tuple[TensorType, ...], x: Tensor, *args: Any, **options: Any) -> Any:
+    dim, correction, keepdim = _correction(options, args)
+    axes = normalize_axes(x, dim)
+    return variance(x, axes, correction, keepdim), reduce_by("ReduceMean", x, axes, keepdim)
+
+
+@rule("linalg_vector_norm", "norm.ScalarOpt_dim", "norm.Scalar")
+def vector_norm(result: TensorType, x: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+    y, axes = cast(x, result.dtype), normalize_axes(x, dim)
+    order = 2 if p is None else p
+    if isinstance(order, SymbolicNumber):
+        raise Unsupported("a norm of symbolic order")
+    if order in (1, 2):
+        return reduce_by(f"ReduceL{int(order)}", y, axes, keepdim)
+    size = emit("Abs", y)
+    if order == math.inf:
+        return reduce_by("ReduceMax", size, axes, keepdim)
+    if order == -math.inf:
+        return reduce_by("ReduceMin", size, axes, keepdim)
+    if order == 0:
+        raise Unsupported("the norm of order zero")
+    total = reduce_by("ReduceSum", emit("Pow", size, scalar(order, result.dtype)), axes, keepdim)
+    return emit("Pow", total, scalar(1 / order, result.dtype))
+
+
+# ---------------------------------------------------------------------- along an axis
+
+
+@rule("cumsum")
+def cumsum(result: TensorType, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    y = cast(x, result.dtype)
+    return emit("CumSum", y, scalar(dim % x.ndim, DType.INT64)) if x.ndim else y
+
+
+@rule("cumprod")
+def cumprod(result: TensorType, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    y = cast(x, result.dtype)
+    return emit("CumProd", y, scalar(dim % x.ndim, DType.INT64)) if x.ndim else y
+
+
+@rule("topk")
+def topk(
+    result: tuple[TensorType, ...],
+    x: Tensor,
+    k: Any,
+    dim: int = -1,
+    largest: bool = True,
+    sorted: bool = True,  # noqa: A002
+) -> Any:
+    if x.ndim == 0:
+        return x, scalar(0, DType.INT64)
+    count = ints(k) if isinstance(k, int) else k.row
+    return apply("TopK", (x, count), {"axis": dim % x.ndim, "largest": int(largest), "sorted": 1})
+
+
+@rule("sort", "sort.stable")
+def sort(
+    result: tuple[TensorType, ...], x: Tensor, *args: Any, stable: Any = None, dim: int = -1, descending: bool = False
+) -> Any:
+    if args:
+        dim, descending = args[0], args[1] if len(args) > 1 else descending
+    if x.ndim == 0:
+        return x, scalar(0, DType.INT64)
+    axis, narrow = dim % x.ndim, x.dtype in (DType.BOOL, DType.INT8, DType.UINT8, DType.INT16)
+    y = cast(x, DType.INT32) if narrow else x
+    count = emit("Shape", x, start=axis, end=axis + 1)
+    values, where = apply("TopK", (y, count), {"axis": axis, "largest": int(descending), "sorted": 1})
+    return cast(values, x.dtype), where
+
+
+@rule("argsort", "argsort.stable")
+def argsort(result: TensorType, x: Tensor, *args: Any, **options: Any) -> Tensor:
+    return sort((result, result), x, *args, **options)[1]  # type: ignore[no-any-return]  # a pair of tensors
+
+
+@rule("msort")
+def msort(result: TensorType, x: Tensor) -> Tensor:
+    return sort((result, result), x, 0)[0]  # type: ignore[no-any-return]  # a pair of tensors
+
+
+@rule("aminmax")
+def aminmax(result: tuple[TensorType, ...], x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+    axes = normalize_axes(x, dim) if x.ndim else []
+    return reduce_by("ReduceMin", x, axes, keepdim), reduce_by("ReduceMax", x, axes, keepdim)

@@ -1,0 +1,375 @@
+"""Rules of operators that change the shape or the element type, or put tensors together and apart."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xrt.builder.record_op import apply, emit
+from xrt.frontends.torch.rules.table import (
+    Unsupported,
+    as_tensor,
+    cast,
+    constant,
+    ints,
+    normalize_axes,
+    normalize_axis,
+    rule,
+    scalar,
+)
+from xrt.frontends.torch.symbols import make_shape
+from xrt.graph import DType, TensorType
+
+if TYPE_CHECKING:
+    from xrt.builder import Tensor
+
+LAST = 2**63 - 1
+
+
+@rule("clone", "contiguous", "detach", "alias", "lift_fresh_copy", "lift_fresh", "lift", "positive", "detach_", "view_as")
+def identity(result: TensorType, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return x
+
+
+@rule("to.dtype", "to.device", "to.dtype_layout", "to.other", "_to_copy", "type_as", "to.prim_Device", "to.prim_dtype")
+def to(result: TensorType, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    if x.dtype.is_float and result.dtype.is_integer and result.dtype.numpy.kind == "u":
+        x = cast(x, DType.INT64)  # a negative float to an unsigned type is undefined in C, and wraps around in PyTorch
+    return cast(x, result.dtype)
+
+
+@rule("view", "reshape", "_unsafe_view", "unflatten.int", "view_copy", "_reshape_copy", "reshape_as", "flatten.using_ints")
+def reshape(result: TensorType, x: Tensor, *args: Any) -> Tensor:
+    return reshape_to(x, result, args[0] if args and isinstance(args[0], list | tuple) else None)
+
+
+def reshape_to(x: Tensor, result: TensorType, sizes: Any = None) -> Tensor:
+    """Return the tensor with the shape of the result; extents that follow from others are not computed."""
+    from_, to_ = x.shape, result.shape or ()
+    if from_ == to_ and None not in from_:
+        return x
+    if all(isinstance(size, int) for size in to_):
+        return emit("Reshape", x, np.array(to_, np.int64)) if to_ else emit("Reshape", x, np.zeros(0, np.int64))
+    if _has_zero(from_) or _has_zero(to_):
+        raise Unsupported("a shape with an extent of zero and symbolic ones")
+    # 0 keeps the extent of the same axis, and -1 is computed: with at most one left, nothing is to be read from shapes.
+    wanted = [size if isinstance(size, int) else 0 if i < len(from_) and from_[i] == size else -1 for i, size in enumerate(to_)]
+    if wanted.count(-1) <= 1:
+        return emit("Reshape", x, np.array(wanted, np.int64))
+    if sizes is None or len(sizes) != len(to_):
+        raise Unsupported("a shape of which several extents are symbolic")
+    return emit("Reshape", x, make_shape(sizes))
+
+
+def _has_zero(shape: Any) -> bool:
+    return any(isinstance(size, int) and size == 0 for size in shape)
+
+
+@rule("unsqueeze", "unsqueeze_copy")
+def unsqueeze(result: TensorType, x: Tensor, dim: int) -> Tensor:
+    return emit("Unsqueeze", x, ints(dim % (x.ndim + 1)))
+
+
+@rule("squeeze", "squeeze.dim", "squeeze.dims", "squeeze_copy.dim", "squeeze_copy.dims")
+def squeeze(result: TensorType, x: Tensor, dim: Any = None) -> Tensor:
+    if x.ndim == 0:
+        return x
+    axes = [axis for axis in normalize_axes(x, dim) if x.shape[axis] == 1]
+    return emit("Squeeze", x, ints(*axes)) if axes else x
+
+
+@rule("permute", "permute_copy")
+def permute(result: TensorType, x: Tensor, dims: Any) -> Tensor:
+    order = [dim % x.ndim for dim in dims]
+    return x if order == sorted(order) else emit("Transpose", x, perm=order)
+
+
+@rule("transpose.int", "swapaxes", "transpose_copy.int")
+def transpose(result: TensorType, x: Tensor, dim0: int, dim1: int) -> Tensor:
+    if x.ndim == 0:
+        return x
+    order = list(range(x.ndim))
+    order[dim0], order[dim1] = order[dim1], order[dim0]
+    return permute(result, x, order)
+
+
+@rule("t", "mT", "t_copy")
+def t(result: TensorType, x: Tensor) -> Tensor:
+    return x if x.ndim < 2 else transpose(result, x, -2, -1)
+
+
+@rule("numpy_T")
+def reverse_axes(result: TensorType, x: Tensor) -> Tensor:
+    return x if x.ndim < 2 else permute(result, x, list(range(x.ndim))[::-1])
+
+
+@rule("movedim.int", "movedim.intlist", "moveaxis.int")
+def movedim(result: TensorType, x: Tensor, source: Any, destination: Any) -> Tensor:
+    sources = [s % x.ndim for s in (source if isinstance(source, list) else [source])]
+    targets = [d % x.ndim for d in (destination if isinstance(destination, list) else [destination])]
+    rest = iter([axis for axis in range(x.ndim) if axis not in sources])
+    order = [sources[targets.index(axis)] if axis in targets else next(rest) for axis in range(x.ndim)]
+    return permute(result, x, order)
+
+
+@rule("expand", "expand_copy", "expand_as", "broadcast_to")
+def expand(result: TensorType, x: Tensor, sizes: Any, implicit: bool = False) -> Tensor:
+    to_ = result.shape or ()
+    if x.shape == to_ and None not in to_:
+        return x
+    if all(isinstance(size, int) for size in to_):
+        return emit("Expand", x, np.array(to_, np.int64))
+    if not isinstance(sizes, list | tuple):
+        return emit("Expand", x, emit("Shape", sizes))
+    lead = len(to_) - x.ndim
+    kept = [1 if i >= lead and (s == -1 or x.shape[i - lead] == to_[i]) else s for i, s in enumerate(sizes)]  # 1 keeps the extent
+    return x if all(size == 1 for size in kept) and lead == 0 else emit("Expand", x, make_shape(kept))
+
+
+@rule("repeat")
+def repeat(result: TensorType, x: Tensor, repeats: Any) -> Tensor:
+    lead = len(repeats) - x.ndim
+    x = emit("Unsqueeze", x, ints(*range(lead))) if lead else x
+    return emit("Tile", x, make_shape(repeats))
+
+
+@rule("tile")
+def tile(result: TensorType, x: Tensor, dims: Any) -> Tensor:
+    return repeat(result, x, [1] * (x.ndim - len(dims)) + list(dims))
+
+
+@rule("repeat_interleave.self_int")
+def repeat_interleave(result: TensorType, x: Tensor, repeats: Any, dim: int | None = None, output_size: Any = None) -> Tensor:
+    x = emit("Reshape", x, ints(-1)) if dim is None else x
+    axis, count = (0, 1) if dim is None else (dim % x.ndim, x.ndim)
+    parts = [1] * (count + 1)
+    parts[axis + 1] = repeats
+    wide = emit("Tile", emit("Unsqueeze", x, ints(axis + 1)), make_shape(parts))
+    return (
+        emit("Reshape", wide, np.array([0] * axis + [-1] + [1] * 0, np.int64)) if count == axis + 1 else _merge(wide, axis, count)
+    )
+
+
+def _merge(x: Tensor, axis: int, count: int) -> Tensor:
+    """Return the tensor with an axis merged with the next one; the extents after these are read from its shape."""
+    rest = emit("Shape", x, start=axis + 2, end=count + 1)
+    return emit("Reshape", x, emit("Concat", np.array([0] * axis + [-1], np.int64), rest, axis=0))
+
+
+@rule("cat", "concat", "concatenate")
+def cat(result: TensorType, tensors: Any, dim: int = 0) -> Tensor:
+    kept = [tensor for tensor in tensors if tensor.shape != (0,)]  # PyTorch leaves out empty tensors of one axis
+    if not kept:
+        return cast(tensors[0], result.dtype)
+    parts = [cast(tensor, result.dtype) for tensor in kept]
+    return parts[0] if len(parts) == 1 else emit("Concat", *parts, axis=normalize_axis(kept[0], dim))
+
+
+@rule("stack")
+def stack(result: TensorType, tensors: Any, dim: int = 0) -> Tensor:
+    axis = dim % (tensors[0].ndim + 1)
+    parts = [emit("Unsqueeze", cast(tensor, result.dtype), ints(axis)) for tensor in tensors]
+    return parts[0] if len(parts) == 1 else emit("Concat", *parts, axis=axis)
+
+
+@rule("split.Tensor", "split_with_sizes", "chunk", "split.sizes", "tensor_split.sections", "unsafe_split.Tensor", "unsafe_chunk")
+def split(result: tuple[TensorType, ...], x: Tensor, size: Any, dim: int = 0) -> Any:
+    axis = dim % x.ndim
+    if len(result) == 1:
+        return (x,)
+    sizes = [(one.shape or ())[axis] for one in result]
+    if not all(isinstance(one, int) for one in sizes):
+        if not isinstance(size, list | tuple):
+            raise Unsupported("parts of which the sizes are symbolic")
+        return apply("Split", (x, make_shape(size)), {"axis": axis}, outputs=len(result))
+    return apply("Split", (x, np.array(sizes, np.int64)), {"axis": axis}, outputs=len(result))
+
+
+@rule("unbind.int")
+def unbind(result: tuple[TensorType, ...], x: Tensor, dim: int = 0) -> Any:
+    return tuple(emit("Gather", x, scalar(i, DType.INT64), axis=dim % x.ndim) for i in range(len(result)))
+
+
+@rule("slice.Tensor", "slice_copy.Tensor")
+def slice_(result: TensorType, x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
+    begin, stop = 0 if start is None else start, LAST if end is None else end
+    axis = dim % x.ndim
+    if begin == 0 and stop == LAST and step == 1:
+        return x
+    if isinstance(begin, int) and isinstance(stop, int) and step == 1 and x.shape[axis] == (result.shape or ())[axis] is not None:
+        return x
+    return emit("Slice", x, make_shape([begin]), make_shape([stop]), ints(axis), ints(step))
+
+
+@rule("narrow")
+def narrow(result: TensorType, x: Tensor, dim: int, start: Any, length: Any) -> Tensor:
+    begin = make_shape([start])
+    stop = emit("Add", begin, make_shape([length])) if not (isinstance(start, int) and isinstance(length, int)) else None
+    if stop is None and isinstance(start, int) and start < 0:
+        raise Unsupported("narrow from a negative start")
+    return emit("Slice", x, begin, make_shape([start + length]) if stop is None else stop, ints(dim % x.ndim))
+
+
+@rule("select.int", "select_copy.int")
+def select(result: TensorType, x: Tensor, dim: int, index: Any) -> Tensor:
+    where = as_tensor(index)
+    return emit("Gather", x, where, axis=dim % x.ndim)
+
+
+@rule("flip")
+def flip(result: TensorType, x: Tensor, dims: Any) -> Tensor:
+    axes = normalize_axes(x, dims) if dims else []
+    count = len(axes)
+    return emit("Slice", x, ints(*[-1] * count), ints(*[-LAST] * count), ints(*axes), ints(*[-1] * count)) if axes else x
+
+
+@rule("roll")
+def roll(result: TensorType, x: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
+    moves = shifts if isinstance(shifts, list | tuple) else [shifts]
+    axes = dims if isinstance(dims, list | tuple) else [dims]
+    if not axes:
+        flat = emit("Reshape", x, ints(-1))
+        return reshape_to(_rolled(flat, 0, moves[0], None), result) if x.ndim != 1 else _rolled(x, 0, moves[0], x.shape[0])
+    for shift, axis in zip(moves, axes, strict=True):
+        x = _rolled(x, axis % len(result.shape or ()), shift, (result.shape or ())[axis])
+    return x
+
+
+def _rolled(x: Tensor, axis: int, shift: Any, extent: Any) -> Tensor:
+    if not isinstance(shift, int):
+        raise Unsupported("a roll by a symbolic number")
+    if isinstance(extent, int):
+        shift = shift % extent if extent else 0
+    if shift == 0:
+        return x
+    tail = emit("Slice", x, ints(-shift), ints(LAST), ints(axis))
+    head = emit("Slice", x, ints(0), ints(-shift), ints(axis))
+    return emit("Concat", tail, head, axis=axis)
+
+
+_PADS = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+
+
+@rule("pad")
+def pad(result: TensorType, x: Tensor, pad: Any, mode: str = "constant", value: Any = None) -> Tensor:
+    if not all(isinstance(one, int) for one in pad):
+        raise Unsupported("padding by symbolic numbers")
+    if all(one == 0 for one in pad):
+        return x
+    before, after = [0] * x.ndim, [0] * x.ndim
+    for i in range(len(pad) // 2):
+        before[x.ndim - 1 - i], after[x.ndim - 1 - i] = pad[2 * i], pad[2 * i + 1]
+    if mode != "constant":
+        return emit("Pad", x, ints(*before, *after), mode=_PADS[mode])
+    fill = scalar(value if value is not None else 0, x.dtype)
+    return emit("Pad", x, ints(*before, *after), fill, mode="constant")
+
+
+@rule("constant_pad_nd")
+def constant_pad(result: TensorType, x: Tensor, pads: Any, value: Any = 0) -> Tensor:
+    return pad(result, x, pads, "constant", value)
+
+
+@rule("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
+def reflection_pad(result: TensorType, x: Tensor, padding: Any) -> Tensor:
+    return pad(result, x, padding, "reflect")
+
+
+@rule("replication_pad1d", "replication_pad2d", "replication_pad3d")
+def replication_pad(result: TensorType, x: Tensor, padding: Any) -> Tensor:
+    return pad(result, x, padding, "replicate")
+
+
+def _register_triangle(name: str, upper: int) -> None:
+    def triangle(result: TensorType, x: Tensor, diagonal: int = 0) -> Tensor:
+        if x.dtype is DType.BOOL:
+            return cast(emit("Trilu", cast(x, DType.INT32), scalar(diagonal, DType.INT64), upper=upper), DType.BOOL)
+        return emit("Trilu", x, scalar(diagonal, DType.INT64), upper=upper)
+
+    rule(name)(triangle)
+
+
+_register_triangle("tril", 0)
+_register_triangle("triu", 1)
+
+
+@rule("diagonal", "diagonal_copy")
+def diagonal(result: TensorType, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    a, b = dim1 % x.ndim, dim2 % x.ndim
+    rows, columns = x.shape[a], x.shape[b]
+    if not isinstance(rows, int) or not isinstance(columns, int):
+        raise Unsupported("the diagonal of a matrix of symbolic size")
+    order = [axis for axis in range(x.ndim) if axis not in (a, b)] + [a, b]
+    start = np.arange(int((result.shape or ())[-1] or 0))
+    positions = np.stack([start + max(-offset, 0), start + max(offset, 0)], -1)
+    moved = emit("Transpose", x, perm=order)
+    flat = emit("Reshape", moved, ints(*[0] * (x.ndim - 2), -1))
+    return emit("Gather", flat, constant(positions[:, 0] * columns + positions[:, 1], DType.INT64), axis=x.ndim - 2)
+
+
+@rule("pixel_shuffle")
+def pixel_shuffle(result: TensorType, x: Tensor, upscale_factor: int) -> Tensor:
+    if x.ndim != 4:
+        raise Unsupported("pixel_shuffle of other than four axes")
+    return emit("DepthToSpace", x, blocksize=upscale_factor, mode="CRD")
+
+
+@rule("pixel_unshuffle")
+def pixel_unshuffle(result: TensorType, x: Tensor, downscale_factor: int) -> Tensor:
+    c, h, w = x.shape[1:] if x.ndim == 4 else (None,) * 3
+    r = downscale_factor
+    if not isinstance(c, int) or not isinstance(h, int) or not isinstance(w, int):
+        raise Unsupported("pixel_unshuffle of symbolic extents")
+    parts = emit("Reshape", x, ints(-1, c, h // r, r, w // r, r))
+    return emit("Reshape", emit("Transpose", parts, perm=[0, 1, 3, 5, 2, 4]), ints(-1, c * r * r, h // r, w // r))
+
+
+@rule("channel_shuffle")
+def channel_shuffle(result: TensorType, x: Tensor, groups: int) -> Tensor:
+    c = x.shape[1]
+    if not isinstance(c, int):
+        raise Unsupported("a symbolic number of channels")
+    rest = emit("Shape", x, start=2)
+    split = emit("Reshape", x, emit("Concat", ints(0, groups, c // groups), rest, axis=0))
+    order = [0, 2, 1, *range(3, x.ndim + 1)]
+    return emit("Reshape", emit("Transpose", split, perm=order), emit("Concat", ints(0, c), rest, axis=0))
+
+
+@rule("unfold")
+def unfold(result: TensorType, x: Tensor, dimension: int, size: int, step: int) -> Tensor:
+    axis = dimension % max(x.ndim, 1)
+    count = (result.shape or ())[axis]
+    if x.ndim == 0 or not isinstance(count, int):
+        raise Unsupported("unfold along an axis of symbolic size")
+    positions = np.arange(count)[:, None] * step + np.arange(size)
+    picked = emit("Gather", x, constant(positions, DType.INT64), axis=axis)
+    order = [*range(axis + 1), *range(axis + 2, x.ndim + 1), axis + 1]
+    return picked if order == sorted(order) else emit("Transpose", picked, perm=order)
+
+
+@rule("meshgrid.indexing", "meshgrid")
+def meshgrid(result: tuple[TensorType, ...], tensors: Any, indexing: str = "ij") -> Any:
+    if indexing != "ij":
+        raise Unsupported("meshgrid with other than 'ij' indexing")
+    shape = [emit("Shape", tensor) for tensor in tensors]
+    whole = emit("Concat", *shape, axis=0) if len(shape) > 1 else shape[0]
+    wide = []
+    for i, tensor in enumerate(tensors):
+        column = emit("Reshape", tensor, ints(*[-1 if j == i else 1 for j in range(len(tensors))]))
+        wide.append(emit("Expand", column, whole))
+    return tuple(wide)
+
+
+@rule("broadcast_tensors")
+def broadcast_tensors(result: tuple[TensorType, ...], tensors: Any) -> Any:
+    return tuple(
+        expand(one, tensor, None) if one.is_static else _wide(tensor, tensors)
+        for one, tensor in zip(result, tensors, strict=True)
+    )
+
+
+def _wide(tensor: Tensor, tensors: Any) -> Tensor:
+    for other in tensors:
+        tensor = emit("Expand", tensor, emit("Shape", other))
+    return tensor

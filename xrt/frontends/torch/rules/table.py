@@ -1,0 +1,186 @@
+"""The table of rules, and what rules have in common: element types and axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+
+from xrt.builder.record_op import emit
+from xrt.builder.symbol import current
+from xrt.frontends.torch.dtypes import from_torch_dtype, to_torch_dtype
+from xrt.frontends.torch.symbols import SymbolicNumber
+from xrt.graph import DType
+
+if TYPE_CHECKING:
+    from xrt.builder import Tensor
+
+__all__ = [
+    "RULES",
+    "Rule",
+    "Unsupported",
+    "add_batch",
+    "as_tensor",
+    "cast",
+    "combine_types",
+    "constant",
+    "drop_batch",
+    "each",
+    "fixed_size",
+    "ints",
+    "lowest",
+    "normalize_axes",
+    "normalize_axis",
+    "rule",
+    "scalar",
+]
+
+Rule: TypeAlias = Callable[..., Any]
+"""Takes the type of the result (a tuple of types where there are several), then the operator's arguments by position and name."""
+
+RULES: dict[str, Rule] = {}
+"""The rule of each operator, by its name with the overload: ``aten.add.Tensor``."""
+
+
+class Unsupported(Exception):
+    """A call has no ONNX form; the text says why. The node is then opaque."""
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def rule(*names: str) -> Callable[[_Function], _Function]:
+    """Register the function as the rule of operators of ``aten``, named with their overloads (``add.Tensor``)."""
+
+    def register(function: _Function) -> _Function:
+        for name in names:
+            full = f"aten.{name}" if "." in name else f"aten.{name}.default"
+            if full in RULES:
+                raise ValueError(f"two rules are registered for {full}")
+            RULES[full] = function
+        return function
+
+    return register
+
+
+# ---------------------------------------------------------------------- operands
+
+
+def cast(x: Any, dtype: DType) -> Tensor:
+    """Return a tensor or a number as a tensor of an element type."""
+    if isinstance(x, SymbolicNumber):
+        x = x.scalar
+    if isinstance(x, bool | int | float):
+        return scalar(x, dtype)
+    return x if x.dtype is dtype else emit("Cast", x, to=dtype)
+
+
+def constant(value: Any, dtype: DType) -> Tensor:
+    """Return a constant of an element type."""
+    return current("a constant").constant(np.asarray(value).astype(dtype.numpy))
+
+
+def scalar(value: Any, dtype: DType) -> Tensor:
+    """Return a number as a 0-d constant; a float for an integer type is truncated as PyTorch does."""
+    if dtype.is_integer and isinstance(value, float) and not math.isfinite(value):
+        raise Unsupported(f"{value} is no {dtype}")
+    if dtype.is_integer and dtype.numpy.kind == "u" and value < 0:
+        value = int(value) % (1 << dtype.bits)
+    return constant(value, dtype)
+
+
+def ints(*values: int) -> np.ndarray[Any, Any]:
+    """Return integers as an operand, such as the axes of Squeeze."""
+    return np.array(values, np.int64)
+
+
+def as_tensor(x: Any) -> Tensor:
+    """Return a value as a tensor of the type that PyTorch gives it."""
+    if isinstance(x, bool):
+        return scalar(x, DType.BOOL)
+    if isinstance(x, int):
+        return scalar(x, DType.INT64)
+    if isinstance(x, float):
+        return scalar(x, from_torch_dtype(torch.get_default_dtype()))
+    return x.scalar if isinstance(x, SymbolicNumber) else x
+
+
+# ---------------------------------------------------------------------- types
+
+
+@cache
+def _meta(dtype: torch.dtype, is_scalar: bool) -> torch.Tensor:
+    return torch.empty(() if is_scalar else (1,), dtype=dtype, device="meta")
+
+
+def combine_types(*values: Any) -> DType:
+    """Return the element type in which PyTorch computes on tensors and numbers."""
+    states = [_state(value) for value in values]
+    if len(states) == 1:
+        states *= 2
+    result = torch.result_type(states[0], states[1])
+    for other in states[2:]:
+        result = torch.promote_types(result, torch.result_type(states[0], other))
+    return from_torch_dtype(result)
+
+
+def _state(value: Any) -> Any:
+    if isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, SymbolicNumber):
+        return 1 if value.expression.is_integer else 1.0
+    return _meta(to_torch_dtype(value.dtype), value.shape == ())
+
+
+def lowest(dtype: DType) -> Any:
+    """Return the lowest number of a type."""
+    if dtype.is_float:
+        import ml_dtypes
+
+        return ml_dtypes.finfo(dtype.numpy).min  # type: ignore[no-untyped-call]  # ml_dtypes is half typed
+    return False if dtype is DType.BOOL else np.iinfo(dtype.numpy).min
+
+
+# ---------------------------------------------------------------------- axes
+
+
+def normalize_axis(x: Tensor, axis: int, extra: int = 0) -> int:
+    """Return an axis counted from the front; of a 0-d tensor the axes 0 and -1 are taken as PyTorch does."""
+    count = max(x.ndim, 1) + extra
+    return axis % count
+
+
+def normalize_axes(x: Tensor, axes: Any) -> list[int]:
+    """Return axes counted from the front; all axes where none are given."""
+    if axes is None or axes == []:
+        return list(range(x.ndim))
+    return [normalize_axis(x, axis) for axis in (axes if isinstance(axes, list | tuple) else [axes])]
+
+
+def fixed_size(x: Tensor, axis: int) -> int:
+    """Return an extent; raises Unsupported where it is symbolic."""
+    size = x.shape[axis]
+    if not isinstance(size, int):
+        raise Unsupported("a kernel of symbolic size")
+    return size
+
+
+def each(value: Any, count: int) -> list[int]:
+    """Return one number per spatial axis, from one number or a list, of which a single element is for all."""
+    values = list(value) if isinstance(value, list | tuple) else [value]
+    return values * count if len(values) == 1 else values
+
+
+def add_batch(x: Tensor, count: int) -> tuple[Tensor, bool]:
+    """Return the input with an axis for the batch, and whether it had none."""
+    is_single = x.ndim == count + 1
+    return (emit("Unsqueeze", x, ints(0)) if is_single else x), is_single
+
+
+def drop_batch(y: Tensor, is_single: bool) -> Tensor:
+    """Return a result without the axis that `add_batch` has added."""
+    return emit("Squeeze", y, ints(0)) if is_single else y

@@ -1,0 +1,176 @@
+"""Sizes that are known only at run time: their names in types, and the values that hold them in the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from xrt.builder.record_op import emit
+from xrt.errors import ModelError
+from xrt.graph import DType
+
+if TYPE_CHECKING:
+    from xrt.builder import Tensor
+    from xrt.graph import Dim, Shape
+
+__all__ = ["Size", "SymbolicNumber", "Symbols", "make_shape"]
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolicNumber:
+    """A Python number of the module that follows from the sizes of its inputs; it becomes a value when it is used as one."""
+
+    expression: Any
+    """SymPy's expression."""
+    symbols: Symbols
+
+    @property
+    def row(self) -> Tensor:
+        """The number as a tensor of one element, int64 or float64."""
+        return self.symbols.make_row(self.expression)
+
+    @property
+    def scalar(self) -> Tensor:
+        """The number as a 0-d tensor."""
+        return self.symbols.make_scalar(self.expression)
+
+
+Size: TypeAlias = int | SymbolicNumber
+
+
+@dataclass(slots=True)
+class Symbols:
+    """The symbols of one captured graph: ``names`` maps those that have a name of the user's to it."""
+
+    names: Mapping[str, str]
+    rows: dict[Any, Tensor] = field(default_factory=dict)
+    scalars: dict[Any, Tensor] = field(default_factory=dict)
+    sources: dict[Any, tuple[Tensor, int]] = field(default_factory=dict)
+
+    def know_shape(self, tensor: Tensor, shape: Sequence[Any]) -> None:
+        """Remember that the tensor has these extents: each symbolic one can be read from it."""
+        for axis, size in enumerate(shape):
+            if not isinstance(size, int):
+                self.sources.setdefault(size.node.expr, (tensor, axis))
+
+    def know_value(self, expression: Any, scalar: Tensor) -> None:
+        """Remember that a 0-d tensor holds the number."""
+        self.scalars[expression] = scalar
+        self.rows[expression] = emit("Reshape", scalar, np.array([1], np.int64))
+
+    def name(self, size: Any) -> Dim:
+        """Return an extent as types spell it: a number, or the name of the expression with the user's names in it."""
+        if isinstance(size, int):
+            return size
+        expression = size.node.expr
+        if expression.is_Integer:
+            return int(expression)
+        if expression.is_Symbol:
+            return self.names.get(str(expression), str(expression))
+        renamed = {symbol: self.names.get(str(symbol), str(symbol)) for symbol in expression.free_symbols}
+        return str(expression.xreplace({symbol: type(symbol)(name, integer=True) for symbol, name in renamed.items()}))
+
+    def name_shape(self, shape: Sequence[Any]) -> Shape:
+        """Return a shape as types spell it."""
+        return tuple(map(self.name, shape))
+
+    def number(self, value: Any) -> Any:
+        """Return a symbolic int or float as a rule takes it: a Python number where it is one, else a `SymbolicNumber`."""
+        expression = value.node.expr
+        if expression.is_number:
+            return int(expression) if expression.is_integer else float(expression)
+        return SymbolicNumber(expression, self)
+
+    def make_scalar(self, expression: Any) -> Tensor:
+        """Return a 0-d tensor that holds the value of an expression."""
+        if expression not in self.scalars:
+            self.scalars[expression] = emit("Squeeze", self.make_row(expression), np.array([0], np.int64))
+        return self.scalars[expression]
+
+    def make_row(self, expression: Any) -> Tensor:
+        """Return a tensor of one element that holds the value of an expression; raises ModelError where nothing gives it."""
+        if expression not in self.rows:
+            self.rows[expression] = self._compute(expression)
+        return self.rows[expression]
+
+    def _compute(self, expression: Any) -> Tensor:
+        if expression in self.sources:
+            tensor, axis = self.sources[expression]
+            return emit("Shape", tensor, start=axis, end=axis + 1)
+        if expression.is_number:
+            value: Any = np.array([int(expression)], np.int64) if expression.is_integer else np.array([float(expression)])
+            return emit("Identity", value)
+        rule = _RULES.get(expression.func.__name__)
+        if rule is None:
+            raise ModelError(f"the number {expression} of the module cannot be computed from the sizes of its inputs")
+        return rule([self.make_row(argument) for argument in expression.args])
+
+
+def _chain(op_type: str) -> Callable[[list[Tensor]], Tensor]:
+    def combine(rows: list[Tensor]) -> Tensor:
+        result = rows[0]
+        rows = [_float(row) for row in rows] if any(row.dtype.is_float for row in rows) else rows
+        result = rows[0]
+        for row in rows[1:]:
+            result = emit(op_type, result, row)
+        return result
+
+    return combine
+
+
+def _float(row: Tensor) -> Tensor:
+    return row if row.dtype.is_float else emit("Cast", row, to=DType.FLOAT64)
+
+
+def _divide(rows: list[Tensor]) -> Tensor:
+    return emit("Div", _float(rows[0]), _float(rows[1]))
+
+
+def _power(rows: list[Tensor]) -> Tensor:
+    base, exponent = rows
+    if base.dtype is DType.INT64 and exponent.dtype is DType.INT64:
+        return emit("Pow", base, exponent)
+    return emit("Pow", _float(base), _float(exponent))
+
+
+_RULES: dict[str, Callable[[list[Tensor]], Tensor]] = {
+    "Add": _chain("Add"),
+    "Mul": _chain("Mul"),
+    "Max": _chain("Max"),
+    "Min": _chain("Min"),
+    "Pow": _power,
+    "PowByNatural": _power,
+    "FloatPow": _power,
+    "FloorDiv": lambda rows: rows[0] // rows[1],
+    "CleanDiv": lambda rows: rows[0] // rows[1],
+    "CeilToInt": lambda rows: emit("Cast", emit("Ceil", rows[0]), to=DType.INT64),
+    "FloorToInt": lambda rows: emit("Cast", emit("Floor", rows[0]), to=DType.INT64),
+    "TruncToInt": lambda rows: emit("Cast", rows[0], to=DType.INT64),
+    "RoundToInt": lambda rows: emit("Cast", emit("Round", rows[0]), to=DType.INT64),
+    "Mod": lambda rows: rows[0] % rows[1],
+    "PythonMod": lambda rows: rows[0] % rows[1],
+    "ToFloat": lambda rows: _float(rows[0]),
+    "IntTrueDiv": _divide,
+    "FloatTrueDiv": _divide,
+    "OpaqueUnaryFn_sqrt": lambda rows: emit("Sqrt", _float(rows[0])),
+}
+"""What computes an expression of SymPy, or of PyTorch's extension of it, from its arguments."""
+
+
+def make_shape(sizes: Sequence[Any]) -> Any:
+    """Return sizes as one operand: an array where all are numbers, else a tensor of int64 with one element each."""
+    if all(isinstance(size, int) for size in sizes):
+        return np.array(sizes, np.int64)
+    parts: list[Any] = []
+    for size in sizes:
+        if not isinstance(size, int):
+            parts.append(size.row if isinstance(size, SymbolicNumber) else emit("Reshape", size, np.array([1], np.int64)))
+        elif parts and isinstance(parts[-1], list):
+            parts[-1].append(size)
+        else:
+            parts.append([size])
+    operands = [np.array(part, np.int64) if isinstance(part, list) else part for part in parts]
+    return operands[0] if len(operands) == 1 else emit("Concat", *operands, axis=0)

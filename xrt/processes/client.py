@@ -1,0 +1,194 @@
+"""A worker process seen from the process that started it: one request at a time, and one set of errors for what goes wrong.
+
+Requests and answers are messages of `ipc`; the worker's side is `server`.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import IO, Any
+
+import xrt.errors
+from xrt.errors import XRTError
+from xrt.processes.ipc import Message, SharedBuffer, receive, send
+from xrt.processes.spawn import NOTHING_ADDED, end, start_python
+
+__all__ = ["RemoteError", "WorkerDied", "WorkerFailure", "WorkerLost", "WorkerProcess", "WorkerTimedOut"]
+
+START = 120.0
+"""Seconds in which a worker must have started."""
+PATIENCE = 1.0
+"""Seconds that a worker is given to end by itself."""
+
+
+class WorkerFailure(Exception):
+    """A worker gave no result."""
+
+
+class WorkerLost(WorkerFailure):
+    """The worker is no more."""
+
+
+class WorkerTimedOut(WorkerLost):
+    """It gave no answer in time, and was killed."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"it gave no answer within {seconds:.3g} s, and its process was killed")
+
+
+class WorkerDied(WorkerLost):
+    """It ended without an answer."""
+
+    def __init__(self, code: int, output: str = "") -> None:
+        self.code = code
+        """Its exit status; of one that a signal has ended, the signal's number, negative."""
+        self.output = output
+        """What it has written, if that was kept."""
+        self.how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+        """How it ended: the signal's name, or the status."""
+        crash = f"its process was ended by {self.how}: a crash, or the system had no memory left"
+        told = crash if code < 0 else f"its process ended by itself, with status {code}"
+        super().__init__(f"{told}; it last wrote: {self.last_line}" if output else told)
+
+    @property
+    def last_line(self) -> str:
+        """The last line that it has written; empty if there is none."""
+        return (self.output.splitlines() or [""])[-1]
+
+
+class RemoteError(WorkerFailure):
+    """What the worker's code raised; the worker lives on."""
+
+    def __init__(self, kind: str, text: str, nodes: tuple[str, ...] = ()) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind = kind
+        """The class: of `xrt.errors`, where it belongs to one of these."""
+        self.text = text
+        self.nodes = nodes
+
+    def restore(self) -> Exception:
+        """Return the XRTError that was raised there, or this error where it was none."""
+        cls = getattr(xrt.errors, self.kind, None)
+        if not (isinstance(cls, type) and issubclass(cls, XRTError)):
+            return self
+        return cls(self.text, self.nodes) if self.nodes else cls(self.text)
+
+
+class WorkerProcess:
+    """A Python process that serves requests; one at a time. It starts at once, and the first request waits for it."""
+
+    def __init__(
+        self, entry: str, *arguments: str, environment: Mapping[str, str] = NOTHING_ADDED, keeps_output: bool = True
+    ) -> None:
+        """Start ``entry``, which `xrt.processes.server.serve`s the socket of the number that is its first argument.
+
+        What the process writes is kept for `WorkerDied`, or goes to this process's standard error.
+        """
+        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        output = tempfile.TemporaryFile("w+", errors="replace") if keeps_output else None  # noqa: SIM115  # _end closes it
+        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+        with its:
+            number = str(its.fileno())
+            self._process = start_python(entry, number, *arguments, environment=environment, inherited=[its.fileno()], **streams)
+        self._channel, self._output = mine, output
+        self._is_ready = False
+        self.end = weakref.finalize(self, _end, self._process, mine, output)
+        """Kills the process, with all that it has started, such as a compiler, and releases all that belongs to it."""
+
+    def ask(
+        self,
+        message: Mapping[str, Any],
+        buffer: SharedBuffer | None = None,
+        seconds: float | None = None,
+        on_progress: Callable[[Any], object] = lambda value: None,
+    ) -> tuple[Message, memoryview]:
+        """Return the answer and its memory; raises RemoteError, or WorkerLost, and the process is no more.
+
+        ``seconds`` limits the time from here to the answer, the start of the process not included.
+        """
+        try:
+            reply, memory = self._exchange(message, buffer, seconds, on_progress)
+        except WorkerLost:
+            raise
+        except BaseException:  # an interrupt too: the answer that is still to come would be taken for the next one's
+            self.end()
+            raise
+        if "error" in reply:
+            told = reply["error"]
+            raise RemoteError(told["kind"], told["text"], tuple(told["nodes"]))
+        return reply["answer"], memory
+
+    def _exchange(
+        self,
+        message: Mapping[str, Any],
+        buffer: SharedBuffer | None,
+        seconds: float | None,
+        on_progress: Callable[[Any], object],
+    ) -> tuple[Message, memoryview]:
+        if not self._is_ready:
+            self._hear(START, time.monotonic() + START)
+            self._is_ready = True
+        deadline = None if seconds is None else time.monotonic() + seconds
+        self._channel.settimeout(seconds)
+        try:
+            send(self._channel, message, buffer)
+        except TimeoutError as error:
+            raise self._time_out(seconds) from error
+        except OSError as error:
+            raise self._explain_death() from error
+        while True:
+            reply, memory = self._hear(seconds, deadline)
+            if "progress" not in reply:
+                return reply, memory
+            on_progress(reply["progress"])
+
+    def _hear(self, seconds: float | None, deadline: float | None) -> tuple[Message, memoryview]:
+        try:
+            self._channel.settimeout(None if deadline is None else max(deadline - time.monotonic(), 1e-6))
+            return receive(self._channel)
+        except TimeoutError as error:
+            raise self._time_out(seconds) from error
+        except (OSError, EOFError) as error:
+            raise self._explain_death() from error
+
+    def _time_out(self, seconds: float | None) -> WorkerTimedOut:
+        self.end()
+        return WorkerTimedOut(seconds or 0.0)
+
+    def _explain_death(self) -> WorkerDied:
+        try:
+            code = self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            code = 0
+        output = ""
+        if self._output is not None and not self._output.closed:
+            self._output.seek(0)
+            output = self._output.read().strip()
+        self.end()
+        return WorkerDied(code, output)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not been ended from here; it may have died since the last answer."""
+        return self.end.alive
+
+    def close(self) -> None:
+        """Let the process end by itself, which lets it clean up; kill it where it does not."""
+        self._channel.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(PATIENCE)
+        self.end()
+
+
+def _end(process: subprocess.Popen[bytes], channel: socket.socket, output: IO[str] | None) -> None:
+    end(process)
+    channel.close()
+    if output is not None:
+        output.close()

@@ -1,0 +1,93 @@
+"""Messages between two processes: JSON over a socket, with memory that both have mapped.
+
+Arrays and other large blocks are in the memory, and the message contains their positions. Nothing is pickled. Nothing has a
+name in the file system, so nothing is left over when a process is killed.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+__all__ = ["Block", "Message", "SharedBuffer", "read_block", "receive", "send"]
+
+Message: TypeAlias = dict[str, Any]
+Block: TypeAlias = tuple[int, int]
+"""Offset and length of bytes in shared memory."""
+_ALIGNMENT = 64
+_LENGTH = struct.Struct("<Q")
+
+
+@dataclass(eq=False)
+class SharedBuffer:
+    """Memory to be sent: what is put there gets an offset, and is copied when it is sent."""
+
+    size: int = 0
+    _blocks: list[tuple[int, memoryview]] = field(default_factory=list)
+
+    def put(self, data: memoryview) -> Block:
+        """Return offset and length of these bytes."""
+        offset = -(-self.size // _ALIGNMENT) * _ALIGNMENT
+        self._blocks.append((offset, data))
+        self.size = offset + max(data.nbytes, 1)
+        return offset, data.nbytes
+
+    def memory(self) -> int:
+        """Return the handle of memory that holds everything; the caller closes it."""
+        handle = os.memfd_create("xrt", os.MFD_CLOEXEC)
+        try:
+            os.truncate(handle, self.size)
+            with mmap.mmap(handle, self.size) as mapped:
+                for offset, data in self._blocks:
+                    mapped[offset : offset + data.nbytes] = data
+        except BaseException:
+            os.close(handle)
+            raise
+        return handle
+
+
+def read_block(memory: memoryview, block: Sequence[int]) -> memoryview:
+    """Return the bytes that `SharedBuffer.put` has given a position in the memory."""
+    offset, length = block
+    return memory[offset : offset + length]
+
+
+def send(channel: socket.socket, message: Mapping[str, Any], buffer: SharedBuffer | None = None) -> None:
+    """Send a message, with the memory of ``buffer`` if given; raises OSError if the other end is closed."""
+    data = json.dumps(message).encode()
+    memory = buffer.memory() if buffer is not None and buffer.size else None
+    try:
+        socket.send_fds(channel, [_LENGTH.pack(len(data))], [] if memory is None else [memory])
+        channel.sendall(data)
+    finally:
+        if memory is not None:
+            os.close(memory)
+
+
+def receive(channel: socket.socket) -> tuple[Message, memoryview]:
+    """Return the next message and its memory; raises EOFError where no more will come, TimeoutError, or another OSError."""
+    head, handles, _, _ = socket.recv_fds(channel, _LENGTH.size, 1, socket.MSG_WAITALL)
+    memory = _map(handles[0]) if handles else memoryview(b"")
+    if len(head) < _LENGTH.size:
+        raise EOFError("the other process is gone")
+    (length,) = _LENGTH.unpack(head)
+    data = bytearray()
+    while len(data) < length:
+        part = channel.recv(min(length - len(data), 1 << 20))
+        if not part:
+            raise EOFError("the other process is gone")
+        data += part
+    return json.loads(data), memory
+
+
+def _map(handle: int) -> memoryview:
+    try:
+        return memoryview(mmap.mmap(handle, os.fstat(handle).st_size))
+    finally:
+        os.close(handle)

@@ -1,0 +1,69 @@
+"""The worker's side: a process that answers the messages of a socket, one at a time, and ends when the socket closes."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import xrt.errors
+from xrt.processes.ipc import Message, SharedBuffer, receive, send
+
+__all__ = ["Answer", "Request", "serve"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A message that the worker is to answer."""
+
+    message: Message
+    memory: memoryview
+    """What the message refers to."""
+    buffer: SharedBuffer
+    """Goes back with the answer."""
+    report: Callable[[Any], object]
+    """Sends a value ahead of the answer: how far the work is."""
+
+
+Answer: TypeAlias = Callable[[Request], Message]
+
+
+def serve(handle: str, answer: Answer) -> None:
+    """Answer the messages of the socket of that number until it closes; what ``answer`` raises goes back as an error.
+
+    What libraries print goes to standard error, and processes that the worker starts do not inherit the socket.
+    """
+    with suppress(OSError):  # standard error is closed
+        os.dup2(2, 1)
+    with socket.socket(fileno=int(handle)) as channel:
+        channel.set_inheritable(False)
+        with suppress(EOFError, ConnectionError):  # the other process has ended, or wants no more
+            send(channel, {"ready": os.getpid()})
+            while True:
+                _serve_one(channel, answer)
+
+
+def _serve_one(channel: socket.socket, answer: Answer) -> None:
+    """Answer one message; its memory is not referred to any longer than that."""
+    try:
+        message, memory = receive(channel)
+    except MemoryError as error:
+        return send(channel, {"error": _describe(error)})
+    buffer = SharedBuffer()
+    try:
+        found = answer(Request(message, memory, buffer, lambda value: send(channel, {"progress": value})))
+    except Exception as error:  # noqa: BLE001  # it belongs to who asked
+        return send(channel, {"error": _describe(error)})
+    try:
+        return send(channel, {"answer": found}, buffer)
+    except (MemoryError, TypeError, ValueError) as error:  # nothing has been sent: it does not fit, or is no JSON
+        return send(channel, {"error": _describe(error)})
+
+
+def _describe(error: Exception) -> Message:
+    """Return the fields of `RemoteError`: the nearest class of the error tree or of Python, the text, and nodes if it has any."""
+    known = (cls.__name__ for cls in type(error).__mro__ if cls.__module__ == xrt.errors.__name__)
+    return {"kind": next(known, type(error).__name__), "text": str(error), "nodes": list(getattr(error, "nodes", ()))}
