@@ -4,7 +4,7 @@ A node goes in, and a function of arrays comes out, written once for all array m
 other than NumPy, and none knows the engine that uses it: what the libraries do differently is in `Primitives`.
 """
 
-from xrt.engines.kernels import (
+from xrt.engines.kernels import (  # noqa: F401  # each fills the table when it is imported
     arithmetic,
     convolution,
     elementwise,
@@ -16,26 +16,8 @@ from xrt.engines.kernels import (
     quantization,
     recurrent,
     reduction,
-    sampling,
     softmax,
 )
 from xrt.engines.kernels.table import ops
 
-FAMILIES = (
-    arithmetic,
-    convolution,
-    elementwise,
-    indexing,
-    layout,
-    normalization,
-    pooling,
-    products,
-    quantization,
-    recurrent,
-    reduction,
-    sampling,
-    softmax,
-)
-"""The modules, by name."""
-
-__all__ = ["FAMILIES", "ops"]
+__all__ = ["ops"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.engines.kernels.table import Array, Run, ops
+from xrt.engines.toolkit.array_ops.resampling import read, sample_grid
 
 if TYPE_CHECKING:
     from xrt.engines.kernels.table import NodeContext
@@ -81,6 +82,13 @@ def gather_nd(node: Node, env: NodeContext) -> Run:
         return xp.asarray(x)[(*own, *xp.moveaxis(indices, -1, 0))]
 
     return run
+
+
+@ops("GridSample")
+def grid_sample(node: Node, env: NodeContext) -> Run:
+    """Read a tensor between its elements."""
+    xp, how = env.xp, sample_grid(node)
+    return lambda x, grid: read(xp, xp.asarray(x), xp.asarray(grid), how)
 
 
 # ---------------------------------------------------------------------- writing at indices

@@ -1,6 +1,6 @@
 """The engine's kernels: each module serves one family of operators and fills the table; `ops` is that table, filled."""
 
-from xrt.engines.xla.kernels import (
+from xrt.engines.xla.kernels import (  # noqa: F401  # each fills the table when it is imported
     arithmetic,
     casting,
     control,
@@ -17,19 +17,4 @@ from xrt.engines.xla.table import ops, register_factories
 
 register_factories()
 
-FAMILIES = (
-    arithmetic,
-    casting,
-    control,
-    convolution,
-    creation,
-    indexing,
-    layout,
-    normalization,
-    pooling,
-    resize,
-    signals,
-)
-"""The modules, by name."""
-
-__all__ = ["FAMILIES", "ops"]
+__all__ = ["ops"]
