@@ -13,7 +13,8 @@
     ├── PlanError (ValueError)             no plan satisfies what was asked
     ├── CacheError                         an entry of the cache cannot be read
     ├── BundleError (ValueError)           a bundle cannot be read or written
-    ├── LockError (ValueError)             a lockfile cannot be read, or does not apply
+    ├── PlacementFileError (ValueError)    a lockfile, decision or cost table cannot be read
+    │   └── LockError                      a lockfile does not apply, or cannot be made
     └── DeviceError (ValueError)           the device is unknown or not present
         └── OutOfDeviceMemory (MemoryError)  it has too little free memory
 
@@ -53,6 +54,7 @@ __all__ = [
     "NativeWarning",
     "OptionError",
     "OutOfDeviceMemory",
+    "PlacementFileError",
     "PlacementWarning",
     "PlanError",
     "ReferenceWarning",
@@ -203,16 +205,30 @@ class BundleError(XRTError, ValueError):
     """
 
 
-class LockError(XRTError, ValueError):
-    """A lockfile cannot be read, or does not apply here.
+class PlacementFileError(XRTError, ValueError):
+    """A placement file cannot be read or written: a lockfile, a stored decision or a cost table.
 
-    The file is missing, is no JSON, was merged by hand, has a wrong field or a later format. With ``strict=True``: it was
-    made for another model, machine, option or engine version. Also: there is nothing to lock, because nothing was measured;
-    or a plan of the lockfile does not run.
+    The file is missing, is no JSON, was merged by hand, has a later format, or breaks the schema. ``file`` is its name, and
+    ``position`` the path inside it, such as ``plan[1].at``; both are empty where they are unknown. Files of the cache are
+    measured again, with a CacheWarning.
 
-    Remedy: the message names the line and the field, or all differences. Name an engine whose options may name files or
-    code yourself. Make the file again with ``xrt lock MODEL -o FILE``. Without ``strict=True`` the placement is measured
-    instead.
+    Remedy: the message names the position and what is expected there. Write a lockfile again with ``xrt lock MODEL -o FILE``.
+    """
+
+    def __init__(self, message: str, *, file: str = "", position: str = "") -> None:
+        super().__init__(message)
+        self.file = file
+        self.position = position
+
+
+class LockError(PlacementFileError):
+    """A lockfile does not apply here, or cannot be made.
+
+    With ``strict=True``: it was made for another model, machine, option or engine version. Also: there is nothing to lock,
+    because nothing was measured; or a plan of the lockfile does not run.
+
+    Remedy: the message has all differences. Name an engine whose options may name files or code yourself. Make the file
+    again with ``xrt lock MODEL -o FILE``. Without ``strict=True`` the placement is measured instead.
     """
 
 

@@ -55,6 +55,7 @@ LIBRARIES = {
     "iree": ("engines.iree",),
     "jax": ("engines.xla",),
     "jaxlib": ("engines.xla",),
+    "msgspec": ("formats",),
     "networkx": ("formats",),
     "onnx": ("graph", "formats", "passes", "models", "engines.toy", "testing"),
     "onnxruntime": ("engines.ort",),

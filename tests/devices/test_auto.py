@@ -20,7 +20,7 @@ from xrt.cli.app import main
 from xrt.engines import CompileContext
 from xrt.errors import DeviceError, LockError, OptionError, PlacementWarning
 from xrt.formats.onnx import save
-from xrt.formats.placement_file import read_lock, write_lock
+from xrt.formats.placement_file import read_placement, write_placement
 from xrt.module.lockfile import check_module, lock_module
 from xrt.partition.explicit import map_nodes_to_engines
 from xrt.placement import TuningBudget
@@ -161,13 +161,13 @@ def test_a_lock_holds_on_the_device_that_it_was_made_on(tmp_path: Path, monkeypa
     with world("eager") as found:
         m = module(found, SLOW_EXP, SLOW_COS)
         lock = lock_module(m, [X], {}, 0.5)
-        write_lock(lock, path)
+        write_placement(lock, path)
         assert (lock.machine["cuda:0"], lock.options["device"]) == ("simulated", "cuda")
         again = module(found, SLOW_EXP, SLOW_COS, lock=path)
         np.testing.assert_allclose(found.down(again(found.up(X))), RIGHT, rtol=1e-6)
         assert again.tuned is not None and again.tuned.how == "locked"
         assert map_nodes_to_engines(again.plan) == map_nodes_to_engines(m.plan)
-        outcome, elsewhere = check_module(module(found, SLOW_EXP, SLOW_COS), read_lock(path), [X], 1e6, 1.0)
+        outcome, elsewhere = check_module(module(found, SLOW_EXP, SLOW_COS), read_placement(path), [X], 1e6, 1.0)
         assert outcome and elsewhere == ()
     monkeypatch.setattr(SimulatedDevice, "hardware", "another model")
     with world("eager") as found, pytest.raises(LockError, match="cuda:0 was simulated and is another model"):
@@ -215,7 +215,7 @@ def test_the_commands_take_a_device_for_each_engine(command: Command) -> None:
         (won,) = [one for one in told["contenders"] if one["verdict"] == "won"]
         assert (told["how"], [region["engine"] for region in won["plan"]]) == ("measured", [TOY, "ort"])
         command("lock", "m.onnx", "--engines", f"{TOY},ort", *APART, "--budget", "40s", "--gate", "1s", "-o", "m.lock")
-        lock = read_lock("m.lock")
+        lock = read_placement("m.lock")
         assert {name: device for name, device in lock.options.items() if "device" in name} == {
             "device": "cpu",
             f"device of {TOY}": "cuda:1",
@@ -274,7 +274,7 @@ def test_a_mixture_of_devices_is_placed_by_measurement(tmp_path: Path) -> None:
         ], str(m.explain())
         assert [(copy.source, copy.target) for copy in m.plan.copies] == [("cuda:0", "cpu"), ("cpu", "cuda:0")]
         path = tmp_path / "m.lock"
-        write_lock(lock_module(m, [X], {}, 0.2), path)
+        write_placement(lock_module(m, [X], {}, 0.2), path)
         again = module(found, Late(slow="Exp", seconds=0.02), on_cpu, devices={"on_cpu": "cpu"}, lock=path)
         assert (map_nodes_to_engines(again.plan_for(X)), again.plan.copies) == (map_nodes_to_engines(m.plan), m.plan.copies)
         assert again.tuned is not None and again.tuned.how == "locked"

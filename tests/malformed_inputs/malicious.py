@@ -291,18 +291,17 @@ def specs() -> Mapping[str, Crafted]:
 def locks() -> Mapping[str, Crafted]:
     """Return locks that nest, repeat and announce."""
     row = '{"at": 0, "engine": "toy", "nodes": 1, "region": 0}'
-    head = '"kind": "xrt lock", "format": 1, "writer": "1", "date": "2026", "race": [], "gate": null'
-    maps = ", ".join(f'"{name}": {{}}' for name in ("model", "inputs", "engines", "machine", "options"))
+    head = '"kind": "xrt placement", "format": 1, "model": {"nodes": "3"}'
     made = {
         "objects nested 100000 deep": '{"kind": ' * 100_000,
         "lists nested 100000 deep": '{"plan": ' + "[" * 100_000,
-        "a format from the future": '{"kind": "xrt lock", "format": 99, "writer": "7.0"}',
-        "a format of 5000 digits": '{"kind": "xrt lock", "format": ' + "9" * 5000 + "}",
-        "a million nodes of nothing": f'{{{head}, {maps}, "plan": [{row.replace(": 1,", ": 9999999,")}]}}',
-        "one node a hundred thousand times": f'{{{head}, {maps}, "plan": [{", ".join([row] * 100_000)}]}}',
+        "a format from the future": '{"kind": "xrt placement", "format": 99, "writer": "7.0"}',
+        "a format of 5000 digits": '{"kind": "xrt placement", "format": ' + "9" * 5000 + "}",
+        "a million nodes of nothing": f'{{{head}, "plan": [{row.replace(": 1,", ": 9999999,")}]}}',
+        "one node a hundred thousand times": f'{{{head}, "plan": [{", ".join([row] * 100_000)}]}}',
         "one name a hundred thousand times": "{" + ", ".join(['"kind": 1'] * 100_000) + "}",
-        "lists in lists without end": f'{{{head}, {maps}, "plan": [{"[]," * 200_000}[]]}}',
-        "a number that is none": '{"kind": "xrt lock", "format": Infinity}',
+        "lists in lists without end": f'{{{head}, "plan": [{"[]," * 200_000}[]]}}',
+        "a number that is none": '{"kind": "xrt placement", "format": Infinity}',
         "another kind of file": '{"kind": "a recipe"}',
     }
     cases = {name: Crafted({"model.lock": text.encode()}) for name, text in made.items()}

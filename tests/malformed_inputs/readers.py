@@ -14,23 +14,22 @@ from tests.malformed_inputs.resealed import alter_section, alter_table
 from xrt.cache import CompileCache
 from xrt.cache.disk import CacheEntry, Store, WeightHashStore, plan_store, support_store
 from xrt.cache.disk.cost_store import loads_statuses
-from xrt.engines import CompileContext, split_specs
+from xrt.engines import split_specs
 from xrt.engines.contract import registry
 from xrt.engines.native import library
 from xrt.formats.arrays import read_npy, read_npz
 from xrt.formats.onnx import load
-from xrt.formats.placement_file import dumps as text_of_lock
-from xrt.formats.placement_file import read_lock
+from xrt.formats.placement_file import dumps, loads
 from xrt.formats.text import parse, to_text
 from xrt.graph import Function
 from xrt.graph.verify import verify
 from xrt.module import bundle
-from xrt.partition import ClusteringOptions, Pin
+from xrt.partition import Pin
 from xrt.partition.cost_table import CostTable
 from xrt.partition.serialization import from_bytes
 from xrt.passes import infer_shapes
 from xrt.placement import decision_store
-from xrt.placement.lockfile import list_mismatches, plan_from_lock
+from xrt.placement.lockfile import list_mismatches, plan_from_ranges, read_lock
 from xrt.testing import corpus
 from xrt.testing.files import read_entry
 
@@ -113,11 +112,11 @@ def _answers(path: Path) -> None:
 
 
 def _costs(path: Path) -> None:
-    CostTable.parse(path.read_bytes()).to_text()
+    dumps(CostTable.from_document(loads(path.read_bytes())).to_document())
 
 
 def _decision(path: Path) -> None:
-    found = decision_store.loads(path.read_bytes(), samples.placement_request())
+    found = decision_store.read_decision(loads(path.read_bytes()), samples.placement_request())
     str(found)
     found.to_dict()
 
@@ -127,12 +126,11 @@ def _statuses(path: Path) -> None:
 
 
 def _lock(path: Path) -> None:
-    lock = read_lock(path)
-    text_of_lock(lock)
-    function, engines = samples.small_function(), [registry.create("toy")]
-    list_mismatches(lock, function, engines, CompileContext(), ClusteringOptions())
-    for runs in (lock.plan, *([lock.gate.runs] if lock.gate else [])):
-        plan_from_lock(runs, function, engines, CompileContext())
+    lock, request = read_lock(path), samples.placement_request()
+    dumps(lock)
+    list_mismatches(lock, request)
+    for ranges in (lock.plan, *([lock.baseline.ranges] if lock.baseline else [])):
+        plan_from_ranges(ranges, request)
 
 
 def _no_files(name: str) -> Callable[[], Mapping[str, Crafted]]:

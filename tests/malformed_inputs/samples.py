@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,8 +22,7 @@ from xrt.engines import CompileContext
 from xrt.engines.contract import registry
 from xrt.engines.contract.registry import EngineStatus
 from xrt.formats.onnx import save, to_model
-from xrt.formats.placement_file import Baseline
-from xrt.formats.placement_file import dumps as to_lock_text
+from xrt.formats.placement_file import Baseline, dumps
 from xrt.formats.protobuf import write
 from xrt.formats.text import to_text
 from xrt.graph import Function
@@ -173,7 +172,7 @@ def costs() -> tuple[Files, ...]:
         ("cd" * 32, "toy"): "it hung",
     }
     table = CostTable(regions, {"toy": 1e-5}, {("toy", "ort"): (1e-5, 1e-10)})
-    return ({"costs.json": table.to_text().encode()},)
+    return ({"costs.json": dumps(table.to_document()).encode()},)
 
 
 def placement_request() -> PlacementRequest:
@@ -185,7 +184,7 @@ def decisions() -> tuple[Files, ...]:
     """Return a placement that was chosen for the small Function."""
     race = _race()
     tuned = TuningResult(race.contenders[0].plan, race=race, budget=60.0, spent=3.0, measurements=4, notes=("a note",))
-    return ({"decision.json": decision_store.dumps(tuned, placement_request()).encode()},)
+    return ({"decision.json": dumps(decision_store.make_decision(tuned, placement_request())).encode()},)
 
 
 def statuses() -> tuple[Files, ...]:
@@ -197,12 +196,11 @@ def statuses() -> tuple[Files, ...]:
 
 def locks() -> tuple[Files, ...]:
     """Return locks: of a plan with another to hold it against, and of one without."""
-    function, toy, race = small_function(), registry.create("toy"), _race()
-    context, options = CompileContext(), ClusteringOptions(maximum_nodes=1)
+    race, request = _race(), replace(placement_request(), clustering=ClusteringOptions(maximum_nodes=1))
     plan, whole = (contender.plan for contender in race.contenders)
-    gate = Baseline("toy", 0.9, 0.8, 0.95, 12, list_node_ranges(whole, function))
-    made = [create_lock(plan, race, function, [toy], context, options, gate=one) for one in (gate, None)]
-    return tuple({"model.lock": to_lock_text(lock).encode()} for lock in made)
+    baseline = Baseline("toy", 0.9, 0.8, 0.95, 12, list_node_ranges(whole, request.function))
+    made = [create_lock(plan, race, request, baseline=one) for one in (baseline, None)]
+    return tuple({"model.lock": dumps(lock).encode()} for lock in made)
 
 
 def _signature() -> Signature:

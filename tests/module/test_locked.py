@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ import pytest
 import xrt
 from tests.module.test_faults import RIGHT, X, chain
 from xrt.cache import CompileCache
-from xrt.errors import LockError, OptionError, PlacementWarning
-from xrt.formats.placement_file import CandidateRecord, Lock, read_lock, write_lock
+from xrt.errors import LockError, OptionError, PlacementFileError, PlacementWarning
+from xrt.formats.placement_file import CandidateRecord, PlacementFile, read_placement, write_placement
 from xrt.module.lockfile import check_module, lock_module
 
 OPS = ("Abs", "Neg", "Exp", "Cos", "Sqrt")
@@ -21,7 +20,7 @@ ENGINES = ["ort", "toy", "auto"]
 
 
 @pytest.fixture(scope="module")
-def lock(tmp_path_factory: pytest.TempPathFactory) -> Lock:
+def lock(tmp_path_factory: pytest.TempPathFactory) -> PlacementFile:
     """A lock of the chain, measured for as long as it takes on a loaded machine."""
     folder = tmp_path_factory.mktemp("cache")
     with xrt.XRTModule(chain(*OPS), ENGINES, budget=40, cache=folder) as module:
@@ -29,8 +28,8 @@ def lock(tmp_path_factory: pytest.TempPathFactory) -> Lock:
 
 
 @pytest.fixture
-def path(lock: Lock, tmp_path: Path) -> Path:
-    write_lock(lock, tmp_path / "chain.lock")
+def path(lock: PlacementFile, tmp_path: Path) -> Path:
+    write_placement(lock, tmp_path / "chain.lock")
     return tmp_path / "chain.lock"
 
 
@@ -38,11 +37,11 @@ def never(*args: Any, **more: Any) -> Any:
     raise AssertionError("it was measured")
 
 
-def mixture(lock: Lock) -> Lock:
+def mixture(lock: PlacementFile) -> PlacementFile:
     """The same lock with a mixture for a plan."""
     first, *_ = lock.plan
-    parts = (replace(first, engine="ort", nodes=2, last=""), replace(first, engine="toy", region=1, at=2, nodes=3, last=""))
-    return replace(lock, plan=parts, engines=ENGINES_OF)
+    parts = (first.replace(engine="ort", nodes=2, last=""), first.replace(engine="toy", region=1, at=2, nodes=3, last=""))
+    return lock.replace(plan=parts, engines=ENGINES_OF)
 
 
 ENGINES_OF = {name: xrt.engines.create(name).version() for name in ("ort", "toy")}
@@ -50,9 +49,9 @@ ENGINES_OF = {name: xrt.engines.create(name).version() for name in ("ort", "toy"
 
 @pytest.mark.parametrize("engine", ["auto", ENGINES, ["tvm", "ort", "toy", "auto"]])
 def test_the_same_lock_gives_the_same_plan_without_measuring(
-    lock: Lock, path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch
+    lock: PlacementFile, path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_lock(mixture(lock), path)
+    write_placement(mixture(lock), path)
     monkeypatch.setattr("xrt.placement.auto.tune", never)
     with xrt.XRTModule(chain(*OPS), engine, lock=path, cache=CompileCache()) as module:
         assert [(x.engine, len(x.nodes)) for x in module.plan.launches] == [("ort", 2), ("toy", 3)]
@@ -66,7 +65,7 @@ def test_the_same_lock_gives_the_same_plan_without_measuring(
         np.testing.assert_allclose(inner, -np.abs(X))
 
 
-def test_a_lock_may_be_a_value(lock: Lock) -> None:
+def test_a_lock_may_be_a_value(lock: PlacementFile) -> None:
     with xrt.XRTModule(chain(*OPS), "auto", lock=lock, cache=CompileCache()) as module:
         regions = {run.region: run.engine for run in lock.plan}  # two of one engine, where a busy machine measured that
         assert [launch.engine for launch in module.plan.launches] == [regions[number] for number in sorted(regions)]
@@ -85,9 +84,9 @@ def test_a_lock_may_be_a_value(lock: Lock) -> None:
     ],
 )
 def test_a_lock_of_something_else_says_what_differs_and_measures(
-    lock: Lock, path: Path, changed: dict[str, Any], told: str
+    lock: PlacementFile, path: Path, changed: dict[str, Any], told: str
 ) -> None:
-    write_lock(replace(lock, **changed), path)
+    write_placement(lock.replace(**changed), path)
     begins = rf"^the lock '{path}' does not hold: .*{told}"
     with xrt.XRTModule(chain(*OPS), ENGINES, lock=path, budget=60, cache=CompileCache()) as module:
         with pytest.warns(PlacementWarning, match=begins) as caught:
@@ -103,8 +102,8 @@ def test_a_lock_of_something_else_says_what_differs_and_measures(
         module(X)
 
 
-def test_an_engine_that_is_not_named_is_a_difference(lock: Lock, path: Path) -> None:
-    write_lock(mixture(lock), path)
+def test_an_engine_that_is_not_named_is_a_difference(lock: PlacementFile, path: Path) -> None:
+    write_placement(mixture(lock), path)
     text = r"does not hold: engine 'toy', which has a part of the plan, is not in the list of engines or not ready\. Make it anew"
     with xrt.XRTModule(chain(*OPS), ["ort", "auto"], lock=path, strict=True) as module, pytest.raises(LockError, match=text):
         _ = module.plan
@@ -118,8 +117,16 @@ def test_an_engine_that_is_not_named_is_a_difference(lock: Lock, path: Path) -> 
             OptionError,
             r"^lock= holds a placement by measurement; pass engine='auto', or a list with 'auto' in it$",
         ),
-        ({"lock": 3}, OptionError, r"^lock must be the path of a lock file, an xrt.formats.placement_file.Lock or None; got 3$"),
-        ({"lock": "nowhere.lock"}, LockError, r"^there is no lock 'nowhere.lock'; `xrt lock MODEL -o nowhere.lock` writes one$"),
+        (
+            {"lock": 3},
+            OptionError,
+            r"^lock must be the path of a lockfile, an xrt.formats.placement_file.PlacementFile or None; got 3$",
+        ),
+        (
+            {"lock": "nowhere.lock"},
+            PlacementFileError,
+            r"^there is no file 'nowhere.lock'; `xrt lock MODEL -o nowhere.lock` writes one$",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(path: Path, options: dict[str, Any], error: type[Exception], told: str) -> None:
@@ -130,10 +137,10 @@ def test_what_cannot_be_is_refused(path: Path, options: dict[str, Any], error: t
 # ---------------------------------------------------------------------- a module's lock and its gate
 
 
-def test_a_lock_tells_the_whole_race(lock: Lock) -> None:
-    assert {one.plan for one in lock.race} >= {"ort", "toy"}
-    assert lock.race[0].verdict == "won"
-    assert lock.gate is not None and lock.gate.plan in {one.plan for one in lock.race[1:]}, "whoever won"
+def test_a_lock_tells_the_whole_race(lock: PlacementFile) -> None:
+    assert {one.plan for one in lock.candidates} >= {"ort", "toy"}
+    assert lock.candidates[0].verdict == "won"
+    assert lock.baseline is not None and lock.baseline.plan in {one.plan for one in lock.candidates[1:]}, "whoever won"
     assert lock.engines == ENGINES_OF
     assert lock.inputs == {"x": "float32[2,3]"} and lock.model["source"] == "chain"
 
@@ -146,13 +153,13 @@ def test_only_what_was_measured_is_locked() -> None:
         lock_module(module, [X], {}, 1.0)
 
 
-def test_a_check_of_another_model_cannot_be(lock: Lock) -> None:
+def test_a_check_of_another_model_cannot_be(lock: PlacementFile) -> None:
     told = r"^the lock is of another model: the number of nodes was 5 and is 4; the model"
     with xrt.XRTModule(chain(*OPS[:4]), ["ort", "toy"]) as module, pytest.raises(LockError, match=told):
         check_module(module, lock, [X], 0.05, 1.0)
 
 
-def test_a_race_without_figures_is_told_too(lock: Lock, path: Path) -> None:
-    write_lock(replace(lock, race=(CandidateRecord("tvm", "failed", note="it hung"),)), path)
-    with xrt.XRTModule(chain(*OPS), ENGINES, lock=read_lock(path)) as module:
+def test_a_race_without_figures_is_told_too(lock: PlacementFile, path: Path) -> None:
+    write_placement(lock.replace(candidates=(CandidateRecord("tvm", "failed", note="it hung"),)), path)
+    with xrt.XRTModule(chain(*OPS), ENGINES, lock=read_placement(path)) as module:
         assert str(module.tuned).splitlines()[-1] == "  failed: tvm, it hung"

@@ -1,8 +1,7 @@
-"""The cost table: a value whose text comes back equal, and whose text may be anything."""
+"""The cost table: a value that comes back equal from a placement file."""
 
 from __future__ import annotations
 
-import json
 import pickle
 import random
 
@@ -10,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xrt.errors import CacheError, OptionError
+from xrt.errors import OptionError, PlacementFileError
+from xrt.formats.placement_file import PlacementFile, dumps, loads
 from xrt.partition import CostTable, MeasuredCost
 from xrt.partition.cost_table import BOUNDARY, LAUNCH, MOST_TEXT
 
@@ -26,17 +26,20 @@ SAMPLE = (
 )
 
 TEXT = f"""{{
+  "costs": {{
+    "boundaries": [
+      {{"per_byte": 1e-10, "seconds": 2.5e-06, "source": "ort", "target": "tvm{{tune=8}}"}}
+    ],
+    "launches": [
+      {{"engine": "ort", "seconds": 4e-06}}
+    ],
+    "regions": [
+      {{"engine": "ort", "high": 0.0131, "low": 0.012, "region": "{KEY}", "seconds": 0.0125}},
+      {{"engine": "toy", "region": "{OTHER}", "why_not": "it hung"}}
+    ]
+  }},
   "format": 1,
-  "launches": [
-    {{"engine": "ort", "seconds": 4e-06}}
-  ],
-  "boundaries": [
-    {{"from": "ort", "to": "tvm{{tune=8}}", "seconds": 2.5e-06, "per_byte": 1e-10}}
-  ],
-  "regions": [
-    {{"region": "{KEY}", "engine": "ort", "seconds": 0.0125, "low": 0.012, "high": 0.0131}},
-    {{"region": "{OTHER}", "engine": "toy", "why_not": "it hung"}}
-  ]
+  "kind": "xrt placement"
 }}
 """
 
@@ -54,16 +57,13 @@ tables = st.builds(
 
 
 def test_the_text_is_sorted_one_fact_on_a_line() -> None:
-    assert SAMPLE.to_text() == TEXT
-    assert CostTable().to_text() == '{\n  "format": 1,\n  "launches": [],\n  "boundaries": [],\n  "regions": []\n}\n'
+    assert dumps(SAMPLE.to_document()) == TEXT
+    assert dumps(CostTable().to_document()) == '{\n  "costs": {},\n  "format": 1,\n  "kind": "xrt placement"\n}\n'
 
 
 @given(tables)
-def test_the_text_comes_back_equal(table: CostTable) -> None:
-    again = CostTable.parse(table.to_text())
-    assert again == table
-    assert again.to_text() == table.to_text()
-    assert CostTable.parse(table.to_text().encode()) == table
+def test_the_table_comes_back_equal(table: CostTable) -> None:
+    assert CostTable.from_document(loads(dumps(table.to_document()))) == table
     assert pickle.loads(pickle.dumps(table)) == table
 
 
@@ -71,7 +71,7 @@ def test_the_text_comes_back_equal(table: CostTable) -> None:
 def test_the_order_of_facts_does_not_matter(table: CostTable, chance: random.Random) -> None:
     items = list(table.regions.items())
     chance.shuffle(items)
-    assert CostTable(dict(items), table.launches, table.boundaries).to_text() == table.to_text()
+    assert CostTable(dict(items), table.launches, table.boundaries).to_document() == table.to_document()
 
 
 def test_what_is_not_known_has_a_default() -> None:
@@ -126,73 +126,15 @@ def test_impossible_costs() -> None:
         CostTable().with_boundary("a", "b", 1.0, float("inf"))
 
 
-# ------------------------------------------------------------------ hostile text
-
-ADVICE = "; delete it, and what it held is measured again"
-
-
-def changed(**fields: object) -> str:
-    return json.dumps({**json.loads(TEXT), **fields})
-
-
-def region(**fields: object) -> str:
-    return changed(regions=[{"region": KEY, "engine": "ort", "seconds": 1, "low": 1, "high": 1, **fields}])
+@pytest.mark.parametrize("section", ["regions", "launches", "boundaries"])
+def test_a_cost_that_is_listed_twice_is_refused(section: str) -> None:
+    costs = SAMPLE.to_document().costs
+    assert costs is not None
+    document = PlacementFile(costs=costs.replace(**{section: getattr(costs, section)[:1] * 2}))
+    with pytest.raises(PlacementFileError, match=rf"^costs\.{section}: a cost is listed twice$"):
+        CostTable.from_document(document)
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("", "Expecting value: line 1 column 1 (char 0)"),
-        ("[]", "the table must have format, launches, boundaries, regions and nothing else"),
-        (changed(more=1), "the table must have format, launches, boundaries, regions and nothing else"),
-        (changed(format=2), "it has format 2, and this version of XRT reads 1"),
-        (changed(format=True), "it has format True, and this version of XRT reads 1"),
-        (changed(regions={}), "it must hold a list of at most 1000000 region costs"),
-        (changed(regions=[1]), "a region must have region, engine, seconds, low, high and nothing else"),
-        (changed(launches=[{}]), "a launch must have engine, seconds and nothing else"),
-        (region(region="abc"), "a region is named by 64 hexadecimal digits; it has 'abc'"),
-        (region(region=["a"]), "a region is named by 64 hexadecimal digits; it has \"['a']\""),
-        (region(engine=""), "an engine or a reason is text of 1 to 2000 characters; it has ''"),
-        (region(engine=7), "an engine or a reason is text of 1 to 2000 characters; it has '7'"),
-        (region(seconds="1"), "seconds are a number; it has '1'"),
-        (region(seconds=True), "seconds are a number; it has 'True'"),
-        (region(high=0.5), "a measured cost needs 0 <= low <= seconds <= high <= 1e+09; got seconds=1.0, low=1.0, high=0.5"),
-        (region(high=float("nan")), "NaN is no number of seconds"),
-        (region(high=float("inf")), "Infinity is no number of seconds"),
-        (region(why_not="hung"), "a region must have region, engine, why_not and nothing else"),
-        (changed(launches=[{"engine": "a", "seconds": 1}] * 2), "it tells the cost of launch a twice"),
-        (
-            changed(launches=[{"engine": "a", "seconds": -1}]),
-            "the cost of launch on a must be seconds from 0 to 1e+09; got (-1.0,)",
-        ),
-    ],
-)
-def test_damaged_text_is_told(text: str, why: str) -> None:
-    with pytest.raises(CacheError) as caught:
-        CostTable.parse(text)
-    assert str(caught.value) == f"the cost table cannot be read: {why}{ADVICE}"
-
-
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"format": ' + "9" * 10_000 + "}", b"\xff\xfe", region(high=10**400)])
-def test_text_that_breaks_a_parser_is_told(text: str | bytes) -> None:
-    with pytest.raises(CacheError, match=r"^the cost table cannot be read: "):
-        CostTable.parse(text)
-
-
-def test_text_that_is_too_long_is_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrt.partition.cost_table_text.MOST_BYTES", 100)
-    with pytest.raises(
-        CacheError, match=r"^the cost table cannot be read: it is 101 bytes long, and 100 are the most; delete it"
-    ):
-        CostTable.parse(" " * 101)
-
-
-@given(st.data())
-def test_any_change_of_a_byte_is_read_or_told(data: st.DataObject) -> None:
-    raw = bytearray(TEXT.encode())
-    raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
-    try:
-        table = CostTable.parse(bytes(raw))
-    except CacheError:
-        return
-    assert CostTable.parse(table.to_text()) == table
+def test_another_placement_file_is_no_cost_table() -> None:
+    with pytest.raises(PlacementFileError, match=r"^it has no section 'costs', so it is no cost table$"):
+        CostTable.from_document(PlacementFile())

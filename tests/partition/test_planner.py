@@ -18,6 +18,7 @@ from tests.partition.drawn import chain, engine, function, graphs, node, palette
 from tests.partition.synthetic import Optimum, World, complete, worlds
 from xrt.engines import CompileContext, create
 from xrt.errors import OptionError
+from xrt.formats.placement_file import dumps, loads
 from xrt.graph import DType, Function, Node, TensorType, Value, shape_key
 from xrt.partition import CostTable, MeasuredCost, Plan, RegionCost, map_nodes_to_engines, map_nodes_to_regions
 from xrt.placement import (
@@ -236,7 +237,8 @@ from xrt.placement import SearchOptions, choose_requests, predict_cost, propose_
 told = []
 for world in worlds(range(200, 204), 10):
     found = run_search(world.function, world.engines, world.measure, SearchOptions(rounds=2), table=world.table)
-    told += [found.table.to_text(), *map(str, found.plans), *(str(predict_cost(plan, found.table)) for plan in found.plans)]
+    told += [repr(found.table.to_document()), *map(str, found.plans)]
+    told += [*(str(predict_cost(plan, found.table)) for plan in found.plans)]
     told += [str(plan.function) for plan in propose_plans(world.function, world.engines, found.table)]
     told += [repr([(p.key, p.spec, p.nodes, p.why) for p in choose_requests(world.function, world.engines, found.table)])]
     told += [repr(rank_missing_support(world.function, world.engines, found.table))]
@@ -266,7 +268,7 @@ def test_what_was_found_before_does_not_matter(function: Function) -> None:
     """Proposals depend on the table, not on what this process has looked at while it was made."""
     found = run_search(function, palette(), by_hash, SearchOptions(rounds=2))
     again = Function(**{field: getattr(function, field) for field in function.__dataclass_fields__})
-    assert propose_plans(again, palette(), CostTable.parse(found.table.to_text())) == found.plans
+    assert propose_plans(again, palette(), CostTable.from_document(loads(dumps(found.table.to_document())))) == found.plans
 
 
 # ------------------------------------------------------------------ search, pieces, proposals

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,12 +18,12 @@ from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompi
 from xrt.engines.contract import registry
 from xrt.engines.toy import Toy
 from xrt.errors import LockError
-from xrt.formats.placement_file import Baseline, Lock, NodeRange, dumps, loads
+from xrt.formats.placement_file import Baseline, CandidateRecord, NodeRange, PlacementFile, dumps, loads, write_placement
 from xrt.graph import DType, Function, Node, TensorType, Value
 from xrt.measure.statistics import RatioInterval
 from xrt.partition import ClusteringOptions, Plan, partition
 from xrt.partition.explicit import map_nodes_to_engines
-from xrt.placement.lockfile import create_lock, list_mismatches, list_node_ranges, plan_from_lock
+from xrt.placement.lockfile import create_lock, list_mismatches, list_node_ranges, plan_from_ranges, read_lock
 from xrt.placement.reference import evaluate
 from xrt.placement.regression_check import (
     SPELLS,
@@ -34,6 +35,7 @@ from xrt.placement.regression_check import (
     make_baseline,
     measure_ratio_with_drift,
 )
+from xrt.placement.request import PlacementRequest
 from xrt.placement.result import CandidateComparison, CandidateResult
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 
@@ -67,8 +69,14 @@ def single(spec: str, engines: Sequence[GraphCompiler] = ENGINES) -> Plan:
     return partition(NET, engines, ClusteringOptions(pins=(f"*={spec}",)))
 
 
-def locked(plan: Plan | None = None, gate: Baseline | None = None, race: CandidateComparison = CandidateComparison()) -> Lock:
-    return create_lock(plan or mixed(), race, NET, ENGINES, CONTEXT, ClusteringOptions(), gate=gate, now=NOW)
+def ask(function: Function = NET, **terms: Any) -> PlacementRequest:
+    return PlacementRequest(function, **{"engines": tuple(ENGINES), "context": CONTEXT, **terms})
+
+
+def locked(
+    plan: Plan | None = None, gate: Baseline | None = None, race: CandidateComparison = CandidateComparison()
+) -> PlacementFile:
+    return create_lock(plan or mixed(), race, ask(), baseline=gate, now=NOW)
 
 
 # ---------------------------------------------------------------------- the plan
@@ -78,9 +86,9 @@ def locked(plan: Plan | None = None, gate: Baseline | None = None, race: Candida
 def test_a_lock_gives_its_plan_again(most: int | None) -> None:
     plan = mixed(most=most)
     read = loads(dumps(locked(plan)))
-    found = plan_from_lock(read.plan, NET, ENGINES, CONTEXT)
+    found = plan_from_ranges(read.plan, ask())
     assert [(x.name, x.engine, x.nodes) for x in found.launches] == [(x.name, x.engine, x.nodes) for x in plan.launches]
-    assert list_mismatches(read, NET, ENGINES, CONTEXT, ClusteringOptions()) == ()
+    assert list_mismatches(read, ask()) == ()
     assert dumps(loads(dumps(read))) == dumps(read)
 
 
@@ -97,31 +105,44 @@ def test_names_of_nodes_do_not_matter(names: list[str]) -> None:
     """A model whose nodes are called otherwise is the same model, and has the same plan."""
     other = chain(*OPS, names=names)
     lock = loads(dumps(locked()))
-    assert list_mismatches(lock, other, ENGINES, CONTEXT, ClusteringOptions()) == ()
-    assert list(map_nodes_to_engines(plan_from_lock(lock.plan, other, ENGINES, CONTEXT)).values()) == list(
+    assert list_mismatches(lock, ask(other)) == ()
+    assert list(map_nodes_to_engines(plan_from_ranges(lock.plan, ask(other))).values()) == list(
         map_nodes_to_engines(mixed()).values()
     )
-    again = create_lock(mixed(other), CandidateComparison(), other, ENGINES, CONTEXT, ClusteringOptions(), now=NOW)
+    again = create_lock(mixed(other), CandidateComparison(), ask(other), now=NOW)
     assert [(r.engine, r.at, r.nodes) for r in loads(dumps(again)).plan] == [(r.engine, r.at, r.nodes) for r in lock.plan]
 
 
 @pytest.mark.parametrize(
     ("runs", "told"),
     [
-        ((), "the lock places 0 of 5 nodes, and not 'n0'"),
-        ((NodeRange(0, "ort", 0, 5), NodeRange(1, "ort", 4, 1)), "the lock places node 'n4' twice"),
-        ((NodeRange(0, "ort", 0, 9),), "the lock places nodes up to number 9 of the model, which has 5 of them"),
+        ((), "0 of 5 nodes are placed, and not 'n0'"),
+        ((NodeRange(0, "ort", 0, 5), NodeRange(1, "ort", 4, 1)), "node 'n4' is placed twice"),
+        ((NodeRange(0, "ort", 0, 9),), "nodes up to number 9 are placed, and the model has 5 of them"),
         (
             (NodeRange(0, "tvm", 0, 5),),
-            "the lock holds no plan any more: node 'n0' is assigned to 'tvm', which is not in the list of",
+            "it is no plan any more: node 'n0' is assigned to 'tvm', which is not in the list of",
         ),
-        ((NodeRange(0, "ort", 0, 2), NodeRange(0, "toy{native=off}", 2, 3)), "the lock holds no plan any more: nodes 'n0', 'n1'"),
+        ((NodeRange(0, "ort", 0, 2), NodeRange(0, "toy{native=off}", 2, 3)), "it is no plan any more: nodes 'n0', 'n1'"),
     ],
 )
 def test_runs_that_are_no_plan_are_refused(runs: tuple[NodeRange, ...], told: str) -> None:
     with pytest.raises(LockError) as caught:
-        plan_from_lock(runs, NET, ENGINES, CONTEXT)
+        plan_from_ranges(runs, ask())
     assert str(caught.value).startswith(told)
+
+
+def test_numbers_of_a_lock_have_six_digits() -> None:
+    race = CandidateComparison((CandidateResult(single("ort"), "won", 0.00781234567, ratio=1.0, regions=(1e-3,)),), 9, 0)
+    lock = locked(gate=Baseline("toy", 0.123456789, 0.1, 0.2, 9), race=race)
+    assert lock.candidates == (CandidateRecord("ort", "won", True, 0.00781235, ratio=1.0),), "regions are for decisions"
+    assert lock.baseline == Baseline("toy", 0.123457, 0.1, 0.2, 9)
+
+
+def test_another_placement_file_is_no_lock(tmp_path: Path) -> None:
+    write_placement(PlacementFile(), tmp_path / "x")
+    with pytest.raises(LockError, match=r"^'.*/x' has no section 'model', so it is no lockfile; `xrt lock MODEL -o FILE` writes"):
+        read_lock(tmp_path / "x")
 
 
 # ---------------------------------------------------------------------- what differs
@@ -145,25 +166,24 @@ OTHER = Function(
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ({"engines": [Newer(native="off"), ENGINES[1]]}, r"^engine 'toy\{native=off\}' was xrt 0.1.0, .* and is xrt 9.9$"),
-        ({"engines": ENGINES[:1]}, r"^engine 'ort', which has a part of the plan, is not in the list of engines or not ready$"),
+        ({"engines": (Newer(native="off"), ENGINES[1])}, r"^engine 'toy\{native=off\}' was xrt 0.1.0, .* and is xrt 9.9$"),
+        ({"engines": (ENGINES[0],)}, r"^engine 'ort', which has a part of the plan, is not in the list of engines or not ready$"),
         ({"context": CompileContext(threads=2)}, r"^threads was 1 and is 2$"),
         ({"context": CompileContext(ExecutionOptions(precision="fp16"), threads=1)}, r"^precision was fp32 and is fp16$"),
         (
             {"context": CompileContext(ExecutionOptions(max_workspace_size=4), threads=1)},
             r"^max_workspace_size is 4 and was not there$",
         ),
-        ({"options": ClusteringOptions(maximum_nodes=3)}, r"^clustering was  and is maximum_nodes=3$"),
+        ({"clustering": ClusteringOptions(maximum_nodes=3)}, r"^clustering was  and is maximum_nodes=3$"),
     ],
 )
 def test_what_differs_is_told_exactly(changed: dict[str, Any], told: str) -> None:
-    here = {"engines": ENGINES, "context": CONTEXT, "options": ClusteringOptions(), **changed}
-    (found,) = list_mismatches(locked(), NET, **here)
+    (found,) = list_mismatches(locked(), ask(**changed))
     assert re.fullmatch(told, found)
 
 
 def test_another_model_and_another_machine_are_told() -> None:
-    told = list_mismatches(locked(), OTHER, ENGINES, CONTEXT, ClusteringOptions())
+    told = list_mismatches(locked(), ask(OTHER))
     assert told[:3] == (
         "input x was float32[2,3] and is not there",
         "input z is float32[4] and was not there",
@@ -171,13 +191,13 @@ def test_another_model_and_another_machine_are_told() -> None:
     )
     assert told[3].startswith("the model 'net' had fingerprint ") and len(told) == 4
     machine = {**locked().machine, "processor": "a Pentium"}
-    (found,) = list_mismatches(replace(locked(), machine=machine), NET, ENGINES, CONTEXT, ClusteringOptions())
+    (found,) = list_mismatches(locked().replace(machine=machine), ask())
     assert found.startswith("processor was a Pentium and is ")
 
 
 def test_engines_without_a_part_do_not_matter() -> None:
-    lock = replace(locked(), engines={**locked().engines, "openvino": "1.0"})
-    assert list_mismatches(lock, NET, ENGINES, CONTEXT, ClusteringOptions()) == ()
+    lock = locked().replace(engines={**locked().engines, "openvino": "1.0"})
+    assert list_mismatches(lock, ask()) == ()
 
 
 # ---------------------------------------------------------------------- the gate
@@ -217,9 +237,8 @@ class _Ticking(Executable):
 
 
 def course(engines: Sequence[GraphCompiler] = ENGINES, seconds: float = 30.0) -> RegressionSetup:
-    by_spec = {engine.spec: engine for engine in engines}
     told = {"clock": CLOCK} if all(isinstance(engine, Ticking) for engine in engines) else {}
-    return RegressionSetup(NET, by_spec, CONTEXT, CompileCache(), [X], evaluate, seconds, **told)
+    return RegressionSetup(ask(engines=tuple(engines)), CompileCache(), [X], evaluate, seconds, **told)
 
 
 SLOW = Ticking(inner="toy{native=off}", seconds=0.006)
@@ -263,7 +282,7 @@ def test_a_gate_is_measured_and_held(plans: tuple[list[GraphCompiler], Plan, Pla
     gate = make_baseline(course(engines, 2), quick, race)
     assert gate is not None and gate.plan == SLOW.spec and gate.rounds >= SPELLS
     assert gate.ratio == pytest.approx(0.5)
-    assert plan_from_lock(gate.runs, NET, engines, CONTEXT).launches[0].engine == SLOW.spec
+    assert plan_from_ranges(gate.ranges, ask(engines=tuple(engines))).launches[0].engine == SLOW.spec
     outcome = check_regression(course(engines, 2), quick, slow, gate, 0.5)
     assert outcome and outcome.state == "held"
     lines = str(outcome).splitlines()
@@ -277,7 +296,7 @@ def test_a_plan_that_has_become_slower_has_regressed(plans: tuple[list[GraphComp
     outcome = check_regression(course(engines, 2), quick, slow, gate, 0.05)
     assert not outcome and outcome.state == "regressed"
     assert str(outcome).startswith("regressed: +")
-    assert "runs" not in outcome.to_dict()["locked"]
+    assert "ranges" not in outcome.to_dict()["locked"]
 
 
 def test_noise_decides_nothing(plans: tuple[list[GraphCompiler], Plan, Plan]) -> None:

@@ -20,12 +20,12 @@ from xrt.engines.contract.registry import why_not_chosen
 from xrt.errors import EngineError, InputError, LockError, ModelError, OptionError, PlanError, RunFailed, XRTError, did_you_mean
 from xrt.formats.arrays import read_npy, read_npz
 from xrt.formats.bundle import is_bundle
-from xrt.formats.placement_file import Lock, read_lock
+from xrt.formats.placement_file import PlacementFile
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
 from xrt.module.lockfile import check_module
 from xrt.passes import specialize
-from xrt.placement.lockfile import DEVICE_OF, read_shapes
+from xrt.placement.lockfile import DEVICE_OF, read_lock, read_shapes
 from xrt.processes.client import WorkerFailure, WorkerProcess, WorkerTimedOut
 from xrt.processes.ipc import Message
 from xrt.processes.server import Request, serve
@@ -187,7 +187,7 @@ def _failed(error: XRTError, *, as_json: bool) -> int:
     return 1
 
 
-def _check_named(lock: Lock, named: Sequence[str]) -> None:
+def _check_named(lock: PlacementFile, named: Sequence[str]) -> None:
     """Raise LockError for an engine of the lock that only who checks may ask for, and has not: a file chooses no code.
 
     Raises OptionError for one that the lock does not have.
@@ -201,17 +201,17 @@ def _check_named(lock: Lock, named: Sequence[str]) -> None:
             raise LockError(f"{reason}; pass --engines {spec!r} if that is what you want")
 
 
-def _specs(lock: Lock) -> list[str]:
-    return list(dict.fromkeys(run.engine for run in (*lock.plan, *(lock.gate.runs if lock.gate else ()))))
+def _specs(lock: PlacementFile) -> list[str]:
+    return list(dict.fromkeys(run.engine for run in (*lock.plan, *(lock.baseline.ranges if lock.baseline else ()))))
 
 
-def _check(held: Lock, lock: str, model: str | None, named: str | None, limit: float, budget: float) -> Any:
+def _check(held: PlacementFile, lock: str, model: str | None, named: str | None, limit: float, budget: float) -> Any:
     """Return the outcome, and a line for each thing that differs from where it was locked; ``lock`` is the file's path."""
     _check_named(held, split_specs(named) if named is not None else [])
     return _checked(held, Path(lock), model, limit, budget)
 
 
-def _checked(lock: Lock, path: Path, model: str | None, limit: float, budget: float) -> Any:
+def _checked(lock: PlacementFile, path: Path, model: str | None, limit: float, budget: float) -> Any:
     with _of_the_lock("model"):
         function = _model(lock, path, model)
     engines = _specs(lock)
@@ -242,7 +242,7 @@ def _of_the_lock(what: str) -> Iterator[None]:
         raise LockError(f"the lock's {what} cannot be used: {told}; mend it, or make it anew with `xrt lock`") from error
 
 
-def _values(function: Function, lock: Lock, path: Path) -> tuple[dict[str, Any], list[str]]:
+def _values(function: Function, lock: PlacementFile, path: Path) -> tuple[dict[str, Any], list[str]]:
     """Return the values that the lock was made on, and a line for each unavailable one, which a random value replaces."""
     values = sample_inputs(function, _number(lock.model.get("seed", "0"), "seed"))
     told = []
@@ -270,7 +270,7 @@ def _array(file: Path, name: str) -> Any:
     return arrays[name]
 
 
-def _model(lock: Lock, path: Path, model: str | None) -> Function:
+def _model(lock: PlacementFile, path: Path, model: str | None) -> Function:
     """Return the model that was given, or the one that the lock names: a file in the lock's directory, or a shipped one."""
     source = lock.model.get("source", "")
     beside = path.absolute().parent / source

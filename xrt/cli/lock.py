@@ -21,7 +21,7 @@ from xrt.cli.options import (
 )
 from xrt.cli.screen import WorkStatus, complain, out
 from xrt.cli.tune import INTERRUPTED, format_result
-from xrt.formats.placement_file import Baseline, write_lock
+from xrt.formats.placement_file import Baseline, write_placement
 from xrt.module import XRTModule
 from xrt.module.lockfile import lock_module
 
@@ -69,9 +69,9 @@ def command(
         with WorkStatus("holding the plan against another"):
             source = {"source": _source(model, path), "seed": str(seed), "dims": ",".join(given["dims"])}
             lock = lock_module(module, [values[value.name] for value in function.inputs], source, gate, given_by)
-    write_lock(lock, path)
+    write_placement(lock, path)
     out.print(str(tuned), markup=False)
-    out.print(f"{path}: {_told(lock.gate)}", markup=False)
+    out.print(f"{path}: {_told(lock.baseline)}", markup=False)
     return 0
 
 

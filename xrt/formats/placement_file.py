@@ -1,335 +1,361 @@
-"""Lockfiles: where the nodes of a model go, and why that was chosen, as text for version control.
+"""Placement files: one format, of which a lockfile, a stored decision and a cost table are views.
 
-JSON, sorted, one fact on a line, so that a diff shows what changed and nothing else. The text may have been merged by hand or
-come from an unknown source: everything in it is checked, sizes first. `xrt.placement` defines what a lockfile means.
+JSON with sorted names and one fact per line, so that a diff shows what changed. msgspec checks the schema, `PlacementFile`;
+each view fills some of its sections. The text may have been merged by hand or come from an unknown source: size, syntax, kind and
+version are checked first. `xrt.placement` and `xrt.partition.cost_table` define what the sections mean.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
+import re
 import stat
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
-from functools import cache, partial
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, Self, TypeAlias
 
-from xrt.errors import LockError
+import msgspec
+from msgspec import Meta, Struct
+
+from xrt.errors import PlacementFileError
 from xrt.formats.output import replace_file
-from xrt.graph import FrozenDict
 
-__all__ = ["FORMAT", "Baseline", "CandidateRecord", "Lock", "NodeRange", "dumps", "loads", "read_lock", "write_lock"]
+__all__ = [
+    "FORMAT",
+    "Baseline",
+    "BoundaryRecord",
+    "CandidateRecord",
+    "CostRecords",
+    "DeclinedNodes",
+    "LaunchRecord",
+    "NodeRange",
+    "PlacementFile",
+    "RegionRecord",
+    "SearchRecord",
+    "SelectionOutcome",
+    "dumps",
+    "loads",
+    "read_placement",
+    "write_placement",
+]
 
-KIND = "xrt lock"
+KIND = "xrt placement"
 FORMAT = 1
 """The version of the text that is written, and the only one that is read."""
 
 MOST_BYTES = 16 << 20
 MOST_TEXT = 4000
-"""The most characters of a text in a lock: a name, a version, a note."""
-MOST_NODES = 10_000_000
+"""The most characters of a text: a name, a version, a note."""
+MOST_CANDIDATES = 64
 
-T = TypeVar("T")
+Text: TypeAlias = Annotated[str, Meta(max_length=MOST_TEXT)]
+Word: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MOST_TEXT)]
+Facts: TypeAlias = Mapping[Text, Text]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=10_000_000)]
+Number: TypeAlias = Annotated[float, Meta(ge=0, le=1e9)]
+Key: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+
+SelectionOutcome: TypeAlias = Literal["won", "tie", "lost", "wrong", "failed"]
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRange:
-    """Neighbours in the model's order of nodes that are in one region."""
+class _Record(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What has a place in the file."""
 
-    region: int
+    def replace(self, **changes: Any) -> Self:
+        """Return the record with other values of some fields."""
+        return msgspec.structs.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields as plain data."""
+        return {name: msgspec.to_builtins(getattr(self, name)) for name in self.__struct_fields__}
+
+
+class NodeRange(_Record, frozen=True):
+    """Consecutive nodes of the model that are in one region."""
+
+    region: Count
     """The region's number, in the order in which regions run."""
-    engine: str
+    engine: Text
     """The spec of its engine."""
-    at: int
-    """The place of the first in the model's order."""
-    nodes: int
+    at: Count
+    """The position of the first node in the model's order."""
+    nodes: Count
     """How many there are."""
-    first: str = ""
-    """Name of the first, for who reads the file; places are what counts."""
-    last: str = ""
+    first: Text = ""
+    """Name of the first node, for the reader of the file; positions are what counts."""
+    last: Text = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CandidateRecord:
-    """How a plan came off in the race."""
+class CandidateRecord(_Record, frozen=True):
+    """The result of a plan in the comparison."""
 
-    plan: str
+    plan: Text
     """Its engines, in the order in which they run."""
-    verdict: str
-    baseline: bool = False
+    verdict: SelectionOutcome
+    is_baseline: bool = False
     """Whether the ratios are to this one."""
-    seconds: float | None = None
-    low: float | None = None
-    high: float | None = None
-    ratio: float | None = None
+    seconds: Number | None = None
+    low: Number | None = None
+    high: Number | None = None
+    ratio: Number | None = None
     """Its time over the baseline's; with the interval of that ratio."""
-    ratio_low: float | None = None
-    ratio_high: float | None = None
-    note: str = ""
+    ratio_low: Number | None = None
+    ratio_high: Number | None = None
+    note: Text = ""
+    regions: tuple[Number, ...] = ()
+    """Seconds of each region within calls of the whole; empty where it was not profiled, and in a lockfile."""
+    ranges: tuple[NodeRange, ...] = ()
+    """The nodes of its regions; empty in a lockfile."""
 
 
-@dataclass(frozen=True, slots=True)
-class Baseline:
-    """What `xrt check` holds a later run against: the plan's time over that of another plan, which took turns with it."""
+class Baseline(_Record, frozen=True):
+    """The reference of `xrt check` for a later run: the plan's time over that of another plan, in an interleaved measurement."""
 
-    plan: str
+    plan: Text
     """The other plan by its engines."""
-    ratio: float
-    low: float
-    high: float
-    rounds: int
-    runs: tuple[NodeRange, ...] = ()
-    """Where the other plan has the nodes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lock:
-    """A plan that was chosen, of which model, on which machine, with which engines, and against whom."""
-
-    writer: str
-    """The version of XRT."""
-    date: str
-    model: Mapping[str, str] = FrozenDict()
-    """Its name, source, fingerprint, number of nodes."""
-    inputs: Mapping[str, str] = FrozenDict()
-    """Name to type, extents as they were when it was measured."""
-    engines: Mapping[str, str] = FrozenDict()
-    """Spec to version, of all engines that took part."""
-    machine: Mapping[str, str] = FrozenDict()
-    options: Mapping[str, str] = FrozenDict()
-    """What the plan was made for: device, threads, precision, sizes of clusters, pins."""
-    plan: tuple[NodeRange, ...] = ()
-    race: tuple[CandidateRecord, ...] = ()
-    """The contenders, best first."""
-    gate: Baseline | None = None
-    """None where no other plan ran."""
-    values: Mapping[str, str] = FrozenDict()
-    """Name of an input to the file that its values were in, as seen from the lock's folder; those of the others are random, by
-    the seed that is among the facts of the model."""
+    ratio: Number
+    low: Number
+    high: Number
+    rounds: Count
+    ranges: tuple[NodeRange, ...] = ()
+    """The nodes of the other plan's regions."""
 
     def __post_init__(self) -> None:
-        for name in (*_MAPS, "values"):
-            object.__setattr__(self, name, FrozenDict(getattr(self, name)))
+        if not 0 < self.low <= self.ratio <= self.high:
+            raise ValueError(f"needs 0 < low <= ratio <= high; it has {self.low:g}, {self.ratio:g} and {self.high:g}")
 
 
-_MAPS = ("model", "inputs", "engines", "machine", "options")
+class DeclinedNodes(_Record, frozen=True):
+    """The nodes that an engine does not support, for one reason."""
+
+    engine: Text
+    reason: Text
+    nodes: tuple[Count, ...]
+    """Their positions in the model's order."""
+
+
+class SearchRecord(_Record, frozen=True):
+    """The search that has led to a decision; `xrt.placement.TuningResult` says what each field means."""
+
+    budget: Number
+    spent: Number
+    rounds: Count
+    searches: Count
+    is_provisional: bool = False
+    notes: tuple[Text, ...] = ()
+    unmeasured: Facts = {}
+    declined: tuple[DeclinedNodes, ...] = ()
+
+
+class RegionRecord(_Record, frozen=True):
+    """What a region costs on an engine."""
+
+    region: Key
+    """The shape key of its Function."""
+    engine: Word
+    seconds: Number | None = None
+    low: Number | None = None
+    high: Number | None = None
+    why_not: Text = ""
+    """Why there is no cost; empty where there is one."""
+
+    def __post_init__(self) -> None:
+        if self.seconds is None or self.low is None or self.high is None:
+            if not self.why_not:
+                raise ValueError("needs seconds, low and high, or why_not")
+        elif self.why_not or not self.low <= self.seconds <= self.high:
+            raise ValueError("needs low <= seconds <= high, and then no why_not")
+
+
+class LaunchRecord(_Record, frozen=True):
+    """What a launch with nothing in it costs on an engine."""
+
+    engine: Word
+    seconds: Number
+
+
+class BoundaryRecord(_Record, frozen=True):
+    """What a value costs that one engine makes and another reads."""
+
+    source: Word
+    target: Word
+    seconds: Number
+    per_byte: Number
+
+
+class CostRecords(_Record, frozen=True):
+    """A cost table."""
+
+    regions: tuple[RegionRecord, ...] = ()
+    launches: tuple[LaunchRecord, ...] = ()
+    boundaries: tuple[BoundaryRecord, ...] = ()
+
+
+class PlacementFile(_Record, frozen=True, kw_only=True):
+    """A placement: the plan that was chosen, for which model and machine, by which comparison, and at which costs.
+
+    A lockfile has all but ``search`` and ``costs``; a stored decision has ``engines``, ``candidates`` and ``search``; a cost
+    table has ``costs``.
+    """
+
+    writer: Text = ""
+    """The version of XRT."""
+    date: Text = ""
+    model: Facts = {}
+    """Its name, source, fingerprint, number of nodes."""
+    inputs: Facts = {}
+    """Name to type, extents as they were when it was measured."""
+    engines: Facts = {}
+    """Spec to version, of all engines that took part."""
+    machine: Facts = {}
+    options: Facts = {}
+    """What the plan was made for: device, threads, precision, sizes of clusters, pins."""
+    plan: tuple[NodeRange, ...] = ()
+    candidates: Annotated[tuple[CandidateRecord, ...], Meta(max_length=MOST_CANDIDATES)] = ()
+    """Best first."""
+    baseline: Baseline | None = None
+    """None where no other plan ran."""
+    values: Facts = {}
+    """Name of an input to the file that its values were in, relative to the folder of the lockfile. Other inputs are random, by
+    the seed in ``model``."""
+    search: SearchRecord | None = None
+    costs: CostRecords | None = None
 
 
 # ---------------------------------------------------------------------- written
 
 
-def dumps(lock: Lock) -> str:
-    """Return the lock as text; equal locks give equal text."""
-    facts: dict[str, Any] = {name: dict(getattr(lock, name)) for name in _MAPS}
-    facts |= {"kind": KIND, "format": FORMAT, "writer": lock.writer, "date": lock.date}
-    facts |= {"values": dict(lock.values)} if lock.values else {}
-    facts |= {"plan": [_row(run) for run in lock.plan], "race": [_row(one) for one in lock.race]}
-    facts["gate"] = None if lock.gate is None else {**_row(lock.gate), "runs": [_row(run) for run in lock.gate.runs]}
-    return f"{_lines(facts, '')}\n"
+def dumps(document: PlacementFile) -> str:
+    """Return the document as text; equal documents give equal text."""
+    return f"{_lay_out({'kind': KIND, 'format': FORMAT, **msgspec.to_builtins(document)}, '')}\n"
 
 
-def _row(value: Any) -> dict[str, Any]:
-    """Return the fields that say more than their default does."""
-    told = {field.name: (getattr(value, field.name), field.default) for field in fields(value)}
-    return {name: _rounded(one) for name, (one, default) in told.items() if one != default}
-
-
-def _rounded(value: Any) -> Any:
-    """Return numbers with the digits that mean something."""
-    return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-def _lines(value: Any, indent: str) -> str:
+def _lay_out(value: Any, indent: str) -> str:
     """Return JSON with a line for each entry; an item of a list is one line."""
     inner = f"{indent}  "
     if isinstance(value, dict) and value:
-        rows = [f"{inner}{json.dumps(name)}: {_lines(value[name], inner)}" for name in sorted(value)]
+        rows = [f"{inner}{json.dumps(name)}: {_lay_out(value[name], inner)}" for name in sorted(value)]
         return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
-    if isinstance(value, list) and value:
+    if isinstance(value, list | tuple) and value:
         return "[\n" + ",\n".join(f"{inner}{json.dumps(row, sort_keys=True)}" for row in value) + f"\n{indent}]"
     return json.dumps(value)
 
 
-# ---------------------------------------------------------------------- files
-
-
-def write_lock(lock: Lock, path: str | os.PathLike[str]) -> None:
-    """Write a lock, whole or not at all; raises LockError where the file cannot be written."""
-    data = dumps(lock).encode()
+def write_placement(document: PlacementFile, path: str | os.PathLike[str]) -> None:
+    """Write a document, whole or not at all; raises PlacementFileError if the file cannot be written."""
+    data, name = dumps(document).encode(), os.fspath(path)
     try:
         replace_file(Path(path), lambda file: file.write(data))
     except OSError as error:
-        raise LockError(f"cannot write {os.fspath(path)!r}: {error.strerror}") from error
-
-
-def read_lock(path: str | os.PathLike[str]) -> Lock:
-    """Return the lock in a file; raises LockError, which names the file, for one that is missing, damaged, hostile or too new."""
-    try:
-        return loads(_content(Path(path)))
-    except FileNotFoundError:
-        raise LockError(f"there is no lock {os.fspath(path)!r}; `xrt lock MODEL -o {os.fspath(path)}` writes one") from None
-    except (OSError, ValueError) as error:  # a ValueError for a NUL in the path
-        told = error.strerror if isinstance(error, OSError) else error
-        advice = f"mend it, or make it anew with `xrt lock MODEL -o {os.fspath(path)}`"
-        raise LockError(f"cannot read the lock {os.fspath(path)!r}: {told}; {advice}") from error
-
-
-def _content(path: Path) -> bytes:
-    if path.exists() and not stat.S_ISREG(path.stat().st_mode):
-        raise LockError("it is no file")  # to open a pipe may take for ever
-    with path.open("rb") as file:
-        return file.read(MOST_BYTES + 1)
+        raise PlacementFileError(f"cannot write {name!r}: {error.strerror}", file=name) from error
 
 
 # ---------------------------------------------------------------------- read
 
 
-def loads(data: str | bytes) -> Lock:
-    """Return the lock that the text holds; raises LockError, which names the defect."""
-    facts = _mapping(_json(data), "the whole")
-    if facts.get("kind") != KIND:
-        raise LockError(f"it is no lock of XRT: its kind is {_shown(facts.get('kind'))}, not {KIND!r}")
-    _check_format(facts)
-    found: dict[str, Any] = {name: _take(facts, name, _text) for name in ("writer", "date")}
-    found |= {name: _take(facts, name, _texts) for name in _MAPS}
-    found |= {"plan": _take(facts, "plan", _runs), "race": _take(facts, "race", partial(_rows, CandidateRecord))}
-    found["gate"] = _take(facts, "gate", _gate)
-    found["values"] = _texts(facts.get("values", {}), "values")
-    if left := sorted(facts.keys() - {*found, "kind", "format"}):
-        raise LockError(f"it has {_shown(left[0])}, which no lock has")
-    return Lock(**found)
+def read_placement(path: str | os.PathLike[str]) -> PlacementFile:
+    """Return the document in a file; raises PlacementFileError, with the file, for one that is missing, damaged or too new."""
+    name = os.fspath(path)
+    try:
+        return loads(_read_bytes(Path(path)))
+    except FileNotFoundError:
+        raise PlacementFileError(f"there is no file {name!r}; `xrt lock MODEL -o {name}` writes one", file=name) from None
+    except (OSError, ValueError) as error:  # a ValueError for a NUL in the path
+        reason = error.strerror if isinstance(error, OSError) else error
+        remedy = f"repair it, or write it again with `xrt lock MODEL -o {name}`"
+        position = getattr(error, "position", "")
+        raise PlacementFileError(f"cannot read {name!r}: {reason}; {remedy}", file=name, position=position) from error
 
 
-def _check_format(facts: Mapping[str, Any]) -> None:
-    told = _take(facts, "format", _count)
-    if told != FORMAT:
+def _read_bytes(path: Path) -> bytes:
+    if path.exists() and not stat.S_ISREG(path.stat().st_mode):
+        raise PlacementFileError("it is not a regular file")  # to open a pipe may take for ever
+    with path.open("rb") as file:
+        return file.read(MOST_BYTES + 1)
+
+
+def loads(data: str | bytes) -> PlacementFile:
+    """Return the document that the text holds; raises PlacementFileError with the position in it and what was expected there."""
+    facts = _parse(data)
+    kind, version = facts.pop("kind", None), facts.pop("format", None)
+    if kind != KIND:
+        raise PlacementFileError(f"it is no placement file: its kind is {_show(kind)}, not {KIND!r}", position="kind")
+    if type(version) is not int or version != FORMAT:
         writer = facts.get("writer")
-        by = f", written by xrt {writer}" if isinstance(writer, str) and len(writer) < 40 else ""
-        raise LockError(
-            f"it has lock format {told}{by}, and this version of XRT reads {FORMAT}; the version that wrote it reads it"
-        )
+        by = f", written by xrt {writer}" if isinstance(writer, str) and len(writer) < 40 and writer.isprintable() else ""
+        reads = f"this version of XRT reads {FORMAT}; use the version that wrote it"
+        raise PlacementFileError(f"it has format {_show(version)}{by}, and {reads}", position="format")
+    try:
+        return msgspec.convert(facts, PlacementFile)
+    except msgspec.ValidationError as error:
+        raise _locate(str(error), facts) from None
+    except UnicodeEncodeError as error:  # half of a character, where a name of the schema is expected
+        raise PlacementFileError(f"the document: unknown name {_show(error.object)}") from None
 
 
-def _json(data: str | bytes) -> Any:
+def _parse(data: str | bytes) -> dict[str, Any]:
     if len(data) > MOST_BYTES:
-        raise LockError(f"it has more than {MOST_BYTES >> 20} MB, and no lock has")
+        raise PlacementFileError(f"it has more than {MOST_BYTES >> 20} MB, and no placement file has")
     try:
         text = data if isinstance(data, str) else data.decode("utf-8")
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
+        facts = json.loads(text, object_pairs_hook=_check_unique, parse_constant=_refuse_constant)
     except RecursionError:
-        raise LockError("it is nested too deeply") from None
+        raise PlacementFileError("it is nested too deeply") from None
     except json.JSONDecodeError as error:
         hint = "; was it merged by hand?" if "<<<<<<<" in text else ""
-        raise LockError(f"line {error.lineno} is no JSON: {error.msg}{hint}") from None
+        raise PlacementFileError(f"line {error.lineno} is not JSON: {error.msg}{hint}") from None
     except UnicodeDecodeError as error:
-        raise LockError(f"byte {error.start} is no UTF-8") from None
-    except LockError:
+        raise PlacementFileError(f"byte {error.start} is not UTF-8") from None
+    except PlacementFileError:
         raise
     except ValueError as error:  # an integer of thousands of digits
-        raise LockError(f"it holds a number that cannot be read: {error}") from None
+        raise PlacementFileError(f"it holds a number that cannot be read: {error}") from None
+    if not isinstance(facts, dict):
+        raise PlacementFileError(f"it is {_show(facts)}, and a placement file is an object")
+    return facts
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise LockError(f"it says {_shown(twice)} twice; was it merged by hand?")
+        raise PlacementFileError(f"it has {_show(twice)} twice; was it merged by hand?")
     return found
 
 
-def _no_number(text: str) -> NoReturn:
-    raise LockError(f"{text} is no number that a lock holds")
+def _refuse_constant(text: str) -> NoReturn:
+    raise PlacementFileError(f"{text} is no number of a placement file")
 
 
-def _shown(value: object) -> str:
+_ERROR = re.compile(r"(.*?)(?: - at (?:`key` in )?`\$(\S*)`)?", re.DOTALL)
+"""A message of msgspec, and the position at its end."""
+_STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
+
+
+def _locate(message: str, facts: Any) -> PlacementFileError:
+    """Return the error with the position, the expectation, and the value at the position if that is short."""
+    found = _ERROR.fullmatch(message)
+    reason, path = found.groups("") if found else (message, "")
+    value, position = facts, ""
+    for name, index in _STEP.findall(path):
+        if index == "...":  # msgspec does not name the entry of a map; here all maps are of texts
+            step: Any = next((key for key, one in value.items() if not isinstance(one, str) or len(one) > MOST_TEXT), "")
+        else:
+            step = int(index) if index else name
+        value = value[step] if isinstance(value, list) else value.get(step)
+        position += f"[{step}]" if index.isdigit() else f".{ascii(step)[1:-1][:40]}"
+    position = position.removeprefix(".")
+    is_scalar = reason.startswith("Expected") and not isinstance(value, dict | list)
+    shown = f"; it is {_show(value)}" if is_scalar else ""
+    reason = reason[:1].lower() + (reason if reason.isprintable() else ascii(reason)[1:-1])[1:300]  # it may repeat a name
+    return PlacementFileError(f"{position or 'the document'}: {reason}{shown}", position=position)
+
+
+def _show(value: object) -> str:
     """Return a value as an error shows it: short, whatever it is."""
-    try:
-        shown = ascii(value)
-    except RecursionError:  # it was nested just so deep that it could be read
-        shown = "nested too deeply to be shown"
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    shown = ascii(value)
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
-
-
-Check = Callable[[Any, str], T]
-"""Returns a value of the right kind; takes the value, and its position for the error."""
-
-
-def _take(facts: Mapping[str, Any], name: str, check: Check[T], where: str = "") -> T:
-    if name not in facts:
-        raise LockError(f"{where or 'it'} lacks {name!r}")
-    return check(facts[name], f"{where}.{name}" if where else name)
-
-
-def _wrong(where: str, expected: str, value: object) -> NoReturn:
-    raise LockError(f"{where} must be {expected}; it is {_shown(value)}")
-
-
-def _mapping(value: Any, where: str) -> dict[str, Any]:
-    return value if isinstance(value, dict) else _wrong(where, "an object", value)
-
-
-def _list(value: Any, where: str) -> list[Any]:
-    return value if isinstance(value, list) else _wrong(where, "a list", value)
-
-
-def _text(value: Any, where: str) -> str:
-    return value if isinstance(value, str) and len(value) <= MOST_TEXT else _wrong(where, "a text", value)
-
-
-def _texts(value: Any, where: str) -> FrozenDict[str, str]:
-    return FrozenDict({_text(name, where): _text(one, f"{where}.{name[:40]}") for name, one in _mapping(value, where).items()})
-
-
-def _count(value: Any, where: str) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_NODES:
-        return value
-    _wrong(where, f"a count, at most {MOST_NODES}", value)
-
-
-def _number(value: Any, where: str) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9 and math.isfinite(value)
-    return float(value) if is_number and value >= 0 else _wrong(where, "a number from 0", value)
-
-
-def _flag(value: Any, where: str) -> bool:
-    return value if isinstance(value, bool) else _wrong(where, "true or false", value)
-
-
-_CHECKS: Mapping[Any, Check[Any]] = {str: _text, int: _count, float: _number, float | None: _number, bool: _flag}
-"""By the type of a field."""
-
-
-def _made(kind: type[T], value: Any, where: str, **more: Any) -> T:
-    """Return a dataclass of flat facts; a field with a default may be absent."""
-    facts, (types, required) = _mapping(value, where), _form(kind)  # type: ignore[arg-type]  # a class is hashable
-    if unknown := sorted(facts.keys() - types.keys()):
-        raise LockError(f"{where} has {_shown(unknown[0])}, which it may not have")
-    if lacking := sorted(required - facts.keys()):
-        raise LockError(f"{where} lacks {lacking[0]!r}")
-    return kind(**{name: _take(facts, name, _CHECKS[types[name]], where) for name in facts if name not in more}, **more)
-
-
-@cache
-def _form(kind: type[Any]) -> tuple[Mapping[str, Any], frozenset[str]]:
-    """Return a dataclass's fields with their types, and the names of those that have no default."""
-    return get_type_hints(kind), frozenset(field.name for field in fields(kind) if field.default is MISSING)
-
-
-def _rows(kind: type[T], value: Any, where: str) -> tuple[T, ...]:
-    return tuple(_made(kind, row, f"{where}[{number}]") for number, row in enumerate(_list(value, where)))
-
-
-def _runs(value: Any, where: str) -> tuple[NodeRange, ...]:
-    return _rows(NodeRange, value, where)
-
-
-def _gate(value: Any, where: str) -> Baseline | None:
-    if value is None:
-        return None
-    gate = _made(Baseline, value, where, runs=_take(_mapping(value, where), "runs", _runs, where))
-    if not 0 < gate.low <= gate.ratio <= gate.high:
-        raise LockError(f"{where} needs 0 < low <= ratio <= high; it has {gate.low:g}, {gate.ratio:g} and {gate.high:g}")
-    return gate

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from xrt.partition import Plan
     from xrt.runtime import OutputInspector, Program, Refusal
 
-__all__ = ["Call", "format_implicit_fallback", "make_exclusions", "make_refusal", "warn_refusals"]
+__all__ = ["Call", "FailedCall", "format_implicit_fallback", "make_exclusions", "warn_refusals"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +91,27 @@ def _copied(given: Any) -> Any:
         return given.copy()
 
 
-def make_refusal(program: Program, error: RunFailed) -> Refusal:
-    """Return what is taken from the engine of the region that failed: the nodes of all regions that share its executable."""
-    from xrt.runtime import Refusal
+@dataclass(frozen=True, slots=True)
+class FailedCall:
+    """A call that has failed in one region of a program."""
 
-    launches = program.plan.launches
-    number = [launch.name for launch in launches].index(error.region)
-    failed = program.executables[number]
-    alike = [launch for launch, one in zip(launches, program.executables, strict=True) if one is failed]
-    return Refusal(launches[number], tuple(node for launch in alike for node in launch.nodes), error)
+    call: Call
+    program: Program
+    error: RunFailed
+
+    @property
+    def refusal(self) -> Refusal:
+        """What is taken from the engine of the region: the nodes of all regions that share its executable."""
+        from xrt.runtime import Refusal
+
+        launches, executables = self.program.plan.launches, self.program.executables
+        number = [launch.name for launch in launches].index(self.error.region)
+        alike = [launch for launch, one in zip(launches, executables, strict=True) if one is executables[number]]
+        return Refusal(launches[number], tuple(node for launch in alike for node in launch.nodes), self.error)
+
+    def restore(self) -> None:
+        """Restore the inputs, as `Call.restore` does."""
+        self.call.restore(self.program.plan, self.error)
 
 
 def make_exclusions(refused: Iterable[Refusal]) -> tuple[tuple[str, str, str], ...]:

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from xrt.engines import GraphCompiler
 from xrt.engines.contract import registry
 from xrt.errors import EngineError, LockError, OptionError, PlacementWarning, warn
-from xrt.formats.placement_file import CandidateRecord, Lock, NodeRange, read_lock
+from xrt.formats.placement_file import CandidateRecord, PlacementFile
 from xrt.graph import FrozenDict, Function
 from xrt.placement import TuningResult
-from xrt.placement.lockfile import create_lock, list_mismatches, plan_from_lock
+from xrt.placement.lockfile import FIGURES, create_lock, list_mismatches, plan_from_ranges, read_lock
 from xrt.placement.reference import evaluate
 from xrt.placement.regression_check import RegressionResult, RegressionSetup, check_regression, make_baseline
-from xrt.placement.result import CandidateComparison, CandidateResult, describe_plan
+from xrt.placement.result import CandidateComparison, CandidateResult, describe_candidate, describe_plan
 from xrt.runtime import to_host
 
 if TYPE_CHECKING:
     from xrt.module.module import XRTModule
     from xrt.partition import ClusteringOptions
     from xrt.placement.engine_list import EngineList
+    from xrt.placement.request import PlacementRequest
 
 __all__ = ["LockedPlacement", "check_module", "load_lock", "lock_module"]
 
@@ -32,7 +33,7 @@ __all__ = ["LockedPlacement", "check_module", "load_lock", "lock_module"]
 class LockedPlacement:
     """A lock, and what to call it."""
 
-    lock: Lock
+    lock: PlacementFile
     name: str
     """Its file, quoted; for one that came as a value, a word."""
 
@@ -63,10 +64,11 @@ class LockedPlacement:
 
         With a strict module that is a LockError.
         """
-        told = list_mismatches(self.lock, function, engines.engines, engines.context, clustering, devices=engines.devices)
+        request = engines.make_request(function, clustering=clustering)
+        told = list_mismatches(self.lock, request)
         if not told:
             try:
-                return self._placed(function, engines)
+                return self._place(request)
             except LockError as error:
                 told = (str(error),)
         said = f"the lock {self.name} does not hold: {'; '.join(told)}"
@@ -75,47 +77,27 @@ class LockedPlacement:
         warn(f"{said}. The placement is measured anew; `xrt lock` makes another lock, strict=True refuses", PlacementWarning)
         return None
 
-    def _placed(self, function: Function, engines: EngineList) -> TuningResult:
-        implicit = engines.implicit if engines.implicit in self.specs else None
-        asked = [one for one in engines.engines if one.spec != engines.implicit or one.spec == implicit]
-        plan = plan_from_lock(self.lock.plan, function, asked, engines.context, implicit, engines.devices)
-        won = next((one for one in self.lock.race if one.verdict == "won"), CandidateRecord(describe_plan(plan), "won"))
-        notes = tuple(_told(one) for one in self.lock.race if one is not won)
+    def _place(self, request: PlacementRequest) -> TuningResult:
+        implicit = request.implicit if request.implicit in self.specs else None
+        asked = tuple(one for one in request.engines if one.spec != request.implicit or one.spec == implicit)
+        plan = plan_from_ranges(self.lock.plan, replace(request, engines=asked, implicit=implicit))
+        records = self.lock.candidates
+        won = next((one for one in records if one.verdict == "won"), CandidateRecord(describe_plan(plan), "won"))
+        notes = (describe_candidate(one, one.plan, is_baseline=one.is_baseline) for one in records if one is not won)
         about = f"from the lock {self.name}, made on {self.lock.date} by xrt {self.lock.writer}"
-        return TuningResult(
-            plan, race=CandidateComparison((_contender(plan, won),), baseline=None), how="locked", notes=(about, *notes)
-        )
-
-
-def _contender(plan: Any, standing: CandidateRecord) -> CandidateResult:
-    figures = {name: getattr(standing, name) for name in _FIGURES}
-    return CandidateResult(plan, "won", note=standing.note, **figures)
-
-
-_FIGURES = ("seconds", "low", "high", "ratio", "ratio_low", "ratio_high")
-
-
-def _told(standing: CandidateRecord) -> str:
-    """Return how a contender came off, as a Contender says it."""
-    parts = [f"{standing.verdict}: {standing.plan}{' (the baseline)' if standing.baseline else ''}"]
-    if standing.seconds is not None:
-        parts.append(f"{1e3 * standing.seconds:.4g} ms")
-    if standing.ratio is not None and standing.ratio_low is not None and standing.ratio_high is not None:
-        parts.append(f"{standing.ratio:.3f} ({standing.ratio_low:.3f} to {standing.ratio_high:.3f}) of the baseline")
-    elif standing.ratio is not None:
-        parts.append(f"{standing.ratio:.3f} of the baseline, in too few rounds for an interval")
-    return ", ".join([*parts, *([standing.note] if standing.note else [])])
+        winner = CandidateResult(plan, "won", note=won.note, **{name: getattr(won, name) for name in FIGURES})
+        return TuningResult(plan, race=CandidateComparison((winner,)), how="locked", notes=(about, *notes))
 
 
 def load_lock(asked: Any) -> LockedPlacement | None:
-    """Return the lock for what a module was given: the path of one, a Lock, or None. Raises LockError, OptionError."""
+    """Return the lock for what a module was given: a path, a PlacementFile, or None. Raises PlacementFileError, OptionError."""
     if asked is None or isinstance(asked, LockedPlacement):
         return asked
-    if isinstance(asked, Lock):
+    if isinstance(asked, PlacementFile):
         return LockedPlacement(asked, "that was given")
     if isinstance(asked, str | os.PathLike):
         return LockedPlacement(read_lock(asked), repr(os.fspath(asked)))
-    raise OptionError(f"lock must be the path of a lock file, an xrt.formats.placement_file.Lock or None; got {asked!r}")
+    raise OptionError(f"lock must be the path of a lockfile, an xrt.formats.placement_file.PlacementFile or None; got {asked!r}")
 
 
 # ---------------------------------------------------------------------- locks and gates of a module
@@ -127,7 +109,7 @@ def lock_module(
     source: Mapping[str, str],
     seconds: float,
     files: Mapping[str, str] = FrozenDict(),
-) -> Lock:
+) -> PlacementFile:
     """Return the lock of a module that places by measurement, for such inputs; ``files`` says where which of them came from.
 
     The plan then takes turns with the best other one for up to so many seconds, so that `xrt check` has something to hold
@@ -138,47 +120,30 @@ def lock_module(
     if tuned is None or tuned.how == "priority":
         why = "; ".join(tuned.notes) if tuned else "the module does not place by measurement; pass engine='auto'"
         raise LockError(f"there is nothing to lock: {why or 'the budget was too small for one measurement'}")
-    engines, options = module._engines, module._settings.clustering
-    gate = make_baseline(_course(module, build.function, values, seconds), build.plan, tuned.race)
-    asked = [one for one in engines.engines if one.spec in build.plan.engines]
-    return create_lock(
-        build.plan,
-        tuned.race,
-        build.function,
-        asked,
-        engines.context,
-        options,
-        gate=gate,
-        source=source,
-        values=files,
-        devices=engines.devices,
-    )
+    setup = _make_setup(module, build.function, values, seconds)
+    baseline = make_baseline(setup, build.plan, tuned.race)
+    return create_lock(build.plan, tuned.race, setup.request, baseline=baseline, source=source, values=files)
 
 
 def check_module(
-    module: XRTModule, lock: Lock, values: Sequence[Any], limit: float, seconds: float
+    module: XRTModule, lock: PlacementFile, values: Sequence[Any], limit: float, seconds: float
 ) -> tuple[RegressionResult, tuple[str, ...]]:
     """Return what comes of holding a lock's plan against its gate here, and in which ways here is another place.
 
     Raises LockError where the model is another, or a plan cannot run here.
     """
-    function, engines = module._specialize(values).function, module._engines
-    clustering = lock.options.get("clustering", "")  # the plan is the lock's, whatever it was chosen under
-    told = list_mismatches(lock, function, engines.engines, engines.context, clustering, with_gate=True, devices=engines.devices)
-    if lock.model.get("fingerprint") != function.fingerprint:
+    setup = _make_setup(module, module._specialize(values).function, values, seconds)
+    request = setup.request
+    told = list_mismatches(lock, request, for_check=True)
+    if lock.model.get("fingerprint") != request.function.fingerprint:
         raise LockError(f"the lock is of another model: {'; '.join(told)}")
-    plan = _plan(lock.plan, function, engines)
-    other = _plan(lock.gate.runs, function, engines) if lock.gate else None
-    course = _course(module, function, values, seconds)
-    return check_regression(course, plan, other, lock.gate, limit), told
+    plan = plan_from_ranges(lock.plan, request)
+    other = plan_from_ranges(lock.baseline.ranges, request) if lock.baseline else None
+    return check_regression(setup, plan, other, lock.baseline, limit), told
 
 
-def _plan(runs: Sequence[NodeRange], function: Function, engines: EngineList) -> Any:
-    return plan_from_lock(runs, function, engines.engines, engines.context, devices=engines.devices)
-
-
-def _course(module: XRTModule, function: Function, values: Sequence[Any], seconds: float) -> RegressionSetup:
-    context = module._engines.context
-    reference = partial(evaluate, threads=context.threads)
-    given, graph = [to_host(value) for value in values], module._settings.cuda_graph
-    return RegressionSetup(function, module._engines.by_spec, context, module._cache, given, reference, seconds, graph=graph)
+def _make_setup(module: XRTModule, function: Function, values: Sequence[Any], seconds: float) -> RegressionSetup:
+    settings, engines = module._settings, module._engines
+    request = engines.make_request(function, clustering=settings.clustering, cuda_graph=settings.cuda_graph)
+    reference = partial(evaluate, threads=engines.context.threads)
+    return RegressionSetup(request, module._cache, [to_host(value) for value in values], reference, seconds)

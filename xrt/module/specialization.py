@@ -7,11 +7,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from xrt.errors import CompileRefused, InputError, PlanError, RunFailed, did_you_mean
 from xrt.graph.deferred_function import StaleFunction
-from xrt.module.fallback import Call, make_exclusions, make_refusal, warn_refusals
+from xrt.module.fallback import Call, FailedCall, make_exclusions, warn_refusals
 from xrt.progress import Tell, show_progress
 from xrt.runtime import Program, Refusal, RegionToCompile
 
@@ -57,6 +57,8 @@ def optimize(function: Function, *, fold: bool, threads: int = 1) -> Function:
 
 
 _log = logging.getLogger(__name__)
+
+WorkingPlan: TypeAlias = tuple[Program, tuple[Refusal, ...], list[Any]]
 
 
 def _tell_regions(tell: Tell, done: int, count: int) -> None:
@@ -144,40 +146,67 @@ class Specialization:
         with self._lock:
             if self._program is not None:
                 return self._program
-            told, program = len(self.refused), self._take(*self._compiled_anew())
+            told = len(self.refused)
+            program, refused, _ = self._compile_first()
+            self._take(program, refused)
             if "_asking" in self.__dict__:
                 self._asking.keep()
         warn_refusals(self.refused[told:])
         return program
 
-    def _compiled_anew(self) -> tuple[Program, tuple[Refusal, ...]]:
-        """Return what `_compiled` does; a plan of the cache that is not the model's is given up for one made from the model."""
+    def _compile_first(self) -> WorkingPlan:
+        """Return what `_find_working_plan` does; a plan of the cache that is not the model's is replaced by one made from it."""
         try:
-            return self._compiled(self._plan, self.refused)
+            return self._find_working_plan(self._plan, self.refused)
         except StaleFunction as error:
             _log.info("the plan of %s is made again: %s", self.function.name, error)
             complete = self._completed()  # raises ModelError where the model's file has changed
             if complete is not None:
                 self.function, self._original, self._plan = complete.function, complete._original, complete._plan
                 self._saved = None
-        return self._compiled(self._plan, self.refused)  # else another module has met it, for which this one has waited
+        return self._find_working_plan(self._plan, self.refused)  # else another module has met it, for which this one has waited
 
-    def _take(self, program: Program, refused: tuple[Refusal, ...]) -> Program:
+    def _take(self, program: Program, refused: tuple[Refusal, ...]) -> None:
         if refused != self.refused:
             self.remarks = {}  # they are of regions that may be others by now
             self.checked = False
         self._program, self._plan, self.refused = program, program.plan, refused
         self._dump()
-        return program
 
-    def _compiled(self, plan: Plan, refused: tuple[Refusal, ...]) -> tuple[Program, tuple[Refusal, ...]]:
-        """Return the plan's Program, or that of a plan without what engines refused, and all that was refused by then."""
+    def _find_working_plan(self, plan: Plan, refused: tuple[Refusal, ...], failed: FailedCall | None = None) -> WorkingPlan:
+        """Return the Program of the first plan that works, all that was refused by then, and the results of a call that failed.
+
+        What an engine refuses at compile, or fails to run in that call, is left out of the next plan. A call that fails on every
+        plan raises its first error: the inputs may be the cause.
+        """
+        new: tuple[Refusal, ...] = (failed.refusal,) if failed else ()
+        first = failed
         while True:
+            if new:
+                refused += new
+                try:
+                    plan = self._replan(refused, new)
+                except PlanError:
+                    if first is None:
+                        raise
+                    raise first.error  # noqa: B904  # that no engine is left is not the cause of it
             made = self._attempt(plan)
-            if isinstance(made, Program):
-                return made, refused
-            refused += made
-            plan = self._replanned(refused, made)
+            if not isinstance(made, Program):
+                new = made
+                continue
+            if failed is None or first is None:
+                return made, refused, []
+            try:
+                failed.restore()
+            except RunFailed:
+                self._take(made, refused)  # for later calls
+                raise
+            try:
+                return made, refused, failed.call.on(made)
+            except RunFailed as again:
+                first.error.add_note(f"placed elsewhere, it failed too: {again}")
+                failed = FailedCall(failed.call, made, again)
+                new = (failed.refusal,)
 
     def _attempt(self, plan: Plan) -> Program | tuple[Refusal, ...]:
         from xrt.runtime import compile_plan
@@ -196,7 +225,7 @@ class Specialization:
                 narrow=True,
             )
 
-    def _replanned(self, refused: tuple[Refusal, ...], new: tuple[Refusal, ...]) -> Plan:
+    def _replan(self, refused: tuple[Refusal, ...], new: tuple[Refusal, ...]) -> Plan:
         """Return a plan without the refused regions. If no engine is left for them, the refusal is the cause of the error."""
         if self._settings.strict and (failed := [r.error for r in new if not isinstance(r.error, CompileRefused)]):
             raise failed[0]
@@ -225,35 +254,14 @@ class Specialization:
             raise error
         with self._lock:
             mine, told = self._program is program, len(self.refused)
-            results = self._recovered(program, error, call) if mine else []
+            if mine:
+                made, refused, results = self._find_working_plan(self._plan, self.refused, FailedCall(call, program, error))
+                self._take(made, refused)
         if not mine:  # another thread has placed the region elsewhere meanwhile
             call.restore(program.plan, error)
             return self.run(call)
         warn_refusals(self.refused[told:])
         return results
-
-    def _recovered(self, program: Program, first: RunFailed, call: Call) -> list[Any]:
-        """Try one plan after the other, and keep the one that serves: what fails everywhere may be the fault of the inputs."""
-        error, refused = first, self.refused
-        while True:
-            refused += (make_refusal(program, error),)
-            try:
-                following, refused = self._compiled(self._partitioned(refused), refused)
-            except PlanError:
-                raise first  # noqa: B904  # that no engine is left is not the cause of it
-            try:
-                call.restore(program.plan, error)
-            except RunFailed:
-                self._take(following, refused)  # for later calls
-                raise
-            try:
-                results = call.on(following)
-            except RunFailed as again:
-                first.add_note(f"placed elsewhere, it failed too: {again}")
-                program, error = following, again
-                continue
-            self._take(following, refused)
-            return results
 
     def _partitioned(self, refused: tuple[Refusal, ...]) -> Plan:
         """Return the plan without what was refused: the best that was measured, else that by priority."""

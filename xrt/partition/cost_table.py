@@ -1,4 +1,4 @@
-"""What regions and their boundaries cost, as measured: a value, and its text."""
+"""What regions and their boundaries cost, as measured: a value, and its records in a placement file."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from xrt.errors import OptionError
+from xrt.errors import OptionError, PlacementFileError
 from xrt.graph import FrozenDict
+
+if TYPE_CHECKING:
+    from xrt.formats.placement_file import PlacementFile
 
 __all__ = ["BOUNDARY", "LAUNCH", "CostTable", "MeasuredCost", "RegionCost"]
 
@@ -115,18 +118,34 @@ class CostTable:
             {**self.regions, **other.regions}, {**self.launches, **other.launches}, {**self.boundaries, **other.boundaries}
         )
 
-    def to_text(self) -> str:
-        """Return the table as JSON, sorted, one fact on a line; equal tables give equal text."""
-        from xrt.partition.cost_table_text import dumps
+    def to_document(self) -> PlacementFile:
+        """Return the table as a placement file, sorted."""
+        from xrt.formats.placement_file import BoundaryRecord, CostRecords, LaunchRecord, PlacementFile, RegionRecord
 
-        return dumps(self)
+        regions = (RegionRecord(*subject, **_figures(self.regions[subject])) for subject in sorted(self.regions))
+        launches = (LaunchRecord(spec, float(self.launches[spec])) for spec in sorted(self.launches))
+        boundaries = (BoundaryRecord(*pair, *map(float, self.boundaries[pair])) for pair in sorted(self.boundaries))
+        return PlacementFile(costs=CostRecords(tuple(regions), tuple(launches), tuple(boundaries)))
 
     @classmethod
-    def parse(cls, text: str | bytes) -> CostTable:
-        """Return the table that the text holds; raises CacheError for text that is damaged, hostile or too new."""
-        from xrt.partition.cost_table_text import loads
+    def from_document(cls, document: PlacementFile) -> CostTable:
+        """Return the table in a placement file; raises PlacementFileError where there is none, or a cost is listed twice."""
+        records = document.costs
+        if records is None:
+            raise PlacementFileError("it has no section 'costs', so it is no cost table")
+        regions = {(x.region, x.engine): x.why_not or MeasuredCost(x.seconds, x.low, x.high) for x in records.regions}  # type: ignore[arg-type]  # the schema requires numbers where there is no reason
+        launches = {x.engine: x.seconds for x in records.launches}
+        boundaries = {(x.source, x.target): (x.seconds, x.per_byte) for x in records.boundaries}
+        for name, found in (("regions", regions), ("launches", launches), ("boundaries", boundaries)):
+            if len(found) != len(getattr(records, name)):
+                raise PlacementFileError(f"costs.{name}: a cost is listed twice", position=f"costs.{name}")
+        return cls(regions, launches, boundaries)
 
-        return loads(text)
+
+def _figures(cost: RegionCost) -> dict[str, Any]:
+    if isinstance(cost, str):
+        return {"why_not": cost}
+    return {"seconds": float(cost.seconds), "low": float(cost.low), "high": float(cost.high)}
 
 
 def _checked(subject: tuple[str, str], cost: object) -> RegionCost:

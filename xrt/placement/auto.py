@@ -259,15 +259,13 @@ class AutoPlacement:
         bench = Bench(request.context.threads, max(budget / 4, LEAST_PATIENCE))
         with bench, self._watch(progress, function, budget) as told:
             found = tune(
-                request,
+                replace(request, anew=anew, spent=0.0 if began is None else self.clock() - began),
                 cache=self.cache,
                 reference=bench.reference(),
                 store=CostStore.for_cache(self.cache),
                 inputs=values,
                 progress=told,
                 bounds=replace(BOUNDS, memory=self.options.memory_limit),
-                anew=anew,
-                spent=0.0 if began is None else self.clock() - began,
             )
         return replace(found, notes=(*found.notes, *left_out)) if left_out else found
 
@@ -294,8 +292,8 @@ class AutoPlacement:
     def _make_request(self, function: Function, budget: float) -> tuple[PlacementRequest, tuple[str, ...]]:
         """Return what is to be placed; and a line for each engine that takes nothing on its device, and is not among them."""
         engines, implicit, left_out = self._taking(function)
-        terms = self.options.clustering, implicit, self.engines.homes.by_engine, self.options.cuda_graph, budget
-        return PlacementRequest(function, tuple(engines), self.engines.context, *terms), left_out
+        terms = {"clustering": self.options.clustering, "cuda_graph": self.options.cuda_graph, "budget": budget}
+        return self.engines.make_request(function, engines=tuple(engines), implicit=implicit, **terms), left_out
 
     def make_cost_report(self, plan: Plan, tuned: TuningResult | None, function: Function) -> CostReport | None:
         """Return what the chosen plan costs, by all that is known here; None where it was not chosen by measurement."""

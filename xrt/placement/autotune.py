@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from xrt.errors import CacheError, InputError, OptionError, PlacementWarning, XRTError, warn
+from xrt.errors import InputError, OptionError, PlacementFileError, PlacementWarning, XRTError, warn
 from xrt.graph import FrozenDict, Function
 from xrt.graph.sample_inputs import sample_inputs
 from xrt.partition import partition
@@ -42,15 +42,13 @@ def tune(
     inputs: Sequence[Any] | None = None,
     progress: ProgressCallback = ignore_progress,
     bounds: TuningBudget = BOUNDS,
-    anew: bool = False,
-    spent: float = 0.0,
     clock: Clock = time.perf_counter,
 ) -> TuningResult:
     """Return the fastest plan that a search within the request's budget finds, or the one that an earlier search found.
 
     ``reference`` computes the expected results. ``inputs`` are values of a call, which are not changed; None uses random values.
     Earlier measurements come from the ``store``, and new ones are added to it. A decision of the store is used unless its search
-    had a smaller budget, or ``anew`` is true. ``spent`` seconds of the budget are already used, but half of it always remains.
+    had a smaller budget, or the request is for a new one.
 
     Regions are compiled and measured in workers, where a hang or a crash costs `TuningBudget.limit` once. The first is the whole
     model on the engine that is ready first. Engines are imported and queried in threads, which are abandoned if they take too
@@ -65,13 +63,13 @@ def tune(
     check_budget(request.budget)
     request = replace(request, context=on_device(request.context.device, request.context))
     known = load_decision(request, store) if store is not None else None
-    if known is not None and not anew and (not known.is_provisional or known.searches >= MOST_SEARCHES):
+    if known is not None and not request.anew and (not known.is_provisional or known.searches >= MOST_SEARCHES):
         return known
     values, reason = _values(request.function, inputs)
     if values is None:
         return plan_by_priority(request, reason)
     search = TuningSession(request, values, reference, cache, bounds, progress, clock, store)
-    search.began -= min(spent, request.budget / 2)
+    search.began -= min(request.spent, request.budget / 2)
     if store is not None:
         search.table = load_cost_table(store, request.engines, request.context, request.devices)
     tuned = _searched(search)
@@ -125,13 +123,13 @@ def _searched(search: TuningSession) -> TuningResult:
 def load_decision(request: PlacementRequest, store: CostStore) -> TuningResult | None:
     """Return what an earlier search with at least that budget has decided; None where there was none."""
     key = decision_store.make_decision_key(request)
-    data = store.decision(key) if key is not None else None
-    if data is None:
+    document = store.decision(key) if key is not None else None
+    if document is None:
         return None
     try:
-        known = decision_store.loads(data, request)
-    except CacheError as error:
-        store.trouble(str(error))
+        known = decision_store.read_decision(document, request)
+    except PlacementFileError as error:
+        store.trouble(f"a decision cannot be used: {error}")
         return None
     return known if known.budget >= request.budget else None
 
@@ -145,7 +143,7 @@ def _keep(tuned: TuningResult, request: PlacementRequest, store: CostStore) -> N
     if tuned.how == "measured" and tuned.race.winner is not None:
         key = decision_store.make_decision_key(request)
         if key is not None:
-            store.store_decision(key, decision_store.dumps(tuned, request))
+            store.store_decision(key, decision_store.make_decision(tuned, request))
 
 
 def load_cost_table(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -113,8 +113,9 @@ class Racing(SearchState):
 
     def _making(self, plan: Plan, engines: Mapping[str, GraphCompiler]) -> Callable[[], PreparedPlan]:
         """Return the work of making a plan ready on those engines, by spec."""
-        given = self.context, self.cache, self.inputs, self._expected, self.truth.reference or self.reference
-        return partial(prepare_plan, plan, self.function, engines, *given, graph=self.request.cuda_graph)
+        request = replace(self.request, engines=tuple(engines.values()))
+        reference = self.truth.reference or self.reference
+        return partial(prepare_plan, plan, request, self.cache, self.inputs, self._expected, reference)
 
     def _admit(self, made: PreparedPlan) -> None:
         """Let a plan that is ready race, or say why it may not."""

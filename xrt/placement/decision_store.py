@@ -1,38 +1,31 @@
-"""A decision as text, for the next process: who ran against whom, and where each node went. What is read is checked."""
+"""A stored decision: the result of a search as a placement file, for the next process."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING
 
 from xrt import __version__
 from xrt.cache import Signature
 from xrt.cache.signature import CODE_UNKNOWN, hash_sources, make_context_key
 from xrt.engines.contract import registry
 from xrt.engines.contract.proxy import LazyEngine, RecordedSupportEngine
-from xrt.errors import CacheError, XRTError
-from xrt.graph import FrozenDict, Function
-from xrt.partition.explicit import map_nodes_to_engines, map_nodes_to_regions, plan_from_assignment
+from xrt.errors import PlacementFileError
+from xrt.formats.placement_file import FORMAT, MOST_CANDIDATES, CandidateRecord, DeclinedNodes, PlacementFile, SearchRecord
+from xrt.graph import FrozenDict
 from xrt.partition.support_matrix import SupportMatrix
+from xrt.placement.lockfile import FIGURES, list_candidate_records, plan_from_ranges
 from xrt.placement.request import PlacementRequest, unwrap
-from xrt.placement.result import CandidateComparison, CandidateResult, SelectionOutcome, TuningResult, with_reasons
+from xrt.placement.result import CandidateComparison, CandidateResult, TuningResult, with_reasons
 from xrt.runtime import on_device
 
 if TYPE_CHECKING:
     from xrt.engines import CompileContext, GraphCompiler
-    from xrt.partition import Plan
-    from xrt.partition.device_map import DeviceMap
 
-__all__ = ["dumps", "loads", "make_decision_key", "make_questions_key"]
+__all__ = ["make_decision", "make_decision_key", "make_questions_key", "read_decision"]
 
-FORMAT = 2
-MOST_PLANS = 64
 MOST_TEXT = 2000
-MOST_SECONDS = 1e9
-
-_NUMBERS = ("seconds", "low", "high", "ratio", "ratio_low", "ratio_high")
+"""The most characters that are kept of a note or a reason."""
 
 
 def make_decision_key(request: PlacementRequest) -> Signature | None:
@@ -77,145 +70,77 @@ def _version(engine: GraphCompiler) -> str:
     return engine.status.version if isinstance(engine, LazyEngine) else engine.version()
 
 
-# ------------------------------------------------------------------ written
-
-
-def dumps(tuned: TuningResult, request: PlacementRequest) -> str:
-    """Return the decision as JSON. Nodes are identified by their positions, so names do not matter.
+def make_decision(tuned: TuningResult, request: PlacementRequest) -> PlacementFile:
+    """Return the decision as a document. Nodes are identified by their positions, so names do not matter.
 
     It contains only the engines that took part, which may be fewer than the request has.
     """
-    function = request.function
     engines = [engine for engine in tuned.asked or request.engines if engine.spec in tuned.plan.engines]
-    specs = [engine.spec for engine in engines]
-    plans = [_row(contender, function, specs) for contender in tuned.race.contenders]
-    facts = {"format": FORMAT, "engines": specs, "budget": tuned.budget, "rounds": tuned.race.rounds}
-    facts |= {"baseline": tuned.race.baseline, "measurements": tuned.measurements, "spent": tuned.spent}
-    facts |= {"provisional": tuned.is_provisional, "searches": tuned.searches}
-    facts["unmeasured"] = {spec: reason[:MOST_TEXT] for spec, reason in tuned.unmeasured.items()}
-    declined = _declined(function, engines, request.device_map)
-    notes = [note[:MOST_TEXT] for note in tuned.notes]
-    return json.dumps({**facts, "notes": notes, "declined": declined, "contenders": plans}, indent=1)
+    search = SearchRecord(
+        tuned.budget,
+        tuned.spent,
+        tuned.race.rounds,
+        tuned.searches,
+        tuned.is_provisional,
+        tuple(note[:MOST_TEXT] for note in tuned.notes),
+        {spec: reason[:MOST_TEXT] for spec, reason in tuned.unmeasured.items()},
+        _list_declined(request, engines),
+    )
+    candidates = list_candidate_records(tuned.race, request.function)[:MOST_CANDIDATES]
+    specs = {engine.spec for engine in engines}
+    versions = {engine.spec: _version(engine) for engine in unwrap(request.engines) if engine.spec in specs}
+    return PlacementFile(writer=__version__, engines=versions, candidates=candidates, search=search)
 
 
-def _declined(function: Function, engines: Sequence[GraphCompiler], homes: DeviceMap) -> list[dict[str, list[int]]]:
-    """Return for each engine its reasons, each with the positions of its nodes, so that the engine need not be queried again."""
+def _list_declined(request: PlacementRequest, engines: list[GraphCompiler]) -> tuple[DeclinedNodes, ...]:
+    """Return the reasons of each engine with the positions of their nodes, so that the engine need not be queried again."""
+    homes, function = request.device_map, request.function
     capability = SupportMatrix.of(function, engines, [homes.of(engine.spec) for engine in engines])
-    found: list[dict[str, list[int]]] = []
-    for number in range(len(engines)):
-        reasons: dict[str, list[int]] = {}
-        for place in range(len(function.nodes)):
-            if (reason := capability.reason(place, number)) is not None:
-                reasons.setdefault(reason[:MOST_TEXT], []).append(place)
-        found.append(reasons)
-    return found
+    found: dict[tuple[str, str], list[int]] = {}
+    for number, engine in enumerate(engines):
+        for position in range(len(function.nodes)):
+            if (reason := capability.reason(position, number)) is not None:
+                found.setdefault((engine.spec, reason[:MOST_TEXT]), []).append(position)
+    return tuple(DeclinedNodes(*subject, tuple(positions)) for subject, positions in found.items())
 
 
-def _row(contender: CandidateResult, function: Function, specs: Sequence[str]) -> dict[str, Any]:
-    homes, groups = map_nodes_to_engines(contender.plan), map_nodes_to_regions(contender.plan)
-    names = [node.name for node in function.nodes]
-    figures = {name: getattr(contender, name) for name in _NUMBERS}
-    return {
-        "verdict": contender.verdict,
-        **figures,
-        "note": contender.note[:MOST_TEXT],
-        "regions": list(contender.regions),
-        "homes": [specs.index(homes[name]) for name in names],
-        "groups": [groups[name] for name in names],
-    }
+def read_decision(document: PlacementFile, request: PlacementRequest) -> TuningResult:
+    """Return the decision in a document, with ``how`` as ``remembered``.
 
-
-# ------------------------------------------------------------------ read
-
-
-def loads(data: bytes, request: PlacementRequest) -> TuningResult:
-    """Return the decision that the text holds, of how ``remembered``; raises CacheError for text that is damaged or hostile."""
-    function, homes = request.function, request.device_map
-    try:
-        told = json.loads(data)
-        if told["format"] != FORMAT:
-            raise CacheError(f"it is of format {told['format']!r}; this version reads {FORMAT}")
-        specs = [_text(spec) for spec in told["engines"]]
-        by_spec = {engine.spec: engine for engine in request.engines}
-        pairs = zip([by_spec[spec] for spec in specs], told["declined"], strict=True)
-        answered = [_answered(*pair, function) for pair in pairs]
-        implicit = request.implicit if request.implicit in specs else None
-        unmeasured = {_text(spec): _text(reason) for spec, reason in told["unmeasured"].items()}
-        rows = told["contenders"][:MOST_PLANS]
-        given = tuple(_contender(row, function, answered, specs, homes, implicit) for row in rows)
-        contenders = tuple(replace(one, plan=with_reasons(one.plan, unmeasured)) for one in given)
-        race = CandidateComparison(contenders, _count(told["rounds"]), _place(told["baseline"], len(contenders)))
-        if race.winner is None:
-            raise CacheError("it holds no decision that can be used: nobody won")
-        return TuningResult(
-            race.winner.plan,
-            race=race,
-            how="remembered",
-            budget=_seconds(told["budget"]),
-            spent=_seconds(told["spent"]),
-            notes=tuple(_text(note) for note in told["notes"]),
-            unmeasured=FrozenDict(unmeasured),
-            is_provisional=_truth(told["provisional"]),
-            searches=_count(told["searches"]),
-            asked=tuple(answered),
-        )
-    except (XRTError, KeyError, AttributeError, TypeError, ValueError, IndexError, RecursionError) as error:
-        raise CacheError(f"it holds no decision that can be used: {type(error).__name__}: {error}") from error
-
-
-def _answered(engine: GraphCompiler, reasons: Mapping[str, Sequence[int]], function: Function) -> GraphCompiler:
-    """Return the engine by the answers that the text has of it."""
-    names = [node.name for node in function.nodes]
-    return RecordedSupportEngine(
-        engine, {names[_count(place)]: _text(reason) for reason, places in reasons.items() for place in places}
+    Raises PlacementFileError where it holds none, or one that does not fit the request.
+    """
+    search, known = document.search, {engine.spec for engine in request.engines}
+    if search is None:
+        raise PlacementFileError("it has no section 'search', so it is no decision")
+    names = [node.name for node in request.function.nodes]
+    answers: dict[str, dict[str, str]] = {spec: {} for spec in document.engines if spec in known}
+    for row in search.declined:
+        if row.engine not in answers or max(row.nodes, default=0) >= len(names):
+            raise PlacementFileError("search.declined: an engine or a node is not of the request", position="search.declined")
+        answers[row.engine].update((names[position], row.reason) for position in row.nodes)
+    asked = tuple(RecordedSupportEngine(one, answers[one.spec]) for one in request.engines if one.spec in answers)
+    implicit = request.implicit if request.implicit in answers else None
+    given = replace(request, engines=asked, implicit=implicit)
+    candidates = tuple(_read_candidate(record, given, search) for record in document.candidates)
+    baseline = next((number for number, record in enumerate(document.candidates) if record.is_baseline), None)
+    race = CandidateComparison(candidates, search.rounds, baseline)
+    if race.winner is None:
+        raise PlacementFileError("candidates: none has won, so it holds no decision", position="candidates")
+    return TuningResult(
+        race.winner.plan,
+        race=race,
+        how="remembered",
+        budget=search.budget,
+        spent=search.spent,
+        notes=search.notes,
+        unmeasured=FrozenDict(search.unmeasured),
+        is_provisional=search.is_provisional,
+        searches=search.searches,
+        asked=asked,
     )
 
 
-def _contender(
-    row: Mapping[str, Any],
-    function: Function,
-    engines: Sequence[GraphCompiler],
-    specs: Sequence[str],
-    where: DeviceMap,
-    implicit: str | None,
-) -> CandidateResult:
-    homes, groups = row["homes"], row["groups"]
-    if len(homes) != len(function.nodes) or len(groups) != len(function.nodes):
-        raise CacheError(f"it places {len(homes)} nodes, and the model has {len(function.nodes)}")
-    if row["verdict"] not in get_args(SelectionOutcome):
-        raise CacheError(f"there is no verdict {row['verdict']!r}")
-    names = [node.name for node in function.nodes]
-    by_name = dict(zip(names, (specs[_count(home)] for home in homes), strict=True))
-    grouped = dict(zip(names, map(_count, groups), strict=True))
-    plan: Plan = plan_from_assignment(function, engines, by_name, groups=grouped, implicit=implicit, device=where)
-    figures = {name: None if row[name] is None else _seconds(row[name]) for name in _NUMBERS}
-    regions = tuple(map(_seconds, row["regions"]))
-    return CandidateResult(plan, row["verdict"], note=_text(row["note"]), regions=regions, **figures)
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or len(value) > MOST_TEXT:
-        raise CacheError(f"expected a text; got {value!r:.80}")
-    return value
-
-
-def _truth(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise CacheError(f"expected a truth value; got {value!r:.80}")
-    return value
-
-
-def _count(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise CacheError(f"expected a count; got {value!r:.80}")
-    return value
-
-
-def _place(value: object, length: int) -> int | None:
-    return None if value is None else range(length)[_count(value)]
-
-
-def _seconds(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_SECONDS:
-        raise CacheError(f"expected a number; got {value!r:.80}")
-    return float(value)
+def _read_candidate(record: CandidateRecord, request: PlacementRequest, search: SearchRecord) -> CandidateResult:
+    plan = with_reasons(plan_from_ranges(record.ranges, request), search.unmeasured)
+    figures = {name: getattr(record, name) for name in FIGURES}
+    return CandidateResult(plan, record.verdict, note=record.note, regions=record.regions, **figures)

@@ -11,8 +11,10 @@ from xrt.runtime.devices.streams import Streams
 
 if TYPE_CHECKING:
     from xrt.engines import CompileContext, GraphCompiler
+    from xrt.graph import Function
     from xrt.partition import Launch
     from xrt.partition.device_map import DeviceMap
+    from xrt.placement.request import PlacementRequest
 
 __all__ = ["AUTO", "EngineList", "is_auto"]
 
@@ -56,6 +58,13 @@ class EngineList:
     @property
     def by_spec(self) -> dict[str, GraphCompiler]:
         return {engine.spec: engine for engine in self.engines}
+
+    def make_request(self, function: Function, **terms: Any) -> PlacementRequest:
+        """Return the request to place a Function on these engines; ``terms`` are other fields, or these."""
+        from xrt.placement.request import PlacementRequest
+
+        own = {"engines": self.engines, "implicit": self.implicit, "devices": self.devices}
+        return PlacementRequest(function, context=self.context, **{**own, **terms})
 
     def on_host(self, launch: Launch) -> GraphCompiler | None:
         """Return the engine of a launch; None where it runs on a device, or is not among these."""

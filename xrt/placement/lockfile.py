@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from xrt import __version__
 from xrt.cache.signature import make_context_key
 from xrt.errors import DeviceError, LockError, PlanError
-from xrt.formats.placement_file import Baseline, CandidateRecord, Lock, NodeRange
+from xrt.formats.placement_file import Baseline, CandidateRecord, NodeRange, PlacementFile, read_placement
 from xrt.graph import FrozenDict, Function
 from xrt.graph.device_names import normalize_device
-from xrt.partition.device_map import DeviceMap
 from xrt.partition.explicit import map_nodes_to_engines, map_nodes_to_regions, plan_from_assignment
-from xrt.placement.request import unwrap
+from xrt.placement.request import PlacementRequest, unwrap
 from xrt.runtime import on_device
 
 if TYPE_CHECKING:
     from xrt.engines import CompileContext, GraphCompiler
-    from xrt.partition import ClusteringOptions, Plan
-    from xrt.placement.result import CandidateComparison, CandidateResult
+    from xrt.partition import Plan
+    from xrt.placement.result import CandidateComparison
 
 __all__ = [
     "DEVICE_OF",
+    "FIGURES",
     "create_lock",
     "list_candidate_records",
     "list_mismatches",
     "list_node_ranges",
-    "make_candidate_record",
-    "plan_from_lock",
+    "plan_from_ranges",
+    "read_lock",
     "read_shapes",
 ]
+
+T = TypeVar("T", CandidateRecord, Baseline)
 
 KEPT = 16
 """Contenders that a lock names."""
@@ -52,40 +55,49 @@ SHOWN = 12
 def create_lock(
     plan: Plan,
     race: CandidateComparison,
-    function: Function,
-    engines: Sequence[GraphCompiler],
-    context: CompileContext,
-    options: ClusteringOptions,
+    request: PlacementRequest,
     *,
-    gate: Baseline | None = None,
-    source: Mapping[str, str] | None = None,
+    baseline: Baseline | None = None,
+    source: Mapping[str, str] = FrozenDict(),
     values: Mapping[str, str] = FrozenDict(),
-    devices: Mapping[str, str] = FrozenDict(),
     now: datetime | None = None,
-) -> Lock:
-    """Return the lock of a plan of that Function. ``source`` says where the model came from, for who checks the lock later, and
-    ``values`` in which files the inputs were that are not random.
+) -> PlacementFile:
+    """Return the lockfile of a plan for that request.
 
-    ``devices`` says by spec where engines run that run elsewhere than the context says.
+    ``source`` says where the model came from, for a later check, and ``values`` in which files inputs were; others are random.
     """
-    used = _of_those(devices, (launch.engine for launch in plan.launches))
-    return Lock(
-        __version__,
-        (now or datetime.now(UTC)).strftime("%Y-%m-%d"),
-        {**_facts_of_model(function), **(source or {})},
-        _inputs(function),
-        {engine.spec: engine.version() for engine in unwrap(engines)},
-        _machine(context, used),
-        _options(context, options, used),
-        list_node_ranges(plan, function),
-        list_candidate_records(race)[:KEPT],
-        gate,
-        values,
+    function, used = request.function, _select(request.devices, (launch.engine for launch in plan.launches))
+    return PlacementFile(
+        writer=__version__,
+        date=(now or datetime.now(UTC)).strftime("%Y-%m-%d"),
+        model={**_facts_of_model(function), **source},
+        inputs=_inputs(function),
+        engines={engine.spec: engine.version() for engine in unwrap(request.engines) if engine.spec in plan.engines},
+        machine=_machine(request.context, used),
+        options=_options(request, used),
+        plan=list_node_ranges(plan, function),
+        candidates=tuple(map(_round, list_candidate_records(race)[:KEPT])),
+        baseline=None if baseline is None else _round(baseline),
+        values=values,
     )
 
 
-def read_shapes(lock: Lock, function: Function) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the Function's inputs that the lock was made for, as far as it tells them."""
+def _round(record: T) -> T:
+    """Return the record with six digits of each number: more say nothing, and a diff would show them."""
+    figures = {name: value for name, value in record.to_dict().items() if isinstance(value, float)}
+    return record.replace(**{name: float(f"{value:.6g}") for name, value in figures.items()})
+
+
+def read_lock(path: str | os.PathLike[str]) -> PlacementFile:
+    """Return the lockfile at a path. Raises PlacementFileError where it cannot be read, and where it is no lockfile."""
+    document, name = read_placement(path), os.fspath(path)
+    if not document.model:
+        raise LockError(f"{name!r} has no section 'model', so it is no lockfile; `xrt lock MODEL -o FILE` writes one", file=name)
+    return document
+
+
+def read_shapes(lock: PlacementFile, function: Function) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the Function's inputs that the lock was made for, as far as it has them."""
     told = {value.name: _SHAPED.fullmatch(lock.inputs.get(value.name[:LONGEST], "")) for value in function.inputs}
     return {name: tuple(map(int, filter(None, match[1].split(",")))) for name, match in told.items() if match}
 
@@ -106,82 +118,77 @@ def list_node_ranges(plan: Plan, function: Function) -> tuple[NodeRange, ...]:
     return tuple(found)
 
 
-def list_candidate_records(race: CandidateComparison) -> tuple[CandidateRecord, ...]:
-    """Return how each contender came off."""
-    return tuple(make_candidate_record(one, is_baseline=number == race.baseline) for number, one in enumerate(race.contenders))
+def list_candidate_records(race: CandidateComparison, function: Function | None = None) -> tuple[CandidateRecord, ...]:
+    """Return the result of each candidate; with a Function, its regions too."""
+    return tuple(
+        CandidateRecord(
+            one.title,
+            one.verdict,
+            number == race.baseline,
+            **{name: getattr(one, name) for name in FIGURES},
+            note=one.note[:1000],
+            regions=one.regions if function else (),
+            ranges=list_node_ranges(one.plan, function) if function else (),
+        )
+        for number, one in enumerate(race.contenders)
+    )
 
 
-def make_candidate_record(contender: CandidateResult, *, is_baseline: bool) -> CandidateRecord:
-    """Return how a contender came off, as plain facts."""
-    figures = {name: getattr(contender, name) for name in ("seconds", "low", "high", "ratio", "ratio_low", "ratio_high")}
-    return CandidateRecord(contender.title, contender.verdict, is_baseline, **figures, note=contender.note[:1000])
+FIGURES = ("seconds", "low", "high", "ratio", "ratio_low", "ratio_high")
+"""The numbers of a candidate, in its record and in its result."""
 
 
 # ---------------------------------------------------------------------- from a lock to a plan
 
 
-def plan_from_lock(
-    runs: Sequence[NodeRange],
-    function: Function,
-    engines: Sequence[GraphCompiler],
-    context: CompileContext,
-    implicit: str | None = None,
-    devices: Mapping[str, str] = FrozenDict(),
-) -> Plan:
-    """Return the plan that the runs are of; raises LockError where they are of no plan of that Function on those engines."""
+def plan_from_ranges(ranges: Sequence[NodeRange], request: PlacementRequest) -> Plan:
+    """Return the plan with those regions; raises LockError where it is no plan of the request's Function on its engines."""
     homes: dict[str, str] = {}
     groups: dict[str, int] = {}
-    for run in runs:
+    function = request.function
+    for run in ranges:
         for name in _names(run, function):
             if name in homes:
-                raise LockError(f"the lock places node {name!r} twice")
+                raise LockError(f"node {name!r} is placed twice")
             homes[name], groups[name] = run.engine, run.region
     if len(homes) < len(function.nodes):
         left = next(node.name for node in function.nodes if node.name not in homes)
-        raise LockError(f"the lock places {len(homes)} of {len(function.nodes)} nodes, and not {left!r}")
+        raise LockError(f"{len(homes)} of {len(function.nodes)} nodes are placed, and not {left!r}")
     try:
-        return plan_from_assignment(
-            function, engines, homes, groups=groups, implicit=implicit, device=DeviceMap(context.device, devices)
-        )
+        where, implicit = request.device_map, request.implicit
+        return plan_from_assignment(function, request.engines, homes, groups=groups, implicit=implicit, device=where)
     except PlanError as error:
-        raise LockError(f"the lock holds no plan any more: {error}") from error
+        raise LockError(f"it is no plan any more: {error}") from error
 
 
 def _names(run: NodeRange, function: Function) -> Iterator[str]:
     if run.at + run.nodes > len(function.nodes):
-        raise LockError(
-            f"the lock places nodes up to number {run.at + run.nodes} of the model, which has {len(function.nodes)} of them"
-        )
+        last = run.at + run.nodes
+        raise LockError(f"nodes up to number {last} are placed, and the model has {len(function.nodes)} of them")
     return (node.name for node in function.nodes[run.at : run.at + run.nodes])
 
 
 # ---------------------------------------------------------------------- what differs
 
 
-def list_mismatches(
-    lock: Lock,
-    function: Function,
-    engines: Sequence[GraphCompiler],
-    context: CompileContext,
-    options: ClusteringOptions | str,
-    *,
-    with_gate: bool = False,
-    devices: Mapping[str, str] = FrozenDict(),
-) -> tuple[str, ...]:
-    """Return in which ways a lock was made for something else, each as a clause; empty where it holds.
+def list_mismatches(lock: PlacementFile, request: PlacementRequest, *, for_check: bool = False) -> tuple[str, ...]:
+    """Return in which ways a lock was made for something else, each as a clause; empty where it applies.
 
-    Of the engines those count that the plan uses, and ``with_gate`` those of the gate's. ``options`` may be the text of some.
+    The engines of the plan count. ``for_check``, those of the baseline count too, and the clustering options do not.
     """
-    if told := tuple(_of_model(lock, function)):
+    if told := tuple(_of_model(lock, request.function)):
         return told  # of another model nothing else is of interest
-    runs = [*lock.plan, *(lock.gate.runs if lock.gate and with_gate else ())]
-    found = [*_of_engines(lock, engines, (run.engine for run in runs))]
-    used = _of_those(devices, (run.engine for run in lock.plan))
-    found += _of_facts(lock.machine, _machine(context, used))
-    return (*found, *_of_facts(lock.options, _options(context, options, used)))
+    ranges = [*lock.plan, *(lock.baseline.ranges if lock.baseline and for_check else ())]
+    used = _select(request.devices, (run.engine for run in lock.plan))
+    options = _options(request, used) | ({"clustering": lock.options.get("clustering", "")} if for_check else {})
+    return (
+        *_of_engines(lock, request.engines, (run.engine for run in ranges)),
+        *_of_facts(lock.machine, _machine(request.context, used)),
+        *_of_facts(lock.options, options),
+    )
 
 
-def _of_model(lock: Lock, function: Function) -> Iterator[str]:
+def _of_model(lock: PlacementFile, function: Function) -> Iterator[str]:
     mine = _facts_of_model(function)
     if lock.model.get("fingerprint") == mine["fingerprint"]:
         return
@@ -199,7 +206,7 @@ def _counted(model: Mapping[str, str]) -> dict[str, str]:
     return {"the number of nodes": model.get("nodes", "not told")}
 
 
-def _of_engines(lock: Lock, engines: Sequence[GraphCompiler], used: Iterable[str]) -> Iterator[str]:
+def _of_engines(lock: PlacementFile, engines: Sequence[GraphCompiler], used: Iterable[str]) -> Iterator[str]:
     by_spec = {engine.spec: engine for engine in unwrap(engines)}
     for spec in dict.fromkeys(used):
         if spec not in by_spec:
@@ -229,7 +236,7 @@ def _inputs(function: Function) -> dict[str, str]:
     return {value.name[:LONGEST]: str(value.type) for value in function.inputs}
 
 
-def _of_those(devices: Mapping[str, str], specs: Iterable[str]) -> dict[str, str]:
+def _select(devices: Mapping[str, str], specs: Iterable[str]) -> dict[str, str]:
     """Return the devices of the engines that a plan uses; the devices of others may be unavailable."""
     return {spec: devices[spec] for spec in dict.fromkeys(specs) if spec in devices}
 
@@ -252,8 +259,9 @@ def _hardware(names: Iterable[str], context: CompileContext) -> dict[str, str]:
     return found
 
 
-def _options(context: CompileContext, options: ClusteringOptions | str, devices: Mapping[str, str]) -> dict[str, str]:
+def _options(request: PlacementRequest, devices: Mapping[str, str]) -> dict[str, str]:
+    context = request.context
     execution = {name: str(value) for name, value in context.options.unusual().items()}
     own = {"precision": context.options.precision, "device": context.device, "threads": str(context.threads)}
     elsewhere = {f"{DEVICE_OF}{spec}": name for spec, name in sorted(devices.items())}
-    return {**own, **elsewhere, **execution, "clustering": str(options)}
+    return {**own, **elsewhere, **execution, "clustering": str(request.clustering)}

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
     from xrt.graph import Function
     from xrt.partition.device_map import DeviceMap
+    from xrt.placement.request import PlacementRequest
 
 __all__ = ["Candidates", "Placing", "alone", "is_allowed", "list_single_engine_plans", "make_partition_key", "sum_costs"]
 
@@ -36,15 +37,9 @@ class Candidates:
     homes: DeviceMap
 
     @classmethod
-    def of(
-        cls,
-        function: Function,
-        engines: Sequence[GraphCompiler],
-        options: ClusteringOptions,
-        implicit: str | None,
-        homes: DeviceMap,
-    ) -> Candidates:
-        """Return the candidates on those engines."""
+    def of(cls, request: PlacementRequest, engines: Sequence[GraphCompiler]) -> Candidates:
+        """Return the candidates for a request on those of its engines."""
+        function, options, implicit, homes = request.function, request.clustering, request.implicit, request.device_map
         named = [engine for engine in engines if engine.spec != implicit]
         if implicit is not None and named:
             answers = SupportMatrix.of(function, named, [homes.of(engine.spec) for engine in named])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from xrt.engines import CompileContext, GraphCompiler, RunOptions
+from xrt.engines import RunOptions
 from xrt.errors import XRTError
 from xrt.placement.profiling.activations import Reference, find_first_random_node
 from xrt.placement.profiling.correctness import CheckResult, check_against_reference
@@ -16,8 +16,8 @@ from xrt.verify.execution import copy_values
 
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
-    from xrt.graph import Function
     from xrt.partition import Plan
+    from xrt.placement.request import PlacementRequest
 
 __all__ = ["PreparedPlan", "prepare_plan"]
 
@@ -63,24 +63,19 @@ class PreparedPlan:
 
 def prepare_plan(
     plan: Plan,
-    function: Function,
-    engines: Mapping[str, GraphCompiler],
-    context: CompileContext,
+    request: PlacementRequest,
     cache: CompileCache,
     inputs: Sequence[Any],
     expected: Sequence[Any] | None,
     reference: Reference,
-    *,
-    graph: bool = False,
 ) -> PreparedPlan:
-    """Compile a plan and call it once on copies of the host inputs; a plan with different results may not enter.
+    """Compile a plan on the request's engines and call it once on copies of the host inputs; wrong results bar it from running.
 
     If ``expected`` is None, results are not compared.
-
-    With ``graph``, its calls on a device are recorded and replayed, where they can be.
     """
+    function, context, engines = request.function, request.context, {engine.spec: engine for engine in request.engines}
     try:
-        made = compile_plan(plan, engines, context, cache, graph=graph)
+        made = compile_plan(plan, engines, context, cache, graph=request.cuda_graph)
         if not isinstance(made, Program):
             return PreparedPlan(plan, failure="; ".join(dict.fromkeys(one.reason for one in made)))
     except XRTError as error:

@@ -25,10 +25,9 @@ from xrt.placement.result import CandidateComparison, CandidateResult, describe_
 
 if TYPE_CHECKING:
     from xrt.cache import CompileCache
-    from xrt.engines import CompileContext, GraphCompiler
-    from xrt.graph import Function
     from xrt.partition import Plan
     from xrt.placement.profiling.activations import Reference
+    from xrt.placement.request import PlacementRequest
 
 __all__ = ["RegressionResult", "RegressionSetup", "check_regression", "compare_plans", "find_runner_up", "make_baseline"]
 
@@ -47,10 +46,7 @@ State: TypeAlias = Literal["held", "regressed", "undecided", "alone"]
 class RegressionSetup:
     """What plans of one Function are raced on."""
 
-    function: Function
-    engines: Mapping[str, GraphCompiler]
-    """By spec."""
-    context: CompileContext
+    request: PlacementRequest
     cache: CompileCache
     inputs: Sequence[Any]
     """Arrays of the host."""
@@ -58,13 +54,11 @@ class RegressionSetup:
     seconds: float
     """The race ends after so long, compiles not counted, and not before `SPELLS` rounds."""
     clock: Clock = time.perf_counter
-    graph: bool = False
-    """Whether calls on a device are recorded, where they can be."""
 
     @contextmanager
     def ready(self, *plans: Plan) -> Iterator[list[PreparedPlan]]:
         """Compile plans and hold each against the reference; raises LockError where one does not run, or not rightly."""
-        expected = list(self.reference(self.function.replace(aliases=()), list(self.inputs)))
+        expected = list(self.reference(self.request.function.replace(aliases=()), list(self.inputs)))
         made: list[PreparedPlan] = []
         try:
             for plan in plans:
@@ -76,10 +70,7 @@ class RegressionSetup:
                 one.close()
 
     def _one(self, plan: Plan, expected: Sequence[Any]) -> PreparedPlan:
-        given, reference = self.inputs, self.reference
-        return prepare_plan(
-            plan, self.function, self.engines, self.context, self.cache, given, expected, reference, graph=self.graph
-        )
+        return prepare_plan(plan, self.request, self.cache, self.inputs, expected, self.reference)
 
 
 def _check(made: PreparedPlan) -> None:
@@ -164,7 +155,8 @@ def make_baseline(course: RegressionSetup, plan: Plan, race: CandidateComparison
     if opponent is None:
         return None
     found, rounds = compare_plans(course, plan, opponent.plan, lambda ratio, _: ratio.high - ratio.low <= NARROW * ratio.median)
-    return Baseline(opponent.title, found.median, found.low, found.high, rounds, list_node_ranges(opponent.plan, course.function))
+    ranges = list_node_ranges(opponent.plan, course.request.function)
+    return Baseline(opponent.title, found.median, found.low, found.high, rounds, ranges)
 
 
 # ---------------------------------------------------------------------- against a lock
@@ -190,8 +182,9 @@ class RegressionResult:
     def to_dict(self) -> dict[str, Any]:
         """Return the outcome as plain data; without the places of the nodes."""
         told = asdict(self)
-        if told["locked"] is not None:
-            del told["locked"]["runs"]
+        if self.locked is not None:
+            told["locked"] = self.locked.to_dict()
+            del told["locked"]["ranges"]
         return told
 
     def __str__(self) -> str:

@@ -65,7 +65,7 @@ class CostReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the account as plain data; numbers that are not finite are None."""
-        found: dict[str, Any] = _finite(asdict(self))
+        found: dict[str, Any] = _finite(asdict(self) | {"standings": [one.to_dict() for one in self.standings]})
         return found
 
     def __str__(self) -> str:

@@ -37,6 +37,10 @@ class PlacementRequest:
     """Whether calls on a device are captured, where they can be."""
     budget: float = 20.0
     """Seconds that the search may take."""
+    spent: float = 0.0
+    """Seconds of the budget that are already used; half of it always remains."""
+    anew: bool = False
+    """Whether to search even if a decision is stored."""
 
     @cached_property
     def device_map(self) -> DeviceMap:

@@ -12,6 +12,7 @@ from xrt.partition.explicit import MEASURED_REASON
 
 if TYPE_CHECKING:
     from xrt.engines import GraphCompiler
+    from xrt.formats.placement_file import CandidateRecord, SelectionOutcome
     from xrt.partition import Plan, Reason
 
 __all__ = [
@@ -19,16 +20,14 @@ __all__ = [
     "CandidateResult",
     "Origin",
     "Progress",
-    "SelectionOutcome",
     "TuningResult",
+    "describe_candidate",
     "describe_plan",
     "format_count",
     "is_of_engine",
     "more_than",
     "with_reasons",
 ]
-
-SelectionOutcome: TypeAlias = Literal["won", "tie", "lost", "wrong", "failed"]
 
 Origin: TypeAlias = Literal["measured", "interrupted", "remembered", "locked", "priority"]
 """``measured`` to the end or to the end of the budget, ``interrupted`` by hand, ``remembered`` from an earlier process, or
@@ -85,16 +84,21 @@ class CandidateResult:
 
     def describe(self, *, is_baseline: bool = False) -> str:
         """Return the verdict, the plan, its time and its ratio; the baseline has no ratio to itself."""
-        parts = [f"{self.verdict}: {self.title}"]
-        if self.seconds is not None:
-            parts.append(_time(self.seconds))
-        if is_baseline:
-            parts.append("the baseline")
-        elif None not in (self.ratio, self.ratio_low, self.ratio_high):
-            parts.append(f"{self.ratio:.3f} ({self.ratio_low:.3f} to {self.ratio_high:.3f}) of the baseline")
-        elif self.ratio is not None:
-            parts.append(f"{self.ratio:.3f} of the baseline, in too few rounds for an interval")
-        return ", ".join([*parts, *([self.note] if self.note else [])])
+        return describe_candidate(self, self.title, is_baseline=is_baseline)
+
+
+def describe_candidate(one: CandidateResult | CandidateRecord, title: str, *, is_baseline: bool) -> str:
+    """Return the result of a candidate, as `CandidateResult.describe` does."""
+    parts = [f"{one.verdict}: {title}"]
+    if one.seconds is not None:
+        parts.append(_time(one.seconds))
+    if is_baseline:
+        parts.append("the baseline")
+    elif None not in (one.ratio, one.ratio_low, one.ratio_high):
+        parts.append(f"{one.ratio:.3f} ({one.ratio_low:.3f} to {one.ratio_high:.3f}) of the baseline")
+    elif one.ratio is not None:
+        parts.append(f"{one.ratio:.3f} of the baseline, in too few rounds for an interval")
+    return ", ".join([*parts, *([one.note] if one.note else [])])
 
 
 _FIGURES = ("verdict", "seconds", "low", "high", "ratio", "ratio_low", "ratio_high", "note")

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from xrt.measure.statistics import FLOOR, RatioInterval, compute_round_ratio
 from xrt.measure.timing import median_interval
 from xrt.placement.interleaved import TimedCandidate, choose_baseline
-from xrt.placement.result import CandidateComparison, CandidateResult, SelectionOutcome
+from xrt.placement.result import CandidateComparison, CandidateResult
 
 if TYPE_CHECKING:
+    from xrt.formats.placement_file import SelectionOutcome
     from xrt.partition import Plan
     from xrt.partition.cost_table import MeasuredCost
     from xrt.placement.prepared_plans import PreparedPlan

@@ -78,12 +78,10 @@ class TuningSession(Racing):
         """Measure the whole on each engine as it becomes ready; then what the planner asks for, and race what it proposes."""
         assert self.inquiry is not None  # it comes before this
         self.survey = survey = RegionProfiler(
-            *(self.inquiry.ways, self.context, self.truth.values, self.truth.reference or self.reference, self.table),
+            *(self.request, self.inquiry.ways, self.truth.values, self.truth.reference or self.reference, self.table),
             limit=self.budget * self.bounds.limit,
             slice_=min(self.budget * self.bounds.slice, self.bounds.longest),
             clock=self.clock,
-            contexts=self.request.contexts,
-            returned=[value.name for value in self.function.outputs],
         )
         self._tell("starting the engines")
         self._measure_wholes(survey)
@@ -249,7 +247,7 @@ class TuningSession(Racing):
         engines = self.inquiry.engines(started=True)
         if self.survey is not None:
             self.survey.ways = self.inquiry.ways  # of these at least
-        return Candidates.of(self.function, engines, self.request.clustering, self.request.implicit, self.request.device_map)
+        return Candidates.of(self.request, engines)
 
 
 def _let_go(made: Future[PreparedPlan]) -> None:

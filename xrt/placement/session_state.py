@@ -121,9 +121,7 @@ class SearchState:
         if self._candidates is None or known != self._known:  # they answer in threads, and not only while they are waited for
             self._known, self.is_renewed = known, self.is_renewed or bool(self.proposals)
             asked = self.inquiry.engines() if self.inquiry is not None else self.engines
-            self._candidates = Candidates.of(
-                self.function, asked, self.request.clustering, self.request.implicit, self.request.device_map
-            )
+            self._candidates = Candidates.of(self.request, asked)
         return self._candidates
 
     @property

@@ -27,7 +27,8 @@ from xrt.cache.disk.store import Store
 from xrt.cache.disk.tier import DiskTier
 from xrt.cache.signature import CODE_UNKNOWN, Signature, make_engine_key
 from xrt.engines.contract.registry import EngineStatus, State
-from xrt.errors import CacheError, CacheWarning, warn
+from xrt.errors import CacheError, CacheWarning, PlacementFileError, warn
+from xrt.formats.placement_file import PlacementFile, dumps, loads
 from xrt.partition.cost_table import CostTable
 
 if TYPE_CHECKING:
@@ -75,28 +76,36 @@ class CostStore:
             if part != CostTable() and _is_known(circumstances):
                 path = self._table_path(circumstances)
                 with self._store.lock(path.stem):
-                    self._write(path, self._read_table(path).merge(part).to_text())
+                    self._write(path, dumps(self._read_table(path).merge(part).to_document()))
 
     def _read_table(self, path: Path) -> CostTable:
-        data = self._read(path)
+        document = self._read_document(path)
         try:
-            return CostTable() if data is None else CostTable.parse(data)
-        except CacheError as error:
+            return CostTable() if document is None else CostTable.from_document(document)
+        except PlacementFileError as error:
             self.trouble(f"{path}: {error}")
             return CostTable()
+
+    def _read_document(self, path: Path) -> PlacementFile | None:
+        data = self._read(path)
+        try:
+            return None if data is None else loads(data)
+        except PlacementFileError as error:
+            self.trouble(f"{path}: {error}")
+            return None
 
     def _table_path(self, circumstances: Signature) -> Path:
         return self._store.root / "costs" / f"{circumstances.key}.json"
 
     # ------------------------------------------------------------------ decisions
 
-    def decision(self, asked: Signature) -> bytes | None:
-        """Return the bytes stored under that name; the caller checks them."""
-        return self._read(self._decision_path(asked))
+    def decision(self, asked: Signature) -> PlacementFile | None:
+        """Return the document stored under that name; the caller checks whether it fits the request."""
+        return self._read_document(self._decision_path(asked))
 
-    def store_decision(self, asked: Signature, text: str) -> None:
+    def store_decision(self, asked: Signature, document: PlacementFile) -> None:
         """Keep a decision under that name, over one that is there."""
-        self._write(self._decision_path(asked), text)
+        self._write(self._decision_path(asked), dumps(document))
 
     def _decision_path(self, asked: Signature) -> Path:
         return self._store.root / "decisions" / f"{asked.key}.json"

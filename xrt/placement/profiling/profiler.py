@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from xrt.errors import CompileRefused, EngineError, InputError, OutOfDeviceMemory
-from xrt.graph import FrozenDict, Function
+from xrt.graph import Function
 from xrt.measure.timing import Clock, median_interval
 from xrt.partition.cost_table import CostTable, MeasuredCost, RegionCost
 from xrt.placement.profiling.activations import Reference, find_first_random_node, select_values
@@ -18,8 +18,8 @@ from xrt.placement.profiling.correctness import check_against_reference
 from xrt.placement.profiling.runners import NotStarted, Runner, TrialLimits, TrialResult
 
 if TYPE_CHECKING:
-    from xrt.engines import CompileContext
     from xrt.partition import Launch, Plan
+    from xrt.placement.request import PlacementRequest
 
 __all__ = ["ProfiledRegion", "ProfilingTarget", "RegionProfiler", "find_first_viable", "is_refuted"]
 
@@ -78,8 +78,8 @@ class RegionProfiler:
 
     def __init__(
         self,
+        request: PlacementRequest,
         ways: Mapping[str, Runner],
-        context: CompileContext,
         values: Mapping[str, Any],
         reference: Reference,
         table: CostTable,
@@ -87,13 +87,10 @@ class RegionProfiler:
         limit: float,
         slice_: float,
         clock: Clock,
-        contexts: Mapping[str, CompileContext] = FrozenDict(),
-        returned: Collection[str] = (),
     ) -> None:
         """Each compile and each measurement may take ``limit`` seconds, the samples of one about ``slice_``.
 
-        ``contexts`` are those of engines, by spec, that run elsewhere than the context says. ``returned`` are the names of
-        the model's outputs: what makes one makes memory for it, and what makes none computes into memory that is there.
+        What makes an output of the request's Function makes memory for it; what makes none computes into memory that is there.
         """
         self.table = table
         self.count = 0
@@ -102,9 +99,8 @@ class RegionProfiler:
         """By spec, of the engines that are ready."""
         self.cut_off: dict[tuple[str, str], str] = {}
         """By piece and engine: what the end of the budget has cut off, as a sentence."""
-        self._context = context
-        self._contexts = contexts
-        self._returned = frozenset(returned)
+        self._request = request
+        self._returned = frozenset(value.name for value in request.function.outputs)
         self._values = values
         self._reference = reference
         self._limit = limit
@@ -153,7 +149,7 @@ class RegionProfiler:
         limit = max(min(self._limit, left), LEAST)
         self._tried[subject.key, subject.spec] += 1
         try:
-            context = self._contexts.get(subject.spec, self._context)
+            context = self._request.contexts.get(subject.spec, self._request.context)
             inner = self._returned.isdisjoint(value.name for value in function.outputs)
             terms = TrialLimits(min(self._slice, limit / 4), limit, min(limit, self._patience(subject)), left, inner=inner)
             trial = self.ways[subject.spec].trial(function, context, given, terms)
@@ -195,7 +191,9 @@ class RegionProfiler:
     def _cost(self, function: Function, given: Sequence[Any], trial: TrialResult, expected: Sequence[Any]) -> RegionCost:
         """Return the cost of a trial, after its results are compared with the reference's, where these are deterministic."""
         if not find_first_random_node(function):
-            found = check_against_reference(function, given, trial.results, expected, self._reference, self._context.options)
+            found = check_against_reference(
+                function, given, trial.results, expected, self._reference, self._request.context.options
+            )
             if found.wrong:
                 return f"wrong: {found.wrong}"
         return MeasuredCost(*median_interval(trial.samples))

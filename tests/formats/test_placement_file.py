@@ -1,0 +1,207 @@
+"""Placement files: what is written is read back, a diff shows one fact, and what is none is refused in clear words."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from xrt.errors import PlacementFileError
+from xrt.formats.placement_file import (
+    Baseline,
+    CandidateRecord,
+    CostRecords,
+    DeclinedNodes,
+    NodeRange,
+    PlacementFile,
+    RegionRecord,
+    SearchRecord,
+    dumps,
+    loads,
+    read_placement,
+    write_placement,
+)
+
+RUNS = (NodeRange(0, "ort", 0, 3, "conv 1", "relu"), NodeRange(1, "xla{a=1}", 3, 1, "exp"), NodeRange(0, "ort", 4, 2, "a", "b"))
+LOCK = PlacementFile(
+    writer="0.1.0",
+    date="2026-11-21",
+    model={"name": "net", "fingerprint": "ab" * 32, "nodes": "6"},
+    inputs={"x": "float32[1,3]"},
+    engines={"ort": "onnxruntime 1.31.1", "xla{a=1}": "jax 0.10.2"},
+    machine={"processor": "an EPYC", "system": "Linux x86_64"},
+    options={"threads": "2", "device": "cpu"},
+    plan=RUNS,
+    candidates=(
+        CandidateRecord("ort + xla", "won", False, 0.00552, 0.0055, 0.0056, 0.72, 0.71, 0.735),
+        CandidateRecord("ort", "lost", True, 0.00781234567, 0.0077, 0.0079, 1.0, 1.0, 1.0),
+        CandidateRecord("tvm", "failed", note="it hung"),
+    ),
+    baseline=Baseline("ort", 0.72, 0.71, 0.735, 24, (NodeRange(0, "ort", 0, 6, "conv 1", "b"),)),
+)
+KEY = "0123456789abcdef" * 4
+DECISION = PlacementFile(
+    engines={"ort": "1.31"},
+    candidates=(CandidateRecord("ort", "won", True, 1e-3, regions=(1e-3,), ranges=RUNS),),
+    search=SearchRecord(20.0, 3.0, 12, 1, True, ("a note",), {"tvm": "it hung"}, (DeclinedNodes("ort", "too new", (3, 4)),)),
+)
+COSTS = PlacementFile(costs=CostRecords((RegionRecord(KEY, "ort", 0.0125, 0.012, 0.0131), RegionRecord(KEY, "a", why_not="b"))))
+
+
+@pytest.mark.parametrize("document", [LOCK, LOCK.replace(values={"x": "../x.npy"}), DECISION, COSTS, PlacementFile()])
+def test_what_is_written_is_read_back(document: PlacementFile) -> None:
+    text = dumps(document)
+    assert loads(text) == document == loads(text.encode())
+    assert dumps(loads(text)) == text
+    assert text.isascii() and text.endswith("}\n")
+
+
+def test_it_says_one_fact_on_a_line_in_a_fixed_order() -> None:
+    text = dumps(LOCK)
+    tops = [line for line in text.splitlines() if line.startswith('  "')]
+    assert tops == sorted(tops)
+    engines = {**LOCK.engines, "ort": "onnxruntime 1.32.0"}
+    other = LOCK.replace(engines=engines, plan=(RUNS[0], RUNS[1].replace(engine="ort"), RUNS[2]))
+    changed = [line for line in difflib.ndiff(text.splitlines(), dumps(other).splitlines()) if line[0] in "+-"]
+    assert [line[0] for line in changed].count("-") == 2
+    assert changed[:2] == ['-     "ort": "onnxruntime 1.31.1",', '+     "ort": "onnxruntime 1.32.0",']
+
+
+@given(st.text(max_size=30), st.text(st.characters(categories=["Cs", "Cc", "Zl", "Lu"]), max_size=9))
+def test_odd_names_come_back(name: str, odd: str) -> None:
+    assume(json.loads(json.dumps(odd)) == odd)  # two halves of a character side by side are one in JSON
+    lock = LOCK.replace(plan=(NodeRange(0, odd, 0, 1, name, odd),), inputs={odd: name}, model={name: odd})
+    assert loads(dumps(lock)) == lock
+
+
+# ---------------------------------------------------------------------- what is refused
+
+
+def alter(document: PlacementFile, change: Callable[[dict[str, Any]], object]) -> str:
+    facts = json.loads(dumps(document))
+    change(facts)
+    return json.dumps(facts)
+
+
+WRONG_LOCKS = [
+    (lambda f: f.update(kind="plan"), "kind", "it is no placement file: its kind is 'plan', not 'xrt placement'"),
+    (lambda f: f.pop("kind"), "kind", "it is no placement file: its kind is None, not 'xrt placement'"),
+    (
+        lambda f: f.update(format=7, writer="9.0"),
+        "format",
+        "it has format 7, written by xrt 9.0, and this version of XRT reads 1; use the version that wrote it",
+    ),
+    (lambda f: f.update(format=True), "format", "it has format True, written by xrt 0.1.0, and this version of XRT reads 1; use"),
+    (lambda f: f.update(plan=3), "plan", "expected `array`, got `int`; it is 3"),
+    (lambda f: f["plan"][1].pop("at"), "plan[1]", "object missing required field `at`"),
+    (lambda f: f["plan"][1].update(at=-1), "plan[1].at", "expected `int` >= 0; it is -1"),
+    (lambda f: f["plan"][1].update(at=10**8), "plan[1].at", "expected `int` <= 10000000; it is 100000000"),
+    (lambda f: f["plan"][1].update(at=True), "plan[1].at", "expected `int`, got `bool`; it is True"),
+    (lambda f: f["plan"][1].update(at=[[[]]]), "plan[1].at", "expected `int`, got `array`"),
+    (lambda f: f["plan"][0].update(colour="red"), "plan[0]", "object contains unknown field `colour`"),
+    (lambda f: f["candidates"][0].update(seconds="x"), "candidates[0].seconds", "expected `float | null`, got `str`; it is 'x'"),
+    (lambda f: f["candidates"][0].update(seconds=10**400), "candidates[0].seconds", "number out of range"),
+    (
+        lambda f: f["candidates"][0].update(seconds=1e300),
+        "candidates[0].seconds",
+        "expected `float` <= 1000000000.0; it is 1e+300",
+    ),
+    (lambda f: f["candidates"][1].update(is_baseline=1), "candidates[1].is_baseline", "expected `bool`, got `int`; it is 1"),
+    (lambda f: f["candidates"][1].update(verdict="a\nb"), "candidates[1].verdict", r"invalid enum value 'a\nb'"),
+    (lambda f: f.update(candidates=f["candidates"] * 30), "candidates", "expected `array` of length <= 64"),
+    (lambda f: f["baseline"].update(low=0), "baseline", "needs 0 < low <= ratio <= high; it has 0, 0.72 and 0.735"),
+    (lambda f: f["baseline"].pop("plan"), "baseline", "object missing required field `plan`"),
+    (lambda f: f["engines"].update(ort=["a"]), "engines.ort", "expected `str`, got `array`"),
+    (lambda f: f["engines"].update({"a\n": 3}), r"engines.a\n", "expected `str`, got `int`; it is 3"),
+    (lambda f: f["engines"].update({"a" * 5000: ""}), "engines", "expected `str` of length <= 4000"),
+    (lambda f: f.update(values=["x"]), "values", "expected `object`, got `array`"),
+    (lambda f: f.update(writer="x" * 5000), "writer", "expected `str` of length <= 4000; it is 'xxx"),
+    (lambda f: f.update(signed="me"), "", "the document: object contains unknown field `signed`"),
+    (lambda f: f.update({"a\ud800": 0}), "", r"the document: unknown name 'a\ud800'"),
+    (lambda f: f["candidates"][1].update(verdict="\ud800"), "", r"the document: unknown name '\ud800'"),
+]
+WRONG_COSTS = [
+    (lambda f: f["costs"]["regions"][0].update(region="abc"), "costs.regions[0].region", "expected `str` matching regex"),
+    (lambda f: f["costs"]["regions"][0].update(region=KEY + "\n"), "costs.regions[0].region", "expected `str` matching regex"),
+    (lambda f: f["costs"]["regions"][0].update(engine=""), "costs.regions[0].engine", "expected `str` of length >= 1; it is ''"),
+    (
+        lambda f: f["costs"]["regions"][0].update(high=0.0),
+        "costs.regions[0]",
+        "needs low <= seconds <= high, and then no why_not",
+    ),
+    (lambda f: f["costs"]["regions"][0].pop("low"), "costs.regions[0]", "needs seconds, low and high, or why_not"),
+    (lambda f: f["costs"]["regions"][0].update(why_not="a"), "costs.regions[0]", "needs low <= seconds <= high, and then no why"),
+]
+
+
+@pytest.mark.parametrize(
+    ("document", "change", "position", "told"),
+    [*((LOCK, *row) for row in WRONG_LOCKS), *((COSTS, *row) for row in WRONG_COSTS)],
+    ids=[told for _, _, told in (*WRONG_LOCKS, *WRONG_COSTS)],
+)
+def test_a_defect_is_named(document: PlacementFile, change: Callable[[dict[str, Any]], object], position: str, told: str) -> None:
+    with pytest.raises(PlacementFileError) as caught:
+        loads(alter(document, change))
+    assert caught.value.position == position
+    assert str(caught.value).removeprefix(f"{position}: ").startswith(told)
+
+
+TORN = [
+    ("", "line 1 is not JSON: Expecting value"),
+    ("[]", "it is a list, and a placement file is an object"),
+    ("3", "it is 3, and a placement file is an object"),
+    (dumps(LOCK)[:300], "is not JSON"),
+    (
+        dumps(LOCK).replace('  "date"', '<<<<<<< mine\n  "date"'),
+        "is not JSON: Expecting property name enclosed in double quotes; was it merged by hand?",
+    ),
+    (dumps(LOCK).replace('"date"', '"writer"'), "it has 'writer' twice; was it merged by hand?"),
+    (dumps(LOCK).replace("0.72", "NaN"), "NaN is no number of a placement file"),
+    (dumps(LOCK).replace("0.72", "1e999"), "expected `float` <= 1000000000.0; it is inf"),
+    (dumps(LOCK).replace("24", "9" * 5000), "it holds a number that cannot be read"),
+    ('{"kind": ' + "[" * 100_000, "it is nested too deeply"),
+    (b"\xff\xfe", "byte 0 is not UTF-8"),
+    (" " * (17 << 20), "it has more than 16 MB, and no placement file has"),
+]
+
+
+@pytest.mark.parametrize(("text", "told"), TORN, ids=[told[:30] for _, told in TORN])
+def test_what_is_torn_is_refused(text: str | bytes, told: str) -> None:
+    with pytest.raises(PlacementFileError) as caught:
+        loads(text)
+    assert told in str(caught.value)
+
+
+# ---------------------------------------------------------------------- files
+
+
+def test_a_file_is_written_whole_and_named_where_it_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "net.lock"
+    with pytest.raises(PlacementFileError, match=r"^there is no file '.*net.lock'; `xrt lock MODEL -o .*net.lock` writes one$"):
+        read_placement(path)
+    write_placement(LOCK, path)
+    assert read_placement(path) == LOCK
+    assert [one.name for one in tmp_path.iterdir()] == ["net.lock"]
+    path.write_text(alter(LOCK, lambda facts: facts.update(plan=3)))
+    with pytest.raises(PlacementFileError) as caught:
+        read_placement(path)
+    assert (caught.value.file, caught.value.position) == (str(path), "plan")
+    remedy = f"repair it, or write it again with `xrt lock MODEL -o {path}`"
+    assert str(caught.value) == f"cannot read '{path}': plan: expected `array`, got `int`; it is 3; {remedy}"
+    with pytest.raises(PlacementFileError, match=r"^cannot write '.*none/net.lock': No such file or directory$"):
+        write_placement(LOCK, tmp_path / "none" / "net.lock")
+    os.mkfifo(tmp_path / "pipe")
+    for odd in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(
+            PlacementFileError, match=r"^cannot read '.*': it is not a regular file; repair it, or write it again"
+        ):
+            read_placement(odd)
+    with pytest.raises(PlacementFileError, match="cannot read"):
+        read_placement("a\0b")
