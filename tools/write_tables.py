@@ -12,20 +12,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # a script sees its own fold
 
 from tools.conformance_page import operators_passed, table
 from tools.conformance_record import TOP, Record
+from xrt.engines.contract.registry import find_declaration
 from xrt.testing import ResultWord
 
 PAGE = TOP / "docs" / "reference" / "engines.md"
 BEGIN, END = "<!-- engines: written by tools/write_tables.py -->\n", "<!-- /engines -->\n"
-
-WHAT = {
-    "toy": "the reference engine: every operator, in NumPy; all others are compared with it",
-    "ort": "ONNX Runtime",
-    "tvm": "Apache TVM (Relax), compiled for this processor",
-    "openvino": "OpenVINO, in float32 by default",
-    "xla": "XLA through JAX",
-    "iree": "IREE: MLIR, compiled for this processor",
-}
-"""What an engine is, for a person who does not know it."""
 
 
 ON_DEVICES = frozenset({"tensorrt"})
@@ -41,7 +32,10 @@ def engines() -> dict[str, str]:
 
 def engine_table(record: Record) -> str:
     """Return the table: what each engine is, how much of the operators and of the tests it has, and how to install it."""
-    rows = [(f"`{name}`", WHAT[name], *_share(record, name), _install(extra)) for name, extra in engines().items()]
+    rows = [
+        (f"`{name}`", find_declaration(name).description, *_share(record, name), _install(extra))
+        for name, extra in engines().items()
+    ]
     return table(("name", "what it is", "operators", "tests passed", "install"), rows)
 
 

@@ -9,6 +9,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from xrt import CompileContext, DType, Executable, Function, GraphCompiler, Node, RunOptions
+from xrt.engines import EngineDeclaration
+
+DECLARATION = EngineDeclaration("my_engine", description="float arithmetic as Python source over NumPy", libraries=("numpy",))
 
 EXPRESSIONS = {
     "Add": "{} + {}",

@@ -51,10 +51,12 @@ LIBRARIES = {
     "click": ("cli", "bench"),
     "cupy": ("runtime",),
     "google": ("formats",),
+    "graphlay": ("html",),
     "hypothesis": ("testing",),
     "iree": ("engines.iree",),
     "jax": ("engines.xla",),
     "jaxlib": ("engines.xla",),
+    "jinja2": ("html",),
     "msgspec": ("formats",),
     "networkx": ("formats",),
     "onnx": ("graph", "formats", "passes", "models", "engines.toy", "testing"),
@@ -69,7 +71,7 @@ LIBRARIES = {
 }
 """Where a library may be imported; one that is not listed, anywhere."""
 
-LAZY = ("cupy", "networkx", "rich", "click", "hypothesis", "pytest")
+LAZY = ("cupy", "graphlay", "jinja2", "networkx", "rich", "click", "hypothesis", "pytest")
 """Libraries that only `cli` and `bench` import before they are used."""
 
 MESSAGES = ("formats", "testing", "engines.toy")
@@ -86,7 +88,7 @@ FILES = (
     "engines.contract.entry_points",
     "engines.native.library",
     "engines.native.elf",
-    "html.style",
+    "html.rendering",
     "cache.disk",
     "processes.tree",
     "runtime.threads",
@@ -94,7 +96,7 @@ FILES = (
     "testing.onnx_models",
 )
 """Packages, and modules of packages, that may touch files. The runtime asks the kernel for the quota of its cores, `processes`
-for the children of a process, and `html.style` reads the style sheets of the package."""
+for the children of a process, and `html.rendering` reads the style sheets of the package."""
 
 TOUCHES = frozenset(
     [

@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from tools.site_hooks import PACKAGES, list_names
 from xrt import errors
 from xrt.bench import BenchCandidate
 from xrt.cli.app import cli
-from xrt.engines import Executable, GraphCompiler
+from xrt.engines import EngineDeclaration, Executable, GraphCompiler
 from xrt.errors import XRTError, XRTWarning
 from xrt.partition import Pin
 
@@ -187,6 +188,13 @@ def test_the_guide_has_one_row_for_each_member_of_the_contract(contract: type) -
     cells = re.findall(r"^\| ([^|]*) \|", rows, re.MULTILINE)
     told = [name for cell in cells for name in re.findall(r"`(\w+)(?:\([^`]*\))?`", cell)]
     assert sorted(told) == sorted(name for name in {*vars(contract), *contract.__annotations__} if not name.startswith("_"))
+
+
+def test_the_guide_has_one_row_for_each_field_of_the_declaration() -> None:
+    guide = (DOCS / "reference" / "engine-contract.md").read_text(encoding="utf-8")
+    rows = guide.split("\n## The declaration\n")[1].split("\n## ")[0]
+    told = re.findall(r"^\| `(\w+)` \|", rows, re.MULTILINE)
+    assert told == [field.name for field in fields(EngineDeclaration)]
 
 
 def test_design_records_are_numbered_one_after_the_other() -> None:

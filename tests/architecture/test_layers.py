@@ -159,6 +159,8 @@ HEAVY = {
     "iree",
     "torch",
     "networkx",
+    "jinja2",
+    "graphlay",
     "rich",
     "click",
     "hypothesis",

@@ -22,8 +22,10 @@ class Net(xrt.Graph):
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
     for _ in range(2):
-        y = xrt.XRTModule(Net())(np.zeros((1, 4), "float32"))
+        m = xrt.XRTModule(Net())
+        y = m(np.zeros((1, 4), "float32"))
 assert y.tolist() == [[0.25] * 4]
+assert "<svg" in m.plan._repr_html_()
 print(xrt.__file__, native.find_library() is not None, [f"{w.category.__name__}: {w.message}" for w in told], sep="\\n")
 """
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
-from itertools import pairwise
+from itertools import combinations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.bench.reports import HOSTILE, branched, chain, group, report, rounds, row, started
 from xrt.bench import BenchCandidate, Group, ReportRow, Timing, page
-from xrt.bench.html.sections import answer
+from xrt.bench.html import answer
 from xrt.bench.jobs import Start, Timeline
 from xrt.engines.toy import Toy
-from xrt.html.drawing import MOST, draw_plan
-from xrt.html.layers import HALF_BEND, HALF_BOX, layout
-from xrt.html.markup import join_markup, tag
-from xrt.html.regions import INPUTS
+from xrt.html.drawing import MOST, Box, draw_boxes, draw_plan
+from xrt.html.regions import INPUTS, RegionTimes
+from xrt.html.rendering import render_page
 from xrt.models import load
 from xrt.partition import ClusteringOptions, partition
 from xrt.partition.html import list_regions
@@ -124,10 +124,20 @@ def test_what_a_user_named_is_text_and_nothing_else() -> None:
     assert "\u202e" not in read.text and "\x00" not in read.text, "a name may not turn around what follows it"
 
 
-@given(st.text())
-def test_markup_holds_any_text(text: str) -> None:
-    reader = Reader(str(join_markup([tag("p", text, title=text), tag("title", text)])))
-    assert [name for name, _ in reader.elements] == ["p", "title"]
+@given(st.text(), st.text())
+def test_a_page_holds_any_text(name: str, label: str) -> None:
+    drawing = draw_boxes([Box((label, name), "blue", name)], {(0, 1): 3}, label)
+    facts = {"name": name, "doc": label, "facts": {name: label}, "ends": [(name, label, name)], "drawing": drawing}
+    reader = Reader(render_page("function.html", name, **facts, operators=[(name, 1)], text=label))
+    assert {tag for tag, _ in reader.elements} <= FUNCTION
+
+
+FUNCTION = {
+    *("html", "head", "meta", "link", "title", "style", "body", "main", "h2", "p", "dl", "dt", "dd", "div", "table", "caption"),
+    *("thead", "tbody", "tr", "th", "td", "figure", "figcaption", "svg", "g", "path", "polygon", "rect", "text", "details"),
+    *("summary", "pre"),
+}
+"""The elements of a Function's page."""
 
 
 def test_tables_say_what_their_cells_are() -> None:
@@ -194,41 +204,44 @@ def test_regions_begin_where_the_one_before_ends() -> None:
     assert timeline.rest == pytest.approx(0.1)
 
 
-GRAPHS = st.integers(1, 12).flatmap(
-    lambda n: (
-        st.tuples(st.just(n), st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)).filter(lambda e: e[0] < e[1])))
-        if n > 1
-        else st.tuples(st.just(n), st.just([]))
-    )
+GRAPHS = st.integers(0, 12).flatmap(
+    lambda n: st.tuples(st.just(n), st.lists(st.tuples(st.integers(0, n), st.integers(1, n + 1)).filter(lambda e: e[0] < e[1])))
 )
+"""How many inner boxes, and the edges between all."""
 
 
+@settings(deadline=None)
 @given(GRAPHS)
 def test_boxes_stand_below_what_they_read_and_never_on_each_other(graph: tuple[int, list[tuple[int, int]]]) -> None:
-    boxes, edges = graph
-    laid = layout(boxes, edges)
-    assert all(laid.rows[source] < laid.rows[target] for source, target in edges)
-    assert all(len(laid.bends[edge]) == laid.rows[edge[1]] - laid.rows[edge[0]] - 1 for edge in edges)
-    for line in range(laid.height):
-        places = [(laid.places[box], HALF_BOX) for box in range(boxes) if laid.rows[box] == line]
-        places += [
-            (bend[line - laid.rows[s] - 1], HALF_BEND)
-            for (s, t), bend in laid.bends.items()
-            if laid.rows[s] < line < laid.rows[t]
-        ]
-        places.sort()
-        for (left, one), (right, other) in pairwise(places):
-            assert right - left >= one + other - 1e-5
-    assert layout(boxes, edges[::-1]) == laid
+    inner, edges = graph
+    flows = {edge: 256 * number for number, edge in enumerate(sorted(set(edges)))}
+    drawn = draw_boxes([Box(("engine",), "blue")] * inner, flows, "a graph")
+    boxes = drawn["boxes"]
+    assert all(boxes[source]["top"] + boxes[source]["height"] < boxes[target]["top"] for source, target in flows)
+    for one, other in combinations(boxes, 2):
+        across = max(one["left"], other["left"]) - min(one["left"] + one["width"], other["left"] + other["width"])
+        down = max(one["top"], other["top"]) - min(one["top"] + one["height"], other["top"] + other["height"])
+        assert max(across, down) > 0
+    for box in boxes:
+        assert min(box["left"], box["top"]) >= 0
+        assert box["left"] + box["width"] <= drawn["width"] and box["top"] + box["height"] <= drawn["height"]
+    assert draw_boxes([Box(("engine",), "blue")] * inner, dict(reversed(flows.items())), "a graph")["boxes"] == boxes
 
 
 def test_a_chain_with_ways_around_it_is_drawn_straight() -> None:
-    assert set(layout(5, [(0, 1), (1, 2), (0, 3), (2, 3), (1, 3), (3, 4)]).places) == {0.0}
+    flows = dict.fromkeys([(0, 1), (1, 2), (0, 3), (2, 3), (1, 3), (3, 4)], 0)
+    assert len({box["left"] + box["width"] / 2 for box in draw_boxes([Box(("a",), "blue")] * 3, flows, "")["boxes"]}) == 1
+
+
+def draw(plan: Sequence[RegionTimes], colors: dict[str, str]) -> Reader:
+    """Return the drawing of a plan, as a Function's page has it."""
+    facts = {"name": "m", "doc": "", "facts": {}, "ends": [], "operators": [], "text": ""}
+    return Reader(render_page("function.html", "m", drawing=draw_plan("m", plan, None, colors), **facts))
 
 
 def test_a_small_plan_has_a_box_for_each_region_and_an_edge_for_each_flow() -> None:
     plan = branched()
-    read = Reader(str(draw_plan("m", plan, None, {"ort": "e1", "xla": "e3", "openvino": "e2"})))
+    read = draw(plan, {"ort": "blue", "xla": "green", "openvino": "orange"})
     assert sum(found.get("class") == "box" for _, found in read.elements) == len(plan) + 2
     pairs = {(reading.source, index) for index, region in enumerate(plan) for reading in region.reads}
     assert sum(found.get("class") == "edge" for _, found in read.elements) == len(pairs) + 1
@@ -236,7 +249,7 @@ def test_a_small_plan_has_a_box_for_each_region_and_an_edge_for_each_flow() -> N
 
 @pytest.mark.parametrize("count", [MOST, MOST + 1, 500])
 def test_a_large_plan_is_summed_up_without_leaving_a_region_out(count: int) -> None:
-    read = Reader(str(draw_plan("m", chain(*["ort", "tvm"] * count)[:count], None, {"ort": "e1", "tvm": "e4"})))
+    read = draw(chain(*["ort", "tvm"] * count)[:count], {"ort": "blue", "tvm": "pink"})
     assert sum(found.get("class") == "box" for _, found in read.elements) == MOST + 2
     titles = [word for word in read.words if word.startswith("xrt_")]
     assert len(titles) == MOST

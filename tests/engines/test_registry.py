@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from xrt.engines import EngineStatus, create, engine_class, names, parse_spec, probe
+from xrt.engines import EngineDeclaration, EngineStatus, create, engine_class, names, parse_spec, probe
 from xrt.engines.contract.discovery import probe_all
+from xrt.engines.contract.registry import find_declaration, list_by_rank
 from xrt.engines.toy import Toy
 from xrt.errors import EngineError, EngineUnavailable, OptionError, UnknownEngine
 
@@ -81,6 +82,69 @@ def test_an_unknown_name_gets_the_nearest() -> None:
         "a distribution adds one by an entry point of group 'xrt.engines'"
     )
     assert "Did you mean 'ort'?" in said(lambda: probe("orrt"))[1]
+
+
+@pytest.mark.parametrize(
+    ("mistaken", "meant"), [("onnxruntime", "ort"), ("jax", "xla"), ("jaxlib", "xla"), ("apache_tvm", "tvm"), ("trt", "tensorrt")]
+)
+def test_a_library_or_an_alias_suggests_its_engine(mistaken: str, meant: str) -> None:
+    assert f"no engine is named {mistaken!r}. Did you mean {meant!r}? " in said(lambda: create(mistaken))[1]
+
+
+def test_engines_are_ranked_as_they_declare() -> None:
+    ranked = list_by_rank()
+    assert sorted(ranked) == list(names())
+    assert [name for name in ranked if name in SHIPPED] == SHIPPED
+
+
+SHIPPED = ["ort", "openvino", "xla", "tvm", "iree", "tensorrt", "toy"]
+DECLARED = """
+import a_library_that_is_not_installed
+from xrt.engines import EngineDeclaration
+DECLARATION = EngineDeclaration("chip", rank=5, color="yellow", libraries=("chip-toolkit",), aliases=("chippy",))
+OTHER: EngineDeclaration = EngineDeclaration("other", rank=2000)
+"""
+
+
+def test_a_plug_in_declares_in_its_file_which_is_not_imported(install: Install) -> None:
+    install("xrt-chip-declares", DECLARED)
+    expected = EngineDeclaration("chip", rank=5, color="yellow", libraries=("chip-toolkit",), aliases=("chippy",))
+    assert find_declaration("chip") == expected
+    assert list_by_rank()[0] == "chip"
+    assert "Did you mean 'chip'?" in said(lambda: create("chippy"))[1]
+    assert "xrt_chip_declares" not in sys.modules
+
+
+def test_a_module_declares_each_of_its_engines(install: Install) -> None:
+    install("xrt-chip-second", DECLARED, name="other")
+    assert find_declaration("other").rank == 2000
+    assert list_by_rank()[-1] == "other"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        GOOD,
+        "this is no Python",
+        "X = EngineDeclaration('chip', rank=min(1, 2))",
+        "X = EngineDeclaration('chip', ranks=1)",
+        "raise SystemExit(1)",
+    ],
+)
+def test_a_plug_in_without_a_declaration_has_the_defaults(install: Install, code: str) -> None:
+    install("xrt-chip-silent", code)
+    assert find_declaration("chip") == EngineDeclaration("chip")
+    ranked = list_by_rank()
+    assert ranked.index("iree") < ranked.index("chip") < ranked.index("toy")
+
+
+def test_a_package_around_a_declaration_is_not_imported_either(install: Install, tmp_path: Path) -> None:
+    install("xrt-chip-deep", "", entry="chips.deep:Chip")
+    (tmp_path / "chips").mkdir()
+    (tmp_path / "chips" / "__init__.py").write_text("raise SystemExit(3)")
+    (tmp_path / "chips" / "deep.py").write_text("D = EngineDeclaration('chip', rank=3)")
+    assert find_declaration("chip").rank == 3
+    assert find_declaration("nobody") == EngineDeclaration("nobody")
 
 
 def test_what_is_no_engine_is_refused() -> None:

@@ -13,9 +13,11 @@ import pytest
 import xrt
 from tests.bench.test_page import Reader
 from tests.html.views import VIEWS, make_chain, make_explanation, make_plan, make_profile, make_result
+from xrt.engines.contract.registry import find_declaration, list_by_rank
 from xrt.graph import Function
+from xrt.html.colors import PALETTE, assign_colors
 from xrt.html.drawing import MOST
-from xrt.html.style import ROOT, SELECTOR, load_cell_style, load_page_style
+from xrt.html.rendering import ROOT, SELECTOR, load_cell_style, load_page_style
 from xrt.module.html import render_explanation_page
 from xrt.partition import Plan
 from xrt.placement.result import TuningResult
@@ -107,6 +109,29 @@ def test_a_plan_has_its_regions_and_its_reasons() -> None:
     assert sum(given.get("class") == "box" for _, given in found.elements) == 4 + 2
 
 
+DECLARED = {"a": "blue", "b": "blue", "c": "green", "odd": "mauve"}
+
+
+@pytest.mark.parametrize(
+    ("engines", "expected"),
+    [
+        (["a"], ["blue"]),
+        (["a", "b"], ["blue", "vermilion"]),
+        (["b", "a{x=1}", "b{x=2}"], ["blue", "vermilion", "blue"]),
+        (["odd", "c", "new"], ["vermilion", "green", "yellow"]),
+        ([f"n{number}" for number in range(10)], [*PALETTE, PALETTE[-1], PALETTE[-1]]),
+    ],
+)
+def test_engines_have_the_colors_that_they_declare(engines: list[str], expected: list[str]) -> None:
+    assert assign_colors(engines, lambda name: DECLARED.get(name, "")) == dict(zip(engines, expected, strict=True))
+
+
+def test_the_shipped_engines_have_colors_of_their_own() -> None:
+    colors = [find_declaration(name).color for name in list_by_rank() if name != "tensorrt"]
+    assert len({*colors} & {*PALETTE}) == len(colors) == 6
+    assert all(f".{color} {{ fill: var(--{color})" in load_page_style() for color in PALETTE)
+
+
 def test_a_plan_without_regions_says_so() -> None:
     model = make_chain(1)
     empty = Plan(Function(model.inputs, model.inputs, opsets={"": 20}), ("ort",))
@@ -153,7 +178,8 @@ class Net(xrt.Graph):
         return xrt.ops.Relu(x)
 m = xrt.XRTModule(Net())
 m(numpy.ones((2, 3), "float32")), str(m.plan), str(m.explain()), str(m.profile())
-print(sorted(name for name in sys.modules if name.endswith(".html") or ".html." in name or name == "rich"))
+found = [name for name in sys.modules if name.endswith(".html") or ".html." in name]
+print(sorted([*found, *({"rich", "jinja2", "graphlay"} & {*sys.modules})]))
 """
     done = subprocess.run([sys.executable, "-c", plain], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -263,7 +263,7 @@ def test_a_second_process_plans_without_measuring(tmp_path: Path) -> None:
 
 def test_the_budget_counts_from_the_beginning_of_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spent, tuned = [], xrt.placement.tune
-    monkeypatch.setattr("xrt.placement.auto.tune", lambda *given, **named: spent.append(named["spent"]) or tuned(*given, **named))
+    monkeypatch.setattr("xrt.placement.auto.tune", lambda *given, **named: spent.append(given[0].spent) or tuned(*given, **named))
     with automatic(tmp_path, "toy") as m:
         monkeypatch.setattr(m._automatic, "clock", partial(next, count(10.0, 2.5)))
         m(X)

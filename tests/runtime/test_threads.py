@@ -259,8 +259,8 @@ def refused(do):
 SHARED = (
     PRELUDE
     + """
-xrt.configure(shared_ort_pool=True, threads=1)
-xrt.configure(shared_ort_pool=True, threads=1)
+xrt.configure(shared_pool='ort', threads=1)
+xrt.configure(shared_pool='ort', threads=1)
 before = len(__import__("os").listdir("/proc/self/task"))
 modules = [xrt.XRTModule(RELU, "ort", strict=True) for _ in range(3)]
 print([m(X).sum() for m in modules], modules[0].threads, "one pool of 1 threads" in modules[0]._engines.engines[0].version())
@@ -277,9 +277,9 @@ TWO = (
     + """
 from xrt.runtime import threads
 threads.available_cores = lambda: 2
-xrt.configure(shared_ort_pool=True)
+xrt.configure(shared_pool='ort')
 refused(lambda: xrt.XRTModule(RELU, "ort", threads=1))
-refused(lambda: xrt.configure(shared_ort_pool=True, threads=1))
+refused(lambda: xrt.configure(shared_pool='ort', threads=1))
 xrt.XRTModule(RELU, "toy", threads=1)(X)
 """
 )
@@ -330,7 +330,7 @@ if sys.argv[1] == "ours":
     xrt.XRTModule(RELU, "ort")(X)
 else:
     session = onnxruntime.InferenceSession(onnx.to_model(RELU, ir_version=10).SerializeToString())
-refused(lambda: xrt.configure(shared_ort_pool=True))
+refused(lambda: xrt.configure(shared_pool='ort'))
 """
 )
 
@@ -338,7 +338,7 @@ refused(lambda: xrt.configure(shared_ort_pool=True))
 @pytest.mark.parametrize("whose", ["ours", "theirs"])
 def test_a_shared_pool_comes_before_any_session(whose: str) -> None:
     assert ran(LATE, whose) == (
-        "OptionError a session of ONNX Runtime exists already, with threads of its own; call xrt.configure(shared_ort_pool=True) "
+        "OptionError a session of ONNX Runtime exists already, with threads of its own; call xrt.configure(shared_pool='ort') "
         "before anything of this process compiles for 'ort' or opens a session"
     )
 

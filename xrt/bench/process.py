@@ -6,13 +6,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from xrt.bench.jobs import Job, JobFailure, Start, Timeline, Turn
+from xrt.engines.contract.registry import find_declaration, names
 from xrt.processes.client import RemoteError, WorkerLost, WorkerProcess, WorkerTimedOut
 from xrt.worker.values import read_values
 
 __all__ = ["BenchWorker"]
 
-_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TVM_NUM_THREADS")
-"""What the thread pools that no engine sets read when their library loads; NumPy's is one, which the reference uses."""
+_POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""What the thread pools of NumPy, which the reference uses, read when they load. Engines declare those of their libraries."""
 
 
 class BenchWorker:
@@ -20,7 +21,7 @@ class BenchWorker:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._process = WorkerProcess("xrt.bench.job_server:main", environment=dict.fromkeys(_POOLS, str(job.threads)))
+        self._process = WorkerProcess("xrt.bench.job_server:main", environment=dict.fromkeys(_list_pools(), str(job.threads)))
         self.results: list[Any] = []
         """What the first call computed, once it has started."""
 
@@ -61,3 +62,7 @@ class BenchWorker:
     def close(self) -> None:
         """End the process, at once if it does not end by itself."""
         self._process.close()
+
+
+def _list_pools() -> list[str]:
+    return [*_POOLS, *(variable for name in names() for variable in find_declaration(name).thread_variables)]

@@ -17,24 +17,15 @@ import click
 from xrt.cache import open_disk_tier
 from xrt.cli.screen import WorkStatus, human_bytes, out, show_table
 from xrt.engines.contract.discovery import probe_all
+from xrt.engines.contract.registry import find_declaration, list_by_rank, names
 from xrt.engines.toolkit.blas import find_blas
 from xrt.runtime import available_cores, default_budget
 
 __all__ = ["command", "facts", "read_engine_environment"]
 
-_DISTRIBUTIONS = (
-    "xrt",
-    "numpy",
-    "onnx",
-    "ml_dtypes",
-    "protobuf",
-    "onnxruntime",
-    "apache-tvm",
-    "apache-tvm-ffi",
-    "iree-base-compiler",
-    "torch",
-)
-_PREFIXES = ("XRT_", "OMP_", "MKL_", "OPENBLAS_", "TVM_", "ORT_", "CUDA_")
+_DISTRIBUTIONS = ("xrt", "numpy", "onnx", "ml_dtypes", "protobuf", "torch")
+"""Those that any engine may meet; each engine declares its own."""
+_PREFIXES = ("XRT_", "OMP_", "MKL_", "OPENBLAS_", "CUDA_")
 _VARIABLES = ("PYTHONHASHSEED", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONWARNINGS", "NUMEXPR_NUM_THREADS")
 
 
@@ -56,7 +47,7 @@ def facts() -> dict[str, Any]:
     return {
         "python": f"{platform.python_version()} ({sys.executable})",
         "platform": platform.platform(),
-        "versions": {name: version for name in _DISTRIBUTIONS if (version := _version(name))},
+        "versions": {name: version for name in _list_distributions() if (version := _version(name))},
         "processor": _processor(),
         "cores": {"this process": available_cores(), "machine": os.cpu_count()},
         "threads": {"budget": default_budget(), **_blas()},
@@ -84,7 +75,13 @@ def _cache() -> dict[str, Any]:
 
 def read_engine_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Return those variables that may change what XRT or an engine does, sorted; no others leave the machine."""
-    return {name: variables[name] for name in sorted(variables) if name.startswith(_PREFIXES) or name in _VARIABLES}
+    prefixes = (*_PREFIXES, *(prefix for one in map(find_declaration, names()) for prefix in one.environment))
+    return {name: variables[name] for name in sorted(variables) if name.startswith(prefixes) or name in _VARIABLES}
+
+
+def _list_distributions() -> list[str]:
+    declared = (library for name in list_by_rank() for library in find_declaration(name).libraries)
+    return list(dict.fromkeys([*_DISTRIBUTIONS, *declared]))
 
 
 def _version(distribution: str) -> str | None:

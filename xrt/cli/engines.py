@@ -11,7 +11,7 @@ from rich.text import Text
 from xrt.cli.screen import WorkStatus, out, show_table
 from xrt.engines.contract.discovery import probe_all
 from xrt.engines.contract.option_list import list_options
-from xrt.engines.contract.registry import EngineStatus, engine_class
+from xrt.engines.contract.registry import EngineStatus, engine_class, find_declaration
 
 __all__ = ["command"]
 
@@ -32,7 +32,9 @@ def command(engine: str | None, as_json: bool) -> None:
     with WorkStatus("asking each engine in a process of its own"):
         states = probe_all()
     if as_json:
-        out.print_json(json.dumps([asdict(state) for state in states]))
+        out.print_json(
+            json.dumps([{**asdict(state), "description": find_declaration(state.name).description} for state in states])
+        )
         return
     rows = [(s.name, Text(s.state, style=_STYLES[s.state]), s.version or "", _what(s)) for s in states]
     show_table(("engine", "state", "version", "what"), rows)
@@ -51,4 +53,5 @@ def _show_options(engine: str, as_json: bool) -> None:
 
 def _what(status: EngineStatus) -> str:
     devices = status.available or ", ".join(status.devices)
-    return status.pip or status.cause or (f"{devices}; {status.lacks}" if status.lacks else devices)
+    state = status.pip or status.cause or (f"{devices}; {status.lacks}" if status.lacks else devices)
+    return f"{description}: {state}" if (description := find_declaration(status.name).description) else state

@@ -33,7 +33,9 @@ _TOLD_EVERY = 500
     type=click.IntRange(0),
     help="Seed of the first graph; the next graphs have the next seeds",
 )
-@click.option("--engines", default="ort", show_default=True, help="Engines for every graph, with commas")
+@click.option(
+    "--engines", default=lambda: registry.list_by_rank()[0], help="Engines for every graph, with commas [default: the first]"
+)
 @click.option("--rarely", default="", help="Slow engines, for one graph in --one-in")
 @click.option("--one-in", default=50, show_default=True, type=click.IntRange(1), help="How rarely the engines of --rarely run")
 @click.option(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
+    from xrt.engines.contract.declaration import EngineDeclaration as EngineDeclaration
     from xrt.engines.contract.graph_compiler import Executable as Executable
     from xrt.engines.contract.graph_compiler import GraphCompiler as GraphCompiler
     from xrt.engines.contract.memory_use import MemoryUse as MemoryUse
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "CompileContext": "xrt.engines.contract.options",
+    "EngineDeclaration": "xrt.engines.contract.declaration",
     "EngineStatus": "xrt.engines.contract.registry",
     "Executable": "xrt.engines.contract.graph_compiler",
     "ExecutionOptions": "xrt.engines.contract.options",

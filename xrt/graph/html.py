@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from xrt.graph.function import Function
 from xrt.graph.printer import format_type
 from xrt.graph.types import TensorType, Value
-from xrt.html.document import make_cell
-from xrt.html.drawing import INPUTS_BOX, MOST, Box, draw_boxes, split_in_boxes
+from xrt.html.drawing import INPUTS_BOX, MOST, Box, Edge, draw_boxes, split_in_boxes
 from xrt.html.formatting import format_count, size
-from xrt.html.layers import Edge
-from xrt.html.markup import Markup, join_markup, tag
-from xrt.html.tables import fold, make_facts, make_scrolling, make_table, make_text
+from xrt.html.rendering import render_cell
 
 __all__ = ["render_function"]
 
@@ -32,38 +30,29 @@ def render_function(function: Function) -> str:
         "operators of": ", ".join(f"{domain or 'ai.onnx'} {version}" for domain, version in function.opsets.items()) or None,
         "updates": ", ".join(f"{target} with {source}" for target, source in function.aliases) or None,
     }
-    return make_cell(
-        tag("h2", f"Function {function.name}", class_="title"),
-        tag("p", function.doc) if function.doc else None,
-        make_facts(facts),
-        make_table("Inputs and outputs", ("name", "", "type"), _list_ends(function)),
-        *_draw(function),
-        _text(function),
-    )
-
-
-def _list_ends(function: Function) -> Iterator[tuple[str, str, str]]:
     ends: tuple[tuple[Sequence[Value], str], ...] = ((function.inputs, "input"), (function.outputs, "output"))
-    return ((value.name, role, format_type(value.type)) for values, role in ends for value in values)
-
-
-def _draw(function: Function) -> Iterator[Markup]:
-    """Yield the drawing, and the operators; nothing of a Function without nodes."""
-    if not function.nodes:
-        return
-    groups = split_in_boxes(len(function.nodes))
-    what = f"The graph of {function.name}: {format_count(len(function.nodes), 'node')}"
-    several = (
-        f", drawn in {MOST} boxes, each of them nodes that run one after the other" if len(groups) < len(function.nodes) else ""
-    )
-    drawing = draw_boxes([_box(function, group) for group in groups], _find_flows(function, groups), f"{what}{several}.")
-    yield tag("figure", tag("figcaption", f"{what}{several}."), make_scrolling(what, drawing))
     kinds = Counter(node.op for node in function.nodes).most_common()
     rest = [(format_count(len(kinds) - LISTED, "other kind"), sum(n for _, n in kinds[LISTED:]))] if len(kinds) > LISTED else []
-    yield fold("Operators", make_table("Operators", ("operator", ("nodes", "number")), [*kinds[:LISTED], *rest]))
+    return render_cell(
+        "function.html",
+        name=function.name,
+        doc=function.doc,
+        facts=facts,
+        ends=[(value.name, role, format_type(value.type)) for values, role in ends for value in values],
+        drawing=_draw(function) if function.nodes else None,
+        operators=[*kinds[:LISTED], *rest],
+        text=str(function) if len(function.nodes) <= PRINTED else "",
+    )
 
 
-def _box(function: Function, group: range) -> Box:
+def _draw(function: Function) -> dict[str, Any]:
+    groups = split_in_boxes(len(function.nodes))
+    what = f"The graph of {function.name}: {format_count(len(function.nodes), 'node')}"
+    several = f", drawn in {MOST} boxes, each of them nodes that run one after the other" if len(function.nodes) > MOST else ""
+    return draw_boxes([_make_box(function, group) for group in groups], _find_flows(function, groups), f"{what}{several}.")
+
+
+def _make_box(function: Function, group: range) -> Box:
     nodes = [function.nodes[index] for index in group]
     first, last = nodes[0], nodes[-1]
     if first is last:
@@ -91,9 +80,3 @@ def _find_flows(function: Function, groups: Sequence[range]) -> dict[Edge, int]:
 def _count_bytes(function: Function, name: str) -> int:
     kind = function.get_type(name) if name else None
     return (kind.nbytes or 0) if isinstance(kind, TensorType) else 0
-
-
-def _text(function: Function) -> Markup | None:
-    if len(function.nodes) > PRINTED:
-        return tag("p", "print(function) has its nodes one by one.", class_="quiet")
-    return fold("Text", join_markup([make_text(str(function).splitlines())]))

@@ -1,38 +1,30 @@
-"""A colour for each engine, the same on the whole page, from a palette that colour-blind readers distinguish.
+"""A color for each engine, the same on the whole page, from a palette that color-blind readers distinguish.
 
-Okabe and Ito, "Color Universal Design" (2008). A colour is never the only information: its engine's name is next to it.
+Okabe and Ito, "Color Universal Design" (2008). A color is never the only information: its engine's name is next to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from xrt.html.markup import Markup, tag
+__all__ = ["PALETTE", "assign_colors"]
 
-__all__ = ["classes", "legend"]
-
-KNOWN = {"ort": 1, "openvino": 2, "xla": 3, "tvm": 4, "iree": 5, "toy": 6}
-"""The class ``e1``, ``e2``, ... of the shipped engines; `page.css` has a colour for each."""
-MORE, LAST = 7, 8
+PALETTE = ("vermilion", "yellow", "gray", "sky", "pink", "green", "orange", "blue")
+"""The colors that engines may declare, each a class of `view.css`; one that declares none gets the first that is left."""
 
 
-def classes(engines: Iterable[str]) -> dict[str, str]:
-    """Return each engine's class: the shipped ones have their own, others what is left, and share the last."""
-    found: dict[str, str] = {}
-    strange = 0
-    for spec in dict.fromkeys(engines):
-        number = KNOWN.get(_name(spec))
-        if number is None:
-            number, strange = min(MORE + strange, LAST), strange + 1
-        found[spec] = f"e{number}"
-    return found
+def assign_colors(engines: Iterable[str], declared: Callable[[str], str]) -> dict[str, str]:
+    """Return the color of each engine, given by name or spec; ``declared`` gives the color that an engine of a name declares.
 
-
-def legend(by_engine: dict[str, str]) -> Markup:
-    """Return the engines with their colours."""
-    items = (tag("li", tag("span", class_=f"key {colour}", aria_hidden="true"), engine) for engine, colour in by_engine.items())
-    return tag("ul", *items, class_="legend")
-
-
-def _name(spec: str) -> str:
-    return spec.partition("{")[0].strip()
+    Of two engines that declare one color, the first gets it. When all are taken, the others share the last.
+    """
+    specs = list(dict.fromkeys(engines))
+    name_of = {spec: spec.partition("{")[0].strip() for spec in specs}
+    colors: dict[str, str] = {}
+    for name in name_of.values():
+        if (color := declared(name)) in PALETTE and color not in colors.values():
+            colors.setdefault(name, color)
+    for name in name_of.values():
+        if name not in colors:
+            colors[name] = next((color for color in PALETTE if color not in colors.values()), PALETTE[-1])
+    return {spec: colors[name] for spec, name in name_of.items()}

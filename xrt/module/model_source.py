@@ -6,8 +6,10 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from xrt.errors import InputError, ModelError
 from xrt.graph import Function, TensorType, Value
@@ -26,6 +28,7 @@ __all__ = [
     "StaticModel",
     "TracedModel",
     "check_declared",
+    "find_front_end",
     "is_graph",
     "load_unchanged",
     "make_source",
@@ -106,6 +109,24 @@ def _checked(function: Function) -> Function:
     if inferred is not function:
         verify_types(inferred)
     return inferred
+
+
+FRONT_ENDS = {"torch": ("nn.Module", "xrt.frontends.torch.module", "TorchModule")}
+"""By library: the class whose instances have a front end, and the module and the name of the XRTModule for them."""
+
+
+def find_front_end(model: object) -> type | None:
+    """Return the class of modules for a model of another library; that library is not imported to find out."""
+    for library, (kind, module, name) in FRONT_ENDS.items():
+        if library not in sys.modules:
+            continue
+        try:
+            kinds = attrgetter(kind)(sys.modules[library])
+        except AttributeError:  # it is being imported, or it is another library of that name
+            continue
+        if isinstance(model, kinds):
+            return cast("type", getattr(import_module(module), name))
+    return None
 
 
 def is_of_torch(model: object) -> bool:

@@ -18,7 +18,7 @@ from xrt.module.copying import Copyable, Given
 from xrt.module.dispatch import NO_MATCH, FastPath, make_fast_path, make_signature_key, retry_on_failure, unpack_outputs
 from xrt.module.fallback import Call, format_implicit_fallback
 from xrt.module.keywords import ModuleKeywords, add_keywords
-from xrt.module.model_source import check_declared, make_source
+from xrt.module.model_source import check_declared, find_front_end, make_source
 from xrt.module.options import make_engine_list, parse_options, warn_of_signatures
 from xrt.module.output_checks import OutputChecks
 from xrt.module.specialization import Specialization, add_outputs, list_value_names, optimize
@@ -50,10 +50,10 @@ NOTHING = FastPath()
 class XRTModule(Copyable, Verifiable):
     """A model on a list of engines, compiled on the first call of each signature and called like a function.
 
-    ``model`` is an `xrt.Graph`, a Function, or ONNX as a path, bytes or ModelProto. ``engine`` is a name, a spec
-    (``"tvm{opt_level=2}"``), an instance, a list of these in order of preference, or ``"auto"``: placed by measurement, or by the
-    ``lock`` that `xrt lock` has written. Unless ``strict``, the reference engine is added at the end of the list. The nodes that
-    it gets in this way cause one FallbackWarning and are listed by `explain`.
+    ``model`` is an `xrt.Graph`, a Function, ONNX as a path, bytes or ModelProto, or a `torch.nn.Module`. ``engine`` is a name, a
+    spec (``"tvm{opt_level=2}"``), an instance, a list of these in order of preference, or ``"auto"``: placed by measurement, or
+    by the ``lock`` that `xrt lock` has written. Unless ``strict``, the reference engine is added at the end of the list. The
+    nodes that it gets in this way cause one FallbackWarning and are listed by `explain`.
 
     Keywords are the fields of `ClusteringOptions` (``pins``, ``minimum_nodes``, ...), of `ExecutionOptions` (``precision``,
     ``threads``, ...) and of `ModuleOptions`: ``check`` compares the ``"first"`` call, or a share of the calls, with the
@@ -76,6 +76,10 @@ class XRTModule(Copyable, Verifiable):
         cache: CompileCache | str | os.PathLike[str] | None = None,
         **options: Unpack[ModuleKeywords],
     ) -> None:
+        if type(self) is XRTModule and (kind := find_front_end(model)) is not None:
+            self.__class__ = kind
+            self.__init__(model, engine, device, cache=cache, **options)  # type: ignore[misc]  # of the other class, once
+            return
         self._settings = parse_options(options)
         self._cache = open_cache(cache)
         listed = partial(make_engine_list, engine, device, cache=self._cache)

@@ -276,11 +276,11 @@ class Specialization:
         except PlanError as error:
             if refused or self.engines.is_auto or self.engines.context.device != "cpu":
                 raise
+            from xrt.engines.contract import registry
             from xrt.module.advice import with_advice
-            from xrt.placement.auto import list_ranked_engines
 
             listed = [engine.name for engine in self.engines.engines]
-            raise with_advice(error, self.full_function(), listed, list_ranked_engines()) from None
+            raise with_advice(error, self.full_function(), listed, registry.list_by_rank()) from None
         sizes = ", ".join(f"{launch.name} of {len(launch.nodes)}" for launch in plan.launches)
         _log.info(
             "plan of %s: %d nodes in %d regions: %s", self.function.name, len(self.function.nodes), len(plan.launches), sizes

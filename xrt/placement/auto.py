@@ -41,15 +41,10 @@ __all__ = [
     "Placer",
     "find_next_best_plan",
     "list_available_engines",
-    "list_ranked_engines",
 ]
 
 Placer: TypeAlias = Callable[[Function], TuningResult]
 """Places a Function."""
-
-_FIRST = ("ort", "openvino", "xla", "tvm", "iree")
-"""The order in which engines are used where nothing can be measured; others follow by name, and the reference comes last."""
-_LAST = "toy"
 
 LEAST_PATIENCE = 2.0
 """Seconds that a witness has in any case for a piece on which an engine and the reference differ."""
@@ -143,7 +138,7 @@ def _all_of(
 
 def _statuses(store: CostStore | None) -> list[EngineStatus]:
     """Return what is the case with all registered engines, as an earlier process found it if nothing was installed since."""
-    names = list_ranked_engines()
+    names = registry.list_by_rank()
     known = store.statuses() if store is not None else {}
     if set(names) <= set(known):
         return [known[name] for name in names]
@@ -151,14 +146,6 @@ def _statuses(store: CostStore | None) -> list[EngineStatus]:
     if store is not None and all(status.state != "broken" for status in found):  # what is broken may be mended in any way
         store.keep_statuses(found)
     return found
-
-
-def list_ranked_engines() -> list[str]:
-    """Return the names of all registered engines, in the order in which they are used where nothing can be measured."""
-    names = registry.names()
-    known = [name for name in _FIRST if name in names]
-    others = [name for name in names if name not in (*_FIRST, _LAST)]
-    return [*known, *others, *([_LAST] if _LAST in names else [])]
 
 
 def _not_there(engine: GraphCompiler, context: CompileContext, devices: Mapping[str, str]) -> str | None:

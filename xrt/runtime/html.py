@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from xrt.html.colors import classes, legend
-from xrt.html.document import make_cell
+from xrt.html.charts import Strip, make_strips
 from xrt.html.formatting import format_count, percent, seconds
-from xrt.html.markup import tag
 from xrt.html.regions import MeanCall, RegionTimes
-from xrt.html.tables import make_table
-from xrt.html.timelines import Strip, strips
+from xrt.html.rendering import render_cell
+from xrt.partition.html import color_engines
 from xrt.runtime.profile import Profile
 
 __all__ = ["make_mean_call", "render_profile"]
@@ -16,26 +14,19 @@ __all__ = ["make_mean_call", "render_profile"]
 
 def render_profile(profile: Profile) -> str:
     """Return the cell of a Profile."""
-    title = tag("h2", "Profile", class_="title")
     if not any(launch.calls for launch in profile.launches):
-        return make_cell(title, tag("p", str(profile)))
+        return render_cell("profile.html", profile=profile, strips=None)
     regions = [RegionTimes(x.launch, x.engine, 0, (), (), is_output=False) for x in profile.launches]
-    colours, call = classes(region.engine for region in regions), make_mean_call(profile)
+    colors, call = color_engines(region.engine for region in regions), make_mean_call(profile)
     total = sum(call.regions) or 1.0
-    rows = [
+    launches = [
         (x.launch, x.engine, x.device, x.calls, seconds(taken), percent(taken / total))
         for x, taken in zip(profile.launches, call.regions, strict=True)
     ]
-    columns = ("launch", "engine", "device", ("calls", "number"), ("a call", "number"), ("share", "number"))
     threads = "" if profile.threads is None else f" on {format_count(profile.threads, 'thread')}"
-    return make_cell(
-        title,
-        legend(colours),
-        tag("figure", strips([Strip(f"One call{threads}, mean of {format_count(call.calls, 'call')}", regions, call)], colours)),
-        make_table("Launches", columns, rows),
-        tag("p", str(profile.traffic)) if profile.traffic else None,
-        tag("p", "profile.to_trace(path) writes the calls one by one, for Perfetto.", class_="quiet"),
-    )
+    strip = Strip(f"One call{threads}, mean of {format_count(call.calls, 'call')}", regions, call)
+    strips = make_strips([strip], colors)
+    return render_cell("profile.html", profile=profile, strips=strips, colors=colors, launches=launches)
 
 
 def make_mean_call(profile: Profile) -> MeanCall:

@@ -64,8 +64,8 @@ class Finding:
 class Fuzzer:
     """Runs graphs by their seeds, and counts."""
 
-    engines: Sequence[GraphCompiler | str] = ("ort",)
-    """Tried on every graph."""
+    engines: Sequence[GraphCompiler | str] = field(default_factory=lambda: registry.list_by_rank()[:1])
+    """Tried on every graph; the first by rank, if none is given."""
     rarely: Sequence[GraphCompiler | str] = ()
     """Engines that are slow to compile: tried on one graph in `one_in`."""
     one_in: int = 50

@@ -11,9 +11,10 @@ import importlib.util
 import inspect
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from xrt.engines.contract.entry_points import EntryPoint, list_entry_points
 from xrt.engines.contract.graph_compiler import GraphCompiler
@@ -21,14 +22,19 @@ from xrt.engines.contract.option_values import NAMES_FILES, field_types, is_boun
 from xrt.engines.contract.spec import build, format_spec, parse_spec
 from xrt.errors import EngineError, EngineUnavailable, OptionError, UnknownEngine, XRTError, did_you_mean
 
+if TYPE_CHECKING:
+    from xrt.engines.contract.declaration import EngineDeclaration
+
 __all__ = [
     "GROUP",
     "EngineStatus",
     "check_registered",
     "create",
     "engine_class",
+    "find_declaration",
     "find_entry_module",
     "free_options",
+    "list_by_rank",
     "list_registered",
     "names",
     "pip_line",
@@ -41,7 +47,6 @@ GROUP = "xrt.engines"
 
 Entries: TypeAlias = dict[str, tuple[EntryPoint, ...]]
 State: TypeAlias = Literal["ready", "missing", "broken"]
-_REQUIREMENT = re.compile(r"""\s*(?P<name>[\w.-]+)[^;]*;\s*extra\s*==\s*["'](?P<extra>[\w.-]+)["']""")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -71,6 +76,28 @@ class EngineStatus:
 def names() -> tuple[str, ...]:
     """Return the names of all registered engines, sorted, whether or not they are ready."""
     return tuple(sorted(_entries()))
+
+
+def list_by_rank() -> tuple[str, ...]:
+    """Return the names of all registered engines in the order in which they are tried where nothing is measured."""
+    return tuple(_sort_by_rank(names()))
+
+
+def _sort_by_rank(engines: Iterable[str]) -> list[str]:
+    return sorted(engines, key=lambda name: (find_declaration(name).rank, name))
+
+
+def find_declaration(name: str) -> EngineDeclaration:
+    """Return what an engine declares; the defaults for one that declares nothing or is not registered. Nothing is imported."""
+    claims = _entries().get(name, ())
+    return _read_declaration(claims[0].module if claims else "", name, tuple(sys.path))
+
+
+@lru_cache(maxsize=256)
+def _read_declaration(module: str, name: str, path: tuple[str, ...]) -> EngineDeclaration:
+    from xrt.engines.contract.declaration import read_declaration  # a call of a named engine needs none
+
+    return read_declaration(module, name)
 
 
 def create(engine: str | GraphCompiler) -> GraphCompiler:
@@ -200,7 +227,7 @@ def check_registered(name: str) -> None:
 def _claims(name: str) -> tuple[EntryPoint, ...]:
     entries = _entries()
     if name not in entries:
-        near = _suggest_by_library(name, entries) or did_you_mean(name.lower(), entries)
+        near = _suggest(name, entries) or did_you_mean(name.lower(), entries)
         raise UnknownEngine(
             f"no engine is named {name!r}.{near} Registered: {', '.join(sorted(entries)) or 'none'}; "
             f"a distribution adds one by an entry point of group {GROUP!r}"
@@ -208,23 +235,14 @@ def _claims(name: str) -> tuple[EntryPoint, ...]:
     return entries[name]
 
 
-def _suggest_by_library(word: str, entries: Entries) -> str:
-    """Return `` Did you mean 'x'?`` for the engine whose library has that name; empty where there is none.
-
-    The libraries are the requirements of the extras that the entry points name.
-    """
+def _suggest(word: str, entries: Entries) -> str:
+    """Return `` Did you mean 'x'?`` for the engine that declares a library or an alias of that name; empty where none does."""
     plain = _normalize(word)
-    for name, claims in sorted(entries.items()):
-        if any(plain in _list_libraries(claim) for claim in claims):
+    for name in _sort_by_rank(entries):
+        found = find_declaration(name)
+        if plain in map(_normalize, (*found.libraries, *found.aliases)):
             return f" Did you mean {name!r}?"
     return ""
-
-
-def _list_libraries(entry: EntryPoint) -> set[str]:
-    """Return the names of the distributions that the entry point's extras require, normalized."""
-    requires = (entry.dist.requires or ()) if entry.dist and entry.extras else ()
-    found = [_REQUIREMENT.match(line) for line in requires]
-    return {_normalize(match["name"]) for match in found if match and match["extra"] in entry.extras}
 
 
 def _normalize(name: str) -> str:

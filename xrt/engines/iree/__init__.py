@@ -5,6 +5,16 @@ and comes out as a module of IREE's virtual machine, which runs in this one. Thi
 compiler itself, 350 MB, is never loaded into the process.
 """
 
+from xrt.engines.contract.declaration import EngineDeclaration
 from xrt.engines.iree.engine import Iree
+
+DECLARATION = EngineDeclaration(
+    "iree",
+    rank=50,
+    color="sky",
+    description="IREE: MLIR, compiled for this processor",
+    libraries=("iree-base-compiler", "iree-base-runtime"),
+    environment=("IREE_",),
+)
 
 __all__ = ["Iree"]

@@ -5,6 +5,16 @@ each concurrent call has an infer request of its own. It computes in the model's
 for, and nothing that it does reports to anybody (`library`). This package is the only home of OpenVINO.
 """
 
+from xrt.engines.contract.declaration import EngineDeclaration
 from xrt.engines.openvino.engine import OpenVino
+
+DECLARATION = EngineDeclaration(
+    "openvino",
+    rank=20,
+    color="orange",
+    description="OpenVINO, in float32 by default",
+    libraries=("openvino",),
+    environment=("OPENVINO_", "OV_"),
+)
 
 __all__ = ["OpenVino"]

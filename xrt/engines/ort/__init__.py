@@ -8,12 +8,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from xrt.engines.contract.declaration import EngineDeclaration
 from xrt.engines.ort.telemetry import disable_telemetry
 from xrt.lazy_names import load_lazily
 
 if TYPE_CHECKING:
     from xrt.engines.ort.engine import Ort as Ort
     from xrt.engines.ort.tensorrt import TensorRT as TensorRT
+
+DECLARATION = EngineDeclaration(
+    "ort",
+    rank=10,
+    color="blue",
+    description="ONNX Runtime",
+    libraries=("onnxruntime",),
+    environment=("ORT_",),
+)
+TENSORRT = EngineDeclaration(
+    "tensorrt",
+    description="TensorRT, through ONNX Runtime's provider",
+    libraries=("onnxruntime-gpu",),
+    aliases=("trt",),
+)
 
 disable_telemetry()  # before any module of the package imports the library
 

@@ -49,7 +49,7 @@ def share(threads: int) -> None:
             )
         if _State.used or any(issubclass(type(thing), InferenceSession) for thing in gc.get_objects()):
             raise OptionError(
-                "a session of ONNX Runtime exists already, with threads of its own; call xrt.configure(shared_ort_pool=True) "
+                "a session of ONNX Runtime exists already, with threads of its own; call xrt.configure(shared_pool='ort') "
                 "before anything of this process compiles for 'ort' or opens a session"
             )
         try:

@@ -4,8 +4,17 @@ A Function goes in, an Executable comes out that plays a tape of kernels. It nev
 optimisation crosses a node, so cutting a Function changes no bit of what it computes.
 """
 
+from xrt.engines.contract.declaration import EngineDeclaration
 from xrt.engines.toy.engine import Toy
 from xrt.engines.toy.kernel_context import KernelContext
 from xrt.engines.toy.table import Run
+
+DECLARATION = EngineDeclaration(
+    "toy",
+    rank=1000,
+    color="gray",
+    description="the reference engine: every operator, in NumPy; all others are compared with it",
+    aliases=("numpy",),
+)
 
 __all__ = ["KernelContext", "Run", "Toy"]

@@ -7,9 +7,20 @@ some orders of import the process is known to crash: where both are needed, give
 imports PyTorch where it is installed, for tensors that the engine never hands it: it is hidden meanwhile.
 """
 
+from xrt.engines.contract.declaration import EngineDeclaration
 from xrt.engines.toolkit.imports import hide_module
 
 with hide_module("torch"):
     from xrt.engines.tvm.engine import Tvm
+
+DECLARATION = EngineDeclaration(
+    "tvm",
+    rank=40,
+    color="pink",
+    description="Apache TVM (Relax), compiled for this processor",
+    libraries=("apache-tvm", "apache-tvm-ffi"),
+    environment=("TVM_",),
+    thread_variables=("TVM_NUM_THREADS",),
+)
 
 __all__ = ["Tvm"]

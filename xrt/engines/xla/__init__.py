@@ -5,6 +5,16 @@ are traced once with the shapes of the inputs, and compiled as one. This package
 no setting of JAX's for the process, and computes on a client of its own, so that a user's own JAX notices nothing.
 """
 
+from xrt.engines.contract.declaration import EngineDeclaration
 from xrt.engines.xla.engine import Xla
+
+DECLARATION = EngineDeclaration(
+    "xla",
+    rank=30,
+    color="green",
+    description="XLA through JAX",
+    libraries=("jax", "jaxlib"),
+    environment=("XLA_", "JAX_"),
+)
 
 __all__ = ["Xla"]

@@ -168,7 +168,7 @@ ENTRIES: tuple[CorpusEntry, ...] = (
         graph(
             {"in/put:0": "float32[3]", "xrt_toy_0": "float32[3]"},
             {"größe": "float32[3]"},
-            node("Neg", "in/put:0", "a.b/c:1", name="xrt_ort_0"),
+            node("Neg", "in/put:0", "a.b/c:1", name="xrt_toy_1"),
             node("Add", "a.b/c:1 xrt_toy_0", "größe", name="node with spaces"),
         ),
         (X, f32(1, 1, 1)),

@@ -1,0 +1,98 @@
+"""The core names no engine but the reference: what it knows of an engine, the engine declares."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.architecture.layers import ENGINES, Module
+from tests.architecture.test_layers import MODULES
+from xrt.engines.contract import registry
+from xrt.engines.contract.spec import parse_spec
+from xrt.module.options import REFERENCE
+
+SHIPPED = [
+    name for name in registry.names() if registry.find_entry_module(name).startswith("xrt.") and name != parse_spec(REFERENCE)[0]
+]
+"""A plug-in that is installed here has words of its own, which XRT may use."""
+WORDS = frozenset(
+    word.lower()
+    for declared in map(registry.find_declaration, SHIPPED)
+    for word in (declared.name, *declared.libraries, *declared.aliases)
+)
+ALLOWED = {"testing.ledgers": "the known failures of each shipped engine, a module per engine; the wheel's own record of proofs"}
+"""Modules that may name engines, each with the reason. The list may only shrink."""
+
+
+def find_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the engines and libraries that code depends on, with their lines.
+
+    That is identifiers, and strings without a space: keys, defaults, names of distributions and variables. A text
+    with spaces, such as a docstring, a message or a help, may show an engine as its example.
+    """
+    for node in ast.walk(tree):
+        for text in _list_texts(node):
+            parts = re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", text).lower())
+            yield from ((getattr(node, "lineno", 0), word) for word in sorted({*parts, text.lower()} & WORDS))
+
+
+def _list_texts(node: ast.AST) -> list[str]:
+    match node:
+        case ast.Constant(value=str(text)):
+            return [] if re.search(r"\s", text) else [text]
+        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name) | ast.keyword(arg=str(name)):
+            return [name]
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name]
+        case ast.Import(names=names) | ast.ImportFrom(names=names):
+            return [part for one in names for part in one.name.split(".")]
+    return []
+
+
+def is_core(module: str) -> bool:
+    return module.removeprefix("engines.").split(".")[0] not in ENGINES
+
+
+def test_the_words_come_from_the_declarations() -> None:
+    assert {"ort", "tvm", "openvino", "xla", "iree", "tensorrt", "onnxruntime", "jax", "apache-tvm"} <= WORDS
+    assert parse_spec(REFERENCE)[0] not in WORDS
+
+
+@pytest.mark.parametrize("module", [one for one in MODULES if is_core(one.name)], ids=lambda module: module.name or "xrt")
+def test_no_core_module_names_an_engine(module: Module) -> None:
+    if any(module.name == place or module.name.startswith(f"{place}.") for place in ALLOWED):
+        return
+    assert list(find_names(module.tree)) == []
+
+
+def test_every_exemption_is_needed() -> None:
+    named = {module.name for module in MODULES if list(find_names(module.tree))}
+    assert all(place in named for place in ALLOWED)
+
+
+@pytest.mark.parametrize(
+    ("source", "word"),
+    [
+        ("_FIRST = ('ort', 'toy')", "ort"),
+        ("KNOWN = {'openvino': 2}", "openvino"),
+        ("def configure(*, shared_ort_pool=False): pass", "ort"),
+        ("_POOLS = ('TVM_NUM_THREADS',)", "tvm"),
+        ("versions('apache-tvm')", "apache-tvm"),
+        ("from importlib import metadata\nmetadata.version('jax')", "jax"),
+        ("option('--devices', default='ort=cuda')", "ort"),
+        ("class XlaPlan: pass", "xla"),
+        ("if engine.name == f'iree{1}': pass", "iree"),
+    ],
+)
+def test_a_planted_name_is_found(source: str, word: str) -> None:
+    assert word in {found for _, found in find_names(ast.parse(source))}
+
+
+def test_an_example_in_a_text_is_none() -> None:
+    assert (
+        list(find_names(ast.parse('"""Pins read like ``Conv=ort``."""\nraise OptionError("write it like \'tvm,ort\'")\nsort(x)')))
+        == []
+    )

@@ -1,0 +1,171 @@
+"""XRTModule of a module of PyTorch: nested inputs and outputs, no copies, changed parameters and sizes."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import xrt
+from tests.frontends.cases import Call
+from tests.frontends.test_capture import Block, Counter
+from xrt.errors import InputError, OptionError
+
+
+def test_tensors_in_give_tensors_and_arrays_in_give_arrays() -> None:
+    block = Block()
+    module = xrt.XRTModule(block, engine="toy")
+    x = torch.randn(2, 4)
+    result = module(x)
+    assert isinstance(module, xrt.XRTModule)
+    assert isinstance(result, torch.Tensor)
+    assert not result.requires_grad
+    torch.testing.assert_close(result, block(x).detach())
+    array = module(x.numpy())
+    assert isinstance(array, np.ndarray)
+    np.testing.assert_array_equal(array, result.numpy())
+
+
+@dataclass
+class Pair:
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+def test_inputs_and_outputs_may_be_nested() -> None:
+    def function(pair: Pair, more: dict[str, Any]) -> Any:
+        return {"sum": pair.first + pair.second, "rest": [more["x"] * more["factor"], (pair.first, "text", None)]}
+
+    x, y = torch.randn(2), torch.randn(2)
+    module = xrt.XRTModule(Call(function), engine="toy")
+    result = module(Pair(x, y), {"x": x, "factor": 3})
+    torch.testing.assert_close(result["sum"], x + y)
+    torch.testing.assert_close(result["rest"][0], x * 3)
+    assert result["rest"][1][0] is x
+    assert result["rest"][1][1:] == ("text", None)
+    torch.testing.assert_close(module(Pair(x, y), {"x": x, "factor": 4})["rest"][0], x * 4)
+
+
+def test_keywords_are_those_of_the_module() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor, *, scale: torch.Tensor | None = None, negate: bool = False) -> torch.Tensor:
+            y = x if scale is None else x * scale
+            return -y if negate else y + 0
+
+    module = xrt.XRTModule(Scaled(), engine="toy")
+    x = torch.ones(2)
+    assert module(x).tolist() == [1, 1]
+    assert module(x, scale=torch.tensor(2.0)).tolist() == [2, 2]
+    assert module(x, negate=True).tolist() == [-1, -1]
+    assert module(x=x, scale=x).tolist() == [1, 1]
+
+
+def test_a_third_size_needs_no_capture() -> None:
+    block = Block()
+    module = xrt.XRTModule(block, engine="toy")
+    functions = []
+    for size in (3, 4, 5, 7, 1):
+        x = torch.randn(size, 4)
+        torch.testing.assert_close(module(x), block(x).detach())
+        functions.append(module.function)
+    assert functions[1] is functions[2] is functions[3]
+    assert [str(f.inputs[0].type.shape[0]).isdigit() for f in functions] == [True, False, False, False, True]
+
+
+def test_a_parameter_that_is_written_to_is_seen() -> None:
+    linear = nn.Linear(2, 2)
+    module = xrt.XRTModule(linear, engine="toy")
+    x = torch.ones(1, 2)
+    module(x)
+    with torch.no_grad():
+        linear.weight.mul_(2)
+    torch.testing.assert_close(module(x), linear(x).detach())
+    linear.load_state_dict({"weight": torch.zeros(2, 2), "bias": torch.ones(2)})
+    assert module(x).tolist() == [[1, 1]]
+    linear.weight.data.fill_(1)
+    module.recapture()
+    assert module(x).tolist() == [[3, 3]]
+
+
+def test_buffers_and_inputs_are_updated_in_place() -> None:
+    counter = Counter()
+    module = xrt.XRTModule(counter, engine="toy")
+    for step in (1, 2, 3):
+        assert module(torch.ones(2)).tolist() == [2 * step] * 2
+        assert counter.count.tolist() == [step] * 2
+    x = torch.ones(2)
+    xrt.XRTModule(Call(lambda x: x.add_(1)), engine="toy")(x)
+    assert x.tolist() == [2, 2]
+
+
+def test_results_do_not_share_memory_with_a_later_call() -> None:
+    module = xrt.XRTModule(nn.ReLU(), engine="ort")
+    first = module(torch.ones(3))
+    assert module(torch.zeros(3)).tolist() == [0, 0, 0]
+    assert first.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_narrow_types_pass_without_numpy_knowing_them(dtype: torch.dtype) -> None:
+    linear = nn.Linear(4, 3).to(dtype)
+    x = torch.randn(2, 4, dtype=dtype)
+    result = xrt.XRTModule(linear, engine="toy")(x)
+    assert result.dtype is dtype
+    torch.testing.assert_close(result, linear(x).detach(), rtol=1e-2, atol=1e-2)
+
+
+def test_conjugate_and_negative_views_are_read_as_what_they_mean() -> None:
+    x = torch.tensor([1 + 2j, 3 - 1j]).conj().imag
+    assert x.is_neg()
+    assert xrt.XRTModule(Call(lambda x: x * 1), engine="toy")(x).tolist() == [-2, 1]
+
+
+def test_the_plan_is_that_of_the_last_call() -> None:
+    module = xrt.XRTModule(Block(), engine=["ort", "toy"])
+    with pytest.raises(InputError, match=r"a module of PyTorch is captured for its inputs; call it, or its compile"):
+        _ = module.plan
+    x = torch.randn(2, 4)
+    plan = module.compile(x)
+    assert str(module.plan) == str(plan) == str(module.plan_for(x))
+    assert [value.name for value in module.inputs] == ["x"]
+    assert [value.name for value in module.outputs] == ["output"]
+    assert module.engines[0] == "ort"
+    assert "ort" in str(module.explain())
+    assert bool(module.verify(x))
+    assert module.opaque == {}
+    assert repr(module) == "<XRTModule of Block, captured 1 times>"
+
+
+def test_a_bundle_takes_the_tensors_by_name(tmp_path: Any) -> None:
+    block, x = Block(), torch.randn(2, 4)
+    xrt.XRTModule(block, engine="ort").save(tmp_path / "block.xrt", x)
+    np.testing.assert_allclose(xrt.load(tmp_path / "block.xrt")(x=x.numpy()), block(x).detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_copies() -> None:
+    module = xrt.XRTModule(Block(), engine="toy")
+    assert copy.copy(module).model is module.model
+    assert copy.deepcopy(module).model is not module.model
+    with pytest.raises(TypeError, match="pickle the module, and make an XRTModule of it there"):
+        pickle.dumps(module)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    module = xrt.XRTModule(Block(), engine="toy")
+    with pytest.raises(InputError, match="an input requires a gradient, and only the forward pass is computed"):
+        module(torch.randn(2, 4, requires_grad=True))
+    with torch.no_grad():
+        module(torch.randn(2, 4, requires_grad=True))
+    with pytest.raises(OptionError):
+        xrt.XRTModule(Block(), thread=1)
+    with pytest.raises(InputError, match=r"bind\(\) needs a flat list of arrays"):
+        module.bind(torch.randn(2, 4))
+    module.close()
+    with pytest.raises(InputError, match="the module is closed"):
+        module(torch.randn(2, 4))
