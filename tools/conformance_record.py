@@ -38,7 +38,7 @@ class Way:
         return [",".join(self.engines), *["--alternate"] * self.alternate]
 
 
-ENGINES = ("toy", "ort", "tvm", "openvino", "xla", "iree")
+ENGINES = ("toy", "ort", "tvm", "openvino", "xla", "iree", "torch")
 WAYS = (
     *(Way((engine,)) for engine in ENGINES),
     Way(("ort", "toy")),
@@ -48,8 +48,9 @@ WAYS = (
     Way(("tvm", "toy"), alternate=True),
     Way(("openvino", "toy"), alternate=True),
     Way(("xla", "toy"), alternate=True),
+    Way(("torch", "toy"), alternate=True),
 )
-LIBRARIES = ("onnx", "numpy", "onnxruntime", "apache-tvm", "openvino", "jax", "iree-base-compiler")
+LIBRARIES = ("onnx", "numpy", "onnxruntime", "apache-tvm", "openvino", "jax", "iree-base-compiler", "torch")
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ _LIBRARIES = {
     "openvino": ("openvino",),
     "xla": ("jax", "jaxlib"),
     "iree": ("iree-base-compiler", "iree-base-runtime"),
+    "torch": ("torch",),
 }
 
 

@@ -15,7 +15,7 @@ from xrt.engines.contract.registry import engine_class
 from xrt.module.keywords import ModuleKeywords, iter_keywords
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "options.md"
-ENGINES = ("toy", "ort", "tensorrt", "tvm", "openvino", "xla", "iree")
+ENGINES = ("toy", "ort", "tensorrt", "tvm", "openvino", "xla", "iree", "torch")
 
 _TOP = """\
 # Options

@@ -148,7 +148,7 @@ def package_of(name: str) -> str:
     return ".".join(parts[:2]) if parts[0] == "engines" and len(parts) > 1 and parts[1] in PARTS else parts[0]
 
 
-ENGINES = ("toy", "ort", "tvm", "openvino", "xla", "iree")
+ENGINES = ("toy", "ort", "tvm", "openvino", "xla", "iree", "torch")
 PARTS = ("contract", "toolkit", "kernels", "native", *ENGINES)
 """What stands in `engines` as a package of its own."""
 

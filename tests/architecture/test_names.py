@@ -66,6 +66,7 @@ NAMED_BY_ONNX = (
     "xrt.engines.kernels.",
     "xrt.engines.toy.kernels.",
     "xrt.engines.xla.kernels.",
+    "xrt.engines.torch.kernels.",
     "xrt.testing.generators.",
     "xrt.frontends.torch.rules.",
 )

@@ -48,7 +48,14 @@ def counted(engine: str, threads: int, sizes: int) -> list[int]:
 
 @pytest.mark.parametrize(
     "engine",
-    ["toy", "ort", "openvino", "xla", pytest.param("tvm", marks=[pytest.mark.slow, pytest.mark.proof("engine tvm", share=0)])],
+    [
+        "toy",
+        "ort",
+        "openvino",
+        "xla",
+        "torch",
+        pytest.param("tvm", marks=[pytest.mark.slow, pytest.mark.proof("engine tvm", share=0)]),
+    ],
 )
 def test_threads_do_not_grow_with_signatures(engine: str) -> None:
     first, most, _ = counted(engine, 1, 40)

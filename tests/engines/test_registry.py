@@ -75,10 +75,10 @@ def test_an_instance_is_checked_and_returned() -> None:
 
 
 def test_an_unknown_name_gets_the_nearest() -> None:
-    kind, message = said(lambda: create("torx"))
+    kind, message = said(lambda: create("chisel"))
     assert kind is UnknownEngine
     assert message == (
-        f"no engine is named 'torx'. Registered: {', '.join(names())}; "
+        f"no engine is named 'chisel'. Registered: {', '.join(names())}; "
         "a distribution adds one by an entry point of group 'xrt.engines'"
     )
     assert "Did you mean 'ort'?" in said(lambda: probe("orrt"))[1]

@@ -145,7 +145,7 @@ def test_what_a_process_looks_up_is_seen(place: Place) -> None:
     assert place.left() == ["new"]
 
 
-ENGINES = ("toy", "ort", "tvm", "openvino", "xla", "iree")
+ENGINES = ("toy", "ort", "tvm", "openvino", "xla", "iree", "torch")
 RUN = ("-m", "xrt.cli", "run", "m.onnx", "-i", "x.npy", "--strict")
 COMMANDS: dict[str, tuple[str, ...]] = {
     **{f"run {engine}": (*RUN, "--engine", engine) for engine in ENGINES},

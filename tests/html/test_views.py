@@ -128,7 +128,7 @@ def test_engines_have_the_colors_that_they_declare(engines: list[str], expected:
 
 def test_the_shipped_engines_have_colors_of_their_own() -> None:
     colors = [find_declaration(name).color for name in list_by_rank() if name != "tensorrt"]
-    assert len({*colors} & {*PALETTE}) == len(colors) == 6
+    assert len({*colors} & {*PALETTE}) == len(colors) == 7
     assert all(f".{color} {{ fill: var(--{color})" in load_page_style() for color in PALETTE)
 
 

@@ -294,7 +294,7 @@ def test_the_record_holds_in_a_small_sample(engine):
     assert differences(engine, conform(engine, groups=["node"], shard=(zlib.crc32(engine.encode()) % 50, 50))) == []
 
 
-@pytest.mark.parametrize("engine", ["toy", "ort", "tvm", "openvino", "xla", "iree", MIXTURES])
+@pytest.mark.parametrize("engine", ["toy", "ort", "tvm", "openvino", "xla", "iree", "torch", MIXTURES])
 def test_known_failures_give_reasons_and_links(engine):
     for entry in load_known_failures(engine):
         assert len(entry.reason) > 20

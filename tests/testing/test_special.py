@@ -150,7 +150,7 @@ def test_a_person_is_told_where_nan_spreads() -> None:
     assert "NaN spreads in LRN: it may come out where a number is due" in told
 
 
-@pytest.mark.parametrize("name", ["iree", "openvino", "ort", "toy", "tvm", "xla"])
+@pytest.mark.parametrize("name", ["iree", "openvino", "ort", "toy", "torch", "tvm", "xla"])
 def test_the_page_of_numerics_lists_what_engines_lose(name: str) -> None:
     kind = registry.engine_class(name)
     rows = [line.split("|") for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
@@ -159,7 +159,7 @@ def test_the_page_of_numerics_lists_what_engines_lose(name: str) -> None:
     assert told == [kind.loses_nan, kind.loses_infinity, kind.spreads_nan]
 
 
-@pytest.mark.parametrize("name", ["iree", "openvino", "ort", "toy", "tvm", "xla"])
+@pytest.mark.parametrize("name", ["iree", "openvino", "ort", "toy", "torch", "tvm", "xla"])
 def test_the_page_of_numerics_lists_who_counts_denormals_as_zero(name: str) -> None:
     told = re.search(rf"on `{name}` in ([\w, ]+)[;.]", PAGE.read_text(encoding="utf-8").partition("A denormal number")[2])
     assert tuple(told[1].split(", ") if told else ()) == registry.engine_class(name).flushes_denormals

@@ -1,0 +1,102 @@
+"""How torch's tensors hold ONNX's element types.
+
+Types that torch computes in share memory with NumPy's arrays. The others are held in wider or coded form: unsigned integers of
+16 and 32 bits as the next wider signed ones, uint64 as the int64 of the same bits, integers under 8 bits as int8 and uint8, and
+small floats as their codes, which only conversions read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from xrt.engines.toolkit.array_ops.writable_alias import make_writable_alias
+from xrt.graph import DType
+
+__all__ = ["COMPLEX", "MASKS", "OWN", "decode_table", "from_numpy", "get_torch_dtype", "to_numpy"]
+
+OWN = {
+    DType.BOOL: torch.bool,
+    DType.UINT8: torch.uint8,
+    DType.INT8: torch.int8,
+    DType.INT16: torch.int16,
+    DType.INT32: torch.int32,
+    DType.INT64: torch.int64,
+    DType.FLOAT16: torch.float16,
+    DType.BFLOAT16: torch.bfloat16,
+    DType.FLOAT32: torch.float32,
+    DType.FLOAT64: torch.float64,
+}
+"""Types that torch computes in."""
+COMPLEX = {DType.COMPLEX64: torch.complex64, DType.COMPLEX128: torch.complex128}
+"""Types of which only operators of PyTorch itself compute."""
+_WIDENED = {
+    DType.UINT16: torch.int32,
+    DType.UINT32: torch.int64,
+    DType.INT4: torch.int8,
+    DType.INT2: torch.int8,
+    DType.UINT4: torch.uint8,
+    DType.UINT2: torch.uint8,
+}
+MASKS = {DType.UINT16: 0xFFFF, DType.UINT32: 0xFFFFFFFF}
+"""Bits that a result has, for types that are held in wider ones."""
+
+_NUMPY: dict[DType, np.dtype[Any]] = {
+    dtype: np.dtype(str(kind).removeprefix("torch."))
+    for dtype, kind in {**OWN, **_WIDENED}.items()
+    if dtype is not DType.BFLOAT16
+}
+
+
+def get_torch_dtype(dtype: DType) -> torch.dtype:
+    """Return the type of the tensors that hold an element type; raises KeyError for one that none does."""
+    if dtype is DType.UINT64:
+        return torch.int64
+    return OWN.get(dtype) or COMPLEX.get(dtype) or _WIDENED.get(dtype) or _CODES[dtype]
+
+
+_CODES = {dtype: torch.uint8 for dtype in DType if dtype.is_float and dtype.bits <= 8}
+
+
+def from_numpy(dtype: DType) -> Callable[[np.ndarray[Any, Any]], torch.Tensor]:
+    """Return what makes tensors of arrays of that type: over the same memory, read-only too, where torch computes in it."""
+    if dtype in _WIDENED:
+        wider = _NUMPY[dtype]
+        return lambda array: torch.from_numpy(array.astype(wider))
+    if dtype is DType.BFLOAT16:
+        return lambda array: _share(array.view(np.int16)).view(torch.bfloat16)
+    if dtype is DType.UINT64:
+        return lambda array: _share(array.view(np.int64))
+    if dtype in _CODES:
+        return lambda array: _share(array.view(np.uint8))
+    return _share
+
+
+def _share(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """Return a tensor over the array's memory; a copy where strides are negative or no multiple of an element."""
+    if any(stride < 0 or stride % array.itemsize for stride in array.strides):
+        return torch.from_numpy(array.copy())
+    if not array.flags.writeable:
+        array = make_writable_alias(array)  # no kernel writes to its arguments
+    return torch.from_numpy(array)
+
+
+def to_numpy(dtype: DType) -> Callable[[torch.Tensor], np.ndarray[Any, Any]]:
+    """Return what makes arrays of that type of the tensors that hold it."""
+    if dtype in _WIDENED:
+        return lambda tensor: tensor.numpy().astype(dtype.numpy)
+    if dtype is DType.BFLOAT16:
+        return lambda tensor: tensor.view(torch.int16).numpy().view(dtype.numpy)
+    if dtype is DType.UINT64 or dtype in _CODES:
+        return lambda tensor: tensor.numpy().view(dtype.numpy)
+    return lambda tensor: tensor.numpy()
+
+
+@lru_cache(maxsize=16)
+def decode_table(dtype: DType) -> torch.Tensor:
+    """Return the numbers that the codes of a small float mean, in float32."""
+    return torch.from_numpy(np.arange(256, dtype=np.uint8).view(dtype.numpy).astype(np.float32))

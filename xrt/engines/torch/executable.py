@@ -1,0 +1,97 @@
+"""Running a program on NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xrt.engines.contract.graph_compiler import Executable, fill
+from xrt.engines.contract.memory_use import MemoryUse, peak_of_values
+from xrt.engines.contract.options import RunOptions
+from xrt.engines.torch.dtypes import from_numpy, to_numpy
+from xrt.engines.torch.threads import call_within
+from xrt.graph import OptionalType, SequenceType, TensorType, Type
+
+if TYPE_CHECKING:
+    from xrt.engines.torch.program import TensorProgram
+    from xrt.graph import Function
+
+__all__ = ["TorchExecutable"]
+
+Convert = Callable[[Any], Any]
+
+
+class TorchExecutable(Executable):
+    """A program over tensors that share memory with the caller's arrays. It keeps nothing of a call, so threads may share it."""
+
+    outputs_are_fresh = True
+
+    def __init__(self, program: TensorProgram, function: Function, threads: int) -> None:
+        self.program = program
+        self.function = function
+        self._threads = threads
+        self._read = tuple(_converter(value.type, from_numpy) for value in function.inputs)
+        self._write = tuple(_converter(value.type, to_numpy) for value in function.outputs)
+        self._constants = frozenset(_addresses(program.template))
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        with torch.inference_mode():
+            tensors = [read(x) for read, x in zip(self._read, inputs, strict=True)]
+            results = call_within(self._threads, self._fresh, tensors)
+            arrays = [write(result) for write, result in zip(self._write, results, strict=True)]
+        if options.out is None:
+            return arrays
+        return [_place(array, buffer) for array, buffer in zip(arrays, options.out, strict=True)]
+
+    def _fresh(self, tensors: list[Any]) -> list[Any]:
+        """Return the results of a call, each in memory that nothing else has."""
+        taken = {*self._constants, *_addresses(tensors)}
+        return [_own(result, taken) for result in self.program(tensors)]
+
+    def memory(self) -> tuple[MemoryUse, ...]:
+        why = "inner values, each until its last reader has run; what a kernel takes while it computes comes on top"
+        return (MemoryUse("workspace", peak_of_values(self.function), why, per_call=True),)
+
+
+def _converter(type_: Type | None, of: Callable[[Any], Convert]) -> Convert:
+    """Return what converts values of a type; an optional may be None."""
+    if isinstance(type_, SequenceType):
+        element = _converter(type_.element, of)
+        return lambda values: [element(value) for value in values]
+    if isinstance(type_, OptionalType):
+        inner = _converter(type_.element, of)
+        return lambda value: None if value is None else inner(value)
+    assert isinstance(type_, TensorType)  # what `why_not` has seen to
+    return of(type_.dtype)
+
+
+def _addresses(values: Sequence[Any]) -> Iterator[int]:
+    """Yield where the memory of tensors begins, those in lists too."""
+    for value in values:
+        if isinstance(value, list):
+            yield from _addresses(value)
+        elif isinstance(value, torch.Tensor):
+            yield value.untyped_storage().data_ptr()
+
+
+def _own(value: Any, taken: set[int]) -> Any:
+    """Return a result in contiguous memory of its own: a copy where it shares some with what is taken, or with more of itself."""
+    if isinstance(value, list):
+        return [_own(item, taken) for item in value]
+    if not isinstance(value, torch.Tensor):
+        return value
+    tensor = value.contiguous()
+    storage = tensor.untyped_storage()
+    if storage.data_ptr() in taken or storage.nbytes() > tensor.nbytes:
+        tensor = tensor.clone()
+    taken.add(tensor.untyped_storage().data_ptr())
+    return tensor
+
+
+def _place(array: Any, buffer: Any) -> Any:
+    if buffer is None:
+        return array
+    fill(buffer, array)
+    return buffer

@@ -1,0 +1,64 @@
+"""The engine's kernels: each module serves one family of operators and fills the table; `ops` is that table, filled."""
+
+from xrt.engines.torch.kernels import (
+    arithmetic,
+    casting,
+    control,
+    convolution,
+    creation,
+    elementwise,
+    indexing,
+    layout,
+    normalization,
+    optimizers,
+    pooling,
+    products,
+    quantization,
+    recurrent,
+    reduction,
+    regions,
+    resize,
+    sampling,
+    scattering,
+    sequence,
+    signals,
+    softmax,
+)
+from xrt.engines.torch.table import ops
+
+FAMILIES = (
+    arithmetic,
+    casting,
+    control,
+    convolution,
+    creation,
+    elementwise,
+    indexing,
+    layout,
+    normalization,
+    optimizers,
+    pooling,
+    products,
+    quantization,
+    recurrent,
+    reduction,
+    regions,
+    resize,
+    sampling,
+    scattering,
+    sequence,
+    signals,
+    softmax,
+)
+"""The modules, by name."""
+
+MOVING = frozenset(
+    {
+        *("Constant", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Tile", "Transpose", "Concat", "Split"),
+        *("Slice", "Gather", "GatherElements", "GatherND", "DepthToSpace", "SpaceToDepth", "ReverseSequence", "Trilu", "Where"),
+        *("Compress", "ScatterElements", "ScatterND", "Scatter", "TensorScatter", "Pad", "CenterCropPad", "OneHot"),
+    }
+)
+"""Operators that only move elements, and so take every type that tensors hold in whatever form."""
+
+__all__ = ["FAMILIES", "MOVING", "ops"]

@@ -1,0 +1,96 @@
+"""Convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from xrt.engines.toolkit.array_ops.windows import Placement, Window, compute_padding_trims, make_window
+from xrt.engines.torch.kernels.layout import apply_padding
+from xrt.engines.torch.kernels.precision import round_once
+from xrt.engines.torch.table import Run, Tensor, ops
+from xrt.graph import Function, Node, TensorType
+
+if TYPE_CHECKING:
+    from xrt.engines.torch.kernel_context import TorchKernelContext
+
+__all__ = ["around", "convolve", "why_not_rank"]
+
+CONVOLVE = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
+TRANSPOSE = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}
+
+
+def why_not_rank(index: int) -> Callable[[Node, Function], str | None]:
+    """Return a predicate: torch slides windows over one to three axes, which the tensor in that place of the inputs has."""
+
+    def why_not(node: Node, function: Function) -> str | None:
+        type_ = function.get_type(node.inputs[index])
+        shape = type_.shape if isinstance(type_, TensorType) else None
+        if shape is None:
+            return f"the rank of {node.inputs[index]!r} is not known, and torch has {node.op} for one, two or three spatial axes"
+        if not 1 <= len(shape) - 2 <= 3:
+            return f"torch has {node.op} for one, two or three spatial axes, and {node.inputs[index]!r} has {len(shape) - 2}"
+        return None
+
+    return why_not
+
+
+def around(place: Placement, x: Tensor, fill: float) -> Tensor:
+    """Return the tensor (..., *spatial) with its padding."""
+    if not any(place.begins) and not any(place.ends):
+        return x
+    return functional.pad(x, [n for both in reversed(place.pads) for n in both], value=fill)
+
+
+def convolve(x: Tensor, w: Tensor, window: Window, group: int, bias: Tensor = None) -> Tensor:
+    """Return the convolution of (N, C, *spatial) by (M, C/group, *kernel), summed in the tensors' own type."""
+    place = window.over(x.shape[2:])
+    even = place.begins == place.ends and all(n >= 0 for n in place.begins)
+    pads = place.begins if even else (0,) * len(place.begins)
+    source = x if even else around(place, x, 0)
+    return CONVOLVE[x.ndim - 2](source, w, bias, window.strides, pads, window.dilations, group)
+
+
+@ops("Conv", why_not=why_not_rank(0))
+def conv(at: TorchKernelContext) -> Run:
+    group = at.attr("group", 1)
+    compute = round_once(lambda x, w, bias: convolve(x, w, make_window(at.node, w.shape[2:]), group, bias))
+    return lambda x, w, bias=None: compute(x, w, bias)
+
+
+@ops("ConvTranspose", why_not=why_not_rank(0))
+def conv_transpose(at: TorchKernelContext) -> Run:
+    group = at.attr("group", 1)
+
+    def compute(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+        window = make_window(at.node, w.shape[2:])
+        transpose = TRANSPOSE[x.ndim - 2]
+        whole = transpose(x, w, None, window.strides, 0, 0, group, window.dilations)
+        trims = compute_padding_trims(at.node, window, whole.shape[2:], x.shape[2:])
+        y = apply_padding(whole, trims, "constant", 0, range(2, x.ndim))
+        return y if bias is None else y + bias.reshape(-1, *(1,) * (y.ndim - 2))
+
+    once = round_once(compute)
+    return lambda x, w, bias=None: once(x, w, bias)
+
+
+@ops("Col2Im")
+def col2im(at: TorchKernelContext) -> Run:
+    """Columns of windows back to images: what overlaps is summed."""
+    extents_of, kernel_of = at.read_numbers(1), at.read_numbers(2)
+
+    def run(x: Tensor, extents: Tensor, kernel: Tensor) -> Tensor:
+        window, sizes = make_window(at.node, kernel_of(kernel)), extents_of(extents)
+        place = window.over(sizes)
+        columns = x.reshape(len(x), x.shape[1] // prod(window.kernel), *window.kernel, *place.positions)
+        padded = [b + n + e for b, n, e in zip(place.begins, sizes, place.ends, strict=True)]
+        whole = columns.new_zeros((*columns.shape[:2], *padded))
+        for offset, picked in place.offsets():
+            whole[picked] += columns[(slice(None), slice(None), *offset)]
+        return whole[(..., *(slice(b, b + n) for b, n in zip(place.begins, sizes, strict=True)))]
+
+    return run

@@ -1,0 +1,188 @@
+"""A Function as a straight line of kernels: a table of slots, and steps that read and write them.
+
+What does not depend on a call is computed once, when the program is made. A call is a fresh list of slots and one loop, so any
+number of threads may run one program at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+from xrt.engines.toolkit.learned_models import find_learned_definition
+from xrt.engines.toolkit.node_rewrite import as_function
+from xrt.engines.torch.dtypes import MASKS, from_numpy
+from xrt.engines.torch.errors import summarize_error
+from xrt.engines.torch.kernel_context import TorchKernelContext
+from xrt.engines.torch.kernels import MOVING, ops
+from xrt.engines.torch.kernels.opaque import make_opaque_kernel
+from xrt.engines.torch.table import Run
+from xrt.errors import CompileRefused, RunFailed
+from xrt.formats.onnx import expand
+from xrt.graph import Function, Node, TensorType
+from xrt.graph.opaque_call import DOMAIN
+from xrt.passes import infer_shapes
+
+__all__ = ["TensorProgram", "find_definition", "make_program"]
+
+Step: TypeAlias = tuple[Run, tuple[int, ...], int | tuple[int, ...], tuple[int, ...]]
+"""A kernel, the slots that it reads, the slot or slots that it writes, and those that are dead afterwards."""
+UNWANTED = 0
+"""The slot of outputs without readers."""
+ABSENT = 1
+"""The slot of inputs that are left out: always None."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorProgram:
+    """Steps over a table of slots."""
+
+    name: str
+    template: tuple[Any, ...]
+    """What each slot holds when a call begins: constants, and None."""
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    steps: tuple[Step, ...]
+    nodes: tuple[Node, ...]
+    """Each step's node."""
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return the outputs of a call, which may share memory with inputs, with constants and with each other."""
+        slots = list(self.template)
+        for slot, value in zip(self.inputs, inputs, strict=True):
+            slots[slot] = value
+        done = 0
+        try:
+            for run, arguments, results, dead in self.steps:
+                result = run(*[slots[i] for i in arguments])
+                if results.__class__ is int:
+                    slots[results] = result
+                else:
+                    for slot, value in zip(results, result, strict=False):  # type: ignore[arg-type]  # a tuple, if not an int
+                        slots[slot] = value
+                for slot in dead:
+                    slots[slot] = None
+                done += 1
+        except (RunFailed, CompileRefused):
+            raise
+        except Exception as cause:
+            node = self.nodes[done]
+            raise RunFailed(
+                f"torch failed at node {node.name!r} ({node.op}) of {self.name!r}: {summarize_error(cause)}"
+            ) from cause
+        return [slots[i] for i in self.outputs]
+
+
+def make_program(function: Function) -> TensorProgram:
+    """Return a closed Function as a program; raises CompileRefused for a node that no kernel serves. Linear."""
+    slots = {name: i for i, name in enumerate(function.value_names(), start=2)}
+    slots[""] = ABSENT
+    template: list[Any] = [None] * (len(slots) + 1)
+    for name, constant in function.constants.items():
+        template[slots[name]] = from_numpy(constant.dtype)(constant.array)
+    dying = _last_uses(function)
+    steps = tuple(_step(node, function, slots, dead) for node, dead in zip(function.nodes, dying, strict=True))
+    inputs, outputs = (tuple(slots[value.name] for value in values) for values in (function.inputs, function.outputs))
+    return TensorProgram(function.name, tuple(template), inputs, outputs, steps, function.nodes)
+
+
+def _step(node: Node, function: Function, slots: dict[str, int], dying: Sequence[str]) -> Step:
+    run = _kernel(node, function)
+    arguments = tuple(slots[name] for name in (*node.inputs, *node.captures))
+    results = tuple(slots[name] if name else UNWANTED for name in node.outputs)
+    dead = tuple(slots[name] for name in dying)
+    return run, arguments, results[0] if _returns_one(node) else results, dead
+
+
+def _returns_one(node: Node) -> bool:
+    return len(node.outputs) == 1 and not node.bodies
+
+
+def _kernel(node: Node, function: Function) -> Run:
+    """Return what computes a node: its one output as it is, several as a tuple."""
+    kernel = ops.find(node, function)
+    if node.domain == DOMAIN:
+        run = make_opaque_kernel(TorchKernelContext(node, function, make_program))
+    elif isinstance(kernel, str):
+        run = _define(node, function, kernel)
+    else:
+        run = kernel.code(TorchKernelContext(node, function, make_program))
+        if not node.bodies and node.op_type not in MOVING:
+            run = _wrap_around(run, [_mask(function, name) for name in node.outputs])
+    return _first(run) if _returns_one(node) else run
+
+
+def find_definition(node: Node, function: Function) -> Function | None:
+    """Return the operators of ONNX that define a node without a kernel; None where there is no such definition."""
+    if node.bodies:
+        return None
+    return find_learned_definition(node, function) or _expand(as_function(node, function))
+
+
+@lru_cache(maxsize=256)
+def _expand(one: Function) -> Function | None:
+    """Return the operators that define the node of a Function, all types inferred."""
+    meaning = expand(one)
+    return None if meaning is None else infer_shapes(meaning)
+
+
+def _define(node: Node, function: Function, reason: str) -> Run:
+    """Return what computes a node by its definition."""
+    meaning = find_definition(node, function)
+    if meaning is None:
+        raise CompileRefused(reason)
+    program = make_program(meaning)
+    read = {f"i{k}": node.inputs.index(name) for k, name in enumerate(dict.fromkeys(filter(None, node.inputs)))}
+    picks = [read[value.name] for value in meaning.inputs]
+    places = {name: k for k, name in enumerate(value.name for value in meaning.outputs)}
+    listed = [places.get(f"o{k}") if name else None for k, name in enumerate(node.outputs)]
+
+    def run(*inputs: Any) -> tuple[Any, ...]:
+        results = program([inputs[i] for i in picks])
+        return tuple(None if place is None else results[place] for place in listed)
+
+    return run
+
+
+def _first(run: Run) -> Run:
+    """Return a kernel of one output, whatever else the operator may have."""
+
+    def one(*inputs: Any) -> Any:
+        result = run(*inputs)
+        return result[0] if result.__class__ is tuple else result
+
+    return one
+
+
+def _wrap_around(run: Run, masks: Sequence[int | None]) -> Run:
+    """Return a kernel that computes in wider types than its results have: they lose the bits that they cannot hold."""
+    if not any(masks):
+        return run
+
+    def wrapped(*inputs: Any) -> Any:
+        result = run(*inputs)
+        if result.__class__ is not tuple:
+            return result & masks[0]
+        return tuple(value if mask is None else value & mask for value, mask in zip(result, masks, strict=False))
+
+    return wrapped
+
+
+def _mask(function: Function, name: str) -> int | None:
+    """Return the bits that a value has whose tensors have more."""
+    type_ = function.get_type(name) if name else None
+    return MASKS.get(type_.dtype) if isinstance(type_, TensorType) else None
+
+
+def _last_uses(function: Function) -> list[list[str]]:
+    """Return, per node, the values that are dead after it: read for the last time, or never read at all."""
+    kept = {value.name for value in function.outputs} | set(function.constants)
+    seen = set(kept)
+    dying: list[list[str]] = []
+    for node in reversed(function.nodes):
+        names = dict.fromkeys((*node.uses, *node.defines))
+        dying.append([name for name in names if name not in seen])
+        seen.update(names)
+    return dying[::-1]

@@ -1,0 +1,120 @@
+"""Why torch cannot take a node: its types, the table of kernels, and what is known to be wrong."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from xrt.engines.toolkit.node_rewrite import as_function
+from xrt.engines.torch.dtypes import COMPLEX, MASKS, OWN
+from xrt.engines.torch.errors import summarize_error
+from xrt.engines.torch.kernel_context import TorchKernelContext, close_over
+from xrt.engines.torch.kernels import MOVING, ops
+from xrt.engines.torch.kernels.opaque import make_opaque_kernel
+from xrt.engines.torch.known_issues import find_known_issue
+from xrt.engines.torch.program import find_definition, make_program
+from xrt.errors import CompileRefused, ModelError
+from xrt.graph import DType, Function, Node, OptionalType, SequenceType, TensorType, Type, since_version
+from xrt.graph.opaque_call import DOMAIN
+
+__all__ = ["why_not"]
+
+CONVERTING = frozenset({"Cast", "CastLike", "QuantizeLinear", "DequantizeLinear"})
+"""Operators that read and write codes of types that torch does not compute in."""
+CONTROL = frozenset(
+    {
+        *("If", "Loop", "Scan", "SequenceConstruct", "SequenceEmpty", "SequenceAt", "SequenceErase", "SequenceInsert"),
+        *("SequenceLength", "ConcatFromSequence", "SplitToSequence", "SequenceMap"),
+        *("Optional", "OptionalHasElement", "OptionalGetElement", "Shape", "Size", "ConstantOfShape"),
+    }
+)
+"""Operators that compute nothing of their values."""
+IN_UINT64 = frozenset(
+    {
+        *("Add", "Sub", "Mul", "Equal", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot", "Sum", "BitCast"),
+        *("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min"),
+    }
+)
+"""Operators that compute the same bits of uint64 as of int64, or look at its sign."""
+
+
+def why_not(node: Node, function: Function) -> str | None:
+    """Return why torch cannot take the node as a Function of its own; None when it can."""
+    if node.domain != DOMAIN and since_version(node, function) is None:
+        return f"{node.op} is not an operator of opset {function.opsets.get(node.domain)}"
+    wanted = (name for name in node.outputs if name and _is_wanted(name, function))
+    for name in (*node.uses, *wanted):
+        if reason := _why_not_type(node, name, function.get_type(name)):
+            return reason
+    return find_known_issue(node, function) or _why_not_kernel(node, function) or _why_not_bodies(node, function)
+
+
+def _is_wanted(name: str, function: Function) -> bool:
+    return bool(function.users(name)) or any(value.name == name for value in function.outputs)
+
+
+def _why_not_type(node: Node, name: str, type_: Type | None) -> str | None:
+    if isinstance(type_, SequenceType | OptionalType):
+        return _why_not_type(node, name, type_.element)
+    if type_ is None:
+        return f"the type of {name!r} is not known before the run"
+    if not isinstance(type_, TensorType):
+        return f"{name!r} is {type_}, and this engine takes tensors, sequences and optionals"
+    dtype = type_.dtype
+    if dtype in OWN or (dtype in MASKS and node.domain != DOMAIN) or (node.op_type in CONTROL and dtype not in _NO_TENSORS):
+        return None
+    if (
+        dtype not in _NO_TENSORS
+        and (dtype is not DType.FLOAT8E8M0 or name in node.inputs)
+        and (node.op_type in MOVING or node.op_type in CONVERTING)
+    ):
+        return None
+    if dtype is DType.UINT64 and node.op_type in IN_UINT64:
+        return None
+    if dtype in COMPLEX and node.domain == DOMAIN:
+        return None
+    return f"{name!r} is {dtype}, in which this engine does not compute {node.op}"
+
+
+_NO_TENSORS = frozenset({DType.STRING, *COMPLEX})
+
+
+def _why_not_kernel(node: Node, function: Function) -> str | None:
+    try:
+        if node.domain == DOMAIN:
+            make_opaque_kernel(TorchKernelContext(node, function, make_program))
+            return None
+        found = ops.find(node, function)
+        if not isinstance(found, str):
+            if not node.bodies:
+                found.code(TorchKernelContext(node, function, make_program))
+            return None
+    except (CompileRefused, ModelError) as refused:
+        return str(refused)
+    except Exception as cause:  # noqa: BLE001  # whatever a node that breaks its operator's rules makes of a factory
+        return f"torch cannot take this {node.op}: {summarize_error(cause)}"
+    return found if node.bodies else _why_not_defined(as_function(node, function), found)
+
+
+@lru_cache(maxsize=4096)
+def _why_not_defined(one: Function, reason: str) -> str | None:
+    """Return why the operators that define a node without a kernel are not taken."""
+    (node,) = one.nodes
+    try:
+        meaning = find_definition(node, one)
+    except ModelError as cause:
+        return f"{reason}; {summarize_error(cause)}"
+    if meaning is None:
+        return reason
+    for inner in meaning.nodes:
+        if refused := why_not(inner, meaning):
+            return f"{reason}, and of its definition {inner.op} is not taken: {refused}"
+    return None
+
+
+def _why_not_bodies(node: Node, function: Function) -> str | None:
+    for body in node.bodies:
+        within = close_over(body, function)
+        for inner in within.nodes:
+            if reason := why_not(inner, within):
+                return f"its body {body.name!r} holds node {inner.name!r} ({inner.op}): {reason}"
+    return None
