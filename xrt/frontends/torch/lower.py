@@ -232,6 +232,8 @@ def _check_types(fake: Any, call: Call) -> None:
     for one in [*read, *(fake if isinstance(fake, list | tuple) else [fake])]:
         if isinstance(one, torch.Tensor) and one.dtype.is_complex:
             raise Unsupported("operators of ONNX take no complex numbers")
+    if str(call.target) == "aten.as_strided.default" and not (read[0].is_contiguous() and read[0].storage_offset() == 0):
+        raise Unsupported("as_strided of a tensor that is not contiguous")
 
 
 _PATH = re.compile(r"^L\['self'\]\.?|_modules\[['\"]?|['\"]\]|^L__self___?|\['|\(.*")

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from xrt.errors import InputError, ModelError
 from xrt.frontends.torch.capture import Capture, capture
 from xrt.frontends.torch.dtypes import share_array, share_tensor
+from xrt.frontends.torch.engines import add_torch_engine
 from xrt.module.module import XRTModule
 from xrt.module.options import parse_options
 from xrt.module.tracebacks import shorten_tracebacks
@@ -147,7 +148,10 @@ class TorchModule(XRTModule):
         buffers = tuple(tensors[name] for name in found.buffers)
         watched = tuple(tensor for name, tensor in tensors.items() if name not in found.buffers)
         versions = tuple(tensor._version for tensor in watched)
-        return _Compiled(found, XRTModule(found.function, **self._arguments), buffers, watched, versions)
+        is_strict = bool(self._arguments.get("strict"))
+        engine = add_torch_engine(self._arguments["engine"], found.function, is_strict=is_strict)
+        made = XRTModule(found.function, **{**self._arguments, "engine": engine})
+        return _Compiled(found, made, buffers, watched, versions)
 
     def recapture(self) -> None:
         """Forget every capture: the next call sees the module's parameters and code as they are then."""

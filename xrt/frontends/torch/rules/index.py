@@ -254,3 +254,15 @@ def take(result: TensorType, x: Tensor, index: Tensor) -> Tensor:
 def bucketize(result: TensorType, x: Tensor, boundaries: Tensor, out_int32: bool = False, right: bool = False) -> Tensor:
     above = emit("GreaterOrEqual" if right else "Greater", emit("Unsqueeze", x, ints(-1)), boundaries)
     return emit("ReduceSum", cast(above, result.dtype), ints(-1), keepdims=0)
+
+
+@rule("as_strided")
+def as_strided(result: TensorType, x: Tensor, size: Any, stride: Any, storage_offset: Any = None) -> Tensor:
+    """Read from the tensor laid out flat; the caller makes sure that its memory is in that order."""
+    offset = storage_offset or 0
+    if not all(isinstance(one, int) for one in (*size, *stride, offset)):
+        raise Unsupported("as_strided of symbolic sizes")
+    where = np.full((), offset)
+    for extent, step in zip(size, stride, strict=True):
+        where = where[..., None] + np.arange(extent) * step
+    return emit("Gather", emit("Reshape", x, ints(-1)), constant(where, DType.INT64))

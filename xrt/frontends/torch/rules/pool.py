@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from xrt.builder.record_op import emit
+from xrt.builder.symbol import current
 from xrt.frontends.torch.rules.reduce import reduce_by
 from xrt.frontends.torch.rules.table import (
     Unsupported,
     add_batch,
     drop_batch,
     each,
+    fixed_size,
     ints,
     rule,
+    scalar,
 )
-from xrt.graph import TensorType
+from xrt.graph import DType, TensorType
 
 if TYPE_CHECKING:
     from xrt.builder import Tensor
@@ -62,18 +67,24 @@ def _average_pool(
     return _pool("AveragePool", count, x, kernel, stride, padding, ceil_mode, count_include_pad=int(count_include_pad))
 
 
-def _refuse_indices(result: Any) -> None:
-    if result[1] is not None:
-        raise Unsupported("a pool of which the indices are used")
-
-
-def _max_pool_with_indices(count: int, result: Any, x: Tensor, *args: Any, **options: Any) -> Any:
-    _refuse_indices(result)
-    return _max_pool(count, result[0], x, *args, **options), None
+def _max_pool_with_indices(count: int, result: Any, x: Tensor, kernel: Any, *args: Any, **options: Any) -> Any:
+    """ONNX counts the indices over the whole tensor, PyTorch over one plane."""
+    if result[1] is None:
+        return _max_pool(count, result[0], x, kernel, *args, **options), None
+    if x.ndim != count + 2:
+        raise Unsupported("a pool without a batch of which the indices are used")
+    _max_pool(count, result[0], x, kernel, *args, **options)
+    builder = current("a pool")
+    node = builder.nodes.pop()
+    label = builder.names.plain(f"{node.name}_indices")
+    y, found = builder.record(replace(node, outputs=(*node.outputs, label)), (result[0], TensorType(DType.INT64)))
+    plane = scalar(math.prod(fixed_size(x, axis) for axis in range(2, x.ndim)), DType.INT64)
+    return y, emit("Mod", found, plane)
 
 
 def _adaptive_max_pool(count: int, result: Any, x: Tensor, output_size: Any) -> Any:
-    _refuse_indices(result)
+    if result[1] is not None:
+        raise Unsupported("an adaptive pool of which the indices are used")
     return _adaptive("MaxPool", x, output_size, count), None
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.builder.record_op import emit
+from xrt.builder.symbol import current
 from xrt.frontends.torch.rules.table import Unsupported, cast, constant, ints, lowest, rule, scalar
 from xrt.frontends.torch.symbols import SymbolicNumber
 from xrt.graph import DType, TensorType
@@ -58,10 +59,24 @@ def _combined(result: TensorType, x: Any, product: Tensor, beta: Any, alpha: Any
     return emit("Add", y, x if beta == 1 else emit("Mul", x, cast(beta, result.dtype)))
 
 
+def _find_turned(x: Tensor) -> tuple[Tensor, int]:
+    """Return the matrix that the last nodes have turned, and 1; the matrix itself and 0 where they have not."""
+    builder = current("a product")
+    for node in builder.nodes[-_NEAR:]:
+        if node.outputs[0] == x.name and node.op == "Transpose" and len(node.attr("perm") or ()) == 2:
+            return builder.tensor(node.inputs[0], x.type), 1
+    return x, 0
+
+
+_NEAR = 8
+"""How many nodes back a matrix may have been turned: AOTAutograd writes it just before the product."""
+
+
 @rule("addmm")
 def addmm(result: TensorType, x: Tensor, a: Tensor, b: Tensor, beta: Any = 1, alpha: Any = 1) -> Tensor:
     if isinstance(beta, int | float) and isinstance(alpha, int | float) and result.dtype.is_float:
-        return emit("Gemm", a, b, x, alpha=float(alpha), beta=float(beta))
+        weight, is_turned = _find_turned(b)
+        return emit("Gemm", a, weight, x, alpha=float(alpha), beta=float(beta), transB=is_turned)
     return _combined(result, x, emit("MatMul", a, b), beta, alpha)
 
 

@@ -1,0 +1,161 @@
+"""XRT as a backend of torch.compile: results, graph breaks, sizes, updates, gradients and options."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.frontends.test_capture import Block, Counter
+from xrt.errors import FallbackWarning, OptionError
+from xrt.frontends.torch import backend
+from xrt.frontends.torch.backend import xrt_backend
+from xrt.graph import Function
+
+
+@pytest.fixture(autouse=True)
+def functions(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Function]]:
+    """Return the Functions that are made of graphs."""
+    found: list[Function] = []
+    original = backend.compile_graph
+
+    def compile_graph(*args: Any) -> Any:
+        made = original(*args)
+        found.append(made[0])
+        return made
+
+    monkeypatch.setattr(backend, "compile_graph", compile_graph)
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning)  # of PyTorch about itself
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        yield found
+    torch._dynamo.reset()
+
+
+def compiled(
+    model: Callable[..., Any], dynamic: bool | None = None, fullgraph: bool = True, **options: Any
+) -> Callable[..., Any]:
+    made: Callable[..., Any] = torch.compile(
+        model, backend=xrt_backend, dynamic=dynamic, fullgraph=fullgraph, options={"engine": "toy", **options}
+    )
+    return made
+
+
+def test_the_backend_is_registered_by_name() -> None:
+    found = {one.name: one.value for one in metadata.entry_points(group="torch_dynamo_backends")}
+    assert found.get("xrt", "xrt.frontends.torch.backend:xrt_backend") == "xrt.frontends.torch.backend:xrt_backend"
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_a_model_gives_what_it_gives_without(context: Any, functions: list[Function]) -> None:
+    block, x = Block(), torch.randn(2, 4)
+    with context():
+        torch.testing.assert_close(compiled(block)(x), block(x))
+    assert [len(function.inputs) for function in functions] == [5]
+    assert {node.op for node in functions[0].nodes} == {"Gemm", "Gelu", "Add"}
+
+
+def test_frozen_parameters_are_constants_of_their_own_memory(functions: list[Function]) -> None:
+    block, x = Block(), torch.randn(2, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(block, freeze=True)(x), block(x))
+    assert [len(function.inputs) for function in functions] == [1]
+    held = {constant.array.ctypes.data for constant in functions[0].constants.values()}
+    assert {parameter.data_ptr() for parameter in block.parameters()} <= held
+
+
+def test_parameters_that_change_are_seen() -> None:
+    linear, x = nn.Linear(2, 2), torch.ones(1, 2)
+    call = compiled(linear)
+    with torch.no_grad():
+        call(x)
+        linear.weight.data.fill_(1)
+        torch.testing.assert_close(call(x), linear(x))
+
+
+def test_four_batches_are_two_graphs(functions: list[Function]) -> None:
+    block = Block()
+    call = compiled(block)
+    with torch.no_grad():
+        for size in (4, 5, 6, 7):
+            x = torch.randn(size, 4)
+            torch.testing.assert_close(call(x), block(x))
+    assert len(functions) == 2
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_sizes_may_be_numbers_of_the_graph(dynamic: bool) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return torch.arange(x.shape[0]) * x.sum() + torch.zeros(x.shape[1] * 2)[0], x.shape[0] * 3
+
+    call = compiled(function, dynamic)
+    for rows in (3, 5):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(call(x), function(x))
+
+
+def test_updates_in_place_and_views() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        x.add_(1)
+        return x, x.view(-1), x * 2
+
+    x, y = torch.zeros(2, 2), torch.zeros(2, 2)
+    results, expected = compiled(function)(x), function(y)
+    torch.testing.assert_close(results, expected)
+    torch.testing.assert_close(x, y)
+    assert results[0] is x
+    assert results[1].data_ptr() == x.data_ptr()
+    counter = Counter()
+    call = compiled(counter)
+    assert [call(torch.ones(2)).tolist() for _ in range(2)] == [[2, 2], [4, 4]]
+    assert counter.count.tolist() == [2, 2]
+
+
+def test_a_graph_break_gives_two_graphs(functions: list[Function]) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        torch._dynamo.graph_break()
+        return y + 1
+
+    assert compiled(function, fullgraph=False)(torch.ones(2)).tolist() == [3, 3]
+    assert len(functions) == 2
+
+
+def test_autocast_is_part_of_the_graph() -> None:
+    linear, x = nn.Linear(4, 4), torch.randn(2, 4)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected, result = linear(x), compiled(linear)(x)
+    assert result.dtype is expected.dtype is torch.bfloat16
+    torch.testing.assert_close(result, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_a_gradient_is_computed_by_pytorch_from_what_the_forward_pass_has_kept() -> None:
+    block, x = Block(), torch.randn(2, 4, requires_grad=True)
+    compiled(block)(x).square().sum().backward()
+    gradients = [x.grad, *(parameter.grad for parameter in block.parameters())]
+    x.grad = None
+    block.zero_grad()
+    block(x).square().sum().backward()
+    for found, wanted in zip(gradients, [x.grad, *(parameter.grad for parameter in block.parameters())], strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_a_graph_that_cannot_be_lowered_runs_in_pytorch() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y - 1, (x,))  # type: ignore[no-any-return]  # untyped there
+
+    with pytest.warns(FallbackWarning, match=r"a graph of torch.compile runs in PyTorch: the module uses"):
+        assert compiled(function)(torch.ones(2)).tolist() == [2, 2]
+
+
+def test_unknown_options_and_modes_are_refused() -> None:
+    with pytest.raises(Exception, match="thread"):
+        compiled(Block(), thread=1)(torch.ones(2, 4))
+    with pytest.raises(OptionError, match="the backend 'xrt' has no modes"):
+        xrt_backend(None, [], mode="max-autotune")  # type: ignore[arg-type]  # refused before it is looked at
