@@ -28,11 +28,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))  # also where this is imported by a test
 
-from auto_figures import figures_of, geometric_mean, small_figures, sorted_out, with_probes
+from auto_figures import figures_of, small_figures, sorted_out, with_probes
 
 from xrt.bench import machine
 from xrt.engines.contract.discovery import probe_all
 from xrt.engines.contract.spec import split_specs
+from xrt.measure.statistics import compute_geometric_mean
 from xrt.models import names
 from xrt.runtime import available_cores
 
@@ -200,7 +201,7 @@ def mean_of(records: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, An
         rounds, name = record["judged"].get("rounds", {}), row.get("best") if other == "best" else other
         if "auto" in rounds and name in rounds:
             pairs.append((rounds[name], rounds["auto"]))
-    found = geometric_mean(pairs)
+    found = compute_geometric_mean(pairs)
     return None if found is None else {**asdict(found), "models": len(pairs)}
 
 

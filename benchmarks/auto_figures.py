@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from statistics import median
 from typing import Any, TypeAlias
 
-import numpy as np
-
-from xrt.bench import RatioInterval, Timing, bootstrap
-from xrt.measure.ratios import compute_ratio_interval
-from xrt.measure.statistics import FLOOR, RESAMPLES
+from xrt.measure.statistics import FLOOR, RatioInterval, compute_round_ratio
 
 Record: TypeAlias = Mapping[str, Any]
 
@@ -42,10 +39,10 @@ def figures_of(record: Record) -> dict[str, Any]:
     singles = [name for name in rounds if name != "auto"]
     if "auto" not in rounds or not singles:
         return {**own, "verdict": "none", "why": why_not(record)}
-    best = min(singles, key=lambda name: Timing(tuple(rounds[name])).median)
+    best = min(singles, key=lambda name: median(rounds[name]))
     gain = gain_of(rounds, best)
     plan = {name: judged[name] for name in ("plan", "engines", "regions", "planned", "how")}
-    times = {name: 1e3 * Timing(tuple(taken)).median for name, taken in rounds.items()}
+    times = {name: 1e3 * median(taken) for name, taken in rounds.items()}
     to_ort = asdict(gain_of(rounds, "ort")) if "ort" in rounds else None
     is_best = judged["engines"] == [best] and judged["regions"] == 1
     own |= {"verdict": "same" if is_best else verdict_of(gain), "best": best, "gain": asdict(gain)}
@@ -53,7 +50,7 @@ def figures_of(record: Record) -> dict[str, Any]:
 
 
 def gain_of(rounds: Mapping[str, Sequence[float]], other: str) -> RatioInterval:
-    return compute_ratio_interval(Timing(tuple(rounds[other])), Timing(tuple(rounds["auto"])))
+    return compute_round_ratio(rounds[other], rounds["auto"])
 
 
 def why_not(record: Record) -> str:
@@ -132,28 +129,12 @@ def lost_on(one: Record) -> str:
 # ---------------------------------------------------------------------- over all models
 
 
-def geometric_mean(rounds: Sequence[tuple[Sequence[float], Sequence[float]]], seed: int = 0) -> RatioInterval | None:
-    """Return the geometric mean over models of the median gain, from (other's rounds, auto's), with its interval by bootstrap.
-
-    Each model's rounds are drawn again, independently of the others': the interval is that of the measuring, not of the choice
-    of models.
-    """
-    if not rounds:
-        return None
-    generator = np.random.default_rng(seed)
-    gains = [np.array([a / b for a, b in zip(other, auto, strict=False)]) for other, auto in rounds]
-    logs = [np.log(np.median(generator.choice(gain, (RESAMPLES, gain.size)), axis=1)) for gain in gains]
-    low, high = np.quantile(np.exp(np.mean(logs, axis=0)), (0.025, 0.975))
-    median = float(np.exp(np.mean([np.log(np.median(gain)) for gain in gains])))
-    return RatioInterval(median, min(float(low), median), max(float(high), median))
-
-
 def small_figures(record: Record) -> dict[str, Any]:
     """Return how near auto came to the best of all placements of a small graph: the best's time over auto's."""
     if "failed" in record:
         return {"graph": record["model"], "failed": record["failed"]}
     rounds = record["rounds"]
-    best = min((name for name in rounds if name != "auto"), key=lambda name: Timing(tuple(rounds[name])).median)
-    share = bootstrap([a / b for a, b in zip(rounds[best], rounds["auto"], strict=True)])
+    best = min((name for name in rounds if name != "auto"), key=lambda name: median(rounds[name]))
+    share = gain_of(rounds, best)
     own = {name: record[name] for name in ("engines", "nodes", "plans", "chosen")}
     return {"graph": record["model"], **own, "best": best.partition(": ")[2], "share": asdict(share)}

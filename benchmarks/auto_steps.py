@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import xrt
@@ -24,9 +25,8 @@ from xrt.engines import CompileContext
 from xrt.engines.contract import registry
 from xrt.errors import XRTError
 from xrt.graph import DType, Function
-from xrt.measure.interleave import choose_calls_per_round
-from xrt.measure.statistics import rotate
-from xrt.measure.timing import seconds_per_call, wait_until_idle
+from xrt.measure.interleave import take_turns
+from xrt.measure.timing import Clock, choose_calls, seconds_per_call, seconds_per_turn, time_call
 from xrt.models import sample_inputs
 from xrt.models.layer_builder import LayerBuilder
 from xrt.partition import Pin
@@ -100,9 +100,7 @@ def probe(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Compile and call the one engine that is asked for."""
     function, given = loaded(asked)
     single = module(function, asked["engines"][0], asked)
-    began = time.perf_counter()
-    single.compile(**given)
-    compile_seconds = time.perf_counter() - began
+    _, compile_seconds = time_call(partial(single.compile, **given))
     first = seconds_per_call(lambda: single(**given))
     calls = max(1, min(5, int(1 / first)))
     return {"compile": compile_seconds, "seconds": min(seconds_per_call(lambda: single(**given)) for _ in range(calls))}
@@ -161,30 +159,30 @@ def difference(actual: list[Any], expected: list[Any]) -> tuple[str, float]:
     return next((one.message for one in found if not one), ""), max((one.absolute for one in found), default=0.0)
 
 
-def in_turns(calls: Mapping[str, Call], seconds: float) -> tuple[dict[str, list[float]], dict[str, str]]:
+def in_turns(
+    calls: Mapping[str, Call], seconds: float, clock: Clock = time.perf_counter
+) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Return seconds per call, round by round, and who was too slow to take part.
 
     A turn begins when the threads of the one before are asleep, and its first call does not count, unless it is long.
     """
-    alone = {name: min(seconds_per_call(call), seconds_per_call(call)) for name, call in calls.items()}
+    alone = {name: min(seconds_per_call(call, 1, clock) for _ in range(2)) for name, call in calls.items()}
     best = min(alone.values())
     slow = {
         name: f"slow: {took / best:.0f} x the quickest" for name, took in alone.items() if took > FAR * best and name != "auto"
     }
     taking = {name: call for name, call in calls.items() if name not in slow}
-    repeats = {name: choose_calls_per_round(call, TURN) for name, call in taking.items()}
-    rounds: dict[str, list[float]] = {name: [] for name in taking}
-    began = time.perf_counter()
-    for turn in range(MOST):
-        took = time.perf_counter() - began
-        if (turn >= LEAST and took > seconds) or (turn >= FEWEST and took > SLOWEST * seconds):
-            break
-        for name in rotate(list(taking), turn):
-            wait_until_idle()
-            if alone[name] < BRIEF:
-                taking[name]()
-            rounds[name].append(seconds_per_call(taking[name], repeats[name]))
-    return rounds, slow
+    turns = {
+        name: partial(seconds_per_turn, call, choose_calls(call, TURN, clock), clock, warms=alone[name] < BRIEF)
+        for name, call in taking.items()
+    }
+    began = clock()
+
+    def is_over(rounds: int, taken: object) -> bool:
+        took = clock() - began
+        return (rounds >= LEAST and took > seconds) or (rounds >= FEWEST and took > SLOWEST * seconds)
+
+    return take_turns(turns, MOST, is_over), slow
 
 
 # ---------------------------------------------------------------------- small graphs, exhaustively

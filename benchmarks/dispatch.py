@@ -14,10 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,8 @@ import xrt
 from xrt.bench import RatioInterval, Timing, interleave, machine, ratio
 from xrt.formats import onnx as onnx_format
 from xrt.graph import DType, Function, Node, TensorType, Value
-from xrt.measure.statistics import rotate
+from xrt.measure.interleave import take_turns
+from xrt.measure.timing import time_call
 from xrt.runtime import available_cores
 
 CALLERS = 8
@@ -139,21 +140,20 @@ def threaded(engine: str, rounds: int, threads: int, floats: int) -> dict[str, A
 def in_turn(ways: Mapping[str, Call], pool: ThreadPoolExecutor, size: int, calls: int, rounds: int) -> dict[str, Timing]:
     """Return, per round, the seconds in which every thread makes one call: the time of many, divided by their number."""
     inputs = [np.random.default_rng(i).standard_normal(size).astype("float32") for i in range(CALLERS)]
-    taken: dict[str, list[float]] = {name: [] for name in ways}
 
     def serve(way: Call, x: Any) -> Any:
         for _ in range(calls):
             result = way(x)
         return result
 
-    for turn in range(-1, rounds):  # the first, for warmth, does not count
-        for name in rotate(list(ways), max(turn, 0)):
-            began = time.perf_counter()
-            results = list(pool.map(serve, [ways[name]] * CALLERS, inputs))
-            seconds = (time.perf_counter() - began) / calls
-            np.testing.assert_array_equal(results, np.maximum(inputs, 0))
-            taken[name] += [seconds] * (turn >= 0)
-    return {name: Timing(tuple(seconds)) for name, seconds in taken.items()}
+    def serve_all(way: Call) -> float:
+        results, seconds = time_call(lambda: list(pool.map(serve, [way] * CALLERS, inputs)))
+        np.testing.assert_array_equal(results, np.maximum(inputs, 0))
+        return seconds / calls
+
+    turns = {name: partial(serve_all, way) for name, way in ways.items()}
+    take_turns(turns, 1)  # for warmth
+    return {name: Timing(tuple(seconds)) for name, seconds in take_turns(turns, rounds).items()}
 
 
 # ---------------------------------------------------------------------- report

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,23 +115,22 @@ def start(folder: Path, engine: str, way: str) -> dict[str, float]:
 
 def measure(name: str, engine: str, folder: Path, rounds: int) -> dict[str, Any]:
     """Return medians in seconds, and the ratios to the engine's own of the same rounds."""
+    from xrt.measure.interleave import take_turns  # here, so that a start imports nothing for the sake of the benchmark
+
     for way in WAYS:
         start(folder, engine, way)
     time.sleep(SETTLED)
     for way in WAYS:  # what was too new to be remembered is not any more
         start(folder, engine, way)
-    found = [{way: start(folder, engine, way) for way in turn(number)} for number in range(rounds)]
+    found = take_turns({way: partial(start, folder, engine, way) for way in WAYS}, rounds)
     row: dict[str, Any] = {"model": name, "engine": engine}
     for clock in ("wall", "processor"):
-        row[clock] = {way: statistics.median(one[way][clock] for one in found) for way in WAYS}
-        row[f"{clock} ratios"] = {way: sorted(one[way][clock] / one["engine"][clock] for one in found) for way in WAYS[1:]}
+        taken = {way: [one[clock] for one in found[way]] for way in WAYS}
+        row[clock] = {way: statistics.median(seconds) for way, seconds in taken.items()}
+        row[f"{clock} ratios"] = {
+            way: sorted(mine / own for mine, own in zip(taken[way], taken["engine"], strict=True)) for way in WAYS[1:]
+        }
     return row
-
-
-def turn(number: int) -> tuple[str, ...]:
-    """Return the ways in the order of a round, each first in its turn."""
-    at = number % len(WAYS)
-    return (*WAYS[at:], *WAYS[:at])
 
 
 def report(found: dict[str, Any]) -> str:

@@ -13,11 +13,12 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict
-from statistics import quantiles
+from functools import partial
 from typing import Any
 
 from xrt.bench import RatioInterval, machine
-from xrt.measure.statistics import rotate
+from xrt.measure.interleave import take_turns
+from xrt.measure.statistics import compute_quartiles
 
 WAYS = {
     "numpy": "import numpy",
@@ -34,11 +35,9 @@ def seconds(code: str) -> float:
 
 def measured(rounds: int) -> list[dict[str, Any]]:
     """Time each way in turn; the first round, for bytecode and the system's cache of files, does not count."""
-    taken: dict[str, list[float]] = {name: [] for name in WAYS}
-    for turn in range(-1, rounds):
-        for name in rotate(list(WAYS), max(turn, 0)):
-            found = seconds(WAYS[name])
-            taken[name] += [found] * (turn >= 0)
+    turns = {name: partial(seconds, code) for name, code in WAYS.items()}
+    take_turns(turns, 1)
+    taken = take_turns(turns, rounds)
     return [{"what": name, "seconds": spread(mine), "over_numpy": over(mine, taken["numpy"])} for name, mine in taken.items()]
 
 
@@ -48,8 +47,7 @@ def over(mine: list[float], base: list[float]) -> dict[str, float]:
 
 def spread(values: list[float]) -> dict[str, float]:
     """Return median and quartiles."""
-    low, median, high = quantiles(values, n=4, method="inclusive")
-    return asdict(RatioInterval(median, low, high))
+    return asdict(compute_quartiles(values))
 
 
 def report(figures: dict[str, Any]) -> str:

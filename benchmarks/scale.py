@@ -30,6 +30,7 @@ from xrt.engines import CompileContext, GraphCompiler
 from xrt.formats import onnx, text
 from xrt.graph import Function, Node
 from xrt.graph.verify import verify
+from xrt.measure.timing import time_call
 from xrt.module.explain import explain
 from xrt.module.specialization import optimize
 from xrt.partition import Plan, partition
@@ -48,9 +49,8 @@ class Clock:
     def time(self, stage: str, call: Callable[[], Any]) -> Any:
         """Do the stage and return what it gives."""
         gc.collect()
-        began = time.process_time()
-        result = call()
-        self.seconds.setdefault(stage, []).append(time.process_time() - began)
+        result, seconds = time_call(call, time.process_time)
+        self.seconds.setdefault(stage, []).append(seconds)
         return result
 
 

@@ -105,10 +105,9 @@ def measure(name: str, engine: str, folder: Path, rounds: int) -> dict[str, Any]
 
 def beside(found: list[dict[str, float]], off: list[dict[str, float]], what: str) -> dict[str, float]:
     """Return the ratio to the start without the cache of the same round: median and quartiles."""
-    from xrt.bench import Timing, ratio  # here, so that a start imports nothing for the sake of the benchmark
+    from xrt.measure.statistics import compute_quartiles  # here, so that a start imports nothing for the sake of the benchmark
 
-    mine, base = (Timing(tuple(one[what] for one in starts)) for starts in (found, off))
-    return asdict(ratio(mine, [base]))
+    return asdict(compute_quartiles([mine[what] / base[what] for mine, base in zip(found, off, strict=True)]))
 
 
 def main() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import time
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ import numpy as np
 
 import xrt
 from benchmarks.zoo.model import Case, load_case
+from xrt.measure.interleave import take_turns
+from xrt.measure.statistics import compute_round_ratio
+from xrt.measure.timing import seconds_per_call, time_call
 
 FOLDER = Path(__file__).parents[2] / "build" / "zoo"
 BUDGET = 5.0
@@ -34,9 +37,9 @@ def try_model(case: Case, engine: str) -> dict[str, Any]:
             module = xrt.XRTModule(case.path, engine=engine, **options)
             results, seconds = [], []
             for call in case.calls:
-                begin = time.perf_counter()
-                results.append(as_tuple(module(**call)))
-                seconds.append(time.perf_counter() - begin)
+                result, took = time_call(partial(module, **call))
+                results.append(as_tuple(result))
+                seconds.append(took)
     except xrt.XRTError as error:
         return {"verdict": "declined", "reason": " ".join(str(error).split())[:300]}
     except Exception as error:  # noqa: BLE001  # anything but an error of XRT's is a defect, and the run goes on
@@ -86,25 +89,18 @@ def compare_speed(module: xrt.XRTModule, case: Case, engine: str) -> dict[str, A
     session, call = open_session(case.path), dict(case.calls[0])
     alone, ours = (lambda: session.run(None, call)), (lambda: module(**call))
     ours()
-    one = min(time_calls(alone, 1) for _ in range(20))
+    one = min(seconds_per_call(alone) for _ in range(20))
     inner = max(1, int(SAMPLE / one))
     samples = max(3, int(TURN / (one * inner)))
-    ratios = [turn_of(ours, inner, samples) / turn_of(alone, inner, samples) for _ in range(ROUNDS)]
-    return {"ratio": statistics.median(ratios), "alone": one}
+    turns = {name: partial(turn_of, one, inner, samples) for name, one in {"ours": ours, "alone": alone}.items()}
+    taken = take_turns(turns, ROUNDS)
+    return {"ratio": compute_round_ratio(taken["ours"], taken["alone"]).median, "alone": one}
 
 
 def turn_of(call: Any, inner: int, samples: int) -> float:
     """Return the smallest seconds per call of the samples, taken after the idle threads of others have stopped to spin."""
     time.sleep(PAUSE)
-    return min(time_calls(call, inner) for _ in range(samples))
-
-
-def time_calls(call: Any, count: int) -> float:
-    """Return seconds per call."""
-    start = time.perf_counter()
-    for _ in range(count):
-        call()
-    return (time.perf_counter() - start) / count
+    return min(seconds_per_call(call, inner) for _ in range(samples))
 
 
 def open_session(path: Path) -> Any:

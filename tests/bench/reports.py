@@ -12,7 +12,7 @@ from xrt.bench import Agreement, BenchCandidate, BenchReport, Group, ReportRow, 
 from xrt.bench.jobs import Start, Timeline
 from xrt.graph import FrozenDict
 from xrt.html.regions import INPUTS, Reading, RegionTimes
-from xrt.measure.ratios import compute_ratio_interval
+from xrt.measure.statistics import compute_round_ratio
 
 HOSTILE = "</title><script>fetch('https://example.org/')</script><img src=https://example.org/x onerror=alert(1)>\"'&\u202e\x00"
 LONG = "models/" + "a_name_without_any_place_to_break_" * 8 + ".onnx"
@@ -76,7 +76,7 @@ def row(name: str, seconds: float, plan: Sequence[RegionTimes], best: Timing | N
             timing.seconds,
             timing.median,
             timing.interval,
-            compute_ratio_interval(timing, best or timing),
+            compute_round_ratio(timing.seconds, (best or timing).seconds),
             Timeline(20, seconds, spent),
         ),
         **more,

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import pytest
 
 from tools.performance_auto import auto_tables, auto_verdicts, nearest_row
 from xrt.bench import RatioInterval
-from xrt.measure.timing import seconds_per_call
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(FOLDER))
@@ -126,7 +124,7 @@ def test_who_is_quick_alone_takes_turns_and_who_is_not_is_told() -> None:
     assert told.with_probes([], {}, []) == ([], {})
 
 
-def test_the_slow_take_no_turns_and_each_of_the_others_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_slow_take_no_turns_and_each_of_the_others_as_many() -> None:
     """By a clock that the calls move, so that no busy machine makes the quick ones slow."""
     clock: dict[str, int] = {"ort": 0, "auto": 0, "toy": 0}
     now = [0.0]
@@ -138,27 +136,14 @@ def test_the_slow_take_no_turns_and_each_of_the_others_as_many(monkeypatch: pyte
 
         return run
 
-    def timed(run: Any, repeats: int = 1) -> float:
-        return seconds_per_call(run, repeats, lambda: now[0])
-
-    monkeypatch.setattr(steps, "seconds_per_call", timed)
-    monkeypatch.setattr(steps, "choose_calls_per_round", lambda run, turn: 3)
-    monkeypatch.setattr(steps, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    rounds, slow = steps.in_turns({"ort": call("ort", 0.001), "auto": call("auto", 0.001), "toy": call("toy", 0.1)}, 0.5)
+    rounds, slow = steps.in_turns(
+        {"ort": call("ort", 0.001), "auto": call("auto", 0.001), "toy": call("toy", 0.1)}, 0.5, lambda: now[0]
+    )
     assert len(rounds["ort"]) == len(rounds["auto"]) >= steps.FEWEST
     assert set(slow) == {"toy"} and clock["toy"] == 2 and slow["toy"].startswith("slow: ")
 
 
 # ---------------------------------------------------------------------- over all
-
-
-def test_the_geometric_mean_is_that_of_the_gains_and_its_interval_holds_it() -> None:
-    pairs = [(taken(0.04, 1), taken(0.01, 2)), (taken(0.01, 3), taken(0.01, 4))]
-    found = told.geometric_mean(pairs)
-    assert found is not None and found.median == pytest.approx(2, rel=0.01)
-    assert 1.95 < found.low <= found.median <= found.high < 2.05
-    assert told.geometric_mean(pairs) == found
-    assert told.geometric_mean([]) is None
 
 
 def test_the_nearest_mixture_says_what_it_lost_on() -> None:

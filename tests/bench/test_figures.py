@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xrt.measure.interleave import choose_calls_per_round, interleave
-from xrt.measure.ratios import Timing, compute_ratio_interval, is_tie, noise_floor, ratio
-from xrt.measure.statistics import FLOOR, RatioInterval, bootstrap, rotate
+from xrt.measure.interleave import interleave, rotate, take_turns
+from xrt.measure.statistics import (
+    FLOOR,
+    RatioInterval,
+    Timing,
+    bootstrap,
+    compute_geometric_mean,
+    compute_round_ratio,
+    is_tie,
+    noise_floor,
+    ratio,
+)
+from xrt.measure.timing import choose_calls, seconds_per_turn, time_call
 from xrt.measure.warmup import MOST_CALLS, WINDOW, is_steady, warm_up
 
 SECONDS = st.floats(1e-6, 1e3)
@@ -47,13 +59,23 @@ def test_a_wider_confidence_is_a_wider_interval() -> None:
 @given(ROUNDS, st.floats(0.1, 10))
 def test_drift_that_both_share_cancels(drift: tuple[float, ...], factor: float) -> None:
     of, to = Timing(tuple(factor * d for d in drift)), Timing(drift)
-    found = compute_ratio_interval(of, to)
+    found = compute_round_ratio(of.seconds, to.seconds)
     assert (found.low, found.median, found.high) == pytest.approx((factor,) * 3)
     assert ratio(of, [to, to]).median == pytest.approx(factor / 2)
 
 
 def test_rounds_that_one_did_not_take_do_not_count() -> None:
-    assert compute_ratio_interval(Timing((4.0, 6.0)), Timing((2.0, 3.0, 100.0))).median == 2
+    assert compute_round_ratio((4.0, 6.0), (2.0, 3.0, 100.0)).median == 2
+
+
+def test_the_geometric_mean_is_that_of_the_ratios_and_its_interval_holds_it() -> None:
+    rng = np.random.default_rng(3)
+    pairs = [tuple(scale * (1 + 0.01 * rng.random(20)) for scale in scales) for scales in ((0.04, 0.01), (0.01, 0.01))]
+    found = compute_geometric_mean(pairs)  # type: ignore[arg-type]  # pairs of arrays
+    assert found is not None and found.median == pytest.approx(2, rel=0.01)
+    assert 1.95 < found.low <= found.median <= found.high < 2.05
+    assert compute_geometric_mean(pairs) == found  # type: ignore[arg-type]
+    assert compute_geometric_mean([]) is None
 
 
 @given(st.lists(ROUNDS, max_size=4))
@@ -101,15 +123,34 @@ def test_each_takes_its_turn_first_as_often_as_the_others() -> None:
     assert times == {"a": Timing((1.0,) * 3), "b": Timing((1.0,) * 3)}
 
 
+def test_turns_end_when_they_suffice() -> None:
+    seen: list[tuple[int, list[int]]] = []
+
+    def is_over(rounds: int, taken: Mapping[str, Sequence[int]]) -> bool:
+        seen.append((rounds, [len(each) for each in taken.values()]))
+        return rounds == 2
+
+    assert take_turns({"a": lambda: 1, "b": lambda: 2}, 9, is_over) == {"a": [1, 1], "b": [2, 2]}
+    assert seen == [(n, [n, n]) for n in range(3)]
+    assert take_turns({"a": lambda: 1}, 3) == {"a": [1, 1, 1]}
+
+
+def test_a_turn_begins_with_a_call_that_does_not_count() -> None:
+    cold, warm = Ticking(5.0, 1.0, 1.0), Ticking(5.0, 1.0)
+    assert seconds_per_turn(cold.call, 2, cold) == 1.0
+    assert seconds_per_turn(warm.call, 2, warm, warms=False) == 3.0
+    assert time_call(lambda: warm.call() or "done", warm) == ("done", 1.0)
+
+
 def test_a_quick_call_is_repeated_and_a_slow_one_is_not() -> None:
     quick, slow = Ticking(0.001), Ticking(0.5)
-    assert choose_calls_per_round(quick.call, 0.1, quick) == pytest.approx(100, abs=1)
-    assert choose_calls_per_round(slow.call, 0.1, slow) == 1
+    assert choose_calls(quick.call, 0.1, quick) == pytest.approx(100, abs=1)
+    assert choose_calls(slow.call, 0.1, slow) == 1
 
 
 def test_a_call_that_is_slow_only_at_first_is_repeated() -> None:
     clock = Ticking(0.3, *[0.001] * 3)
-    assert choose_calls_per_round(clock.call, 0.1, clock) == pytest.approx(100, abs=1)
+    assert choose_calls(clock.call, 0.1, clock) == pytest.approx(100, abs=1)
 
 
 def test_warming_up_ends_when_the_time_no_longer_falls() -> None:

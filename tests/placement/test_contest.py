@@ -10,7 +10,8 @@ import pytest
 
 from tests.module.test_faults import OPS, chain
 from xrt.engines.contract import registry
-from xrt.measure.statistics import bootstrap, compute_round_ratio, rotate
+from xrt.measure.interleave import rotate
+from xrt.measure.statistics import bootstrap, compute_round_ratio
 from xrt.measure.timing import median_interval, sample_call_times
 from xrt.partition import Plan, partition
 from xrt.partition.explicit import plan_from_assignment

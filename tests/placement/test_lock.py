@@ -20,7 +20,7 @@ from xrt.engines.toy import Toy
 from xrt.errors import LockError
 from xrt.formats.placement_file import Baseline, CandidateRecord, NodeRange, PlacementFile, dumps, loads, write_placement
 from xrt.graph import DType, Function, Node, TensorType, Value
-from xrt.measure.statistics import RatioInterval
+from xrt.measure.statistics import RatioInterval, compute_round_ratio_with_drift
 from xrt.partition import ClusteringOptions, Plan, partition
 from xrt.partition.explicit import map_nodes_to_engines
 from xrt.placement.lockfile import create_lock, list_mismatches, list_node_ranges, plan_from_ranges, read_lock
@@ -33,7 +33,6 @@ from xrt.placement.regression_check import (
     check_regression,
     find_runner_up,
     make_baseline,
-    measure_ratio_with_drift,
 )
 from xrt.placement.request import PlacementRequest
 from xrt.placement.result import CandidateComparison, CandidateResult
@@ -341,8 +340,8 @@ def test_what_cannot_run_is_told(engine: GraphCompiler, told: str) -> None:
 def test_a_machine_that_drifts_is_in_doubt() -> None:
     """Half of the rounds say 1 and half say 2: the bootstrap alone may be sure of either, and the spells are not."""
     steady, drifts = [1.0] * 20, [1.0] * 11 + [2.0] * 9
-    assert measure_ratio_with_drift(drifts, steady).high == 2.0
-    assert measure_ratio_with_drift(steady, steady) == RatioInterval(1.0, 1.0, 1.0)
+    assert compute_round_ratio_with_drift(drifts, steady, parts=SPELLS).high == 2.0
+    assert compute_round_ratio_with_drift(steady, steady, parts=SPELLS) == RatioInterval(1.0, 1.0, 1.0)
 
 
 def test_doubts_of_both_sides_count() -> None:

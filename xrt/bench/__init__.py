@@ -10,8 +10,7 @@ from xrt.bench.machine_info import machine
 from xrt.bench.report import Agreement, BenchReport, Group, ReportRow
 from xrt.bench.targets import AUTO, BenchCandidate, BenchTarget
 from xrt.measure.interleave import interleave
-from xrt.measure.ratios import Interval, Timing, ratio
-from xrt.measure.statistics import RatioInterval, bootstrap
+from xrt.measure.statistics import Interval, RatioInterval, Timing, bootstrap, ratio
 
 __all__ = [
     "AUTO",

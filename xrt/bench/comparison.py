@@ -18,8 +18,8 @@ from xrt.bench.report import Agreement, BenchReport, Group, ReportRow
 from xrt.bench.targets import BenchCandidate, BenchTarget
 from xrt.comparison import compare_all, tolerance_for
 from xrt.graph import FrozenDict
-from xrt.measure.ratios import Timing, compute_ratio_interval, is_tie, noise_floor
-from xrt.measure.statistics import rotate
+from xrt.measure.interleave import rotate
+from xrt.measure.statistics import Timing, compute_round_ratio, is_tie, noise_floor
 from xrt.module.options import REFERENCE
 
 __all__ = ["BenchOptions", "Progress", "compare_engines"]
@@ -195,6 +195,6 @@ def _row(runner: _Runner, best: _Runner | None, noise: float) -> ReportRow:
     facts = (runner.start, runner.agreement, timing.seconds, timing.median, timing.interval)
     if best is None or runner.agreement.is_wrong:
         return ReportRow(runner.candidate, "wrong", runner.agreement.message, *facts, timeline=runner.timeline)
-    to_best = compute_ratio_interval(timing, best.timing)
+    to_best = compute_round_ratio(timing.seconds, best.timing.seconds)
     verdict: Any = "best" if runner is best else "tie" if is_tie(to_best, noise) else "slower"
     return ReportRow(runner.candidate, verdict, runner.agreement.message, *facts, to_best, runner.timeline)

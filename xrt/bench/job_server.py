@@ -6,8 +6,7 @@ Asked to start, it compiles and warms up, and answers with a Start; after that w
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +17,7 @@ from xrt.engines import RunOptions
 from xrt.engines.contract import registry
 from xrt.graph import Function
 from xrt.html.regions import RegionTimes
-from xrt.measure.interleave import Call, choose_calls_per_round
-from xrt.measure.timing import seconds_per_call, wait_until_idle
+from xrt.measure.timing import Call, choose_calls, seconds_per_call, time_call, wait_until_idle
 from xrt.measure.warmup import Warmup, warm_up
 from xrt.models import sample_inputs
 from xrt.module import XRTModule
@@ -74,7 +72,7 @@ class _Ready:
     def profile(self) -> Timeline:
         """Make calls that are recorded: as many as in a turn, within bounds."""
         calls, options = max(FEWEST, min(self.repeats, MOST)), RunOptions(profile=True)
-        _, seconds = _timed(lambda: [self.module(*self.values, options=options) for _ in range(calls)])
+        _, seconds = time_call(lambda: [self.module(*self.values, options=options) for _ in range(calls)])
         return Timeline.of_profile(self.module.profile(), calls, seconds)
 
 
@@ -82,12 +80,12 @@ def _start(job: Job) -> tuple[_Ready, Start, Sequence[Any]]:
     """Load, compile, call once, warm up; the results of the call are the last."""
     function = job.subject.load(job.seed)
     given = sample_inputs(function, job.seed)
-    module, import_seconds = _timed(lambda: _module(function, job))
+    module, import_seconds = time_call(lambda: _module(function, job))
     versions = tuple(registry.create(spec).version() for spec in module.engines)
     loaded = peak_bytes()
-    _, compile_seconds = _timed(lambda: module.compile(**given))
+    _, compile_seconds = time_call(lambda: module.compile(**given))
     ready = _Ready(module, [given[value.name] for value in function.inputs])
-    results, first_seconds = _timed(ready.call)
+    results, first_seconds = time_call(ready.call)
     repeats, warmth, alone = _warmed(ready.call, job)
     spent = (import_seconds, compile_seconds, first_seconds)
     regions = tuple(launch.engine for launch in module.plan.launches)
@@ -111,7 +109,7 @@ def _warmed(call: Call, job: Job) -> tuple[int, Warmup, float]:
     if not job.warm_seconds:
         return 1, Warmup(0, False), 0.0
     warmth = warm_up(call, seconds=job.warm_seconds)
-    repeats = choose_calls_per_round(call, job.turn_seconds)
+    repeats = choose_calls(call, job.turn_seconds)
     return repeats, warmth, _alone(call, repeats, job.warm_seconds)
 
 
@@ -120,8 +118,3 @@ def _alone(call: Call, repeats: int, seconds: float) -> float:
     while len(taken) < ALONE and sum(taken) * repeats < seconds:
         taken = [*taken, seconds_per_call(call, repeats)]
     return statistics.median(taken)
-
-
-def _timed(do: Callable[[], Any]) -> tuple[Any, float]:
-    began = time.perf_counter()
-    return do(), time.perf_counter() - began

@@ -12,8 +12,7 @@ from xrt.graph import FrozenDict
 
 if TYPE_CHECKING:
     from xrt.bench.jobs import Start, Timeline
-    from xrt.measure.ratios import Interval
-    from xrt.measure.statistics import RatioInterval
+    from xrt.measure.statistics import Interval, RatioInterval
 
 __all__ = ["SCHEMA", "Agreement", "BenchReport", "Group", "ReportRow", "Verdict"]
 

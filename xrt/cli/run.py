@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -30,6 +31,7 @@ from xrt.engines import RunOptions
 from xrt.errors import EngineError, InputError, PlanError
 from xrt.formats.bundle import is_bundle
 from xrt.formats.output import replace_file
+from xrt.measure.timing import seconds_per_call, time_call
 from xrt.module import XRTModule
 from xrt.module.options import REFERENCE
 from xrt.placement.result import describe_plan
@@ -73,17 +75,15 @@ def command(
     values = all_inputs(files, function, seed)
     with module:
         with status:
-            began = perf_counter()
-            results = _as_tuple(module(**values))
-            first = perf_counter() - began
-        seconds = [_timed(module, values) for _ in range(repeat)]
+            results, first = time_call(lambda: _as_tuple(module(**values)))
+        seconds = [seconds_per_call(partial(module, **values)) for _ in range(repeat)]
         plan = module.plan
         if trace is not None:
             with status:
                 _trace(module, values, repeat, trace, status)
     outputs = dict(zip((v.name for v in function.outputs), results, strict=True))
     what = f"{describe_plan(plan)}: {_counted(len(plan.launches), 'region')} on {_counted(module.threads, 'thread')}"
-    _report(outputs, what, first, float(np.median(seconds)))
+    _report(outputs, what, first, statistics.median(seconds))
     if trace is not None:
         out.print(
             f"{trace}: a timeline of {_counted(repeat, 'call')}; open it in ui.perfetto.dev or chrome://tracing",
@@ -101,12 +101,6 @@ def _opened(model: str, given: Mapping[str, Any], status: Status) -> tuple[Funct
     function = set_dims(load_with_options(model), parse_dims(given["dims"]))
     progress = lambda done, count: status.update(f"compiling {done}/{count}")  # noqa: E731  # called once per region
     return function, XRTModule(function, **module_keywords(given), progress=progress, report=status.update)
-
-
-def _timed(module: XRTModule, values: Mapping[str, Any]) -> float:
-    began = perf_counter()
-    module(**values)
-    return perf_counter() - began
 
 
 def _trace(module: XRTModule, values: Mapping[str, Any], calls: int, target: str, status: Status) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from xrt.html.formatting import format_count, format_seconds_interval, percent, seconds
 from xrt.html.regions import CallTimes, RegionTimes
-from xrt.measure.ratios import Interval
+from xrt.measure.statistics import Interval
 
 __all__ = ["Bar", "Strip", "list_operators", "list_region_times", "make_bars", "make_strips"]
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from xrt.measure.ratios import Interval
-from xrt.measure.statistics import RatioInterval
+from xrt.measure.statistics import Interval, RatioInterval
 
 __all__ = [
     "format_count",

@@ -1,4 +1,4 @@
-"""Candidates that take turns, and the clock.
+"""Candidates that take turns.
 
 On a shared machine a time drifts by tens of per cent while the ratio of two neighbours hardly moves. So every round
 runs each candidate once, in an order that rotates, and what counts is the ratio within a round. Nothing here asserts
@@ -8,20 +8,16 @@ anything.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
-from xrt.measure.ratios import Timing
-from xrt.measure.statistics import rotate
-from xrt.measure.timing import Clock, seconds_per_call
+from xrt.measure.statistics import Timing
+from xrt.measure.timing import Call, Clock, choose_calls, seconds_per_call
 
-__all__ = ["Call", "choose_calls_per_round", "interleave"]
+__all__ = ["interleave", "rotate", "take_turns"]
 
-Call: TypeAlias = Callable[[], object]
-
-MOST = 20_000
-"""Repeats of the quickest call in one turn."""
-FAR = 10
+T = TypeVar("T")
 
 
 def interleave(
@@ -31,20 +27,37 @@ def interleave(
 
     For what runs in one thread and waits for nothing, `time.process_time` is a clock that a busy machine hardly stretches.
     """
-    repeats = {name: choose_calls_per_round(call, budget, clock) for name, call in candidates.items()}
-    taken: dict[str, list[float]] = {name: [] for name in candidates}
-    for turn in range(rounds):
-        for name in rotate(list(candidates), turn):
-            taken[name].append(seconds_per_call(candidates[name], repeats[name], clock))
-    return {name: Timing(tuple(seconds)) for name, seconds in taken.items()}
+    repeats = {name: choose_calls(call, budget, clock) for name, call in candidates.items()}
+    turns = {name: partial(seconds_per_call, call, repeats[name], clock) for name, call in candidates.items()}
+    return {name: Timing(tuple(seconds)) for name, seconds in take_turns(turns, rounds).items()}
 
 
-def choose_calls_per_round(call: Call, budget: float, clock: Clock = time.perf_counter) -> int:
-    """Return how often to repeat a call so that it takes about ``budget`` seconds; one that takes longer runs once.
+def take_turns(
+    turns: Mapping[str, Callable[[], T]],
+    rounds: int,
+    is_over: Callable[[int, Mapping[str, Sequence[T]]], bool] = lambda rounds, taken: False,
+) -> dict[str, list[T]]:
+    """Take the turns round by round, in the order of `rotate`; return what each gave, one entry per round.
 
-    The first call may be slow because it is the first; only one far over the budget is believed.
+    ``is_over`` is asked before each round whether the rounds that there are suffice.
     """
-    first = seconds_per_call(call, 1, clock)
-    if first > FAR * budget:
-        return 1
-    return max(1, min(MOST, int(budget / max(seconds_per_call(call, 3, clock), 1e-9))))
+    taken: dict[str, list[T]] = {name: [] for name in turns}
+    for number in range(rounds):
+        if is_over(number, taken):
+            break
+        for name in rotate(list(turns), number):
+            taken[name].append(turns[name]())
+    return taken
+
+
+def rotate(items: Sequence[T], turn: int) -> list[T]:
+    """Return the items, begun at another one each turn, so that each follows each pause as often as the others.
+
+    Every other turn goes backwards: no item always runs after the same one, whose threads may not be asleep yet.
+
+    >>> rotate("abc", 1), rotate("abc", 4)
+    (['b', 'a', 'c'], ['b', 'c', 'a'])
+    """
+    start = turn % len(items) if items else 0
+    order = [*items[start:], *items[:start]]
+    return [*order[:1], *order[:0:-1]] if turn % 2 else order

@@ -1,20 +1,34 @@
-"""Candidates that take turns: their order, the ratios of their times within rounds, and the intervals of these."""
+"""What is made of seconds: medians, ratios within rounds, their intervals, the noise floor, and ties."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 
-__all__ = ["FLOOR", "RESAMPLES", "RatioInterval", "bootstrap", "compute_round_ratio", "rotate"]
+__all__ = [
+    "FLOOR",
+    "Interval",
+    "RatioInterval",
+    "Timing",
+    "bootstrap",
+    "compute_geometric_mean",
+    "compute_quartiles",
+    "compute_round_ratio",
+    "compute_round_ratio_with_drift",
+    "is_tie",
+    "noise_floor",
+    "ratio",
+]
 
 FLOOR = 0.01
 """No two candidates are called different for less than this, however quiet the machine was."""
 RESAMPLES = 2000
 
-T = TypeVar("T")
+Array: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +65,17 @@ def bootstrap(ratios: Sequence[float], confidence: float = 0.95, seed: int = 0) 
     The interval always holds the median; of a single ratio it is that ratio and says nothing.
     """
     given = np.asarray(ratios, np.float64)
-    drawn = np.random.default_rng(seed).choice(given, (RESAMPLES, given.size))
+    medians = _resample_medians(given, np.random.default_rng(seed))
+    return _make_interval(float(np.median(given)), medians, confidence)
+
+
+def _resample_medians(given: Array, generator: np.random.Generator) -> Array:
+    return np.asarray(np.median(generator.choice(given, (RESAMPLES, given.size)), axis=1), np.float64)
+
+
+def _make_interval(median: float, resampled: Array, confidence: float) -> RatioInterval:
     tail = (1 - confidence) / 2
-    low, high = np.quantile(np.median(drawn, axis=1), (tail, 1 - tail))
-    median = float(np.median(given))
+    low, high = np.quantile(resampled, (tail, 1 - tail))
     return RatioInterval(median, min(float(low), median), max(float(high), median))
 
 
@@ -63,14 +84,86 @@ def compute_round_ratio(of: Sequence[float], to: Sequence[float]) -> RatioInterv
     return bootstrap([a / b for a, b in zip(of, to, strict=False)])
 
 
-def rotate(items: Sequence[T], turn: int) -> list[T]:
-    """Return the items, begun at another one each turn, so that each follows each pause as often as the others.
+def compute_round_ratio_with_drift(of: Sequence[float], to: Sequence[float], *, parts: int) -> RatioInterval:
+    """Return the ratio of two candidates' rounds, of which there are at least ``parts``, in doubt by chance and by drift.
 
-    Every other turn goes backwards: no item always runs after the same one, whose threads may not be asleep yet.
-
-    >>> rotate("abc", 1), rotate("abc", 4)
-    (['b', 'a', 'c'], ['b', 'c', 'a'])
+    The bootstrap takes rounds for independent. Where a machine's load changes for seconds at a time they are not, so the
+    interval also holds the medians of so many equal parts of the rounds, one after the other.
     """
-    start = turn % len(items) if items else 0
-    order = [*items[start:], *items[:start]]
-    return [*order[:1], *order[:0:-1]] if turn % 2 else order
+    found = compute_round_ratio(of, to)
+    ratios = [mine / theirs for mine, theirs in zip(of, to, strict=True)]
+    length = len(ratios) // parts
+    medians = [statistics.median(ratios[at : at + length]) for at in range(0, length * parts, length)]
+    return RatioInterval(found.median, min(found.low, *medians), max(found.high, *medians))
+
+
+def compute_geometric_mean(
+    rounds: Sequence[tuple[Sequence[float], Sequence[float]]], confidence: float = 0.95, seed: int = 0
+) -> RatioInterval | None:
+    """Return the geometric mean over models of the median ratio, with its interval by bootstrap; None of no models.
+
+    ``rounds`` has the rounds of two candidates on each model. Each model's rounds are drawn again, independently of the
+    others': the interval is that of the measuring, not of the choice of models.
+    """
+    if not rounds:
+        return None
+    generator = np.random.default_rng(seed)
+    ratios = [np.array([a / b for a, b in zip(of, to, strict=False)]) for of, to in rounds]
+    logs = [np.log(_resample_medians(each, generator)) for each in ratios]
+    mean = float(np.exp(np.mean([np.log(np.median(each)) for each in ratios])))
+    return _make_interval(mean, np.exp(np.mean(logs, axis=0)), confidence)
+
+
+def compute_quartiles(values: Sequence[float]) -> RatioInterval:
+    """Return the median with the quartiles as bounds, which are never outside of what was seen; of two values or more."""
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return RatioInterval(median, low, high)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds per call of one candidate, one entry per round."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The middle one."""
+        return statistics.median(self.seconds)
+
+    @property
+    def interval(self) -> Interval:
+        """Where the median would lie in 95 of 100 such runs."""
+        found = bootstrap(self.seconds)
+        return Interval(found.low, found.high)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The bounds of a median, by the bootstrap over rounds."""
+
+    low: float
+    high: float
+
+
+def ratio(of: Timing, to: Sequence[Timing]) -> RatioInterval:
+    """Return, round by round, the time of one candidate over the sum of the others'; the bounds are quartiles."""
+    return compute_quartiles([a / sum(t.seconds[i] for t in to) for i, a in enumerate(of.seconds)])
+
+
+def noise_floor(timings: Iterable[Timing]) -> float:
+    """Return how far a candidate may seem to be from itself: the largest bound of the ratios of its neighbouring rounds.
+
+    Rounds are taken in pairs, so that each counts once; at least `FLOOR`.
+    """
+    bounds = [bootstrap(pairs) for timing in timings if (pairs := _pairs(timing.seconds))]
+    return max([FLOOR, *(max(1 - bound.low, bound.high - 1) for bound in bounds)])
+
+
+def _pairs(seconds: Sequence[float]) -> list[float]:
+    return [a / b for a, b in zip(seconds[::2], seconds[1::2], strict=False)]
+
+
+def is_tie(to_best: RatioInterval, noise: float) -> bool:
+    """Whether a candidate is indistinguishable from the best: the interval of its ratio reaches into the noise around one."""
+    return to_best.low <= 1 + noise

@@ -1,14 +1,26 @@
-"""The time of a call: samples, taken until their median is known well enough, and the interval of the median."""
+"""The time of a call: of one, of a turn, or in samples that are taken until the interval of their median is narrow."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
-__all__ = ["Clock", "choose_calls_per_turn", "median_interval", "sample_call_times", "seconds_per_call", "wait_until_idle"]
+__all__ = [
+    "Call",
+    "Clock",
+    "choose_calls",
+    "choose_calls_per_turn",
+    "median_interval",
+    "sample_call_times",
+    "seconds_per_call",
+    "seconds_per_turn",
+    "time_call",
+    "wait_until_idle",
+]
 
+Call: TypeAlias = Callable[[], object]
 Clock: TypeAlias = Callable[[], float]
 
 SAMPLE = 0.002
@@ -20,14 +32,20 @@ NAP = 0.004
 """Seconds after which it is looked whether a process is idle..."""
 IDLE = 0.25
 """... which is if it used less than this part of one core."""
+LONGEST_WAIT = 0.2
+"""Seconds after which it is not waited for any longer."""
 WARM_SHARE = 0.2
 """Share of the time that goes to calls before the first sample, which allocate, choose kernels and wake threads."""
 WARM_CALLS = 20
+MOST_CALLS = 20_000
+"""Calls of the quickest in one turn."""
+FAR = 10
+"""Turns that the first call takes, from which on it is believed to be slow, and not only the first."""
+
+T = TypeVar("T")
 
 
-def sample_call_times(
-    call: Callable[[], object], seconds: float, *, within: float = 0.02, clock: Clock = time.perf_counter
-) -> list[float]:
+def sample_call_times(call: Call, seconds: float, *, within: float = 0.02, clock: Clock = time.perf_counter) -> list[float]:
     """Return seconds per call, sample by sample, until the interval is narrower than that part of the median.
 
     It takes about ``seconds`` at most, and one call more than that where a call takes longer; at least one sample comes back.
@@ -40,7 +58,7 @@ def sample_call_times(
     return samples
 
 
-def _warmed(call: Callable[[], object], seconds: float, clock: Clock) -> int:
+def _warmed(call: Call, seconds: float, clock: Clock) -> int:
     """Make the first calls, and return how many calls a sample is."""
     taken = [seconds_per_call(call, 1, clock)]
     while sum(taken) < seconds and len(taken) < WARM_CALLS:
@@ -57,7 +75,24 @@ def choose_calls_per_turn(seconds: float, turn: float) -> int:
     return max(1, round(turn / max(seconds, 1e-7)))
 
 
-def seconds_per_call(call: Callable[[], object], repeats: int = 1, clock: Clock = time.perf_counter) -> float:
+def choose_calls(call: Call, turn: float, clock: Clock = time.perf_counter) -> int:
+    """Return how many calls fill a turn of so many seconds, found by making some; a call that takes longer runs once.
+
+    The first call may be slow because it is the first; only one far over the turn is believed.
+    """
+    if seconds_per_call(call, 1, clock) > FAR * turn:
+        return 1
+    return min(MOST_CALLS, choose_calls_per_turn(seconds_per_call(call, 3, clock), turn))
+
+
+def time_call(call: Callable[[], T], clock: Clock = time.perf_counter) -> tuple[T, float]:
+    """Return what a call returns, and its seconds."""
+    began = clock()
+    result = call()
+    return result, clock() - began
+
+
+def seconds_per_call(call: Call, repeats: int = 1, clock: Clock = time.perf_counter) -> float:
     """Return the mean seconds of a call over that many, one right after the other."""
     began = clock()
     for _ in range(repeats):
@@ -65,7 +100,21 @@ def seconds_per_call(call: Callable[[], object], repeats: int = 1, clock: Clock 
     return (clock() - began) / repeats
 
 
-def wait_until_idle(longest: float = 0.2) -> None:
+def seconds_per_turn(
+    call: Call, repeats: int = 1, clock: Clock = time.perf_counter, *, idle: float = LONGEST_WAIT, warms: bool = True
+) -> float:
+    """Return the mean seconds of the calls of a turn, which begins when the threads of the turn before have gone to sleep.
+
+    It waits ``idle`` seconds for that at most. With ``warms`` one more call comes first and does not count: it wakes this
+    candidate's threads, and its values have left the caches.
+    """
+    wait_until_idle(idle)
+    if warms:
+        call()
+    return seconds_per_call(call, repeats, clock)
+
+
+def wait_until_idle(longest: float = LONGEST_WAIT) -> None:
     """Wait until this process uses next to no processor, at most so many seconds.
 
     Threads may spin after a call, to be ready for another: OpenBLAS's for 0.1 s, if an engine or the caller multiplies with

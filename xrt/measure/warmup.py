@@ -6,12 +6,8 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from xrt.measure.timing import Clock, seconds_per_call
-
-if TYPE_CHECKING:
-    from xrt.measure.interleave import Call
+from xrt.measure.timing import Call, Clock, seconds_per_call
 
 __all__ = ["Warmup", "is_steady", "warm_up"]
 

@@ -9,8 +9,7 @@ from xrt.html.charts import Bar, make_bars
 from xrt.html.formatting import format_ratio_interval, seconds, times
 from xrt.html.regions import MeanCall
 from xrt.html.rendering import render_cell
-from xrt.measure.ratios import Interval
-from xrt.measure.statistics import RatioInterval
+from xrt.measure.statistics import Interval, RatioInterval
 from xrt.partition.html import describe_plan
 from xrt.placement.report import CostReport, describe_missing_support
 from xrt.placement.result import CandidateResult, TuningResult

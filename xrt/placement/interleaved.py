@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from xrt.measure.statistics import compute_round_ratio, rotate
-from xrt.measure.timing import Clock, choose_calls_per_turn, seconds_per_call, wait_until_idle
+from xrt.measure.interleave import rotate
+from xrt.measure.statistics import compute_round_ratio
+from xrt.measure.timing import Clock, choose_calls_per_turn, seconds_per_turn
 
 __all__ = ["StoppingRule", "TimedCandidate", "choose_baseline", "run_interleaved"]
 
@@ -66,10 +67,8 @@ class TimedCandidate:
 
     def take_turn(self, clock: Clock) -> None:
         """Make the calls of a turn; what one raises is the entrant's own failure."""
-        wait_until_idle()
         try:
-            self.call()
-            self.rounds.append(seconds_per_call(self.call, self.repeats, clock))
+            self.rounds.append(seconds_per_turn(self.call, self.repeats, clock))
         except Exception as error:  # noqa: BLE001  # whatever an engine raises
             self.is_out, self.failure = True, f"{type(error).__name__}: {error}"
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from xrt.engines import RunOptions
 from xrt.errors import XRTError
+from xrt.measure.timing import time_call
 from xrt.placement.profiling.activations import Reference, find_first_random_node
 from xrt.placement.profiling.correctness import CheckResult, check_against_reference
 from xrt.runtime import Program, compile_plan, to_host
@@ -82,9 +82,7 @@ def prepare_plan(
         return PreparedPlan(plan, failure=_one_line(error))
     own = [copy_values(value) for value in inputs]
     try:
-        began = time.perf_counter()
-        results = [copy_values(to_host(value)) for value in made.run(own)]
-        seconds = time.perf_counter() - began
+        results, seconds = time_call(lambda: [copy_values(to_host(value)) for value in made.run(own)])
         is_open = expected is None or find_first_random_node(function)
         found = (
             SOUND if is_open else check_against_reference(function, inputs, results, expected or (), reference, context.options)

@@ -7,18 +7,19 @@ compares ratios, each with its interval. A difference within the noise is undeci
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from xrt.errors import LockError
 from xrt.formats.placement_file import Baseline
-from xrt.measure.statistics import RatioInterval, compute_round_ratio, rotate
-from xrt.measure.timing import Clock, choose_calls_per_turn
-from xrt.placement.interleaved import StoppingRule, TimedCandidate
+from xrt.measure.interleave import take_turns
+from xrt.measure.statistics import RatioInterval, compute_round_ratio_with_drift
+from xrt.measure.timing import Clock, choose_calls_per_turn, seconds_per_turn
+from xrt.placement.interleaved import StoppingRule
 from xrt.placement.lockfile import list_node_ranges
 from xrt.placement.prepared_plans import PreparedPlan, prepare_plan
 from xrt.placement.result import CandidateComparison, CandidateResult, describe_plan
@@ -92,40 +93,26 @@ def compare_plans(
     for a plan that fails.
     """
     with course.ready(plan, other) as made:
-        entrants = [TimedCandidate(one.call, is_simple=True) for one in made]
         until = course.clock() + course.seconds
-        for entrant, one in zip(entrants, made, strict=True):
-            _turn(entrant, one.plan, course.clock)
-            entrant.repeats = choose_calls_per_turn(entrant.rounds.pop(), RULES.turn)
-        for number in range(RULES.most):
-            for place in rotate(range(2), number):
-                _turn(entrants[place], made[place].plan, course.clock)
-            is_over = course.clock() >= until
-            if number + 1 < (SPELLS if is_over else RULES.least):
-                continue
-            found = measure_ratio_with_drift(entrants[0].rounds, entrants[1].rounds)
-            if is_over or is_enough(found, number + 1):
-                break
-    return found, number + 1
+        repeats = [choose_calls_per_turn(_take_turn(one, 1, course.clock), RULES.turn) for one in made]
+        mine, theirs = (partial(_take_turn, one, calls, course.clock) for one, calls in zip(made, repeats, strict=True))
+
+        def is_over(rounds: int, taken: Mapping[str, Sequence[float]]) -> bool:
+            is_late = course.clock() >= until
+            if rounds < (SPELLS if is_late else RULES.least):
+                return False
+            return is_late or is_enough(compute_round_ratio_with_drift(*taken.values(), parts=SPELLS), rounds)
+
+        taken = take_turns({"plan": mine, "other": theirs}, RULES.most, is_over)
+    return compute_round_ratio_with_drift(*taken.values(), parts=SPELLS), len(taken["plan"])
 
 
-def measure_ratio_with_drift(of: Sequence[float], to: Sequence[float]) -> RatioInterval:
-    """Return the ratio of paired rounds, at least as many as `SPELLS`, in doubt by chance and by drift.
-
-    The bootstrap takes rounds for independent. Where a machine's load changes for seconds at a time they are not, so the
-    interval also holds the medians of `SPELLS` equal parts of the rounds, one after the other.
-    """
-    found = compute_round_ratio(of, to)
-    ratios = [mine / theirs for mine, theirs in zip(of, to, strict=True)]
-    length = len(ratios) // SPELLS
-    spells = [statistics.median(ratios[at : at + length]) for at in range(0, length * SPELLS, length)]
-    return RatioInterval(found.median, min(found.low, *spells), max(found.high, *spells))
-
-
-def _turn(entrant: TimedCandidate, plan: Plan, clock: Clock) -> None:
-    entrant.take_turn(clock)
-    if entrant.failure:
-        raise LockError(f"the plan {describe_plan(plan)} does not run: {entrant.failure}")
+def _take_turn(made: PreparedPlan, repeats: int, clock: Clock) -> float:
+    try:
+        return seconds_per_turn(made.call, repeats, clock)
+    except Exception as error:  # whatever an engine raises
+        told = f"the plan {describe_plan(made.plan)} does not run: {type(error).__name__}: {error}"
+        raise LockError(told) from error
 
 
 # ---------------------------------------------------------------------- for a lock

@@ -10,6 +10,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -26,6 +27,8 @@ from tvm_ffi.serialization import from_json_graph_str
 from xrt.comparison import compare, tolerance_for
 from xrt.engines.tvm.schedules import CpuSchedule
 from xrt.engines.tvm.tuning_records import TuningRecord, apply_record, is_plain
+from xrt.measure.interleave import take_turns
+from xrt.measure.statistics import compute_round_ratio
 from xrt.processes.ipc import Message
 from xrt.processes.server import Request, serve
 
@@ -144,10 +147,10 @@ def select_schedule(function: tirx.PrimFunc, trace: str | None, target: Target, 
     rival = _built(apply_record(function, trace), target)
     if not _agree(base, rival, given):
         return TuningRecord(trials, math.inf, _seconds(base, given), None)
-    turns = [(_seconds(rival, given), _seconds(base, given)) for _ in range(ROUNDS)]
-    quicker = median(mine / theirs for mine, theirs in turns) < GAIN
-    mine, theirs = (median(column) for column in zip(*turns, strict=True))
-    return TuningRecord(trials, mine, theirs, trace if quicker else None)
+    taken = take_turns({"rival": partial(_seconds, rival, given), "default": partial(_seconds, base, given)}, ROUNDS)
+    is_quicker = compute_round_ratio(*taken.values()).median < GAIN
+    mine, theirs = map(median, taken.values())
+    return TuningRecord(trials, mine, theirs, trace if is_quicker else None)
 
 
 def _built(function: tirx.PrimFunc, target: Target) -> Any:

@@ -15,8 +15,8 @@ import numpy as np
 from xrt.cache import CompileCache
 from xrt.errors import EngineError, OutOfDeviceMemory, PlanError
 from xrt.graph import DType, FrozenDict, Function, Node, TensorType, Value
-from xrt.measure.statistics import rotate
-from xrt.measure.timing import Clock, choose_calls_per_turn, median_interval, seconds_per_call
+from xrt.measure.interleave import take_turns
+from xrt.measure.timing import Clock, choose_calls_per_turn, median_interval, seconds_per_call, seconds_per_turn
 from xrt.partition.device_map import DeviceMap
 from xrt.partition.explicit import plan_from_assignment
 from xrt.partition.support_matrix import SupportMatrix
@@ -183,12 +183,9 @@ def _before_another(program: Program, size: int) -> Callable[[], object]:
 
 def _interleaved(calls: Sequence[Callable[[], object]], clock: Clock) -> list[list[float]]:
     repeats = [choose_calls_per_turn(min(seconds_per_call(call, 1, clock) for _ in range(3)), TURN) for call in calls]
-    taken: list[list[float]] = [[] for _ in calls]
-    for turn in range(ROUNDS):
-        for number in rotate(range(len(calls)), turn):
-            calls[number]()
-            taken[number].append(seconds_per_call(calls[number], repeats[number], clock))
-    return taken
+    pairs = zip(calls, repeats, strict=True)
+    turns = {str(number): partial(seconds_per_turn, *pair, clock, idle=0.0) for number, pair in enumerate(pairs)}
+    return list(take_turns(turns, ROUNDS).values())
 
 
 def _chain(ops: Sequence[str], size: int) -> Function:
