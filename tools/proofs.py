@@ -61,6 +61,8 @@ class Subject:
 
 def _engine(name: str) -> Subject:
     sources = [*_SHARED, f"xrt/engines/{name}/**/*.py"]
+    if name in ("toy", "xla"):
+        sources.append("xrt/engines/kernels/*.py")
     if name == "toy":
         sources += ["xrt/engines/native/**/*.py", "xrt/engines/native/src/*"]
     return Subject(f"engine {name}", tuple(sources), ("onnx", "numpy", *_LIBRARIES[name]))

@@ -22,6 +22,7 @@ LINE = (
     ("passes",),
     ("engines.contract",),
     ("engines.toolkit",),
+    ("engines.kernels",),
     ("engines.native",),
     ("engines",),
     ("partition",),
@@ -148,7 +149,7 @@ def package_of(name: str) -> str:
 
 
 ENGINES = ("toy", "ort", "tvm", "openvino", "xla", "iree", "torch")
-PARTS = ("contract", "toolkit", "native", *ENGINES)
+PARTS = ("contract", "toolkit", "kernels", "native", *ENGINES)
 """What stands in `engines` as a package of its own."""
 
 

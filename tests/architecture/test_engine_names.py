@@ -25,8 +25,6 @@ WORDS = frozenset(
     for word in (declared.name, *declared.libraries, *declared.aliases)
 ) - frozenset(FRONT_ENDS)
 """Words that the core may not use. A library that models come from is known to the core, although an engine has its name too."""
-ALLOWED = {"testing.ledgers": "the known failures of each shipped engine, a module per engine; the wheel's own record of proofs"}
-"""Modules that may name engines, each with the reason. The list may only shrink."""
 
 
 def find_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -65,14 +63,7 @@ def test_the_words_come_from_the_declarations() -> None:
 
 @pytest.mark.parametrize("module", [one for one in MODULES if is_core(one.name)], ids=lambda module: module.name or "xrt")
 def test_no_core_module_names_an_engine(module: Module) -> None:
-    if any(module.name == place or module.name.startswith(f"{place}.") for place in ALLOWED):
-        return
     assert list(find_names(module.tree)) == []
-
-
-def test_every_exemption_is_needed() -> None:
-    named = {module.name for module in MODULES if list(find_names(module.tree))}
-    assert all(place in named for place in ALLOWED)
 
 
 @pytest.mark.parametrize(

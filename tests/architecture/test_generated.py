@@ -1,4 +1,4 @@
-"""Generated pages fit what they were generated from: the record, the ledgers, the engines, the libraries and the tests of onnx.
+"""Generated pages fit what they were generated from: the record, known failures, engines, libraries and the tests of onnx.
 
 The record itself is held against a run of each way in tests/conformance.
 """
@@ -19,10 +19,10 @@ from benchmarks.zoo.run import read_record
 from tools import write_commands, write_errors, write_options
 from tools.conformance_page import PAGE, page
 from tools.conformance_record import ENGINES, LIBRARIES, WAYS, Entry, Record, pins, versions
+from tools.known_failures import MIXTURES, load_known_failures
 from tools.write_tables import PAGE as ENGINE_PAGE
 from tools.write_tables import engines, with_table
-from xrt.testing import GROUPS, ConformanceReport, KnownFailure, Outcome, ResultWord, load_known_failures
-from xrt.testing.ledgers import MIXTURES
+from xrt.testing import GROUPS, ConformanceReport, KnownFailure, Outcome, ResultWord
 
 RECORD = Record.read()
 AGAIN = "say: make conformance"
@@ -37,7 +37,7 @@ def changed(letters: str, record: Record = RECORD) -> Record:
 # ---------------------------------------------------------------------- the pages
 
 
-def test_the_page_is_what_the_record_and_the_ledgers_make() -> None:
+def test_the_page_is_what_the_record_and_the_known_failures_make() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(RECORD), "say: make tables"
 
 
@@ -66,7 +66,7 @@ def test_a_page_of_another_record_is_caught() -> None:
     assert with_table(ENGINE_PAGE.read_text(encoding="utf-8"), other) != ENGINE_PAGE.read_text(encoding="utf-8")
 
 
-def test_a_page_of_another_ledger_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_of_other_known_failures_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     more = KnownFailure("test_abs", "never", "planted", "https://example.org")
     monkeypatch.setattr("tools.conformance_page.load_known_failures", lambda name: (*load_known_failures(name), more))
     assert page(RECORD) != PAGE.read_text(encoding="utf-8")
@@ -139,34 +139,34 @@ def test_a_broken_law_is_caught(letters: dict[str, str], fault: str) -> None:
     assert fault.format(case=RECORD.entries[0].case) in changed(passed_but(letters)).faults()
 
 
-def ledger_faults(record: Record) -> list[str]:
-    """Return what the ledgers and the record say differently of what each engine fails alone, in both directions."""
+def find_faults(record: Record) -> list[str]:
+    """Return what the known failures and the record say differently of what each engine fails alone, in both directions."""
     found = []
     for engine in ENGINES:
-        gaps, ledger = record.cases(engine, ResultWord.GAP), load_known_failures(engine)
-        found += [f"{engine}: no entry for {case}" for case in sorted(gaps) if not any(gap.covers(case) for gap in ledger)]
-        covered = [(gap, case.case) for gap in ledger for case in record.entries if gap.covers(case.case)]
+        gaps, known = record.cases(engine, ResultWord.GAP), load_known_failures(engine)
+        found += [f"{engine}: no entry for {case}" for case in sorted(gaps) if not any(gap.covers(case) for gap in known)]
+        covered = [(gap, case.case) for gap in known for case in record.entries if gap.covers(case.case)]
         found += [f"{engine}: {gap} holds no more for {case}" for gap, case in covered if gap.everywhere and case not in gaps]
-        found += [f"{engine}: {gap} matches no case" for gap in ledger if gap not in [one for one, _ in covered]]
+        found += [f"{engine}: {gap} matches no case" for gap in known if gap not in [one for one, _ in covered]]
     known = [gap for name in (*ENGINES, MIXTURES) for gap in load_known_failures(name)]
     mixed = {case for way in WAYS for case in record.cases(way.name, ResultWord.GAP)}
     return found + [f"no entry for {case}" for case in sorted(mixed) if not any(gap.covers(case) for gap in known)]
 
 
-def test_the_ledgers_and_the_record_agree() -> None:
-    assert ledger_faults(RECORD) == []
+def test_the_known_failures_and_the_record_agree() -> None:
+    assert find_faults(RECORD) == []
 
 
 def test_a_gap_without_an_entry_is_caught() -> None:
     case = RECORD.entries[0].case
-    assert ledger_faults(changed(passed_but({"ort": "G"}))) == [f"ort: no entry for {case}", f"no entry for {case}"]
+    assert find_faults(changed(passed_but({"ort": "G"}))) == [f"ort: no entry for {case}", f"no entry for {case}"]
 
 
 def test_an_entry_that_holds_no_more_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     stale = KnownFailure(RECORD.entries[0].case, "never", "planted", "https://example.org")
     shipped = load_known_failures
     monkeypatch.setitem(globals(), "load_known_failures", lambda name: (stale,) if name == "ort" else shipped(name))
-    assert ledger_faults(RECORD) == [f"ort: {stale} holds no more for {stale.cases}"]
+    assert find_faults(RECORD) == [f"ort: {stale} holds no more for {stale.cases}"]
 
 
 def test_the_record_reads_back(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ NOUN_PHRASES = frozenset(
 )
 """Public functions whose first word is a participle that belongs to the noun after it. The list may only shrink."""
 NAMED_BY_ONNX = (
+    "xrt.engines.kernels.",
     "xrt.engines.toy.kernels.",
     "xrt.engines.xla.kernels.",
     "xrt.engines.torch.kernels.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from xrt.testing.ledgers import KnownFailure
+from xrt.testing import KnownFailure
 from xrt.testing.suite import EngineSuite
 
 

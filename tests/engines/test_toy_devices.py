@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import xrt
+import xrt.engines.kernels as shared
 import xrt.engines.toy.kernels as kernels
 from tests.devices.models import Net, numbers
 from tests.devices.worlds import TOY, same, traffic, world
@@ -30,7 +31,7 @@ from xrt.testing import node_cases
 from xrt.testing.running import make_module
 from xrt.testing.simulated import simulate_devices
 
-KERNELS = sorted(Path(kernels.__file__).parent.glob("*.py"))
+KERNELS = sorted(path for package in (kernels, shared) for path in Path(package.__file__).parent.glob("*.py"))
 
 # ---------------------------------------------------------------------- written against the array module
 
@@ -96,7 +97,9 @@ def test_kernels_that_compute_with_numpy_are_the_cpus() -> None:
     assert [name for name, devices in homes if name in CPU_ONLY and devices != ("cpu",)] == []
 
 
-@pytest.mark.parametrize("path", [path for path in KERNELS if path.stem not in CPU_ONLY], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [path for path in KERNELS if path.stem not in CPU_ONLY], ids=lambda path: f"{path.parent.name}-{path.name}"
+)
 def test_kernels_compute_with_the_array_module(path: Path) -> None:
     assert taken_from_numpy(ast.parse(path.read_text(encoding="utf-8"))) <= OF_TYPES | OF_THE_HOST.get(path.name, set())
 

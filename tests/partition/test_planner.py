@@ -192,7 +192,7 @@ def test_what_a_search_finds_is_near_the_optimum() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [110, 150, 180])
 def test_what_a_search_finds_is_near_the_optimum_on_many_graphs(first: int) -> None:
-    """An entry of the ledger whose seed does not exceed any more fails until it is deleted."""
+    """A listed case whose seed does not exceed any more fails until it is deleted."""
     seeds = range(first, first + 10)
     assert exceeding(searched, seeds, 14) == {seed: one for seed, one in EXCEEDING.items() if seed in seeds}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -10,7 +10,7 @@ import pytest
 
 from xrt.errors import CompileFailed, CompileRefused, OptionError
 from xrt.graph import DType, Function, Node, TensorType, Value
-from xrt.testing import MIXTURES, KnownFailure, ResultWord, conform, load_known_failures
+from xrt.testing import ResultWord, conform
 from xrt.testing.alternating import Alternation, make_alternating_program
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 
@@ -133,7 +133,7 @@ def replace_input(function: Function, type_: TensorType) -> Function:
 
 
 def test_every_case_runs_once_for_each_engine_to_begin_with():
-    report = conform(BOTH, RELU, groups=["simple"], alternate=True, gaps=())
+    report = conform(BOTH, RELU, groups=["simple"], alternate=True)
     [outcome] = report.outcomes
     assert (outcome.word, outcome.engines) == (ResultWord.PASSED, ("recording", "second"))
     assert report.mixed == 1
@@ -142,19 +142,10 @@ def test_every_case_runs_once_for_each_engine_to_begin_with():
 
 
 def test_one_round_that_fails_is_a_failure():
-    [outcome] = conform([RecordingEngine(), FaultyEngine(how="value")], RELU, groups=["simple"], alternate=True, gaps=()).outcomes
+    [outcome] = conform([RecordingEngine(), FaultyEngine(how="value")], RELU, groups=["simple"], alternate=True).outcomes
     assert outcome.word is ResultWord.FAILED
 
 
 def test_one_engine_has_nobody_to_alternate_with():
     with pytest.raises(OptionError, match="nodes alternate between two engines or more; list another"):
         conform("toy", RELU, groups=["simple"], alternate=True)
-
-
-def test_what_only_a_mixture_fails_has_a_ledger_of_its_own(monkeypatch):
-    known = next(gap for gap in load_known_failures(MIXTURES) if gap.word == "never")
-    entry = KnownFailure(RELU, known.word, known.reason, known.link, everywhere=False)
-    monkeypatch.setattr("xrt.testing.conformance.load_known_failures", lambda name: (entry,) if name == MIXTURES else ())
-    engines = [RecordingEngine(), replace(FaultyEngine(how="value"))]
-    assert conform(engines, RELU, groups=["simple"], alternate=True).counts[ResultWord.GAP] == 1
-    assert conform(engines[1], RELU, groups=["simple"]).counts[ResultWord.FAILED] == 1

@@ -59,7 +59,7 @@ def test_a_light_network_comes_twice():
 
 
 def test_groups_are_counted():
-    report = conform("toy", "single_relu_model,operator_mm,Linear", groups=STORED, gaps=())
+    report = conform("toy", "single_relu_model,operator_mm,Linear", groups=STORED)
     assert {group: counts[ResultWord.PASSED] for group, counts in report.by_group().items()} == {
         "simple": 1,
         "pytorch-operator": 1,

@@ -107,7 +107,7 @@ def test_cases_come_out_as_they_do_here(options: dict[str, Any]) -> None:
 
 
 def test_every_crash_starts_another_worker() -> None:
-    report = conform(FaultyEngine(takes="Abs|Neg", how="kill"), "test_abs,test_neg,test_relu", isolate=True, gaps=())
+    report = conform(FaultyEngine(takes="Abs|Neg", how="kill"), "test_abs,test_neg,test_relu", isolate=True)
     ended = ENDED.replace("SIGABRT", "SIGKILL")
     assert [o.reason for o in report.of(ResultWord.FAILED)] == [ended, ended]
     assert len(report.outcomes) == 3

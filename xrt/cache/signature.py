@@ -30,7 +30,7 @@ FORMAT_VERSION = 1
 CODE_UNKNOWN = "unknown"
 """What the ingredient ``code`` is for an engine whose source is in no file: a class typed at a prompt."""
 
-_SHARED = ("graph", "formats", "passes", "engines/toolkit")
+_SHARED = ("graph", "formats", "passes", "engines/toolkit", "engines/kernels")
 """Folders of XRT's own source that determine an engine's input, in addition to `engines` and its contract."""
 
 

@@ -8,12 +8,11 @@ else in XRT but the command line may import it.
 from xrt.testing.cases import ConformanceCase, node_cases
 from xrt.testing.conformance import conform, run_case, run_reference
 from xrt.testing.groups import GROUPS, group_cases
-from xrt.testing.ledgers import MIXTURES, KnownFailure, load_known_failures, settle
+from xrt.testing.known_failures import KnownFailure, settle
 from xrt.testing.report import ConformanceReport, Outcome, ResultWord
 
 __all__ = [
     "GROUPS",
-    "MIXTURES",
     "ConformanceCase",
     "ConformanceReport",
     "KnownFailure",
@@ -21,7 +20,6 @@ __all__ = [
     "ResultWord",
     "conform",
     "group_cases",
-    "load_known_failures",
     "node_cases",
     "run_case",
     "run_reference",

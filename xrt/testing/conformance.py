@@ -27,7 +27,7 @@ from xrt.testing.alternating import make_alternating_program
 from xrt.testing.auto_cases import engines_for, make_auto_program
 from xrt.testing.cases import ConformanceCase, is_unchanged
 from xrt.testing.groups import group_cases
-from xrt.testing.ledgers import MIXTURES, KnownFailure, load_known_failures, settle
+from xrt.testing.known_failures import KnownFailure, settle
 from xrt.testing.remote import conform_remotely
 from xrt.testing.report import ConformanceReport, Outcome, ResultWord
 from xrt.testing.running import make_module
@@ -78,18 +78,18 @@ def conform(
     shard: tuple[int, int] = (0, 1),
     reference: bool = False,
     isolate: bool = False,
-    gaps: Sequence[KnownFailure] | None = None,
+    gaps: Sequence[KnownFailure] = (),
     progress: Progress | None = None,
 ) -> ConformanceReport:
     """Run the cases of those groups (of all, when none is named) that match, or a share of them, and return the report.
 
-    With "auto" among the engines, a small search places every case over the others of the list, or over all that are ready. A
-    ledger then excuses only roundings: the search compares its candidates with the reference. With ``alternate``, neighbouring
-    nodes are kept on different engines (`xrt.testing.alternating`), and every case runs once with each engine first. With
-    ``reference``, ``onnx.reference.ReferenceEvaluator`` runs too. With ``isolate`` the cases run in a worker process: one that
-    ends it has failed, and the rest runs in the next. Without ``gaps``, the report is settled with the ledgers that XRT ships for
-    the engines. To use several processes, run each with a shard and without gaps (``gaps=()``), then settle the `Report.joined`
-    of all.
+    ``gaps`` are known failures, with which the report is settled. With "auto" among the engines, a small search places every case
+    over the others of the list, or over all that are ready; of the gaps only roundings then count, since the search compares its
+    candidates with the reference. With ``alternate``, neighbouring nodes are kept on different engines
+    (`xrt.testing.alternating`), and every case runs once with each engine first. With ``reference``,
+    ``onnx.reference.ReferenceEvaluator`` runs too. With ``isolate`` the cases run in a worker process: one that ends it has
+    failed, and the rest runs in the next. To use several processes, run each with a shard and without gaps, then settle the
+    `Report.joined` of all.
     """
     asked = [engines] if isinstance(engines, str | GraphCompiler) else list(engines)
     listed, automatic = create_engines(asked)
@@ -101,7 +101,7 @@ def conform(
     else:
         outcomes, beside = _run_here(makers, group_cases(groups, pattern, shard=shard), reference, tell)
     name = ",".join(map(str, asked) if automatic else (engine.spec for engine in listed)) + ", alternating" * alternate
-    known = _ledger(listed, auto=automatic) if gaps is None else gaps
+    known = [gap for gap in gaps if not (automatic and gap.everywhere)]
     complete = pattern == "*" and shard == (0, 1) and not groups
     return settle(
         ConformanceReport(name, tuple(outcomes), tuple(beside)),
@@ -127,12 +127,6 @@ def _run_here(makers: Sequence[Maker], cases: Sequence[ConformanceCase], referen
         outcomes.append(run_case(replace(case), *makers))  # a copy, so that what the case holds of its model goes with it
         tell(done, len(cases), outcomes[-1])
     return outcomes, [run_reference(case) for case in cases] if reference else []
-
-
-def _ledger(engines: Sequence[GraphCompiler], *, auto: bool) -> list[KnownFailure]:
-    """Return the gaps of all; for a search only those of rounding, since what is wrong it is to keep out by itself."""
-    names = [engine.spec for engine in engines] + [MIXTURES] * (len(engines) > 1)
-    return [gap for name in names for gap in load_known_failures(name) if not (auto and gap.everywhere)]
 
 
 def makers_for(engines: Sequence[GraphCompiler], *, alternate: bool = False, auto: bool = False) -> tuple[Maker, ...]:

@@ -20,7 +20,7 @@ class ResultWord(enum.StrEnum):
     FAILED = "failed"
     """Any other error, a wrong type or shape, a wrong value, an input written to."""
     GAP = "gap"
-    """Failed, and the engine's ledger says so."""
+    """Failed, as a known failure says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class ConformanceReport:
     reference: tuple[Outcome, ...] = ()
     """What ``onnx.reference.ReferenceEvaluator`` made of the same cases in the same run; empty when it was not asked."""
     stale: tuple[str, ...] = ()
-    """Entries of the ledger that no longer hold: each is a failure too."""
+    """Known failures that no longer fail: each is a failure too."""
 
     @property
     def counts(self) -> dict[ResultWord, int]:
@@ -70,7 +70,7 @@ class ConformanceReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing failed that the ledger does not know, and the ledger knows nothing that passes."""
+        """Whether nothing failed but known failures, and none of these passed."""
         return not self.counts[ResultWord.FAILED] and not self.stale
 
     def of(self, word: ResultWord) -> tuple[Outcome, ...]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from xrt.engines import CompileContext, Executable, GraphCompiler
     from xrt.graph import DType, Function
     from xrt.testing.corpus import CorpusEntry
-    from xrt.testing.ledgers import KnownFailure
+    from xrt.testing.known_failures import KnownFailure
 
 __all__ = ["FORM", "SuiteBase", "alone_or_skip", "bounded", "compile_or_skip", "run_outputs"]
 

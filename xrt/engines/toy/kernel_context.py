@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from xrt.engines.toy.primitives import ArrayPrimitives
 from xrt.graph import Function, Node, Value
 
 __all__ = ["Body", "KernelContext", "close_over"]
@@ -37,6 +38,11 @@ class KernelContext:
     """The Function that holds the node."""
     compile: Callable[[Function], Callable[[Sequence[Any]], list[Any]]]
     """Makes a closed Function callable; `body` is the way for a node's own bodies."""
+
+    @property
+    def primitives(self) -> ArrayPrimitives:
+        """What the shared kernels leave to the engine."""
+        return ArrayPrimitives(self.xp)
 
     @property
     def version(self) -> int:

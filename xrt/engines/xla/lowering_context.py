@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xrt.engines.xla.primitives import PRIMITIVES, XlaPrimitives
 from xrt.errors import CompileRefused
 from xrt.graph import DType, Function, Node, find_schema
 
@@ -30,6 +31,11 @@ class LoweringContext:
     """Every value that the node's bodies may read, by name."""
     lower: Callable[[Function, Sequence[Operand], Mapping[str, Operand]], list[Operand]]
     """Traces a Function, given its inputs and the values around it."""
+
+    @property
+    def primitives(self) -> XlaPrimitives:
+        """What the shared kernels leave to the engine."""
+        return PRIMITIVES
 
     @property
     def version(self) -> int:
@@ -58,6 +64,8 @@ class LoweringContext:
         """Return the content of the input in that position; raises CompileRefused where only the run shows it."""
         if isinstance(operand, np.ndarray):
             return operand
+        if not operand.size:
+            return np.zeros(operand.shape, operand.dtype)
         name = _input_name(self.node, self.function, position)
         raise CompileRefused(f"XLA needs the {name!r} of {self.node.op} while it compiles, and here it is known only at run time")
 

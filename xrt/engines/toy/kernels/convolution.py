@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from xrt.engines.kernels.convolution import with_bias
 from xrt.engines.toolkit.array_ops.precision import round_once
 from xrt.engines.toolkit.array_ops.windows import Placement, Window, compute_padding_trims, make_window
 from xrt.engines.toy.kernels.layout import apply_padding
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from xrt.engines.toy.kernel_context import KernelContext
     from xrt.graph import Node
 
-__all__ = ["convolve", "with_bias"]
+__all__ = ["convolve"]
 
 BLOCK = 1 << 23
 """Bytes of columns that are laid out at a time: they stay in the cache, and memory stays bounded."""
@@ -81,23 +82,6 @@ def _columns(xp: Any, parts: Array, place: Placement, rows: slice | None) -> Arr
     return columns.reshape(len(parts), -1, prod(positions))
 
 
-def with_bias(y: Array, bias: Array | None) -> Array:
-    """Add one number per channel, in place."""
-    if bias is not None:
-        y += bias.reshape(-1, *(1,) * (y.ndim - 2))
-    return y
-
-
-@ops("Conv")
-def conv(node: Node, env: KernelContext) -> Run:
-    xp, group = env.xp, node.attr("group", 1)
-
-    def run(x: Array, w: Array, bias: Array | None = None) -> Array:
-        return with_bias(convolve(xp, x, w, make_window(node, w.shape[2:]), group), bias)
-
-    return round_once(run)
-
-
 @ops("ConvTranspose")
 def conv_transpose(node: Node, env: KernelContext) -> Run:
     """The gradient of a convolution: every element of x lays down a whole window, and what overlaps is summed."""
@@ -115,18 +99,3 @@ def conv_transpose(node: Node, env: KernelContext) -> Run:
         return with_bias(apply_padding(xp, whole, pads, "constant", 0, range(2, x.ndim)), bias)
 
     return round_once(run)
-
-
-@ops("Col2Im", host=(1, 2))
-def col2im(node: Node, env: KernelContext) -> Run:
-    """Columns of windows back to images: what overlaps is summed."""
-    xp = env.xp
-
-    def run(x: Array, extents: Array, kernel: Array) -> Array:
-        window, sizes = make_window(node, kernel.tolist()), extents.tolist()
-        place = window.over(sizes)
-        columns = x.reshape(len(x), -1, *window.kernel, *place.positions)
-        whole = fold(xp, columns, place, [b + n + e for b, n, e in zip(place.begins, sizes, place.ends, strict=True)])
-        return whole[(..., *(slice(b, b + n) for b, n in zip(place.begins, sizes, strict=True)))]
-
-    return run

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from xrt.engines.kernels.elementwise import swish
 from xrt.engines.toolkit.array_ops.precision import round_once
-from xrt.engines.toy.kernels.elementwise import swish
 from xrt.engines.toy.table import Array, Run, ops
 
 if TYPE_CHECKING:

@@ -1,54 +1,19 @@
-"""Normalisations: subtract a mean, divide by a deviation or a norm, scale and shift."""
+"""Normalizations, and a loss, that other engines write otherwise."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from xrt.engines.toolkit.array_ops.precision import round_once, widen
+from xrt.engines.kernels.normalization import compute_statistics, normalize_batch, update_running
+from xrt.engines.kernels.softmax import compute_likelihood_loss, log_softmax
+from xrt.engines.toolkit.array_ops.precision import round_once
 from xrt.engines.toy.table import Array, Run, ops
-from xrt.graph import DType, Node
 
 if TYPE_CHECKING:
     from xrt.engines.toy.kernel_context import KernelContext
+    from xrt.graph import Node
 
 __all__: list[str] = []
-
-
-def _per_channel(v: Array, x: Array) -> Array:
-    """Return a vector shaped to broadcast along axis 1 of the tensor; other parameters (a scale per element) as they are."""
-    return v.reshape(-1, *(1,) * (x.ndim - 2)) if v.ndim == 1 else v
-
-
-def _standardised(xp: Any, x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
-    """Return the tensor with mean 0 and variance 1 over the axes, the mean, and one over the deviation."""
-    mean = xp.mean(x, axis=axes, keepdims=True)
-    centred = x - mean
-    inverse = 1 / xp.sqrt(xp.mean(centred * centred, axis=axes, keepdims=True) + epsilon)
-    return centred * inverse, mean, inverse
-
-
-# ---------------------------------------------------------------------- over the batch
-
-
-def _batch_normal(xp: Any, x: Array, scale: Array, bias: Array, mean: Array, var: Array, epsilon: float) -> Array:
-    """Return the tensor scaled and shifted by one factor and one summand per channel."""
-    factor = widen(scale) / xp.sqrt(widen(var) + epsilon)
-    y = widen(x) * _per_channel(factor, x)
-    y += _per_channel(widen(bias) - widen(mean) * factor, x)
-    return y.astype(x.dtype, copy=False)
-
-
-def _statistics(xp: Any, x: Array, running: Array) -> tuple[Array, Array]:
-    """Return mean and (population) variance over the batch, one for each element of the running mean.
-
-    That is one per channel; before version 9, with ``spatial=0``, one per element of a sample.
-    """
-    axes = (0, *range(1 + running.ndim, x.ndim))
-    return xp.mean(widen(x), axis=axes), xp.var(widen(x), axis=axes)
-
-
-def _running(old: Array, new: Array, momentum: float) -> Array:
-    return (widen(old) * momentum + new * (1 - momentum)).astype(old.dtype)
 
 
 @ops("BatchNormalization", until=13)
@@ -59,95 +24,13 @@ def batch_normalization_by_outputs(node: Node, env: KernelContext) -> Run:
 
     def run(x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> Any:
         if not training:
-            return _batch_normal(xp, x, scale, bias, mean, var, epsilon)
-        now, spread = _statistics(xp, x, mean)
-        y = _batch_normal(xp, x, scale, bias, now, spread, epsilon)
+            return normalize_batch(xp, x, scale, bias, mean, var, epsilon)
+        now, spread = compute_statistics(xp, x, mean)
+        y = normalize_batch(xp, x, scale, bias, now, spread, epsilon)
         saved = (now.astype(mean.dtype), spread.astype(var.dtype))
-        return y, _running(mean, now, momentum), _running(var, spread, momentum), *saved
+        return y, update_running(mean, now, momentum), update_running(var, spread, momentum), *saved
 
     return run
-
-
-@ops("BatchNormalization", since=14, train=True)
-def batch_normalization(node: Node, env: KernelContext) -> Run:
-    xp, epsilon, momentum = env.xp, node.attr("epsilon", 1e-5), node.attr("momentum", 0.9)
-
-    def infer(x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> Array:
-        return _batch_normal(xp, x, scale, bias, mean, var, epsilon)
-
-    def train(x: Array, scale: Array, bias: Array, mean: Array, var: Array) -> tuple[Array, Array, Array]:
-        now, spread = _statistics(xp, x, mean)
-        y = _batch_normal(xp, x, scale, bias, now, spread, epsilon)
-        return y, _running(mean, now, momentum), _running(var, spread, momentum)
-
-    return train if node.attr("training_mode", 0) else infer
-
-
-# ---------------------------------------------------------------------- over the elements of one sample
-
-
-@ops("InstanceNormalization")
-def instance_normalization(node: Node, env: KernelContext) -> Run:
-    xp, epsilon = env.xp, node.attr("epsilon", 1e-5)
-
-    def run(x: Array, scale: Array, bias: Array) -> Array:
-        y, _, _ = _standardised(xp, x, tuple(range(2, x.ndim)), epsilon)
-        return y * _per_channel(scale, x) + _per_channel(bias, x)
-
-    return round_once(run)
-
-
-@ops("GroupNormalization")
-def group_normalization(node: Node, env: KernelContext) -> Run:
-    """Before version 21 there is one scale and bias per group, since then one per channel."""
-    xp, epsilon, groups = env.xp, node.attr("epsilon", 1e-5), node.attr("num_groups")
-
-    def run(x: Array, scale: Array, bias: Array) -> Array:
-        parts = x.reshape(len(x), groups, -1)
-        y = _standardised(xp, parts, (2,), epsilon)[0].reshape(x.shape)
-        each = x.shape[1] // len(scale)
-        return y * _per_channel(xp.repeat(scale, each), x) + _per_channel(xp.repeat(bias, each), x)
-
-    return round_once(run)
-
-
-def _stash(node: Node, x: Array) -> Array:
-    """Return the tensor in the type in which the node computes its statistics."""
-    dtype = DType.from_onnx(node.attr("stash_type", DType.FLOAT32.onnx)).numpy
-    return x.astype(dtype, copy=False)
-
-
-@ops("LayerNormalization")
-def layer_normalization(node: Node, env: KernelContext) -> Run:
-    xp, epsilon, axis = env.xp, node.attr("epsilon", 1e-5), node.attr("axis", -1)
-
-    def run(x: Array, scale: Array, bias: Array | None = None) -> tuple[Array, Array, Array]:
-        axes = tuple(range(axis % x.ndim, x.ndim))
-        y, mean, inverse = _standardised(xp, _stash(node, x), axes, epsilon)
-        y = widen(y.astype(x.dtype, copy=False)) * widen(scale)
-        y = y if bias is None else y + widen(bias)
-        return y.astype(x.dtype, copy=False), mean, inverse
-
-    return run
-
-
-@ops("RMSNormalization")
-def rms_normalization(node: Node, env: KernelContext) -> Run:
-    xp, epsilon, axis = env.xp, node.attr("epsilon", 1e-5), node.attr("axis", -1)
-
-    def run(x: Array, scale: Array) -> Array:
-        wide = _stash(node, x)
-        square = xp.mean(wide * wide, axis=tuple(range(axis % x.ndim, x.ndim)), keepdims=True)
-        y = (wide / xp.sqrt(square + epsilon)).astype(x.dtype, copy=False)
-        return (widen(y) * widen(scale)).astype(scale.dtype, copy=False)
-
-    return run
-
-
-@ops("MeanVarianceNormalization")
-def mean_variance_normalization(node: Node, env: KernelContext) -> Run:
-    axes = node.attr("axes", (0, 2, 3))
-    return round_once(lambda x: _standardised(env.xp, x, tuple(axes), 1e-9)[0])
 
 
 @ops("LpNormalization")
@@ -179,3 +62,14 @@ def lrn(node: Node, env: KernelContext) -> Run:
         return x / (bias + alpha / size * total) ** beta
 
     return round_once(run)
+
+
+@ops("SoftmaxCrossEntropyLoss")
+def softmax_cross_entropy_loss(node: Node, env: KernelContext) -> Run:
+    ignored, reduction = node.attr("ignore_index"), node.attr("reduction", "mean")
+
+    def run(scores: Array, target: Array, weight: Array | None = None) -> tuple[Array, Array]:
+        logs = log_softmax(env, scores, 1)
+        return compute_likelihood_loss(env.xp, logs, target, weight, ignored, reduction), logs
+
+    return run

@@ -1,4 +1,4 @@
-"""Pools: what a sliding window sees, reduced to its greatest element, its mean or its norm."""
+"""Pools: what a sliding window sees, reduced to its greatest element or its norm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from xrt.engines.toolkit.array_ops.precision import extreme, round_once
 from xrt.engines.toolkit.array_ops.windows import Placement, make_window
-from xrt.engines.toy.kernels.windows import around
+from xrt.engines.toy.kernels.windows import around, sum_windows
 from xrt.engines.toy.table import Array, Run, ops
 
 if TYPE_CHECKING:
@@ -54,42 +54,10 @@ def _max_and_places(xp: Any, x: Array, place: Placement, column_major: bool) -> 
     return top, where + planes.reshape(*x.shape[:2], *(1,) * len(place.extents))
 
 
-def _sum(xp: Any, x: Array, place: Placement) -> Array:
-    """Return the sum of what each window sees, padding being zero."""
-    x = around(xp, place, x, 0)
-    picks = place.offsets()
-    total = x[next(picks)[1]].copy()
-    for _, picked in picks:
-        total += x[picked]
-    return total
-
-
-@ops("AveragePool")
-def average_pool(node: Node, env: KernelContext) -> Run:
-    xp, window = env.xp, make_window(node, node.attr("kernel_shape"))
-    with_padding = bool(node.attr("count_include_pad", 0))
-
-    def run(x: Array) -> Array:
-        place = window.over(x.shape[2:])
-        return _sum(xp, x, place) / place.counts(xp, with_padding).astype(x.dtype)
-
-    return round_once(run)
-
-
 @ops("LpPool")
 def lp_pool(node: Node, env: KernelContext) -> Run:
     xp, window, p = env.xp, make_window(node, node.attr("kernel_shape")), node.attr("p", 2)
-    return round_once(lambda x: _sum(xp, xp.abs(x) ** p, window.over(x.shape[2:])) ** (1 / p))
-
-
-@ops("GlobalAveragePool")
-def global_average_pool(node: Node, env: KernelContext) -> Run:
-    return round_once(lambda x: x.mean(axis=tuple(range(2, x.ndim)), keepdims=True))
-
-
-@ops("GlobalMaxPool")
-def global_max_pool(node: Node, env: KernelContext) -> Run:
-    return lambda x: x.max(axis=tuple(range(2, x.ndim)), keepdims=True)
+    return round_once(lambda x: sum_windows(xp, xp.abs(x) ** p, window.over(x.shape[2:])) ** (1 / p))
 
 
 @ops("GlobalLpPool")

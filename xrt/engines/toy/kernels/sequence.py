@@ -110,3 +110,8 @@ def optional(node: Node, env: KernelContext) -> Run:
 @ops("OptionalHasElement")
 def optional_has_element(node: Node, env: KernelContext) -> Run:
     return lambda value=None: np.array(value is not None)
+
+
+@ops("OptionalGetElement")
+def optional_get_element(node: Node, env: KernelContext) -> Run:
+    return lambda x: x

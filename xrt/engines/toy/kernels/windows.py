@@ -1,4 +1,4 @@
-"""Windows laid over arrays: padding around them, and their sum."""
+"""Windows laid over arrays: padding around them, what each of them sees summed, and their sum."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from xrt.engines.toolkit.array_ops.windows import Placement
     from xrt.engines.toy.table import Array
 
-__all__ = ["around", "fold"]
+__all__ = ["around", "fold", "sum_windows"]
 
 
 def around(xp: Any, place: Placement, x: Array, fill: Any) -> Array:
@@ -29,3 +29,13 @@ def fold(xp: Any, columns: Array, placement: Placement, extents: Sequence[int]) 
     for offset, picked in placement.offsets():
         out[picked] += columns[(slice(None), slice(None), *offset)]
     return out
+
+
+def sum_windows(xp: Any, x: Array, place: Placement) -> Array:
+    """Return the sum of what each window sees, padding being zero."""
+    x = around(xp, place, x, 0)
+    picks = place.offsets()
+    total = x[next(picks)[1]].copy()
+    for _, picked in picks:
+        total += x[picked]
+    return total

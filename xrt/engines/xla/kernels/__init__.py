@@ -1,49 +1,20 @@
 """The engine's kernels: each module serves one family of operators and fills the table; `ops` is that table, filled."""
 
-from xrt.engines.xla.kernels import (
+from xrt.engines.xla.kernels import (  # noqa: F401  # each fills the table when it is imported
     arithmetic,
     casting,
     control,
     convolution,
     creation,
-    elementwise,
     indexing,
     layout,
     normalization,
     pooling,
-    products,
-    quantization,
-    recurrent,
-    reduction,
     resize,
-    sampling,
-    scattering,
     signals,
-    softmax,
 )
-from xrt.engines.xla.table import ops
+from xrt.engines.xla.table import ops, register_factories
 
-FAMILIES = (
-    arithmetic,
-    casting,
-    control,
-    convolution,
-    creation,
-    elementwise,
-    indexing,
-    layout,
-    normalization,
-    pooling,
-    products,
-    quantization,
-    recurrent,
-    reduction,
-    resize,
-    sampling,
-    scattering,
-    signals,
-    softmax,
-)
-"""The modules, by name."""
+register_factories()
 
-__all__ = ["FAMILIES", "ops"]
+__all__ = ["ops"]

@@ -1,4 +1,4 @@
-"""Pools: what a sliding window sees, reduced to its greatest element, its mean or its norm."""
+"""Pools: what a sliding window sees, reduced to its greatest element or its norm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from xrt.engines.toolkit.array_ops.precision import extreme, round_once
 from xrt.engines.toolkit.array_ops.windows import Placement, make_window
-from xrt.engines.xla.kernels.windows import around, combine_windows
+from xrt.engines.xla.primitives import around, combine_windows
 from xrt.engines.xla.table import Operand, ops
 
 if TYPE_CHECKING:
@@ -43,13 +43,6 @@ def _max_and_places(x: Operand, place: Placement, column_major: bool) -> tuple[O
     return top, where + planes.reshape(*x.shape[:2], *(1,) * len(place.extents))
 
 
-@ops("AveragePool")
-def average_pool(at: LoweringContext, x: Operand) -> Operand:
-    place = make_window(at.node, at.attr("kernel_shape")).over(x.shape[2:])
-    counts = place.counts(np, bool(at.attr("count_include_pad", 0)))
-    return round_once(lambda x: combine_windows(place, x, jax.lax.add, 0) / counts.astype(x.dtype))(x)
-
-
 def _power(x: Operand, p: int) -> Operand:
     return jnp.abs(x) if p == 1 else x * x if p == 2 else jnp.abs(x) ** p
 
@@ -62,16 +55,6 @@ def _root(x: Operand, p: int) -> Operand:
 def lp_pool(at: LoweringContext, x: Operand) -> Operand:
     place, p = make_window(at.node, at.attr("kernel_shape")).over(x.shape[2:]), at.attr("p", 2)
     return round_once(lambda x: _root(combine_windows(place, _power(x, p), jax.lax.add, 0), p))(x)
-
-
-@ops("GlobalAveragePool")
-def global_average_pool(at: LoweringContext, x: Operand) -> Operand:
-    return round_once(lambda x: jnp.mean(x, axis=tuple(range(2, x.ndim)), keepdims=True))(x)
-
-
-@ops("GlobalMaxPool")
-def global_max_pool(at: LoweringContext, x: Operand) -> Operand:
-    return jnp.max(x, axis=tuple(range(2, x.ndim)), keepdims=True)
 
 
 @ops("GlobalLpPool", since=2)

@@ -1,26 +1,21 @@
-"""Recurrent layers: RNN, GRU and LSTM, unrolled over time."""
+"""Recurrent layers: RNN, GRU and LSTM, step by step over time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from xrt.engines.kernels import elementwise as e
+from xrt.engines.kernels.table import Advance, Array, Run, States, ops
 from xrt.engines.toolkit.array_ops.precision import widen
-from xrt.engines.toy.kernels import elementwise as e
-from xrt.engines.toy.products import multiply
-from xrt.engines.toy.table import Array, Run, ops
 
 if TYPE_CHECKING:
-    from xrt.engines.toy.kernel_context import KernelContext
+    from xrt.engines.kernels.table import NodeContext
     from xrt.graph import Node
 
 __all__: list[str] = []
 
 Activation = Callable[[Array], Array]
-Advance = Callable[[Array, tuple[Array, ...]], tuple[Array, ...]]
-"""One step of time: the input's part of the gates (batch, gates * hidden) and the states give the next states."""
-States = tuple[Array, ...]
-
 # Name, function of (xp, x, alpha, beta), default alpha, default beta.
 ACTIVATIONS: dict[str, tuple[Callable[..., Array], float, float]] = {
     "affine": (lambda xp, x, a, b: a * x + b, 1.0, 0.0),
@@ -59,23 +54,11 @@ def _clipped(node: Node, xp: Any) -> Activation:
     return (lambda x: x) if bound is None else (lambda x: xp.clip(x, -bound, bound))
 
 
-def _unrolled(xp: Any, gates: Array, states: States, lengths: Array, backwards: bool, advance: Advance) -> tuple[Array, States]:
-    """Walk through time: return the first state at each time (time, batch, hidden), zero beyond the ends, and the last states."""
-    steps = len(gates)
-    history = xp.zeros((steps, *states[0].shape), dtype=states[0].dtype)
-    for t in range(steps - 1, -1, -1) if backwards else range(steps):
-        alive = (t < lengths)[:, None]
-        following = advance(gates[t], states)
-        states = tuple(xp.where(alive, new, old) for new, old in zip(following, states, strict=True))
-        history[t] = xp.where(alive, states[0], 0)
-    return history, states
-
-
 class _Layer:
     """What the three layers share: directions, layout, initial states, and how results are put together."""
 
-    def __init__(self, node: Node, env: KernelContext, default: tuple[str, ...], n_states: int) -> None:
-        self.xp = env.xp
+    def __init__(self, node: Node, env: NodeContext, default: tuple[str, ...], n_states: int) -> None:
+        self.xp, self.primitives = env.xp, env.primitives
         direction = node.attr("direction", "forward")
         self.backwards = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
         self.functions = _activations(node, env.xp, default, len(self.backwards))
@@ -100,10 +83,10 @@ class _Layer:
         ends = xp.full(batch, len(x)) if lengths is None else lengths
         results = []
         for d, backwards in enumerate(self.backwards):
-            gates = multiply(xp, x, widen(w[d]).T)
+            gates = self.primitives.matmul(x, widen(w[d]).T)
             gates = gates if bias is None else gates + widen(bias[d])
             states = tuple(self._state(s, d, batch, hidden, x.dtype) for s in initial)
-            results.append(_unrolled(xp, gates, states, ends, backwards, advance_of(d)))
+            results.append(self.primitives.walk(gates, states, ends, backwards, advance_of(d)))
         y = xp.stack([history for history, _ in results], axis=1)
         last = [xp.stack([states[i] for _, states in results]) for i in range(self.n_states)]
         if self.batch_first:
@@ -122,9 +105,9 @@ def _halves(xp: Any, bias: Array | None) -> tuple[Array | None, Array | None]:
 
 
 @ops("RNN")
-def rnn(node: Node, env: KernelContext) -> Run:
+def rnn(node: Node, env: NodeContext) -> Run:
     layer = _Layer(node, env, ("Tanh",), 1)
-    xp = env.xp
+    xp, matmul = env.xp, env.primitives.matmul
 
     def run(
         x: Array, w: Array, r: Array, bias: Array | None = None, lengths: Array | None = None, h0: Array | None = None
@@ -133,7 +116,7 @@ def rnn(node: Node, env: KernelContext) -> Run:
 
         def advance_of(d: int) -> Advance:
             (f,), recurrence = layer.functions[d], widen(r[d]).T
-            return lambda gates, states: (f(layer.clip(gates + multiply(xp, states[0], recurrence))),)
+            return lambda gates, states: (f(layer.clip(gates + matmul(states[0], recurrence))),)
 
         return layer(x, w, both, lengths, [h0], r.shape[-1], advance_of)
 
@@ -141,10 +124,10 @@ def rnn(node: Node, env: KernelContext) -> Run:
 
 
 @ops("GRU")
-def gru(node: Node, env: KernelContext) -> Run:
+def gru(node: Node, env: NodeContext) -> Run:
     """Gates are update, reset, hidden (z, r, h); ``linear_before_reset`` resets the product instead of the state."""
     layer, after = _Layer(node, env, ("Sigmoid", "Tanh"), 1), bool(node.attr("linear_before_reset", 0))
-    xp = env.xp
+    xp, matmul = env.xp, env.primitives.matmul
 
     def run(
         x: Array, w: Array, r: Array, bias: Array | None = None, lengths: Array | None = None, h0: Array | None = None
@@ -159,12 +142,12 @@ def gru(node: Node, env: KernelContext) -> Run:
 
             def advance(gates: Array, states: States) -> States:
                 (h,) = states
-                zr = f(layer.clip(gates[:, : 2 * hidden] + multiply(xp, h, weights[:, : 2 * hidden]) + _first(shift, 2 * hidden)))
+                zr = f(layer.clip(gates[:, : 2 * hidden] + matmul(h, weights[:, : 2 * hidden]) + _first(shift, 2 * hidden)))
                 z, reset = zr[:, :hidden], zr[:, hidden:]
                 if after:
-                    inner = reset * (multiply(xp, h, weights[:, 2 * hidden :]) + _rest(shift, 2 * hidden))
+                    inner = reset * (matmul(h, weights[:, 2 * hidden :]) + _rest(shift, 2 * hidden))
                 else:
-                    inner = multiply(xp, reset * h, weights[:, 2 * hidden :]) + _rest(shift, 2 * hidden)
+                    inner = matmul(reset * h, weights[:, 2 * hidden :]) + _rest(shift, 2 * hidden)
                 candidate = g(layer.clip(gates[:, 2 * hidden :] + inner))
                 return ((1 - z) * candidate + z * h,)
 
@@ -184,10 +167,10 @@ def _rest(shift: Any, n: int) -> Any:
 
 
 @ops("LSTM")
-def lstm(node: Node, env: KernelContext) -> Run:
+def lstm(node: Node, env: NodeContext) -> Run:
     """Gates are input, output, forget, cell (i, o, f, c), with peepholes where given; ``input_forget`` couples i and f."""
     layer, coupled = _Layer(node, env, ("Sigmoid", "Tanh", "Tanh"), 2), bool(node.attr("input_forget", 0))
-    xp = env.xp
+    xp, matmul = env.xp, env.primitives.matmul
 
     def run(
         x: Array,
@@ -208,7 +191,7 @@ def lstm(node: Node, env: KernelContext) -> Run:
 
             def advance(gates: Array, states: States) -> States:
                 h, c = states
-                i, o, forget, cell = xp.split(gates + multiply(xp, h, weights), 4, axis=-1)
+                i, o, forget, cell = xp.split(gates + matmul(h, weights), 4, axis=-1)
                 i = f(layer.clip(i + pi * c))
                 forget = 1 - i if coupled else f(layer.clip(forget + pf * c))
                 c = forget * c + i * g(layer.clip(cell))

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xrt.engines.kernels.table import Array, Factory, Run, ops
 from xrt.engines.toolkit.array_ops.precision import NARROW, extreme, widen
-from xrt.engines.toy.table import Array, Factory, Run, ops
 
 if TYPE_CHECKING:
-    from xrt.engines.toy.kernel_context import KernelContext
+    from xrt.engines.kernels.table import NodeContext
     from xrt.graph import Node
 
 __all__ = ["greatest"]
@@ -33,7 +33,7 @@ def reduction(op_type: str, axes_are_input_since: int = 18) -> Callable[[Reduce]
 
 
 def _by_attribute(compute: Reduce) -> Factory:
-    def factory(node: Node, env: KernelContext) -> Run:
+    def factory(node: Node, env: NodeContext) -> Run:
         axes, keep, xp = node.attr("axes"), bool(node.attr("keepdims", 1)), env.xp
         axis = tuple(axes) if axes else None
         return lambda x: _typed(compute, xp, x, axis, keep)
@@ -42,7 +42,7 @@ def _by_attribute(compute: Reduce) -> Factory:
 
 
 def _by_input(compute: Reduce) -> Factory:
-    def factory(node: Node, env: KernelContext) -> Run:
+    def factory(node: Node, env: NodeContext) -> Run:
         keep, xp = bool(node.attr("keepdims", 1)), env.xp
         empty: Axes = () if node.attr("noop_with_empty_axes", 0) else None
 
@@ -132,7 +132,7 @@ def reduce_log_sum_exp(xp: Any, x: Array, axis: Axes, keep: bool) -> Array:
 
 
 @ops("ArgMax", "ArgMin")
-def arg_extreme(node: Node, env: KernelContext) -> Run:
+def arg_extreme(node: Node, env: NodeContext) -> Run:
     xp, axis, keep = env.xp, node.attr("axis", 0), bool(node.attr("keepdims", 1))
     find = xp.argmax if node.op_type == "ArgMax" else xp.argmin
     last = bool(node.attr("select_last_index", 0))
@@ -146,7 +146,7 @@ def arg_extreme(node: Node, env: KernelContext) -> Run:
 
 
 @ops("CumSum", "CumProd", host=(1,))
-def cumulative(node: Node, env: KernelContext) -> Run:
+def cumulative(node: Node, env: NodeContext) -> Run:
     xp = env.xp
     accumulate, neutral = (xp.cumsum, 0) if node.op_type == "CumSum" else (xp.cumprod, 1)
     exclusive, reverse = node.attr("exclusive", 0), node.attr("reverse", 0)
@@ -162,27 +162,3 @@ def cumulative(node: Node, env: KernelContext) -> Run:
         return xp.flip(total, along) if reverse else total
 
     return run
-
-
-def _top(xp: Any, x: Array, k: int, axis: int, largest: bool) -> tuple[Array, Array]:
-    """Return the k extreme elements along an axis, in order, and their places; equal elements by place, NaN last as greatest."""
-    along = axis % x.ndim
-    if largest:
-        # A stable sort of the flipped axis, flipped back, is a stable descending sort; no negation, which wraps unsigned numbers.
-        order = x.shape[along] - 1 - xp.flip(xp.argsort(xp.flip(x, along), axis=along, kind="stable"), along)
-    else:
-        order = xp.argsort(x, axis=along, kind="stable")
-    order = xp.take(order, xp.arange(k), axis=along)
-    return xp.take_along_axis(x, order, axis=along), order.astype(np.int64, copy=False)
-
-
-@ops("TopK", until=9)
-def top_k_by_attribute(node: Node, env: KernelContext) -> Run:
-    xp, k, axis = env.xp, node.attr("k"), node.attr("axis", -1)
-    return lambda x: _top(xp, x, k, axis, largest=True)
-
-
-@ops("TopK", since=10, host=(1,))
-def top_k(node: Node, env: KernelContext) -> Run:
-    xp, axis, largest = env.xp, node.attr("axis", -1), bool(node.attr("largest", 1))
-    return lambda x, k: _top(xp, x, int(k.reshape(())), axis, largest)

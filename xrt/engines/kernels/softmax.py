@@ -8,48 +8,47 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xrt.engines.kernels.table import Array, Factory, Run, ops
 from xrt.engines.toolkit.array_ops.precision import round_once, widen
-from xrt.engines.toy.kernels.reduction import greatest
-from xrt.engines.toy.table import Array, Factory, Run, ops
 
 if TYPE_CHECKING:
-    from xrt.engines.toy.kernel_context import KernelContext
+    from xrt.engines.kernels.table import NodeContext
     from xrt.graph import Node
 
-__all__ = ["log_softmax", "softmax"]
+__all__ = ["compute_likelihood_loss", "log_softmax", "softmax"]
 
 Along = Callable[[Any, Array, int], Array]
-"""Takes the array module, the tensor and the one axis."""
+"""Takes the context, the tensor and the one axis."""
 
 
-def softmax(xp: Any, x: Array, axis: int) -> Array:
+def softmax(env: NodeContext, x: Array, axis: int) -> Array:
     """Return the exponentials along an axis over their sum; the greatest is taken out first, so none overflows.
 
     Each step is rounded to the tensor's type, as in the function body that defines the operator.
     """
-    powers = xp.exp(x - greatest(xp, x, axis, True))
-    powers /= xp.sum(widen(powers), axis=axis, keepdims=True).astype(x.dtype, copy=False)
+    powers = env.xp.exp(env.primitives.subtract_max(x, axis))
+    powers /= env.xp.sum(widen(powers), axis=axis, keepdims=True).astype(x.dtype, copy=False)
     return powers
 
 
-def log_softmax(xp: Any, x: Array, axis: int) -> Array:
+def log_softmax(env: NodeContext, x: Array, axis: int) -> Array:
     """Return the logarithm of `softmax`, computed without the quotient; narrow floats are rounded once."""
-    wide = widen(x)
-    shifted = wide - greatest(xp, wide, axis, True)
+    xp, shifted = env.xp, env.primitives.subtract_max(widen(x), axis)
     return (shifted - xp.log(xp.sum(xp.exp(shifted), axis=axis, keepdims=True))).astype(x.dtype, copy=False)
 
 
-def hardmax(xp: Any, x: Array, axis: int) -> Array:
+def hardmax(env: NodeContext, x: Array, axis: int) -> Array:
     """Return one at the first greatest element along the axis, zero elsewhere."""
+    xp = env.xp
     first = xp.expand_dims(xp.argmax(x, axis=axis), axis)
     places = xp.arange(x.shape[axis]).reshape(-1, *(1,) * (x.ndim - 1 - axis % x.ndim))
     return (places == first).astype(x.dtype)
 
 
 def _along_axis(compute: Along) -> Factory:
-    def factory(node: Node, env: KernelContext) -> Run:
-        xp, axis = env.xp, node.attr("axis", -1)
-        return lambda x: compute(xp, x, axis)
+    def factory(node: Node, env: NodeContext) -> Run:
+        axis = node.attr("axis", -1)
+        return lambda x: compute(env, x, axis)
 
     return factory
 
@@ -57,13 +56,13 @@ def _along_axis(compute: Along) -> Factory:
 def _flattened(compute: Along) -> Factory:
     """Before version 13, all axes from ``axis`` on are one."""
 
-    def factory(node: Node, env: KernelContext) -> Run:
-        xp, axis = env.xp, node.attr("axis", 1)
+    def factory(node: Node, env: NodeContext) -> Run:
+        axis = node.attr("axis", 1)
 
         def run(x: Array) -> Array:
             start = axis + x.ndim if axis < 0 else axis
             rows = x.reshape(prod(x.shape[:start]), prod(x.shape[start:]))
-            return compute(xp, rows, -1).reshape(x.shape)
+            return compute(env, rows, -1).reshape(x.shape)
 
         return run
 
@@ -83,7 +82,9 @@ def _weights(xp: Any, target: Array, weight: Array | None, ignored: int | None, 
     return xp.where(counts, each, each.dtype.type(0)), safe
 
 
-def _likelihood_loss(xp: Any, logs: Array, target: Array, weight: Array | None, ignored: int | None, reduction: str) -> Array:
+def compute_likelihood_loss(
+    xp: Any, logs: Array, target: Array, weight: Array | None, ignored: int | None, reduction: str
+) -> Array:
     """Return minus the logarithm (N, C, ...) at each target (N, ...), weighted, and averaged over the weights or summed."""
     weights, safe = _weights(xp, target, weight, ignored, logs.shape[1], logs.dtype)
     picked = xp.take_along_axis(logs, xp.expand_dims(safe, 1).astype(np.int64), axis=1).squeeze(1)
@@ -95,21 +96,10 @@ def _likelihood_loss(xp: Any, logs: Array, target: Array, weight: Array | None, 
 
 
 @ops("NegativeLogLikelihoodLoss")
-def negative_log_likelihood_loss(node: Node, env: KernelContext) -> Run:
+def negative_log_likelihood_loss(node: Node, env: NodeContext) -> Run:
     xp, ignored, reduction = env.xp, node.attr("ignore_index"), node.attr("reduction", "mean")
 
     def run(logs: Array, target: Array, weight: Array | None = None) -> Array:
-        return _likelihood_loss(xp, logs, target, weight, ignored, reduction)
+        return compute_likelihood_loss(xp, logs, target, weight, ignored, reduction)
 
     return round_once(run)
-
-
-@ops("SoftmaxCrossEntropyLoss")
-def softmax_cross_entropy_loss(node: Node, env: KernelContext) -> Run:
-    xp, ignored, reduction = env.xp, node.attr("ignore_index"), node.attr("reduction", "mean")
-
-    def run(scores: Array, target: Array, weight: Array | None = None) -> tuple[Array, Array]:
-        logs = log_softmax(xp, scores, 1)
-        return _likelihood_loss(xp, logs, target, weight, ignored, reduction), logs
-
-    return run

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from xrt.engines.kernels.table import Array, Factory, Run, ops
 from xrt.engines.toolkit.array_ops.precision import round_once
-from xrt.engines.toy.kernels.special import erf
-from xrt.engines.toy.table import Array, Factory, Run, ops
 
 if TYPE_CHECKING:
-    from xrt.engines.toy.kernel_context import KernelContext
+    from xrt.engines.kernels.table import NodeContext
     from xrt.graph import Node
 
-__all__: list[str] = []
+__all__ = ["elu", "hard_sigmoid", "leaky_relu", "sigmoid", "softplus", "softsign", "swish", "thresholded_relu", "universal"]
 
 UFUNCS = {
     "Abs": "abs",
@@ -49,7 +48,7 @@ UFUNCS = {
 def universal(name: str) -> Factory:
     """Return a factory whose kernel is the array module's function of that name."""
 
-    def factory(node: Node, env: KernelContext) -> Run:
+    def factory(node: Node, env: NodeContext) -> Run:
         run: Run = getattr(env.xp, name)
         return run
 
@@ -61,13 +60,13 @@ for _op, _name in UFUNCS.items():
 ops("IsNaN")(universal("isnan"))
 
 
-@ops("Identity", "OptionalGetElement")
-def identity(node: Node, env: KernelContext) -> Run:
+@ops("Identity")
+def identity(node: Node, env: NodeContext) -> Run:
     return lambda x: x
 
 
 @ops("IsInf")
-def is_inf(node: Node, env: KernelContext) -> Run:
+def is_inf(node: Node, env: NodeContext) -> Run:
     xp = env.xp
     negative, positive = node.attr("detect_negative", 1), node.attr("detect_positive", 1)
     if negative and positive:
@@ -85,7 +84,7 @@ def is_inf(node: Node, env: KernelContext) -> Run:
 
 
 @ops("Relu", mutable=(0,))
-def relu(node: Node, env: KernelContext) -> Run:
+def relu(node: Node, env: NodeContext) -> Run:
     xp = env.xp
     return lambda x, out=None: xp.maximum(x, 0, out=out)
 
@@ -97,7 +96,7 @@ def activation(*op_types: str, since: int = 1, **defaults: float) -> Callable[[C
     """
 
     def register(compute: Callable[..., Array]) -> Callable[..., Array]:
-        def factory(node: Node, env: KernelContext) -> Run:
+        def factory(node: Node, env: NodeContext) -> Run:
             xp = env.xp
             given = [node.attr(name, float(np.float32(default))) for name, default in defaults.items()]
             return round_once(lambda x: compute(xp, x, *given))
@@ -113,80 +112,92 @@ SELU_ALPHA, SELU_GAMMA = float(np.float32(1.67326319217681884765625)), float(np.
 
 @activation("Sigmoid")
 def sigmoid(xp: Array, x: Array) -> Array:
+    """Return ``1 / (1 + exp(-x))``."""
     return 1 / (1 + xp.exp(-x))
 
 
 @activation("Softplus")
 def softplus(xp: Array, x: Array) -> Array:
+    """Return ``log(1 + exp(x))``."""
     return xp.logaddexp(x, x.dtype.type(0))
 
 
 @activation("Softsign")
 def softsign(xp: Array, x: Array) -> Array:
+    """Return ``x / (1 + |x|)``."""
     return x / (1 + xp.abs(x))
-
-
-@activation("Erf")
-def erf_(xp: Array, x: Array) -> Array:
-    return erf(xp, x)
 
 
 @activation("Elu", alpha=1.0)
 def elu(xp: Array, x: Array, alpha: float) -> Array:
+    """Return ``alpha * (exp(x) - 1)`` below zero, x above."""
     return xp.where(x < 0, alpha * xp.expm1(x), x)
 
 
 @activation("Selu", alpha=SELU_ALPHA, gamma=SELU_GAMMA)
 def selu(xp: Array, x: Array, alpha: float, gamma: float) -> Array:
+    """Return a scaled `elu`."""
     return gamma * xp.where(x <= 0, alpha * xp.expm1(x), x)
 
 
 @activation("Celu", alpha=1.0)
 def celu(xp: Array, x: Array, alpha: float) -> Array:
+    """Return an `elu` whose slope is continuous whatever alpha is."""
     return xp.where(x < 0, alpha * xp.expm1(x / alpha), x)
 
 
 @activation("LeakyRelu", alpha=0.01)
 def leaky_relu(xp: Array, x: Array, alpha: float) -> Array:
+    """Return ``alpha * x`` below zero, x above."""
     return xp.where(x < 0, alpha * x, x)
 
 
 @activation("ThresholdedRelu", alpha=1.0)
 def thresholded_relu(xp: Array, x: Array, alpha: float) -> Array:
+    """Return x above alpha, zero elsewhere."""
     return xp.where(x > alpha, x, x.dtype.type(0))
 
 
 @activation("HardSigmoid", alpha=0.2, beta=0.5)
 def hard_sigmoid(xp: Array, x: Array, alpha: float, beta: float) -> Array:
+    """Return ``alpha * x + beta``, limited to 0 and 1."""
     return xp.minimum(xp.maximum(alpha * x + beta, 0), 1)
 
 
 @activation("HardSwish")
 def hard_swish(xp: Array, x: Array) -> Array:
+    """Return x times its `hard_sigmoid`."""
     return x * hard_sigmoid(xp, x, 1 / 6, 0.5)
 
 
 @activation("Swish", alpha=1.0)
 def swish(xp: Array, x: Array, alpha: float) -> Array:
+    """Return x times the `sigmoid` of ``alpha * x``."""
     return x / (1 + xp.exp(-alpha * x))
 
 
 @activation("Mish")
 def mish(xp: Array, x: Array) -> Array:
+    """Return x times the hyperbolic tangent of its `softplus`."""
     return x * xp.tanh(softplus(xp, x))
 
 
+@ops("Erf")
+def erf(node: Node, env: NodeContext) -> Run:
+    return round_once(env.primitives.erf)
+
+
 @ops("Gelu")
-def gelu(node: Node, env: KernelContext) -> Run:
-    xp = env.xp
+def gelu(node: Node, env: NodeContext) -> Run:
+    xp, erf = env.xp, env.primitives.erf
     if node.attr("approximate", "none") == "tanh":
         slope = (2 / np.pi) ** 0.5
         return round_once(lambda x: 0.5 * x * (1 + xp.tanh(slope * (x + 0.044715 * (x * x * x)))))
-    return round_once(lambda x: 0.5 * x * (1 + erf(xp, x * 0.5**0.5)))
+    return round_once(lambda x: 0.5 * x * (1 + erf(x * 0.5**0.5)))
 
 
 @ops("Shrink")
-def shrink(node: Node, env: KernelContext) -> Run:
+def shrink(node: Node, env: NodeContext) -> Run:
     xp = env.xp
     bias, bound = node.attr("bias", 0.0), node.attr("lambd", 0.5)
 

@@ -1,20 +1,19 @@
-"""The ledger of gaps: which cases an engine fails for a known reason, checked in both directions.
+"""Known failures: which cases an engine fails for a known reason, checked in both directions.
 
 A failure that an entry covers is a gap and no failure. An entry whose case does not fail any more is a failure itself,
-until it is deleted; so a ledger never says more than is true.
+until it is deleted; so a list of them never says more than is true.
 """
 
 from __future__ import annotations
 
 import fnmatch
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from xrt.testing.report import ConformanceReport, Outcome, ResultWord
 
-__all__ = ["MIXTURES", "GapWord", "KnownFailure", "load_known_failures", "settle"]
+__all__ = ["GapWord", "KnownFailure", "settle"]
 
 GapWord: TypeAlias = Literal["not implemented", "not upstream", "never"]
 
@@ -40,24 +39,10 @@ class KnownFailure:
         return f"{self.cases} ({self.word}: {self.reason})"
 
 
-MIXTURES = "mixtures"
-"""The name of the ledger of what no engine fails, but several together."""
-_SHIPPED = ("iree", "openvino", "ort", "toy", "torch", "tvm", "xla", MIXTURES)
-
-
-def load_known_failures(engine: str) -> tuple[KnownFailure, ...]:
-    """Return the ledger of an engine that XRT ships, by its name or spec, or of `MIXTURES`; empty for any other."""
-    name = engine.partition("{")[0]
-    if name not in _SHIPPED:
-        return ()
-    gaps: tuple[KnownFailure, ...] = importlib.import_module(f"xrt.testing.ledgers.{name}").GAPS
-    return gaps
-
-
 def settle(
     report: ConformanceReport, gaps: Sequence[KnownFailure], *, complete: bool = True, alone: bool = True
 ) -> ConformanceReport:
-    """Return the report with the failures that the ledger knows as gaps, and the entries that do not hold as stale.
+    """Return the report with the failures that an entry covers as gaps, and the entries that do not hold as stale.
 
     ``complete`` says that the run held every case, so that an entry that matches none is stale as well. ``alone`` says
     that one engine ran alone; in a list, another may have taken the node, so nothing is called stale.
