@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from xrt.engines import names, probe
+from xrt.engines.contract.registry import list_by_rank
 from xrt.graph.opaque_call import DOMAIN
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ def add_torch_engine(engine: Any, function: Function, *, is_strict: bool) -> Any
 
 
 def choose_default_engines() -> list[str]:
-    """Return the engines of a compiled graph where the user names none."""
-    return [name for name in ("ort", "openvino") if _is_ready(name)][:1] or ["toy"]
+    """Return the engines of a compiled graph where the user names none: the first by rank that is ready."""
+    return [next(name for name in list_by_rank() if _is_ready(name))]
 
 
 def _is_ready(name: str) -> bool:
