@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from xrt.errors import XRTWarning as XRTWarning
     from xrt.formats.onnx import load as load_onnx
     from xrt.frontends.torch import from_torch as from_torch
+    from xrt.frontends.torch import to_torch as to_torch
     from xrt.graph import DType as DType
     from xrt.graph import Function as Function
     from xrt.graph import Node as Node
@@ -66,6 +67,7 @@ _HOMES = {
     "configure": "xrt.module",
     "from_torch": "xrt.frontends.torch",
     "load": "xrt.module",
+    "to_torch": "xrt.frontends.torch",
 }
 _MODULES = {"errors": "xrt.errors", "ops": "xrt.builder.ops"}
 

@@ -169,3 +169,20 @@ def test_what_cannot_be_is_refused() -> None:
     module.close()
     with pytest.raises(InputError, match="the module is closed"):
         module(torch.randn(2, 4))
+
+
+def test_a_function_becomes_a_module_of_pytorch() -> None:
+    block, x = Block(), torch.randn(2, 4)
+    back = xrt.to_torch(xrt.from_torch(block, (x,)), engine="toy")
+    assert isinstance(back, nn.Module)
+    torch.testing.assert_close(back(x), block(x).detach())
+    assert set(back.state_dict()) == set(block.state_dict())
+    torch.testing.assert_close(back.state_dict()["first.weight"], block.first.weight.detach())
+
+
+def test_the_engine_torch_is_added_for_what_has_no_onnx_form() -> None:
+    module = xrt.XRTModule(Call(lambda x: torch.i0(x) + 1), engine="ort")
+    x = torch.randn(3)
+    torch.testing.assert_close(module(x), torch.i0(x) + 1)
+    assert list(module.opaque) == ["aten.i0.default"]
+    assert "torch" in module.engines

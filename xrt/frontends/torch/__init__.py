@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from xrt.graph import Function
 
-__all__ = ["from_torch"]
+__all__ = ["from_torch", "to_torch"]
 
 
 def from_torch(
@@ -37,3 +37,16 @@ def from_torch(
         raise ModelError(f"xrt.from_torch needs PyTorch, which cannot be imported ({error}): pip install 'xrt[torch]'") from error
 
     return capture(module, args, kwargs, dynamic_shapes).function
+
+
+def to_torch(function: Function, engine: Any = None, **options: Any) -> torch.nn.Module:
+    """Return a Function as a `torch.nn.Module` on engines, which takes and returns tensors.
+
+    Without ``engine`` it is ONNX Runtime where that is installed; the options are those of `XRTModule`. Constants are buffers of
+    the module under their names. No gradient passes through it. Raises ModelError where PyTorch is not installed.
+    """
+    try:
+        from xrt.frontends.torch.function_module import FunctionModule
+    except ModuleNotFoundError as error:
+        raise ModelError(f"xrt.to_torch needs PyTorch, which cannot be imported ({error}): pip install 'xrt[torch]'") from error
+    return FunctionModule(function, engine, **options)
