@@ -25,12 +25,13 @@ X = Tagged("tensor", 0)
 
 @pytest.fixture
 def own() -> Iterator[None]:
-    with torch.library._scoped_library("xrt_test", "DEF") as library:
-        library.define("twice(Tensor x) -> Tensor")
-        library.define("twice_(Tensor(a!) x) -> Tensor(a!)")
-        library.define("load(Tensor x, str file_name) -> Tensor")
-        library.impl("twice", lambda x: x * 2, "CPU")
-        yield
+    library = torch.library.Library("xrt_test", "FRAGMENT")
+    library.define("twice(Tensor x) -> Tensor")
+    library.define("twice_(Tensor(a!) x) -> Tensor(a!)")
+    library.define("load(Tensor x, str file_name) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CPU")
+    yield
+    library._destroy()
 
 
 @pytest.mark.parametrize(
@@ -79,6 +80,13 @@ def test_operators_that_a_model_may_call(operator: str) -> None:
     f = opaque(OpaqueCall(operator, (X,)), tensor(2), outputs=(tensor(2),))
     assert why(f) == ""
     assert run(f, np.array([1, 2], np.float32))[0].tolist() == ([2, 4] if "twice" in operator else [1, 2])
+
+
+def test_an_operator_of_a_function_may_be_called() -> None:
+    torch.library.define("xrt_test_define::twice", "(Tensor x) -> Tensor")
+    torch.library.impl("xrt_test_define::twice", "CPU", lambda x: x * 2)
+    f = opaque(OpaqueCall("xrt_test_define::twice.default", (X,)), tensor(2), outputs=(tensor(2),))
+    assert why(f) == "" and run(f, np.ones(2, np.float32))[0].tolist() == [2, 2]
 
 
 def test_an_operator_of_a_decorator_may_be_called() -> None:

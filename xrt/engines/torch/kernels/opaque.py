@@ -22,6 +22,8 @@ __all__ = ["make_opaque_kernel"]
 
 _NAME = re.compile(r"(\w+)::(\w+)\.(\w+)", re.ASCII)
 _NAMESPACES = frozenset({"aten", "prims"})
+_DEFINED = frozenset({"debugprims", "device_mesh", "pippy", "testlib"})
+"""The namespaces in which PyTorch uses `torch.library.define` itself."""
 _RESULTS = frozenset({"Tensor", "int", "float", "bool", "complex", "number"})
 _OF = re.compile(r"(?:List|Optional)\[(.*)\]")
 _KINDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
@@ -87,7 +89,9 @@ def _is_own(qualified: str) -> bool:
     if defined := OPDEFS.get(qualified):
         return str(defined._init_fn.__module__).partition(".")[0] != "torch"
     place = re.search(r"^debug: registered at (.*):\d+$", torch._C._dispatch_dump(qualified), re.MULTILINE)
-    return place is not None and not Path(place[1]).is_relative_to(_LIBRARY)
+    if place is None or Path(place[1]) == _LIBRARY / "library.py":  # by the function `torch.library.define`
+        return place is not None and qualified.partition("::")[0] not in _DEFINED
+    return not Path(place[1]).is_relative_to(_LIBRARY)
 
 
 def _why_not(schema: Any) -> str | None:
