@@ -11,7 +11,7 @@ from xrt.engines.contract.graph_compiler import Executable, fill
 from xrt.engines.contract.memory_use import MemoryUse, peak_of_values
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.torch.dtypes import from_numpy, to_numpy
-from xrt.engines.torch.program import addresses_of
+from xrt.engines.torch.program import find_addresses
 from xrt.engines.torch.shield import shield
 from xrt.engines.torch.threads import call_within
 from xrt.graph import OptionalType, SequenceType, TensorType, Type
@@ -48,7 +48,7 @@ class TorchExecutable(Executable):
 
     def _fresh(self, tensors: list[Any]) -> list[Any]:
         """Return the results of a call, each in memory that nothing else has."""
-        taken = {*self.program.constants, *addresses_of(tensors)}
+        taken = {*self.program.constants, *find_addresses(tensors)}
         return [_own(result, taken) for result in self.program(tensors)]
 
     def memory(self) -> tuple[MemoryUse, ...]:

@@ -27,7 +27,7 @@ from xrt.graph import Function, Node, TensorType
 from xrt.graph.opaque_call import DOMAIN
 from xrt.passes import infer_shapes
 
-__all__ = ["TensorProgram", "addresses_of", "find_definition", "make_program"]
+__all__ = ["TensorProgram", "find_addresses", "find_definition", "make_program"]
 
 Step: TypeAlias = tuple[Run, tuple[int, ...], int | tuple[int, ...], tuple[int, ...]]
 """A kernel, the slots that it reads, the slot or slots that it writes, and those that are dead afterwards."""
@@ -86,7 +86,7 @@ def make_program(function: Function) -> TensorProgram:
     template: list[Any] = [None] * (len(slots) + 1)
     for name, constant in function.constants.items():
         template[slots[name]] = from_numpy(constant.dtype)(constant.array)
-    kept = set(addresses_of(template))
+    kept = set(find_addresses(template))
 
     def make_inner(inner: Function) -> TensorProgram:
         program = make_program(inner)
@@ -97,17 +97,17 @@ def make_program(function: Function) -> TensorProgram:
     for node, dead in zip(function.nodes, _last_uses(function), strict=True):
         run = _kernel(TorchKernelContext(node, function, make_inner))
         if node.op_type == "Constant":
-            kept.update(addresses_of([run()]))
+            kept.update(find_addresses([run()]))
         steps.append(_step(run, node, slots, dead))
     inputs, outputs = (tuple(slots[value.name] for value in values) for values in (function.inputs, function.outputs))
     return TensorProgram(function.name, tuple(template), inputs, outputs, tuple(steps), function.nodes, frozenset(kept))
 
 
-def addresses_of(values: Sequence[Any]) -> Iterator[int]:
+def find_addresses(values: Sequence[Any]) -> Iterator[int]:
     """Yield where the memory of tensors begins, those in lists too."""
     for value in values:
         if isinstance(value, list):
-            yield from addresses_of(value)
+            yield from find_addresses(value)
         elif isinstance(value, torch.Tensor):
             yield value.untyped_storage().data_ptr()
 
