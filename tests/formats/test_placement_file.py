@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,7 @@ DECISION = PlacementFile(
     candidates=(CandidateRecord("ort", "won", True, 1e-3, regions=(1e-3,), ranges=RUNS),),
     search=SearchRecord(20.0, 3.0, 12, 1, True, ("a note",), {"tvm": "it hung"}, (DeclinedNodes("ort", "too new", (3, 4)),)),
 )
+RACED = DECISION.candidates[0]
 COSTS = PlacementFile(costs=CostRecords((RegionRecord(KEY, "ort", 0.0125, 0.012, 0.0131), RegionRecord(KEY, "a", why_not="b"))))
 
 
@@ -123,7 +125,12 @@ WRONG_LOCKS = [
     (lambda f: f["engines"].update({"a" * 5000: ""}), "engines", "expected `str` of length <= 4000"),
     (lambda f: f.update(values=["x"]), "values", "expected `object`, got `array`"),
     (lambda f: f.update(writer="x" * 5000), "writer", "expected `str` of length <= 4000; it is 'xxx"),
-    (lambda f: f.update(signed="me"), "", "the document: object contains unknown field `signed`"),
+    (lambda f: f.update(signed="me"), "", "the document: unknown name 'signed'"),
+    *(
+        (lambda f, name=name: f.update({name: 1}), "", f"the document: unknown name '{name}'")
+        for name in ("x` - at `$.plan[99999]", "x` - at `$.model.name.foo", "x` - at `$.writer.foo")
+    ),
+    (lambda f: f["plan"][1].update({"x` - at `$.writer.foo": 1}), "plan[1]", "object contains unknown field `x` - at `$.writer"),
     (lambda f: f.update({"a\ud800": 0}), "", r"the document: unknown name 'a\ud800'"),
     (lambda f: f["candidates"][1].update(verdict="\ud800"), "", r"the document: unknown name '\ud800'"),
 ]
@@ -179,7 +186,40 @@ def test_what_is_torn_is_refused(text: str | bytes, told: str) -> None:
     assert told in str(caught.value)
 
 
+def test_a_name_that_is_there_twice_is_found_among_many() -> None:
+    """Each name is counted once; 100,000 names took minutes."""
+    names = "".join(f'"{number}": 1, ' for number in range(100_000))
+    with pytest.raises(PlacementFileError, match=r"^it has '99999' twice; was it merged by hand\?$"):
+        loads(f'{{{names}"99999": 1}}')
+
+
 # ---------------------------------------------------------------------- files
+
+
+UNREADABLE = [
+    (LOCK.replace(engines={"ort": "v" * 5000}), "engines.ort", "expected `str` of length <= 4000; it is 'vvv"),
+    (
+        DECISION.replace(candidates=(RACED.replace(ratio=math.inf),)),
+        "candidates[0].ratio",
+        "Infinity is no number of a placement",
+    ),
+    (
+        DECISION.replace(candidates=(RACED.replace(ratio=math.nan),)),
+        "candidates[0].ratio",
+        "NaN is no number of a placement file",
+    ),
+    (DECISION.replace(candidates=(RACED,) * 65), "candidates", "expected `array` of length <= 64"),
+]
+
+
+@pytest.mark.parametrize(("document", "position", "told"), UNREADABLE, ids=[told for _, _, told in UNREADABLE])
+def test_what_could_not_be_read_again_is_not_written(document: PlacementFile, position: str, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "net.lock"
+    with pytest.raises(PlacementFileError) as caught:
+        write_placement(document, path)
+    assert (caught.value.file, caught.value.position) == (str(path), position)
+    assert str(caught.value).startswith(f"cannot write '{path}': {position}: {told}")
+    assert not path.exists()
 
 
 def test_a_file_is_written_whole_and_named_where_it_cannot_be_read(tmp_path: Path) -> None:

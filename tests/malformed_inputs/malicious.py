@@ -291,6 +291,7 @@ def specs() -> Mapping[str, Crafted]:
 def locks() -> Mapping[str, Crafted]:
     """Return locks that nest, repeat and announce."""
     row = '{"at": 0, "engine": "toy", "nodes": 1, "region": 0}'
+    one = '"name {}": 1'.format
     head = '"kind": "xrt placement", "format": 1, "model": {"nodes": "3"}'
     made = {
         "objects nested 100000 deep": '{"kind": ' * 100_000,
@@ -303,6 +304,10 @@ def locks() -> Mapping[str, Crafted]:
         "lists in lists without end": f'{{{head}, "plan": [{"[]," * 200_000}[]]}}',
         "a number that is none": '{"kind": "xrt placement", "format": Infinity}',
         "another kind of file": '{"kind": "a recipe"}',
+        "a name that looks like an item of a list": f'{{{head}, "plan": [], "x` - at `$.plan[99999]": 1}}',
+        "a name that looks like a field of a text": f'{{{head}, "writer": "a", "x` - at `$.writer.foo": 1}}',
+        "a name that looks like a field of another item": f'{{{head}, "plan": [{{"x` - at `$.plan[99999].at": 1}}]}}',
+        "two of a hundred thousand names are one": f"{{{', '.join(map(one, [*range(100_000), 99_999]))}}}",
     }
     cases = {name: Crafted({"model.lock": text.encode()}) for name, text in made.items()}
     return {**no_files("model.lock"), **cases}

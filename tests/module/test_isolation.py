@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -21,12 +22,13 @@ import xrt
 from tests.hanging import HANGS, PATIENCE, Announcing, end_limits_at_hangs, taking_interrupts, wait_until
 from tests.module.test_faults import RIGHT, X, chain, lines, module
 from xrt.cache import CompileCache
-from xrt.engines import CompileContext, Executable, RunOptions
+from xrt.engines import CompileContext, Executable, ExecutionOptions, RunOptions
+from xrt.engines.contract import registry
 from xrt.errors import CompileFailed, EngineError, FallbackWarning, OptionError, RunFailed
 from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value
 from xrt.processes.ipc import SharedBuffer, receive
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
-from xrt.worker.isolated_engine import IsolatedEngine
+from xrt.worker.isolated_engine import IsolatedEngine, RemoteExecutable, WorkerLimits
 from xrt.worker.values import put_values, read_values
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
@@ -99,6 +101,30 @@ def test_regions_that_did_no_harm_are_compiled_anew_in_the_next_worker() -> None
         assert [launch.engine for launch in m.plan.launches][-1] == m.engines[0]
 
 
+@pytest.mark.parametrize("request_", ["run", "measure", "save"])
+def test_no_request_reaches_the_executable_of_another_region(request_: str) -> None:
+    """In the next worker, the number of a lost executable is that of the one that was compiled first there."""
+    engine = IsolatedEngine(registry.create("ort"), WorkerLimits(), runs=True)
+    context = CompileContext(ExecutionOptions(), threads=1)
+    try:
+        first = engine.compile(chain("Abs"), context)
+        worker = engine._home._worker
+        assert isinstance(first, RemoteExecutable) and worker is not None
+        os.kill(worker._process.pid, signal.SIGKILL)
+        with pytest.raises(RunFailed, match="SIGKILL"):
+            first.run([X])
+        engine.compile(chain("Exp"), context)
+        if request_ == "run":
+            found = first.run([X])
+        elif request_ == "measure":
+            found = first.measure([X], 0.0)[0]
+        else:
+            found = engine.inner.load(first.save(), chain("Abs"), context).run([X])
+        np.testing.assert_allclose(found[0], np.abs(X))
+    finally:
+        engine.close()
+
+
 # ---------------------------------------------------------------------- what a worker computes
 
 
@@ -137,6 +163,24 @@ def test_tvm_works_in_a_worker(runs: bool) -> None:
         np.testing.assert_allclose(m(X), RIGHT, rtol=1e-5)
 
 
+def passed(values: list[Any]) -> list[Any]:
+    """Return what comes out of the memory that two processes share."""
+    buffer = SharedBuffer()
+    told = json.loads(json.dumps(put_values(buffer, values)))
+    memory = bytearray(buffer.size)
+    handle = buffer.memory()
+    os.preadv(handle, [memory], 0)
+    os.close(handle)
+    return read_values(memoryview(memory), told)
+
+
+@pytest.mark.parametrize(
+    "given", [np.array(["ab", "ß".encode(), b"\xff"], dtype=object), np.array([b"ab", "ß".encode(), b"\xff"])], ids=["O", "S"]
+)
+def test_byte_strings_are_texts(given: Any) -> None:
+    assert passed([given, X])[0].tolist() == ["ab", "ß", "\udcff"]
+
+
 def test_values_of_every_kind_pass() -> None:
     given = [
         np.array(3.5),
@@ -147,13 +191,7 @@ def test_values_of_every_kind_pass() -> None:
         [np.arange(3), [np.array([True])]],
         None,
     ]
-    buffer = SharedBuffer()
-    told = put_values(buffer, given)
-    memory = bytearray(buffer.size)
-    handle = buffer.memory()
-    os.preadv(handle, [memory], 0)
-    os.close(handle)
-    found = read_values(memoryview(memory), told)
+    found = passed(given)
     for mine, theirs in zip(found[:5], given[:5], strict=True):
         assert isinstance(theirs, np.ndarray)
         assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ ENGINES = ["ort", "toy", "auto"]
 def lock(tmp_path_factory: pytest.TempPathFactory) -> PlacementFile:
     """A lock of the chain, measured for as long as it takes on a loaded machine."""
     folder = tmp_path_factory.mktemp("cache")
-    with xrt.XRTModule(chain(*OPS), ENGINES, budget=40, cache=folder) as module:
+    with xrt.XRTModule(replace(chain(*OPS), name="n" * 5000), ENGINES, budget=40, cache=folder) as module:
         return lock_module(module, [X], {"source": "chain"}, 1.0)
 
 
@@ -31,6 +32,11 @@ def lock(tmp_path_factory: pytest.TempPathFactory) -> PlacementFile:
 def path(lock: PlacementFile, tmp_path: Path) -> Path:
     write_placement(lock, tmp_path / "chain.lock")
     return tmp_path / "chain.lock"
+
+
+def test_a_long_name_of_a_model_is_cut(lock: PlacementFile, path: Path) -> None:
+    assert read_placement(path) == lock
+    assert lock.model["name"] == "n" * 400
 
 
 def never(*args: Any, **more: Any) -> Any:

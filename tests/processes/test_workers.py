@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import xrt.errors
 from xrt.errors import CompileRefused, InputError
 from xrt.processes.client import RemoteError, WorkerDied, WorkerProcess, WorkerTimedOut
 
@@ -102,6 +103,16 @@ def test_what_is_raised_there_is_an_error_here(
     assert getattr(caught.value.restore(), "nodes", ()) == (("a", "b") if what == "refused" else ())
     assert worker.is_alive
     assert worker.ask({"do": "echo"})[0] == {"do": "echo", "memory": ""}
+
+
+ERRORS = [name for name, one in vars(xrt.errors).items() if isinstance(one, type) and issubclass(one, xrt.errors.XRTError)]
+
+
+@pytest.mark.parametrize("nodes", [(), ("a", "b")])
+@pytest.mark.parametrize("kind", ERRORS)
+def test_every_error_can_be_restored(kind: str, nodes: tuple[str, ...]) -> None:
+    found = RemoteError(kind, "a text", nodes).restore()
+    assert (type(found).__name__, str(found), getattr(found, "nodes", ())) == (kind, "a text", nodes)
 
 
 def test_a_death_says_how_and_what_was_written_last(start: Callable[..., WorkerProcess]) -> None:

@@ -11,9 +11,11 @@ import json
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
@@ -243,8 +245,15 @@ def _lay_out(value: Any, indent: str) -> str:
 
 
 def write_placement(document: PlacementFile, path: str | os.PathLike[str]) -> None:
-    """Write a document, whole or not at all; raises PlacementFileError if the file cannot be written."""
+    """Write a document, whole or not at all.
+
+    Raises PlacementFileError if the file cannot be written, and with the position of a value that could not be read again.
+    """
     data, name = dumps(document).encode(), os.fspath(path)
+    try:
+        loads(data)
+    except PlacementFileError as error:
+        raise PlacementFileError(f"cannot write {name!r}: {error}", file=name, position=error.position) from None
     try:
         replace_file(Path(path), lambda file: file.write(data))
     except OSError as error:
@@ -286,6 +295,10 @@ def loads(data: str | bytes) -> PlacementFile:
         by = f", written by xrt {writer}" if isinstance(writer, str) and len(writer) < 40 and writer.isprintable() else ""
         reads = f"this version of XRT reads {FORMAT}; use the version that wrote it"
         raise PlacementFileError(f"it has format {_show(version)}{by}, and {reads}", position="format")
+    if unknown := next((name for name in facts if name not in PlacementFile.__struct_fields__), None):
+        raise PlacementFileError(
+            f"the document: unknown name {_show(unknown)}"
+        )  # msgspec's message may look like one with a path
     try:
         return msgspec.convert(facts, PlacementFile)
     except msgspec.ValidationError as error:
@@ -299,7 +312,7 @@ def _parse(data: str | bytes) -> dict[str, Any]:
         raise PlacementFileError(f"it has more than {MOST_BYTES >> 20} MB, and no placement file has")
     try:
         text = data if isinstance(data, str) else data.decode("utf-8")
-        facts = json.loads(text, object_pairs_hook=_check_unique, parse_constant=_refuse_constant)
+        facts = json.loads(text, object_pairs_hook=_check_unique, parse_constant=_Constant)
     except RecursionError:
         raise PlacementFileError("it is nested too deeply") from None
     except json.JSONDecodeError as error:
@@ -319,18 +332,24 @@ def _parse(data: str | bytes) -> dict[str, Any]:
 def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        counts = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
         raise PlacementFileError(f"it has {_show(twice)} twice; was it merged by hand?")
     return found
 
 
-def _refuse_constant(text: str) -> NoReturn:
-    raise PlacementFileError(f"{text} is no number of a placement file")
+class _Constant:
+    """NaN or an infinity, which fits no field of the schema."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
 
 
-_ERROR = re.compile(r"(.*?)(?: - at (?:`key` in )?`\$(\S*)`)?", re.DOTALL)
-"""A message of msgspec, and the position at its end."""
+_ERROR = re.compile(r"(.*) - at (?:`key` in )?`\$(\S*)`", re.DOTALL)
+"""A message of msgspec, and the position at its end; a name in the message may look like a position too."""
 _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 
 
@@ -339,14 +358,17 @@ def _locate(message: str, facts: Any) -> PlacementFileError:
     found = _ERROR.fullmatch(message)
     reason, path = found.groups("") if found else (message, "")
     value, position = facts, ""
-    for name, index in _STEP.findall(path):
-        if index == "...":  # msgspec does not name the entry of a map; here all maps are of texts
-            step: Any = next((key for key, one in value.items() if not isinstance(one, str) or len(one) > MOST_TEXT), "")
-        else:
-            step = int(index) if index else name
-        value = value[step] if isinstance(value, list) else value.get(step)
-        position += f"[{step}]" if index.isdigit() else f".{ascii(step)[1:-1][:40]}"
+    with suppress(LookupError, TypeError, ValueError, AttributeError):  # a step that is not there: the position is what precedes
+        for name, index in _STEP.findall(path):
+            if index == "...":  # msgspec does not name the entry of a map; here all maps are of texts
+                step: Any = next((key for key, one in value.items() if not isinstance(one, str) or len(one) > MOST_TEXT), "")
+            else:
+                step = int(index) if index else name
+            value = value[step] if isinstance(value, list) else value.get(step)
+            position += f"[{step}]" if index.isdigit() else f".{ascii(step)[1:-1][:40]}"
     position = position.removeprefix(".")
+    if isinstance(value, _Constant):
+        return PlacementFileError(f"{position}: {value} is no number of a placement file", position=position)
     is_scalar = reason.startswith("Expected") and not isinstance(value, dict | list)
     shown = f"; it is {_show(value)}" if is_scalar else ""
     reason = reason[:1].lower() + (reason if reason.isprintable() else ascii(reason)[1:-1])[1:300]  # it may repeat a name

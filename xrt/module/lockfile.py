@@ -14,7 +14,7 @@ from xrt.errors import EngineError, LockError, OptionError, PlacementWarning, wa
 from xrt.formats.placement_file import CandidateRecord, PlacementFile
 from xrt.graph import FrozenDict, Function
 from xrt.placement import TuningResult
-from xrt.placement.lockfile import FIGURES, create_lock, list_mismatches, plan_from_ranges, read_lock
+from xrt.placement.lockfile import FIGURES, LONGEST, create_lock, list_mismatches, plan_from_ranges, read_lock
 from xrt.placement.reference import evaluate
 from xrt.placement.regression_check import RegressionResult, RegressionSetup, check_regression, make_baseline
 from xrt.placement.result import CandidateComparison, CandidateResult, describe_candidate, describe_plan
@@ -122,6 +122,7 @@ def lock_module(
         raise LockError(f"there is nothing to lock: {why or 'the budget was too small for one measurement'}")
     setup = _make_setup(module, build.function, values, seconds)
     baseline = make_baseline(setup, build.plan, tuned.race)
+    source = {"name": build.function.name[:LONGEST], **source}
     return create_lock(build.plan, tuned.race, setup.request, baseline=baseline, source=source, values=files)
 
 

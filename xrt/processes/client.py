@@ -78,7 +78,10 @@ class RemoteError(WorkerFailure):
         cls = getattr(xrt.errors, self.kind, None)
         if not (isinstance(cls, type) and issubclass(cls, XRTError)):
             return self
-        return cls(self.text, self.nodes) if self.nodes else cls(self.text)
+        error = cls(self.text)
+        if self.nodes:
+            vars(error)["nodes"] = self.nodes
+        return error
 
 
 class WorkerProcess:

@@ -205,16 +205,19 @@ class RemoteExecutable(Executable):
             self.outputs_are_fresh = bool(answer["fresh"])  # type: ignore[misc]  # nothing is shared between processes
             return answer["made"], home.generation
 
-    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        buffer = SharedBuffer()
-        message = {"do": "run", "inputs": put_values(buffer, inputs)}
+    def _ask(self, message: Mapping[str, Any], buffer: SharedBuffer | None = None) -> tuple[Message, memoryview]:
+        """Ask the worker that has the executable; it is made again if the one that had it is no more."""
         with self._home.lock:
             if self._generation != self._home.generation:
                 self._made, self._generation = self._compiled()
-            try:
-                answer, memory = self._home.ask({**message, "made": self._made}, buffer)
-            except WorkerFailure as error:
-                raise RunFailed(str(error)) from error.__cause__  # which region it is, the program knows
+            return self._home.ask({**message, "made": self._made}, buffer)
+
+    def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
+        buffer = SharedBuffer()
+        try:
+            answer, memory = self._ask({"do": "run", "inputs": put_values(buffer, inputs)}, buffer)
+        except WorkerFailure as error:
+            raise RunFailed(str(error)) from error.__cause__  # which region it is, the program knows
         return _filled(read_values(memory, answer["outputs"]), options)
 
     def measure(self, inputs: Sequence[Any], seconds: float, *, inner: bool = False) -> tuple[list[Any], list[float]]:
@@ -223,10 +226,9 @@ class RemoteExecutable(Executable):
         With ``inner`` its results lie in memory that is there, as between two regions.
         """
         buffer = SharedBuffer()
-        given = put_values(buffer, inputs)
+        asked = {"do": "measure", "inputs": put_values(buffer, inputs), "seconds": seconds, "inner": inner}
         try:
-            asked = {"do": "measure", "made": self._made, "inputs": given, "seconds": seconds, "inner": inner}
-            answer, memory = self._home.ask(asked, buffer)
+            answer, memory = self._ask(asked, buffer)
         except WorkerFailure as error:
             raise RunFailed(str(error)) from error.__cause__
         return read_values(memory, answer["outputs"]), answer["samples"]
@@ -239,7 +241,7 @@ class RemoteExecutable(Executable):
     def save(self) -> memoryview:
         """Return what the engine saves of it; raises CompileRefused, or CompileFailed."""
         try:
-            answer, memory = self._home.ask({"do": "save", "made": self._made})
+            answer, memory = self._ask({"do": "save"})
         except WorkerFailure as error:
             told = f"engine {self._home.engine.spec!r} failed to save {self._function.name}: {error}"
             raise CompileFailed(told) from error.__cause__

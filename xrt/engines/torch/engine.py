@@ -34,17 +34,21 @@ class Torch(GraphCompiler):
     supports_dynamic_shapes: ClassVar[bool] = True
 
     def why_not(self, node: Node, function: Function) -> str | None:
+        from xrt.engines.torch.shield import shield
         from xrt.engines.torch.support import why_not
 
-        return why_not(node, function)
+        with shield():
+            return why_not(node, function)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         from xrt.engines.torch.errors import summarize_error
         from xrt.engines.torch.executable import TorchExecutable
         from xrt.engines.torch.program import make_program
+        from xrt.engines.torch.shield import shield
 
         try:
-            return TorchExecutable(make_program(function), function, context.threads)
+            with shield():
+                return TorchExecutable(make_program(function), function, context.threads)
         except CompileRefused:
             raise
         except Exception as cause:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +11,8 @@ from xrt.engines.contract.graph_compiler import Executable, fill
 from xrt.engines.contract.memory_use import MemoryUse, peak_of_values
 from xrt.engines.contract.options import RunOptions
 from xrt.engines.torch.dtypes import from_numpy, to_numpy
+from xrt.engines.torch.program import find_addresses
+from xrt.engines.torch.shield import shield
 from xrt.engines.torch.threads import call_within
 from xrt.graph import OptionalType, SequenceType, TensorType, Type
 
@@ -34,10 +36,9 @@ class TorchExecutable(Executable):
         self._threads = threads
         self._read = tuple(_converter(value.type, from_numpy) for value in function.inputs)
         self._write = tuple(_converter(value.type, to_numpy) for value in function.outputs)
-        self._constants = frozenset(_addresses(program.template))
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        with torch.inference_mode():
+        with torch.inference_mode(), shield():
             tensors = [read(x) for read, x in zip(self._read, inputs, strict=True)]
             results = call_within(self._threads, self._fresh, tensors)
             arrays = [write(result) for write, result in zip(self._write, results, strict=True)]
@@ -47,7 +48,7 @@ class TorchExecutable(Executable):
 
     def _fresh(self, tensors: list[Any]) -> list[Any]:
         """Return the results of a call, each in memory that nothing else has."""
-        taken = {*self._constants, *_addresses(tensors)}
+        taken = {*self.program.constants, *find_addresses(tensors)}
         return [_own(result, taken) for result in self.program(tensors)]
 
     def memory(self) -> tuple[MemoryUse, ...]:
@@ -65,15 +66,6 @@ def _converter(type_: Type | None, of: Callable[[Any], Convert]) -> Convert:
         return lambda value: None if value is None else inner(value)
     assert isinstance(type_, TensorType)  # what `why_not` has seen to
     return of(type_.dtype)
-
-
-def _addresses(values: Sequence[Any]) -> Iterator[int]:
-    """Yield where the memory of tensors begins, those in lists too."""
-    for value in values:
-        if isinstance(value, list):
-            yield from _addresses(value)
-        elif isinstance(value, torch.Tensor):
-            yield value.untyped_storage().data_ptr()
 
 
 def _own(value: Any, taken: set[int]) -> Any:

@@ -6,10 +6,12 @@ number of threads may run one program at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
+
+import torch
 
 from xrt.engines.toolkit.learned_models import find_learned_definition
 from xrt.engines.toolkit.node_rewrite import as_function
@@ -25,7 +27,7 @@ from xrt.graph import Function, Node, TensorType
 from xrt.graph.opaque_call import DOMAIN
 from xrt.passes import infer_shapes
 
-__all__ = ["TensorProgram", "find_definition", "make_program"]
+__all__ = ["TensorProgram", "find_addresses", "find_definition", "make_program"]
 
 Step: TypeAlias = tuple[Run, tuple[int, ...], int | tuple[int, ...], tuple[int, ...]]
 """A kernel, the slots that it reads, the slot or slots that it writes, and those that are dead afterwards."""
@@ -47,6 +49,8 @@ class TensorProgram:
     steps: tuple[Step, ...]
     nodes: tuple[Node, ...]
     """Each step's node."""
+    constants: frozenset[int]
+    """Where the memory of constants begins: its own, and those of the programs of bodies and of definitions."""
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of a call, which may share memory with inputs, with constants and with each other."""
@@ -82,14 +86,33 @@ def make_program(function: Function) -> TensorProgram:
     template: list[Any] = [None] * (len(slots) + 1)
     for name, constant in function.constants.items():
         template[slots[name]] = from_numpy(constant.dtype)(constant.array)
-    dying = _last_uses(function)
-    steps = tuple(_step(node, function, slots, dead) for node, dead in zip(function.nodes, dying, strict=True))
+    kept = set(find_addresses(template))
+
+    def make_inner(inner: Function) -> TensorProgram:
+        program = make_program(inner)
+        kept.update(program.constants)
+        return program
+
+    steps = []
+    for node, dead in zip(function.nodes, _last_uses(function), strict=True):
+        run = _kernel(TorchKernelContext(node, function, make_inner))
+        if node.op_type == "Constant":
+            kept.update(find_addresses([run()]))
+        steps.append(_step(run, node, slots, dead))
     inputs, outputs = (tuple(slots[value.name] for value in values) for values in (function.inputs, function.outputs))
-    return TensorProgram(function.name, tuple(template), inputs, outputs, steps, function.nodes)
+    return TensorProgram(function.name, tuple(template), inputs, outputs, tuple(steps), function.nodes, frozenset(kept))
 
 
-def _step(node: Node, function: Function, slots: dict[str, int], dying: Sequence[str]) -> Step:
-    run = _kernel(node, function)
+def find_addresses(values: Sequence[Any]) -> Iterator[int]:
+    """Yield where the memory of tensors begins, those in lists too."""
+    for value in values:
+        if isinstance(value, list):
+            yield from find_addresses(value)
+        elif isinstance(value, torch.Tensor):
+            yield value.untyped_storage().data_ptr()
+
+
+def _step(run: Run, node: Node, slots: dict[str, int], dying: Sequence[str]) -> Step:
     arguments = tuple(slots[name] for name in (*node.inputs, *node.captures))
     results = tuple(slots[name] if name else UNWANTED for name in node.outputs)
     dead = tuple(slots[name] for name in dying)
@@ -100,15 +123,16 @@ def _returns_one(node: Node) -> bool:
     return len(node.outputs) == 1 and not node.bodies
 
 
-def _kernel(node: Node, function: Function) -> Run:
+def _kernel(at: TorchKernelContext) -> Run:
     """Return what computes a node: its one output as it is, several as a tuple."""
+    node, function = at.node, at.function
     kernel = ops.find(node, function)
     if node.domain == DOMAIN:
-        run = make_opaque_kernel(TorchKernelContext(node, function, make_program))
+        run = make_opaque_kernel(at)
     elif isinstance(kernel, str):
-        run = _define(node, function, kernel)
+        run = _define(at, kernel)
     else:
-        run = kernel.code(TorchKernelContext(node, function, make_program))
+        run = kernel.code(at)
         if not node.bodies and node.op_type not in MOVING:
             run = _wrap_around(run, [_mask(function, name) for name in node.outputs])
     return _first(run) if _returns_one(node) else run
@@ -128,12 +152,13 @@ def _expand(one: Function) -> Function | None:
     return None if meaning is None else infer_shapes(meaning)
 
 
-def _define(node: Node, function: Function, reason: str) -> Run:
+def _define(at: TorchKernelContext, reason: str) -> Run:
     """Return what computes a node by its definition."""
-    meaning = find_definition(node, function)
+    node = at.node
+    meaning = find_definition(node, at.function)
     if meaning is None:
         raise CompileRefused(reason)
-    program = make_program(meaning)
+    program = at.compile(meaning)
     read = {f"i{k}": node.inputs.index(name) for k, name in enumerate(dict.fromkeys(filter(None, node.inputs)))}
     picks = [read[value.name] for value in meaning.inputs]
     places = {name: k for k, name in enumerate(value.name for value in meaning.outputs)}

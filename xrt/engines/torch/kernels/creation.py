@@ -33,7 +33,7 @@ def constant(at: TorchKernelContext) -> Run:
 @ops("ConstantOfShape")
 def constant_of_shape(at: TorchKernelContext) -> Run:
     given, extents_of = at.attr("value"), at.read_numbers(0)
-    one = torch.zeros(()) if given is None else from_numpy(given.dtype)(given.array).reshape(())
+    one = torch.zeros((), dtype=torch.float32) if given is None else from_numpy(given.dtype)(given.array).reshape(())
     return lambda shape: one.expand(extents_of(shape)).clone()
 
 
@@ -43,7 +43,7 @@ def eye_like(at: TorchKernelContext) -> Run:
 
     def run(x: Tensor) -> Tensor:
         rows, columns = x.shape
-        return torch.arange(columns).eq(torch.arange(rows)[:, None] + k).to(told or x.dtype)
+        return torch.arange(columns, device="cpu").eq(torch.arange(rows, device="cpu")[:, None] + k).to(told or x.dtype)
 
     return run
 

@@ -150,7 +150,7 @@ def lp_normalization(at: TorchKernelContext) -> Run:
 
     def compute(x: Tensor) -> Tensor:
         norm = x.abs().sum(axis, keepdim=True) if p == 1 else torch.sqrt((x * x).sum(axis, keepdim=True))
-        return torch.where(norm == 0, torch.zeros((), dtype=x.dtype), x / norm)
+        return torch.where(norm == 0, x.new_zeros(()), x / norm)
 
     return round_once(compute)
 

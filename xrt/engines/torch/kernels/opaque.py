@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._library.custom_ops import OPDEFS
 
+from xrt.engines.torch.dtypes import get_torch_dtype
 from xrt.errors import CompileRefused
+from xrt.graph import TensorType, Type
 from xrt.graph.opaque_call import OpaqueCall, Tagged
 
 if TYPE_CHECKING:
@@ -15,33 +20,100 @@ if TYPE_CHECKING:
 
 __all__ = ["make_opaque_kernel"]
 
+_NAME = re.compile(r"(\w+)::(\w+)\.(\w+)", re.ASCII)
+_NAMESPACES = frozenset({"aten", "prims"})
+_DEFINED = frozenset({"debugprims", "device_mesh", "pippy", "testlib"})
+"""The namespaces in which PyTorch uses `torch.library.define` itself."""
+_RESULTS = frozenset({"Tensor", "int", "float", "bool", "complex", "number"})
+_OF = re.compile(r"(?:List|Optional)\[(.*)\]")
+_KINDS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
+_LIBRARY = Path(torch.__file__).parent
+
 
 def make_opaque_kernel(at: TorchKernelContext) -> Run:
     """Return what computes a node that calls an operator of PyTorch.
 
-    Raises ModelError where its attributes describe no call, and CompileRefused where this process does not have the operator.
+    Raises ModelError where its attributes describe no call, and CompileRefused where this process does not have the operator, or
+    has it and it is none of those that a model may call.
     """
     call = OpaqueCall.read(at.node)
     operator = _find_operator(call.operator)
+    updates = any(argument.name.startswith("running_") for argument in operator._schema.arguments)
+    declared = [at.function.get_type(name) if at.wants(k) else None for k, name in enumerate(at.node.outputs)]
 
     def run(*inputs: Any) -> tuple[Any, ...]:
+        if updates:  # a batch norm that trains writes to its statistics, which its schema does not say
+            inputs = tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in inputs)
         args, kwargs = call.resolve(lambda tagged: _resolve(tagged, inputs))
         results = operator(*args, **kwargs)
-        return tuple(map(_to_tensor, results if isinstance(results, tuple | list) else (results,)))
+        given = tuple(map(_to_tensor, results if isinstance(results, tuple | list) else (results,)))
+        for k, type_ in enumerate(declared):
+            _check(call.operator, k, given[k] if k < len(given) else None, type_)
+        return given
 
     return run
 
 
 def _find_operator(name: str) -> Any:
-    """Return the overload that is called ``namespace::operator.overload``."""
-    namespace, _, rest = name.partition("::")
-    operator, _, overload = rest.partition(".")
-    try:
-        return getattr(getattr(getattr(torch.ops, namespace), operator), overload or "default")
-    except (AttributeError, RuntimeError):
+    """Return the overload that is called ``namespace::operator.overload``, where a model may call it.
+
+    No part of the name is an attribute that is looked up before PyTorch's dispatcher is known to have an operator of that name.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise CompileRefused(f"{name!r} is not the name of an operator of PyTorch, which is namespace::operator.overload")
+    namespace, operator, overload = match.groups()
+    qualified = f"{namespace}::{operator}"
+    known = {schema.overload_name or "default" for schema in torch._C._jit_get_schemas_for_operator(qualified)}
+    if overload not in known:
         raise CompileRefused(
             f"this process has no operator {name} of PyTorch; import the library that registers it before the model is compiled"
-        ) from None
+        )
+    if namespace not in _NAMESPACES and not _is_own(qualified):
+        raise CompileRefused(
+            f"{name} is an operator that no model may call: those are the operators of aten and prims, "
+            "and those that this process registers by torch.library"
+        )
+    found = getattr(getattr(getattr(torch.ops, namespace), operator, None), overload, None)
+    if not isinstance(found, torch._ops.OpOverload):
+        raise CompileRefused(f"{name} is an operator of TorchScript alone, which no model may call")
+    if why := _why_not(found._schema):
+        raise CompileRefused(f"{name} is an operator that no model may call: {why}")
+    return found
+
+
+def _is_own(qualified: str) -> bool:
+    """Whether a program registers an operator by torch.library, rather than PyTorch itself or a compiled library."""
+    if qualified not in torch.library._defs:
+        return False
+    if defined := OPDEFS.get(qualified):
+        return str(defined._init_fn.__module__).partition(".")[0] != "torch"
+    place = re.search(r"^debug: registered at (.*):\d+$", torch._C._dispatch_dump(qualified), re.MULTILINE)
+    if place is None or Path(place[1]) == _LIBRARY / "library.py":  # by the function `torch.library.define`
+        return place is not None and qualified.partition("::")[0] not in _DEFINED
+    return not Path(place[1]).is_relative_to(_LIBRARY)
+
+
+def _why_not(schema: Any) -> str | None:
+    """Return why a model may not call an operator of that schema; None where it may."""
+    if schema.is_mutable:
+        return "it modifies its arguments"
+    arguments = [(argument.name, _element(argument.type)) for argument in schema.arguments]
+    if any(kind == "str" and ("file" in name or "path" in name) for name, kind in arguments):
+        return "it takes the name of a file"
+    if all(kind != "Tensor" for _, kind in arguments):
+        return "it takes no tensor"
+    if not schema.returns or any(_element(result.type) not in _RESULTS for result in schema.returns):
+        return "it returns something else than tensors and numbers"
+    return None
+
+
+def _element(type_: Any) -> str:
+    """Return the name of a type of a schema, without the lists and optionals around it."""
+    name = str(type_)
+    while match := _OF.fullmatch(name):
+        name = match[1]
+    return name
 
 
 def _resolve(tagged: Tagged, inputs: tuple[Any, ...]) -> Any:
@@ -49,7 +121,12 @@ def _resolve(tagged: Tagged, inputs: tuple[Any, ...]) -> Any:
         return inputs[tagged.value]
     if tagged.kind == "number":
         return inputs[tagged.value].item()
-    return torch.device(tagged.value) if tagged.kind == "device" else getattr(torch, tagged.value)
+    if tagged.kind == "device":
+        return torch.device(tagged.value)
+    found = vars(torch).get(tagged.value)
+    if not isinstance(found, _KINDS[tagged.kind]):
+        raise ValueError(f"{tagged.value!r} is no {tagged.kind} of PyTorch")
+    return found
 
 
 def _to_tensor(result: Any) -> Tensor:
@@ -57,3 +134,19 @@ def _to_tensor(result: Any) -> Tensor:
     if isinstance(result, torch.Tensor):
         return result.resolve_conj().resolve_neg()
     return None if result is None else torch.tensor(result, dtype=torch.float64 if isinstance(result, float) else None)
+
+
+def _check(operator: str, place: int, result: Tensor, declared: Type | None) -> None:
+    """Raise ValueError where a result is not of the element type and rank that the model declares, in the CPU's memory."""
+    if not isinstance(declared, TensorType):
+        return
+    rank = None if declared.shape is None else len(declared.shape)
+    if result is None:
+        told = "missing"
+    elif result.dtype != get_torch_dtype(declared.dtype) or rank not in (None, result.ndim):
+        told = f"{str(result.dtype).removeprefix('torch.')} of rank {result.ndim}"
+    elif result.layout is not torch.strided or result.device.type != "cpu":
+        told = f"a tensor on {result.device} with layout {result.layout}"
+    else:
+        return
+    raise ValueError(f"result {place} of {operator} is {told}, and the model declares {declared}")
