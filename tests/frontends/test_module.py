@@ -15,7 +15,9 @@ from torch import nn
 import xrt
 from tests.frontends.cases import Call
 from tests.frontends.test_capture import Block, Counter
+from xrt.builder import Builder
 from xrt.errors import InputError, OptionError
+from xrt.graph import DType, TensorType
 
 
 def test_tensors_in_give_tensors_and_arrays_in_give_arrays() -> None:
@@ -186,3 +188,17 @@ def test_the_engine_torch_is_added_for_what_has_no_onnx_form() -> None:
     torch.testing.assert_close(module(x), torch.i0(x) + 1)
     assert list(module.opaque) == ["aten.i0.default"]
     assert "torch" in module.engines
+
+
+def test_a_function_may_name_constants_as_pytorch_names_its_own() -> None:
+    b = Builder("names")
+    x = b.input("x", TensorType(DType.FLOAT32, (2,)))
+    names = ("run.weight", "T_destination", "forward")
+    with b:
+        y = x
+        for name in names:
+            y = y + b.constant(np.ones(2, "float32"), name)
+    b.output(y, "y")
+    back = xrt.to_torch(b.function(), engine="toy")
+    assert set(back.state_dict()) == set(names)
+    assert back(torch.zeros(2)).tolist() == [3, 3]

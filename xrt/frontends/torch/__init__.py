@@ -26,10 +26,14 @@ def from_torch(
 
     ``dynamic_shapes`` is that of ``torch.export.export``; a text in it is a dimension of that name. Every tensor among the inputs
     is an input of the Function, other values are fixed. Parameters are constants that share the module's memory: change no
-    parameter as long as the Function is used. A buffer that the module updates is an input with an alias, after the others.
+    parameter as long as the Function is used, and where it was used in this process, make an XRTModule of another Function with
+    the old values only with a ``cache`` of its own. Checks of values and indices (``torch._check``) are not kept.
+
+    A buffer that the module updates is an input with an alias, after the others.
     Nodes are named after the modules that they belong to, so that a pin can be ``"name:encoder.layer.3/*=ort"``.
 
-    Raises ModelError where PyTorch is not installed or cannot export the module.
+    The module must not run elsewhere during its capture. Raises ModelError where PyTorch is not installed or cannot export the
+    module, and where the module's code restricts a size that is to be free, other than by the range of a `torch.export.Dim`.
     """
     try:
         from xrt.frontends.torch.capture import capture

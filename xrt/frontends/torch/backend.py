@@ -13,7 +13,7 @@ from xrt.builder import Builder
 from xrt.errors import FallbackWarning, ModelError, OptionError, warn
 from xrt.frontends.torch.capture import Leaf
 from xrt.frontends.torch.dtypes import share_array, share_tensor
-from xrt.frontends.torch.engines import add_torch_engine, choose_default_engines
+from xrt.frontends.torch.engines import add_torch_engine, choose_default_engines, make_own_cache
 from xrt.frontends.torch.lower import Lowering
 from xrt.frontends.torch.symbols import Symbols
 from xrt.module.module import XRTModule
@@ -45,7 +45,9 @@ def xrt_backend(
     given = dict(options or {})
     if mode is not None:
         raise OptionError(f"the backend 'xrt' has no modes; got mode={mode!r}. Give options={{'engine': ...}} instead")
-    freeze = bool(given.pop("freeze", False))
+    freeze = given.pop("freeze", False)
+    if not isinstance(freeze, bool):
+        raise OptionError(f"freeze must be True or False; got {freeze!r}")
     parse_options({name: value for name, value in given.items() if name not in ("engine", "device", "cache")})
     fixed = {i: one for i, one in enumerate(inputs) if isinstance(one, torch.nn.Parameter)} if freeze else {}
 
@@ -69,6 +71,8 @@ def _compile(graph: GraphModule, fixed: Mapping[int, torch.Tensor], options: dic
         return _box(graph.forward)
     engine = options.get("engine") or choose_default_engines()
     arguments = {**options, "engine": add_torch_engine(engine, function, is_strict=bool(options.get("strict")))}
+    if fixed:
+        arguments["cache"] = make_own_cache(options.get("cache"))
     module = XRTModule(function, **arguments)
     is_single = len(function.outputs) == 1
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import re
+import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +19,7 @@ from xrt.builder import Builder, Tensor
 from xrt.errors import ModelError
 from xrt.frontends.torch.lower import Lowering, is_dropped
 from xrt.frontends.torch.rules import RULES
+from xrt.frontends.torch.state import ModuleState
 from xrt.frontends.torch.symbols import Symbols
 from xrt.graph import Function
 from xrt.passes import drop_dead_nodes
@@ -27,6 +31,8 @@ __all__ = ["Capture", "Leaf", "capture"]
 
 MOST_DECOMPOSITIONS = 8
 """How often a graph is decomposed further: what an operator is decomposed into may have no rule either."""
+_EXPORT = threading.RLock()
+"""`torch.export` is not safe in several threads: one module is captured at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,31 +62,69 @@ class Capture:
     leaves: tuple[Leaf, ...]
     declined: Mapping[str, str]
     """Why operators are opaque nodes, by their names."""
+    updated: tuple[int, ...] = ()
+    """Which leaves of the flattened inputs the module updates in place."""
+    guards: Callable[..., object] | None = None
+    """Raises for flattened inputs of other sizes than those that the capture holds for; None where sizes are fixed."""
 
 
 def capture(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, dynamic_shapes: Any = None
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,
+    *,
+    allow_guards: bool = False,
 ) -> Capture:
-    """Return the module captured with example inputs; raises ModelError where PyTorch cannot export it."""
-    with warnings.catch_warnings():
+    """Return the module captured with example inputs.
+
+    Raises ModelError where PyTorch cannot export it, or where it restricts sizes that are to be free, unless ``allow_guards``.
+    """
+    if isinstance(module, torch.nn.Module):
+        ModuleState.of(module)  # refuses what cannot be exported
+    with _EXPORT, warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of PyTorch about itself
-        return _capture(module, args, dict(kwargs or {}), dynamic_shapes)
+        return _capture(module, args, dict(kwargs or {}), dynamic_shapes, allow_guards)
 
 
-def _capture(module: torch.nn.Module, args: tuple[Any, ...], named: dict[str, Any], shapes: Any) -> Capture:
+def _capture(module: torch.nn.Module, args: tuple[Any, ...], named: dict[str, Any], shapes: Any, allow_guards: bool) -> Capture:
     try:
         with torch.no_grad():
             program = torch.export.export(module, args, named, dynamic_shapes=_replace_names(shapes), strict=False)
     except Exception as error:
         text = str(error).strip().partition("\n")[0]
         raise ModelError(f"PyTorch cannot export {type(module).__name__}: {text}") from error
+    if not allow_guards:
+        _check_guards(program, shapes)
+    guards = getattr(program.module(), "_guards_fn", None) if shapes else None
     names = _name_symbols(module, args, named, shapes, program)
     program, declined = _simplify(program)
     found = _lower(program, names, type(module).__name__)
     again = {op for op in found[1] if op not in declined}
     if again and (decomposed := _decompose(program, again)) is not None:
         found = _lower(_simplify(decomposed)[0], names, type(module).__name__)
-    return found[0]
+    return dataclasses.replace(found[0], guards=guards)
+
+
+def _check_guards(program: ExportedProgram, shapes: Any) -> None:
+    """Raise ModelError where the capture holds for some of the sizes only that the user has left free.
+
+    PyTorch itself checks the ranges of a ``Dim``. A size that must equal another one is so in the types of the Function, and one
+    that must not be 1 is no branch of the module's: PyTorch asks for these itself, to know where a tensor is broadcast.
+    """
+    dims = pytree.tree_leaves(shapes)
+    if all(dim is None or isinstance(dim, int | torch.export.Dim) for dim in dims):
+        return
+    for guard in program._guards_code:
+        if ".size()[" in guard and not _HARMLESS.fullmatch(guard):
+            raise ModelError(
+                f"the captured module holds only where {_LOCAL.sub(lambda found: found[1], guard)}, and the size is to be free; "
+                f"give it as torch.export.Dim(name, min=..., max=...), or leave it out of dynamic_shapes"
+            )
+
+
+_HARMLESS = re.compile(r"L\S*\.size\(\)\[\d+\] == L\S*\.size\(\)\[\d+\]|.* != \S+")
+_LOCAL = re.compile(r"L\['(\w+)'\]")
 
 
 # ---------------------------------------------------------------------- functional form, and operators without a rule
@@ -128,7 +172,11 @@ def _lower(program: ExportedProgram, names: Mapping[str, str], title: str) -> tu
     function = drop_dead_nodes(builder.function())
     declined = {str(target): why for target, why in lowering.declined.items()}
     spec = program.call_spec
-    kept = Capture(function, spec.in_spec, spec.out_spec, tuple(inputs), tuple(buffers), tuple(leaves), declined)
+    signature = program.graph_signature
+    users = [one.arg.name for one in signature.input_specs if one.kind is InputKind.USER_INPUT]
+    updated = tuple(users.index(one.target) for one in signature.output_specs if one.kind is OutputKind.USER_INPUT_MUTATION)
+    ends = tuple(inputs), tuple(buffers), tuple(leaves)
+    kept = Capture(function, spec.in_spec, spec.out_spec, *ends, declined, updated)
     return kept, lowering.declined
 
 

@@ -10,7 +10,7 @@ import torch
 from xrt.errors import InputError, ModelError
 from xrt.graph import DType
 
-__all__ = ["from_torch_dtype", "share_array", "share_tensor", "to_torch_dtype"]
+__all__ = ["from_torch_dtype", "is_shared", "share_array", "share_tensor", "to_torch_dtype"]
 
 _NAMES = {
     "float8e4m3fn": "float8_e4m3fn",
@@ -70,10 +70,17 @@ def _share_uncommon(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return tensor.view(_BITS[dtype.numpy.itemsize]).numpy().view(dtype.numpy)  # type: ignore[no-any-return]  # untyped here
 
 
+def is_shared(value: Any) -> bool:
+    """Whether a tensor or an array is passed to and from PyTorch without a copy, so that an update in place reaches it."""
+    if isinstance(value, torch.Tensor):
+        return not value.is_neg() and not value.is_conj()
+    return bool(value.flags.writeable) and all(stride >= 0 for stride in value.strides)
+
+
 def share_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
     """Return the array's own memory as a tensor; an array that cannot be written to, or runs backwards, is copied."""
     array = np.asarray(array)
-    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+    if not is_shared(array):
         array = array.copy()
     dtype = DType.of(array)
     if array.dtype.isbuiltin == 1:

@@ -25,17 +25,15 @@ class FunctionModule(nn.Module):  # type: ignore[misc]  # PyTorch is not seen by
         super().__init__()
         chosen = engine or choose_default_engines()
         listed = add_torch_engine(chosen, function, is_strict=bool(options.get("strict")))
-        self.run = XRTModule(function, listed, **options)
+        self._xrt_module = XRTModule(function, listed, **options)
         for name, constant in function.constants.items():
             *path, last = name.split(".")
             owner: Any = self
             for part in path:
-                if part not in owner._modules:
-                    owner.add_module(part, nn.Module())
-                owner = owner._modules[part]
-            owner.register_buffer(last, share_tensor(constant.array))
+                owner = owner._modules.setdefault(part, nn.Module())
+            owner._buffers[last] = share_tensor(constant.array)  # register_buffer refuses names such as "forward"
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         """Return the output, or a tuple of several."""
-        results = self.run(*map(share_array, inputs))
+        results = self._xrt_module(*map(share_array, inputs))
         return tuple(map(share_tensor, results)) if isinstance(results, tuple) else share_tensor(results)

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import inspect
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
 from xrt.errors import InputError, ModelError
 from xrt.frontends.torch.capture import Capture, capture
-from xrt.frontends.torch.dtypes import share_array, share_tensor
-from xrt.frontends.torch.engines import add_torch_engine
+from xrt.frontends.torch.dtypes import is_shared, share_array
+from xrt.frontends.torch.engines import add_torch_engine, make_own_cache
+from xrt.frontends.torch.leaves import (
+    describe,
+    find_varying_axes,
+    flatten,
+    gives_arrays,
+    list_shapes,
+    list_updated,
+    make_dynamic_shapes,
+    make_feed,
+    make_output,
+)
+from xrt.frontends.torch.state import ModuleState
 from xrt.module.module import XRTModule
-from xrt.module.options import parse_options
+from xrt.module.options import parse_options, warn_of_signatures
 from xrt.module.tracebacks import shorten_tracebacks
 from xrt.verify.progress import ignore_progress
 
@@ -40,31 +50,44 @@ if TYPE_CHECKING:
 __all__ = ["TorchModule"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Compiled:
     """A capture with the module that runs it."""
 
     capture: Capture
     module: XRTModule
-    buffers: tuple[torch.Tensor, ...]
-    """Buffers of the module that a call updates."""
-    watched: tuple[torch.Tensor, ...]
-    """Parameters and buffers whose values are in the Function."""
-    versions: tuple[int, ...]
+    state: ModuleState
+    """The state of the module when it was captured."""
+    used: int = 0
+    """The number of the last call that found it."""
+    known: set[object] = field(default_factory=set)
+    """The sizes that the guards have let pass."""
 
-    def is_current(self) -> bool:
-        """Whether no watched tensor was written to since, as far as PyTorch counts."""
-        return all(tensor._version == version for tensor, version in zip(self.watched, self.versions, strict=True))
-
-    def accepts(self, shapes: Sequence[tuple[int, ...] | None]) -> bool:
-        """Whether the Function was captured for tensors of these shapes; of a symbolic extent it takes two and more."""
+    def accepts(self, leaves: Sequence[Any]) -> bool:
+        """Whether the Function was captured for inputs of these sizes; of a symbolic extent it takes two and more."""
+        shapes = tuple(list_shapes(leaves))
+        if shapes in self.known:
+            return True
         for index, value in zip(self.capture.inputs, self.capture.function.inputs, strict=False):
             shape, declared = shapes[index] or (), cast("Any", value.type).shape
             if len(shape) != len(declared):
                 return False
             if any(have != want if isinstance(want, int) else have < 2 for have, want in zip(shape, declared, strict=True)):
                 return False
+        if self.capture.guards is not None:
+            try:
+                self.capture.guards(*leaves)
+            except Exception:  # noqa: BLE001  # PyTorch's check of the sizes raises what it likes
+                return False
+            if len(self.known) < MOST_SIZES:
+                self.known.add(shapes)
         return True
+
+
+MOST_SIZES = 1024
+"""Sizes that a capture remembers as checked; others are checked in each call."""
+_OF_XRT = {"fetch", "out", "options"}
+"""What a call of another XRTModule takes."""
 
 
 @shorten_tracebacks
@@ -75,9 +98,10 @@ class TorchModule(XRTModule):
     tensors, or arrays where only arrays were given. Tensors are not copied. Only the forward pass is computed, without gradients.
 
     The module is captured on the first call of each structure of inputs. Where the sizes of a later call differ, it is captured
-    again with these sizes symbolic, so that a third size needs no capture. A parameter that was written to, by an optimizer or
-    ``load_state_dict``, is noticed in the next call, which captures the module again. PyTorch does not count writes through
-    ``.data`` or NumPy: call `recapture` after these.
+    again with these sizes symbolic, so that a third size needs no capture unless the module's code branches on it. A parameter,
+    buffer or sub-module that was replaced or written to is noticed in the next call, which captures the module again. PyTorch
+    does not count writes through ``.data`` or NumPy, and Python attributes are not looked at: call `recapture` after these.
+    There are at most ``max_signatures`` captures. The module must not run elsewhere while a call captures it.
 
     Raises InputError for tensors on another device or that require a gradient, ModelError where PyTorch cannot export the module.
     """
@@ -91,11 +115,12 @@ class TorchModule(XRTModule):
         cache: CompileCache | str | os.PathLike[str] | None = None,
         **options: Unpack[ModuleKeywords],
     ) -> None:
-        parse_options(options)
+        self._most = parse_options(options).max_signatures
         self.model = model
         self._arguments: dict[str, Any] = {"engine": engine, "device": device, "cache": cache, **options}
         self._captures: dict[object, list[_Compiled]] = {}
         self._latest: _Compiled | None = None
+        self._calls = 0
         self._guard = threading.RLock()
         self._is_closed = False
 
@@ -103,55 +128,90 @@ class TorchModule(XRTModule):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module on inputs as the module itself takes them; see the class."""
-        leaves, spec, gives_arrays = _flatten(args, kwargs)
-        compiled = self._find(leaves, spec)
-        results = compiled.module(*_make_feed(compiled, leaves))
+        leaves, spec, given = flatten(args, kwargs)
+        self._check_keywords(kwargs)
+        compiled, buffers, results = self._run(leaves, spec, given)
         results = results if isinstance(results, tuple) else (results,)
-        outputs = [_make_output(leaf, results, leaves) for leaf in compiled.capture.leaves]
-        if gives_arrays:
+        torch.autograd.graph.increment_version(list_updated(compiled.capture, buffers, leaves))
+        outputs = [make_output(leaf, results, leaves) for leaf in compiled.capture.leaves]
+        if gives_arrays(given):
             outputs = [share_array(one) if isinstance(one, torch.Tensor) else one for one in outputs]
         return pytree.tree_unflatten(outputs, compiled.capture.out_spec)
 
-    def _find(self, leaves: list[Any], spec: Any) -> _Compiled:
-        """Return the capture for such inputs, the one of the last call or another; captures the module where there is none."""
-        key = (spec, self.model.training, tuple(map(_describe, leaves)))
-        shapes = [tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+    def _run(self, leaves: list[Any], spec: Any, given: list[Any]) -> tuple[_Compiled, list[Any], Any]:
+        while True:
+            compiled, buffers = self._find(leaves, spec)
+            for index in compiled.capture.updated:
+                if not is_shared(given[index]):
+                    raise InputError(
+                        "the module updates an input in place, and the one given cannot be: it is read-only, runs backwards, "
+                        "or is a conjugate or negative view; pass a copy of it"
+                    )
+            try:
+                return compiled, buffers, compiled.module(*make_feed(compiled.capture, leaves, buffers))
+            except InputError:
+                if self._is_closed or not compiled.module._closed:  # else another thread has dropped the capture meanwhile
+                    raise
+
+    def _check_keywords(self, kwargs: Mapping[str, Any]) -> None:
+        for name in _OF_XRT & kwargs.keys():
+            parameters = inspect.signature(self.model.forward).parameters
+            if name not in parameters and all(one.kind is not inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+                raise InputError(
+                    f"a module of PyTorch is called without {name}=; it is of xrt.XRTModule(xrt.from_torch(module, args))"
+                )
+
+    def _find(self, leaves: list[Any], spec: Any) -> tuple[_Compiled, list[torch.Tensor]]:
+        """Return the capture for such inputs, made where there is none, and the buffers that it updates."""
+        autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
         with self._guard:
             if self._is_closed:
                 raise InputError("the module is closed; make a new XRTModule")
+            state = ModuleState.of(self.model)
+            key = (spec, state.training, autocast, tuple(map(describe, leaves)))
             known = self._captures.get(key, [])
-            if any(not one.is_current() for one in known):
+            if any(not one.state.is_like(state, one.capture.buffers) for one in known):
                 self.recapture()
                 known = []
-            found = next((one for one in known if one.accepts(shapes)), None)
+            found = next((one for one in known if one.accepts(leaves)), None)
             if found is None:
-                found = self._capture(leaves, spec, known)
+                found = self._capture(leaves, spec, known, state)
                 self._captures.setdefault(key, []).append(found)
+            self._calls += 1
+            found.used = self._calls
             self._latest = found
-            return found
+            self._evict()
+            return found, [state.tensors[name] for name in found.capture.buffers]
 
-    def _capture(self, leaves: list[Any], spec: Any, known: list[_Compiled]) -> _Compiled:
-        shapes = [tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+    def _evict(self) -> None:
+        """Drop the capture that was not used for longest beyond the limit."""
+        every = [(key, one) for key, some in self._captures.items() for one in some]
+        if len(every) > self._most:
+            key, oldest = min(every, key=lambda entry: entry[1].used)
+            self._captures[key].remove(oldest)
+            if not self._captures[key]:
+                del self._captures[key]
+            oldest.module.close()
+            warn_of_signatures(self._most)
+
+    def _capture(self, leaves: list[Any], spec: Any, known: list[_Compiled], state: ModuleState) -> _Compiled:
         args, kwargs = pytree.tree_unflatten(leaves, spec)
-        dynamic = _find_varying_axes(known[-1].capture, shapes) if known else None
+        dynamic = find_varying_axes(known[-1].capture, list_shapes(leaves)) if known else None
         if dynamic is not None:
             try:
-                found = self._compile(capture(self.model, args, kwargs, _make_dynamic_shapes(self.model, leaves, spec, dynamic)))
-                if found.accepts(shapes):
+                shapes = make_dynamic_shapes(self.model, leaves, spec, dynamic)
+                found = self._compile(capture(self.model, args, kwargs, shapes, allow_guards=True), state)
+                if found.accepts(leaves):
                     return found
             except ModelError:
                 pass  # a module that cannot be captured with symbolic sizes is captured for each
-        return self._compile(capture(self.model, args, kwargs))
+        return self._compile(capture(self.model, args, kwargs), state)
 
-    def _compile(self, found: Capture) -> _Compiled:
-        tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        buffers = tuple(tensors[name] for name in found.buffers)
-        watched = tuple(tensor for name, tensor in tensors.items() if name not in found.buffers)
-        versions = tuple(tensor._version for tensor in watched)
+    def _compile(self, found: Capture, state: ModuleState) -> _Compiled:
         is_strict = bool(self._arguments.get("strict"))
         engine = add_torch_engine(self._arguments["engine"], found.function, is_strict=is_strict)
-        made = XRTModule(found.function, **{**self._arguments, "engine": engine})
-        return _Compiled(found, made, buffers, watched, versions)
+        cache = make_own_cache(self._arguments["cache"])
+        return _Compiled(found, XRTModule(found.function, **{**self._arguments, "engine": engine, "cache": cache}), state)
 
     def recapture(self) -> None:
         """Forget every capture: the next call sees the module's parameters and code as they are then."""
@@ -194,9 +254,9 @@ class TorchModule(XRTModule):
         compiled.module.save(path, *feed)
 
     def _prepare(self, args: Any, named: Any) -> tuple[_Compiled, list[Any]]:
-        leaves, spec, _ = _flatten(args, named)
-        compiled = self._find(leaves, spec)
-        return compiled, _make_feed(compiled, leaves)
+        leaves, spec, _ = flatten(args, named)
+        compiled, buffers = self._find(leaves, spec)
+        return compiled, make_feed(compiled.capture, leaves, buffers)
 
     def tune(self, *args: Any, budget: float | None = None, progress: Any = None, **named: Any) -> TuningResult:
         """Search again for the fastest placement for such inputs; see `XRTModule.tune`."""
@@ -279,82 +339,3 @@ class TorchModule(XRTModule):
 
     def __repr__(self) -> str:
         return f"<XRTModule of {type(self.model).__name__}, captured {sum(map(len, self._captures.values()))} times>"
-
-
-def _flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any, bool]:
-    """Return the leaves of the inputs, arrays as tensors, their structure, and whether arrays alone were given."""
-    leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
-    for leaf in leaves:
-        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            torch.export.register_dataclass(type(leaf))
-            return _flatten(args, kwargs)
-    arrays = any(isinstance(leaf, np.ndarray) for leaf in leaves)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        raise InputError("an input requires a gradient, and only the forward pass is computed; pass x.detach()")
-    return [share_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves], spec, arrays and not tensors
-
-
-def _describe(leaf: Any) -> object:
-    """Return what of a leaf a capture depends on, sizes left out."""
-    if isinstance(leaf, torch.Tensor):
-        return leaf.dtype, leaf.ndim
-    try:
-        hash(leaf)
-    except TypeError:
-        return type(leaf), id(leaf)
-    return type(leaf), leaf
-
-
-def _make_feed(compiled: _Compiled, leaves: list[Any]) -> list[Any]:
-    given = [leaves[index] for index in compiled.capture.inputs]
-    arrays = [share_array(one) if isinstance(one, torch.Tensor) else np.asarray(one) for one in given]
-    return arrays + [share_array(buffer) for buffer in compiled.buffers]
-
-
-def _make_output(leaf: Any, results: Sequence[Any], leaves: list[Any]) -> Any:
-    if leaf.kind == "input":
-        return leaves[leaf.index]
-    if leaf.kind == "value":
-        return leaf.value
-    array = results[leaf.index]
-    return array.item() if leaf.is_number else share_tensor(array)
-
-
-# ---------------------------------------------------------------------- sizes that vary
-
-
-def _find_varying_axes(known: Capture, shapes: Sequence[tuple[int, ...] | None]) -> dict[int, set[int]] | None:
-    """Return the axes, by the leaf, that differ from the capture's or are symbolic there; None where one has a size under 2."""
-    varying: dict[int, set[int]] = {}
-    for index, value in zip(known.inputs, known.function.inputs, strict=False):
-        declared, shape = cast("Any", value.type).shape, shapes[index] or ()
-        axes = {axis for axis, (a, b) in enumerate(zip(declared, shape, strict=True)) if a != b}
-        if any(shape[axis] < 2 for axis in axes):
-            return None
-        varying[index] = axes
-    return varying
-
-
-def _make_dynamic_shapes(model: torch.nn.Module, leaves: list[Any], spec: Any, varying: Mapping[int, set[int]]) -> Any:
-    """Return dynamic shapes in the structure of the inputs, as ``torch.export.export`` takes them: by the names of forward."""
-    auto = torch.export.Dim.AUTO
-    marks = [dict.fromkeys(varying.get(index, ()), auto) or None for index in range(len(leaves))]
-    parts = pytree.tree_unflatten([_Mark(mark) for mark in marks], spec)
-    args, kwargs = pytree.tree_map_only(_Mark, lambda mark: mark.axes, parts)
-    bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
-    parameters = inspect.signature(model.forward).parameters
-    shapes: dict[str, Any] = {}
-    for name, value in bound.items():
-        if parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-            shapes.update(value)
-        else:
-            shapes[name] = value
-    return shapes
-
-
-@dataclass(frozen=True)
-class _Mark:
-    """The axes of one tensor that are symbolic: a leaf, whatever is in it."""
-
-    axes: dict[int, Any] | None

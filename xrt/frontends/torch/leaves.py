@@ -1,0 +1,143 @@
+"""The leaves of what a module of PyTorch takes and returns: arrays and tensors, what a capture depends on, sizes that vary."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from xrt.errors import InputError
+from xrt.frontends.torch.dtypes import share_array, share_tensor
+
+if TYPE_CHECKING:
+    from xrt.frontends.torch.capture import Capture
+
+__all__ = [
+    "describe",
+    "find_varying_axes",
+    "flatten",
+    "gives_arrays",
+    "list_shapes",
+    "list_updated",
+    "make_dynamic_shapes",
+    "make_feed",
+    "make_output",
+]
+
+
+def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any, list[Any]]:
+    """Return the leaves of the inputs, arrays as tensors, their structure, and the leaves as they were given."""
+    leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
+    for leaf in leaves:
+        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            torch.export.register_dataclass(type(leaf))
+            return flatten(args, kwargs)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        raise InputError("an input requires a gradient, and only the forward pass is computed; pass x.detach()")
+    return [share_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves], spec, leaves
+
+
+def gives_arrays(given: list[Any]) -> bool:
+    """Whether arrays alone were given, so that arrays are returned."""
+    return any(isinstance(leaf, np.ndarray) for leaf in given) and not any(isinstance(leaf, torch.Tensor) for leaf in given)
+
+
+def list_shapes(leaves: Sequence[Any]) -> list[tuple[int, ...] | None]:
+    """Return the shape of each leaf, None where it is no tensor."""
+    return [tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+
+
+def list_updated(found: Capture, buffers: list[torch.Tensor], leaves: list[Any]) -> list[torch.Tensor]:
+    """Return the tensors that a call has written to, which PyTorch has not seen."""
+    return [*buffers, *(leaves[index] for index in found.updated)]
+
+
+def describe(leaf: Any) -> object:
+    """Return what of a leaf a capture depends on, sizes left out."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.dtype, leaf.ndim
+    if isinstance(leaf, float | complex):
+        number = complex(leaf)
+        return type(leaf), struct.pack("dd", number.real, number.imag)  # by their bits: NaN, and the sign of a zero
+    try:
+        hash(leaf)
+    except TypeError:
+        return type(leaf), _Same(leaf)
+    return type(leaf), leaf
+
+
+@dataclass(frozen=True)
+class _Same:
+    """An input without a hash, equal to itself alone."""
+
+    held: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.held is self.held
+
+    def __hash__(self) -> int:
+        return id(self.held)
+
+
+def make_feed(found: Capture, leaves: list[Any], buffers: list[torch.Tensor]) -> list[Any]:
+    """Return the arrays that a capture runs on."""
+    given = [leaves[index] for index in found.inputs]
+    arrays = [share_array(one) if isinstance(one, torch.Tensor) else np.asarray(one) for one in given]
+    return arrays + [share_array(buffer) for buffer in buffers]
+
+
+def make_output(leaf: Any, results: Sequence[Any], leaves: list[Any]) -> Any:
+    """Return one leaf of what the module returns."""
+    if leaf.kind == "input":
+        return leaves[leaf.index]
+    if leaf.kind == "value":
+        return leaf.value
+    array = results[leaf.index]
+    return array.item() if leaf.is_number else share_tensor(array)
+
+
+# ---------------------------------------------------------------------- sizes that vary
+
+
+def find_varying_axes(known: Capture, shapes: Sequence[tuple[int, ...] | None]) -> dict[int, set[int]] | None:
+    """Return the axes, by the leaf, that differ from the capture's or are symbolic there; None where one has a size under 2."""
+    varying: dict[int, set[int]] = {}
+    for index, value in zip(known.inputs, known.function.inputs, strict=False):
+        declared, shape = cast("Any", value.type).shape, shapes[index] or ()
+        axes = {axis for axis, (a, b) in enumerate(zip(declared, shape, strict=True)) if a != b}
+        if any(shape[axis] < 2 for axis in axes):
+            return None
+        varying[index] = axes
+    return varying
+
+
+def make_dynamic_shapes(model: torch.nn.Module, leaves: list[Any], spec: Any, varying: Mapping[int, set[int]]) -> Any:
+    """Return dynamic shapes in the structure of the inputs, as ``torch.export.export`` takes them: by the names of forward."""
+    auto = torch.export.Dim.AUTO
+    marks = [dict.fromkeys(varying.get(index, ()), auto) or None for index in range(len(leaves))]
+    parts = pytree.tree_unflatten([_Mark(mark) for mark in marks], spec)
+    args, kwargs = pytree.tree_map_only(_Mark, lambda mark: mark.axes, parts)
+    bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    parameters = inspect.signature(model.forward).parameters
+    shapes: dict[str, Any] = {}
+    for name, value in bound.items():
+        if parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            shapes.update(value)
+        else:
+            shapes[name] = value
+    return shapes
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """The axes of one tensor that are symbolic: a leaf, whatever is in it."""
+
+    axes: dict[int, Any] | None
