@@ -14,6 +14,7 @@ import torch
 from tests.engines.test_torch import opaque
 from tests.engines.torch_running import INT, compiled, run, why
 from tests.engines.written import function, one, tensor
+from xrt import XRTModule
 from xrt.errors import CompileRefused, RunFailed
 from xrt.graph import Constant, DType, Function, Node, TensorType, read_attributes
 from xrt.graph.opaque_call import OpaqueCall, Tagged
@@ -208,3 +209,13 @@ def test_the_default_type_of_the_caller_changes_nothing(double_by_default: Calla
     double_by_default()
     (y,) = run(one("ConstantOfShape", tensor(1, dtype=INT), output=tensor(2)), np.array([2]))
     assert y.dtype == np.float32
+
+
+def test_a_module_that_draws_numbers_is_run() -> None:
+    class Noise(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.rand(3) + torch.randperm(3)
+
+    with XRTModule(Noise(), engine=["ort", "torch"]) as module:
+        found = module(torch.zeros(3))
+    assert 3 <= found.sum() <= 6

@@ -101,11 +101,16 @@ def _why_not(schema: Any) -> str | None:
     arguments = [(argument.name, _element(argument.type)) for argument in schema.arguments]
     if any(kind == "str" and ("file" in name or "path" in name) for name, kind in arguments):
         return "it takes the name of a file"
-    if all(kind != "Tensor" for _, kind in arguments):
+    if all(kind != "Tensor" for _, kind in arguments) and not _is_factory(schema.name):
         return "it takes no tensor"
     if not schema.returns or any(_element(result.type) not in _RESULTS for result in schema.returns):
         return "it returns something else than tensors and numbers"
     return None
+
+
+def _is_factory(name: str) -> bool:
+    """Whether PyTorch's operator of that name makes a tensor of numbers alone; what `empty` makes is whatever the memory held."""
+    return name.partition("::")[0] in ("aten", "prims") and "empty" not in name
 
 
 def _element(type_: Any) -> str:
