@@ -77,7 +77,7 @@ def test_the_process_that_confirms_a_regression_runs_no_code_of_the_current_dire
     locked = command(folder, "lock", "m.onnx", "--engines", "ort,toy", "--budget", "40s", "--gate", "1s", "-o", "m.lock")
     assert locked.returncode == 0, locked.stderr
     facts = json.loads((folder / "m.lock").read_text())
-    facts["gate"].update(ratio=1e-6, low=9e-7, high=2e-6)
+    facts["baseline"].update(ratio=1e-6, low=9e-7, high=2e-6)
     (folder / "m.lock").write_text(json.dumps(facts))
     done = command(folder, "check", "m.lock", "--budget", "2s", "--json")
     assert (done.returncode, json.loads(done.stdout)["state"], ran(folder)) == (1, "regressed", []), done.stderr

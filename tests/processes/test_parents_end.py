@@ -78,6 +78,7 @@ COMMANDS: dict[str, tuple[str, int, tuple[str, ...]]] = {
 @pytest.fixture
 def begun(folder: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
     code, _, arguments = COMMANDS[request.param]
+    code = f"import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL); {code}"  # the tests may run under nohup
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(folder / "found"), *sys.path]),

@@ -118,6 +118,8 @@ def read_decision(document: PlacementFile, request: PlacementRequest) -> TuningR
         if row.engine not in answers or max(row.nodes, default=0) >= len(names):
             raise PlacementFileError("search.declined: an engine or a node is not of the request", position="search.declined")
         answers[row.engine].update((names[position], row.reason) for position in row.nodes)
+    if not answers:
+        raise PlacementFileError("engines: none of them is of the request", position="engines")
     asked = tuple(RecordedSupportEngine(one, answers[one.spec]) for one in request.engines if one.spec in answers)
     implicit = request.implicit if request.implicit in answers else None
     given = replace(request, engines=asked, implicit=implicit)
