@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -200,6 +201,15 @@ def test_a_damaged_file_is_absent_with_one_line(name: str, data: st.DataObject, 
         assert "\n" not in lines[0] and len(lines[0]) < 2000
     else:
         assert kind.is_sound(found) or damaged.strip() == b"[]", "no engine is known: a list of none"
+
+
+def test_a_decision_without_engines_is_absent_with_one_line(tmp_path: Path) -> None:
+    """It was an OptionError of the call: the list of engines is empty."""
+    content("decisions", tmp_path)
+    path = only(tmp_path, KINDS["decisions"])
+    path.write_text(json.dumps({**json.loads(path.read_text()), "engines": {}}))
+    found, (line,) = recalled(KINDS["decisions"], tmp_path)
+    assert found is None and "engines: none of them is of the request" in line
 
 
 @pytest.mark.parametrize("name", KINDS)
