@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +70,7 @@ def command(model: str, files: tuple[str, ...], seed: int, budget: float, as_jso
     return {"interrupted": INTERRUPTED, "priority": 1}.get(tuned.how, 0)
 
 
-def _spell_call(model: str, keywords: Mapping[str, Any]) -> str:
+def _spell_call(model: str, keywords: dict[str, Any]) -> str:
     """Return the call of XRTModule that has these keywords, without those that are defaults."""
     engines, device = keywords["engine"], keywords["device"]
     given = keywords | {"engine": engines[0] if len(engines) == 1 else engines, "device": "" if device == "cpu" else device}
