@@ -1,0 +1,378 @@
+"""How long does a call of a network of PyTorch take: eager, Inductor, ONNX Runtime, OpenVINO, and XRT?
+
+Each network is in a process of its own, where all ways take turns within rounds with the same number of threads; a ratio is of
+one round. ONNX Runtime gets what ``torch.onnx.export`` writes, OpenVINO what its own converter makes of the module; Inductor is
+measured as it is by default, and frozen, images with channels last. XRT is measured as `XRTModule` and as a backend of
+`torch.compile`, both with ``engine="auto"``. Everything runs a second time with the processor check of PyTorch's MKL answered
+with yes: on processors that are not Intel's, the library takes a slow path otherwise.
+
+Then what is not a call: seconds of capturing and lowering against `torch.export` alone; the cost of a call of ``Linear(3, 3)``;
+how many times batches of 4, 5, 6 and 7 compile; and the peak of memory of BERT-base against the module and ONNX Runtime alone.
+
+    python -m benchmarks.pytorch [--json] [--rounds N] [--threads N] [--models bert,...] [--budget SECONDS] [--parts calls,...]
+
+Needs the extras `all`, `torch` and `zoo`, and a C++ compiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+NAMES = ("bert", "gpt2", "convnext", "resnet50", "vit", "lstm")
+OTHERS = ("eager", "inductor", "inductor frozen", "onnxruntime", "openvino")
+OURS = ("xrt", "torch.compile")
+PARTS = ("calls", "capture", "dispatch", "recompiles", "memory")
+MKL_SOURCE = 'extern "C" int mkl_serv_intel_cpu_true() { return 1; }\n'
+TOLERANCE = 2e-3
+"""Of the largest value: what float32 sums in another order may differ by, over 12 layers."""
+
+
+# ---------------------------------------------------------------------- in a process of its own
+
+
+def compile_ways(name: str, threads: int, budget: float, ways: tuple[str, ...]) -> dict[str, Callable[[], Any]]:
+    """Return a call per way, each compiled and compared with eager."""
+    import torch
+
+    from benchmarks.pytorch_models import MODELS, make_model
+
+    torch.set_num_threads(threads)
+    module, inputs = make_model(name)
+    makers: Mapping[str, Callable[[], Callable[[], Any]]] = {
+        "eager": lambda: partial(module, *inputs),
+        "inductor": lambda: partial(torch.compile(module), *inputs),
+        "inductor frozen": lambda: _inductor_frozen(name, MODELS[name].is_image),
+        "onnxruntime": lambda: _onnxruntime(module, inputs, threads),
+        "openvino": lambda: _openvino(module, inputs, threads),
+        "xrt": lambda: _xrt(module, inputs, threads, budget),
+        "torch.compile": lambda: _backend(module, inputs, threads, budget),
+    }
+    expected = module(*inputs).numpy()
+    calls = {}
+    for way in ways:
+        call = makers[way]()
+        difference = abs(expected - _numpy(call())).max() / abs(expected).max()
+        if not difference <= TOLERANCE:
+            raise SystemExit(f"{name}, {way}: differs from eager by {difference:.2g} of the largest value")
+        calls[way] = call
+    return calls
+
+
+def _numpy(result: Any) -> Any:
+    return result.numpy() if hasattr(result, "numpy") else result
+
+
+def _inductor_frozen(name: str, is_image: bool) -> Callable[[], Any]:
+    import torch
+    from torch._inductor import config
+
+    from benchmarks.pytorch_models import make_model
+
+    module, inputs = make_model(name)
+    if is_image:
+        module = module.to(memory_format=torch.channels_last)
+        inputs = tuple(x.to(memory_format=torch.channels_last) for x in inputs)
+    with config.patch(freezing=True):
+        torch._dynamo.reset()
+        frozen = torch.compile(module)
+        frozen(*inputs)
+    return partial(frozen, *inputs)
+
+
+def _onnxruntime(module: Any, inputs: Any, threads: int) -> Callable[[], Any]:
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    import onnxruntime
+    import torch
+
+    with tempfile.TemporaryDirectory(prefix="xrt-pytorch-") as folder:
+        path = Path(folder, "model.onnx")
+        torch.onnx.export(module, inputs, path, dynamo=True, verbose=False)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = threads, 3
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    feeds = {value.name: x.numpy() for value, x in zip(session.get_inputs(), inputs, strict=True)}
+    return lambda: session.run(None, feeds)[0]
+
+
+def _openvino(module: Any, inputs: Any, threads: int) -> Callable[[], Any]:
+    import openvino
+
+    model = openvino.convert_model(module, example_input=inputs)
+    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32"}
+    request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
+    feeds = [x.numpy() for x in inputs]
+    return lambda: request.infer(feeds, share_inputs=True, share_outputs=True)[0]
+
+
+def _xrt(module: Any, inputs: Any, threads: int, budget: float) -> Callable[[], Any]:
+    import xrt
+
+    return partial(xrt.XRTModule(module, engine="auto", threads=threads, budget=budget), *inputs)
+
+
+def _backend(module: Any, inputs: Any, threads: int, budget: float) -> Callable[[], Any]:
+    import torch
+
+    torch._dynamo.reset()
+    options = {"engine": "auto", "threads": threads, "budget": budget, "freeze": True}
+    return partial(torch.compile(module, backend="xrt", options=options), *inputs)
+
+
+def measure_calls(name: str, threads: int, budget: float, rounds: int, ways: tuple[str, ...]) -> dict[str, Any]:
+    """Return seconds per way and round."""
+    import torch
+
+    from xrt.measure.interleave import interleave
+
+    with torch.inference_mode(False), torch.no_grad():
+        calls = compile_ways(name, threads, budget, ways)
+        timings = interleave(calls, rounds=rounds)
+    return {way: list(timing.seconds) for way, timing in timings.items()}
+
+
+def measure_capture(name: str, rounds: int) -> dict[str, Any]:
+    """Return seconds of `torch.export.export` alone, and of `from_torch`, in turns; the first round does not count."""
+    import torch
+
+    import xrt
+    from benchmarks.pytorch_models import make_model
+    from xrt.measure.interleave import take_turns
+
+    module, inputs = make_model(name)
+
+    def clocked(call: Callable[[], Any]) -> float:
+        began = time.perf_counter()
+        call()
+        return time.perf_counter() - began
+
+    with torch.no_grad():
+        turns = {
+            "torch.export": lambda: clocked(lambda: torch.export.export(module, inputs, strict=False)),
+            "from_torch": lambda: clocked(lambda: xrt.from_torch(module, inputs)),
+        }
+        taken = take_turns(turns, rounds + 1)
+    return {way: seconds[1:] for way, seconds in taken.items()}
+
+
+def measure_dispatch(threads: int, rounds: int) -> dict[str, Any]:
+    """Return seconds of a call of ``Linear(3, 3)``: of eager, of Dynamo with a backend that does nothing, and of XRT's ways."""
+    import torch
+
+    import xrt
+    from xrt.measure.interleave import interleave
+
+    torch.set_num_threads(threads)
+    module, x = torch.nn.Linear(3, 3).eval().requires_grad_(False), torch.randn(1, 3)
+
+    def compiled(**options: Any) -> Callable[[], Any]:
+        torch._dynamo.reset()
+        call = partial(torch.compile(module, **options), x)
+        call()
+        return call
+
+    calls = {"eager": partial(module, x)}
+    for way, options in {
+        "Dynamo alone": {"backend": "eager"},
+        "inductor": {},
+        "torch.compile": {"backend": "xrt", "options": {"engine": "ort", "threads": threads, "freeze": True}},
+    }.items():
+        calls[way] = compiled(**options)
+        calls[way]()
+    calls["xrt"] = partial(xrt.XRTModule(module, engine="ort", threads=threads), x)
+    with torch.no_grad():
+        for call in calls.values():
+            call()
+        timings = interleave(calls, rounds=rounds)
+    return {way: list(timing.seconds) for way, timing in timings.items()}
+
+
+def measure_recompiles() -> dict[str, Any]:
+    """Return how many graphs batches of 4, 5, 6 and 7 compile, by default and with ``dynamic=True``."""
+    import torch
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    found = {}
+    for way, dynamic in (("by default", None), ("dynamic=True", True)):
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend("xrt")
+        call = torch.compile(torch.nn.Linear(3, 3).eval().requires_grad_(False), backend=counter, dynamic=dynamic)
+        with torch.no_grad():
+            for batch in (4, 5, 6, 7):
+                call(torch.randn(batch, 3))
+        found[way] = counter.frame_count
+    return found
+
+
+def measure_memory(way: str) -> dict[str, Any]:
+    """Return the peak of memory in bytes: of the module with ONNX Runtime alone, or with XRT on `ort`."""
+    import torch
+
+    from benchmarks.pytorch_models import make_model
+
+    module, inputs = make_model("bert")
+    with torch.no_grad():
+        if way == "xrt":
+            import xrt
+
+            call: Callable[[], Any] = partial(xrt.XRTModule(module, engine="ort", threads=1), *inputs)
+        else:
+            call = _saved_onnxruntime(inputs)
+        for _ in range(3):
+            call()
+    return {"peak": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+
+
+def _saved_onnxruntime(inputs: Any) -> Callable[[], Any]:
+    """Return a call of the file that `export_bert` wrote: an export in this process would be part of the peak."""
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    session = onnxruntime.InferenceSession(os.environ["XRT_BENCHMARK_ONNX"], options, providers=["CPUExecutionProvider"])
+    feeds = {value.name: x.numpy() for value, x in zip(session.get_inputs(), inputs, strict=True)}
+    return lambda: session.run(None, feeds)
+
+
+def export_bert(path: Path) -> dict[str, Any]:
+    import torch
+
+    from benchmarks.pytorch_models import make_model
+
+    module, inputs = make_model("bert")
+    with torch.no_grad():
+        torch.onnx.export(module, inputs, path, dynamo=True, verbose=False)
+    return {}
+
+
+def run_child(a: argparse.Namespace) -> dict[str, Any]:
+    part, subject = a.child
+    if part == "calls":
+        return measure_calls(subject, a.threads, a.budget, a.rounds, tuple(a.ways.split(",")))
+    if part == "capture":
+        return measure_capture(subject, min(a.rounds, 5))
+    if part == "dispatch":
+        return measure_dispatch(a.threads, a.rounds)
+    if part == "recompiles":
+        return measure_recompiles()
+    return export_bert(Path(subject)) if part == "export" else measure_memory(subject)
+
+
+# ---------------------------------------------------------------------- all of them
+
+
+def start(a: argparse.Namespace, part: str, subject: str, **environment: str) -> dict[str, Any]:
+    """Return what a process of its own measured; raises SystemExit where it failed."""
+    command = [sys.executable, "-m", "benchmarks.pytorch", "--child", part, subject, "--rounds", str(a.rounds)]
+    command += ["--threads", str(a.threads), "--budget", str(a.budget), "--ways", a.ways]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(a.threads), **environment}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{part} {subject} failed: {done.stderr[-3000:]}")
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def measure(a: argparse.Namespace) -> dict[str, Any]:
+    from xrt.bench import machine
+
+    found: dict[str, Any] = {
+        "machine": machine("torch", "onnxruntime", "openvino"),
+        "threads": a.threads,
+        "load": os.getloadavg()[0],
+    }
+    with tempfile.TemporaryDirectory(prefix="xrt-pytorch-") as work:
+        caches = {"TORCHINDUCTOR_CACHE_DIR": str(Path(work, "inductor")), "XRT_CACHE_DIR": str(Path(work, "xrt"))}
+        override = {"LD_PRELOAD": str(compile_override(Path(work)))}
+        for part in a.parts.split(","):
+            if part == "calls":
+                for mkl, more in (("as installed", {}), ("MKL's check overridden", override)):
+                    rows = {name: start(a, part, name, **caches, **more) for name in a.models.split(",")}
+                    found.setdefault(part, {})[mkl] = rows
+            elif part == "capture":
+                found[part] = {name: start(a, part, name) for name in a.models.split(",")}
+            elif part == "memory":
+                path = Path(work, "bert.onnx")
+                start(a, "export", str(path))
+                ways = ("onnxruntime", "xrt")
+                found[part] = {way: start(a, part, way, XRT_BENCHMARK_ONNX=str(path), **caches) for way in ways}
+            else:
+                found[part] = start(a, part, "-", **caches)
+    return found
+
+
+def compile_override(folder: Path) -> Path:
+    """Return a library with the one function by which MKL asks whether the processor is Intel's."""
+    source, library = folder / "mkl.cpp", folder / "libmkl_intel.so"
+    source.write_text(MKL_SOURCE, encoding="utf-8")
+    subprocess.run(["c++", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    return library
+
+
+def ratios(mine: list[float], other: list[float]) -> float:
+    """Return the median of the ratios of the rounds: how many times as long the other takes."""
+    return statistics.median(theirs / ours for theirs, ours in zip(other, mine, strict=True))
+
+
+def report(found: dict[str, Any]) -> str:
+    lines = [str(found["machine"]), f"{found['threads']} threads, load {found['load']:.1f} at the beginning"]
+    for mkl, rows in found.get("calls", {}).items():
+        ways = list(next(iter(rows.values())))
+        lines += ["", f"milliseconds per call, {mkl}:", f"{'model':10}" + "".join(f"{way:>17}" for way in ways)]
+        for name, row in rows.items():
+            lines.append(f"{name:10}" + "".join(f"{1e3 * statistics.median(row[way]):17.2f}" for way in ways))
+        others = [way for way in ways if way in OTHERS]
+        for way in (way for way in ways if way in OURS):
+            speedups = {name: ratios(row[way], row["eager"]) for name, row in rows.items() if "eager" in row}
+            best = {name: min(ratios(row[way], row[other]) for other in others) for name, row in rows.items()}
+            worst = min(best, key=lambda name: best[name])
+            mean = statistics.geometric_mean(speedups.values()) if speedups else float("nan")
+            lines.append(f"{way}: {mean:.2f} x eager (geometric mean); at least {best[worst]:.2f} x the best other ({worst})")
+    for name, row in found.get("capture", {}).items():
+        mine, other = (statistics.median(row[way]) for way in ("from_torch", "torch.export"))
+        lines.append(
+            f"capture of {name}: from_torch {mine:.2f} s, torch.export alone {other:.2f} s, lowering {mine - other:.2f} s"
+        )
+    for way, seconds in found.get("dispatch", {}).items():
+        lines.append(f"Linear(3, 3), {way}: {1e6 * statistics.median(seconds):.1f} us a call")
+    for way, count in found.get("recompiles", {}).items():
+        lines.append(f"batches of 4, 5, 6 and 7, {way}: {count} graphs compiled")
+    if "memory" in found:
+        mine, other = (found["memory"][way]["peak"] for way in ("xrt", "onnxruntime"))
+        lines.append(
+            f"peak of BERT-base on ort: {mine / 1e6:.0f} MB, module and onnxruntime {other / 1e6:.0f} MB: {mine / other:.2f} x"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--rounds", type=int, default=15, help="interleaved rounds (default 15)")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="what all may use (default: all cores)")
+    parser.add_argument("--budget", type=float, default=20.0, help="seconds of XRT's search per model (default 20)")
+    parser.add_argument("--models", default=",".join(NAMES), help=f"which models (default {','.join(NAMES)})")
+    parser.add_argument("--ways", default=",".join((*OTHERS, *OURS)), help="which ways of a call (default: all)")
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"which parts (default {','.join(PARTS)})")
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    a = parser.parse_args()
+    if a.child:
+        print(json.dumps(run_child(a)))
+        return
+    found = measure(a)
+    print(json.dumps(found, indent=2) if a.json else report(found))
+
+
+if __name__ == "__main__":
+    main()
