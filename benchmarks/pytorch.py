@@ -25,10 +25,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from xrt.bench import Timing, interleave, machine, ratio
+from xrt.measure.interleave import take_turns
 
 NAMES = ("bert", "gpt2", "convnext", "resnet50", "vit", "lstm")
 OTHERS = ("eager", "inductor", "inductor frozen", "onnxruntime", "openvino")
@@ -134,12 +138,19 @@ def measure_calls(name: str, threads: int, budget: float, rounds: int, ways: tup
     """Return seconds per way and round."""
     import torch
 
-    from xrt.measure.interleave import interleave
-
-    with torch.inference_mode(False), torch.no_grad():
+    with torch.no_grad():
         calls = compile_ways(name, threads, budget, ways)
         timings = interleave(calls, rounds=rounds)
-    return {way: list(timing.seconds) for way, timing in timings.items()}
+    return summarize(timings, OURS)
+
+
+def summarize(timings: Mapping[str, Timing], bases: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the median seconds per way, and for each base how many times as long the other ways take, round by round."""
+    found: dict[str, Any] = {"seconds": {way: statistics.median(timing.seconds) for way, timing in timings.items()}}
+    for base in (base for base in bases if base in timings):
+        others = (way for way in timings if way != base)
+        found[base] = {way: asdict(ratio(timings[way], [timings[base]])) for way in others}
+    return found
 
 
 def measure_capture(name: str, rounds: int) -> dict[str, Any]:
@@ -148,7 +159,6 @@ def measure_capture(name: str, rounds: int) -> dict[str, Any]:
 
     import xrt
     from benchmarks.pytorch_models import make_model
-    from xrt.measure.interleave import take_turns
 
     module, inputs = make_model(name)
 
@@ -163,7 +173,7 @@ def measure_capture(name: str, rounds: int) -> dict[str, Any]:
             "from_torch": lambda: clocked(lambda: xrt.from_torch(module, inputs)),
         }
         taken = take_turns(turns, rounds + 1)
-    return {way: seconds[1:] for way, seconds in taken.items()}
+    return summarize({way: Timing(tuple(seconds[1:])) for way, seconds in taken.items()})["seconds"]
 
 
 def measure_dispatch(threads: int, rounds: int) -> dict[str, Any]:
@@ -171,7 +181,6 @@ def measure_dispatch(threads: int, rounds: int) -> dict[str, Any]:
     import torch
 
     import xrt
-    from xrt.measure.interleave import interleave
 
     torch.set_num_threads(threads)
     module, x = torch.nn.Linear(3, 3).eval().requires_grad_(False), torch.randn(1, 3)
@@ -195,7 +204,7 @@ def measure_dispatch(threads: int, rounds: int) -> dict[str, Any]:
         for call in calls.values():
             call()
         timings = interleave(calls, rounds=rounds)
-    return {way: list(timing.seconds) for way, timing in timings.items()}
+    return summarize(timings)["seconds"]
 
 
 def measure_recompiles() -> dict[str, Any]:
@@ -278,15 +287,14 @@ def start(a: argparse.Namespace, part: str, subject: str, **environment: str) ->
     command = [sys.executable, "-m", "benchmarks.pytorch", "--child", part, subject, "--rounds", str(a.rounds)]
     command += ["--threads", str(a.threads), "--budget", str(a.budget), "--ways", a.ways]
     environment = {**os.environ, "OMP_NUM_THREADS": str(a.threads), **environment}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    top = Path(__file__).parents[1]
+    done = subprocess.run(command, cwd=top, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{part} {subject} failed: {done.stderr[-3000:]}")
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def measure(a: argparse.Namespace) -> dict[str, Any]:
-    from xrt.bench import machine
-
     found: dict[str, Any] = {
         "machine": machine("torch", "onnxruntime", "openvino"),
         "threads": a.threads,
@@ -320,32 +328,20 @@ def compile_override(folder: Path) -> Path:
     return library
 
 
-def ratios(mine: list[float], other: list[float]) -> float:
-    """Return the median of the ratios of the rounds: how many times as long the other takes."""
-    return statistics.median(theirs / ours for theirs, ours in zip(other, mine, strict=True))
-
-
 def report(found: dict[str, Any]) -> str:
     lines = [str(found["machine"]), f"{found['threads']} threads, load {found['load']:.1f} at the beginning"]
     for mkl, rows in found.get("calls", {}).items():
-        ways = list(next(iter(rows.values())))
+        ways = list(next(iter(rows.values()))["seconds"])
         lines += ["", f"milliseconds per call, {mkl}:", f"{'model':10}" + "".join(f"{way:>17}" for way in ways)]
         for name, row in rows.items():
-            lines.append(f"{name:10}" + "".join(f"{1e3 * statistics.median(row[way]):17.2f}" for way in ways))
-        others = [way for way in ways if way in OTHERS]
-        for way in (way for way in ways if way in OURS):
-            speedups = {name: ratios(row[way], row["eager"]) for name, row in rows.items() if "eager" in row}
-            best = {name: min(ratios(row[way], row[other]) for other in others) for name, row in rows.items()}
-            worst = min(best, key=lambda name: best[name])
-            mean = statistics.geometric_mean(speedups.values()) if speedups else float("nan")
-            lines.append(f"{way}: {mean:.2f} x eager (geometric mean); at least {best[worst]:.2f} x the best other ({worst})")
+            lines.append(f"{name:10}" + "".join(f"{1e3 * row['seconds'][way]:17.2f}" for way in ways))
+        lines += [f"{way}: {describe(rows, way)}" for way in ways if way in OURS]
     for name, row in found.get("capture", {}).items():
-        mine, other = (statistics.median(row[way]) for way in ("from_torch", "torch.export"))
+        mine, other = row["from_torch"], row["torch.export"]
         lines.append(
             f"capture of {name}: from_torch {mine:.2f} s, torch.export alone {other:.2f} s, lowering {mine - other:.2f} s"
         )
-    for way, seconds in found.get("dispatch", {}).items():
-        lines.append(f"Linear(3, 3), {way}: {1e6 * statistics.median(seconds):.1f} us a call")
+    lines += [f"Linear(3, 3), {way}: {1e6 * seconds:.1f} us a call" for way, seconds in found.get("dispatch", {}).items()]
     for way, count in found.get("recompiles", {}).items():
         lines.append(f"batches of 4, 5, 6 and 7, {way}: {count} graphs compiled")
     if "memory" in found:
@@ -354,6 +350,23 @@ def report(found: dict[str, Any]) -> str:
             f"peak of BERT-base on ort: {mine / 1e6:.0f} MB, module and onnxruntime {other / 1e6:.0f} MB: {mine / other:.2f} x"
         )
     return "\n".join(lines)
+
+
+def describe(rows: Mapping[str, Any], way: str) -> str:
+    """Return one of XRT's ways beside eager and beside the best of the others."""
+    name, best = find_worst(rows, way)
+    return f"{mean_over_eager(rows, way):.2f} x eager (geometric mean); at least {best:.2f} x the best other ({name})"
+
+
+def mean_over_eager(rows: Mapping[str, Any], way: str) -> float:
+    """Return the geometric mean of how many times as long eager takes."""
+    return statistics.geometric_mean(row[way]["eager"]["median"] for row in rows.values())
+
+
+def find_worst(rows: Mapping[str, Any], way: str) -> tuple[str, float]:
+    """Return the model where the best other way is quickest beside this one, and how many times as long that takes."""
+    best = {name: min(row[way][other]["median"] for other in OTHERS if other in row[way]) for name, row in rows.items()}
+    return min(best.items(), key=lambda found: found[1])
 
 
 def main() -> None:

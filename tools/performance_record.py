@@ -56,6 +56,7 @@ BENCHMARKS = (
     Benchmark("native", quick="--rounds 3 --small"),
     Benchmark("warm_start", quick="--rounds 3 --engines ort --models squeezenet"),
     Benchmark("imports", quick="--rounds 3"),
+    Benchmark("pytorch", quick="--rounds 3 --models lstm --budget 5 --parts calls,recompiles,dispatch"),
 )
 """In the order in which they run and in which the page tells of them."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tools import performance_auto as auto_told
+from tools import performance_pytorch as pytorch
 from tools import performance_sections as told
 from tools.performance_sections import Section
 
@@ -115,5 +116,19 @@ SECTIONS = {
         "`XRTModule` and `xrt.ops`, which brings `onnx`.",
         told.imports_tables,
         told.imports_verdicts,
+    ),
+    "pytorch": Section(
+        "PyTorch",
+        "How long does a call of a network of PyTorch take, in each of the ways that there are?",
+        "BERT-base with 128 tokens, GPT-2 with 64, ConvNeXt, ResNet-50 and ViT with an image, an LSTM with 8 sequences of 50 "
+        "steps: built from their configurations with random weights, one process each. All ways take turns with the same "
+        "threads. ONNX Runtime runs what `torch.onnx.export` writes, OpenVINO what its converter makes of the module; Inductor "
+        "is as it is by default, and frozen, images with channels last. XRT is `XRTModule(module)` and the backend of "
+        '`torch.compile` with `freeze`, both with `engine="auto"`.',
+        pytorch.list_tables,
+        pytorch.list_verdicts,
+        "PyTorch's MKL takes a slow path on processors that are not Intel's. So everything is measured a second time with its "
+        "check answered with yes. Dynamo does not capture `nn.LSTM` unless `torch._dynamo.config.allow_rnn` is set: the LSTM "
+        "runs eagerly under every backend of `torch.compile`.",
     ),
 }
