@@ -207,7 +207,7 @@ def test_nothing_behind_a_link_is_removed(engine: Saving, tmp_path: Path) -> Non
 
 def test_the_commands_say_that_a_directory_is_not_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     open_to_all(tmp_path)
-    for command, code in (("ls", 0), ("verify", 1)):
+    for command, code in (("list", 0), ("verify", 1)):
         with pytest.raises(SystemExit) as ended:
             main(["cache", "--dir", str(tmp_path), command])
         assert ended.value.code == code
@@ -232,7 +232,7 @@ def test_a_directory_of_a_user_that_is_not_is_told(tmp_path: Path, capsys: pytes
 def test_the_commands_name_a_user_that_is_not(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("XRT_CACHE_DIR", "~no-such-user/x")
     with pytest.raises(SystemExit) as ended:
-        main(["cache", "ls"])
+        main(["cache", "list"])
     assert ended.value.code == 2
     assert "XRT_CACHE_DIR is '~no-such-user/x'" in capsys.readouterr().err
 

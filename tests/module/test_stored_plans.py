@@ -21,8 +21,8 @@ from xrt import XRTModule, models
 from xrt.cache import CompileCache, open_disk_tier
 from xrt.cache.disk.plan_store import (
     KIND,
-    MOST_BESIDE,
     MOST_PLANS,
+    MOST_SECTIONS,
     OWN,
     StoredLaunch,
     StoredModel,
@@ -340,11 +340,11 @@ def test_weights_of_plans_that_are_not_kept_go_with_them() -> None:
         assert kept is not None
     assert len(kept.plans) == MOST_PLANS
     assert set(kept.sections) == {"shared", *(f"{key:02}" for key in range(3, MOST_PLANS + 3))}
-    large = make(99, "large")._replace(sections={"large": bytes(MOST_BESIDE - 6)})
+    large = make(99, "large")._replace(sections={"large": bytes(MOST_SECTIONS - 6)})
     kept = merge(kept, large)
     assert kept is not None
     assert [plan.key for plan in kept.plans] == [((99,),)]
-    assert merge(kept, make(1, "more")._replace(sections={"more": bytes(MOST_BESIDE + 1)})) is None
+    assert merge(kept, make(1, "more")._replace(sections={"more": bytes(MOST_SECTIONS + 1)})) is None
 
 
 def test_plans_count_in_the_size_of_the_cache(path: Path) -> None:

@@ -38,7 +38,7 @@ def open_bundle(path: str, context: click.Context) -> tuple[Function, XRTModule]
     """
     settled = [option.opts[0] for option in context.command.params if _is_given(option.name or "", context)]
     if settled:
-        raise OptionError(f"{path} is a bundle, which settles {', '.join(settled)}; leave that out, or compile the model anew")
+        raise OptionError(f"{path} is a bundle, which settles {', '.join(settled)}; leave that out, or compile the model again")
     asked = context.params
     return set_dims(load_model(path), parse_dims(asked["dims"])), load(
         path, engine=_named(context), strict=asked["strict"], check=asked.get("check"), **isolation_keywords(asked)
