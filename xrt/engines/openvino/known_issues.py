@@ -153,6 +153,15 @@ def _splits_an_open_extent(node: Node, function: Function) -> bool:
     return shape is None or not isinstance(shape[axis], int)
 
 
+def _gathers_from_another_shape(node: Node, function: Function) -> bool:
+    """Whether a GatherElements has fewer indices than elements along another axis than its own, or may have."""
+    data, indices = _shape(node, 0, function), _shape(node, 1, function)
+    if data is None or indices is None or len(data) != len(indices):
+        return True
+    others = set(range(len(data))) - {node.attr("axis", 0) % max(1, len(data))}
+    return any(data[i] is None or data[i] != indices[i] for i in others)
+
+
 def _lacks_a_bound(node: Node, function: Function) -> bool:
     """Whether a Clip of floats is not given both of its bounds."""
     if (since_version(node, function) or 0) < BOUNDS_ARE_INPUTS:
@@ -267,6 +276,12 @@ DEFECTS: tuple[KnownIssue, ...] = (
         _splits_an_open_extent,
         "refuses at run time to split an extent that is no multiple of the number of parts, and this one is known only then",
         ("split_unevenly_at_an_open_extent of the corpus",),
+    ),
+    KnownIssue(
+        ("GatherElements",),
+        _gathers_from_another_shape,
+        "takes a GatherElements only where data and indices have equal extents along the other axes",
+        ("gather_elements_of_an_open_shape of the corpus",),
     ),
     KnownIssue(
         ("DFT",),
