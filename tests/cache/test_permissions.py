@@ -15,7 +15,7 @@ from tests.cache.saving import Saving, chain, module
 from xrt.cache import CompileCache, Store, open_disk_tier
 from xrt.cache.disk import find_cache_directory
 from xrt.cache.disk.cost_store import CostStore
-from xrt.cache.disk.permissions import why_not_trusted
+from xrt.cache.disk.permissions import make_private, why_not_trusted
 from xrt.cli.app import main
 from xrt.errors import CacheError, CacheWarning
 from xrt.module import XRTModule
@@ -35,6 +35,20 @@ def umask() -> Iterator[Callable[[int], int]]:
     before = os.umask(0o022)
     yield os.umask
     os.umask(before)
+
+
+def test_a_folder_that_nothing_can_be_made_in_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In /proc, where HOME may point in a container, a folder was tried until the stack was full."""
+    tried = []
+
+    def refuse(folder: Path, mode: int = 0o777) -> None:
+        tried.append(folder)
+        raise FileNotFoundError(2, "No such file or directory", str(folder))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(FileNotFoundError):
+        make_private(tmp_path / "cache" / "xrt")
+    assert tried == [tmp_path / "cache" / "xrt", tmp_path / "cache"]
 
 
 def open_to_all(path: Path) -> None:

@@ -176,7 +176,7 @@ def test_conform_runs_groups_and_alternates(xrt: Command) -> None:
         (["inspect", "model.onnx", "more"], "Got unexpected extra argument (more)"),
         (["explain", "missing.onnx"], "cannot load 'missing.onnx': there is no such file"),
         (["explain", "model.onnx", "--engine", "nobody"], "no engine is named 'nobody'"),
-        (["explain", "model.onnx", "--dump", "d"], "xrt explain has no option --dump. `xrt explain --help` lists the options"),
+        (["explain", "model.onnx", "--dump", "d"], "xrt explain has no option --dump. "),
         (["run", "model.onnx", "--seed", "-1"], "Invalid value for '--seed': -1 is not in the range x>=0."),
         (["run", "model.onnx", "--repeat", "0"], "Invalid value for '--repeat': 0 is not in the range x>=1."),
         (["run", "model.onnx", "--minimum-nodes", "-2"], "minimum_nodes must be an integer of at least 1; got -2"),

@@ -246,7 +246,7 @@ SECOND = """
 import sys
 import xrt
 from tests.module.test_faults import chain
-with xrt.XRTModule(chain("Exp", "Cos"), engine="auto", cache=sys.argv[1], budget=30) as m:
+with xrt.XRTModule(chain("Exp", "Cos"), engine=["ort", "toy", "auto"], cache=sys.argv[1], budget=600) as m:
     plan = m.plan
     print(m.tuned.how, m.tuned.measurements, [x.engine for x in plan.launches])
 """

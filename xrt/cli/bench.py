@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from xrt.bench import AUTO, BenchCandidate, BenchOptions, BenchReport, BenchTarget, Group, ReportRow, compare_engines, page
-from xrt.cli.options import DIM, ENGINE_NAMES, check_writable, parse_dims, parse_seconds
+from xrt.cli.options import ENGINE_NAMES, add_dims, check_writable, parse_dims, parse_seconds
 from xrt.cli.screen import WorkStatus, human_bytes, out, show_table
 from xrt.engines import ExecutionOptions
 from xrt.engines.contract import registry
@@ -48,7 +48,7 @@ WIDE = 130
     help="Thread counts: 1,2",
 )
 @click.option("--batch", default="", metavar="N,...", help="Batch sizes: 1,8 [default: the model's own]")
-@DIM
+@add_dims
 @click.option("--rounds", default=20, show_default=True, type=click.IntRange(2), help="Turns of each candidate")
 @click.option(
     "--budget",

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from xrt.graph import Function, Type
 
 __all__ = [
-    "DIM",
     "ENGINE_NAMES",
+    "add_dims",
     "add_tuning_options",
     "check_engine_named",
     "check_folder",
@@ -212,7 +212,7 @@ def parse_seconds(context: click.Context, option: click.Parameter, text: str | N
 
 ENGINE_NAMES = ("-e", "--engine", "--engines", "engine")
 """How each command that takes engines calls the option."""
-DIM = click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Size of a symbolic dim: batch=4; repeatable")
+_DIM = click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Size of a symbolic dim: batch=4; repeatable")
 _SHARED = (
     click.option(
         *ENGINE_NAMES,
@@ -239,7 +239,7 @@ _SHARED = (
     click.option("--precision", metavar="NAME", help="Precision of the arithmetic: fp32, fp16, bf16 or int8"),
     click.option("--threads", type=int, help="Thread budget of all engines [default: the cores of this process]"),
     click.option("--strict", is_flag=True, help="No fallback to toy: a node that no listed engine supports is an error"),
-    DIM,
+    _DIM,
 )
 
 
@@ -307,6 +307,11 @@ def input_options(command: Command) -> Command:
     for option in reversed(_INPUTS):
         command = option(command)
     return command
+
+
+def add_dims(command: Command) -> Command:
+    """Add the option that gives symbolic dims a size: ``dims``."""
+    return _DIM(command)
 
 
 def module_options(command: Command) -> Command:

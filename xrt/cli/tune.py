@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from xrt.cli.options import (
     parse_seconds,
 )
 from xrt.cli.screen import err, out, show_table
+from xrt.formats.bundle import is_bundle
 from xrt.module import XRTModule
 from xrt.placement.result import format_count
 
@@ -74,10 +76,14 @@ def command(model: str, files: tuple[str, ...], seed: int, budget: float, as_jso
 
 
 def _spell_call(model: str, keywords: dict[str, Any]) -> str:
-    """Return the call of XRTModule that has these keywords, without those that are defaults."""
+    """Return the call of XRTModule that has these keywords, without those that are defaults.
+
+    A bundle or a shipped model is a MODEL: XRTModule takes no path or name of one.
+    """
+    named = repr(model) if os.path.lexists(model) and not is_bundle(model) else "MODEL"
     engines, device = keywords["engine"], keywords["device"]
     given = keywords | {"engine": engines[0] if len(engines) == 1 else engines, "device": "" if device == "cpu" else device}
-    return f"XRTModule({', '.join([repr(model), *(f'{name}={value!r}' for name, value in sorted(given.items()) if value)])})"
+    return f"XRTModule({', '.join([named, *(f'{name}={value!r}' for name, value in sorted(given.items()) if value)])})"
 
 
 # ---------------------------------------------------------------------- while it goes on

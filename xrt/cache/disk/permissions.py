@@ -28,6 +28,8 @@ def make_private(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700)
     except FileNotFoundError:
+        if folder.parent.is_dir():  # a file system such as /proc, where nothing can be made
+            raise
         make_private(folder.parent)
         make_private(folder)
     except FileExistsError:
