@@ -83,7 +83,8 @@ def capture(
     if isinstance(module, torch.nn.Module):
         ModuleState.of(module)  # refuses what cannot be exported
     with _EXPORT, warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of PyTorch about itself
+        for category in (DeprecationWarning, FutureWarning):
+            warnings.simplefilter("ignore", category)  # of PyTorch about itself
         return _capture(module, args, dict(kwargs or {}), dynamic_shapes, allow_guards)
 
 
@@ -130,17 +131,33 @@ _LOCAL = re.compile(r"L\['(\w+)'\]")
 # ---------------------------------------------------------------------- functional form, and operators without a rule
 
 
-def _targets(program: ExportedProgram) -> set[Any]:
+def _list_calls(program: ExportedProgram) -> set[Any]:
+    """Return everything that is called, in bodies too."""
     modules = [part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
-    calls = [call.target for part in modules for call in part.graph.nodes if call.op == "call_function"]
-    return {target for target in calls if isinstance(target, torch._ops.OpOverload) and not is_dropped(target)}
+    return {call.target for part in modules for call in part.graph.nodes if call.op == "call_function"}
+
+
+def _targets(program: ExportedProgram) -> set[Any]:
+    return {target for target in _list_calls(program) if isinstance(target, torch._ops.OpOverload) and not is_dropped(target)}
+
+
+def _is_functional(program: ExportedProgram) -> bool:
+    """Whether nothing is updated in place, and no transform of torch.func is left in the graph."""
+    mutable = (target._schema.is_mutable and str(target) != "aten.detach_.default" for target in _targets(program))
+    return not any(mutable) and not any(getattr(one, "__module__", "") == _VMAP for one in _list_calls(program))
+
+
+_VMAP = "torch._functorch.predispatch"
 
 
 def _simplify(program: ExportedProgram) -> tuple[ExportedProgram, set[Any]]:
     """Return the program in functional form, and the operators that have neither a rule nor a decomposition."""
-    targets = _targets(program)
-    if any(target._schema.is_mutable for target in targets):
-        program = program.run_decompositions({})
+    if not _is_functional(program):
+        try:
+            program = program.run_decompositions({})
+        except Exception as error:
+            text = str(error).strip().partition("\n")[0]
+            raise ModelError(f"PyTorch cannot make the captured module functional: {text}") from error
     stubborn: set[Any] = set()
     for _ in range(MOST_DECOMPOSITIONS):
         missing = {target for target in _targets(program) if str(target) not in RULES} - stubborn
@@ -156,7 +173,10 @@ def _decompose(program: ExportedProgram, operators: set[Any]) -> ExportedProgram
     """Return the program with operators written in others as PyTorch does it; None where it has no other form for any."""
     table = torch.export.default_decompositions()
     wanted = {op: table[op] for op in operators if op in table}
-    return program.run_decompositions(wanted) if wanted else None
+    try:
+        return program.run_decompositions(wanted) if wanted else None
+    except Exception:  # noqa: BLE001  # PyTorch's own decomposition of its graph may fail; the operators stay opaque
+        return None
 
 
 # ---------------------------------------------------------------------- from the program to the Function
