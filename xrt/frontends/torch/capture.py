@@ -17,7 +17,8 @@ from torch.utils import _pytree as pytree
 
 from xrt.builder import Builder, Tensor
 from xrt.errors import ModelError
-from xrt.frontends.torch.lower import Lowering, is_dropped
+from xrt.frontends.torch.checks import CHECKS
+from xrt.frontends.torch.lower import Lowering
 from xrt.frontends.torch.rules import RULES
 from xrt.frontends.torch.state import ModuleState
 from xrt.frontends.torch.symbols import Symbols
@@ -138,7 +139,7 @@ def _list_calls(program: ExportedProgram) -> set[Any]:
 
 
 def _targets(program: ExportedProgram) -> set[Any]:
-    return {target for target in _list_calls(program) if isinstance(target, torch._ops.OpOverload) and not is_dropped(target)}
+    return {target for target in _list_calls(program) if isinstance(target, torch._ops.OpOverload) and str(target) not in CHECKS}
 
 
 def _is_functional(program: ExportedProgram) -> bool:
@@ -214,6 +215,8 @@ def _add_inputs(lowering: Lowering, program: ExportedProgram) -> tuple[list[int]
             inputs.append(index)
         elif isinstance(spec.arg, ConstantArgument) and spec.arg.name in calls:
             lowering.values[calls[spec.arg.name]] = spec.arg.value
+    tokens = (spec.arg.name for spec in signature.input_specs if spec.kind is InputKind.TOKEN)
+    lowering.values.update((calls[name], None) for name in tokens)
     buffers: dict[str, Tensor] = {}
     for spec in signature.input_specs:
         if spec.kind is InputKind.BUFFER and spec.target in updated:

@@ -12,6 +12,7 @@ import torch
 
 from xrt.builder.record_op import apply, emit
 from xrt.errors import ModelError
+from xrt.frontends.torch.checks import CHECKS
 from xrt.frontends.torch.rules.table import as_tensor
 from xrt.graph import DType
 
@@ -38,7 +39,7 @@ def lower_control_flow(lowering: Lowering, name: str, args: list[Any], fakes: An
     results = rule(lowering, args)
     if name in _INLINED or not isinstance(fakes, list | tuple):
         return results  # type: ignore[return-value]  # what is computed in place returns what its graph returns
-    return [lowering.take_result(one, fake) for one, fake in zip(results, fakes, strict=True)]
+    return [lowering.take_result(one, fake) for one, fake in zip(results, fakes, strict=False)]
 
 
 def _inline(lowering: Lowering, args: list[Any]) -> Any:
@@ -97,6 +98,13 @@ def _emit_scan(lowering: Lowering, body: GraphModule, states: Any, rows: Any, ot
     return _merge(_several(apply("Scan", inputs, {"body": run, "num_scan_inputs": len(rows)})), _find_absent(body))
 
 
+def _with_effects(lowering: Lowering, args: list[Any]) -> Sequence[Any]:
+    """Return no token and the results of an operator whose calls PyTorch keeps in order: here a check, which is not kept."""
+    if str(args[1]) not in CHECKS:
+        raise ModelError(f"the module calls {args[1]}, whose effects no Function has; run it without XRT")
+    return [None]
+
+
 _INLINED: dict[str, HigherOrder] = dict.fromkeys(
     (
         "wrap_with_set_grad_enabled",
@@ -111,7 +119,14 @@ _INLINED: dict[str, HigherOrder] = dict.fromkeys(
     _inline,
 )
 """Calls of a part of the graph that differ from it in nothing for a Function."""
-_RULES: dict[str, HigherOrder] = {**_INLINED, "cond": _cond, "while_loop": _while_loop, "scan": _scan, "map_impl": _map}
+_RULES: dict[str, HigherOrder] = {
+    **_INLINED,
+    "cond": _cond,
+    "while_loop": _while_loop,
+    "scan": _scan,
+    "map_impl": _map,
+    "with_effects": _with_effects,
+}
 
 
 # ---------------------------------------------------------------------- bodies and their results

@@ -14,6 +14,7 @@ from xrt.builder import Builder, Tensor
 from xrt.builder.record_op import emit
 from xrt.builder.symbol import current
 from xrt.errors import ModelError
+from xrt.frontends.torch.checks import CHECKS
 from xrt.frontends.torch.control_flow import lower_control_flow
 from xrt.frontends.torch.dtypes import from_torch_dtype, share_array
 from xrt.frontends.torch.opaque import record_opaque
@@ -21,6 +22,7 @@ from xrt.frontends.torch.rules import RULES, Unsupported
 from xrt.frontends.torch.symbols import Symbols
 from xrt.graph import DType, TensorType
 from xrt.graph.constants import Constant
+from xrt.graph.type_strings import may_equal
 
 if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule
@@ -28,29 +30,10 @@ if TYPE_CHECKING:
 
     from xrt.graph import Type
 
-__all__ = ["Lowering", "is_dropped"]
+__all__ = ["Lowering"]
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_DROPPED = frozenset(
-    {
-        "aten._assert_tensor_metadata.default",
-        "aten._assert_scalar.default",
-        "aten._assert_async.msg",
-        "aten._assert_async.default",
-        "aten.sym_constrain_range.default",
-        "aten.sym_constrain_range_for_size.default",
-        "aten._functional_assert_scalar.default",
-        "aten._functional_assert_async.msg",
-        "aten._functional_sym_constrain_range_for_size.default",
-    }
-)
-"""Checks: they compute nothing."""
 _NUMBERS = {torch.SymInt: DType.INT64, torch.SymFloat: DType.FLOAT64, torch.SymBool: DType.BOOL}
-
-
-def is_dropped(target: object) -> bool:
-    """Whether a call of the operator computes nothing."""
-    return str(target) in _DROPPED
 
 
 class Lowering:
@@ -92,7 +75,9 @@ class Lowering:
         return self._constants[key]
 
     def get_type(self, fake: torch.Tensor) -> TensorType:
-        """Return the type of a tensor of the capture."""
+        """Return the type of a tensor of the capture; raises ModelError for one that is not dense."""
+        if fake.layout is not torch.strided:
+            raise ModelError(f"the module computes with a tensor of layout {fake.layout}; only dense tensors are lowered")
         return TensorType(from_torch_dtype(fake.dtype), self.symbols.name_shape(fake.shape))
 
     def get_number(self, value: Any) -> Any:
@@ -136,7 +121,7 @@ class Lowering:
         name = str(call.target)
         if isinstance(fake, _SYMBOLIC):
             return self._number(call, fake, name)
-        if name in _DROPPED:
+        if name in CHECKS:
             return None
         args, kwargs = self.argument(call.args), self.argument(call.kwargs)
         path = _find_path(call) or self._find_owner(args)
@@ -218,11 +203,15 @@ class Lowering:
             if rule is None:
                 raise Unsupported("the operator has no ONNX form here")
             _check_types(fake, call)
-            result = rule(self._get_types(call, fake), *args, **kwargs)
+            result = self._typed(rule(self._get_types(call, fake), *args, **kwargs), fake)
         except (Unsupported, ModelError) as error:
-            self.declined.setdefault(call.target, str(error))
-            return self._opaque(call, args, kwargs, fake, str(error))
-        return self._typed(result, fake)
+            reason = str(error)
+        except Exception as error:  # noqa: BLE001  # a call that a rule does not know of makes no model fail
+            reason = f"its rule fails for these arguments ({type(error).__name__}: {error})"
+        else:
+            return result
+        self.declined.setdefault(call.target, reason)
+        return self._opaque(call, args, kwargs, fake, reason)
 
     def _opaque(self, call: Call, args: Any, kwargs: Any, fake: Any, reason: str) -> Any:
         schema = call.target._schema
@@ -257,8 +246,11 @@ class Lowering:
         wanted = self.get_type(fake)
         if result.dtype is not wanted.dtype:
             result = emit("Cast", result, to=wanted.dtype)
-        if self.builder.find_constant(result) is None and result.tensor_type.shape is None:
+        known = result.tensor_type.shape
+        if known is None and self.builder.find_constant(result) is None:
             result.type = self.builder.types[result.name] = wanted
+        elif known is not None and not may_equal(TensorType(wanted.dtype, known), wanted):
+            raise Unsupported(f"its rule gives {TensorType(wanted.dtype, known)}, and PyTorch {wanted}")
         self.symbols.know_shape(result, fake.shape)
         return result
 
