@@ -290,7 +290,7 @@ def test_whatever_has_become_of_a_lock_a_check_ends_with_an_answer(
 def test_what_is_interrupted_is_not_locked(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stopped(module: Any, values: Any, budget: float, *, anew: bool) -> TuningResult:
+    def stopped(module: Any, values: Any, budget: float, *, retune: bool) -> TuningResult:
         return TuningResult(module.plan, how="interrupted")
 
     monkeypatch.setattr("xrt.cli.lock._tuned", stopped)

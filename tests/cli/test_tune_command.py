@@ -42,20 +42,21 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 def test_lines_while_it_goes_on_and_a_table_in_the_end(command: Command, tmp_path: Path) -> None:
-    code, out, err = command("--engines", "toy", "--budget", "30s", "--threads", "1")
+    code, out, err = command("--engines", "toy", "--budget", "12s", "--threads", "1")
     assert code == 0
     head, row, placed, spent, stored = out.splitlines()
     assert head.split("\t") == list(tune.COLUMNS)
     assert row.split("\t")[:3] == ["won", "toy", "1"]
     assert placed == "placed by measurement: toy (1 thread)"
-    assert " of 30 s: 1 measurement of regions, " in spent
-    assert stored == "stored: XRTModule with engine=['toy', 'auto'] and threads=1 uses it for these shapes"
-    assert " of 30 s: asking the engines\n" in err
+    assert " of 12 s: 1 measurement of regions, " in spent
+    call = f"XRTModule({str(tmp_path / 'model.onnx')!r}, engine=['toy', 'auto'], threads=1)"
+    assert stored == f"stored: {call} uses it for these shapes, whatever its budget"
+    assert " of 12 s: asking the engines\n" in err
     assert "; best so far: toy, " in err
     with xrt.XRTModule(tmp_path / "model.onnx", engine=["toy", "auto"], cache=tmp_path / "cache", threads=1) as m:
         m(X)
         assert m.tuned is not None
-        assert m.tuned.how == "remembered"
+        assert (m.tuned.how, m.tuned.budget) == ("remembered", 12.0), "and not 20 seconds, which the module has"
 
 
 def test_json(command: Command) -> None:

@@ -50,7 +50,7 @@ def on_python(function: Function, inputs: Sequence[Array]) -> list[Array]:
     def kernel_of(node: Node) -> tuple[Any, tuple[int, ...]]:
         found = ops.find(node, function)
         assert not isinstance(found, str), found
-        return found.code(node, KernelContext(np, node, function, _no_bodies)), ()
+        return found.code(node, KernelContext(node, function, np, _no_bodies)), ()
 
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, of the mean of nothing

@@ -128,6 +128,9 @@ def test_a_module_declares_each_of_its_engines(install: Install) -> None:
         "this is no Python",
         "X = EngineDeclaration('chip', rank=min(1, 2))",
         "X = EngineDeclaration('chip', ranks=1)",
+        "X = EngineDeclaration('chip', rank='1')",
+        "X = EngineDeclaration('chip', rank=1, libraries='numpy')",
+        "X = EngineDeclaration('chip', rank=1, aliases=('chippy', 2))",
         "raise SystemExit(1)",
     ],
 )

@@ -58,7 +58,17 @@ def test_a_larger_budget_searches_again_with_what_is_known(tmp_path: Path) -> No
     tuned(PAIR, SLOW_EXP, SLOW_COS, store=store, budget=50.0)
     again = tuned(PAIR, SLOW_EXP, SLOW_COS, store=store, budget=60.0)
     assert (again.how, again.measurements) == ("measured", 0)
-    assert tuned(PAIR, SLOW_EXP, SLOW_COS, store=store, budget=60.0, anew=True).how == "measured"
+    assert tuned(PAIR, SLOW_EXP, SLOW_COS, store=store, budget=60.0, retune=True).how == "measured"
+
+
+@pytest.mark.usefixtures("here")
+def test_an_explicit_search_decides_for_every_budget(tmp_path: Path) -> None:
+    """``xrt tune --budget 5s`` promised that its result is used, and a module with its 20 seconds searched again."""
+    store = CostStore(tmp_path)
+    first = tuned(PAIR, SLOW_EXP, SLOW_COS, store=store, budget=50.0, retune=True)
+    later = [tuned(PAIR, SLOW_EXP, SLOW_COS, store=CostStore(tmp_path), budget=budget) for budget in (20.0, 500.0)]
+    assert [(one.how, one.is_explicit, one.plan) for one in later] == [("remembered", True, first.plan)] * 2
+    assert tuned(PAIR, SLOW_EXP, SLOW_COS, store=store, budget=60.0, retune=True).how == "measured"
 
 
 @pytest.mark.usefixtures("here")

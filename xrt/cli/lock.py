@@ -45,9 +45,9 @@ NOISY = 0.1
     callback=parse_seconds,
     help="Time of the comparison with the best other plan",
 )
-@click.option("--anew", is_flag=True, help="Search even if a decision is stored")
+@click.option("--retune", is_flag=True, help="Search even if a decision is stored")
 def command(
-    model: str, files: tuple[str, ...], seed: int, target: str | None, budget: float, gate: float, anew: bool, **given: Any
+    model: str, files: tuple[str, ...], seed: int, target: str | None, budget: float, gate: float, retune: bool, **given: Any
 ) -> int:
     """Write the placement of MODEL, with reasons, machine and versions, as a file for version control.
 
@@ -62,7 +62,7 @@ def command(
     given_by = {name: _beside(file, path) for name, file in list_input_files(files, function).items()}
     keywords = module_keywords(given)
     with XRTModule(function, **{**keywords, "engine": [*keywords["engine"], "auto"]}, budget=budget) as module:
-        tuned = _tuned(module, values, budget, anew=anew)
+        tuned = _tuned(module, values, budget, retune=retune)
         if tuned.how == "interrupted":
             complain("interrupted", f"nothing is locked; {path} is as it was")
             return INTERRUPTED
@@ -75,8 +75,8 @@ def command(
     return 0
 
 
-def _tuned(module: XRTModule, values: dict[str, Any], budget: float, *, anew: bool) -> Any:
-    if not anew:
+def _tuned(module: XRTModule, values: dict[str, Any], budget: float, *, retune: bool) -> Any:
+    if not retune:
         module.plan_for(**values)  # which shows by itself how far a search is
         return module.tuned
     with format_result(budget) as told:

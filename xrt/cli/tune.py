@@ -65,11 +65,16 @@ def command(model: str, files: tuple[str, ...], seed: int, budget: float, as_jso
     else:
         _show(tuned, module.threads)
         if tuned.how == "measured" and isinstance(default_cache().disk, DiskTier):
-            listed = repr(keywords["engine"][0] if len(keywords["engine"]) == 1 else keywords["engine"])
-            out.print(
-                f"stored: XRTModule with engine={listed} and threads={module.threads} uses it for these shapes", markup=False
-            )
+            call = _spell_call(model, {**keywords, "threads": module.threads})
+            out.print(f"stored: {call} uses it for these shapes, whatever its budget", markup=False)
     return {"interrupted": INTERRUPTED, "priority": 1}.get(tuned.how, 0)
+
+
+def _spell_call(model: str, keywords: dict[str, Any]) -> str:
+    """Return the call of XRTModule that has these keywords, without those that are defaults."""
+    engines, device = keywords["engine"], keywords["device"]
+    given = keywords | {"engine": engines[0] if len(engines) == 1 else engines, "device": "" if device == "cpu" else device}
+    return f"XRTModule({', '.join([repr(model), *(f'{name}={value!r}' for name, value in sorted(given.items()) if value)])})"
 
 
 def _values(function: Function, files: tuple[str, ...], seed: int) -> dict[str, Any]:

@@ -148,6 +148,7 @@ class SearchRecord(_Record, frozen=True):
     notes: tuple[Text, ...] = ()
     unmeasured: Facts = {}
     declined: tuple[DeclinedNodes, ...] = ()
+    is_explicit: bool = False
 
 
 class RegionRecord(_Record, frozen=True):

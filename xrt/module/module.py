@@ -141,11 +141,11 @@ class XRTModule(Copyable, Verifiable):
     ) -> TuningResult:
         """Search again for the fastest placement for these inputs, or for random ones, within ``budget`` seconds.
 
-        The module uses the placement from now on, and the cache keeps it. ``progress`` is called with the state of the search;
-        True shows it, False does not.
+        The module uses the placement from now on. The cache keeps it, and later modules use it whatever their budget.
+        ``progress`` is called with the state of the search; True shows it, False does not.
         """
         values = self._check_inputs(args, named) if args or named else None
-        placing = self._automatic.make_placer(values, budget=budget, progress=progress, anew=True)
+        placing = self._automatic.make_placer(values, budget=budget, progress=progress, retune=True)
         return self._specialize(values, place=placing).tuned  # type: ignore[return-value]  # it has just been placed
 
     def explain(self) -> Explanation:

@@ -214,7 +214,7 @@ class AutoPlacement:
         *,
         budget: float | None = None,
         progress: ProgressCallback | bool | None = None,
-        anew: bool = False,
+        retune: bool = False,
         began: float | None = None,
     ) -> Placer:
         """Return the function that places a signature: by measurement on ``values``, or like ``base`` if that is given.
@@ -224,7 +224,7 @@ class AutoPlacement:
         if base is not None:
             return partial(self.like, base)
         seconds = self.options.budget if budget is None else budget
-        return partial(self.tune, values=values, budget=seconds, progress=progress, anew=anew, began=began)
+        return partial(self.tune, values=values, budget=seconds, progress=progress, retune=retune, began=began)
 
     def tune(
         self,
@@ -233,10 +233,10 @@ class AutoPlacement:
         budget: float,
         *,
         progress: ProgressCallback | bool | None,
-        anew: bool,
+        retune: bool,
         began: float | None,
     ) -> TuningResult:
-        """Return the placement that a search of ``budget`` seconds finds, or an earlier search found; ``anew`` forces a search.
+        """Return the placement that a search of ``budget`` seconds finds, or an earlier search found; ``retune`` forces a search.
 
         The budget starts at ``began`` on the clock, if the call has already spent time before.
         """
@@ -246,7 +246,7 @@ class AutoPlacement:
         bench = Bench(request.context.threads, max(budget / 4, LEAST_PATIENCE))
         with bench, self._watch(progress, function, budget) as told:
             found = tune(
-                replace(request, anew=anew, spent=0.0 if began is None else self.clock() - began),
+                replace(request, retune=retune, spent=0.0 if began is None else self.clock() - began),
                 cache=self.cache,
                 reference=bench.reference(),
                 store=CostStore.for_cache(self.cache),

@@ -48,7 +48,7 @@ def tune(
 
     ``reference`` computes the expected results. ``inputs`` are values of a call, which are not changed; None uses random values.
     Earlier measurements come from the ``store``, and new ones are added to it. A decision of the store is used unless its search
-    had a smaller budget, or the request is for a new one.
+    had a smaller budget and was not explicit, or the request is for a new one.
 
     Regions are compiled and measured in workers, where a hang or a crash costs `TuningBudget.limit` once. The first is the whole
     model on the engine that is ready first. Engines are imported and queried in threads, which are abandoned if they take too
@@ -63,7 +63,7 @@ def tune(
     check_budget(request.budget)
     request = replace(request, context=on_device(request.context.device, request.context))
     known = load_decision(request, store) if store is not None else None
-    if known is not None and not request.anew and (not known.is_provisional or known.searches >= MOST_SEARCHES):
+    if known is not None and not request.retune and _is_final(known):
         return known
     values, reason = _values(request.function, inputs)
     if values is None:
@@ -72,7 +72,7 @@ def tune(
     search.began -= min(request.spent, request.budget / 2)
     if store is not None:
         search.table = load_cost_table(store, request.engines, request.context, request.devices)
-    tuned = _searched(search)
+    tuned = replace(_searched(search), is_explicit=request.retune)
     if known is not None and tuned.is_provisional:
         tuned = replace(tuned, searches=known.searches + 1)
     if store is not None:
@@ -121,7 +121,7 @@ def _searched(search: TuningSession) -> TuningResult:
 
 
 def load_decision(request: PlacementRequest, store: CostStore) -> TuningResult | None:
-    """Return what an earlier search with at least that budget has decided; None where there was none."""
+    """Return what an earlier search with at least that budget, or an explicit one, has decided; None where there was none."""
     key = decision_store.make_decision_key(request)
     document = store.decision(key) if key is not None else None
     if document is None:
@@ -131,7 +131,12 @@ def load_decision(request: PlacementRequest, store: CostStore) -> TuningResult |
     except PlacementFileError as error:
         store.trouble(f"a decision cannot be used: {error}")
         return None
-    return known if known.budget >= request.budget else None
+    return known if known.is_explicit or known.budget >= request.budget else None
+
+
+def _is_final(known: TuningResult) -> bool:
+    """Whether no further search continues a decision: it has enough rounds, or searches, or the caller asked for just this."""
+    return known.is_explicit or not known.is_provisional or known.searches >= MOST_SEARCHES
 
 
 def _keep(tuned: TuningResult, request: PlacementRequest, store: CostStore) -> None:

@@ -85,6 +85,7 @@ def make_decision(tuned: TuningResult, request: PlacementRequest) -> PlacementFi
         tuple(note[:MOST_TEXT] for note in tuned.notes),
         {spec: reason[:MOST_TEXT] for spec, reason in tuned.unmeasured.items()},
         _list_declined(request, engines),
+        tuned.is_explicit,
     )
     candidates = list_candidate_records(tuned.race, request.function)[:MOST_CANDIDATES]
     specs = {engine.spec for engine in engines}
@@ -137,6 +138,7 @@ def read_decision(document: PlacementFile, request: PlacementRequest) -> TuningR
         notes=search.notes,
         unmeasured=FrozenDict(search.unmeasured),
         is_provisional=search.is_provisional,
+        is_explicit=search.is_explicit,
         searches=search.searches,
         asked=asked,
     )

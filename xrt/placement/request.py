@@ -39,8 +39,8 @@ class PlacementRequest:
     """Seconds that the search may take."""
     spent: float = 0.0
     """Seconds of the budget that are already used; half of it always remains."""
-    anew: bool = False
-    """Whether to search even if a decision is stored."""
+    retune: bool = False
+    """Whether to search even if a decision is stored. Later requests use what is found, whatever their budget."""
 
     @cached_property
     def device_map(self) -> DeviceMap:

@@ -138,6 +138,8 @@ class TuningResult:
     """By spec why the whole model was not measured on an engine."""
     is_provisional: bool = False
     """Whether it was decided by fewer rounds than it takes: the next search goes on with it."""
+    is_explicit: bool = False
+    """Whether the caller asked for the search: modules use its decision whatever their budget."""
     searches: int = 1
     """How many searches have led to it, the earlier ones provisionally."""
     asked: tuple[GraphCompiler, ...] = field(default=(), compare=False, repr=False)
@@ -201,11 +203,13 @@ def format_count(number: int, what: str) -> str:
 
 def _next(tuned: TuningResult) -> str:
     """Return what becomes of a provisional decision."""
-    told = f"provisional: {format_count(tuned.race.rounds, 'round')} cannot tell plans apart"
+    known = f"provisional: {format_count(tuned.race.rounds, 'round')} cannot tell plans apart"
     advice = f"give more time, such as budget={more_than(tuned.budget):g}"
+    if tuned.is_explicit:
+        return f"{known}; it is kept until you tune again; {advice}"
     if tuned.searches < MOST_SEARCHES:
-        return f"{told}; the next search goes on with it, or {advice}"
-    return f"{told}; it is kept after {tuned.searches} searches, unless you {advice}"
+        return f"{known}; the next search goes on with it, or {advice}"
+    return f"{known}; it is kept after {tuned.searches} searches, unless you {advice}"
 
 
 def more_than(budget: float) -> float:

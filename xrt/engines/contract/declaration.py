@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.machinery import ModuleSpec, PathFinder
 
 __all__ = ["EngineDeclaration", "read_declaration"]
@@ -35,6 +35,17 @@ class EngineDeclaration:
     thread_variables: tuple[str, ...] = ()
     """Variables from which its libraries take a number of threads when they load; ``xrt bench`` sets them."""
 
+    def is_valid(self) -> bool:
+        """Whether each field has the type that it should have: what a file says is checked by nobody else."""
+        standard = EngineDeclaration("")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if type(value) is not type(getattr(standard, field.name)):
+                return False
+            if isinstance(value, tuple) and not all(isinstance(one, str) for one in value):
+                return False
+        return True
+
 
 def read_declaration(module: str, name: str) -> EngineDeclaration:
     """Return what a module declares of an engine; one without a declaration that can be read gets the defaults.
@@ -47,7 +58,7 @@ def read_declaration(module: str, name: str) -> EngineDeclaration:
             if isinstance(call, ast.Call) and ast.unparse(call.func).endswith(EngineDeclaration.__name__):
                 given = [ast.literal_eval(one) for one in call.args]
                 found = EngineDeclaration(*given, **{one.arg or "": ast.literal_eval(one.value) for one in call.keywords})
-                if found.name == name:
+                if found.name == name and found.is_valid():
                     return found
     except Exception:  # noqa: BLE001  # an import of the module says what is wrong with it; nothing here needs it to be right
         return EngineDeclaration(name)

@@ -145,6 +145,23 @@ def _counts_what_is_not_there(node: Node, function: Function) -> bool:
     return counts and _rounds_up_too_far(_ends_behind_padding)(node, function)
 
 
+def _splits_an_open_extent(node: Node, function: Function) -> bool:
+    """Whether a Split by a number of parts, as opset 18 has it, cuts an extent that only the run shows."""
+    if not node.attr("num_outputs"):
+        return False
+    shape, axis = _shape(node, 0, function), node.attr("axis", 0)
+    return shape is None or not isinstance(shape[axis], int)
+
+
+def _gathers_from_another_shape(node: Node, function: Function) -> bool:
+    """Whether a GatherElements has fewer indices than elements along another axis than its own, or may have."""
+    data, indices = _shape(node, 0, function), _shape(node, 1, function)
+    if data is None or indices is None or len(data) != len(indices):
+        return True
+    others = set(range(len(data))) - {node.attr("axis", 0) % max(1, len(data))}
+    return any(data[i] is None or data[i] != indices[i] for i in others)
+
+
 def _lacks_a_bound(node: Node, function: Function) -> bool:
     """Whether a Clip of floats is not given both of its bounds."""
     if (since_version(node, function) or 0) < BOUNDS_ARE_INPUTS:
@@ -253,6 +270,18 @@ DEFECTS: tuple[KnownIssue, ...] = (
         _may_be_told_nothing,
         "does not convert this where there are no axes and that is known only at run time",
         ("unsqueezed_by_no_axes of the corpus: refused when compiled, with the whole region",),
+    ),
+    KnownIssue(
+        ("Split",),
+        _splits_an_open_extent,
+        "refuses at run time to split an extent that is no multiple of the number of parts, and this one is known only then",
+        ("split_unevenly_at_an_open_extent of the corpus",),
+    ),
+    KnownIssue(
+        ("GatherElements",),
+        _gathers_from_another_shape,
+        "takes a GatherElements only where data and indices have equal extents along the other axes",
+        ("gather_elements_of_an_open_shape of the corpus",),
     ),
     KnownIssue(
         ("DFT",),

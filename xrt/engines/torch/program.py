@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from xrt.engines.toolkit.learned_models import find_learned_definition
+from xrt.engines.toolkit.node_info import list_last_uses
 from xrt.engines.toolkit.node_rewrite import as_function
 from xrt.engines.torch.dtypes import MASKS, from_numpy
 from xrt.engines.torch.errors import summarize_error
@@ -94,7 +95,7 @@ def make_program(function: Function) -> TensorProgram:
         return program
 
     steps = []
-    for node, dead in zip(function.nodes, _last_uses(function), strict=True):
+    for node, dead in zip(function.nodes, list_last_uses(function), strict=True):
         run = _kernel(TorchKernelContext(node, function, make_inner))
         if node.op_type == "Constant":
             kept.update(find_addresses([run()]))
@@ -199,15 +200,3 @@ def _mask(function: Function, name: str) -> int | None:
     """Return the bits that a value has whose tensors have more."""
     type_ = function.get_type(name) if name else None
     return MASKS.get(type_.dtype) if isinstance(type_, TensorType) else None
-
-
-def _last_uses(function: Function) -> list[list[str]]:
-    """Return, per node, the values that are dead after it: read for the last time, or never read at all."""
-    kept = {value.name for value in function.outputs} | set(function.constants)
-    seen = set(kept)
-    dying: list[list[str]] = []
-    for node in reversed(function.nodes):
-        names = dict.fromkeys((*node.uses, *node.defines))
-        dying.append([name for name in names if name not in seen])
-        seen.update(names)
-    return dying[::-1]

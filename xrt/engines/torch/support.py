@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from xrt.engines.toolkit.node_info import close_over
 from xrt.engines.toolkit.node_rewrite import as_function
 from xrt.engines.torch.dtypes import COMPLEX, MASKS, OWN
 from xrt.engines.torch.errors import summarize_error
-from xrt.engines.torch.kernel_context import TorchKernelContext, close_over
+from xrt.engines.torch.kernel_context import TorchKernelContext
 from xrt.engines.torch.kernels import MOVING, ops
 from xrt.engines.torch.kernels.opaque import make_opaque_kernel
 from xrt.engines.torch.known_issues import find_known_issue

@@ -74,7 +74,7 @@ class Assembly:
         found = self._choice.in_python(node, function)
         if isinstance(found, str):
             return self._native_only(node, function, found), ()
-        env = KernelContext(np, node, function, self._body)
+        env = KernelContext(node, function, np, self._body)
         if isinstance(found, Kernel):
             return found.code(node, env), found.mutable
         return found(node, env), ()

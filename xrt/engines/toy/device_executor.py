@@ -297,7 +297,7 @@ class _Builder:
         found = self.choice.in_python(replace(node, device="") if on_host else node, self.function)
         if isinstance(found, str):
             raise CompileRefused(f"engine {self.choice.engine!r} cannot take node {node.name!r} ({node.op}): {found}")
-        env = KernelContext(np if on_host else self.accelerator.xp, node, self.function, self._body)
+        env = KernelContext(node, self.function, np if on_host else self.accelerator.xp, self._body)
         return (found.code(node, env), found.host) if isinstance(found, Kernel) else (found(node, env), ())
 
     def _body(self, function: Function) -> Callable[[Sequence[Any]], Any]:

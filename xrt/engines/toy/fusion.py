@@ -140,7 +140,7 @@ class Chain:
         """Compute the chain of whole arrays, node by node."""
         values = dict(zip(self.reads, arrays, strict=True))
         for node in self.nodes:
-            run = self.kernels[node.name].code(node, KernelContext(xp, node, self.function, _no_body))
+            run = self.kernels[node.name].code(node, KernelContext(node, self.function, xp, _no_body))
             values[node.outputs[0]] = run(*[values[name] for name in node.inputs])
         return values[self.last.outputs[0]]
 

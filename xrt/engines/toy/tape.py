@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xrt.engines.toolkit.node_info import list_last_uses
 from xrt.errors import RunFailed, XRTError
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ def make_tape(function: Function, kernel_of: Callable[[Node], tuple[Run, tuple[i
     template: list[Any] = [None] * (len(slot) + 1)
     for name, constant in function.constants.items():
         template[slot[name]] = constant.array
-    last = _last_uses(function)
+    last = list_last_uses(function)
     steps = tuple(_step(node, slot, last[index], *kernel_of(node)) for index, node in enumerate(function.nodes))
     inputs = tuple(slot[v.name] for v in function.inputs)
     return Tape(tuple(template), inputs, tuple(slot[v.name] for v in function.outputs), steps, engine)
@@ -203,15 +204,3 @@ def _step(node: Node, slot: dict[str, int], dying: Sequence[str], kernel: Run, m
     reusable = tuple(arguments[i] for i in mutable if i < len(arguments) and arguments[i] in free)
     fills = bool(mutable) and len(results) == 1 and results[0] != UNWANTED
     return TapeStep(kernel, arguments, results, free, reusable, fills, node)
-
-
-def _last_uses(function: Function) -> list[list[str]]:
-    """Return, per node, the values that are dead after it: read for the last time, or never read at all."""
-    kept = {v.name for v in function.outputs} | set(function.constants)
-    seen = set(kept)
-    dying: list[list[str]] = []
-    for node in reversed(function.nodes):
-        names = dict.fromkeys((*node.uses, *node.defines))
-        dying.append([name for name in names if name not in seen])
-        seen.update(names)
-    return dying[::-1]

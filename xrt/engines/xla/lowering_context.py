@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xrt.engines.toolkit.node_info import NodeInfo
 from xrt.engines.xla.primitives import PRIMITIVES, XlaPrimitives
 from xrt.errors import CompileRefused
 from xrt.graph import DType, Function, Node, find_schema
@@ -19,12 +20,9 @@ __all__ = ["LoweringContext"]
 
 
 @dataclass(frozen=True, slots=True)
-class LoweringContext:
+class LoweringContext(NodeInfo):
     """A node and its surroundings, while it is traced."""
 
-    node: Node
-    function: Function
-    """The Function that holds the node."""
     xp: Any
     """The array module to write the node in: ``jax.numpy``, or ``numpy`` where all is known and the kernel is `either`."""
     scope: Mapping[str, Operand]
@@ -37,28 +35,10 @@ class LoweringContext:
         """What the shared kernels leave to the engine."""
         return PRIMITIVES
 
-    @property
-    def version(self) -> int:
-        """The opset version of the node's domain."""
-        return self.function.opset(self.node.domain)
-
-    @property
-    def n_outputs(self) -> int:
-        """How many outputs the node lists, left-out ones in front of a present one included."""
-        return len(self.node.outputs)
-
-    def attr(self, name: str, default: Any = None) -> Any:
-        """Return the node's attribute, or the default where it does not carry it."""
-        return self.node.attr(name, default)
-
     def dtype(self, name: str, default: Any = None) -> Any:
         """Return the element type that an attribute tells by ONNX's number, as NumPy's; the default where it tells none."""
         number = self.attr(name) or 0
         return DType.from_onnx(number).numpy if number else default
-
-    def wants(self, index: int) -> bool:
-        """Whether the node has an output in that place."""
-        return index < len(self.node.outputs) and bool(self.node.outputs[index])
 
     def get_constant(self, operand: Operand, position: int) -> np.ndarray[Any, Any]:
         """Return the content of the input in that position; raises CompileRefused where only the run shows it."""
@@ -72,10 +52,6 @@ class LoweringContext:
     def ints(self, operand: Operand, position: int) -> tuple[int, ...]:
         """Return the content of the input in that position as whole numbers; raises CompileRefused as `known` does."""
         return tuple(int(number) for number in self.get_constant(operand, position).reshape(-1))
-
-    def refuse(self, why: str) -> CompileRefused:
-        """Return the error to raise where the node cannot be lowered."""
-        return CompileRefused(f"{self.node.op} {why}")
 
     def body(self, attribute: str) -> Callable[[Sequence[Operand]], list[Operand]]:
         """Return what traces the body that an attribute holds, from its own inputs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import prod
+from math import ceil, floor, prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     from xrt.graph import Node
 
-__all__ = ["Placement", "Window", "compute_padding_trims", "make_window"]
+__all__ = ["Placement", "Window", "compute_padding_trims", "cut_bins", "make_window"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +139,10 @@ def compute_padding_trims(node: Node, window: Window, whole: Sequence[int], inpu
         rests = [total - half for total, half in zip(totals, halves, strict=True)]
         begins, ends = (halves, rests) if window.auto_pad == "SAME_UPPER" else (rests, halves)
     return [*(-b for b in begins), *(x - e for x, e in zip(extra, ends, strict=True))]
+
+
+def cut_bins(start: int, end: int, count: int, extent: int) -> list[slice]:
+    """Return overlapping bins of the elements from start to end (included), within an axis: pools over regions read them."""
+    size = max(end - start + 1, 1) / count
+    limits = [(floor(i * size), ceil((i + 1) * size)) for i in range(count)]
+    return [slice(min(max(a + start, 0), extent), min(max(b + start, 0), extent)) for a, b in limits]

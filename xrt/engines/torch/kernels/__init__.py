@@ -1,6 +1,6 @@
 """The engine's kernels: each module serves one family of operators and fills the table; `ops` is that table, filled."""
 
-from xrt.engines.torch.kernels import (
+from xrt.engines.torch.kernels import (  # noqa: F401  # each fills the table when it is imported
     arithmetic,
     casting,
     control,
@@ -26,32 +26,6 @@ from xrt.engines.torch.kernels import (
 )
 from xrt.engines.torch.table import ops
 
-FAMILIES = (
-    arithmetic,
-    casting,
-    control,
-    convolution,
-    creation,
-    elementwise,
-    indexing,
-    layout,
-    normalization,
-    optimizers,
-    pooling,
-    products,
-    quantization,
-    recurrent,
-    reduction,
-    regions,
-    resize,
-    sampling,
-    scattering,
-    sequence,
-    signals,
-    softmax,
-)
-"""The modules, by name."""
-
 MOVING = frozenset(
     {
         *("Constant", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Tile", "Transpose", "Concat", "Split"),
@@ -61,4 +35,4 @@ MOVING = frozenset(
 )
 """Operators that only move elements, and so take every type that tensors hold in whatever form."""
 
-__all__ = ["FAMILIES", "MOVING", "ops"]
+__all__ = ["MOVING", "ops"]

@@ -13,7 +13,8 @@ from xrt.engines.torch.table import Run, Tensor, ops
 from xrt.graph import TensorType
 
 if TYPE_CHECKING:
-    from xrt.engines.torch.kernel_context import TorchBody, TorchKernelContext
+    from xrt.engines.toolkit.node_info import CompiledBody
+    from xrt.engines.torch.kernel_context import TorchKernelContext
 
 __all__: list[str] = []
 
@@ -46,7 +47,7 @@ def loop(at: TorchKernelContext) -> Run:
     return run
 
 
-def _stack(values: Sequence[Tensor], body: TorchBody, output: int) -> Tensor:
+def _stack(values: Sequence[Tensor], body: CompiledBody, output: int) -> Tensor:
     """Return the values of a scanned output along a new first axis; without any, an empty tensor of the declared type."""
     if values:
         return torch.stack(list(values))
@@ -58,7 +59,7 @@ def _stack(values: Sequence[Tensor], body: TorchBody, output: int) -> Tensor:
 
 
 def _scan(
-    body: TorchBody, states: Sequence[Any], scanned: Sequence[Tensor], captured: Sequence[Any], n_outputs: int
+    body: CompiledBody, states: Sequence[Any], scanned: Sequence[Tensor], captured: Sequence[Any], n_outputs: int
 ) -> list[Any]:
     """Run the body once per index of the first axis; return the last states, then one list per scanned output."""
     states = list(states)

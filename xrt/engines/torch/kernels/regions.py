@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from xrt.engines.toolkit.array_ops.windows import cut_bins
 from xrt.engines.torch.table import Run, Tensor, ops
 
 if TYPE_CHECKING:
@@ -76,8 +77,8 @@ def max_roi_pool(at: TorchKernelContext) -> Run:
     def pool(image: Tensor, box: Tensor) -> Tensor:
         x1, y1, x2, y2 = (floor(v * scale + 0.5) for v in box.tolist())
         out = image.new_zeros((len(image), height, width))
-        for i, row in enumerate(_bins(y1, y2, height, image.shape[1])):
-            for j, column in enumerate(_bins(x1, x2, width, image.shape[2])):
+        for i, row in enumerate(cut_bins(y1, y2, height, image.shape[1])):
+            for j, column in enumerate(cut_bins(x1, x2, width, image.shape[2])):
                 part = image[:, row, column]
                 if part.numel():
                     out[:, i, j] = part.amax((1, 2))
@@ -88,13 +89,6 @@ def max_roi_pool(at: TorchKernelContext) -> Run:
         return torch.stack(pools) if pools else x.new_empty((0, x.shape[1], height, width))
 
     return run
-
-
-def _bins(start: int, end: int, count: int, extent: int) -> list[slice]:
-    """Cut the elements from start to end (included) into overlapping bins, within an axis."""
-    size = max(end - start + 1, 1) / count
-    limits = [(floor(i * size), ceil((i + 1) * size)) for i in range(count)]
-    return [slice(min(max(a + start, 0), extent), min(max(b + start, 0), extent)) for a, b in limits]
 
 
 # ---------------------------------------------------------------------- boxes

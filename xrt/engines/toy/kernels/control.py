@@ -12,7 +12,8 @@ from xrt.engines.toy.table import Array, Run, ops
 from xrt.graph import Node, TensorType
 
 if TYPE_CHECKING:
-    from xrt.engines.toy.kernel_context import Body, KernelContext
+    from xrt.engines.toolkit.node_info import CompiledBody
+    from xrt.engines.toy.kernel_context import KernelContext
 
 __all__: list[str] = []
 
@@ -50,7 +51,7 @@ def loop(node: Node, env: KernelContext) -> Run:
     return run
 
 
-def _stacked(xp: Any, values: Sequence[Array], body: Body, output: int) -> Array:
+def _stacked(xp: Any, values: Sequence[Array], body: CompiledBody, output: int) -> Array:
     """Return the values of a scanned output along a new first axis; without any, an empty tensor of the declared type."""
     if values:
         return xp.stack(values)
@@ -62,7 +63,7 @@ def _stacked(xp: Any, values: Sequence[Array], body: Body, output: int) -> Array
 
 
 def _scan(
-    xp: Any, body: Body, states: Sequence[Any], scanned: Sequence[Array], captured: Sequence[Any], n_outputs: int
+    xp: Any, body: CompiledBody, states: Sequence[Any], scanned: Sequence[Array], captured: Sequence[Any], n_outputs: int
 ) -> list[Any]:
     """Run the body once per index of the first axis; return the last states, then one list per scanned output."""
     states = list(states)

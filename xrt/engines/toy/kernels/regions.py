@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xrt.engines.toolkit.array_ops.windows import cut_bins
 from xrt.engines.toy.table import CPU, Array, Run, ops
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def max_roi_pool(node: Node, env: KernelContext) -> Run:
 
     def pooled(image: Array, box: Array) -> Array:
         x1, y1, x2, y2 = (int(np.floor(v * scale + 0.5)) for v in box.tolist())
-        rows, columns = _bins(y1, y2, height, image.shape[1]), _bins(x1, x2, width, image.shape[2])
+        rows, columns = cut_bins(y1, y2, height, image.shape[1]), cut_bins(x1, x2, width, image.shape[2])
         out = xp.zeros((len(image), height, width), dtype=image.dtype)
         for i, row in enumerate(rows):
             for j, column in enumerate(columns):
@@ -87,13 +88,6 @@ def max_roi_pool(node: Node, env: KernelContext) -> Run:
         return xp.stack(pools) if pools else xp.empty((0, x.shape[1], height, width), dtype=x.dtype)
 
     return run
-
-
-def _bins(start: int, end: int, count: int, extent: int) -> list[slice]:
-    """Cut the elements from start to end (included) into overlapping bins, within an axis."""
-    size = max(end - start + 1, 1) / count
-    limits = [(int(np.floor(i * size)), int(np.ceil((i + 1) * size))) for i in range(count)]
-    return [slice(min(max(a + start, 0), extent), min(max(b + start, 0), extent)) for a, b in limits]
 
 
 # ---------------------------------------------------------------------- boxes
