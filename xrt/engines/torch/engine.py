@@ -82,7 +82,7 @@ class Torch(GraphCompiler):
         """Return Inductor's library, which holds the weights as it packs them; nothing of a list of kernels."""
         from xrt.engines.torch.inductor.executable import InductorExecutable
 
-        return executable.library if isinstance(executable, InductorExecutable) else b""
+        return executable.data if isinstance(executable, InductorExecutable) else b""
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
         if self.mode == "eager":

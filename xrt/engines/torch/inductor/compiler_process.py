@@ -5,6 +5,7 @@ It is started for one library and ends with it. Its folders, threads and variabl
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from xrt.engines.toolkit.shared_values import read_function
 from xrt.engines.torch.inductor.examples import ProgramModule, SizeHints
 from xrt.engines.torch.program import make_program
+from xrt.errors import CompileRefused
 from xrt.graph import Function, TensorType, Type
 from xrt.processes.ipc import Message
 from xrt.processes.server import Request, serve
@@ -50,6 +52,8 @@ def compile_library(function: Function, threads: int, folder: Path) -> Path:
         if threads > 1:  # the number is taken from the call: OpenMP's, which the caller sets
             settings |= {"cpp.threads": threads, "cpp.dynamic_threads": True}
         made = torch._inductor.aot_compile(program.module(), examples, options=settings)
+    if called := sorted(_list_python_calls(folder)):
+        raise CompileRefused(f"its code would call back to Python for {', '.join(called)}")
     return Path(made if isinstance(made, str) else made[-1])
 
 
@@ -64,6 +68,12 @@ def _name_dims(type_: Type | None, dims: dict[str, Any]) -> dict[int, Any] | Non
         elif isinstance(dim, str):
             found[axis] = dims.setdefault(dim, torch.export.Dim(f"d{len(dims)}"))
     return found or None
+
+
+def _list_python_calls(folder: Path) -> set[str]:
+    """Return the operators of PyTorch that have no C interface, which Inductor lists in a file next to its code."""
+    lists = [file for file in folder.rglob("*.json") if not file.name.endswith("_metadata.json")]
+    return {entry["node"]["target"] for file in lists for entry in json.loads(file.read_text())["nodes"]}
 
 
 def main(handle: str) -> None:

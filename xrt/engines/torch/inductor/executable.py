@@ -8,11 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from xrt.engines.contract.memory_use import MemoryUse
 from xrt.engines.torch.errors import summarize_error
 from xrt.engines.torch.executable import TorchExecutable
+from xrt.engines.torch.inductor.compiler import choose_folder
+from xrt.engines.torch.inductor.library import Library, LibraryError
 from xrt.engines.torch.program import TensorProgram, make_program
 from xrt.errors import RunFailed
 from xrt.graph import TensorType
@@ -25,46 +25,47 @@ __all__ = ["InductorExecutable"]
 
 
 class CompiledProgram:
-    """The library of a Function, and its list of kernels for sizes 0 and 1, which torch's compiler sets apart."""
+    """The library of a Function, and its kernels one by one for sizes 0 and 1, which torch's compiler does not foresee."""
 
     constants: frozenset[int] = frozenset()
 
-    def __init__(self, library: bytes | memoryview, function: Function, folder: Path | None) -> None:
-        self.function = function
-        self._checked = [
-            i for i, value in enumerate(function.inputs) if not (isinstance(value.type, TensorType) and value.type.is_static)
-        ]
-        with tempfile.NamedTemporaryFile(suffix=".so", prefix="inductor-", dir=folder) as file:
-            file.write(library)
-            file.flush()
-            self.runner = torch._C._aoti.AOTIModelContainerRunnerCpu(file.name, 1)
+    def __init__(self, library: Library, function: Function) -> None:
+        self.library, self.function = library, function
+        self._open = [i for i, v in enumerate(function.inputs) if not (isinstance(v.type, TensorType) and v.type.is_static)]
 
     @cached_property
-    def eager(self) -> TensorProgram:
-        """The kernels, one by one."""
+    def kernels(self) -> TensorProgram:
+        """The Function as a list of kernels."""
         return make_program(self.function)
 
-    def __call__(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of a call."""
-        for i in self._checked:
-            if min(inputs[i].shape, default=2) < 2:
-                return self.eager(inputs)
+        if any(min(inputs[i].shape, default=2) < 2 for i in self._open):
+            return [result.clone() for result in self.kernels(inputs)]  # none in memory of a constant
         try:
-            results: list[Any] = self.runner.run([tensor.contiguous() for tensor in inputs])
-        except Exception as cause:
+            return self.library([tensor.contiguous() for tensor in inputs])
+        except LibraryError as cause:
             raise RunFailed(f"torch failed in {self.function.name!r}: {summarize_error(cause)}") from cause
-        return results
 
 
 class InductorExecutable(TorchExecutable):
     """A library over tensors that share memory with the caller's arrays."""
 
-    def __init__(self, library: bytes | memoryview, function: Function, context: CompileContext) -> None:
-        super().__init__(CompiledProgram(library, function, context.workdir or context.keep), function, context.threads)
-        self.library = library
+    def __init__(self, data: bytes | memoryview, function: Function, context: CompileContext) -> None:
+        """Load the library that the data are."""
+        with tempfile.NamedTemporaryFile(prefix="inductor-", suffix=".so", dir=choose_folder(context)) as file:
+            file.write(data)
+            file.flush()
+            self._library = Library(Path(file.name))
+        super().__init__(CompiledProgram(self._library, function), function, context.threads)
+        self.data = data
 
     def memory(self) -> tuple[MemoryUse, ...]:
         packed = MemoryUse(
-            "compiled code", len(self.library), "the library that Inductor made, with the weights as it packs them"
+            "packed weights", len(self.data), "Inductor's library holds the weights as it packs them, and its code"
         )
         return (packed, *super().memory())
+
+    def close(self) -> None:
+        """Unload the library."""
+        self._library.close()

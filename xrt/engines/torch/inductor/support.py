@@ -35,15 +35,16 @@ def why_not(node: Node, function: Function) -> str | None:
 def _why_not_traced(one: Function) -> str | None:
     """Return why a Function of one node is not traced.
 
-    With the first import of its tracer, torch makes Inductor's folder and names it in the environment. Here it gets one that
-    exists, and the name is removed: the caller's own compiles use the folder that they always do.
+    When it first traces, torch makes Inductor's folder and names it in the environment. Here it gets one that exists, and the
+    name is removed: the caller's own compiles use the folder that they always do.
     """
     is_named = _FOLDER in os.environ
     if not is_named:
         os.environ[_FOLDER] = tempfile.gettempdir()
     try:
         from xrt.engines.torch.inductor.tracer import why_not_traced
+
+        return why_not_traced(one)
     finally:
         if not is_named:
             os.environ.pop(_FOLDER, None)
-    return why_not_traced(one)

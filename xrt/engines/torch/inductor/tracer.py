@@ -33,7 +33,10 @@ def why_not_traced(one: Function) -> str | None:
         program = make_program(one)
         with FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True) as mode, torch.no_grad():
             inputs = [_fake(mode, value.type, hints) for value in one.inputs]
-            template = [mode.from_tensor(slot) if isinstance(slot, torch.Tensor) else slot for slot in program.template]
+            template = [
+                mode.from_tensor(slot, static_shapes=True) if isinstance(slot, torch.Tensor) else slot
+                for slot in program.template
+            ]
             replace(program, template=tuple(template))(inputs)
     except Exception as error:  # noqa: BLE001  # torch has many errors for what it does not trace
         cause = error.__cause__ or error
@@ -46,5 +49,7 @@ def why_not_traced(one: Function) -> str | None:
 def _fake(mode: FakeTensorMode, type_: Type | None, hints: SizeHints) -> torch.Tensor:
     assert isinstance(type_, TensorType)
     assert type_.shape is not None
+    if type_.is_static:
+        return mode.from_tensor(hints.make_example(type_), static_shapes=True)
     kinds = [DimDynamic.STATIC if isinstance(dim, int) else DimDynamic.DYNAMIC for dim in type_.shape]
     return mode.from_tensor(hints.make_example(type_), symbolic_context=StatelessSymbolicContext(kinds))
