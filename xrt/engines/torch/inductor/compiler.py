@@ -29,7 +29,7 @@ def why_no_compiler() -> str | None:
     compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(compiler) is not None:
         return None
-    return f"mode=inductor compiles C++, and there is no {compiler}: install it, or name another compiler by the variable CXX"
+    return f"mode=inductor compiles C++, and there is no {compiler}: install it, or name another by the variable CXX"
 
 
 def choose_folder(context: CompileContext) -> Path | None:

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from xrt.engines.toolkit.node_rewrite import as_function
 from xrt.engines.torch.inductor.compiler import why_no_compiler
+from xrt.engines.torch.inductor.known_issues import find_known_issue
 from xrt.graph import Function, Node, TensorType
 
 __all__ = ["why_not"]
@@ -28,7 +29,7 @@ def why_not(node: Node, function: Function) -> str | None:
             return f"mode=inductor compiles tensors alone, and {name!r} is {type_}"
         if type_.shape is None:
             return f"mode=inductor needs the number of dimensions of {name!r}"
-    return _why_not_traced(as_function(node, function))
+    return find_known_issue(node, function) or _why_not_traced(as_function(node, function))
 
 
 @lru_cache(maxsize=4096)

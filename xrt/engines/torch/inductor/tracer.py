@@ -5,6 +5,9 @@ Not to be imported but by `support`, which keeps what the import does to the pro
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -31,7 +34,7 @@ def why_not_traced(one: Function) -> str | None:
     shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     try:
         program = make_program(one)
-        with FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True) as mode, torch.no_grad():
+        with _quiet(), FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True) as mode, torch.no_grad():
             inputs = [_fake(mode, value.type, hints) for value in one.inputs]
             template = [
                 mode.from_tensor(slot, static_shapes=True) if isinstance(slot, torch.Tensor) else slot
@@ -44,6 +47,18 @@ def why_not_traced(one: Function) -> str | None:
     if shapes.replacements:
         return f"mode=inductor does not take this {node.op}: what it does depends on sizes that only a call shows"
     return None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from writing a traceback of what it cannot trace: that is the reason here, and no error."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _fake(mode: FakeTensorMode, type_: Type | None, hints: SizeHints) -> torch.Tensor:
