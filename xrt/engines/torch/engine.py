@@ -66,7 +66,7 @@ class Torch(GraphCompiler):
         if self.mode == "inductor":
             from xrt.engines.torch.inductor.compiler import compile_function
 
-            return self.load(memoryview(compile_function(function, context)), function, context)
+            return self.load(compile_function(function, context), function, context)
         try:
             with shield():
                 return TorchExecutable(make_program(function), function, context.threads)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from xrt.engines.toolkit.shared_values import put_function
 from xrt.engines.torch.errors import summarize_error
 from xrt.errors import CompileRefused
+from xrt.formats.file_mapping import map_file
 from xrt.processes.client import RemoteError, WorkerFailure, WorkerProcess
 from xrt.processes.ipc import SharedBuffer
 
@@ -39,7 +40,7 @@ def choose_folder(context: CompileContext) -> Path | None:
     return context.workdir or context.keep
 
 
-def compile_function(function: Function, context: CompileContext) -> bytes:
+def compile_function(function: Function, context: CompileContext) -> memoryview:
     """Return the library that computes a Function, its weights in it; raises CompileRefused with the reason."""
     if reason := why_no_compiler():
         raise CompileRefused(reason)
@@ -50,7 +51,8 @@ def compile_function(function: Function, context: CompileContext) -> bytes:
         worker = WorkerProcess("xrt.engines.torch.inductor.compiler_process:main", environment=variables)
         try:
             answer, _ = worker.ask(request, buffer)
-            return Path(answer["library"]).read_bytes()
+            with Path(answer["library"]).open("rb") as library:
+                return map_file(library.fileno())  # which outlives the folder
         except RemoteError as error:
             raise CompileRefused(f"Inductor cannot compile {function.name!r}: {summarize_error(error)}") from error
         except WorkerFailure as error:

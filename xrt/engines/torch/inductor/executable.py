@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,8 @@ class CompiledProgram:
 
     def __init__(self, library: Library, function: Function) -> None:
         self.library, self.function = library, function
-        self._open = [i for i, v in enumerate(function.inputs) if not (isinstance(v.type, TensorType) and v.type.is_static)]
+        self._open = tuple(_list_open_axes(function))
+        """Inputs with axes of symbolic or unknown size."""
 
     @cached_property
     def kernels(self) -> TensorProgram:
@@ -40,7 +41,7 @@ class CompiledProgram:
 
     def __call__(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of a call."""
-        if any(min(inputs[i].shape, default=2) < 2 for i in self._open):
+        if any(inputs[i].shape[axis] < 2 for i, axis in self._open):
             return [result.clone() for result in self.kernels(inputs)]  # none in memory of a constant
         try:
             return self.library([tensor.contiguous() for tensor in inputs])
@@ -48,10 +49,16 @@ class CompiledProgram:
             raise RunFailed(f"torch failed in {self.function.name!r}: {summarize_error(cause)}") from cause
 
 
+def _list_open_axes(function: Function) -> Iterator[tuple[int, int]]:
+    for i, value in enumerate(function.inputs):
+        if isinstance(value.type, TensorType) and value.type.shape is not None:
+            yield from ((i, axis) for axis, dim in enumerate(value.type.shape) if not isinstance(dim, int))
+
+
 class InductorExecutable(TorchExecutable):
     """A library over tensors that share memory with the caller's arrays."""
 
-    def __init__(self, data: bytes | memoryview, function: Function, context: CompileContext) -> None:
+    def __init__(self, data: memoryview, function: Function, context: CompileContext) -> None:
         """Load the library that the data are."""
         with tempfile.NamedTemporaryFile(prefix="inductor-", suffix=".so", dir=choose_folder(context)) as file:
             file.write(data)

@@ -13,6 +13,7 @@ from xrt.engines.toolkit.node_rewrite import as_function
 from xrt.engines.torch.inductor.compiler import why_no_compiler
 from xrt.engines.torch.inductor.known_issues import find_known_issue
 from xrt.graph import Function, Node, TensorType
+from xrt.graph.opaque_call import DOMAIN
 
 __all__ = ["why_not"]
 
@@ -23,6 +24,8 @@ def why_not(node: Node, function: Function) -> str | None:
     """Return why Inductor cannot take a node that a kernel serves; None when it can."""
     if reason := why_no_compiler():
         return reason
+    if node.domain == DOMAIN:
+        return "mode=inductor leaves operators of PyTorch's own to mode=eager"
     for name in (*node.uses, *filter(None, node.outputs)):
         type_ = function.get_type(name)
         if not isinstance(type_, TensorType):
