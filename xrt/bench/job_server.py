@@ -15,6 +15,7 @@ from xrt.bench.machine_info import peak_bytes
 from xrt.cache import CompileCache
 from xrt.engines import RunOptions
 from xrt.engines.contract import registry
+from xrt.engines.toolkit.shared_values import put_values
 from xrt.graph import Function
 from xrt.html.regions import RegionTimes
 from xrt.measure.timing import Call, choose_calls, seconds_per_call, time_call, wait_until_idle
@@ -24,7 +25,6 @@ from xrt.module import XRTModule
 from xrt.partition.html import list_regions
 from xrt.processes.ipc import Message
 from xrt.processes.server import Request, serve
-from xrt.worker.values import put_values
 
 if TYPE_CHECKING:
     from xrt.graph import Function

@@ -18,12 +18,12 @@ import numpy as np
 
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.engines.contract.graph_compiler import fill
+from xrt.engines.toolkit.shared_values import put_function, put_values, read_values
 from xrt.errors import CompileFailed, CompileRefused, EngineError, OptionError, RunFailed
 from xrt.formats.bundle import make_working_directory
 from xrt.processes.client import RemoteError, WorkerFailure, WorkerLost, WorkerProcess
 from xrt.processes.ipc import Message, SharedBuffer, read_block
 from xrt.runtime.devices.registry import list_device_factories
-from xrt.worker.values import put_function, put_values, read_values
 
 if TYPE_CHECKING:
     from xrt.graph import Function, Node
