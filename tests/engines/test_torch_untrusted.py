@@ -118,9 +118,10 @@ def test_an_argument_is_a_type_of_torch_and_nothing_else_of_it() -> None:
 @pytest.mark.parametrize(
     ("call", "declared", "told"),
     [
-        (OpaqueCall("aten::to.dtype", (X, Tagged("dtype", "float64"))), tensor(2), "float64 of rank 1"),
-        (OpaqueCall("aten::unsqueeze.default", (X, 0)), tensor(2), "float32 of rank 2"),
-        (OpaqueCall("aten::_fft_r2c.default", (X, [0], 0, True)), tensor(2), "complex64 of rank 1"),
+        (OpaqueCall("aten::to.dtype", (X, Tagged("dtype", "float64"))), tensor(2), r"float64\[2\]"),
+        (OpaqueCall("aten::unsqueeze.default", (X, 0)), tensor(2), r"float32\[1,2\]"),
+        (OpaqueCall("aten::repeat.default", (X, [2])), tensor(2), r"float32\[4\]"),
+        (OpaqueCall("aten::_fft_r2c.default", (X, [0], 0, True)), tensor(2), r"complex64\[2\]"),
         (OpaqueCall("aten::to_sparse.default", (X,)), tensor(2), "a tensor on cpu with layout torch.sparse_coo"),
         (OpaqueCall("aten::to.device", (X, Tagged("device", "meta"), Tagged("dtype", "float32"))), tensor(2), "a tensor on meta"),
     ],

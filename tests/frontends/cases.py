@@ -349,5 +349,17 @@ def neural_cases() -> Iterator[Case]:
     )  # fmt: skip
     yield from named({"grid": lambda x, g: (F.grid_sample(x, g / 3, align_corners=False), F.grid_sample(x, g / 3, "nearest", "border", True))}, "f1245 f1342")  # fmt: skip
 
+    lowest = float("-inf")
+    yield from named({"squeeze of no axes": lambda x: x.squeeze(()) + 1}, "f11")
+    yield from named({"view_as": lambda x, y: x.view_as(y) * 2}, "f23 f32")
+    yield from named({"meshgrid of a number": lambda x, y: torch.meshgrid(x, y, indexing="ij")}, "f f3", "f3 f")
+    yield from named({"rows that are hidden": lambda x: torch.ops.aten._safe_softmax(torch.cat([x, x - torch.inf]), -1)}, "f23")
+    yield from named({mode: lambda x, mode=mode: F.pad(x, (-3, 2), mode) for mode in ("replicate", "reflect")}, "f234")
+    yield from named({f"norm {p}": lambda x, p=p: torch.linalg.vector_norm(x, p) for p in (1, 2, 3)}, "f", "f23")
+    yield from named({"inner": torch.inner}, "f f33", "f33 f", "f23 f43")
+    yield from named({"logaddexp of infinities": lambda x: torch.logaddexp(torch.full_like(x, lowest), torch.full_like(x, lowest))}, "f2")  # fmt: skip
+    yield from named({"index_fill of a number": lambda x: x.index_fill(0, torch.tensor([0]), 1)}, "f")
+    yield from named({"matrix_power": lambda x: torch.linalg.matrix_power(x, 3)}, "f33")
+
 
 CASES = list(listed())

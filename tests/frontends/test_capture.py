@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import Any
@@ -15,6 +16,7 @@ import xrt
 from tests.frontends.cases import Call
 from xrt.errors import ModelError
 from xrt.frontends.torch.capture import capture
+from xrt.frontends.torch.rules import RULES
 from xrt.graph.opaque_call import OpaqueCall
 
 
@@ -131,6 +133,26 @@ def test_an_operator_without_a_rule_is_an_opaque_node_with_its_reason() -> None:
     assert call.reason == "the operator has no ONNX form here"
     assert [bool(name) for name in node.outputs] == [False, True, False]
     assert "aten._linalg_svd.default" in found.declined
+
+
+def fail(*_: Any) -> Any:
+    raise KeyError("planted")
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason"),
+    [(fail, r"its rule fails for these arguments \(KeyError: 'planted'\)"), (lambda _, x, *axes: x, "its rule gives float32")],
+)
+def test_what_a_rule_gets_wrong_is_an_opaque_node(monkeypatch: pytest.MonkeyPatch, rule: Any, reason: str) -> None:
+    monkeypatch.setitem(RULES, "aten.flatten.using_ints", rule)
+    found = capture(nn.Flatten(0), (torch.ones(2, 3),))
+    assert re.match(reason, found.declined["aten.flatten.using_ints"])
+    assert [node.op for node in found.function.nodes] == ["aten.aten_flatten_using_ints"]
+
+
+def test_a_tensor_that_is_not_dense_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"computes with a tensor of layout torch\.sparse_coo; only dense tensors are lowered"):
+        xrt.from_torch(Call(lambda x: x.to_sparse().sum()), (torch.eye(3),))
 
 
 def test_dropout_in_training_mode_is_opaque_and_says_what_to_do() -> None:

@@ -17,7 +17,8 @@ from torch.utils import _pytree as pytree
 
 from xrt.builder import Builder, Tensor
 from xrt.errors import ModelError
-from xrt.frontends.torch.lower import Lowering, is_dropped
+from xrt.frontends.torch.checks import CHECKS
+from xrt.frontends.torch.lower import Lowering
 from xrt.frontends.torch.rules import RULES
 from xrt.frontends.torch.state import ModuleState
 from xrt.frontends.torch.symbols import Symbols
@@ -83,7 +84,8 @@ def capture(
     if isinstance(module, torch.nn.Module):
         ModuleState.of(module)  # refuses what cannot be exported
     with _EXPORT, warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of PyTorch about itself
+        for category in (DeprecationWarning, FutureWarning):
+            warnings.simplefilter("ignore", category)  # of PyTorch about itself
         return _capture(module, args, dict(kwargs or {}), dynamic_shapes, allow_guards)
 
 
@@ -130,17 +132,33 @@ _LOCAL = re.compile(r"L\['(\w+)'\]")
 # ---------------------------------------------------------------------- functional form, and operators without a rule
 
 
-def _targets(program: ExportedProgram) -> set[Any]:
+def _list_calls(program: ExportedProgram) -> set[Any]:
+    """Return everything that is called, in bodies too."""
     modules = [part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
-    calls = [call.target for part in modules for call in part.graph.nodes if call.op == "call_function"]
-    return {target for target in calls if isinstance(target, torch._ops.OpOverload) and not is_dropped(target)}
+    return {call.target for part in modules for call in part.graph.nodes if call.op == "call_function"}
+
+
+def _targets(program: ExportedProgram) -> set[Any]:
+    return {target for target in _list_calls(program) if isinstance(target, torch._ops.OpOverload) and str(target) not in CHECKS}
+
+
+def _is_functional(program: ExportedProgram) -> bool:
+    """Whether nothing is updated in place, and no transform of torch.func is left in the graph."""
+    mutable = (target._schema.is_mutable and str(target) != "aten.detach_.default" for target in _targets(program))
+    return not any(mutable) and not any(getattr(one, "__module__", "") == _VMAP for one in _list_calls(program))
+
+
+_VMAP = "torch._functorch.predispatch"
 
 
 def _simplify(program: ExportedProgram) -> tuple[ExportedProgram, set[Any]]:
     """Return the program in functional form, and the operators that have neither a rule nor a decomposition."""
-    targets = _targets(program)
-    if any(target._schema.is_mutable for target in targets):
-        program = program.run_decompositions({})
+    if not _is_functional(program):
+        try:
+            program = program.run_decompositions({})
+        except Exception as error:
+            text = str(error).strip().partition("\n")[0]
+            raise ModelError(f"PyTorch cannot make the captured module functional: {text}") from error
     stubborn: set[Any] = set()
     for _ in range(MOST_DECOMPOSITIONS):
         missing = {target for target in _targets(program) if str(target) not in RULES} - stubborn
@@ -156,7 +174,10 @@ def _decompose(program: ExportedProgram, operators: set[Any]) -> ExportedProgram
     """Return the program with operators written in others as PyTorch does it; None where it has no other form for any."""
     table = torch.export.default_decompositions()
     wanted = {op: table[op] for op in operators if op in table}
-    return program.run_decompositions(wanted) if wanted else None
+    try:
+        return program.run_decompositions(wanted) if wanted else None
+    except Exception:  # noqa: BLE001  # PyTorch's own decomposition of its graph may fail; the operators stay opaque
+        return None
 
 
 # ---------------------------------------------------------------------- from the program to the Function
@@ -194,6 +215,8 @@ def _add_inputs(lowering: Lowering, program: ExportedProgram) -> tuple[list[int]
             inputs.append(index)
         elif isinstance(spec.arg, ConstantArgument) and spec.arg.name in calls:
             lowering.values[calls[spec.arg.name]] = spec.arg.value
+    tokens = (spec.arg.name for spec in signature.input_specs if spec.kind is InputKind.TOKEN)
+    lowering.values.update((calls[name], None) for name in tokens)
     buffers: dict[str, Tensor] = {}
     for spec in signature.input_specs:
         if spec.kind is InputKind.BUFFER and spec.target in updated:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,13 +12,17 @@ import torch
 
 from xrt.builder import Builder, Tensor
 from xrt.builder.record_op import emit
+from xrt.builder.symbol import current
 from xrt.errors import ModelError
+from xrt.frontends.torch.checks import CHECKS
+from xrt.frontends.torch.control_flow import lower_control_flow
 from xrt.frontends.torch.dtypes import from_torch_dtype, share_array
 from xrt.frontends.torch.opaque import record_opaque
 from xrt.frontends.torch.rules import RULES, Unsupported
 from xrt.frontends.torch.symbols import Symbols
 from xrt.graph import DType, TensorType
 from xrt.graph.constants import Constant
+from xrt.graph.type_strings import may_equal
 
 if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule
@@ -26,31 +30,10 @@ if TYPE_CHECKING:
 
     from xrt.graph import Type
 
-__all__ = ["Lowering", "is_dropped"]
+__all__ = ["Lowering"]
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_DROPPED = frozenset(
-    {
-        "aten._assert_tensor_metadata.default",
-        "aten._assert_scalar.default",
-        "aten._assert_async.msg",
-        "aten._assert_async.default",
-        "aten.sym_constrain_range.default",
-        "aten.sym_constrain_range_for_size.default",
-        "aten._functional_assert_scalar.default",
-        "aten._functional_assert_async.msg",
-        "aten._functional_sym_constrain_range_for_size.default",
-    }
-)
-"""Checks: they compute nothing."""
-_INLINED = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast"})
-"""Calls of a part of the graph that differ from it in nothing for a Function."""
 _NUMBERS = {torch.SymInt: DType.INT64, torch.SymFloat: DType.FLOAT64, torch.SymBool: DType.BOOL}
-
-
-def is_dropped(target: object) -> bool:
-    """Whether a call of the operator computes nothing."""
-    return str(target) in _DROPPED
 
 
 class Lowering:
@@ -64,6 +47,9 @@ class Lowering:
         self.symbols = symbols
         self.values: dict[Call, Any] = {}
         self.declined: dict[Any, str] = {}
+        self._root = builder
+        self._path = ""
+        """The module whose bodies are being lowered."""
         self._constants: dict[object, Tensor] = {}
 
     # ------------------------------------------------------------------ ends of the graph
@@ -82,14 +68,16 @@ class Lowering:
         """Return the tensor as a constant that shares its memory; tensors of one memory are one constant."""
         key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype) if tensor.numel() else name
         if key not in self._constants:
-            free = self.builder.names.plain(name)
+            free = self._root.names.plain(name)
             constant = Constant(share_array(tensor))
-            self.builder.constants[free] = constant
-            self._constants[key] = Tensor(self.builder, free, constant.type)
+            self._root.constants[free] = constant
+            self._constants[key] = Tensor(self._root, free, constant.type)
         return self._constants[key]
 
     def get_type(self, fake: torch.Tensor) -> TensorType:
-        """Return the type of a tensor of the capture."""
+        """Return the type of a tensor of the capture; raises ModelError for one that is not dense."""
+        if fake.layout is not torch.strided:
+            raise ModelError(f"the module computes with a tensor of layout {fake.layout}; only dense tensors are lowered")
         return TensorType(from_torch_dtype(fake.dtype), self.symbols.name_shape(fake.shape))
 
     def get_number(self, value: Any) -> Any:
@@ -133,14 +121,14 @@ class Lowering:
         name = str(call.target)
         if isinstance(fake, _SYMBOLIC):
             return self._number(call, fake, name)
-        if name in _DROPPED:
+        if name in CHECKS:
             return None
-        if not isinstance(call.target, torch._ops.OpOverload):
-            return self._other(call, fake)
         args, kwargs = self.argument(call.args), self.argument(call.kwargs)
-        path = _find_path(call)
+        path = _find_path(call) or self._find_owner(args)
         with self.builder.scope(path) if path else nullcontext():
-            return self._lowered(call, name, args, kwargs, fake)
+            if isinstance(call.target, torch._ops.OpOverload):
+                return self._lowered(call, name, args, kwargs, fake)
+            return self._other(call, args, path, fake)
 
     def _number(self, call: Call, fake: Any, name: str) -> Any:
         """Return a number; one that is read from a tensor is known from now on."""
@@ -148,25 +136,64 @@ class Lowering:
             scalar = emit("Reshape", self.argument(call.args[0]), _NO_AXES)
             wanted = _NUMBERS[type(fake)]
             self.symbols.know_value(fake.node.expr, scalar if scalar.dtype is wanted else emit("Cast", scalar, to=wanted))
-        return None if isinstance(fake, torch.SymBool) else self.symbols.number(fake)
+        return self.symbols.number(fake)
 
-    def _other(self, call: Call, fake: Any) -> Any:
+    def _find_owner(self, args: Any) -> str:
+        """Return the module that a call in a body was made in, as its parameters tell: PyTorch does not say it there."""
+        for one in args if self.builder is not self._root else ():
+            if isinstance(one, Tensor) and one.name in self._root.constants and one.name.startswith(self._path):
+                return one.name[len(self._path) :].strip(".").rpartition(".")[0]
+        return ""
+
+    def _other(self, call: Call, args: Any, path: str, fake: Any) -> Any:
         """Return the result of what is no operator of PyTorch's: Python's own, or one that calls a part of the graph."""
-        args = self.argument(call.args)
         name = getattr(call.target, "__name__", str(call.target))
-        if name in _INLINED:
-            index = next(i for i, one in enumerate(args) if isinstance(one, torch.fx.GraphModule))
-            return self._inline(args[index], args[index + 1 :])
-        if not isinstance(call.target, torch._ops.OperatorBase) and callable(call.target):
-            if name in _PYTHON:
-                return call.target(*args)
-            return fake
-        raise ModelError(f"the module uses {name}, whose branches or loops are not lowered yet; run it without XRT")
+        if isinstance(call.target, torch._ops.OperatorBase):
+            before, self._path = self._path, f"{self._path}.{path}".strip(".")
+            results = lower_control_flow(self, name, args, fake)
+            self._path = before
+            return results
+        if name in _PYTHON:
+            return call.target(*args)
+        if isinstance(fake, torch.Tensor):
+            raise ModelError(f"the module uses {name}, which is no operator of PyTorch; run it without XRT")
+        return fake
 
-    def _inline(self, part: GraphModule, args: Sequence[Any]) -> Any:
+    # ------------------------------------------------------------------ graphs inside the graph
+
+    def inline(self, part: GraphModule, args: Sequence[Any]) -> Any:
+        """Return the results of a graph on values, its calls recorded here."""
         placeholders = [call for call in part.graph.nodes if call.op == "placeholder"]
-        self.values.update(zip(placeholders, args, strict=True))
+        for call, value in zip(placeholders, args, strict=True):
+            self.values[call] = self.take_result(value, call.meta.get("val")) if isinstance(value, Tensor) else value
         return self.run(part.graph, part)
+
+    @contextmanager
+    def enter(self) -> Iterator[None]:
+        """Record in the body that is being traced."""
+        before, self.builder = self.builder, current("a body")
+        try:
+            with self.symbols.enter():
+                yield
+        finally:
+            self.builder = before
+
+    def read_constants(self, *parts: GraphModule) -> None:
+        """Make the tensors of graphs constants of the whole, so that a body that is traced twice finds them."""
+        for part in parts:
+            for call in part.graph.nodes:
+                if call.op == "get_attr":
+                    self._attribute(call, part)
+
+    def take_result(self, value: Any, fake: Any) -> Any:
+        """Return the value that a tensor or a symbolic number of the capture is, with what it tells about sizes."""
+        if isinstance(fake, _SYMBOLIC):
+            if isinstance(value, Tensor) and not fake.node.expr.is_number:
+                self.symbols.know_value(fake.node.expr, value)
+            return self.symbols.number(fake)
+        if isinstance(fake, torch.Tensor) and value is not None:
+            self.symbols.know_shape(value, fake.shape)
+        return value
 
     # ------------------------------------------------------------------ one operator
 
@@ -176,11 +203,15 @@ class Lowering:
             if rule is None:
                 raise Unsupported("the operator has no ONNX form here")
             _check_types(fake, call)
-            result = rule(self._get_types(call, fake), *args, **kwargs)
+            result = self._typed(rule(self._get_types(call, fake), *args, **kwargs), fake)
         except (Unsupported, ModelError) as error:
-            self.declined.setdefault(call.target, str(error))
-            return self._opaque(call, args, kwargs, fake, str(error))
-        return self._typed(result, fake)
+            reason = str(error)
+        except Exception as error:  # noqa: BLE001  # a call that a rule does not know of makes no model fail
+            reason = f"its rule fails for these arguments ({type(error).__name__}: {error})"
+        else:
+            return result
+        self.declined.setdefault(call.target, reason)
+        return self._opaque(call, args, kwargs, fake, reason)
 
     def _opaque(self, call: Call, args: Any, kwargs: Any, fake: Any, reason: str) -> Any:
         schema = call.target._schema
@@ -215,8 +246,11 @@ class Lowering:
         wanted = self.get_type(fake)
         if result.dtype is not wanted.dtype:
             result = emit("Cast", result, to=wanted.dtype)
-        if result.name not in self.builder.constants and result.tensor_type.shape is None:
+        known = result.tensor_type.shape
+        if known is None and self.builder.find_constant(result) is None:
             result.type = self.builder.types[result.name] = wanted
+        elif known is not None and not may_equal(TensorType(wanted.dtype, known), wanted):
+            raise Unsupported(f"its rule gives {TensorType(wanted.dtype, known)}, and PyTorch {wanted}")
         self.symbols.know_shape(result, fake.shape)
         return result
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from xrt.builder.record_op import emit
 from xrt.errors import ModelError
-from xrt.graph import DType
+from xrt.graph import DType, TensorType
 
 if TYPE_CHECKING:
     from xrt.builder import Tensor
@@ -29,7 +30,7 @@ class SymbolicNumber:
 
     @property
     def row(self) -> Tensor:
-        """The number as a tensor of one element, int64 or float64."""
+        """The number as a tensor of one element: int64, float64, or bool for a comparison."""
         return self.symbols.make_row(self.expression)
 
     @property
@@ -49,6 +50,18 @@ class Symbols:
     rows: dict[Any, Tensor] = field(default_factory=dict)
     scalars: dict[Any, Tensor] = field(default_factory=dict)
     sources: dict[Any, tuple[Tensor, int]] = field(default_factory=dict)
+
+    @contextmanager
+    def enter(self) -> Iterator[None]:
+        """Forget afterwards what becomes known inside: values that are computed in a body are not known outside."""
+        tables: tuple[dict[Any, Any], ...] = (self.rows, self.scalars, self.sources)
+        before = [dict(table) for table in tables]
+        try:
+            yield
+        finally:
+            for table, old in zip(tables, before, strict=True):
+                table.clear()
+                table.update(old)
 
     def know_shape(self, tensor: Tensor, shape: Sequence[Any]) -> None:
         """Remember that the tensor has these extents: each symbolic one can be read from it."""
@@ -78,8 +91,10 @@ class Symbols:
         return tuple(map(self.name, shape))
 
     def number(self, value: Any) -> Any:
-        """Return a symbolic int or float as a rule takes it: a Python number where it is one, else a `SymbolicNumber`."""
+        """Return a symbolic number as a rule takes it: a Python number where it is one, else a `SymbolicNumber`."""
         expression = value.node.expr
+        if expression.is_Boolean and not expression.args:
+            return bool(expression)
         if expression.is_number:
             return int(expression) if expression.is_integer else float(expression)
         return SymbolicNumber(expression, self)
@@ -87,13 +102,13 @@ class Symbols:
     def make_scalar(self, expression: Any) -> Tensor:
         """Return a 0-d tensor that holds the value of an expression."""
         if expression not in self.scalars:
-            self.scalars[expression] = emit("Squeeze", self.make_row(expression), np.array([0], np.int64))
+            self.scalars[expression] = _set_shape(emit("Squeeze", self.make_row(expression), np.array([0], np.int64)), ())
         return self.scalars[expression]
 
     def make_row(self, expression: Any) -> Tensor:
         """Return a tensor of one element that holds the value of an expression; raises ModelError where nothing gives it."""
         if expression not in self.rows:
-            self.rows[expression] = self._compute(expression)
+            self.rows[expression] = _set_shape(self._compute(expression), (1,))
         return self.rows[expression]
 
     def _compute(self, expression: Any) -> Tensor:
@@ -109,6 +124,13 @@ class Symbols:
         return rule([self.make_row(argument) for argument in expression.args])
 
 
+def _set_shape(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return a tensor that was just recorded with the shape that it is known to have."""
+    if tensor.name in tensor.builder.types:
+        tensor.type = tensor.builder.types[tensor.name] = TensorType(tensor.dtype, shape)
+    return tensor
+
+
 def _chain(op_type: str) -> Callable[[list[Tensor]], Tensor]:
     def combine(rows: list[Tensor]) -> Tensor:
         result = rows[0]
@@ -119,6 +141,10 @@ def _chain(op_type: str) -> Callable[[list[Tensor]], Tensor]:
         return result
 
     return combine
+
+
+def _compare(op_type: str, rows: list[Tensor]) -> Tensor:
+    return emit(op_type, *([_float(row) for row in rows] if any(row.dtype.is_float for row in rows) else rows))
 
 
 def _float(row: Tensor) -> Tensor:
@@ -155,6 +181,15 @@ _RULES: dict[str, Callable[[list[Tensor]], Tensor]] = {
     "ToFloat": lambda rows: _float(rows[0]),
     "IntTrueDiv": _divide,
     "FloatTrueDiv": _divide,
+    "Equality": lambda rows: _compare("Equal", rows),
+    "Unequality": lambda rows: emit("Not", _compare("Equal", rows)),
+    "StrictGreaterThan": lambda rows: _compare("Greater", rows),
+    "GreaterThan": lambda rows: _compare("GreaterOrEqual", rows),
+    "StrictLessThan": lambda rows: _compare("Less", rows),
+    "LessThan": lambda rows: _compare("LessOrEqual", rows),
+    "Not": lambda rows: emit("Not", rows[0]),
+    "And": _chain("And"),
+    "Or": _chain("Or"),
     "OpaqueUnaryFn_sqrt": lambda rows: emit("Sqrt", _float(rows[0])),
 }
 """What computes an expression of SymPy, or of PyTorch's extension of it, from its arguments."""

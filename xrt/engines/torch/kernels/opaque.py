@@ -11,7 +11,7 @@ from torch._library.custom_ops import OPDEFS
 
 from xrt.engines.torch.dtypes import get_torch_dtype
 from xrt.errors import CompileRefused
-from xrt.graph import TensorType, Type
+from xrt.graph import Shape, TensorType, Type
 from xrt.graph.opaque_call import OpaqueCall, Tagged
 
 if TYPE_CHECKING:
@@ -142,16 +142,24 @@ def _to_tensor(result: Any) -> Tensor:
 
 
 def _check(operator: str, place: int, result: Tensor, declared: Type | None) -> None:
-    """Raise ValueError where a result is not of the element type and rank that the model declares, in the CPU's memory."""
+    """Raise ValueError where a result is not of the element type and shape that the model declares, in the CPU's memory."""
     if not isinstance(declared, TensorType):
         return
-    rank = None if declared.shape is None else len(declared.shape)
     if result is None:
         told = "missing"
-    elif result.dtype != get_torch_dtype(declared.dtype) or rank not in (None, result.ndim):
-        told = f"{str(result.dtype).removeprefix('torch.')} of rank {result.ndim}"
+    elif result.dtype != get_torch_dtype(declared.dtype) or not _fits(result.shape, declared.shape):
+        told = f"{str(result.dtype).removeprefix('torch.')}[{','.join(map(str, result.shape))}]"
     elif result.layout is not torch.strided or result.device.type != "cpu":
         told = f"a tensor on {result.device} with layout {result.layout}"
     else:
         return
     raise ValueError(f"result {place} of {operator} is {told}, and the model declares {declared}")
+
+
+def _fits(shape: tuple[int, ...], declared: Shape | None) -> bool:
+    """Whether a shape has the declared rank and its fixed extents."""
+    if declared is None:
+        return True
+    return len(shape) == len(declared) and all(
+        have == want for have, want in zip(shape, declared, strict=True) if type(want) is int
+    )

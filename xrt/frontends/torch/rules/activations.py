@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xrt.builder.record_op import apply, emit
 from xrt.frontends.torch.rules.elementwise import clamp, multiply_by
-from xrt.frontends.torch.rules.table import Unsupported, cast, constant, rule, scalar
+from xrt.frontends.torch.rules.table import Unsupported, cast, constant, ints, rule, scalar
 from xrt.graph import DType, TensorType
 
 if TYPE_CHECKING:
@@ -98,9 +99,20 @@ def logit(result: TensorType, x: Tensor, eps: float | None = None) -> Tensor:
     return emit("Log", emit("Div", y, emit("Sub", scalar(1, result.dtype), y)))
 
 
-@rule("softmax.int", "_softmax", "_safe_softmax")
+@rule("softmax.int", "_softmax")
 def softmax(result: TensorType, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
     return _normalized("Softmax", result, x, dim)
+
+
+@rule("_safe_softmax")
+def safe_softmax(result: TensorType, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    """A row of negative infinities gives zeros."""
+    if x.ndim == 0:
+        raise Unsupported("a safe softmax of a 0-d tensor")
+    x = cast(x, result.dtype)
+    top = emit("ReduceMax", x, ints(dim % x.ndim), keepdims=1)
+    hidden = emit("Equal", top, scalar(-math.inf, result.dtype))
+    return emit("Where", hidden, scalar(0, result.dtype), _normalized("Softmax", result, x, dim))
 
 
 @rule("log_softmax.int", "_log_softmax")

@@ -265,7 +265,8 @@ def logaddexp(result: TensorType, a: Any, b: Any) -> Tensor:
     x, y = _both(result.dtype, a, b)
     largest = emit("Max", x, y)
     smaller = emit("Neg", emit("Abs", emit("Sub", x, y)))
-    return emit("Add", largest, emit("Log", emit("Add", scalar(1, result.dtype), emit("Exp", smaller))))
+    total = emit("Add", largest, emit("Log", emit("Add", scalar(1, result.dtype), emit("Exp", smaller))))
+    return emit("Where", emit("And", emit("Equal", x, y), emit("IsInf", x)), x, total)
 
 
 @rule("scalar_tensor")

@@ -146,6 +146,8 @@ def index_fill(result: TensorType, x: Tensor, dim: int, index: Tensor, value: An
 
 
 def _to_front(x: Tensor, dim: int) -> tuple[Tensor, list[int]]:
+    if x.ndim == 0:
+        raise Unsupported("an index into a 0-d tensor")
     axis = dim % x.ndim
     order = [axis, *(other for other in range(x.ndim) if other != axis)]
     return (emit("Transpose", x, perm=order) if axis else x), order
@@ -242,6 +244,8 @@ def masked_scatter(result: TensorType, x: Tensor, mask: Tensor, source: Tensor) 
 
 @rule("nonzero")
 def nonzero(result: TensorType, x: Tensor) -> Tensor:
+    if x.ndim == 0:
+        raise Unsupported("nonzero of a 0-d tensor")
     return emit("Transpose", emit("NonZero", x), perm=[1, 0])
 
 

@@ -41,12 +41,21 @@ def _extent(x: Tensor, axis: int) -> int:
     return size
 
 
-@rule("matmul", "mm", "bmm", "mv", "dot", "inner", "vdot")
+@rule("matmul", "mm", "bmm", "mv", "dot", "vdot")
 def matmul(result: TensorType, a: Tensor, b: Tensor) -> Tensor:
     if result.dtype.is_integer and result.dtype not in _INTEGERS:
         wide = emit("MatMul", cast(a, DType.INT32), cast(b, DType.INT32))
         return cast(wide, result.dtype)
     return emit("MatMul", a, b)
+
+
+@rule("inner")
+def inner(result: TensorType, a: Tensor, b: Tensor) -> Tensor:
+    if a.ndim == 0 or b.ndim == 0:
+        return emit("Mul", a, b)
+    if b.ndim > 2:
+        raise Unsupported("an inner product with a tensor of rank over 2")
+    return matmul(result, a, emit("Transpose", b, perm=[1, 0]) if b.ndim == 2 else b)
 
 
 _INTEGERS = frozenset({DType.INT32, DType.INT64, DType.UINT32, DType.UINT64})

@@ -147,11 +147,11 @@ def var_mean(result: tuple[TensorType, ...], x: Tensor, *args: Any, **options: A
 
 @rule("linalg_vector_norm", "norm.ScalarOpt_dim", "norm.Scalar")
 def vector_norm(result: TensorType, x: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
-    y, axes = cast(x, result.dtype), normalize_axes(x, dim)
+    y, axes = cast(x, result.dtype), normalize_axes(x, dim) if x.ndim else []
     order = 2 if p is None else p
     if isinstance(order, SymbolicNumber):
         raise Unsupported("a norm of symbolic order")
-    if order in (1, 2):
+    if order in (1, 2) and axes:
         return reduce_by(f"ReduceL{int(order)}", y, axes, keepdim)
     size = emit("Abs", y)
     if order == math.inf:

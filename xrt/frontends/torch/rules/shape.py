@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LAST = 2**63 - 1
 
 
-@rule("clone", "contiguous", "detach", "alias", "lift_fresh_copy", "lift_fresh", "lift", "positive", "detach_", "view_as")
+@rule("clone", "contiguous", "detach", "alias", "lift_fresh_copy", "lift_fresh", "lift", "positive", "detach_")
 def identity(result: TensorType, x: Tensor, *_: Any, **__: Any) -> Tensor:
     return x
 
@@ -39,7 +39,17 @@ def to(result: TensorType, x: Tensor, *_: Any, **__: Any) -> Tensor:
     return cast(x, result.dtype)
 
 
-@rule("view", "reshape", "_unsafe_view", "unflatten.int", "view_copy", "_reshape_copy", "reshape_as", "flatten.using_ints")
+@rule(
+    "view",
+    "reshape",
+    "_unsafe_view",
+    "unflatten.int",
+    "view_copy",
+    "_reshape_copy",
+    "reshape_as",
+    "view_as",
+    "flatten.using_ints",
+)
 def reshape(result: TensorType, x: Tensor, *args: Any) -> Tensor:
     return reshape_to(x, result, args[0] if args and isinstance(args[0], list | tuple) else None)
 
@@ -73,7 +83,7 @@ def unsqueeze(result: TensorType, x: Tensor, dim: int) -> Tensor:
 
 @rule("squeeze", "squeeze.dim", "squeeze.dims", "squeeze_copy.dim", "squeeze_copy.dims")
 def squeeze(result: TensorType, x: Tensor, dim: Any = None) -> Tensor:
-    if x.ndim == 0:
+    if x.ndim == 0 or (isinstance(dim, list | tuple) and not dim):
         return x
     axes = [axis for axis in normalize_axes(x, dim) if x.shape[axis] == 1]
     return emit("Squeeze", x, ints(*axes)) if axes else x
@@ -261,9 +271,21 @@ def pad(result: TensorType, x: Tensor, pad: Any, mode: str = "constant", value: 
     for i in range(len(pad) // 2):
         before[x.ndim - 1 - i], after[x.ndim - 1 - i] = pad[2 * i], pad[2 * i + 1]
     if mode != "constant":
-        return emit("Pad", x, ints(*before, *after), mode=_PADS[mode])
+        return _pad_by_its_own(x, before, after, mode)
     fill = scalar(value if value is not None else 0, x.dtype)
     return emit("Pad", x, ints(*before, *after), fill, mode="constant")
+
+
+def _pad_by_its_own(x: Tensor, before: list[int], after: list[int], mode: str) -> Tensor:
+    """Pad with elements of the tensor; unlike ONNX, PyTorch cuts off afterwards, so that these may be of what is cut off."""
+    cut = min(*before, *after) < 0
+    if cut and mode == "circular":
+        raise Unsupported("circular padding that cuts off")
+    y = emit("Pad", x, ints(*(max(one, 0) for one in (*before, *after))), mode=_PADS[mode])
+    if not cut:
+        return y
+    starts, ends = [max(-one, 0) for one in before], [min(one, 0) or LAST for one in after]
+    return emit("Slice", y, ints(*starts), ints(*ends), ints(*range(x.ndim)))
 
 
 @rule("constant_pad_nd")
@@ -321,6 +343,8 @@ def pixel_unshuffle(result: TensorType, x: Tensor, downscale_factor: int) -> Ten
     r = downscale_factor
     if not isinstance(c, int) or not isinstance(h, int) or not isinstance(w, int):
         raise Unsupported("pixel_unshuffle of symbolic extents")
+    if _has_zero(x.shape):
+        raise Unsupported("pixel_unshuffle of no elements")
     parts = emit("Reshape", x, ints(-1, c, h // r, r, w // r, r))
     return emit("Reshape", emit("Transpose", parts, perm=[0, 1, 3, 5, 2, 4]), ints(-1, c * r * r, h // r, w // r))
 
@@ -352,7 +376,7 @@ def unfold(result: TensorType, x: Tensor, dimension: int, size: int, step: int) 
 def meshgrid(result: tuple[TensorType, ...], tensors: Any, indexing: str = "ij") -> Any:
     if indexing != "ij":
         raise Unsupported("meshgrid with other than 'ij' indexing")
-    shape = [emit("Shape", tensor) for tensor in tensors]
+    shape = [emit("Shape", tensor) if tensor.ndim else ints(1) for tensor in tensors]
     whole = emit("Concat", *shape, axis=0) if len(shape) > 1 else shape[0]
     wide = []
     for i, tensor in enumerate(tensors):
