@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from tests.passes.agreement import assert_computes_the_same
 from xrt.errors import OptionError
 from xrt.formats.text import parse
-from xrt.passes import evaluate, infer_shapes
+from xrt.passes import infer_shapes
 from xrt.passes.pipeline import (
     PASSES,
     DropDeadNodes,
@@ -23,6 +23,7 @@ from xrt.passes.pipeline import (
     Pipeline,
     make_pipeline,
 )
+from xrt.placement.reference import evaluate
 from xrt.testing.strategies import functions, make_random_inputs
 
 if TYPE_CHECKING:

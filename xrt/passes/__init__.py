@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from xrt.passes.pipeline import Pass as Pass
     from xrt.passes.pipeline import Pipeline as Pipeline
     from xrt.passes.pipeline import make_pipeline as make_pipeline
-    from xrt.passes.reference_evaluator import evaluate as evaluate
     from xrt.passes.shape_inference import infer_shapes as infer_shapes
     from xrt.passes.shape_specialization import bind_dims as bind_dims
     from xrt.passes.shape_specialization import specialize as specialize
@@ -29,7 +28,6 @@ _MODULES = {
     "Pipeline": "xrt.passes.pipeline",
     "bind_dims": "xrt.passes.shape_specialization",
     "drop_dead_nodes": "xrt.passes.dead_code_elimination",
-    "evaluate": "xrt.passes.reference_evaluator",
     "find_constant": "xrt.passes.constant_folding",
     "fold_constants": "xrt.passes.constant_folding",
     "infer_shapes": "xrt.passes.shape_inference",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Self
+from functools import partial
+from typing import TYPE_CHECKING, Self
 
 from xrt.engines import CompileContext, GraphCompiler
 from xrt.engines.contract import registry
+from xrt.engines.toolkit.reference_evaluator import REFERENCE, evaluate, get_reference_engine
 from xrt.errors import XRTError
 
 if TYPE_CHECKING:
@@ -18,29 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["REFERENCE", "Bench", "evaluate", "is_borrowed"]
 
-REFERENCE = "toy{native=off}"
-"""The engine that folds constants and computes expected results: bit-exact, wherever XRT was built."""
-
-
-@cache
-def _engine() -> GraphCompiler:
-    """Return the engine, made once: constants are folded by the hundred."""
-    return registry.create(REFERENCE)
-
-
-def evaluate(function: Function, inputs: Sequence[Any], threads: int = 1) -> list[Any]:
-    """Run a function on the reference engine; raises CompileRefused where it has no kernel."""
-    executable = _engine().compile(function, CompileContext(threads=threads))
-    executable.prepare()
-    try:
-        return list(executable.run(inputs))
-    finally:
-        executable.close()
-
 
 def is_borrowed(node: Node, function: Function) -> bool:
     """Whether the reference engine computes the node with code of another project."""
-    return _engine().borrows(node, function)
+    return get_reference_engine().borrows(node, function)
 
 
 # ---------------------------------------------------------------------- witnesses
@@ -62,7 +44,7 @@ class Bench:
         """Return those that may be asked; no process is started before one is."""
         from xrt.verify import Witnesses
 
-        return Witnesses(self._engines, is_borrowed, CompileContext(threads=self.threads), _engine().name)
+        return Witnesses(self._engines, is_borrowed, CompileContext(threads=self.threads), get_reference_engine().name)
 
     def reference(self) -> WitnessedReference:
         """Return the reference, with those to be asked where an engine differs from it."""

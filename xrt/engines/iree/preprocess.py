@@ -8,8 +8,9 @@ from xrt.engines.iree.decompositions import decompose
 from xrt.engines.iree.function_bodies import expand_bodies
 from xrt.engines.toolkit.learned_models import find_learned_definition
 from xrt.engines.toolkit.node_rewrite import rewrite_nodes
+from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.graph import Function, TensorType
-from xrt.passes import evaluate, fold_constants, infer_shapes
+from xrt.passes import fold_constants, infer_shapes
 from xrt.passes.opset_upgrade import upgrade_opset
 
 __all__ = ["OPSET", "preprocess", "why_not_static"]
