@@ -26,8 +26,7 @@ def from_torch(
 
     ``dynamic_shapes`` is that of ``torch.export.export``; a text in it is a dimension of that name. Every tensor among the inputs
     is an input of the Function, other values are fixed. Parameters are constants that share the module's memory: change no
-    parameter as long as the Function is used, and where it was used in this process, make an XRTModule of another Function with
-    the old values only with a ``cache`` of its own. Checks of values and indices (``torch._check``) are not kept.
+    parameter as long as the Function is used. Checks of values and indices (``torch._check``) are not kept.
 
     A buffer that the module updates is an input with an alias, after the others.
     Nodes are named after the modules that they belong to, so that a pin can be ``"name:encoder.layer.3/*=ort"``.

@@ -13,7 +13,7 @@ from xrt.builder import Builder
 from xrt.errors import FallbackWarning, ModelError, OptionError, warn
 from xrt.frontends.torch.capture import Leaf
 from xrt.frontends.torch.dtypes import share_array, share_tensor
-from xrt.frontends.torch.engines import add_torch_engine, choose_default_engines, make_own_cache
+from xrt.frontends.torch.engines import add_torch_engine, choose_default_engines
 from xrt.frontends.torch.lower import Lowering
 from xrt.frontends.torch.symbols import Symbols
 from xrt.module.module import XRTModule
@@ -71,8 +71,6 @@ def _compile(graph: GraphModule, fixed: Mapping[int, torch.Tensor], options: dic
         return _box(graph.forward)
     engine = options.get("engine") or choose_default_engines()
     arguments = {**options, "engine": add_torch_engine(engine, function, is_strict=bool(options.get("strict")))}
-    if fixed:
-        arguments["cache"] = make_own_cache(options.get("cache"))
     module = XRTModule(function, **arguments)
     is_single = len(function.outputs) == 1
 

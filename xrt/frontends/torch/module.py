@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from xrt.errors import InputError, ModelError
 from xrt.frontends.torch.capture import Capture, capture
 from xrt.frontends.torch.dtypes import is_shared, share_array
-from xrt.frontends.torch.engines import add_torch_engine, make_own_cache
+from xrt.frontends.torch.engines import add_torch_engine
 from xrt.frontends.torch.leaves import (
     describe,
     find_varying_axes,
@@ -210,8 +210,7 @@ class TorchModule(XRTModule):
     def _compile(self, found: Capture, state: ModuleState) -> _Compiled:
         is_strict = bool(self._arguments.get("strict"))
         engine = add_torch_engine(self._arguments["engine"], found.function, is_strict=is_strict)
-        cache = make_own_cache(self._arguments["cache"])
-        return _Compiled(found, XRTModule(found.function, **{**self._arguments, "engine": engine, "cache": cache}), state)
+        return _Compiled(found, XRTModule(found.function, **{**self._arguments, "engine": engine}), state)
 
     def recapture(self) -> None:
         """Forget every capture: the next call sees the module's parameters and code as they are then."""
