@@ -17,7 +17,7 @@ import xrt
 from tests.frontends.cases import Call
 from tests.frontends.test_capture import Block, Counter
 from xrt.builder import Builder
-from xrt.errors import InputError, ModelError, OptionError
+from xrt.errors import InputError, ModelError, OptionError, UnknownEngine
 from xrt.graph import DType, TensorType
 
 
@@ -172,6 +172,32 @@ def test_what_cannot_be_is_refused() -> None:
     module.close()
     with pytest.raises(InputError, match="the module is closed"):
         module(torch.randn(2, 4))
+
+
+@dataclass
+class Unknown:
+    value: torch.Tensor
+    inner: Any
+
+
+def test_dataclasses_in_outputs_are_made_known_to_pytorch() -> None:
+    module = xrt.XRTModule(Call(lambda x: Unknown(x * 2, {"a": x + 1})), engine="toy")
+    result = module(torch.ones(2))
+    assert isinstance(result, Unknown)
+    assert result.value.tolist() == result.inner["a"].tolist() == [2, 2]
+
+
+def test_errors_name_what_was_given() -> None:
+    with pytest.raises(ModelError, match=r"Linear is a class; pass an instance: XRTModule\(Linear\(\.\.\.\)\)"):
+        xrt.XRTModule(nn.Linear)
+    with pytest.raises(InputError, match="forward of Call reads the key 'b', which no input has; pass it"):
+        xrt.XRTModule(Call(lambda d: d["b"]), engine="toy")({"a": torch.ones(2)})
+    with pytest.raises(
+        InputError, match="input 'input' is float64, and 'weight' is float32: linear of PyTorch takes one element"
+    ):
+        xrt.XRTModule(nn.Linear(4, 4), engine="toy")(torch.ones(2, 4, dtype=torch.float64))
+    with pytest.raises(UnknownEngine, match="no engine is named 'orx'"):
+        xrt.XRTModule(nn.Linear(4, 4), engine="orx")
 
 
 def test_a_function_becomes_a_module_of_pytorch() -> None:
