@@ -24,12 +24,12 @@ from tests.module.test_faults import RIGHT, X, chain, lines, module
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, ExecutionOptions, RunOptions
 from xrt.engines.contract import registry
+from xrt.engines.toolkit.shared_values import put_values, read_values
 from xrt.errors import CompileFailed, EngineError, FallbackWarning, OptionError, RunFailed
 from xrt.graph import Constant, DType, Function, Node, SequenceType, TensorType, Value
 from xrt.processes.ipc import SharedBuffer, receive
 from xrt.testing.fault_injection import FaultyEngine, RecordingEngine
 from xrt.worker.isolated_engine import IsolatedEngine, RemoteExecutable, WorkerLimits
-from xrt.worker.values import put_values, read_values
 
 pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 

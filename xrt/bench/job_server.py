@@ -15,6 +15,7 @@ from xrt.bench.machine_info import peak_bytes
 from xrt.cache import CompileCache
 from xrt.engines import RunOptions
 from xrt.engines.contract import registry
+from xrt.engines.toolkit.shared_values import put_values
 from xrt.graph import Function
 from xrt.html.regions import RegionTimes
 from xrt.measure.timing import Call, choose_calls, seconds_per_call, time_call, wait_until_idle
@@ -24,7 +25,6 @@ from xrt.module import XRTModule
 from xrt.partition.html import list_regions
 from xrt.processes.ipc import Message
 from xrt.processes.server import Request, serve
-from xrt.worker.values import put_values
 
 if TYPE_CHECKING:
     from xrt.graph import Function
@@ -89,17 +89,17 @@ def _start(job: Job) -> tuple[_Ready, Start, Sequence[Any]]:
     repeats, warmth, alone = _warmed(ready.call, job)
     spent = (import_seconds, compile_seconds, first_seconds)
     regions = tuple(launch.engine for launch in module.plan.launches)
-    start = Start(versions, regions, *spent, warmth.calls, warmth.steady, alone, loaded, peak_bytes(), *_told(module))
+    start = Start(versions, regions, *spent, warmth.calls, warmth.steady, alone, loaded, peak_bytes(), *_describe_regions(module))
     return replace(ready, repeats=repeats), start, results if isinstance(results, tuple) else (results,)
 
 
 def _module(function: Function, job: Job) -> XRTModule:
     """Return the module with an empty cache, whatever the default one holds, and without the implicit reference engine."""
-    options: dict[str, Any] = {"strict": True, "threads": job.threads, "cache": CompileCache(), "budget": job.auto_seconds}
+    options: dict[str, Any] = {"strict": True, "threads": job.threads, "cache": CompileCache(), "budget": job.budget_seconds}
     return XRTModule(function, list(job.candidate.engines), pins=job.candidate.pins, **options)
 
 
-def _told(module: XRTModule) -> tuple[tuple[RegionTimes, ...], tuple[str, ...], tuple[str, ...]]:
+def _describe_regions(module: XRTModule) -> tuple[tuple[RegionTimes, ...], tuple[str, ...], tuple[str, ...]]:
     """Return the plan in full, the engines, and how they were chosen."""
     placed = str(module.tuned).splitlines() if module.tuned else []
     return list_regions(module.plan), module.engines, tuple(placed)

@@ -7,8 +7,8 @@ from typing import Any, Self
 
 from xrt.bench.jobs import Job, JobFailure, Start, Timeline, Turn
 from xrt.engines.contract.registry import find_declaration, names
+from xrt.engines.toolkit.shared_values import read_values
 from xrt.processes.client import RemoteError, WorkerLost, WorkerProcess, WorkerTimedOut
-from xrt.worker.values import read_values
 
 __all__ = ["BenchWorker"]
 
@@ -50,7 +50,7 @@ class BenchWorker:
         try:
             answer, memory = self._process.ask(message, seconds=timeout)
         except WorkerTimedOut:
-            return JobFailure(f"no answer within its {timeout:g} s; give it more with --budget")
+            return JobFailure(f"no answer within its {timeout:g} s; give it more with --time-limit")
         except WorkerLost as error:
             return JobFailure(str(error))
         except RemoteError as error:

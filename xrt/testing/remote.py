@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from xrt.engines import GraphCompiler
+from xrt.engines.toolkit.shared_values import read_function, read_values
 from xrt.errors import OptionError
 from xrt.processes.client import RemoteError, WorkerLost, WorkerProcess
 from xrt.processes.ipc import Message
@@ -20,7 +21,6 @@ from xrt.testing.report import Outcome, ResultWord
 from xrt.testing.shrink import Sample
 from xrt.verify import Verdict
 from xrt.worker.isolated_engine import identify, why_not_isolated
-from xrt.worker.values import read_function, read_values
 
 __all__ = ["Remote", "RemoteFuzzer", "conform_remotely", "identities"]
 

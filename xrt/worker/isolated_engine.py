@@ -18,12 +18,12 @@ import numpy as np
 
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.engines.contract.graph_compiler import fill
+from xrt.engines.toolkit.shared_values import put_function, put_values, read_values
 from xrt.errors import CompileFailed, CompileRefused, EngineError, OptionError, RunFailed
 from xrt.formats.bundle import make_working_directory
 from xrt.processes.client import RemoteError, WorkerFailure, WorkerLost, WorkerProcess
 from xrt.processes.ipc import Message, SharedBuffer, read_block
 from xrt.runtime.devices.registry import list_device_factories
-from xrt.worker.values import put_function, put_values, read_values
 
 if TYPE_CHECKING:
     from xrt.graph import Function, Node
@@ -125,8 +125,8 @@ class IsolatedEngine(GraphCompiler):
 
     def version(self) -> str:
         """Return the engine's version. If executables run in a worker, it names the worker, so that they are not shared."""
-        told = self.library_version()
-        return f"{told} in worker {self._number} of process {os.getpid()}" if self.runs else told
+        version = self.library_version()
+        return f"{version} in worker {self._number} of process {os.getpid()}" if self.runs else version
 
     def library_version(self) -> str:
         """Return the version of the engine without its worker: it identifies saved executables."""
@@ -200,8 +200,8 @@ class RemoteExecutable(Executable):
             try:
                 answer, _ = home.ask(message, buffer)
             except WorkerFailure as error:
-                told = f"engine {home.engine.spec!r} failed to compile {self._function.name}: {error}"
-                raise CompileFailed(told) from error.__cause__
+                said = f"engine {home.engine.spec!r} failed to compile {self._function.name}: {error}"
+                raise CompileFailed(said) from error.__cause__
             self.outputs_are_fresh = bool(answer["fresh"])  # type: ignore[misc]  # nothing is shared between processes
             return answer["made"], home.generation
 
@@ -243,8 +243,8 @@ class RemoteExecutable(Executable):
         try:
             answer, memory = self._ask({"do": "save"})
         except WorkerFailure as error:
-            told = f"engine {self._home.engine.spec!r} failed to save {self._function.name}: {error}"
-            raise CompileFailed(told) from error.__cause__
+            said = f"engine {self._home.engine.spec!r} failed to save {self._function.name}: {error}"
+            raise CompileFailed(said) from error.__cause__
         return read_block(memory, answer["saved"]).toreadonly()
 
     def close(self) -> None:

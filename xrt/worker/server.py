@@ -13,13 +13,13 @@ import numpy as np
 
 from xrt.engines import CompileContext, Executable, ExecutionOptions, GraphCompiler, parse_spec
 from xrt.engines.contract.spec import build
+from xrt.engines.toolkit.shared_values import put_values, read_function, read_values
 from xrt.formats.bundle import make_working_directory
 from xrt.measure.timing import sample_call_times
 from xrt.processes.ipc import Message, read_block
 from xrt.processes.server import Answer, Request, serve
 from xrt.runtime.devices.registry import register_device
 from xrt.runtime.multi_device.host_adapter import adapt_to_host, make_timed_call, on_device
-from xrt.worker.values import put_values, read_function, read_values
 
 if TYPE_CHECKING:
     from xrt.graph import Function

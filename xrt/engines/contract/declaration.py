@@ -36,7 +36,7 @@ class EngineDeclaration:
     """Variables from which its libraries take a number of threads when they load; ``xrt bench`` sets them."""
 
     def is_valid(self) -> bool:
-        """Whether each field has the type that it should have: what a file says is checked by nobody else."""
+        """Whether each field has the type that it should have: what a file says is checked nowhere else."""
         standard = EngineDeclaration("")
         for field in fields(self):
             value = getattr(self, field.name)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, get_args
 
 from xrt.engines.contract.graph_compiler import Executable, GraphCompiler
-from xrt.errors import CompileRefused
+from xrt.errors import CompileRefused, OptionError, did_you_mean
 
 if TYPE_CHECKING:
     from xrt.engines.contract.options import CompileContext
@@ -21,6 +21,9 @@ if find_spec("torch") is None:
     raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
 
+Mode: TypeAlias = Literal["eager", "inductor"]
+
+
 @cache
 def _version() -> str:
     return f"torch {metadata.version('torch')}"
@@ -28,17 +31,31 @@ def _version() -> str:
 
 @dataclass(frozen=True)
 class Torch(GraphCompiler):
-    """PyTorch on the CPU, operator by operator: no compiler is needed, and one executable serves all sizes."""
+    """PyTorch on the CPU: operator by operator, without a compiler, or compiled by Inductor. One executable serves all sizes."""
 
     name: ClassVar[str] = "torch"
     supports_dynamic_shapes: ClassVar[bool] = True
+
+    mode: Mode = "eager"
+    """``eager`` runs PyTorch's own kernels; ``inductor`` compiles a region to C++, with weights folded and packed. That takes ten
+    seconds to a minute and needs ``g++``. Operators that depend on numbers that only a call shows are left to the next engine."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(Mode):
+            hint = did_you_mean(str(self.mode), get_args(Mode))
+            raise OptionError(f"torch: mode must be one of {', '.join(get_args(Mode))}; got {self.mode!r}.{hint}")
 
     def why_not(self, node: Node, function: Function) -> str | None:
         from xrt.engines.torch.shield import shield
         from xrt.engines.torch.support import why_not
 
         with shield():
-            return why_not(node, function)
+            reason = why_not(node, function)
+            if reason is not None or self.mode == "eager":
+                return reason
+            from xrt.engines.torch.inductor import support
+
+            return support.why_not(node, function)
 
     def compile(self, function: Function, context: CompileContext) -> Executable:
         from xrt.engines.torch.errors import summarize_error
@@ -46,6 +63,10 @@ class Torch(GraphCompiler):
         from xrt.engines.torch.program import make_program
         from xrt.engines.torch.shield import shield
 
+        if self.mode == "inductor":
+            from xrt.engines.torch.inductor.compiler import compile_function
+
+            return self.load(compile_function(function, context), function, context)
         try:
             with shield():
                 return TorchExecutable(make_program(function), function, context.threads)
@@ -55,13 +76,25 @@ class Torch(GraphCompiler):
             raise CompileRefused(f"torch cannot compute {function.name!r}: {summarize_error(cause)}") from cause
 
     def is_worth_saving(self, function: Function) -> bool:
-        return False  # there is nothing but a list of kernels, made sooner than a file is read
+        return self.mode == "inductor"  # a list of kernels is made sooner than a file is read
 
     def save(self, executable: Executable, context: CompileContext) -> bytes | memoryview:
-        return b""
+        """Return Inductor's library, which holds the weights as it packs them; nothing of a list of kernels."""
+        from xrt.engines.torch.inductor.executable import InductorExecutable
+
+        return executable.data if isinstance(executable, InductorExecutable) else b""
 
     def load(self, data: memoryview, function: Function, context: CompileContext) -> Executable:
-        return self.compile(function, context)
+        if self.mode == "eager":
+            return self.compile(function, context)
+        from xrt.engines.torch.inductor.executable import InductorExecutable
+
+        return InductorExecutable(data, function, context)
+
+    def missing_features(self) -> str:
+        from xrt.engines.torch.inductor.compiler import why_no_compiler
+
+        return why_no_compiler() or ""
 
     def version(self) -> str:
         return _version()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -17,7 +17,6 @@ from xrt.engines.torch.threads import call_within
 from xrt.graph import OptionalType, SequenceType, TensorType, Type
 
 if TYPE_CHECKING:
-    from xrt.engines.torch.program import TensorProgram
     from xrt.graph import Function
 
 __all__ = ["TorchExecutable"]
@@ -25,12 +24,25 @@ __all__ = ["TorchExecutable"]
 Convert = Callable[[Any], Any]
 
 
+class TensorCall(Protocol):
+    """What computes the outputs of a Function on tensors."""
+
+    @property
+    def constants(self) -> frozenset[int]:
+        """Where the memory of constants begins that an output may share."""
+        ...
+
+    def __call__(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return the outputs of a call, which may share memory with inputs, with constants and with each other."""
+        ...
+
+
 class TorchExecutable(Executable):
     """A program over tensors that share memory with the caller's arrays. It keeps nothing of a call, so threads may share it."""
 
     outputs_are_fresh = True
 
-    def __init__(self, program: TensorProgram, function: Function, threads: int) -> None:
+    def __init__(self, program: TensorCall, function: Function, threads: int) -> None:
         self.program = program
         self.function = function
         self._threads = threads

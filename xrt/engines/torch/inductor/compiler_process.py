@@ -1,0 +1,90 @@
+"""The process that compiles: a Function comes in, and the path of a shared library goes out.
+
+It is started for one library and ends with it. Its folders, threads and variables are its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from xrt.engines.toolkit.shared_values import read_function
+from xrt.engines.torch.inductor.examples import ProgramModule, SizeHints
+from xrt.engines.torch.program import make_program
+from xrt.errors import CompileRefused
+from xrt.graph import Function, TensorType, Type
+from xrt.processes.ipc import Message
+from xrt.processes.server import Request, serve
+
+__all__ = ["compile_library", "main"]
+
+_USERS = ("TORCHINDUCTOR_", "AOT_INDUCTOR_", "AOTINDUCTOR_", "TORCH_COMPILE_")
+"""What variables begin with that a user sets for compiles of his own: they are no part of the cache's key."""
+
+SETTINGS: dict[str, Any] = {
+    "freezing": True,
+    "compile_threads": 1,
+    "emulate_precision_casts": True,
+    "fx_graph_cache": False,
+    "autotune_local_cache": False,
+    "aot_inductor.precompile_headers": False,
+    "aot_inductor.enable_line_tables": False,
+    "aot_inductor.enable_frame_pointer": False,
+}
+"""Weights are folded and packed; no process of its own; float16 and bfloat16 are rounded after each operator, as ONNX says."""
+
+
+def compile_library(function: Function, threads: int, folder: Path) -> Path:
+    """Return the library that computes a Function, in the folder; raises what torch raises."""
+    hints = SizeHints()
+    dims: dict[str, Any] = {}
+    examples = tuple(hints.make_example(value.type) for value in function.inputs)
+    shapes = [_name_dims(value.type, dims) for value in function.inputs]
+    module = ProgramModule(make_program(function))
+    torch.set_num_threads(threads)
+    with torch.no_grad():
+        program = torch.export.export(module, examples, dynamic_shapes=(tuple(shapes),), strict=False)
+        settings = SETTINGS | {"cpp.threads": 1, "aot_inductor.output_path": str(folder / "region.so")}
+        if threads > 1:  # the number is taken from the call: OpenMP's, which the caller sets
+            settings |= {"cpp.threads": threads, "cpp.dynamic_threads": True}
+        made = torch._inductor.aot_compile(program.module(), examples, options=settings)
+    if called := sorted(_list_python_calls(folder)):
+        raise CompileRefused(f"its code would call back to Python for {', '.join(called)}")
+    return Path(made if isinstance(made, str) else made[-1])
+
+
+def _name_dims(type_: Type | None, dims: dict[str, Any]) -> dict[int, Any] | None:
+    """Return torch's dimensions of a type: equal symbols are one dimension."""
+    assert isinstance(type_, TensorType)
+    assert type_.shape is not None
+    found = {}
+    for axis, dim in enumerate(type_.shape):
+        if dim is None:
+            found[axis] = torch.export.Dim.DYNAMIC
+        elif isinstance(dim, str):
+            found[axis] = dims.setdefault(dim, torch.export.Dim(f"d{len(dims)}"))
+    return found or None
+
+
+def _list_python_calls(folder: Path) -> set[str]:
+    """Return the operators of PyTorch that have no C interface, which Inductor lists in a file next to its code."""
+    lists = [file for file in folder.rglob("*.json") if not file.name.endswith("_metadata.json")]
+    return {entry["node"]["target"] for file in lists for entry in json.loads(file.read_text())["nodes"]}
+
+
+def main(handle: str) -> None:
+    """Serve the socket of that number: a library for a Function."""
+    for name in [name for name in os.environ if name.startswith(_USERS)]:
+        del os.environ[name]
+
+    def answer(request: Request) -> Message:
+        asked = request.message
+        function = read_function(request.memory, asked["function"])
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = asked["folder"]
+        return {"library": str(compile_library(function, asked["threads"], Path(asked["folder"])))}
+
+    serve(handle, answer)
