@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -229,6 +230,10 @@ def test_conform_runs_groups_and_alternates(xrt: Command) -> None:
         (["explain", "model.onnx", "--pin", "Relu=nobody"], "nobody"),
         (["conformance", "toy", "--alternate"], "nodes alternate between two engines or more; list another"),
         (["conformance", "ort,toy,auto", "--alternate"], "nodes that alternate are not placed by measurement"),
+        (
+            ["conformance", "toy", "--cases", "nothing*", "--in-process"],
+            "no test has a name like nothing*; names read like test_",
+        ),
         (["conformance", "nobody"], "no engine is named 'nobody'"),
     ],
 )
@@ -256,6 +261,16 @@ def test_nothing_that_ran_is_exit_code_2(model: Path, xrt: Command) -> None:
     assert row[1] == "failed"
     told = "'Relu!=ort' cannot be kept: no engine is left for 1 of 2 nodes; change the pin, or list an engine that takes them"
     assert row[-1] == f"{told}: 'first' (Relu): ort: kept from ort by 'Relu!=ort'"
+
+
+def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
+    """`xrt engines | head -1` had exit code 1, which means a broken engine."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [sys.executable, "-m", "xrt.cli", "engines", "ort"]
+    done = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, text=True, timeout=600, check=False)
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_debug_shows_the_traceback() -> None:

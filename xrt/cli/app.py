@@ -77,7 +77,7 @@ def _run(arguments: list[str], *, debug: bool) -> int:
     except click.ClickException as error:
         complain("error", _describe_usage(error))
         return 2
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # click makes an exit of a broken pipe
         sys.stderr.close()  # the reader left; say nothing more
         return 0
     except (XRTError, OSError) as error:

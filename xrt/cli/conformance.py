@@ -9,6 +9,7 @@ import click
 
 from xrt.cli.screen import out, progress, show_table
 from xrt.engines import split_specs
+from xrt.errors import OptionError
 from xrt.testing import GROUPS, ConformanceReport, Outcome, ResultWord, conform
 
 __all__ = ["command"]
@@ -60,6 +61,9 @@ def command(
             isolate=not in_process,
             progress=watched.advance,
         )
+    if not report.outcomes:
+        within = f" in {', '.join(groups)}" if groups else ""
+        raise OptionError(f"no test has a name like {','.join(cases)}{within}; names read like test_conv_with_strides_padding")
     if as_json:
         click.echo(json.dumps(report.to_dict(), indent=1))
     else:

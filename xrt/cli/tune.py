@@ -37,6 +37,8 @@ __all__ = ["INTERRUPTED", "command", "format_result"]
 COLUMNS = ("verdict", "plan", "regions", "ms", "x baseline", "note")
 NUMBERS = ("regions", "ms", "x baseline")
 INTERRUPTED = 130
+COARSE = 2.0
+"""Seconds by which the times of files may be too early, as a file system rounds them."""
 PAUSE = 1.0
 """Seconds between two lines of progress off a terminal."""
 
@@ -63,15 +65,23 @@ def command(model: str, files: tuple[str, ...], seed: int, budget: float, as_jso
         keywords["engine"] = [*keywords["engine"], "auto"]
     check_sizes(set_shapes(function, from_files(files, function)))
     values = all_inputs(files, function, seed)
+    began = time.time() - COARSE
     with XRTModule(function, **keywords, budget=budget) as module, format_result(budget) as report:
         tuned = module.tune(**values, progress=report)
     if as_json:
         out.print_json(json.dumps({"model": model, "threads": module.threads, **tuned.to_dict()}))
     else:
         _show(tuned, module.threads)
-        if tuned.how == "measured" and isinstance(default_cache().disk, DiskTier):
+        disk = default_cache().disk
+        if tuned.how == "measured" and isinstance(disk, DiskTier):
             call = _spell_call(model, {**keywords, "threads": module.threads})
-            out.print(f"stored: {call} uses it for these shapes, whatever its budget", markup=False)
+            is_stored = any(file.stat().st_mtime >= began for file in (disk.store.root / "decisions").glob("*.json"))
+            out.print(
+                f"stored: {call} uses it for these shapes, whatever its budget"
+                if is_stored
+                else f"not stored in {disk.store.root}; `xrt lock` writes a placement to a file",
+                markup=False,
+            )
     return {"interrupted": INTERRUPTED, "priority": 1}.get(tuned.how, 0)
 
 
