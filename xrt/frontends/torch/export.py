@@ -21,11 +21,15 @@ def export(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     except Exception as error:
         if "which is not a known type" not in str(error):
             raise
-    hook = module.register_forward_hook(lambda _, given, output: register_dataclasses(output))
+    hook = module.register_forward_hook(_see_output)
     try:
         return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     finally:
         hook.remove()
+
+
+def _see_output(_: torch.nn.Module, given: Any, output: Any) -> None:
+    register_dataclasses(output)  # what a hook returns would replace the output
 
 
 def register_dataclasses(values: Any) -> bool:
