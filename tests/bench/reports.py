@@ -109,5 +109,5 @@ def group(model: str = "squeezenet") -> Group:
 
 def report(*groups: Group, command: str = "xrt bench squeezenet -e ort --html report.html") -> BenchReport:
     machine = {"processor": "A processor with a name (TM) of some length @ 2.40GHz", "cores": 2, "load": "0.10", "numpy": "2.4.6"}
-    settings = {"rounds": 20, "turn_seconds": 0.05, "budget_seconds": 120.0, "seed": 0}
+    settings = {"rounds": 20, "turn_seconds": 0.05, "limit_seconds": 120.0, "seed": 0}
     return BenchReport(FrozenDict(machine), FrozenDict(settings), groups or (group(),), "2026-11-21 10:00", command)

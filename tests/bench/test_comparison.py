@@ -20,7 +20,7 @@ from xrt.bench.process import BenchWorker
 from xrt.cli import main
 
 TINY = "mlp{layers=2, features=3, hidden=4, classes=2}"
-QUICK = BenchOptions(rounds=4, turn_seconds=0.001, warm_seconds=0.2, budget_seconds=60)
+QUICK = BenchOptions(rounds=4, turn_seconds=0.001, warm_seconds=0.2, limit_seconds=600)
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof("measurement", share=0)]
 
@@ -56,7 +56,7 @@ def test_two_engines_a_mixture_and_what_fails() -> None:
 
 
 def test_auto_is_a_candidate_and_says_how_it_chose() -> None:
-    report = compared("ort", "ort,toy,auto", settings=replace(QUICK, auto_seconds=3.0))
+    report = compared("ort", "ort,toy,auto", settings=replace(QUICK, budget_seconds=30.0))
     row = next(row for row in report.groups[0].rows if str(row.candidate) == "ort,toy,auto")
     assert row.start is not None and row.start.plan and set(row.start.regions) <= {"ort", "toy"}
     assert row.start.engines == ("ort", "toy") and len(row.start.versions) == 2
@@ -96,8 +96,8 @@ def test_results_that_differ_are_wrong_and_never_the_best(monkeypatch: pytest.Mo
 
 
 def test_a_candidate_that_takes_too_long_is_ended() -> None:
-    (group,) = compared("toy", settings=BenchOptions(rounds=2, budget_seconds=0.01)).groups
-    assert group.rows[0].reason == "no answer within its 0.01 s; give it more with --budget"
+    (group,) = compared("toy", settings=BenchOptions(rounds=2, limit_seconds=0.01)).groups
+    assert group.rows[0].reason == "no answer within its 0.01 s; give it more with --time-limit"
 
 
 def test_one_whose_time_is_used_up_takes_no_more_turns() -> None:
@@ -109,7 +109,7 @@ def test_one_whose_time_is_used_up_takes_no_more_turns() -> None:
 
     start = Start(("1",), ("toy",), 0.1, 0.1, 0.1, 1, False, 0.1, 1, 1)
     runner = comparison._Runner(BenchCandidate(("toy",)), Slow(), start)  # type: ignore[arg-type]  # all that is asked of it
-    comparison._take_turns([runner], BenchOptions(rounds=5, budget_seconds=60), lambda turn: None)
+    comparison._take_turns([runner], BenchOptions(rounds=5, limit_seconds=60), lambda turn: None)
     assert runner.rounds == [30.0, 31.0]
 
 

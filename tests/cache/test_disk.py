@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import random
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from tests.cache.saving import BULK, Saving, chain, module
-from xrt.cache import CompileCache, CompileRequest, Store, make_signature, open_cache, open_disk_tier
-from xrt.cache.disk import DEFAULT_LIMIT, find_cache_directory
-from xrt.cache.disk.config import parse_size
+from xrt.cache import CompileCache, CompileRequest, Store, make_signature, open_disk_tier
 from xrt.cache.disk.entry import CacheEntry
 from xrt.cache.disk.report import explain_misses, list_entries
 from xrt.engines import CompileContext
-from xrt.errors import CacheError, CacheWarning, CompileFailed, CompileRefused, OptionError, PlanError
+from xrt.errors import CacheError, CacheWarning, CompileFailed, CompileRefused, PlanError
 from xrt.formats import onnx
 from xrt.graph import Constant, Function
 from xrt.module import XRTModule
@@ -225,133 +221,6 @@ def test_random_damage_is_a_cache_error_and_nothing_else(engine: Saving, tmp_pat
         except CacheError:
             continue
         assert (entry.signature, bytes(entry.data or b"")) == (sound.signature, bytes(sound.data or b"")), "only padding differs"
-
-
-# ---------------------------------------------------------------------- directories and disks
-
-
-def test_a_directory_that_cannot_be_made_costs_one_warning(engine: Saving, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.warns(CacheWarning, match="could not serve") as caught:
-        run(engine, tmp_path / "file" / "cache")
-    assert len(caught) == 1
-    assert engine.count("compile") == 6
-
-
-@pytest.mark.parametrize("worthwhile", [0.0, float("inf")], ids=["answers-kept", "entries-alone"])
-def test_a_full_disk_costs_one_warning_and_leaves_nothing_behind(
-    engine: Saving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worthwhile: float
-) -> None:
-    """Every file of the cache meets it, whether or not the answers of engines took long enough to be written down."""
-    place = Store.place
-
-    def full(store: Store, path: Path, write: Callable[[BinaryIO], object]) -> None:
-        def half(file: BinaryIO) -> None:
-            file.write(b"half")
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        place(store, path, half)
-
-    monkeypatch.setattr("xrt.module.support_cache.WORTHWHILE", worthwhile)
-    monkeypatch.setattr(Store, "place", full)
-    with pytest.warns(CacheWarning, match="No space left on device") as caught:
-        run(engine, tmp_path / "cache")
-    assert len(caught) == 1
-    assert [
-        path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.parent.name not in ("locks", "cache")
-    ] == []
-
-
-def test_a_file_system_without_locks_is_used_without(engine: Saving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(*_: object, **__: object) -> None:
-        raise NotImplementedError("no locks here")
-
-    monkeypatch.setattr("filelock.FileLock.acquire", none)
-    run(engine, tmp_path)
-    run(engine, tmp_path)
-    assert engine.count("compile") == 6
-
-
-def test_the_least_recently_used_go_beyond_the_limit(engine: Saving, tmp_path: Path) -> None:
-    run(engine, tmp_path)
-    items = Store(tmp_path).items()
-    for age, item in enumerate(items):
-        os.utime(item.path, (1e9 + age, 1e9 + age))
-    kept = items[0]
-    assert Store(tmp_path).read(kept.key) is not None, "reading makes it recent"
-    removed = Store(tmp_path).shrink(sum(items[n].size for n in (0, 4, 5)))
-    assert [item.key for item in removed] == [item.key for item in items[1:4]]
-
-
-def test_the_limit_holds_while_writing(engine: Saving, tmp_path: Path) -> None:
-    limit = 3 * BULK
-    run(engine, tmp_path, limit=limit)
-    assert 0 < sum(item.size for item in Store(tmp_path).items()) <= limit
-    run(engine, tmp_path / "small", limit=BULK // 2)
-    assert Store(tmp_path / "small").items() == []
-
-
-def test_what_killed_processes_left_is_swept(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    mine, gone = (store.root / "work" / name for name in (f"{os.getpid()}-aa", "999999999-bb"))
-    for folder in (mine, gone):
-        folder.mkdir(parents=True)
-        (folder / "file").write_bytes(b"half")
-    assert store.sweep() == 1
-    assert mine.exists() and not gone.exists()
-
-
-def test_clearing_touches_nothing_else(engine: Saving, tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("keep")
-    run(engine, tmp_path)
-    Store(tmp_path).clear()
-    assert Store(tmp_path).items() == []
-    assert (tmp_path / "mine.txt").exists()
-
-
-def test_a_path_that_is_not_text_costs_no_run(engine: Saving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xrt.cache.disk.weight_hashes.SETTLED", 0)
-    path = tmp_path / os.fsdecode(b"model\xff.onnx")
-    large = chain(1).replace(constants={**chain(1).constants, "big": Constant(np.zeros(2**19, np.float32))})
-    onnx.save(large, path)
-    odd = replace(engine, journal=str(tmp_path / os.fsdecode(b"journal\xff")))
-    with pytest.warns(CacheWarning, match="could not serve") as caught:
-        made = XRTModule(path, engine=[odd], cache=CompileCache(disk=open_disk_tier({}, tmp_path / "cache")), threads=1)
-        np.testing.assert_array_equal(made(X), X)
-    assert len(caught) == 1
-
-
-# ---------------------------------------------------------------------- where it is
-
-
-def test_the_environment_says_where_how_large_and_whether(tmp_path: Path) -> None:
-    tier = open_disk_tier({"XRT_CACHE_DIR": str(tmp_path), "XRT_CACHE_SIZE": "2 GB"})
-    assert tier is not None and (tier.store.directory, tier.limit) == (tmp_path, 2_000_000_000)
-    assert open_disk_tier({"XRT_CACHE": "off"}) is None
-    assert find_cache_directory({}).name == "xrt"
-    assert parse_size("12 MB") == 12_000_000 and parse_size("-1") is None
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "told"),
-    [
-        ("XRT_CACHE", "maybe", "XRT_CACHE must be on or off; got 'maybe', so the disk cache is on"),
-        ("XRT_CACHE_SIZE", "big", "XRT_CACHE_SIZE must be a size such as 500MB or 20GB; got 'big', so it is 5GB"),
-    ],
-)
-def test_an_impossible_value_is_told(variable: str, value: str, told: str, tmp_path: Path) -> None:
-    with pytest.warns(CacheWarning) as caught:
-        tier = open_disk_tier({variable: value, "XRT_CACHE_DIR": str(tmp_path)})
-    assert str(caught[0].message) == told
-    assert tier is not None and tier.limit == DEFAULT_LIMIT
-
-
-def test_a_module_takes_a_directory(engine: Saving, tmp_path: Path) -> None:
-    XRTModule(chain(), engine=[engine], cache=tmp_path, threads=1)(X)
-    assert len(Store(tmp_path).items()) == 1
-    assert open_cache(tmp_path) is open_cache(str(tmp_path))
-    with pytest.raises(OptionError, match=r"cache must be an xrt\.cache\.CompileCache, or the directory of one; got 3"):
-        XRTModule(chain(), cache=3)  # type: ignore[arg-type]  # the mistake
 
 
 # ---------------------------------------------------------------------- weights

@@ -15,7 +15,7 @@ from tests.cache.saving import Saving, chain, module
 from xrt.cache import CompileCache, Store, open_disk_tier
 from xrt.cache.disk import find_cache_directory
 from xrt.cache.disk.cost_store import CostStore
-from xrt.cache.disk.permissions import why_not_trusted
+from xrt.cache.disk.permissions import make_private, why_not_trusted
 from xrt.cli.app import main
 from xrt.errors import CacheError, CacheWarning
 from xrt.module import XRTModule
@@ -35,6 +35,20 @@ def umask() -> Iterator[Callable[[int], int]]:
     before = os.umask(0o022)
     yield os.umask
     os.umask(before)
+
+
+def test_a_folder_that_nothing_can_be_made_in_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In /proc, where HOME may point in a container, a folder was tried until the stack was full."""
+    tried = []
+
+    def refuse(folder: Path, mode: int = 0o777) -> None:
+        tried.append(folder)
+        raise FileNotFoundError(2, "No such file or directory", str(folder))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(FileNotFoundError):
+        make_private(tmp_path / "cache" / "xrt")
+    assert tried == [tmp_path / "cache" / "xrt", tmp_path / "cache"]
 
 
 def open_to_all(path: Path) -> None:
@@ -207,7 +221,7 @@ def test_nothing_behind_a_link_is_removed(engine: Saving, tmp_path: Path) -> Non
 
 def test_the_commands_say_that_a_directory_is_not_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     open_to_all(tmp_path)
-    for command, code in (("ls", 0), ("verify", 1)):
+    for command, code in (("list", 0), ("verify", 1)):
         with pytest.raises(SystemExit) as ended:
             main(["cache", "--dir", str(tmp_path), command])
         assert ended.value.code == code
@@ -232,7 +246,7 @@ def test_a_directory_of_a_user_that_is_not_is_told(tmp_path: Path, capsys: pytes
 def test_the_commands_name_a_user_that_is_not(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("XRT_CACHE_DIR", "~no-such-user/x")
     with pytest.raises(SystemExit) as ended:
-        main(["cache", "ls"])
+        main(["cache", "list"])
     assert ended.value.code == 2
     assert "XRT_CACHE_DIR is '~no-such-user/x'" in capsys.readouterr().err
 

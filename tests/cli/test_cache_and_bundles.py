@@ -41,9 +41,9 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
 
 @pytest.mark.usefixtures("small_is_kept")
 def test_the_cache_is_listed_checked_and_cleared(model: str, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(capsys, "cache", "ls")[1].splitlines()[-1] == f"0 entries, 0 B, in {directory}"
+    assert call(capsys, "cache", "list")[1].splitlines()[-1] == f"0 entries, 0 B, in {directory}"
     assert call(capsys, "run", model, "-e", "ort")[0] == 0
-    code, out, _ = call(capsys, "cache", "ls", "--json")
+    code, out, _ = call(capsys, "cache", "list", "--json")
     (entry,) = json.loads(out)["entries"]
     assert code == 0 and entry["engine"] == "Ort ort" and entry["entry"] == "float32[N,3]"
     assert call(capsys, "cache", "verify")[:2] == (0, f"1 entries, 0 of them damaged, in {directory}\n")
@@ -92,7 +92,7 @@ def test_a_model_is_compiled_inspected_and_run(model: str, tmp_path: Path, capsy
     assert "a bundle of xrt" in call(capsys, "inspect", str(target))[1]
     assert "Launch" in call(capsys, "inspect", str(target), "--text")[1]
     np.save(tmp_path / "x.npy", np.ones((2, 3), np.float32))
-    arguments = ("run", str(target), "-i", f"x={tmp_path / 'x.npy'}", "--save", str(tmp_path / "y.npz"), "--verify", "--strict")
+    arguments = ("run", str(target), "-i", f"x={tmp_path / 'x.npy'}", "--output", str(tmp_path / "y.npz"), "--verify", "--strict")
     assert call(capsys, *arguments)[0] == 0
     np.testing.assert_allclose(np.load(tmp_path / "y.npz")["y"], np.full((2, 3), 1 / 3), rtol=1e-6)
     code, _, err = call(capsys, "run", str(target), "-e", "ort", "--threads", "1")
@@ -125,7 +125,7 @@ def test_commands_take_a_bundle(command: str, model: str, tmp_path: Path, capsys
     assert said[command] in out
     if command not in ("inspect",):
         code, _, err = call(capsys, command, path, "--pin", "Relu=toy")
-        assert (code, err) == (2, f"error: {path} is a bundle, which settles --pin; leave that out, or compile the model anew\n")
+        assert (code, err) == (2, f"error: {path} is a bundle, which settles --pin; leave that out, or compile the model again\n")
 
 
 def test_a_bundle_is_compared_by_its_model(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

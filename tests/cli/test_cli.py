@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -85,7 +86,7 @@ def test_run_reads_and_writes_arrays(model: Path, tmp_path: Path, xrt: Command) 
     np.save(tmp_path / "x.npy", x)
     np.savez(tmp_path / "all.npz", x=x)
     for given in ("x=x.npy", "x.npy", "all.npz"):
-        code, out, err = xrt("run", model, "--input", given, "--save", "out.npz", "--verify", "-e", "ort")
+        code, out, err = xrt("run", model, "--input", given, "--output", "out.npz", "--verify", "-e", "ort")
         assert (code, err) == (0, "")
         assert "y agrees with the reference" in out
         np.testing.assert_allclose(np.load(tmp_path / "out.npz")["y"], np.sin(np.maximum(x, 0)), rtol=1e-6)
@@ -172,18 +173,18 @@ def test_conform_runs_groups_and_alternates(xrt: Command) -> None:
         (["inspect", "missing.onnx"], "cannot load 'missing.onnx': there is no such file"),
         (["inspect", "garbage.onnx"], "cannot load 'garbage.onnx': it is not an ONNX model: it does not parse as one"),
         (["inspect", "."], "cannot load '.': it is a directory; name the file in it (empty.onnx, garbage.onnx, model.onnx)"),
-        (["inspect"], "Missing argument 'MODEL'."),
+        (["inspect"], "Missing argument 'MODEL'. `xrt inspect --help` lists the options"),
         (["inspect", "model.onnx", "more"], "Got unexpected extra argument (more)"),
         (["explain", "missing.onnx"], "cannot load 'missing.onnx': there is no such file"),
         (["explain", "model.onnx", "--engine", "nobody"], "no engine is named 'nobody'"),
-        (["explain", "model.onnx", "--dump", "d"], "No such option '--dump'"),
+        (["explain", "model.onnx", "--dump", "d"], "xrt explain has no option --dump. "),
         (["run", "model.onnx", "--seed", "-1"], "Invalid value for '--seed': -1 is not in the range x>=0."),
         (["run", "model.onnx", "--repeat", "0"], "Invalid value for '--repeat': 0 is not in the range x>=1."),
         (["run", "model.onnx", "--minimum-nodes", "-2"], "minimum_nodes must be an integer of at least 1; got -2"),
         (["run", "model.onnx", "--pin", "x"], "'x' is not a pin; a pin reads like 'Conv|Gemm=ort' (force)"),
         (["run", "model.onnx", "--precision", "fp99"], "precision must be one of fp32, fp16, bf16, int8; got 'fp99'"),
         (["run", "model.onnx", "--engine", "ort{bogus=1}"], "option 'bogus' of engine 'ort': there is no such option"),
-        (["run", "model.onnx", "--save", "nowhere/y.npz"], "cannot write nowhere/y.npz: there is no folder nowhere"),
+        (["run", "model.onnx", "--output", "nowhere/y.npz"], "cannot write nowhere/y.npz: there is no folder nowhere"),
         (["run", "model.onnx", "--dump", "model.onnx"], "Directory 'model.onnx' is a file."),
         (["run", "model.onnx", "--dump", "/proc/none"], "/proc/none: No such file or directory"),
         (["bench"], "Missing argument 'MODEL...'."),
@@ -211,7 +212,7 @@ def test_conform_runs_groups_and_alternates(xrt: Command) -> None:
         (["fuzz", "--engines", "nobody"], "no engine is named 'nobody'"),
         (["fuzz", "--keep", "model.onnx"], "Directory 'model.onnx' is a file."),
         (["doctor", "more"], "Got unexpected extra argument (more)"),
-        (["doctor", "--bogus"], "No such option '--bogus'"),
+        (["doctor", "--bogus"], "xrt doctor has no option --bogus. `xrt doctor --help` lists the options"),
         (["run", "model.onnx", "--engine", "ort2"], "no engine is named 'ort2'. Did you mean 'ort'?"),
         (["run", "model.onnx", "--engine", "ort,"], "the engine list 'ort,' has an empty place; write it like 'tvm,ort'"),
         (["run", "model.onnx", "--dim", "batch"], "--dim takes NAME=SIZE, such as batch=4; got 'batch'"),
@@ -223,10 +224,16 @@ def test_conform_runs_groups_and_alternates(xrt: Command) -> None:
         ),
         (["run", "model.onnx", "--device", "gpu"], "unknown device 'gpu'"),
         (["run", "model.onnx", "--threads", "0"], "threads must be a positive integer or None; got 0"),
-        (["run", "model.onnx", "--bogus"], "No such option"),
+        (["run", "model.onnx", "--engin", "ort"], "xrt run has no option --engin. Did you mean '--engine'? `xrt run --help`"),
+        (["bench", "model.onnx", "--budget", "soon"], "--budget takes a time such as 60s or 2m; got 'soon'"),
+        (["check", "empty.onnx"], "empty.onnx is an empty file, and `xrt check` takes a lockfile; `xrt lock MODEL -o FILE.lock`"),
         (["explain", "model.onnx", "--pin", "Relu=nobody"], "nobody"),
         (["conformance", "toy", "--alternate"], "nodes alternate between two engines or more; list another"),
         (["conformance", "ort,toy,auto", "--alternate"], "nodes that alternate are not placed by measurement"),
+        (
+            ["conformance", "toy", "--cases", "nothing*", "--in-process"],
+            "no test has a name like nothing*; names read like test_",
+        ),
         (["conformance", "nobody"], "no engine is named 'nobody'"),
     ],
 )
@@ -256,6 +263,16 @@ def test_nothing_that_ran_is_exit_code_2(model: Path, xrt: Command) -> None:
     assert row[-1] == f"{told}: 'first' (Relu): ort: kept from ort by 'Relu!=ort'"
 
 
+def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
+    """`xrt engines | head -1` had exit code 1, which means a broken engine."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [sys.executable, "-m", "xrt.cli", "engines", "ort"]
+    done = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, text=True, timeout=600, check=False)
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_debug_shows_the_traceback() -> None:
     code, _, err = in_a_process("--debug", "run", "missing.onnx")
     assert code == 1
@@ -278,7 +295,7 @@ def test_what_the_reference_does_not_take_is_not_verified_and_the_advice_applies
     assert code == 0
     assert (
         "not verified: the reference engine does not take com.microsoft.Gelu. Write what such an operator computes into the "
-        "model, as a function of it, or compare two engines by what each saves: xrt run MODEL -e ENGINE --save FILE"
+        "model, as a function of it, or compare two engines by what each saves: xrt run MODEL -e ENGINE -o FILE"
     ) in " ".join(out.split())
 
 

@@ -28,7 +28,8 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     """Run ``xrt tune`` on a model of one node, with a cache of its own, measuring in this process."""
     onnx.save(chain("Exp"), tmp_path / "model.onnx")
     monkeypatch.setenv("XRT_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("xrt.cache.memory.default_cache", lambda: xrt.cache.open_cache(tmp_path / "cache"))
+    for place in ("xrt.cache.memory", "xrt.cli.tune"):
+        monkeypatch.setattr(f"{place}.default_cache", lambda: xrt.cache.open_cache(tmp_path / "cache"))
     monkeypatch.setattr("xrt.placement.session.choose_runner", lambda engine, limits: LocalRunner(engine))
     monkeypatch.setattr("xrt.placement.autotune.BOUNDS", TuningBudget(calibration=0.0))
 
@@ -57,6 +58,14 @@ def test_lines_while_it_goes_on_and_a_table_in_the_end(command: Command, tmp_pat
         m(X)
         assert m.tuned is not None
         assert (m.tuned.how, m.tuned.budget) == ("remembered", 12.0), "and not 20 seconds, which the module has"
+
+
+def test_what_could_not_be_stored_is_not_called_stored(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xrt.placement.CostStore.store_decision", lambda *given: None)
+    code, out, _ = command("--engines", "toy", "--budget", "30s")
+    assert code == 0
+    assert "\nnot stored in " in out
+    assert "\nstored" not in out
 
 
 def test_json(command: Command) -> None:

@@ -42,7 +42,7 @@ def test_a_wrong_engine(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert next(v["node"] for v in region["inner"] if v["judgement"]["verdict"] == "disagrees") == "n9"
     assert left("verify", model, "-e", "wrong", "--outputs-only") == 1
     assert "inside" not in capsys.readouterr().out
-    assert left("bisect", model, "-e", "wrong", "--save", str(tmp_path / "case")) == 1
+    assert left("bisect", model, "-e", "wrong", "--output", str(tmp_path / "case")) == 1
     shown = capsys.readouterr().out
     assert "differs on 1 node: 'n9' (Atan)" in shown and shown.endswith(f"written to {tmp_path / 'case'}\n")
     assert (tmp_path / "case" / "test_data_set_0" / "input_0.pb").exists()
@@ -51,7 +51,7 @@ def test_a_wrong_engine(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_folder_that_cannot_be_made_is_refused_before_any_work(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert left("bisect", model, "-e", "ort", "--save", str(tmp_path / "no" / "case")) == 2
+    assert left("bisect", model, "-e", "ort", "--output", str(tmp_path / "no" / "case")) == 2
     assert capsys.readouterr().err == f"error: cannot write {tmp_path}/no/case: there is no folder {tmp_path}/no\n"
 
 

@@ -78,7 +78,7 @@ def test_it_stands_beside_other_calls_and_outlives_its_module(world: World) -> N
             same(world, other(), CPU(X * 2, W))
         m.close()
         same(world, one(), CPU(X, W))
-    with pytest.raises(InputError, match=r"^the bound call is closed; bind the module's inputs anew$"):
+    with pytest.raises(InputError, match=r"^the bound call is closed; bind the module's inputs again$"):
         one()
 
 

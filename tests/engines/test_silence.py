@@ -152,7 +152,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     **{f"isolated {engine}": (*RUN, "--engine", engine, "--isolate", engine, "--isolate-run") for engine in ENGINES},
     "engines": ("-m", "xrt.cli", "engines"),
     "doctor": ("-m", "xrt.cli", "doctor"),
-    "tune": ("-m", "xrt.cli", "tune", "m.onnx", "--engines", "ort,openvino", "--budget", "4s"),
+    "tune": ("-m", "xrt.cli", "tune", "m.onnx", "--engines", "ort,openvino", "--budget", "60s"),
     "bench": ("-m", "xrt.cli", "bench", "m.onnx", "--engine", "ort", "--rounds", "2"),
     "conformance": ("-m", "xrt.cli", "conformance", "ort", "--cases", "test_abs*"),
 }

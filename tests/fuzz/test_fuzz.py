@@ -163,7 +163,7 @@ def test_the_command_counts_and_exits_with_0(capsys):
 def test_an_engine_that_takes_nothing_proves_nothing(monkeypatch, capsys):
     monkeypatch.setattr("xrt.cli.fuzz.split_specs", lambda text: [RecordingEngine(takes="nothing")])
     with pytest.raises(SystemExit) as left:
-        main(["fuzz", "--count", "2", "--way", "alone", "--no-isolate"])
+        main(["fuzz", "--count", "2", "--way", "alone", "--in-process"])
     assert left.value.code == 1
     assert "alone: it took none of the graphs, so nothing is known of it" in capsys.readouterr().err
 

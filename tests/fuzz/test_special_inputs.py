@@ -148,7 +148,7 @@ def test_nodes_alternate_and_the_last_engine_has_what_no_other_takes() -> None:
 
 
 def test_the_command_runs_the_ways_that_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["fuzz", "--count", "6", "--way", "alone", "--way", "alternating", "--batch", "6", "--no-isolate"]
+    argv = ["fuzz", "--count", "6", "--way", "alone", "--way", "alternating", "--batch", "6", "--in-process"]
     with pytest.raises(SystemExit, match="0"):
         main(argv)
     told = capsys.readouterr().out

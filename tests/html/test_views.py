@@ -141,7 +141,7 @@ def test_a_plan_without_regions_says_so() -> None:
 def test_a_profile_has_its_shares_and_xrts_own_work() -> None:
     text = read(make_profile()).text
     assert "r0 ort cpu 2 125 ms 50 %" in text.replace("\u00a0", " ")
-    assert "2 regions, 300 ms a call, of it 17 % beside the regions" in text.replace("\u00a0", " ")
+    assert "2 regions, 300 ms a call, of it 17 % outside of the regions" in text.replace("\u00a0", " ")
     assert "nothing profiled yet" in read(Profile(())).text
 
 

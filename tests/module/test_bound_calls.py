@@ -191,7 +191,7 @@ def test_a_bound_call_outlives_its_module_and_ends_when_it_is_closed() -> None:
     np.testing.assert_array_equal(bound(), np.maximum(X, 0))
     with bound:
         bound()
-    with pytest.raises(InputError, match=r"^the bound call is closed; bind the module's inputs anew$"):
+    with pytest.raises(InputError, match=r"^the bound call is closed; bind the module's inputs again$"):
         bound()
     with pytest.raises(InputError, match=r"^the module is closed; make a new XRTModule$"):
         m.bind(x)

@@ -228,12 +228,12 @@ def test_a_loaded_module_can_be_saved_again(path: Path, cold: CompileCache, tmp_
 def test_another_processor_compiles_anew_and_says_so(path: Path, cold: CompileCache, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = saved(path)
     monkeypatch.setattr("xrt.cache.signature._machine", lambda: "Linux abacus")
-    with pytest.raises(BundleError, match=r"1 region\(s\) must be compiled anew on this machine, first xrt_ort_0: machine was"):
+    with pytest.raises(BundleError, match=r"1 region\(s\) must be compiled again on this machine, first xrt_ort_0: machine was"):
         xrt.load(path, strict=True, cache=cold)
     with pytest.warns(FallbackWarning, match=r"is 'Linux abacus'; m\.explain\(\) lists them"):
         loaded = xrt.load(path, cache=cold)
     np.testing.assert_allclose(loaded(X), expected, rtol=1e-6)
-    assert "compiled anew, not loaded from the bundle: machine was" in str(loaded.explain())
+    assert "compiled again, not loaded from the bundle: machine was" in str(loaded.explain())
     assert loaded._cache.statistics.disk.hits == 0
 
 
@@ -258,7 +258,7 @@ def test_a_missing_engine_hands_its_regions_to_the_others(
     monkeypatch.setattr(bundle.registry, "create", without)
     with pytest.raises(BundleError, match="strictly: engine 'ort' is not at hand: engine 'ort' needs onnxruntime"):
         xrt.load(path, strict=True, cache=cold)
-    with pytest.warns(FallbackWarning, match="its regions are planned anew for toy"):
+    with pytest.warns(FallbackWarning, match="its regions are planned again for toy"):
         loaded = xrt.load(path, cache=cold)
     np.testing.assert_allclose(loaded(X), expected, rtol=1e-5)
     assert {launch.engine for launch in loaded.plan.launches} == {"toy"}
@@ -271,7 +271,7 @@ def test_a_compiled_form_that_does_not_load_is_compiled(path: Path, cold: Compil
         raise ValueError("no such luck")
 
     monkeypatch.setattr("xrt.engines.ort.engine.Ort.load", broken)
-    with pytest.warns(CacheWarning, match="a region is compiled anew, since no such luck"):
+    with pytest.warns(CacheWarning, match="a region is compiled again, since no such luck"):
         np.testing.assert_array_equal(xrt.load(path, cache=cold)(X), expected)
     with pytest.raises(BundleError, match="a compiled form cannot be loaded: no such luck"):
         xrt.load(path, strict=True, cache=cold)(X)

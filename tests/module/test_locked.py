@@ -97,10 +97,10 @@ def test_a_lock_of_something_else_says_what_differs_and_measures(
     with xrt.XRTModule(chain(*OPS), ENGINES, lock=path, budget=60, cache=CompileCache()) as module:
         with pytest.warns(PlacementWarning, match=begins) as caught:
             np.testing.assert_allclose(module(X), RIGHT, rtol=1e-5)
-        assert "The placement is measured anew" in str(caught[0].message)
+        assert "The placement is measured again" in str(caught[0].message)
         assert module.tuned is not None and module.tuned.how != "locked"
         assert module.engines[:2] == ("ort", "toy"), "all that were asked for took part"
-    ends = "Make it anew with `xrt lock`, or leave strict=True out to measure"
+    ends = "Write it again with `xrt lock`, or leave strict=True out to measure"
     with (
         xrt.XRTModule(chain(*OPS), ENGINES, lock=path, strict=True, cache=CompileCache()) as module,
         pytest.raises(LockError, match=rf"{begins}.* {ends}"),
@@ -110,7 +110,9 @@ def test_a_lock_of_something_else_says_what_differs_and_measures(
 
 def test_an_engine_that_is_not_named_is_a_difference(lock: PlacementFile, path: Path) -> None:
     write_placement(mixture(lock), path)
-    text = r"does not hold: engine 'toy', which has a part of the plan, is not in the list of engines or not ready\. Make it anew"
+    text = (
+        r"does not hold: engine 'toy', which has a part of the plan, is not in the list of engines or not ready\. Write it again"
+    )
     with xrt.XRTModule(chain(*OPS), ["ort", "auto"], lock=path, strict=True) as module, pytest.raises(LockError, match=text):
         _ = module.plan
 

@@ -74,7 +74,7 @@ def ticking() -> Callable[[], float]:
 
 def test_the_whole_is_run_at_once_where_the_budget_is_small() -> None:
     told: list[str] = []
-    found = tuned(PAIR, TOY, SLOW_EXP, budget=5.0, progress=lambda x: told.append(x.stage))
+    found = tuned(PAIR, TOY, SLOW_EXP, budget=5.0, clock=ticking(), progress=lambda x: told.append(x.stage))
     assert told[:3] == ["asking the engines", "running toy", "racing 1 plans, round 1"]
     assert found.how == "measured"
 

@@ -16,7 +16,7 @@ import pytest
 from tests.hanging import Announcing, end_limits_at_hangs
 from tests.module.test_faults import X, chain
 from tests.placement.searching import PAIR, SLOW_COS, SLOW_EXP, TOY, tuned, verdicts
-from tests.placement.uneven import Uneven
+from tests.placement.uneven import CALL, Uneven, simulate_time
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, GraphCompiler
 from xrt.engines.contract import registry
@@ -37,21 +37,24 @@ pytestmark = pytest.mark.filterwarnings("ignore::xrt.errors.NativeWarning")
 # ---------------------------------------------------------------------- who wins
 
 
-def test_a_mixture_wins_where_each_engine_is_slow_at_something() -> None:
-    found = tuned(PAIR, SLOW_EXP, SLOW_COS)
+@pytest.mark.usefixtures("here")
+def test_a_mixture_wins_where_each_engine_is_slow_at_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = tuned(PAIR, SLOW_EXP, SLOW_COS, clock=simulate_time(monkeypatch))
     assert map_nodes_to_engines(found.plan) == {"n0": SLOW_COS.spec, "n1": SLOW_EXP.spec}
     assert (found.race.contenders[0].is_single, found.race.contenders[0].verdict) == (False, "won")
     assert found.race.baseline is not None
     assert found.race.contenders[found.race.baseline].is_single
+    assert found.race.contenders[0].seconds == pytest.approx(2 * CALL, rel=0.05)
     assert len(found.race.contenders[0].regions) == 2
     assert found.how == "measured"
     assert found.spent < found.budget
 
 
 @pytest.mark.usefixtures("here")
-def test_the_quicker_engine_wins_where_none_mixes_well() -> None:
-    found = tuned(PAIR, Uneven(slow="Exp|Cos"), TOY)
-    assert (found.plan.launches[0].engine, len(found.plan.launches)) == ("toy", 1)
+def test_the_quicker_engine_wins_where_none_mixes_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = Uneven(slow="Neg")
+    found = tuned(PAIR, Uneven(slow="Exp|Cos"), quick, clock=simulate_time(monkeypatch))
+    assert (found.plan.launches[0].engine, len(found.plan.launches)) == (quick.spec, 1)
     assert "the baseline" in str(found)
 
 

@@ -1,16 +1,49 @@
-"""An engine that is slow at some operators: what is worth mixing is known beforehand, however busy the machine is."""
+"""An engine that is slow at some operators: what is worth mixing is known beforehand. A simulated clock keeps the machine out."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
+
+import pytest
 
 from xrt.engines import CompileContext, Executable, GraphCompiler, RunOptions
 from xrt.engines.contract import registry
 from xrt.graph import Function, Node
+from xrt.measure.timing import sample_call_times
 from xrt.module.options import REFERENCE
+
+sleep = time.sleep
+"""Passes the time of a call; `simulate_time` replaces it."""
+CALL = 0.0001
+"""Simulated seconds of a call, besides its slow nodes."""
+
+
+class SimulatedClock:
+    """A clock that only calls of `Uneven` move, and each look at it a little, so that every loop ends."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Let a call take that long."""
+        self.now += CALL + seconds
+
+
+def simulate_time(monkeypatch: pytest.MonkeyPatch) -> SimulatedClock:
+    """Have samples and turns measure simulated time; return the clock, which a search needs too."""
+    clock = SimulatedClock()
+    monkeypatch.setattr("tests.placement.uneven.sleep", clock.sleep)
+    monkeypatch.setattr("xrt.placement.profiling.runners.sample_call_times", partial(sample_call_times, clock=clock))
+    monkeypatch.setattr("xrt.measure.timing.wait_until_idle", lambda longest=0.0: None)
+    return clock
 
 
 @dataclass(frozen=True)
@@ -45,7 +78,7 @@ class _Sleeping(Executable):
         self.inner.prepare()
 
     def run(self, inputs: Sequence[Any], options: RunOptions = RunOptions()) -> Sequence[Any]:
-        time.sleep(self.seconds)
+        sleep(self.seconds)
         return self.inner.run(inputs, options)
 
     def close(self) -> None:

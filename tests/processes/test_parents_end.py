@@ -69,7 +69,7 @@ COMMANDS: dict[str, tuple[str, int, tuple[str, ...]]] = {
         ("run", "m.onnx", "--engine", "faulty{how=hang}", "--isolate", "faulty{how=hang}", "--isolate-run"),
     ),
     "tune": (PLAIN, 1, ("tune", "m.onnx", "--engines", "ort,faulty{how=hang}", "--budget", "600s")),
-    "bench": (PLAIN, 1, ("bench", "m.onnx", "--engine", "faulty{how=hang}", "--budget", "600")),
+    "bench": (PLAIN, 1, ("bench", "m.onnx", "--engine", "faulty{how=hang}", "--time-limit", "10m")),
     "engines": (PLAIN, 1, ("engines",)),
 }
 """What to run, how many processes it must have started before it is ended, and its arguments."""

@@ -78,8 +78,8 @@ def test_fuzz_names_the_seed_that_crashed_and_goes_on(plugged: dict[str, str]) -
 
 
 def test_without_isolation_it_ends_the_command(plugged: dict[str, str]) -> None:
-    assert command(plugged, "conformance", "aborting", "--cases", "test_abs", "--no-isolate").returncode == -6
-    assert command(plugged, "fuzz", "--engines", "aborting", "--count", "12", "--no-isolate").returncode == -6
+    assert command(plugged, "conformance", "aborting", "--cases", "test_abs", "--in-process").returncode == -6
+    assert command(plugged, "fuzz", "--engines", "aborting", "--count", "12", "--in-process").returncode == -6
 
 
 # ---------------------------------------------------------------------- the same as without

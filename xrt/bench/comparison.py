@@ -40,12 +40,12 @@ class BenchOptions:
     """How long a turn repeats a quick call; a slower one is called once."""
     warm_seconds: float = 5.0
     """The most that warming up may take."""
-    budget_seconds: float = 120.0
-    """The most that a candidate may take to import, compile and warm up, and again for all its turns."""
+    limit_seconds: float = 120.0
+    """The most that a candidate may take to import, search, compile and warm up, and again for all its turns."""
     seed: int = 0
     """Of weights and inputs."""
-    auto_seconds: float = 20.0
-    """How long ``auto`` may search for a plan; part of the budget."""
+    budget_seconds: float = 20.0
+    """How long ``auto`` may search for a plan; part of that limit."""
 
 
 def compare_engines(
@@ -95,7 +95,7 @@ def _compare(
     subject: BenchTarget, candidates: Sequence[BenchCandidate], threads: int, settings: BenchOptions, progress: Progress
 ) -> Group:
     group = Group(str(subject), subject.batch, threads, 0.0, ())
-    job = Job(subject, RIGHT, threads, settings.seed, settings.warm_seconds, settings.turn_seconds, settings.auto_seconds)
+    job = Job(subject, RIGHT, threads, settings.seed, settings.warm_seconds, settings.turn_seconds, settings.budget_seconds)
     with ExitStack() as stack:
         expected = _reference(replace(job, warm_seconds=0.0), settings, group, progress)
         runners = []
@@ -116,7 +116,7 @@ def _reference(job: Job, settings: BenchOptions, group: Group, progress: Progres
     """Return the reference's results, or why there are none."""
     progress(f"{group.title}: the reference")
     with BenchWorker(job) as worker:
-        answer = worker.start(settings.budget_seconds)
+        answer = worker.start(settings.limit_seconds)
         return answer.reason if isinstance(answer, JobFailure) else worker.results
 
 
@@ -136,7 +136,7 @@ def _tolerance(expected: Any) -> Any:
 
 
 def _begin(runner: _Runner, expected: list[Any] | str, settings: BenchOptions) -> None:
-    answer = runner.worker.start(settings.budget_seconds)
+    answer = runner.worker.start(settings.limit_seconds)
     if isinstance(answer, JobFailure):
         runner.reason = answer.reason
         runner.worker.close()
@@ -148,7 +148,7 @@ def _begin(runner: _Runner, expected: list[Any] | str, settings: BenchOptions) -
 
 def _take_turns(runners: Sequence[_Runner], settings: BenchOptions, progress: Callable[[int], None]) -> None:
     """Give each its turn, round by round; one whose time is used up takes no more of them."""
-    left = {id(runner): settings.budget_seconds for runner in runners if runner.runs}
+    left = {id(runner): settings.limit_seconds for runner in runners if runner.runs}
     for turn in range(settings.rounds):
         progress(turn)
         for runner in rotate([r for r in runners if left.get(id(r), 0) > 0], turn):
@@ -157,10 +157,10 @@ def _take_turns(runners: Sequence[_Runner], settings: BenchOptions, progress: Ca
 
 def _turn(runner: _Runner, settings: BenchOptions) -> float:
     """Take a turn and return about how long it took; a failure uses up all the time there is."""
-    answer = runner.worker.turn(settings.budget_seconds)
+    answer = runner.worker.turn(settings.limit_seconds)
     if isinstance(answer, JobFailure):
         runner.reason = answer.reason
-        return settings.budget_seconds
+        return settings.limit_seconds
     runner.rounds.append(answer.seconds)
     return max(answer.seconds, settings.turn_seconds)
 
@@ -170,7 +170,7 @@ def _profile(runners: Sequence[_Runner], settings: BenchOptions, progress: Calla
     for runner in runners:
         if runner.runs:
             progress(runner.candidate)
-            answer = runner.worker.profile(settings.budget_seconds)
+            answer = runner.worker.profile(settings.limit_seconds)
             runner.timeline = None if isinstance(answer, JobFailure) else answer
 
 

@@ -89,17 +89,17 @@ def _start(job: Job) -> tuple[_Ready, Start, Sequence[Any]]:
     repeats, warmth, alone = _warmed(ready.call, job)
     spent = (import_seconds, compile_seconds, first_seconds)
     regions = tuple(launch.engine for launch in module.plan.launches)
-    start = Start(versions, regions, *spent, warmth.calls, warmth.steady, alone, loaded, peak_bytes(), *_told(module))
+    start = Start(versions, regions, *spent, warmth.calls, warmth.steady, alone, loaded, peak_bytes(), *_describe_regions(module))
     return replace(ready, repeats=repeats), start, results if isinstance(results, tuple) else (results,)
 
 
 def _module(function: Function, job: Job) -> XRTModule:
     """Return the module with an empty cache, whatever the default one holds, and without the implicit reference engine."""
-    options: dict[str, Any] = {"strict": True, "threads": job.threads, "cache": CompileCache(), "budget": job.auto_seconds}
+    options: dict[str, Any] = {"strict": True, "threads": job.threads, "cache": CompileCache(), "budget": job.budget_seconds}
     return XRTModule(function, list(job.candidate.engines), pins=job.candidate.pins, **options)
 
 
-def _told(module: XRTModule) -> tuple[tuple[RegionTimes, ...], tuple[str, ...], tuple[str, ...]]:
+def _describe_regions(module: XRTModule) -> tuple[tuple[RegionTimes, ...], tuple[str, ...], tuple[str, ...]]:
     """Return the plan in full, the engines, and how they were chosen."""
     placed = str(module.tuned).splitlines() if module.tuned else []
     return list_regions(module.plan), module.engines, tuple(placed)

@@ -39,7 +39,7 @@ class Job:
     """The most that warming up may take; 0 where the results are all that is wanted."""
     turn_seconds: float
     """How long a turn repeats a quick call."""
-    auto_seconds: float = 20.0
+    budget_seconds: float = 20.0
     """How long ``auto`` may search."""
 
     def to_dict(self) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class BenchWorker:
         try:
             answer, memory = self._process.ask(message, seconds=timeout)
         except WorkerTimedOut:
-            return JobFailure(f"no answer within its {timeout:g} s; give it more with --budget")
+            return JobFailure(f"no answer within its {timeout:g} s; give it more with --time-limit")
         except WorkerLost as error:
             return JobFailure(str(error))
         except RemoteError as error:

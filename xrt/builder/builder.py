@@ -326,7 +326,7 @@ def _parameter_names(title: str, body: Callable[..., Any], inputs: Sequence[tupl
     try:
         bound = signature.bind(*given)
     except TypeError as error:
-        told = ", ".join(given) or "none"
-        raise ModelError(f"{title} is called with {len(given)} arguments ({told}): {error}") from error
+        said = ", ".join(given) or "none"
+        raise ModelError(f"{title} is called with {len(given)} arguments ({said}): {error}") from error
     named = [k for k in bound.arguments if signature.parameters[k].kind is not inspect.Parameter.VAR_POSITIONAL]
     return [*named, *given[len(named) :]]

@@ -75,15 +75,15 @@ def _run(arguments: list[str], *, debug: bool) -> int:
         out.print(error.format_message(), markup=False)
         return 2
     except click.ClickException as error:
-        complain("error", error.format_message())
+        complain("error", _describe_usage(error))
         return 2
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # click makes an exit of a broken pipe
         sys.stderr.close()  # the reader left; say nothing more
         return 0
     except (XRTError, OSError) as error:
         if debug:
             raise
-        complain("error", _told(error))
+        complain("error", _describe_error(error))
         return 2
     except MemoryError as error:
         if debug:
@@ -97,7 +97,20 @@ def _run(arguments: list[str], *, debug: bool) -> int:
         return 2
 
 
-def _told(error: Exception) -> str:
+def _describe_usage(error: click.ClickException) -> str:
+    """Return a mistake on the command line as one line, with what to do next."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is None:
+        return error.format_message()
+    said = error.format_message().rstrip(".")
+    if isinstance(error, click.NoSuchOption):
+        known = [name for option in context.command.get_params(context) for name in option.opts]
+        nearest = did_you_mean(error.option_name, known)
+        said = f"{context.command_path} has no option {error.option_name}.{nearest}".rstrip(".")
+    return f"{said}{'' if said.endswith('?') else '.'} `{context.command_path} --help` lists the options"
+
+
+def _describe_error(error: Exception) -> str:
     """Return an error as one line says it; the system's own without its number."""
     if isinstance(error, OSError) and not isinstance(error, XRTError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"

@@ -11,13 +11,14 @@ from pathlib import Path
 import click
 
 from xrt.bench import AUTO, BenchCandidate, BenchOptions, BenchReport, BenchTarget, Group, ReportRow, compare_engines, page
-from xrt.cli.options import check_writable
+from xrt.cli.options import ENGINE_NAMES, add_dims, check_writable, parse_dims, parse_seconds
 from xrt.cli.screen import WorkStatus, human_bytes, out, show_table
 from xrt.engines import ExecutionOptions
 from xrt.engines.contract import registry
 from xrt.engines.contract.discovery import probe_all
 from xrt.errors import OptionError
 from xrt.formats.output import replace_file
+from xrt.graph import FrozenDict
 from xrt.module import validate_budget
 from xrt.runtime import default_budget
 
@@ -33,20 +34,41 @@ WIDE = 130
 @click.command("bench")
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
 @click.option(
-    "--engine",
-    "-e",
+    *ENGINE_NAMES[:-1],
     "candidates",
     multiple=True,
-    help="A candidate: ort, auto, 'ort,tvm,auto', or 'tvm,ort with Conv|MatMul=ort' [default: each ready engine]",
+    metavar="CANDIDATE",
+    help="A candidate: ort, auto, 'ort,tvm,auto', or 'tvm,ort with Conv|MatMul=ort'; repeatable [default: each ready engine]",
 )
-@click.option("--threads", default=str(default_budget()), show_default="the cores of this process", help="Thread counts: 1,2")
-@click.option("--batch", default="", help="Batch sizes: 1,8 [default: the model's own]")
+@click.option(
+    "--threads",
+    default=str(default_budget()),
+    show_default="the cores of this process",
+    metavar="N,...",
+    help="Thread counts: 1,2",
+)
+@click.option("--batch", default="", metavar="N,...", help="Batch sizes: 1,8 [default: the model's own]")
+@add_dims
 @click.option("--rounds", default=20, show_default=True, type=click.IntRange(2), help="Turns of each candidate")
-@click.option("--budget", default=120.0, show_default=True, type=click.FloatRange(1), help="Seconds for the start of a candidate")
-@click.option("--search", default=20.0, show_default=True, type=click.FloatRange(0.1), help="Seconds for the search of auto")
+@click.option(
+    "--budget",
+    default="20s",
+    show_default=True,
+    callback=parse_seconds,
+    metavar="TIME",
+    help="With auto: time of the search: 60s, 2m",
+)
+@click.option(
+    "--time-limit",
+    default="2m",
+    show_default=True,
+    callback=parse_seconds,
+    metavar="TIME",
+    help="Time of the start of a candidate, without its search: 60s, 2m",
+)
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of weights and inputs")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False, writable=True), help="Also write a page to this file")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Also write a page to this file")
 @click.pass_obj
 def command(
     typed: tuple[str, ...],
@@ -55,8 +77,9 @@ def command(
     threads: str,
     batch: str,
     rounds: int,
+    dims: tuple[str, ...],
     budget: float,
-    search: float,
+    time_limit: float,
     seed: int,
     as_json: bool,
     html: Path | None,
@@ -66,16 +89,19 @@ def command(
     Each candidate has its own process and the whole model: no other engine replaces it. The exit code is 1 when
     the results of one differ from the reference engine's, 2 when none ran.
     """
-    _check_writable(html)
+    if html is not None:
+        check_writable(html)
     batches: list[int | None] = [*_counts(batch, "--batch")] or [None]
-    subjects = [BenchTarget.parse(model, size) for model in models for size in batches]
+    extents = parse_dims(dims)
+    targets = [BenchTarget.parse(model, size) for model in models for size in batches]
+    subjects = [replace(target, sizes=FrozenDict({**extents, **target.sizes})) for target in targets]
     for subject in subjects:
         subject.check()
     report = _compared(
         subjects,
         _candidates(candidates),
         _budgets(_counts(threads, "--threads") or [default_budget()]),
-        BenchOptions(rounds=rounds, budget_seconds=budget, seed=seed, auto_seconds=search),
+        BenchOptions(rounds=rounds, limit_seconds=time_limit + budget, seed=seed, budget_seconds=budget),
         silent=as_json,
     )
     if html is not None:
@@ -92,14 +118,6 @@ def _exit_code(report: BenchReport) -> int:
     if not any(row.median_seconds for group in report.groups for row in group.rows):
         return 2
     return 0 if report.agrees else 1
-
-
-def _check_writable(path: Path | None) -> None:
-    """Raise OptionError now for a page that could not be written after minutes of measuring."""
-    if path is not None and not path.parent.is_dir():
-        raise OptionError(f"--html: there is no folder {str(path.parent)!r} to write {path.name} to")
-    if path is not None:
-        check_writable(path)
 
 
 def _counts(text: str, option: str) -> list[int]:

@@ -15,11 +15,9 @@ from xrt.cli.options import (
     check_writable,
     input_options,
     isolation_options,
-    load_with_options,
+    load_sized,
     module_keywords,
     module_options,
-    parse_dims,
-    set_dims,
 )
 from xrt.cli.screen import WorkStatus, out
 from xrt.formats.bundle import is_bundle
@@ -35,8 +33,8 @@ __all__ = ["command"]
 @isolation_options
 @input_options
 @click.option(
-    "--save",
     "-o",
+    "--output",
     "target",
     type=click.Path(file_okay=False),
     help="Folder for the part as model.onnx, with inputs and expected outputs in test_data_set_0",
@@ -53,7 +51,7 @@ def command(model: str, files: tuple[str, ...], seed: int, target: str | None, *
     if is_bundle(model):
         function, made = open_bundle(model, click.get_current_context())
     else:
-        function = set_dims(load_with_options(model), parse_dims(given["dims"]))
+        function = load_sized(model, given)
         check_engine_named()
         made = XRTModule(function, **module_keywords(given))
     values = all_inputs(files, function, seed)

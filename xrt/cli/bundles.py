@@ -36,13 +36,18 @@ def open_bundle(path: str, context: click.Context) -> tuple[Function, XRTModule]
 
     Raises OptionError for an option on the command line that the bundle has settled.
     """
-    settled = [option.opts[0] for option in context.command.params if _is_given(option.name or "", context)]
+    settled = [_name(option) for option in context.command.params if _is_given(option.name or "", context)]
     if settled:
-        raise OptionError(f"{path} is a bundle, which settles {', '.join(settled)}; leave that out, or compile the model anew")
+        raise OptionError(f"{path} is a bundle, which settles {', '.join(settled)}; leave that out, or compile the model again")
     asked = context.params
     return set_dims(load_model(path), parse_dims(asked["dims"])), load(
         path, engine=_named(context), strict=asked["strict"], check=asked.get("check"), **isolation_keywords(asked)
     )
+
+
+def _name(option: click.Parameter) -> str:
+    """Return the first long name of an option."""
+    return next((name for name in option.opts if name.startswith("--")), option.opts[0])
 
 
 def _is_given(name: str, context: click.Context) -> bool:

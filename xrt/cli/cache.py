@@ -44,10 +44,10 @@ def command(context: click.Context, directory: Path | None) -> None:
     context.obj = Store(directory or find_cache_directory())
 
 
-@command.command("ls")
+@command.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
 @click.pass_obj
-def ls(store: Store, as_json: bool) -> None:
+def list_command(store: Store, as_json: bool) -> None:
     """List the entries, the most recently used first."""
     entries = list_entries(store)
     if as_json:
@@ -101,11 +101,11 @@ def gc(store: Store, size: str | None, failures: bool) -> None:
         item.path.unlink(missing_ok=True)
     evicted, left = store.shrink(limit), store.sweep()
     stale, old = WeightHashStore(store).sweep(), PlanStore(store).sweep()
-    told = (
+    said = (
         f"removed {len(damaged)} damaged entries, {len(forgotten)} remembered failures, {len(evicted)} entries over the limit of "
         f"{human_bytes(limit)}, {left} unfinished writes, the hashes of {stale} changed files, and {old} plans of these"
     )
-    out.print(told, markup=False)
+    out.print(said, markup=False)
 
 
 def _limit(store: Store, size: str | None) -> int:
@@ -159,7 +159,7 @@ def why_miss(store: Store, /, model: str, as_json: bool, **given: Any) -> int:
             lines = [f"{name}: {unsaved[name]}, so it is compiled in each process"]
         else:
             found = "not in the cache" if signature.key in by_key else "in the cache"
-            lines = [f"{name}: {found}", *_told(by_key.get(signature.key))]
+            lines = [f"{name}: {found}", *_describe_miss(by_key.get(signature.key))]
         out.print("\n".join(lines), markup=False)
     return int(bool(missed))
 
@@ -173,7 +173,7 @@ def _why_unsaved(launch: Launch) -> str:
     return "" if engine.is_worth_saving(launch.function) else small
 
 
-def _told(miss: Miss | None) -> list[str]:
+def _describe_miss(miss: Miss | None) -> list[str]:
     if miss is None:
         return []
     if miss.nearest is None:

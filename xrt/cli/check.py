@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from xrt import models
-from xrt.cli.options import load_with_options, parse_dims, parse_seconds, set_dims
+from xrt.cli.options import ENGINE_NAMES, load_with_options, parse_seconds, read_locked_dims, set_dims
 from xrt.cli.screen import WorkStatus, out
 from xrt.engines import split_specs
 from xrt.engines.contract.registry import why_not_chosen
@@ -64,6 +64,7 @@ def parse_percent(context: click.Context, option: click.Parameter, text: str) ->
     default="5%",
     show_default=True,
     callback=parse_percent,
+    metavar="PERCENT",
     help="Largest growth of the ratio, in per cent",
 )
 @click.option(
@@ -73,13 +74,19 @@ def parse_percent(context: click.Context, option: click.Parameter, text: str) ->
     type=click.Choice(["pass", "fail"]),
     help="Result of a check that the noise leaves undecided: exit code 0, or 3",
 )
-@click.option("--budget", default="30s", show_default=True, callback=parse_seconds, help="Longest time for turns of the plans")
-@click.option("--model", "model", help="The model [default: the path in the lockfile]")
 @click.option(
-    "--engines",
-    "--engine",
-    "-e",
+    "--budget",
+    default="30s",
+    show_default=True,
+    callback=parse_seconds,
+    metavar="TIME",
+    help="Longest time for turns of the plans: 30s, 2m",
+)
+@click.option("--model", "model", metavar="MODEL", help="The model [default: the path in the lockfile]")
+@click.option(
+    *ENGINE_NAMES[:-1],
     "named",
+    metavar="ENGINES",
     help="Engines of the lockfile whose options may name files or code",
 )
 @click.option("--once", is_flag=True, help="Report a regression without a second process")
@@ -89,7 +96,8 @@ def parse_percent(context: click.Context, option: click.Parameter, text: str) ->
     default="5m",
     show_default=True,
     callback=parse_seconds,
-    help="Time beyond --budget after which the second process counts as hung",
+    metavar="TIME",
+    help="Time beyond --budget after which the second process counts as hung: 30s, 2m",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
 def command(
@@ -121,8 +129,8 @@ def command(
     if as_json:
         out.print_json(json.dumps({**outcome.to_dict(), "differs": list(elsewhere)}))
         return _code(outcome, undecided)
-    for told in elsewhere:
-        out.print(f"not where it was locked: {told}", markup=False)
+    for line in elsewhere:
+        out.print(f"not where it was locked: {line}", markup=False)
     out.print(str(outcome), markup=False)
     if outcome.state == "undecided":
         passes = "it passes; --undecided=fail makes it fail" if undecided == "pass" else "it fails, as --undecided=fail asks"
@@ -132,6 +140,8 @@ def command(
 
 def _check_is_lock(path: str) -> None:
     """Raise OptionError for what is a model: it would be advised to write a lock over it."""
+    if Path(path).is_file() and not Path(path).stat().st_size:
+        raise OptionError(f"{path} is an empty file, and `xrt check` takes a lockfile; `xrt lock MODEL -o FILE.lock` writes one")
     is_model = Path(path).suffix == ".onnx" or is_bundle(path) or (not os.path.lexists(path) and path in models.names())
     if is_model:
         raise OptionError(f"{path} is a model, and `xrt check` takes a lockfile; `xrt lock {path}` writes one")
@@ -179,11 +189,11 @@ def serve_confirmation(handle: str) -> None:
 
 
 def _failed(error: XRTError, *, as_json: bool) -> int:
-    told = " ".join(str(error).split())
+    said = " ".join(str(error).split())
     if as_json:
-        out.print_json(json.dumps({"state": "cannot run", "reason": told}))
+        out.print_json(json.dumps({"state": "cannot run", "reason": said}))
     else:
-        out.print(f"cannot run: {told}", markup=False)
+        out.print(f"cannot run: {said}", markup=False)
     return 1
 
 
@@ -228,8 +238,8 @@ def _checked(lock: PlacementFile, path: Path, model: str | None, limit: float, b
     with _of_the_lock("options"):
         made = XRTModule(function, engines, strict=True, threads=threads, **options)
     with WorkStatus("running the plan"), made as module:
-        outcome, told = check_module(module, lock, [values[value.name] for value in function.inputs], limit, budget)
-    return outcome, (*told, *stand_ins)
+        outcome, differs = check_module(module, lock, [values[value.name] for value in function.inputs], limit, budget)
+    return outcome, (*differs, *stand_ins)
 
 
 @contextmanager
@@ -238,27 +248,27 @@ def _of_the_lock(what: str) -> Iterator[None]:
     try:
         yield
     except OptionError as error:
-        told = str(error).rstrip(".")
-        raise LockError(f"the lock's {what} cannot be used: {told}; mend it, or make it anew with `xrt lock`") from error
+        said = str(error).rstrip(".")
+        raise LockError(f"the lock's {what} cannot be used: {said}; mend it, or write it again with `xrt lock`") from error
 
 
 def _values(function: Function, lock: PlacementFile, path: Path) -> tuple[dict[str, Any], list[str]]:
     """Return the values that the lock was made on, and a line for each unavailable one, which a random value replaces."""
     values = sample_inputs(function, _number(lock.model.get("seed", "0"), "seed"))
-    told = []
+    unavailable = []
     for name in lock.values.keys() & values.keys():
         file = path.absolute().parent / lock.values[name]
         try:
             found = _array(file, name)
             is_ = str(infer_type(found))
         except (InputError, ModelError) as error:
-            told.append(f"the values of input {name!r}, in {lock.values[name]}, are not to be had: {error}")
+            unavailable.append(f"the values of input {name!r}, in {lock.values[name]}, are not to be had: {error}")
             continue
         if is_ == (was := lock.inputs.get(name, "")):
             values[name] = found
         else:
-            told.append(f"the values of input {name!r}, in {lock.values[name]}, were {was} and are {is_}")
-    return values, sorted(told)
+            unavailable.append(f"the values of input {name!r}, in {lock.values[name]}, were {was} and are {is_}")
+    return values, sorted(unavailable)
 
 
 def _array(file: Path, name: str) -> Any:
@@ -273,12 +283,11 @@ def _array(file: Path, name: str) -> Any:
 def _model(lock: PlacementFile, path: Path, model: str | None) -> Function:
     """Return the model that was given, or the one that the lock names: a file in the lock's directory, or a shipped one."""
     source = lock.model.get("source", "")
-    beside = path.absolute().parent / source
+    nearby = path.absolute().parent / source
     if not model and not source:
         raise LockError("the lock does not say where its model is; pass --model")
-    text = model or (str(beside) if beside.is_file() else source)
-    dims = tuple(filter(None, lock.model.get("dims", "").split(",")))
-    function = set_dims(load_with_options(text), parse_dims(dims))
+    text = model or (str(nearby) if nearby.is_file() else source)
+    function = set_dims(load_with_options(text), read_locked_dims(lock))
     try:
         return specialize(function, read_shapes(lock, function))
     except InputError:  # it is another model; later checks report more about it

@@ -33,7 +33,7 @@ __all__ = ["command"]
 @click.argument("model")
 @module_options
 @isolation_options
-@click.option("--output", "-o", "target", type=click.Path(dir_okay=False), help="The bundle [default: MODEL.xrt here]")
+@click.option("-o", "--output", "target", type=click.Path(dir_okay=False), help="The bundle [default: MODEL.xrt here]")
 def command(model: str, target: str | None, **given: Any) -> None:
     """Compile MODEL, an ONNX file or a shipped model, and save it as a bundle: weights and the engines' compiled forms.
 
@@ -55,9 +55,9 @@ def command(model: str, target: str | None, **given: Any) -> None:
     with XRTModule(function, **module_keywords(given), max_signatures=most, report=status.update) as module, status:
         is_open = _compile(module, examples)
         module.save(path)
-        told = str(module.explain())
-    out.print(told, markup=False)
-    for line in _told_sizes(fixed, _names(function), sizes, is_open=is_open):
+        explanation = str(module.explain())
+    out.print(explanation, markup=False)
+    for line in _describe_sizes(fixed, _names(function), sizes, is_open=is_open):
         out.print(line, markup=False, soft_wrap=True)
     out.print(f"{path}: {human_bytes(path.stat().st_size)}, in {perf_counter() - began:.2f} s", markup=False)
 
@@ -87,7 +87,7 @@ def _combinations(function: Function, choices: Mapping[str, Sequence[int]]) -> I
         yield dict(zip(choices, sizes, strict=True))
 
 
-def _told_sizes(
+def _describe_sizes(
     fixed: Mapping[str, int], names: Sequence[str], sizes: Sequence[Mapping[str, int]], *, is_open: bool
 ) -> Iterator[str]:
     """Yield lines that say which sizes the bundle takes, and for which it has a program."""

@@ -9,6 +9,7 @@ import click
 
 from xrt.cli.screen import out, progress, show_table
 from xrt.engines import split_specs
+from xrt.errors import OptionError
 from xrt.testing import GROUPS, ConformanceReport, Outcome, ResultWord, conform
 
 __all__ = ["command"]
@@ -29,10 +30,9 @@ __all__ = ["command"]
 @click.option("--reasons", is_flag=True, help="List why each declined case was declined")
 @click.option("--operators", is_flag=True, help="Show the counts per operator, and its engines")
 @click.option(
-    "--isolate/--no-isolate",
-    default=True,
-    show_default=True,
-    help="Run the cases in a worker process: a crash is one failed case",
+    "--in-process",
+    is_flag=True,
+    help="Run the cases in this process, for a debugger: a crash ends it, where it is one failed case otherwise",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
 def command(
@@ -43,7 +43,7 @@ def command(
     reference: bool,
     reasons: bool,
     operators: bool,
-    isolate: bool,
+    in_process: bool,
     as_json: bool,
 ) -> int:
     """Count the tests of onnx that ENGINES (one, or several with commas) pass, decline and fail; exit code 1 when one fails.
@@ -58,9 +58,12 @@ def command(
             groups=groups,
             alternate=alternate,
             reference=reference,
-            isolate=isolate,
+            isolate=not in_process,
             progress=watched.advance,
         )
+    if not report.outcomes:
+        within = f" in {', '.join(groups)}" if groups else ""
+        raise OptionError(f"no test has a name like {','.join(cases)}{within}; names read like test_conv_with_strides_padding")
     if as_json:
         click.echo(json.dumps(report.to_dict(), indent=1))
     else:

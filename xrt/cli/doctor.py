@@ -106,8 +106,8 @@ def _processor() -> dict[str, Any]:
 
 
 def _processor_name() -> str:
-    told = Path("/proc/cpuinfo")
-    lines = told.read_text(encoding="utf-8").splitlines() if told.exists() else []
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or "unknown")
 
@@ -121,11 +121,11 @@ def _memory() -> dict[str, int]:
     return {word: page * os.sysconf(name) for word, name in asked.items() if name in os.sysconf_names}
 
 
-def _told(cache: Mapping[str, Any]) -> str:
+def _describe_cache(cache: Mapping[str, Any]) -> str:
     if not cache:
         return "off"
-    told = f"{cache['entries']} entries, {human_bytes(cache['bytes'])} of {human_bytes(cache['limit'])}, in {cache['directory']}"
-    return f"{told}; not used: {cache['unused']}" if cache["unused"] else told
+    said = f"{cache['entries']} entries, {human_bytes(cache['bytes'])} of {human_bytes(cache['limit'])}, in {cache['directory']}"
+    return f"{said}; not used: {cache['unused']}" if cache["unused"] else said
 
 
 def _show(found: Mapping[str, Any]) -> None:
@@ -138,7 +138,7 @@ def _show(found: Mapping[str, Any]) -> None:
         *((f"cores of {whose}", count) for whose, count in found["cores"].items()),
         *((f"threads, {whose}", count) for whose, count in found["threads"].items()),
         *((f"memory, {word}", human_bytes(count)) for word, count in found["memory"].items()),
-        ("cache", _told(found["cache"])),
+        ("cache", _describe_cache(found["cache"])),
         *found["versions"].items(),
         *found["environment"].items(),
     ]

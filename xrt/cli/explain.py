@@ -10,12 +10,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from xrt.cli.bundles import open_bundle
-from xrt.cli.options import check_writable, load_with_options, module_keywords, module_options, parse_dims, set_dims
+from xrt.cli.inputs import all_inputs, from_files, set_shapes
+from xrt.cli.options import (
+    check_sizes,
+    check_writable,
+    input_options,
+    isolation_options,
+    load_sized,
+    module_keywords,
+    module_options,
+)
 from xrt.cli.screen import human_bytes, out, show_table
 from xrt.formats.bundle import is_bundle
 from xrt.formats.output import replace_file
 from xrt.module import XRTModule
 from xrt.module.html import render_explanation_page
+from xrt.placement.engine_list import AUTO
 from xrt.placement.report import format_seconds
 
 if TYPE_CHECKING:
@@ -27,10 +37,14 @@ __all__ = ["command"]
 @click.command("explain")
 @click.argument("model")
 @module_options
+@isolation_options
+@input_options
 @click.option("--memory", "with_memory", is_flag=True, help="Compile, and show the memory of weights, arena and engines")
 @click.option("--html", type=click.Path(dir_okay=False), help="Write a page with the plan as pictures")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
-def command(model: str, with_memory: bool, html: str | None, as_json: bool, **given: Any) -> None:
+def command(
+    model: str, files: tuple[str, ...], seed: int, with_memory: bool, html: str | None, as_json: bool, **given: Any
+) -> None:
     """Show how MODEL, an ONNX file, a bundle or a shipped model, is divided.
 
     The output has the regions in order, with sizes and boundaries, and the reason for each node that is not on the first
@@ -42,7 +56,12 @@ def command(model: str, with_memory: bool, html: str | None, as_json: bool, **gi
     if is_bundle(model):
         module = open_bundle(model, click.get_current_context())[1]
     else:
-        module = XRTModule(set_dims(load_with_options(model), parse_dims(given["dims"])), **module_keywords(given))
+        function, keywords = load_sized(model, given), module_keywords(given)
+        if AUTO in keywords["engine"]:
+            check_sizes(set_shapes(function, from_files(files, function)))
+        module = XRTModule(function, **keywords)
+        if files or AUTO in keywords["engine"]:
+            module.plan_for(**all_inputs(files, function, seed))
     if with_memory:
         module.compile()
     explanation = module.explain()

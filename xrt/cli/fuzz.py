@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from xrt.cli.options import check_folder
+from xrt.cli.options import ENGINE_NAMES, check_folder
 from xrt.cli.screen import complain, err, out, progress, show_table
 from xrt.engines import split_specs
 from xrt.engines.contract import registry
@@ -20,7 +20,7 @@ from xrt.verify import Verdict
 
 __all__ = ["command"]
 
-_TOLD_EVERY = 500
+_REPORT_EVERY = 500
 """Off a terminal, where nothing moves, a line says now and then how far it is."""
 
 
@@ -34,9 +34,13 @@ _TOLD_EVERY = 500
     help="Seed of the first graph; the next graphs have the next seeds",
 )
 @click.option(
-    "--engines", default=lambda: registry.list_by_rank()[0], help="Engines for every graph, with commas [default: the first]"
+    *ENGINE_NAMES[:-1],
+    "engines",
+    default=lambda: registry.list_by_rank()[0],
+    metavar="ENGINES",
+    help="Engines for every graph: tvm,ort [default: the first]",
 )
-@click.option("--rarely", default="", help="Slow engines, for one graph in --one-in")
+@click.option("--rarely", default="", metavar="ENGINES", help="Slow engines, for one graph in --one-in")
 @click.option("--one-in", default=50, show_default=True, type=click.IntRange(1), help="How rarely the engines of --rarely run")
 @click.option(
     "--way",
@@ -60,10 +64,9 @@ _TOLD_EVERY = 500
     help="Write graphs that differ to this folder, as entries of the corpus",
 )
 @click.option(
-    "--isolate/--no-isolate",
-    default=True,
-    show_default=True,
-    help="Run the graphs in a worker process: a crash is one difference",
+    "--in-process",
+    is_flag=True,
+    help="Run the graphs in this process, for a debugger: a crash ends it, where it is one difference otherwise",
 )
 def command(
     count: int,
@@ -74,7 +77,7 @@ def command(
     ways: tuple[KindOfWay, ...],
     batch: int,
     keep: Path | None,
-    isolate: bool,
+    in_process: bool,
 ) -> int:
     """Run generated graphs on single engines, with the reference as fallback, and on mixtures.
 
@@ -84,7 +87,7 @@ def command(
     _check(always + seldom)
     if keep is not None:
         check_folder(keep)
-    fuzzer = (RemoteFuzzer if isolate else Fuzzer)(always, seldom, one_in, kinds=ways, batch=batch)
+    fuzzer = (Fuzzer if in_process else RemoteFuzzer)(always, seldom, one_in, kinds=ways, batch=batch)
     _run(fuzzer, range(seed, seed + count), keep)
     words = sorted({word for word, _ in fuzzer.counts})
     show_table(("way", *Verdict), [(w, *(fuzzer.counts[w, v] for v in Verdict)) for w in words], numbers=tuple(Verdict))
@@ -124,7 +127,7 @@ def _run(fuzzer: Fuzzer, seeds: range, keep: Path | None) -> None:
             bar.update(task, completed=done)
             if found is not None:
                 _tell(fuzzer, found, keep)
-            elif not err.is_terminal and done % _TOLD_EVERY == 0:
+            elif not err.is_terminal and done % _REPORT_EVERY == 0:
                 err.print(f"{done:,} of {len(seeds):,} graphs, {_counted(len(fuzzer.findings))}", markup=False)
 
         fuzzer.run(seeds, advance)

@@ -8,16 +8,16 @@ from typing import Any
 
 import click
 
-from xrt.cli.inputs import all_inputs, list_input_files
+from xrt.cli.inputs import all_inputs, from_files, list_input_files, set_shapes
 from xrt.cli.options import (
     add_tuning_options,
+    check_sizes,
     check_writable,
     input_options,
-    load_with_options,
+    isolation_options,
+    load_sized,
     module_keywords,
-    parse_dims,
     parse_seconds,
-    set_dims,
 )
 from xrt.cli.screen import WorkStatus, complain, out
 from xrt.cli.tune import INTERRUPTED, format_result
@@ -34,16 +34,20 @@ NOISY = 0.1
 @click.command("lock")
 @click.argument("model")
 @add_tuning_options
+@isolation_options
 @input_options
-@click.option("--output", "-o", "target", type=click.Path(dir_okay=False), help="The lockfile [default: MODEL.lock here]")
-@click.option("--budget", default="60s", show_default=True, callback=parse_seconds, help="Time of the search: 60s, 2m")
+@click.option("-o", "--output", "target", type=click.Path(dir_okay=False), help="The lockfile [default: MODEL.lock here]")
+@click.option(
+    "--budget", default="60s", show_default=True, callback=parse_seconds, metavar="TIME", help="Time of the search: 60s, 2m"
+)
 @click.option(
     "--gate",
     "gate",
     default="10s",
     show_default=True,
     callback=parse_seconds,
-    help="Time of the comparison with the best other plan",
+    metavar="TIME",
+    help="Time of the comparison with the best other plan: 10s, 2m",
 )
 @click.option("--retune", is_flag=True, help="Search even if a decision is stored")
 def command(
@@ -57,9 +61,10 @@ def command(
     """
     path = Path(target) if target else Path(f"{Path(model).stem}.lock")
     check_writable(path)
-    function = set_dims(load_with_options(model), parse_dims(given["dims"]))
+    function = load_sized(model, given)
+    check_sizes(set_shapes(function, from_files(files, function)))
     values = all_inputs(files, function, seed)
-    given_by = {name: _beside(file, path) for name, file in list_input_files(files, function).items()}
+    given_by = {name: _relate(file, path) for name, file in list_input_files(files, function).items()}
     keywords = module_keywords(given)
     with XRTModule(function, **{**keywords, "engine": [*keywords["engine"], "auto"]}, budget=budget) as module:
         tuned = _tuned(module, values, budget, retune=retune)
@@ -71,7 +76,7 @@ def command(
             lock = lock_module(module, [values[value.name] for value in function.inputs], source, gate, given_by)
     write_placement(lock, path)
     out.print(str(tuned), markup=False)
-    out.print(f"{path}: {_told(lock.baseline)}", markup=False)
+    out.print(f"{path}: {_describe_baseline(lock.baseline)}", markup=False)
     return 0
 
 
@@ -79,24 +84,24 @@ def _tuned(module: XRTModule, values: dict[str, Any], budget: float, *, retune: 
     if not retune:
         module.plan_for(**values)  # which shows by itself how far a search is
         return module.tuned
-    with format_result(budget) as told:
-        return module.tune(**values, progress=told)
+    with format_result(budget) as report:
+        return module.tune(**values, progress=report)
 
 
 def _source(model: str, lock: Path) -> str:
     """Return how the lock calls its model: a file as it is found from the lock's folder, anything else as it was given."""
-    return _beside(model, lock) if os.path.lexists(model) else model
+    return _relate(model, lock) if os.path.lexists(model) else model
 
 
-def _beside(file: str | Path, lock: Path) -> str:
+def _relate(file: str | Path, lock: Path) -> str:
     return os.path.relpath(file, lock.absolute().parent)
 
 
-def _told(gate: Baseline | None) -> str:
+def _describe_baseline(gate: Baseline | None) -> str:
     if gate is None:
         return "locked; no other plan could run, so a check has nothing to hold its time against"
-    told = f"locked at {gate.ratio:.3f} ({gate.low:.3f} to {gate.high:.3f}) of the time of {gate.plan}, {gate.rounds} rounds"
+    said = f"locked at {gate.ratio:.3f} ({gate.low:.3f} to {gate.high:.3f}) of the time of {gate.plan}, {gate.rounds} rounds"
     doubt = (gate.high - gate.low) / gate.ratio
     if doubt <= NOISY:
-        return told
-    return f"{told}; the machine is noisy, so a check can tell no change of less than about {doubt:.0%}: lock it on a quiet one"
+        return said
+    return f"{said}; the machine is noisy, so a check can tell no change of less than about {doubt:.0%}: lock it on a quiet one"

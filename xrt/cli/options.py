@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -18,20 +19,29 @@ from xrt.engines import parse_spec, split_specs
 from xrt.errors import InputError, OptionError
 from xrt.formats.bundle import is_bundle, load_model
 from xrt.formats.output import why_not_folder, why_not_writable
+from xrt.graph import TensorType
 from xrt.graph.types import LARGEST_EXTENT
 from xrt.module.model_source import make_source
+from xrt.placement.lockfile import read_lock
 
 if TYPE_CHECKING:
-    from xrt.graph import Function
+    from xrt.formats.placement_file import PlacementFile
+    from xrt.graph import Function, Type
 
 __all__ = [
+    "ENGINE_NAMES",
+    "add_dims",
     "add_tuning_options",
     "check_engine_named",
     "check_folder",
+    "check_sizes",
     "check_writable",
     "input_options",
+    "is_sized",
     "isolation_keywords",
     "isolation_options",
+    "list_dims",
+    "load_sized",
     "load_with_options",
     "module_keywords",
     "module_options",
@@ -39,6 +49,7 @@ __all__ = [
     "parse_choices",
     "parse_dims",
     "parse_seconds",
+    "read_locked_dims",
     "set_dims",
 ]
 
@@ -61,6 +72,30 @@ def load_with_options(text: str) -> Function:
     return function
 
 
+def load_sized(model: str, given: Mapping[str, Any]) -> Function:
+    """Return the model with the sizes of ``--dim``, and for the other dims those of the lockfile of ``--lock``.
+
+    Raises OptionError where both give a size to a dim, and not the same.
+    """
+    function, sizes = load_with_options(model), parse_dims(given["dims"])
+    if (lock := given.get("lock")) is None:
+        return set_dims(function, sizes)
+    known = list_dims(function)
+    locked = {name: size for name, size in read_locked_dims(read_lock(lock)).items() if name in known}
+    if differing := [name for name in locked if sizes.get(name, locked[name]) != locked[name]]:
+        was, asked = (" ".join(f"--dim {name}={found[name]}" for name in differing) for found in (locked, sizes))
+        raise OptionError(
+            f"the lock {lock} is for {was}, and {asked} was given; leave that out, "
+            f"or write another lock: xrt lock {model} {asked} -o FILE"
+        )
+    return set_dims(function, locked | sizes)
+
+
+def read_locked_dims(lock: PlacementFile) -> dict[str, int]:
+    """Return the sizes of symbolic dims for which `xrt lock` has written a lockfile; raises OptionError for a damaged list."""
+    return parse_dims(tuple(filter(None, lock.model.get("dims", "").split(","))))
+
+
 def check_writable(target: Path) -> None:
     """Raise InputError, before any work is done, where a file cannot be written."""
     if reason := why_not_writable(target):
@@ -73,6 +108,36 @@ def check_engine_named() -> None:
     if context.get_parameter_source("engine") is not click.core.ParameterSource.COMMANDLINE:
         name = context.command.name
         raise OptionError(f"`xrt {name}` compares an engine with the reference engine; name it: xrt {name} MODEL --engine ort")
+
+
+def check_sizes(function: Function) -> None:
+    """Raise OptionError where a placement is to be measured and symbolic dims have no size; nothing could be measured."""
+    opened = {value.name: value.type for value in function.inputs if not is_sized(value.type)}
+    if not opened:
+        return
+    context = click.get_current_context()
+    dims = list_dims(function)
+    added = [f"--dim {name}=SIZE" for name in dims]
+    unnamed = [name for name, type_ in opened.items() if not isinstance(type_, TensorType) or None in (type_.shape or (None,))]
+    added += [f"-i {name}=FILE.npy" for name in unnamed]
+    what = [f"dim{'s' * (len(dims) != 1)} {', '.join(dims)}"] * bool(dims)
+    what += [f"extents without a name of input{'s' * (len(unnamed) != 1)} {', '.join(unnamed)}"] * bool(unnamed)
+    typed = shlex.join(["xrt", *(context.obj or (context.command.name or "", context.params.get("model", "MODEL")))])
+    raise OptionError(
+        f"a placement is measured for inputs of known sizes, and the model leaves open: {'; '.join(what)}. "
+        f"Give them: {typed} {' '.join(added)}"
+    )
+
+
+def is_sized(type_: Type | None) -> bool:
+    """Whether all extents of a type are known."""
+    return isinstance(type_, TensorType) and type_.is_static
+
+
+def list_dims(function: Function) -> list[str]:
+    """Return the names of the symbolic dims of the inputs, in their order."""
+    tensors = [value.type for value in function.inputs if isinstance(value.type, TensorType)]
+    return list(dict.fromkeys(dim for type_ in tensors for dim in type_.shape or () if isinstance(dim, str)))
 
 
 def check_folder(target: Path) -> None:
@@ -145,25 +210,47 @@ def parse_seconds(context: click.Context, option: click.Parameter, text: str | N
     return float(match[1]) * (60 if match[2] == "m" else 1)
 
 
+ENGINE_NAMES = ("-e", "--engine", "--engines", "engine")
+"""How each command that takes engines calls the option."""
+_DIM = click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Size of a symbolic dim: batch=4; repeatable")
 _SHARED = (
-    click.option("--engine", "-e", default="toy", show_default=True, help="Engines, first choice first: tvm,ort"),
-    click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N"),
-    click.option("--devices", callback=parse_devices, help="Devices of single engines: ort=cuda,tvm=cpu"),
     click.option(
-        "--pin", "pins", multiple=True, help="Force or forbid an engine: 'Conv|Gemm=ort', 'Softmax!=tvm', 'name:/layer1/*=ort'"
+        *ENGINE_NAMES,
+        default="toy",
+        show_default=True,
+        metavar="ENGINES",
+        help="Engines, first choice first: tvm,ort; auto places by measurement",
+    ),
+    click.option(
+        "--device", default="cpu", show_default=True, metavar="DEVICE", help="Device of all engines: cpu, cuda or cuda:N"
+    ),
+    click.option(
+        "--devices", callback=parse_devices, metavar="ENGINE=DEVICE,...", help="Devices of single engines: ort=cuda,tvm=cpu"
+    ),
+    click.option(
+        "--pin",
+        "pins",
+        multiple=True,
+        metavar="PIN",
+        help="Force or forbid an engine: 'Conv|Gemm=ort', 'Softmax!=tvm', 'name:/layer1/*=ort'; repeatable",
     ),
     click.option("--minimum-nodes", type=int, help="Dissolve regions of fewer nodes"),
     click.option("--maximum-nodes", type=int, help="Split regions of more nodes"),
-    click.option("--precision", help="fp32, fp16, bf16 or int8"),
+    click.option("--precision", metavar="NAME", help="Precision of the arithmetic: fp32, fp16, bf16 or int8"),
     click.option("--threads", type=int, help="Thread budget of all engines [default: the cores of this process]"),
     click.option("--strict", is_flag=True, help="No fallback to toy: a node that no listed engine supports is an error"),
-    click.option("--dim", "dims", multiple=True, help="Size of a symbolic dimension: batch=4"),
+    _DIM,
 )
 
 
 _INPUTS = (
     click.option(
-        "--input", "-i", "files", multiple=True, help="An input from a file: NAME=FILE.npy, or FILE.npz with one array per input"
+        "-i",
+        "--input",
+        "files",
+        multiple=True,
+        metavar="[NAME=]FILE",
+        help="An input from a file: NAME=FILE.npy, or FILE.npz with one array per input; repeatable",
     ),
     click.option(
         "--seed",
@@ -184,10 +271,20 @@ def parse_memory(context: click.Context, option: click.Parameter, text: str | No
 
 
 _ISOLATION = (
-    click.option("--isolate", help="Engines that compile in a worker process: tvm,ort, or all"),
+    click.option("--isolate", metavar="ENGINES", help="Engines that compile in a worker process: tvm,ort, or all"),
     click.option("--isolate-run", is_flag=True, help="These engines also run there"),
-    click.option("--time-limit", type=float, help="Seconds for each compile and each run in a worker process"),
-    click.option("--memory-limit", callback=parse_memory, help="Address space of a worker process: 4GB"),
+    click.option(
+        "--time-limit",
+        callback=parse_seconds,
+        metavar="TIME",
+        help="Time of each compile and each run in a worker process: 60s, 2m [default: no limit]",
+    ),
+    click.option(
+        "--memory-limit",
+        callback=parse_memory,
+        metavar="SIZE",
+        help="Address space of a worker process: 500MB, 4GB [default: no limit]",
+    ),
 )
 
 
@@ -212,6 +309,11 @@ def input_options(command: Command) -> Command:
     return command
 
 
+def add_dims(command: Command) -> Command:
+    """Add the option that gives symbolic dims a size: ``dims``."""
+    return _DIM(command)
+
+
 def module_options(command: Command) -> Command:
     """Add the options that become keywords of XRTModule."""
     for option in reversed((*_SHARED, *_AUTO)):
@@ -220,11 +322,9 @@ def module_options(command: Command) -> Command:
 
 
 _ENGINES = click.option(
-    "--engines",
-    "--engine",
-    "-e",
-    "engine",
+    *ENGINE_NAMES,
     default="auto",
+    metavar="ENGINES",
     show_default="all that are ready",
     help="Engines to choose from: ort,xla",
 )
@@ -232,7 +332,9 @@ _ENGINES = click.option(
 
 _AUTO = (
     click.option("--lock", type=click.Path(dir_okay=False), help="With -e auto: use the plan of this lockfile, do not measure"),
-    click.option("--budget", callback=parse_seconds, help="With -e auto: time of the search: 60s, 2m [default: 20s]"),
+    click.option(
+        "--budget", callback=parse_seconds, metavar="TIME", help="With -e auto: time of the search: 60s, 2m [default: 20s]"
+    ),
 )
 
 

@@ -18,12 +18,10 @@ from xrt.cli.options import (
     check_writable,
     input_options,
     isolation_options,
-    load_with_options,
+    load_sized,
     module_keywords,
     module_options,
     parse_check,
-    parse_dims,
-    set_dims,
 )
 from xrt.cli.screen import WorkStatus, out, show_table
 from xrt.comparison import compare, tolerance_for
@@ -48,7 +46,7 @@ __all__ = ["command"]
 @module_options
 @isolation_options
 @input_options
-@click.option("--save", "-o", "target", type=click.Path(dir_okay=False), help="Save the outputs as .npz")
+@click.option("-o", "--output", "target", type=click.Path(dir_okay=False), help="Save the outputs as .npz")
 @click.option("--repeat", default=1, show_default=True, type=click.IntRange(1), help="Number of runs; the median time is shown")
 @click.option("--trace", type=click.Path(dir_okay=False), help="Save a timeline of as many more runs, for Perfetto")
 @click.option("--dump", "dump_subgraph_dir", type=click.Path(file_okay=False), help="Write the graph per stage (text, ONNX, DOT)")
@@ -98,7 +96,7 @@ def command(
 def _opened(model: str, given: Mapping[str, Any], status: Status) -> tuple[Function, XRTModule]:
     if is_bundle(model):
         return open_bundle(model, click.get_current_context())
-    function = set_dims(load_with_options(model), parse_dims(given["dims"]))
+    function = load_sized(model, given)
     progress = lambda done, count: status.update(f"compiling {done}/{count}")  # noqa: E731  # called once per region
     return function, XRTModule(function, **module_keywords(given), progress=progress, report=status.update)
 
@@ -148,7 +146,7 @@ def _why_no_reference(function: Function, error: PlanError | EngineError) -> str
     operators = ", ".join(sorted({function.node(name).op for name in error.nodes if name in {n.name for n in function.nodes}}))
     return (
         f"the reference engine does not take {operators or f'{len(error.nodes)} nodes'}. Write what such an operator computes "
-        "into the model, as a function of it, or compare two engines by what each saves: xrt run MODEL -e ENGINE --save FILE"
+        "into the model, as a function of it, or compare two engines by what each saves: xrt run MODEL -e ENGINE -o FILE"
     )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import click
 from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.status import Status
 from rich.table import Table
@@ -18,6 +19,13 @@ from rich.text import Text
 from xrt.progress import claim_display, release_display
 
 __all__ = ["WorkStatus", "complain", "err", "human_bytes", "out", "progress", "show_table", "warnings_as_lines"]
+
+FOLDED = 24
+"""Least width of a column that is broken; words of that length are usual in names and reasons."""
+GAP = 3
+"""Spaces between two columns."""
+EDGES = 2
+"""Spaces before the first column and after the last."""
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -28,19 +36,37 @@ def show_table(
 ) -> None:
     """Print rows under their headings: a table on a terminal, one line per row with tabs between the fields elsewhere.
 
-    Columns of numbers stand to the right; they and the ``whole`` ones are never broken, the others where room is short.
+    Columns of numbers stand to the right; they and the ``whole`` ones are never broken, the others where room is short. On a
+    terminal that is too narrow for that, each row is a block with a line per column.
     """
     if not out.is_terminal:
         for row in (columns, *rows):
             click.echo("\t".join(" ".join(str(cell).split()) for cell in row))
         return
+    unbroken = {*numbers, *whole}
+    widths = [max(len(str(cell)) for cell in cells) for cells in zip(columns, *rows, strict=True)]
+    least = [width if name in unbroken else min(width, FOLDED) for name, width in zip(columns, widths, strict=True)]
+    if sum(least) + GAP * (len(columns) - 1) + EDGES > out.width:
+        _show_blocks(columns, rows)
+        return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        is_number = column in numbers
-        table.add_column(column, justify="right" if is_number else "left", overflow="fold", no_wrap=is_number or column in whole)
+    for name, width in zip(columns, least, strict=True):
+        justify: Literal["left", "right"] = "right" if name in numbers else "left"
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=name in unbroken, min_width=width)
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
     out.print(table, soft_wrap=False)
+
+
+def _show_blocks(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print each row as its first cell, with a line for each other cell that is not empty."""
+    for row in rows:
+        title, *cells = (cell if isinstance(cell, Text) else Text(str(cell)) for cell in row)
+        out.print(title if title.plain else Text(columns[0]), soft_wrap=False, overflow="fold")
+        for column, cell in zip(columns[1:], cells, strict=True):
+            if cell.plain:
+                line = Text.assemble(f"{column}: " * bool(column), cell)
+                out.print(Padding(line, (0, 0, 0, 2), expand=False), soft_wrap=False, overflow="fold")
 
 
 def progress() -> Progress:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,18 +14,18 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from xrt.cache import DiskTier, default_cache
-from xrt.cli.inputs import all_inputs
+from xrt.cli.inputs import all_inputs, from_files, set_shapes
 from xrt.cli.options import (
     add_tuning_options,
+    check_sizes,
     input_options,
-    load_with_options,
+    isolation_options,
+    load_sized,
     module_keywords,
-    parse_dims,
     parse_seconds,
-    set_dims,
 )
 from xrt.cli.screen import err, out, show_table
-from xrt.graph import Function, TensorType
+from xrt.formats.bundle import is_bundle
 from xrt.module import XRTModule
 from xrt.placement.result import format_count
 
@@ -36,6 +37,8 @@ __all__ = ["INTERRUPTED", "command", "format_result"]
 COLUMNS = ("verdict", "plan", "regions", "ms", "x baseline", "note")
 NUMBERS = ("regions", "ms", "x baseline")
 INTERRUPTED = 130
+COARSE = 2.0
+"""Seconds by which the times of files may be too early, as a file system rounds them."""
 PAUSE = 1.0
 """Seconds between two lines of progress off a terminal."""
 
@@ -43,8 +46,11 @@ PAUSE = 1.0
 @click.command("tune")
 @click.argument("model")
 @add_tuning_options
+@isolation_options
 @input_options
-@click.option("--budget", default="60s", show_default=True, callback=parse_seconds, help="Time of the search: 60s, 2m")
+@click.option(
+    "--budget", default="60s", show_default=True, callback=parse_seconds, metavar="TIME", help="Time of the search: 60s, 2m"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
 def command(model: str, files: tuple[str, ...], seed: int, budget: float, as_json: bool, **given: Any) -> int:
     """Find the fastest engine, or mixture of engines, for MODEL: an ONNX file or a shipped model.
@@ -53,34 +59,41 @@ def command(model: str, files: tuple[str, ...], seed: int, budget: float, as_jso
     measuring, or engine=["ort", "xla", "auto"] after --engines ort,xla. Ctrl-C ends the search with the best plan so far, and
     exit code 130. The exit code is 1 when nothing could be measured.
     """
-    function = set_dims(load_with_options(model), parse_dims(given["dims"]))
+    function = load_sized(model, given)
     keywords = module_keywords(given)
     if keywords["engine"] != ["auto"]:
         keywords["engine"] = [*keywords["engine"], "auto"]
-    values = _values(function, files, seed)
-    with XRTModule(function, **keywords, budget=budget) as module, format_result(budget) as told:
-        tuned = module.tune(**values, progress=told)
+    check_sizes(set_shapes(function, from_files(files, function)))
+    values = all_inputs(files, function, seed)
+    began = time.time() - COARSE
+    with XRTModule(function, **keywords, budget=budget) as module, format_result(budget) as report:
+        tuned = module.tune(**values, progress=report)
     if as_json:
         out.print_json(json.dumps({"model": model, "threads": module.threads, **tuned.to_dict()}))
     else:
         _show(tuned, module.threads)
-        if tuned.how == "measured" and isinstance(default_cache().disk, DiskTier):
+        disk = default_cache().disk
+        if tuned.how == "measured" and isinstance(disk, DiskTier):
             call = _spell_call(model, {**keywords, "threads": module.threads})
-            out.print(f"stored: {call} uses it for these shapes, whatever its budget", markup=False)
+            is_stored = any(file.stat().st_mtime >= began for file in (disk.store.root / "decisions").glob("*.json"))
+            out.print(
+                f"stored: {call} uses it for these shapes, whatever its budget"
+                if is_stored
+                else f"not stored in {disk.store.root}; `xrt lock` writes a placement to a file",
+                markup=False,
+            )
     return {"interrupted": INTERRUPTED, "priority": 1}.get(tuned.how, 0)
 
 
 def _spell_call(model: str, keywords: dict[str, Any]) -> str:
-    """Return the call of XRTModule that has these keywords, without those that are defaults."""
+    """Return the call of XRTModule that has these keywords, without those that are defaults.
+
+    A bundle or a shipped model is a MODEL: XRTModule takes no path or name of one.
+    """
+    named = repr(model) if os.path.lexists(model) and not is_bundle(model) else "MODEL"
     engines, device = keywords["engine"], keywords["device"]
     given = keywords | {"engine": engines[0] if len(engines) == 1 else engines, "device": "" if device == "cpu" else device}
-    return f"XRTModule({', '.join([repr(model), *(f'{name}={value!r}' for name, value in sorted(given.items()) if value)])})"
-
-
-def _values(function: Function, files: tuple[str, ...], seed: int) -> dict[str, Any]:
-    """Return inputs from files, and random ones for the others; none where extents are open, so that the module says so."""
-    is_closed = all(isinstance(v.type, TensorType) and v.type.is_static for v in function.inputs)
-    return all_inputs(files, function, seed) if is_closed or files else {}
+    return f"XRTModule({', '.join([named, *(f'{name}={value!r}' for name, value in sorted(given.items()) if value)])})"
 
 
 # ---------------------------------------------------------------------- while it goes on

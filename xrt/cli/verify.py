@@ -13,11 +13,9 @@ from xrt.cli.options import (
     check_engine_named,
     input_options,
     isolation_options,
-    load_with_options,
+    load_sized,
     module_keywords,
     module_options,
-    parse_dims,
-    set_dims,
 )
 from xrt.cli.screen import WorkStatus, out
 from xrt.formats.bundle import is_bundle
@@ -41,7 +39,7 @@ def command(model: str, files: tuple[str, ...], seed: int, outputs_only: bool, a
     if is_bundle(model):
         function, made = open_bundle(model, click.get_current_context())
     else:
-        function = set_dims(load_with_options(model), parse_dims(given["dims"]))
+        function = load_sized(model, given)
         check_engine_named()
         made = XRTModule(function, **module_keywords(given))
     values = all_inputs(files, function, seed)

@@ -44,7 +44,7 @@ def read_npy(path: Path) -> np.ndarray[Any, Any]:
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or error}") from error
         except _BROKEN as error:
-            raise InputError(f"{path} is not a .npy or .npz file of numbers: {_told(error)}; {_ADVICE}") from error
+            raise InputError(f"{path} is not a .npy or .npz file of numbers: {_describe(error)}; {_ADVICE}") from error
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
@@ -62,10 +62,10 @@ def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or error}") from error
         except (*_BROKEN, RuntimeError) as error:  # the last for what is encrypted
-            raise InputError(f"{path} is not a .npy or .npz file of numbers: {_told(error)}; {_ADVICE}") from error
+            raise InputError(f"{path} is not a .npy or .npz file of numbers: {_describe(error)}; {_ADVICE}") from error
 
 
-def _told(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return text[:200] or type(error).__name__
 

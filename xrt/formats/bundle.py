@@ -81,8 +81,8 @@ class BundleFile:
         data = bytes(self._container.section(_MANIFEST))
         manifest = read("Bundle", data, self._held)
         if manifest["format"] != FORMAT:
-            told = f"it has bundle format {manifest['format']}, and this version of XRT reads {FORMAT}"
-            raise BundleError(f"{told}; read it with the version that wrote it, xrt {manifest['writer']}")
+            said = f"it has bundle format {manifest['format']}, and this version of XRT reads {FORMAT}"
+            raise BundleError(f"{said}; read it with the version that wrote it, xrt {manifest['writer']}")
         return manifest
 
     def _held(self, name: str) -> memoryview | None:

@@ -26,15 +26,15 @@ def replace_file(path: Path, write: Callable[[BinaryIO], Any]) -> None:
             with real.open("wb") as file:
                 file.write(content.getvalue())
             return
-        beside = _beside(real)
+        temporary = _name_temporary(real)
         try:
-            with beside.open("xb") as file:
+            with temporary.open("xb") as file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
-            beside.replace(real)
+            temporary.replace(real)
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         if error.errno is None:
             raise
@@ -67,9 +67,9 @@ def _is_device(path: Path) -> bool:
 
 
 def _why_not_made(folder: Path, name: str) -> str | None:
-    beside = _beside(folder / name)
+    temporary = _name_temporary(folder / name)
     try:
-        with beside.open("xb") as file:
+        with temporary.open("xb") as file:
             file.write(b"\0")
     except PermissionError:
         return f"nothing may be written to {folder}"
@@ -77,7 +77,7 @@ def _why_not_made(folder: Path, name: str) -> str | None:
         return f"no file can be made in {folder}: {error.strerror}"
     finally:
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     try:
         (folder / name).lstat()
     except FileNotFoundError:
@@ -87,5 +87,5 @@ def _why_not_made(folder: Path, name: str) -> str | None:
     return None
 
 
-def _beside(path: Path) -> Path:
+def _name_temporary(path: Path) -> Path:
     return path.with_name(f".xrt-{secrets.token_hex(6)}.tmp")

@@ -93,7 +93,7 @@ def _make_strip(one: Strip, most: float, colors: Mapping[str, str]) -> dict[str,
         for engine, name, start, length in _find_spans(one.plan, one.timeline, most)
         if start < most
     ]
-    figure = f"{format_count(len(one.plan), 'region')}, {seconds(taken)} a call, of it {own} beside the regions{cut}"
+    figure = f"{format_count(len(one.plan), 'region')}, {seconds(taken)} a call, of it {own} outside of the regions{cut}"
     return {"name": one.name, "spans": spans, "figure": figure}
 
 
@@ -126,7 +126,7 @@ def list_region_times(plan: Sequence[RegionTimes], timeline: CallTimes, colors: 
     if len(plan) > len(longest):
         left = sum(timeline.regions) - sum(timeline.regions[index] for index in longest)
         rows.append((format_count(len(plan) - len(longest), "other region"), "", "", *_measure(left, timeline), ""))
-    return [*rows, ("beside the regions", "", "", *_measure(timeline.rest, timeline), "")]
+    return [*rows, ("outside of the regions", "", "", *_measure(timeline.rest, timeline), "")]
 
 
 def _measure(length: float, timeline: CallTimes) -> tuple[str, str]:

@@ -125,7 +125,9 @@ def _loaded(file: BundleFile, strict: bool, cache: CompileCache, asked: Mapping[
         **asked,
     )
     for reason in missing.values():
-        warn(f"{os.fspath(file.path)!r}: {reason}; its regions are planned anew for {', '.join(module.engines)}", FallbackWarning)
+        warn(
+            f"{os.fspath(file.path)!r}: {reason}; its regions are planned again for {', '.join(module.engines)}", FallbackWarning
+        )
     _restore(module, tier, plans, missing)
     return module
 
@@ -201,7 +203,7 @@ def _types(plan: Plan) -> tuple[Any, ...]:
 
 def _restore(module: XRTModule, tier: _BundleTier, plans: list[Plan], missing: Mapping[str, str]) -> None:
     """Put the saved programs where the module looks for builds."""
-    anew: dict[str, str] = {}
+    recompiled: dict[str, str] = {}
     for program, plan in zip(tier.file.manifest["programs"], plans, strict=True):
         key = _key(module, plan)
         usable = all(launch.engine in module.engines for launch in plan.launches)
@@ -209,12 +211,12 @@ def _restore(module: XRTModule, tier: _BundleTier, plans: list[Plan], missing: M
             saved = SavedSpecialization(plan if usable else None, partial(tier.file.model, program["function"]), {})
             build = _build(module, plan, saved)
             if usable:
-                build.remarks = dict(_offered(build.regions(), program["regions"], tier, anew))
+                build.remarks = dict(_offered(build.regions(), program["regions"], tier, recompiled))
                 tier.watch(build)
             module._specializations[key[0], tuple(program["fetch"])] = build
             module._last = module._last or build
-    if anew:
-        _tell(tier, anew)
+    if recompiled:
+        _tell(tier, recompiled)
 
 
 def _key(module: XRTModule, plan: Plan) -> tuple[object] | None:
@@ -232,15 +234,15 @@ def _build(module: XRTModule, plan: Plan, saved: SavedSpecialization) -> Special
 
 
 def _offered(
-    regions: list[RegionToCompile], entries: tuple[dict[str, Any], ...], tier: _BundleTier, anew: dict[str, str]
+    regions: list[RegionToCompile], entries: tuple[dict[str, Any], ...], tier: _BundleTier, recompiled: dict[str, str]
 ) -> Iterator[tuple[str, str]]:
     """Offer the compiled forms that fit this machine to the tier, and yield what is to be said of each region."""
     for region, entry in zip(regions, entries, strict=False):
         saved = tuple((one["name"], one["value"]) for one in entry["ingredients"])
         differences = _differences(region, dict(saved))
         if differences:
-            anew[region.launch.name] = differences
-            yield region.launch.name, f"compiled anew, not loaded from the bundle: {differences}"
+            recompiled[region.launch.name] = differences
+            yield region.launch.name, f"compiled again, not loaded from the bundle: {differences}"
         elif entry["section"]:
             tier.offer(tuple({**dict(saved), "version": region.version}.items()), entry["section"])
             yield region.launch.name, "its compiled form comes from the bundle"
@@ -252,16 +254,18 @@ def _differences(region: RegionToCompile, saved: Mapping[str, str]) -> str:
     engine = region.engine
     version = engine.library_version() if isinstance(engine, IsolatedEngine) else region.version
     now = dict(make_signature(_NOTHING, engine, region.context, version).ingredients)
-    found = [f"{n} was {saved.get(n, 'not told')!r} and is {now[n]!r}" for n in _IN_EVERY_REGION if saved.get(n) != now[n]]
+    found = [f"{n} was {saved.get(n, 'unknown')!r} and is {now[n]!r}" for n in _IN_EVERY_REGION if saved.get(n) != now[n]]
     return "; ".join(found)
 
 
-def _tell(tier: _BundleTier, anew: Mapping[str, str]) -> None:
-    name, why = next(iter(anew.items()))
-    told = f"{os.fspath(tier.file.path)!r}: {len(anew)} region(s) must be compiled anew on this machine, first {name}: {why}"
+def _tell(tier: _BundleTier, recompiled: Mapping[str, str]) -> None:
+    name, why = next(iter(recompiled.items()))
+    said = (
+        f"{os.fspath(tier.file.path)!r}: {len(recompiled)} region(s) must be compiled again on this machine, first {name}: {why}"
+    )
     if tier.strict:
-        raise BundleError(f"{told}; load without strict=True to compile them")
-    warn(f"{told}; m.explain() lists them", FallbackWarning)
+        raise BundleError(f"{said}; load without strict=True to compile them")
+    warn(f"{said}; m.explain() lists them", FallbackWarning)
 
 
 # ---------------------------------------------------------------------- compiled forms
@@ -287,8 +291,8 @@ class _BundleTier:
     @property
     def statistics(self) -> DiskStatistics:
         """The tier's behind it, with what came from the bundle among the hits."""
-        told = self.behind.statistics if self.behind else DiskStatistics()
-        return replace(told, hits=told.hits + self._loaded)
+        behind = self.behind.statistics if self.behind else DiskStatistics()
+        return replace(behind, hits=behind.hits + self._loaded)
 
     def watch(self, build: Specialization) -> None:
         """Let the hashes of a build's weights be remembered: they lie in the bundle, which hardly ever changes."""
@@ -324,7 +328,7 @@ class _BundleTier:
             except Exception as error:
                 if self.strict:
                     raise BundleError(f"{os.fspath(self.file.path)!r}: a compiled form cannot be loaded: {error}") from error
-                warn(f"{os.fspath(self.file.path)!r}: a region is compiled anew, since {error}", CacheWarning)
+                warn(f"{os.fspath(self.file.path)!r}: a region is compiled again, since {error}", CacheWarning)
         if self.behind is None:
             return make()
         return self.behind.get_or_compile(signature, recipe, make, force=force)

@@ -163,7 +163,7 @@ def explain(
     """Return the explanation of a plan; ``engines`` are asked for their remarks, ``remarks`` have more by region."""
     more = [[by_name[x.name] for by_name in remarks if x.name in by_name] for x in plan.launches]
     by_spec = engines.by_spec
-    regions = tuple(_region(x, by_spec[x.engine], told) for x, told in zip(plan.launches, more, strict=True))
+    regions = tuple(_region(x, by_spec[x.engine], lines) for x, lines in zip(plan.launches, more, strict=True))
     pins, threads = tuple(map(str, idle_pins)), engines.context.threads
     copied = sum(copy.nbytes or 0 for copy in plan.copies)
     copies = tuple(map(str, plan.copies))

@@ -116,8 +116,8 @@ class FailedCall:
 
 def make_exclusions(refused: Iterable[Refusal]) -> tuple[tuple[str, str, str], ...]:
     """Return the partitioner's exclusions: node, engine and reason."""
-    told = ((one, "failed at run" if isinstance(one.error, RunFailed) else "refused at compile") for one in refused)
-    return tuple((node, one.launch.engine, f"{how}: {one.reason}") for one, how in told for node in one.nodes)
+    failures = ((one, "failed at run" if isinstance(one.error, RunFailed) else "refused at compile") for one in refused)
+    return tuple((node, one.launch.engine, f"{how}: {one.reason}") for one, how in failures for node in one.nodes)
 
 
 def format_implicit_fallback(plan: Plan, implicit: str | None, refused: Iterable[Refusal]) -> str:
@@ -125,9 +125,9 @@ def format_implicit_fallback(plan: Plan, implicit: str | None, refused: Iterable
 
     Returns an empty string if every such node was already reported when its engine refused it.
     """
-    told = {node for one in refused for node in one.nodes}
+    known = {node for one in refused for node in one.nodes}
     taken = [node for launch in plan.launches if launch.engine == implicit for node in launch.nodes]
-    first = next((node for node in taken if node not in told), None)
+    first = next((node for node in taken if node not in known), None)
     if first is None:
         return ""
     why = next((f": {r.text}" for r in plan.reasons if r.node == first), "")

@@ -55,7 +55,7 @@ class IOBinding:
 
 
 def _closed() -> None:
-    raise InputError("the bound call is closed; bind the module's inputs anew")
+    raise InputError("the bound call is closed; bind the module's inputs again")
 
 
 def check_bindable(inputs: Sequence[Value], given: Sequence[Any], values: Sequence[Any]) -> None:

@@ -65,16 +65,16 @@ class LockedPlacement:
         With a strict module that is a LockError.
         """
         request = engines.make_request(function, clustering=clustering)
-        told = list_mismatches(self.lock, request)
-        if not told:
+        reasons = list_mismatches(self.lock, request)
+        if not reasons:
             try:
                 return self._place(request)
             except LockError as error:
-                told = (str(error),)
-        said = f"the lock {self.name} does not hold: {'; '.join(told)}"
+                reasons = (str(error),)
+        said = f"the lock {self.name} does not hold: {'; '.join(reasons)}"
         if strict:
-            raise LockError(f"{said}. Make it anew with `xrt lock`, or leave strict=True out to measure instead")
-        warn(f"{said}. The placement is measured anew; `xrt lock` makes another lock, strict=True refuses", PlacementWarning)
+            raise LockError(f"{said}. Write it again with `xrt lock`, or leave strict=True out to measure instead")
+        warn(f"{said}. The placement is measured again; `xrt lock` makes another lock, strict=True refuses", PlacementWarning)
         return None
 
     def _place(self, request: PlacementRequest) -> TuningResult:
@@ -86,7 +86,12 @@ class LockedPlacement:
         notes = (describe_candidate(one, one.plan, is_baseline=one.is_baseline) for one in records if one is not won)
         about = f"from the lock {self.name}, made on {self.lock.date} by xrt {self.lock.writer}"
         winner = CandidateResult(plan, "won", note=won.note, **{name: getattr(won, name) for name in FIGURES})
-        return TuningResult(plan, race=CandidateComparison((winner,)), how="locked", notes=(about, *notes))
+        return TuningResult(
+            plan,
+            race=CandidateComparison((winner,), baseline=0 if won.is_baseline else None),
+            how="locked",
+            notes=(about, *notes),
+        )
 
 
 def load_lock(asked: Any) -> LockedPlacement | None:
@@ -135,12 +140,12 @@ def check_module(
     """
     setup = _make_setup(module, module._specialize(values).function, values, seconds)
     request = setup.request
-    told = list_mismatches(lock, request, for_check=True)
+    reasons = list_mismatches(lock, request, for_check=True)
     if lock.model.get("fingerprint") != request.function.fingerprint:
-        raise LockError(f"the lock is of another model: {'; '.join(told)}")
+        raise LockError(f"the lock is of another model: {'; '.join(reasons)}")
     plan = plan_from_ranges(lock.plan, request)
     other = plan_from_ranges(lock.baseline.ranges, request) if lock.baseline else None
-    return check_regression(setup, plan, other, lock.baseline, limit), told
+    return check_regression(setup, plan, other, lock.baseline, limit), reasons
 
 
 def _make_setup(module: XRTModule, function: Function, values: Sequence[Any], seconds: float) -> RegressionSetup:

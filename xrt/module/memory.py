@@ -134,12 +134,12 @@ def _rows(found: Memory) -> Iterator[Row]:
     if found.unused:
         yield "  unused", found.unused, "constants of the model that were folded into others"
     yield _between(found)
-    told: set[str] = set()
+    seen: set[str] = set()
     for region in found.regions:
         yield f"{region.name} on {region.engine}", region.weights, "of the weights"
         for name, nbytes, why in _uses(region, found.is_compiled):
-            yield name, nbytes, "as above" if why in told else why
-            told.add(why)
+            yield name, nbytes, "as above" if why in seen else why
+            seen.add(why)
     yield (
         "held between calls",
         found.held,

@@ -141,9 +141,9 @@ class OutputChecks:
     def __str__(self) -> str:
         if self.asked is None:
             return ""
-        what = _TOLD.get(self.asked) or f"the first call of each signature and {self.asked:.3g} of the others"
-        told = f"checked against {REFERENCE}: {what}; {self.count} call{'s' * (self.count != 1)} so far"
-        return "\n".join([told, *self.upheld])
+        what = _PHRASES.get(self.asked) or f"the first call of each signature and {self.asked:.3g} of the others"
+        said = f"checked against {REFERENCE}: {what}; {self.count} call{'s' * (self.count != 1)} so far"
+        return "\n".join([said, *self.upheld])
 
     def remarks(self, functions: Mapping[str, Function]) -> dict[str, str]:
         """Return, by name, why those Functions are not checked."""
@@ -151,7 +151,7 @@ class OutputChecks:
         return {name: f"not checked: {reason}" for name, reason in found.items() if reason and self.asked is not None}
 
 
-_TOLD: Mapping[Any, str] = {"first": "the first call of each signature", "nan": "each call in which a region returns NaN"}
+_PHRASES: Mapping[Any, str] = {"first": "the first call of each signature", "nan": "each call in which a region returns NaN"}
 
 Look: TypeAlias = Callable[[Launch, Sequence[Any], Sequence[Any], Sequence[Any]], str | None]
 

@@ -146,12 +146,12 @@ class Specialization:
         with self._lock:
             if self._program is not None:
                 return self._program
-            told = len(self.refused)
+            count = len(self.refused)
             program, refused, _ = self._compile_first()
             self._take(program, refused)
             if "_asking" in self.__dict__:
                 self._asking.keep()
-        warn_refusals(self.refused[told:])
+        warn_refusals(self.refused[count:])
         return program
 
     def _compile_first(self) -> WorkingPlan:
@@ -253,14 +253,14 @@ class Specialization:
         if self._settings.strict or not error.region:
             raise error
         with self._lock:
-            mine, told = self._program is program, len(self.refused)
+            mine, count = self._program is program, len(self.refused)
             if mine:
                 made, refused, results = self._find_working_plan(self._plan, self.refused, FailedCall(call, program, error))
                 self._take(made, refused)
         if not mine:  # another thread has placed the region elsewhere meanwhile
             call.restore(program.plan, error)
             return self.run(call)
-        warn_refusals(self.refused[told:])
+        warn_refusals(self.refused[count:])
         return results
 
     def _partitioned(self, refused: tuple[Refusal, ...]) -> Plan:

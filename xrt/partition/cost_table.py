@@ -45,8 +45,8 @@ class MeasuredCost:
         if not all(type(value) in (int, float) for value in (self.seconds, self.low, self.high)):
             raise OptionError(f"a measured cost is three numbers of seconds; got {self.seconds!r}, {self.low!r}, {self.high!r}")
         if not 0 <= self.low <= self.seconds <= self.high <= LONGEST:
-            told = f"seconds={self.seconds}, low={self.low}, high={self.high}"
-            raise OptionError(f"a measured cost needs 0 <= low <= seconds <= high <= {LONGEST:g}; got {told}")
+            said = f"seconds={self.seconds}, low={self.low}, high={self.high}"
+            raise OptionError(f"a measured cost needs 0 <= low <= seconds <= high <= {LONGEST:g}; got {said}")
 
     @classmethod
     def exactly(cls, seconds: float) -> MeasuredCost:

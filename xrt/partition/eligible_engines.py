@@ -84,16 +84,16 @@ def check_all_taken(
     count = f"{len(left)} of {len(function.nodes)} node{'s' * (len(function.nodes) != 1)}"
     broken = [pin for pin in pins if any(pin.matches(pin.subject(function.nodes[n])) for n in left)]
     if broken:
-        told = f"{', '.join(repr(str(pin)) for pin in broken)} cannot be kept: no engine is left for {count}"
+        said = f"{', '.join(repr(str(pin)) for pin in broken)} cannot be kept: no engine is left for {count}"
         advice = "change the pin, or list an engine that takes them"
     else:
-        told = f"no engine of the list ({', '.join(choices.engines)}) takes {count}"
+        said = f"no engine of the list ({', '.join(choices.engines)}) takes {count}"
         may = strict and any(latest_version(function.nodes[n].domain) for n in left)  # the reference knows no other domain
         advice = "list an engine that takes them" + (", or leave out strict=True so that the reference engine may" * may)
     lines = [f"\n  {function.nodes[n].name!r} ({function.nodes[n].op}): {choices.reasons(n)}" for n in left[:SHOWN]]
     more = f"\n  and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
     untaken = () if broken else tuple(function.nodes[n].name for n in left)
-    raise PlanError(f"{told}; {advice}:{''.join(lines)}{more}", untaken)
+    raise PlanError(f"{said}; {advice}:{''.join(lines)}{more}", untaken)
 
 
 # ------------------------------------------------------------------ refusals

@@ -57,8 +57,8 @@ def from_bytes(data: bytes) -> Plan:
 def from_message(values: dict[str, Any]) -> Plan:
     """Return the Plan of those values; raises BundleError as `from_bytes` does."""
     if values["format"] != FORMAT:
-        told = f"the Plan has format {values['format']}, and this version of XRT reads {FORMAT}"
-        raise BundleError(f"{told}; read it with the version that wrote it")
+        said = f"the Plan has format {values['format']}, and this version of XRT reads {FORMAT}"
+        raise BundleError(f"{said}; read it with the version that wrote it")
     try:
         return _plan(values)
     except XRTError as error:

@@ -242,16 +242,18 @@ class AutoPlacement:
         """
         request, left_out = self._make_request(function, budget)
         if (name := _open_input(function)) is not None and values is None:
-            return plan_by_priority(request, f"input {name!r} has extents that only a call tells; a call of the module measures")
+            return plan_by_priority(
+                request, f"input {name!r} has symbolic dims; a call of the module, which gives their sizes, measures"
+            )
         bench = Bench(request.context.threads, max(budget / 4, LEAST_PATIENCE))
-        with bench, self._watch(progress, function, budget) as told:
+        with bench, self._watch(progress, function, budget) as report:
             found = tune(
                 replace(request, retune=retune, spent=0.0 if began is None else self.clock() - began),
                 cache=self.cache,
                 reference=bench.reference(),
                 store=CostStore.for_cache(self.cache),
                 inputs=values,
-                progress=told,
+                progress=report,
                 bounds=replace(BOUNDS, memory=self.options.memory_limit),
             )
         return replace(found, notes=(*found.notes, *left_out)) if left_out else found

@@ -90,7 +90,7 @@ class Racing(SearchState):
         """
         assert self.survey is not None  # it comes before this
         regions = [ProfiledRegion.of(launch) for launch in plan.launches]
-        self.survey.measure(regions, self._end, self._told_of(self.survey))
+        self.survey.measure(regions, self._end, self._report_on(self.survey))
         self.table = self.survey.table
         costs = [self.table.region(region.key, region.spec) for region in regions]
         reason = next((cost for cost in costs if isinstance(cost, str)), "")

@@ -98,8 +98,8 @@ def read_lock(path: str | os.PathLike[str]) -> PlacementFile:
 
 def read_shapes(lock: PlacementFile, function: Function) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the Function's inputs that the lock was made for, as far as it has them."""
-    told = {value.name: _SHAPED.fullmatch(lock.inputs.get(value.name[:LONGEST], "")) for value in function.inputs}
-    return {name: tuple(map(int, filter(None, match[1].split(",")))) for name, match in told.items() if match}
+    matches = {value.name: _SHAPED.fullmatch(lock.inputs.get(value.name[:LONGEST], "")) for value in function.inputs}
+    return {name: tuple(map(int, filter(None, match[1].split(",")))) for name, match in matches.items() if match}
 
 
 _SHAPED = re.compile(r"\w+\[((?:\d{1,18}(?:,\d{1,18})*)?)\]", re.ASCII)
@@ -176,8 +176,8 @@ def list_mismatches(lock: PlacementFile, request: PlacementRequest, *, for_check
 
     The engines of the plan count. ``for_check``, those of the baseline count too, and the clustering options do not.
     """
-    if told := tuple(_of_model(lock, request.function)):
-        return told  # of another model nothing else is of interest
+    if reasons := tuple(_of_model(lock, request.function)):
+        return reasons  # of another model nothing else is of interest
     ranges = [*lock.plan, *(lock.baseline.ranges if lock.baseline and for_check else ())]
     used = _select(request.devices, (run.engine for run in lock.plan))
     options = _options(request, used) | ({"clustering": lock.options.get("clustering", "")} if for_check else {})
@@ -194,7 +194,7 @@ def _of_model(lock: PlacementFile, function: Function) -> Iterator[str]:
         return
     yield from _of_facts(_called(lock.inputs), _called(_inputs(function)))
     yield from _of_facts(_counted(lock.model), _counted(mine))
-    was, is_ = lock.model.get("fingerprint", "not told"), mine["fingerprint"]
+    was, is_ = lock.model.get("fingerprint", "unknown"), mine["fingerprint"]
     yield f"the model {lock.model.get('name', '')!r} had fingerprint {was[:SHOWN]}, and {mine['name']!r} has {is_[:SHOWN]}"
 
 
@@ -203,7 +203,7 @@ def _called(inputs: Mapping[str, str]) -> dict[str, str]:
 
 
 def _counted(model: Mapping[str, str]) -> dict[str, str]:
-    return {"the number of nodes": model.get("nodes", "not told")}
+    return {"the number of nodes": model.get("nodes", "unknown")}
 
 
 def _of_engines(lock: PlacementFile, engines: Sequence[GraphCompiler], used: Iterable[str]) -> Iterator[str]:
@@ -211,7 +211,7 @@ def _of_engines(lock: PlacementFile, engines: Sequence[GraphCompiler], used: Ite
     for spec in dict.fromkeys(used):
         if spec not in by_spec:
             yield f"engine {spec!r}, which has a part of the plan, is not in the list of engines or not ready"
-        elif (was := lock.engines.get(spec, "not told")) != (now := by_spec[spec].version()):
+        elif (was := lock.engines.get(spec, "unknown")) != (now := by_spec[spec].version()):
             yield f"engine {spec!r} was {was} and is {now}"
 
 

@@ -111,8 +111,8 @@ def _take_turn(made: PreparedPlan, repeats: int, clock: Clock) -> float:
     try:
         return seconds_per_turn(made.call, repeats, clock)
     except Exception as error:  # whatever an engine raises
-        told = f"the plan {describe_plan(made.plan)} does not run: {type(error).__name__}: {error}"
-        raise LockError(told) from error
+        said = f"the plan {describe_plan(made.plan)} does not run: {type(error).__name__}: {error}"
+        raise LockError(said) from error
 
 
 # ---------------------------------------------------------------------- for a lock
@@ -168,17 +168,17 @@ class RegressionResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the outcome as plain data; without the places of the nodes."""
-        told = asdict(self)
+        facts = asdict(self)
         if self.locked is not None:
-            told["locked"] = self.locked.to_dict()
-            del told["locked"]["ranges"]
-        return told
+            facts["locked"] = self.locked.to_dict()
+            del facts["locked"]["ranges"]
+        return facts
 
     def __str__(self) -> str:
         if self.locked is None or self.now is None or self.change is None:
             return "it runs and computes what the reference does; the lock has no other plan to hold its time against"
         note = f"\n{self.note}" if self.note else ""
-        return f"{_TOLD[self.state]}: {self._change()}; the limit is {self.limit:+.1%}\n{self._ratios()}{note}"
+        return f"{_PHRASES[self.state]}: {self._change()}; the limit is {self.limit:+.1%}\n{self._ratios()}{note}"
 
     def _change(self) -> str:
         change = self.change
@@ -193,7 +193,7 @@ class RegressionResult:
         return f"time over that of {was.plan}: {here} in {self.rounds} rounds, {then} in the lock"
 
 
-_TOLD: Mapping[State, str] = {
+_PHRASES: Mapping[State, str] = {
     "held": "held",
     "regressed": "regressed",
     "undecided": "not decided, the noise is too large",

@@ -96,7 +96,7 @@ class TuningSession(Racing):
         """Measure the whole on each engine that is ready, and ask the others meanwhile, as long as that may take."""
         until = self.began + self.budget * self.bounds.first
         self._ask(until, lambda: bool(self._fresh_wholes(survey)))
-        while survey.measure(self._fresh_wholes(survey), until, self._told_of(survey)):
+        while survey.measure(self._fresh_wholes(survey), until, self._report_on(survey)):
             self.table = survey.table
             share = self.bounds.start if self._has_measured else self.bounds.first
             if not self._ask(self.began + self.budget * share, lambda: bool(self._fresh_wholes(survey))):
@@ -198,7 +198,7 @@ class TuningSession(Racing):
             given = self.function, self._reach.engines, survey.table, AT_ONCE
             asked = self._in_time(partial(choose_requests, *given, device=self.request.device_map))
             fresh = [piece for piece in asked if not survey.is_known(piece)]
-            in_time = survey.measure(fresh, until, self._told_of(survey))
+            in_time = survey.measure(fresh, until, self._report_on(survey))
             if not self.is_calibrated and len(self.function.nodes) > 1:
                 self._calibrate(survey)
             self.is_calibrated, self.table = True, survey.table

@@ -61,7 +61,7 @@ class SearchState:
     reference: Reference
     cache: CompileCache
     bounds: TuningBudget
-    told: ProgressCallback
+    report: ProgressCallback
     clock: Clock = time.perf_counter
     store: CostStore | None = None
     """Where answers of engines are kept."""
@@ -140,15 +140,15 @@ class SearchState:
 
     def _tell(self, stage: str, best: tuple[str, float] | None = None) -> None:
         title, seconds = best or self._quickest() or ("", None)
-        self.told(Progress(stage, title, seconds, self.clock() - self.began, self.budget))
+        self.report(Progress(stage, title, seconds, self.clock() - self.began, self.budget))
 
-    def _told_of(self, survey: RegionProfiler) -> Callable[[ProfilingTarget], object]:
-        def told(subject: ProfilingTarget) -> None:
+    def _report_on(self, survey: RegionProfiler) -> Callable[[ProfilingTarget], object]:
+        def report(subject: ProfilingTarget) -> None:
             self.table = survey.table  # what is known if this is the last that is begun
             nodes = len(subject.function.nodes)
             self._tell(f"measuring {nodes} node{'s' * (nodes != 1)} on {subject.spec}")
 
-        return told
+        return report
 
     # ------------------------------------------------------------------ what is known
 
@@ -180,7 +180,7 @@ class SearchState:
         if race.winner is None and best is not None:
             race = pick_winner_from_profile(race, *best)
         unmeasured, given = self._unmeasured(race), self._taking_part(race)
-        race = replace(race, contenders=tuple(self._anew(one, given, unmeasured) for one in race.contenders))
+        race = replace(race, contenders=tuple(self._renew_reasons(one, given, unmeasured) for one in race.contenders))
         if race.winner is not None:
             plan = race.winner.plan
         else:
@@ -226,7 +226,7 @@ class SearchState:
             return replace(given, engines=tuple(self.inquiry.engines()), implicit=self.request.implicit)
         return given
 
-    def _anew(self, contender: CandidateResult, given: Candidates, unmeasured: Mapping[str, str]) -> CandidateResult:
+    def _renew_reasons(self, contender: CandidateResult, given: Candidates, unmeasured: Mapping[str, str]) -> CandidateResult:
         """Return a contender whose plan has the reasons that hold now: it may have been made before all had answered."""
         plan = contender.plan
         if self.is_renewed:

@@ -54,8 +54,8 @@ class WorkerDied(WorkerLost):
         self.how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
         """How it ended: the signal's name, or the status."""
         crash = f"its process was ended by {self.how}: a crash, or the system had no memory left"
-        told = crash if code < 0 else f"its process ended by itself, with status {code}"
-        super().__init__(f"{told}; it last wrote: {self.last_line}" if output else told)
+        said = crash if code < 0 else f"its process ended by itself, with status {code}"
+        super().__init__(f"{said}; it last wrote: {self.last_line}" if output else said)
 
     @property
     def last_line(self) -> str:
@@ -124,8 +124,8 @@ class WorkerProcess:
             self.end()
             raise
         if "error" in reply:
-            told = reply["error"]
-            raise RemoteError(told["kind"], told["text"], tuple(told["nodes"]))
+            failure = reply["error"]
+            raise RemoteError(failure["kind"], failure["text"], tuple(failure["nodes"]))
         return reply["answer"], memory
 
     def _exchange(

@@ -15,8 +15,8 @@ def list_descendants(process: int) -> list[int]:
     """Return the processes that a process has started, and those that they have; none where the system does not tell."""
     found: list[int] = []
     with suppress(OSError):
-        for told in Path(f"/proc/{process}/task").glob("*/children"):
-            for child in map(int, told.read_text("ascii").split()):
+        for listing in Path(f"/proc/{process}/task").glob("*/children"):
+            for child in map(int, listing.read_text("ascii").split()):
                 found += [child, *list_descendants(child)]
     return found
 

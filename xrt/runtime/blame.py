@@ -63,5 +63,5 @@ def describe_patterns(function: Function) -> list[object]:
 def _around(function: Function, node: Node, own: dict[str, str]) -> tuple[object, ...]:
     before = (function.producer(name) for name in node.uses)
     after = (use.node for name in node.outputs if name for use in function.users(name))
-    told = [own[one.name] if one is not None else "" for one in before]
-    return (tuple(told), tuple(sorted(own.get(one.name, "") for one in after)))
+    given = [own[one.name] if one is not None else "" for one in before]
+    return (tuple(given), tuple(sorted(own.get(one.name, "") for one in after)))

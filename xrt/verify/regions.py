@@ -88,8 +88,8 @@ class Verification:
         return asdict(self)
 
     def __str__(self) -> str:
-        told = f": {self.whole.message}" if self.whole.message else ""
-        end = f"the whole: {self.whole.verdict.value}{told}"
+        said = f": {self.whole.message}" if self.whole.message else ""
+        end = f"the whole: {self.whole.verdict.value}{said}"
         return "\n".join([*map(str, self.regions), end])
 
 

@@ -293,17 +293,17 @@ class WitnessedReference:
         """Return why results that differ are right after all, as a sentence; empty where they are not."""
         key = function.fingerprint
         if key in self._right:
-            told, right = self._right[key]
-            return told if judge_outputs(function, inputs, results, right, self.run).verdict is Verdict.AGREES else ""
+            reason, right = self._right[key]
+            return reason if judge_outputs(function, inputs, results, right, self.run).verdict is Verdict.AGREES else ""
         if self._asked[key] == MOST_ASKED:
             return ""
         self._asked[key] += 1
         names = self.witnesses.find_agreeing(function, inputs, results, expected, self.run)
         if not names:
             return ""
-        told = f"the reference alone differs: {', '.join(names[:-1])} and {names[-1]} agree"
-        self._right[key] = told, results
-        return told
+        said = f"the reference alone differs: {', '.join(names[:-1])} and {names[-1]} agree"
+        self._right[key] = said, results
+        return said
 
     def why_doubted(self, function: Function) -> str:
         """Return why the reference is not right on a function; empty if no witnesses have shown that."""

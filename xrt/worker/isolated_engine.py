@@ -125,8 +125,8 @@ class IsolatedEngine(GraphCompiler):
 
     def version(self) -> str:
         """Return the engine's version. If executables run in a worker, it names the worker, so that they are not shared."""
-        told = self.library_version()
-        return f"{told} in worker {self._number} of process {os.getpid()}" if self.runs else told
+        version = self.library_version()
+        return f"{version} in worker {self._number} of process {os.getpid()}" if self.runs else version
 
     def library_version(self) -> str:
         """Return the version of the engine without its worker: it identifies saved executables."""
@@ -200,8 +200,8 @@ class RemoteExecutable(Executable):
             try:
                 answer, _ = home.ask(message, buffer)
             except WorkerFailure as error:
-                told = f"engine {home.engine.spec!r} failed to compile {self._function.name}: {error}"
-                raise CompileFailed(told) from error.__cause__
+                said = f"engine {home.engine.spec!r} failed to compile {self._function.name}: {error}"
+                raise CompileFailed(said) from error.__cause__
             self.outputs_are_fresh = bool(answer["fresh"])  # type: ignore[misc]  # nothing is shared between processes
             return answer["made"], home.generation
 
@@ -243,8 +243,8 @@ class RemoteExecutable(Executable):
         try:
             answer, memory = self._ask({"do": "save"})
         except WorkerFailure as error:
-            told = f"engine {self._home.engine.spec!r} failed to save {self._function.name}: {error}"
-            raise CompileFailed(told) from error.__cause__
+            said = f"engine {self._home.engine.spec!r} failed to save {self._function.name}: {error}"
+            raise CompileFailed(said) from error.__cause__
         return read_block(memory, answer["saved"]).toreadonly()
 
     def close(self) -> None:

@@ -186,7 +186,7 @@ class CostStore:
         first, self._warned = not self._warned, True
         if first:
             warn(
-                f"the store of costs could not serve: {what}. What it should have held is measured anew; this is said once",
+                f"the store of costs could not serve: {what}. What it should have held is measured again; this is said once",
                 CacheWarning,
             )
 
@@ -210,14 +210,14 @@ def loads_statuses(data: bytes) -> dict[str, EngineStatus]:
         raise CacheError(f"it holds no statuses of engines: {type(error).__name__}: {error}") from error
 
 
-def _status(told: Mapping[str, Any]) -> EngineStatus:
+def _status(facts: Mapping[str, Any]) -> EngineStatus:
     """Return the status that the text tells of; raises ValueError for what cannot be one."""
-    texts = [told[name] for name in ("name", "state", "distribution", "pip", "version", "available", "cause", "lacks")]
-    devices = told["devices"]
+    texts = [facts[name] for name in ("name", "state", "distribution", "pip", "version", "available", "cause", "lacks")]
+    devices = facts["devices"]
     are_texts = isinstance(devices, list) and all(isinstance(text, str) for text in (*texts, *devices))
-    if not are_texts or told["state"] not in get_args(State):
-        raise ValueError(f"{told!r:.80} is no status of an engine")
-    return EngineStatus(**{**told, "devices": tuple(devices)})
+    if not are_texts or facts["state"] not in get_args(State):
+        raise ValueError(f"{facts!r:.80} is no status of an engine")
+    return EngineStatus(**{**facts, "devices": tuple(devices)})
 
 
 def _installed() -> str:

@@ -14,16 +14,16 @@ _FLAGS = ("flags", "Features")
 
 def describe_cpu() -> str:
     """Return the first processor's name, and a hash of its features; empty where the system does not tell."""
-    told: dict[str, str] = {}
+    facts: dict[str, str] = {}
     try:
         with _INFO.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 key, _, value = line.partition(":")
-                if not value.strip() and told:
+                if not value.strip() and facts:
                     break  # the next processor
-                told[key.strip()] = value.strip()
+                facts[key.strip()] = value.strip()
     except OSError:
         return ""
-    name = " ".join(told[key] for key in _NAMES if key in told)
-    flags = sorted(flag for key in _FLAGS for flag in told.get(key, "").split())
+    name = " ".join(facts[key] for key in _NAMES if key in facts)
+    flags = sorted(flag for key in _FLAGS for flag in facts.get(key, "").split())
     return f"{name} {hashlib.sha256(' '.join(flags).encode()).hexdigest()[:12]}".strip()

@@ -28,6 +28,8 @@ def make_private(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700)
     except FileNotFoundError:
+        if folder.parent.is_dir():  # a file system such as /proc, where nothing can be made
+            raise
         make_private(folder.parent)
         make_private(folder)
     except FileExistsError:
@@ -68,7 +70,7 @@ def why_not_private(path: Path) -> str | None:
         return f"{str(path)!r} is a link"
     if reason := _why_not_owned(path, status):
         return reason
-    return _told(path, status) if status.st_mode & _OTHERS else None
+    return _describe_access(path, status) if status.st_mode & _OTHERS else None
 
 
 def _above(real: Path) -> Iterator[Path]:
@@ -92,7 +94,7 @@ def _why_not_safe_above(folder: Path) -> str | None:
         return None
     if not status.st_mode & stat.S_IWOTH and _is_own_group(status.st_gid):
         return None
-    return _told(folder, status)
+    return _describe_access(folder, status)
 
 
 def _why_not_owned(path: Path, status: os.stat_result) -> str | None:
@@ -101,7 +103,7 @@ def _why_not_owned(path: Path, status: os.stat_result) -> str | None:
     return f"{str(path)!r} belongs to another user, {_name_user(status.st_uid)}"
 
 
-def _told(path: Path, status: os.stat_result) -> str:
+def _describe_access(path: Path, status: os.stat_result) -> str:
     return f"others may write to {str(path)!r}, whose mode is {stat.S_IMODE(status.st_mode):04o}"
 
 

@@ -34,7 +34,7 @@ MOST = 256
 MOST_PLANS = 16
 MOST_BYTES = 1 << 24
 """Bytes of text from which a file is not read."""
-MOST_BESIDE = 16_000_000
+MOST_SECTIONS = 16_000_000
 """Bytes of weights that are in no file of the model, and are stored with its plans."""
 
 _TEXT = "plans"
@@ -106,7 +106,7 @@ def merge(before: StoredModel | None, model: StoredModel) -> StoredModel | None:
     while plans:
         named = {one.digest for plan in plans for launch in plan.launches for one in launch.weights if one.file == OWN}
         sections = {name: model.sections[name] if name in model.sections else known[name] for name in sorted(named)}
-        if sum(len(read_section(data, name)) for name, data in sections.items()) <= MOST_BESIDE:
+        if sum(len(read_section(data, name)) for name, data in sections.items()) <= MOST_SECTIONS:
             return model._replace(plans=tuple(plans), sections=sections)
         if len(plans) <= len(model.plans):
             return None

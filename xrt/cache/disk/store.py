@@ -138,11 +138,11 @@ class Store:
     def place(self, path: Path, write: Callable[[BinaryIO], object]) -> None:
         """Write a file in a working folder, and move it to its place."""
         with self.make_working_directory() as folder:
-            beside = folder / "file"
-            with open(beside, "xb", opener=open_private) as file:  # Path.open takes no opener
+            temporary = folder / "file"
+            with open(temporary, "xb", opener=open_private) as file:  # Path.open takes no opener
                 write(file)
             make_private(path.parent)
-            beside.replace(path)
+            temporary.replace(path)
 
     @contextmanager
     def make_working_directory(self) -> Iterator[Path]:

@@ -102,8 +102,10 @@ class SupportStore:
         if any(dict(one.ingredients)["code"] == CODE_UNKNOWN for one in asked):
             return None
         own = (("answers", str(FORMAT)), ("function", function.fingerprint), ("names", _names(function)))
-        told = tuple((f"{home} {name}", value) for home, one in zip(homes, asked, strict=True) for name, value in one.ingredients)
-        return self._store.root / "answers" / f"{Signature((*own, *told)).key}.json"
+        contexts = tuple(
+            (f"{home} {name}", value) for home, one in zip(homes, asked, strict=True) for name, value in one.ingredients
+        )
+        return self._store.root / "answers" / f"{Signature((*own, *contexts)).key}.json"
 
 
 def _written(folder: Path) -> Iterator[tuple[float, Path]]:

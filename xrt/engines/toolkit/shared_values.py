@@ -54,26 +54,26 @@ def put_function(buffer: SharedBuffer, function: Function) -> Any:
     return {"model": buffer.put(memoryview(model)), "weights": blocks}
 
 
-def read_value(memory: memoryview, told: Any) -> Any:
+def read_value(memory: memoryview, record: Any) -> Any:
     """Return a value from the memory; arrays are views of it."""
-    if told is None:
+    if record is None:
         return None
-    if "list" in told:
-        return read_values(memory, told["list"])
-    if "map" in told:
-        return dict(told["map"])
-    if "strings" in told:
-        return np.array(told["strings"], dtype=object).reshape(told["shape"])
-    dtype = DType.parse(told["dtype"]).numpy
-    return np.frombuffer(read_block(memory, told["at"]), dtype).reshape(told["shape"])
+    if "list" in record:
+        return read_values(memory, record["list"])
+    if "map" in record:
+        return dict(record["map"])
+    if "strings" in record:
+        return np.array(record["strings"], dtype=object).reshape(record["shape"])
+    dtype = DType.parse(record["dtype"]).numpy
+    return np.frombuffer(read_block(memory, record["at"]), dtype).reshape(record["shape"])
 
 
-def read_values(memory: memoryview, told: Sequence[Any]) -> list[Any]:
+def read_values(memory: memoryview, record: Sequence[Any]) -> list[Any]:
     """Return values from the memory."""
-    return [read_value(memory, one) for one in told]
+    return [read_value(memory, one) for one in record]
 
 
-def read_function(memory: memoryview, told: Any) -> Function:
+def read_function(memory: memoryview, record: Any) -> Function:
     """Return a Function from the memory; its weights are views of it."""
-    weights = {name: read_block(memory, block) for name, block in told["weights"].items()}
-    return read_model(bytes(read_block(memory, told["model"])), weights.get)
+    weights = {name: read_block(memory, block) for name, block in record["weights"].items()}
+    return read_model(bytes(read_block(memory, record["model"])), weights.get)

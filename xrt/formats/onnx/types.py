@@ -75,8 +75,8 @@ def read_border_value(proto: ValueInfoProto) -> Value:
         if proto.type.HasField(kind):
             for axis, dim in enumerate(getattr(proto.type, kind).shape.dim):
                 if dim.HasField("dim_value") and dim.dim_value < UNKNOWN:
-                    told = f"axis {axis} of {proto.name!r} has a negative extent, {dim.dim_value}"
-                    raise ModelError(f"{told}; only {UNKNOWN} stands for one that is not known")
+                    said = f"axis {axis} of {proto.name!r} has a negative extent, {dim.dim_value}"
+                    raise ModelError(f"{said}; only {UNKNOWN} stands for one that is not known")
     return read_value(proto)
 
 

@@ -121,17 +121,17 @@ class RegionProfiler:
         """Return how often a piece was measured in this search."""
         return self._tried[piece]
 
-    def measure(self, subjects: Sequence[ProfilingTarget], until: float, told: Callable[[ProfilingTarget], object]) -> bool:
+    def measure(self, subjects: Sequence[ProfilingTarget], until: float, report: Callable[[ProfilingTarget], object]) -> bool:
         """Measure subjects without a cost, in order, until the clock shows ``until``; return whether all costs are known.
 
-        ``told`` is called with each subject before it is measured.
+        ``report`` is called with each subject before it is measured.
         """
         for subject in subjects:
             if self.is_known(subject):
                 continue
             if self._clock() + LEAST > until:
                 return False
-            told(subject)
+            report(subject)
             self._measure(subject, until)
         return True
 
@@ -210,8 +210,8 @@ class RegionProfiler:
 
 def _needs_longer(cost: str, limit: float) -> bool:
     """Whether a compile did not end in time in an earlier search, and may now take so much longer that it is worth a try."""
-    told = _SLOW.search(cost)
-    return told is not None and limit >= LONGER * float(told[1])
+    match = _SLOW.search(cost)
+    return match is not None and limit >= LONGER * float(match[1])
 
 
 def find_first_viable(plans: Sequence[Plan], table: CostTable) -> Plan:

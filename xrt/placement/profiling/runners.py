@@ -97,7 +97,7 @@ class WorkerRunner(IsolatedEngine):
     def trial(self, function: Function, context: CompileContext, inputs: Sequence[Any], terms: TrialLimits) -> TrialResult:
         end = perf_counter() + (float("inf") if terms.total is None else terms.total)
         if not self._home.is_at_work:  # it was killed for what it did before
-            self._start_anew(terms.compiling)
+            self._restart(terms.compiling)
         began = perf_counter()
         self.bound(_at_most(terms.compiling, end - began))
         remote = RemoteExecutable(self._home, function, context)
@@ -114,7 +114,7 @@ class WorkerRunner(IsolatedEngine):
             remote.close()
         return TrialResult(results, samples)
 
-    def _start_anew(self, seconds: float | None) -> None:
+    def _restart(self, seconds: float | None) -> None:
         """Start a worker, within so many seconds; raises NotStarted."""
         self.bound(seconds)
         try:
@@ -154,8 +154,8 @@ class LocalRunner:
         try:
             return within(sum(limits), partial(self._tried, function, context, inputs, terms))
         except OutOfTime as error:
-            told = f"engine {self.compiler.spec!r} gave no answer within {sum(limits):.3g} s"
-            raise RunFailed(told) from TimeoutError(str(error))
+            said = f"engine {self.compiler.spec!r} gave no answer within {sum(limits):.3g} s"
+            raise RunFailed(said) from TimeoutError(str(error))
 
     def _tried(self, function: Function, context: CompileContext, inputs: Sequence[Any], terms: TrialLimits) -> TrialResult:
         given = [copy_values(value) for value in inputs]

@@ -100,13 +100,13 @@ class RankedPartitionings:
 
         For a tiny model, layouts that are best under optimistic costs of unmeasured regions are included.
         """
-        ranking = cls._told(ground, table, options, view)
+        ranking = cls._rank(ground, table, options, view)
         if len(ground) > TINY or view.at_best:
             return ranking
-        return ranking.with_layouts(cls._told(ground, table, options, Optimism(view.hope, at_best=True)).layouts)
+        return ranking.with_layouts(cls._rank(ground, table, options, Optimism(view.hope, at_best=True)).layouts)
 
     @classmethod
-    def _told(cls, ground: BitsetGraph, table: CostTable, options: SearchOptions, view: Optimism) -> RankedPartitionings:
+    def _rank(cls, ground: BitsetGraph, table: CostTable, options: SearchOptions, view: Optimism) -> RankedPartitionings:
         ground = ground.forget_keys()
         register_keys(ground)
         effort = SearchBudget(options.effort, options.changes)

@@ -107,8 +107,8 @@ class CudaDevice(Device):
 
     def shortage(self, error: BaseException) -> int | None:
         if isinstance(error, self._cupy.cuda.memory.OutOfMemoryError):
-            told = _ALLOCATING.search(str(error))
-            return int(told[1].replace(",", "")) if told else 0
+            match = _ALLOCATING.search(str(error))
+            return int(match[1].replace(",", "")) if match else 0
         return 0 if "cudaErrorMemoryAllocation" in str(error) or "out of memory" in str(error).lower() else None
 
     def _pinned(self, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

@@ -35,8 +35,8 @@ _SMALL_FLOATS = {
 
 def on_host(given: Any) -> bool:
     """Whether another library's array is in memory that the host reads; assumed if the array does not say."""
-    told = getattr(given, "__dlpack_device__", None)
-    return told is None or int(told()[0]) in HOST_KINDS
+    device = getattr(given, "__dlpack_device__", None)
+    return device is None or int(device()[0]) in HOST_KINDS
 
 
 def find_array_device(given: Any) -> str:
