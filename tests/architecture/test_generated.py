@@ -5,6 +5,7 @@ The record itself is held against a run of each way in tests/conformance.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -16,7 +17,7 @@ from packaging.specifiers import SpecifierSet
 
 from benchmarks.zoo import page as zoo
 from benchmarks.zoo.run import read_record
-from tools import write_commands, write_errors, write_options
+from tools import torch_operators, write_commands, write_errors, write_options
 from tools.conformance_page import PAGE, page
 from tools.conformance_record import ENGINES, LIBRARIES, WAYS, Entry, Record, pins, versions
 from tools.known_failures import MIXTURES, load_known_failures
@@ -53,6 +54,11 @@ def test_a_page_of_the_reference_is_what_the_code_makes(tool: ModuleType) -> Non
 
 def test_the_page_of_the_zoo_is_what_its_record_makes() -> None:
     assert zoo.PAGE.read_text(encoding="utf-8") == zoo.make_page(read_record()), "say: python -m benchmarks.zoo.page"
+
+
+def test_the_page_of_pytorchs_operators_is_what_its_record_makes() -> None:
+    record = json.loads(torch_operators.RECORD.read_text(encoding="utf-8"))
+    assert torch_operators.PAGE.read_text(encoding="utf-8") == torch_operators.make_page(record)
 
 
 def test_a_page_of_options_without_an_engine_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -153,6 +154,23 @@ def test_a_graph_that_cannot_be_lowered_runs_in_pytorch() -> None:
         FallbackWarning, match=r"a graph of torch.compile runs in PyTorch: torch.complex32 has no ONNX element type"
     ):
         assert compiled(torch.view_as_real)(x).tolist() == [[1, 0], [1, 0]]
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, lambda model: lambda x: model(x)], ids=["module", "function"])
+def test_nodes_have_the_names_that_the_module_gives_them(wrap: Any, functions: list[Function]) -> None:
+    with torch.no_grad():
+        compiled(wrap(Block()))(torch.randn(2, 4))
+    assert {"first/gemm_1", "inner.0/gelu_1", "inner.1/gemm_1"} <= {node.name for node in functions[0].nodes}
+
+
+def test_a_float_of_python_may_come_as_a_tensor_of_another_type() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * random.uniform(0, 1)
+
+    random.seed(0)
+    expected = function(torch.ones(2))
+    random.seed(0)
+    torch.testing.assert_close(compiled(function)(torch.ones(2)), expected)
 
 
 def test_unknown_options_and_modes_are_refused() -> None:

@@ -16,6 +16,7 @@ from torch import nn
 import xrt
 from tests.frontends.cases import Call
 from tests.frontends.test_capture import Block
+from xrt.cache import CompileCache
 from xrt.errors import InputError, ModelError, SignatureWarning
 
 
@@ -115,15 +116,26 @@ def test_threads_capture_one_after_another() -> None:
     assert failures == []
 
 
-@pytest.mark.parametrize("engine", ["toy", "torch"])
-def test_a_copy_does_not_get_what_was_compiled_over_changed_parameters(engine: str) -> None:
+@pytest.mark.parametrize(
+    "make", [lambda model, x: model, lambda model, x: xrt.from_torch(model, (x,))], ids=["module", "function"]
+)
+@pytest.mark.parametrize("engine", ["toy", "torch", "ort"])
+def test_a_copy_does_not_get_what_was_compiled_over_changed_parameters(engine: str, make: Callable[..., Any]) -> None:
+    cache = CompileCache()
+
+    def run(model: nn.Module) -> Any:
+        result = xrt.XRTModule(make(model, x), engine=engine, cache=cache)(x.numpy())
+        np.testing.assert_allclose(result, model(x).detach().numpy(), rtol=1e-5)
+
     model, x = nn.Linear(8, 8), torch.ones(1, 8)
     twin = copy.deepcopy(model)
-    first = xrt.XRTModule(model, engine=engine)
-    first(x)
+    run(model)
     with torch.no_grad():
         model.weight.zero_()
-    torch.testing.assert_close(xrt.XRTModule(twin, engine=engine)(x), twin(x).detach())
+    run(twin)
+    run(model)
+    run(twin)
+    assert cache.statistics.hits == 1
 
 
 def test_autocast_is_part_of_what_is_captured() -> None:

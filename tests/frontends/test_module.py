@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import xrt
 from tests.frontends.cases import Call
 from tests.frontends.test_capture import Block, Counter
 from xrt.builder import Builder
-from xrt.errors import InputError, OptionError
+from xrt.errors import InputError, ModelError, OptionError, UnknownEngine
 from xrt.graph import DType, TensorType
 
 
@@ -173,6 +174,32 @@ def test_what_cannot_be_is_refused() -> None:
         module(torch.randn(2, 4))
 
 
+@dataclass
+class Unknown:
+    value: torch.Tensor
+    inner: Any
+
+
+def test_dataclasses_in_outputs_are_made_known_to_pytorch() -> None:
+    module = xrt.XRTModule(Call(lambda x: Unknown(x * 2, {"a": x + 1})), engine="toy")
+    result = module(torch.ones(2))
+    assert isinstance(result, Unknown)
+    assert result.value.tolist() == result.inner["a"].tolist() == [2, 2]
+
+
+def test_errors_name_what_was_given() -> None:
+    with pytest.raises(ModelError, match=r"Linear is a class; pass an instance: XRTModule\(Linear\(\.\.\.\)\)"):
+        xrt.XRTModule(nn.Linear)
+    with pytest.raises(InputError, match="forward of Call reads the key 'b', which no input has; pass it"):
+        xrt.XRTModule(Call(lambda d: d["b"]), engine="toy")({"a": torch.ones(2)})
+    with pytest.raises(
+        InputError, match="input 'input' is float64, and 'weight' is float32: linear of PyTorch takes one element"
+    ):
+        xrt.XRTModule(nn.Linear(4, 4), engine="toy")(torch.ones(2, 4, dtype=torch.float64))
+    with pytest.raises(UnknownEngine, match="no engine is named 'orx'"):
+        xrt.XRTModule(nn.Linear(4, 4), engine="orx")
+
+
 def test_a_function_becomes_a_module_of_pytorch() -> None:
     block, x = Block(), torch.randn(2, 4)
     back = xrt.to_torch(xrt.from_torch(block, (x,)), engine="toy")
@@ -180,6 +207,52 @@ def test_a_function_becomes_a_module_of_pytorch() -> None:
     torch.testing.assert_close(back(x), block(x).detach())
     assert set(back.state_dict()) == set(block.state_dict())
     torch.testing.assert_close(back.state_dict()["first.weight"], block.first.weight.detach())
+
+
+def test_the_state_of_a_function_is_its_own_memory() -> None:
+    block, x = Block(), torch.randn(2, 4)
+    back = xrt.to_torch(xrt.from_torch(block, (x,)), engine="toy")
+    for name, tensor in back.state_dict().items():
+        assert tensor.data_ptr() == block.state_dict()[name].data_ptr()
+    with pytest.raises(ModelError, match="the constants of a Function do not change; load them into the module"):
+        back.load_state_dict(block.state_dict())
+
+
+class Twice(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(self.inner(x)) * 2
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_function_that_became_a_module_is_captured_with_its_nodes(dynamic: bool) -> None:
+    block, x = Block(), torch.randn(3, 4)
+    shapes = ({0: "n"},) if dynamic else None
+    back = xrt.to_torch(xrt.from_torch(block, (x,), dynamic_shapes=shapes), engine="toy")
+    again = xrt.from_torch(Twice(back), (x,), dynamic_shapes=shapes)
+    assert [node.op for node in again.nodes].count("Gelu") == 2
+    x = torch.randn(5 if dynamic else 3, 4)
+    expected = Twice(block)(x).detach()
+    np.testing.assert_allclose(xrt.XRTModule(again, engine="toy")(x.numpy()), expected.numpy(), rtol=1e-5, atol=1e-6)
+    torch._dynamo.reset()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of PyTorch about itself
+        torch.testing.assert_close(torch.compile(Twice(back), backend="xrt", fullgraph=True)(x), expected)
+
+
+def test_what_an_xrt_module_runs_becomes_a_module_of_pytorch() -> None:
+    block, x = Block(), torch.randn(2, 4)
+    module = xrt.XRTModule(xrt.from_torch(block, (x,)), engine="toy")
+    torch.testing.assert_close(xrt.to_torch(module)(x), block(x).detach())
+    with pytest.raises(OptionError, match="an XRTModule has its engines and options"):
+        xrt.to_torch(module, engine="ort")
+    with pytest.raises(ModelError, match="the module itself is its attribute `model`"):
+        xrt.to_torch(xrt.XRTModule(block))
+    with pytest.raises(ModelError, match="takes a Function or an XRTModule; got a Block"):
+        xrt.to_torch(block)
 
 
 def test_the_engine_torch_is_added_for_what_has_no_onnx_form() -> None:

@@ -42,8 +42,8 @@ def test_onnx_comes_as_path_bytes_and_message(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "text"),
     [
-        (3, "a model is an xrt.Graph, a Function, or ONNX as a path, bytes or ModelProto; got a builtins.int"),
-        (Affine, "Affine is a class; pass an instance: XRTModule(Affine())"),
+        (3, "a model is an xrt.Graph, a Function, a torch.nn.Module, or ONNX as a path, bytes or ModelProto; got a builtins.int"),
+        (Affine, "Affine is a class; pass an instance: XRTModule(Affine(...))"),
     ],
 )
 def test_what_is_no_model_is_named(model: Any, text: str) -> None:

@@ -133,9 +133,9 @@ class CompileCache:
         ``make`` is raised in every waiting thread, and nothing is kept in memory. The disk tier is used if ``recipe`` is given,
         with which it can load and save.
         """
-        entry, mine = self._claim(signature.key, force)
+        entry, mine = self._claim(signature.memory_key, force)
         if mine:
-            self._make(signature.key, entry, self._through_disk(signature, make, force, recipe))
+            self._make(signature.memory_key, entry, self._through_disk(signature, make, force, recipe))
         try:
             return Lease(self, entry)
         except BaseException:
@@ -213,7 +213,7 @@ class CompileCache:
 
     def __contains__(self, signature: Signature) -> bool:
         with self._lock:
-            return signature.key in self._entries
+            return signature.memory_key in self._entries
 
     @property
     def statistics(self) -> CacheStatistics:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from xrt import __version__
+from xrt.graph.memory_map import is_borrowed
 
 if TYPE_CHECKING:
     from xrt.engines import CompileContext, GraphCompiler
@@ -39,6 +40,13 @@ class Signature:
     """Named ingredients in a fixed order; two signatures are equal when every ingredient is."""
 
     ingredients: tuple[tuple[str, str], ...]
+    memory: str = ""
+    """Where the constants are that another library may write to; an executable that reads them there is of this memory alone."""
+
+    @property
+    def memory_key(self) -> str:
+        """What an executable in memory is found by; one from a file has constants of its own, and is found by ``key``."""
+        return self.key + self.memory
 
     @cached_property
     def key(self) -> str:
@@ -64,7 +72,12 @@ def make_signature(function: Function, engine: GraphCompiler, context: CompileCo
     """
     form, *others = make_engine_key(engine, context, version).ingredients
     entry = ", ".join(str(value.type) for value in function.inputs)
-    return Signature((form, ("function", function.fingerprint), ("entry", entry), *others))
+    return Signature((form, ("function", function.fingerprint), ("entry", entry), *others), _locate_constants(function))
+
+
+def _locate_constants(function: Function) -> str:
+    arrays = (constant.array for constant in function.read_constants())
+    return " ".join(f"{array.ctypes.data:x}" for array in arrays if is_borrowed(array))
 
 
 def make_engine_key(engine: GraphCompiler, context: CompileContext, version: str | None = None) -> Signature:

@@ -13,7 +13,7 @@ import numpy as np
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["FileIdentity", "Mapping", "find_file_offset", "is_mapped", "release"]
+__all__ = ["FileIdentity", "Mapping", "find_file_offset", "is_borrowed", "is_mapped", "release"]
 
 
 class FileIdentity(NamedTuple):
@@ -49,6 +49,11 @@ def find_file_offset(array: np.ndarray[Any, Any]) -> tuple[Mapping, int] | None:
 def is_mapped(array: np.ndarray[Any, Any]) -> bool:
     """Whether the array is in a file, mapped by XRT or by the caller (``np.memmap``), rather than in memory of its own."""
     return isinstance(_origin(array), mmap.mmap)
+
+
+def is_borrowed(array: np.ndarray[Any, Any]) -> bool:
+    """Whether the array is in memory of an object of another library, which may write to it: a tensor, a capsule of DLPack."""
+    return not isinstance(_origin(array), bytes | mmap.mmap | None)
 
 
 def release(array: np.ndarray[Any, Any]) -> None:

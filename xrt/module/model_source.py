@@ -6,10 +6,8 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from importlib import import_module
-from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from xrt.errors import InputError, ModelError
 from xrt.graph import Function, TensorType, Value
@@ -77,8 +75,8 @@ def make_source(model: Any, cache: CompileCache | None = None) -> ModelSource:
         return model
     if isinstance(model, Function):
         return StaticModel(model)
-    if isinstance(model, type) and is_graph(model, as_class=True):
-        raise ModelError(f"{model.__name__} is a class; pass an instance: XRTModule({model.__name__}())")
+    if isinstance(model, type) and (is_graph(model, as_class=True) or is_of_torch(model)):
+        raise ModelError(f"{model.__name__} is a class; pass an instance: XRTModule({model.__name__}(...))")
     if isinstance(model, str | os.PathLike):
         return _from_file(Path(model), cache)
     if is_of_torch(model):
@@ -88,7 +86,9 @@ def make_source(model: Any, cache: CompileCache | None = None) -> ModelSource:
 
         return StaticModel(onnx.load(bytes(model) if isinstance(model, bytearray) else model))
     kind = f"{type(model).__module__}.{type(model).__qualname__}"
-    raise ModelError(f"a model is an xrt.Graph, a Function, or ONNX as a path, bytes or ModelProto; got a {kind}")
+    raise ModelError(
+        f"a model is an xrt.Graph, a Function, a torch.nn.Module, or ONNX as a path, bytes or ModelProto; got a {kind}"
+    )
 
 
 def is_graph(model: object, *, as_class: bool = False) -> bool:
@@ -111,27 +111,20 @@ def _checked(function: Function) -> Function:
     return inferred
 
 
-FRONT_ENDS = {"torch": ("nn.Module", "xrt.frontends.torch.module", "TorchModule")}
-"""By library: the class whose instances have a front end, and the module and the name of the XRTModule for them."""
-
-
 def find_front_end(model: object) -> type | None:
     """Return the class of modules for a model of another library; that library is not imported to find out."""
-    for library, (kind, module, name) in FRONT_ENDS.items():
-        if library not in sys.modules:
-            continue
-        try:
-            kinds = attrgetter(kind)(sys.modules[library])
-        except AttributeError:  # it is being imported, or it is another library of that name
-            continue
-        if isinstance(model, kinds):
-            return cast("type", getattr(import_module(module), name))
-    return None
+    kind = getattr(getattr(sys.modules.get("torch"), "nn", None), "Module", None)
+    if not isinstance(kind, type) or not isinstance(model, kind):
+        return None
+    from xrt.frontends.torch.module import TorchModule
+
+    return TorchModule
 
 
 def is_of_torch(model: object) -> bool:
-    """Whether it is a module or program of PyTorch's, which is not imported to find out."""
-    return any(kind.__module__.partition(".")[0] == "torch" for kind in type(model).__mro__)
+    """Whether it is a module or program of PyTorch's, or a class of these; PyTorch is not imported to find out."""
+    kinds = model.__mro__ if isinstance(model, type) else type(model).__mro__
+    return any(kind.__module__.partition(".")[0] == "torch" for kind in kinds)
 
 
 def _from_file(path: Path, cache: CompileCache | None) -> StaticModel:

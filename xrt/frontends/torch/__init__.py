@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from xrt.graph import Function
+    from xrt.module.module import XRTModule
 
 __all__ = ["from_torch", "to_torch"]
 
@@ -26,8 +27,7 @@ def from_torch(
 
     ``dynamic_shapes`` is that of ``torch.export.export``; a text in it is a dimension of that name. Every tensor among the inputs
     is an input of the Function, other values are fixed. Parameters are constants that share the module's memory: change no
-    parameter as long as the Function is used, and where it was used in this process, make an XRTModule of another Function with
-    the old values only with a ``cache`` of its own. Checks of values and indices (``torch._check``) are not kept.
+    parameter as long as the Function is used. Checks of values and indices (``torch._check``) are not kept.
 
     A buffer that the module updates is an input with an alias, after the others.
     Nodes are named after the modules that they belong to, so that a pin can be ``"name:encoder.layer.3/*=ort"``.
@@ -43,11 +43,13 @@ def from_torch(
     return capture(module, args, kwargs, dynamic_shapes).function
 
 
-def to_torch(function: Function, engine: Any = None, **options: Any) -> torch.nn.Module:
-    """Return a Function as a `torch.nn.Module` on engines, which takes and returns tensors.
+def to_torch(function: Function | XRTModule, engine: Any = None, **options: Any) -> torch.nn.Module:
+    """Return a Function, or that of an `XRTModule`, as a `torch.nn.Module` on engines, which takes and returns tensors.
 
-    Without ``engine`` it is ONNX Runtime where that is installed; the options are those of `XRTModule`. Constants are buffers of
-    the module under their names. No gradient passes through it. Raises ModelError where PyTorch is not installed.
+    Without ``engine`` it is ONNX Runtime where that is installed; the options are those of `XRTModule`, and an XRTModule has its
+    own. Constants are buffers of the module under their names, in the Function's memory: write to none. No gradient passes
+    through it. `torch.export` and `torch.compile` capture it; `from_torch` and the backend ``xrt`` find its nodes again.
+    Raises ModelError where PyTorch is not installed, and for a module without a Function.
     """
     try:
         from xrt.frontends.torch.function_module import FunctionModule

@@ -12,10 +12,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from xrt.builder import Builder
 from xrt.errors import FallbackWarning, ModelError, OptionError, warn
 from xrt.frontends.torch.capture import Leaf
-from xrt.frontends.torch.dtypes import share_array, share_tensor
-from xrt.frontends.torch.engines import add_torch_engine, choose_default_engines, make_own_cache
+from xrt.frontends.torch.dtypes import share_array, share_tensor, to_torch_dtype
+from xrt.frontends.torch.engines import add_torch_engine, choose_default_engines
 from xrt.frontends.torch.lower import Lowering
 from xrt.frontends.torch.symbols import Symbols
+from xrt.graph import TensorType
 from xrt.module.module import XRTModule
 from xrt.module.options import parse_options
 from xrt.passes import drop_dead_nodes
@@ -71,13 +72,12 @@ def _compile(graph: GraphModule, fixed: Mapping[int, torch.Tensor], options: dic
         return _box(graph.forward)
     engine = options.get("engine") or choose_default_engines()
     arguments = {**options, "engine": add_torch_engine(engine, function, is_strict=bool(options.get("strict")))}
-    if fixed:
-        arguments["cache"] = make_own_cache(options.get("cache"))
     module = XRTModule(function, **arguments)
     is_single = len(function.outputs) == 1
+    dtypes = [to_torch_dtype(value.type.dtype) for value in function.inputs if isinstance(value.type, TensorType)]
 
     def run(args: list[Any]) -> Sequence[Any]:
-        arrays = [share_array(args[i]) if isinstance(args[i], torch.Tensor) else np.asarray(args[i]) for i in given]
+        arrays = [_make_array(args[i], dtype) for i, dtype in zip(given, dtypes, strict=True)]
         results = module(*arrays)
         if is_single:
             results = (results,)
@@ -86,6 +86,12 @@ def _compile(graph: GraphModule, fixed: Mapping[int, torch.Tensor], options: dic
         return found
 
     return _mark_boxed(run)
+
+
+def _make_array(value: Any, dtype: torch.dtype) -> np.ndarray[Any, Any]:
+    if not isinstance(value, torch.Tensor):
+        return np.asarray(value)
+    return share_array(value if value.dtype is dtype else value.to(dtype))  # Dynamo passes a float as a tensor of another type
 
 
 def _make_output(leaf: Leaf, results: Sequence[Any], args: list[Any]) -> Any:

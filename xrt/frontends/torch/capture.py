@@ -16,8 +16,9 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from xrt.builder import Builder, Tensor
-from xrt.errors import ModelError
+from xrt.errors import InputError, ModelError
 from xrt.frontends.torch.checks import CHECKS
+from xrt.frontends.torch.export import export
 from xrt.frontends.torch.lower import Lowering
 from xrt.frontends.torch.rules import RULES
 from xrt.frontends.torch.state import ModuleState
@@ -92,10 +93,13 @@ def capture(
 def _capture(module: torch.nn.Module, args: tuple[Any, ...], named: dict[str, Any], shapes: Any, allow_guards: bool) -> Capture:
     try:
         with torch.no_grad():
-            program = torch.export.export(module, args, named, dynamic_shapes=_replace_names(shapes), strict=False)
+            program = export(module, args, named, _replace_names(shapes))
+    except KeyError as error:
+        raise InputError(f"forward of {type(module).__name__} reads the key {error}, which no input has; pass it") from error
     except Exception as error:
         text = str(error).strip().partition("\n")[0]
-        raise ModelError(f"PyTorch cannot export {type(module).__name__}: {text}") from error
+        remedy = _ON_DATA if "data-dependent" in text else ""
+        raise ModelError(f"PyTorch cannot export {type(module).__name__}: {text}{remedy}") from error
     if not allow_guards:
         _check_guards(program, shapes)
     guards = getattr(program.module(), "_guards_fn", None) if shapes else None
@@ -106,6 +110,9 @@ def _capture(module: torch.nn.Module, args: tuple[Any, ...], named: dict[str, An
     if again and (decomposed := _decompose(program, again)) is not None:
         found = _lower(_simplify(decomposed)[0], names, type(module).__name__)
     return dataclasses.replace(found[0], guards=guards)
+
+
+_ON_DATA = "; write it with torch.cond, or run it by torch.compile(module, backend='xrt'), which splits the module there"
 
 
 def _check_guards(program: ExportedProgram, shapes: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from xrt.cache import CompileCache, open_cache
 from xrt.engines import names, probe
 from xrt.engines.contract.registry import list_by_rank
 from xrt.graph.opaque_call import DOMAIN
@@ -13,7 +12,7 @@ from xrt.graph.opaque_call import DOMAIN
 if TYPE_CHECKING:
     from xrt.graph import Function
 
-__all__ = ["add_torch_engine", "choose_default_engines", "make_own_cache"]
+__all__ = ["add_torch_engine", "choose_default_engines"]
 
 
 def add_torch_engine(engine: Any, function: Function, *, is_strict: bool) -> Any:
@@ -33,14 +32,6 @@ def add_torch_engine(engine: Any, function: Function, *, is_strict: bool) -> Any
 def choose_default_engines() -> list[str]:
     """Return the engines of a compiled graph where the user names none: the first by rank that is ready."""
     return [next(name for name in list_by_rank() if _is_ready(name))]
-
-
-def make_own_cache(asked: Any) -> CompileCache:
-    """Return a cache in memory for one module, above the disk tier of the cache that is asked for; a CompileCache as it is.
-
-    Executables may read parameters in the memory of a module that changes them: no other module can be given these.
-    """
-    return asked if isinstance(asked, CompileCache) else CompileCache(disk=open_cache(asked).disk)
 
 
 def _is_ready(name: str) -> bool:

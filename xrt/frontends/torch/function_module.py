@@ -1,39 +1,121 @@
-"""A Function as a module of PyTorch."""
+"""A Function as a module of PyTorch, which torch.export and torch.compile capture as the nodes that it has."""
 
 from __future__ import annotations
 
+import itertools
+import warnings
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from xrt.frontends.torch.dtypes import share_array, share_tensor
+from xrt.builder.symbol import current
+from xrt.errors import ModelError, OptionError
+from xrt.frontends.torch.dtypes import share_array, share_tensor, to_torch_dtype
 from xrt.frontends.torch.engines import add_torch_engine, choose_default_engines
+from xrt.frontends.torch.module import TorchModule
+from xrt.frontends.torch.rules import RULES
 from xrt.graph import Function
+from xrt.graph.constants import Constant
+from xrt.graph.memory_map import is_mapped
 from xrt.module.module import XRTModule
 
 __all__ = ["FunctionModule"]
+
+_MODULES: weakref.WeakValueDictionary[int, FunctionModule] = weakref.WeakValueDictionary()
+"""The modules of this process, by the number that a captured call names them by."""
+_NUMBERS = itertools.count()
 
 
 class FunctionModule(nn.Module):  # type: ignore[misc]  # PyTorch is not seen by the type checker
     """A Function on a list of engines; its inputs are tensors by position, its outputs tensors.
 
-    The constants are buffers under their names, for ``state_dict``. They are copies: the Function never changes.
+    The constants are buffers under their names, for ``state_dict``, in the memory where the Function has them; those in files
+    are copies. The Function never changes: ``load_state_dict`` is refused.
     """
 
-    def __init__(self, function: Function, engine: Any = None, **options: Any) -> None:
+    def __init__(self, model: Function | XRTModule, engine: Any = None, **options: Any) -> None:
         super().__init__()
-        chosen = engine or choose_default_engines()
-        listed = add_torch_engine(chosen, function, is_strict=bool(options.get("strict")))
-        self._xrt_module = XRTModule(function, listed, **options)
-        for name, constant in function.constants.items():
+        self._function, self._xrt_module = _open(model, engine, options)
+        self._number = next(_NUMBERS)
+        _MODULES[self._number] = self
+        for name, constant in self._function.constants.items():
             *path, last = name.split(".")
             owner: Any = self
             for part in path:
                 owner = owner._modules.setdefault(part, nn.Module())
-            owner._buffers[last] = share_tensor(constant.array)  # register_buffer refuses names such as "forward"
+            owner._buffers[last] = _share_constant(constant)  # register_buffer refuses names such as "forward"
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         """Return the output, or a tuple of several."""
+        if torch.compiler.is_compiling():
+            results = tuple(torch.ops.xrt.run_function(list(inputs), self._number))
+            return results if len(results) > 1 else results[0]
         results = self._xrt_module(*map(share_array, inputs))
         return tuple(map(share_tensor, results)) if isinstance(results, tuple) else share_tensor(results)
+
+    def load_state_dict(self, *_: Any, **__: Any) -> Any:
+        """Refused: the constants of a Function do not change."""
+        raise ModelError("the constants of a Function do not change; load them into the module that it was made of")
+
+
+def _open(model: Function | XRTModule, engine: Any, options: dict[str, Any]) -> tuple[Function, XRTModule]:
+    if isinstance(model, TorchModule):
+        raise ModelError("an XRTModule of a module of PyTorch is none of a Function; the module itself is its attribute `model`")
+    if isinstance(model, XRTModule):
+        if engine is not None or options:
+            raise OptionError("an XRTModule has its engines and options; xrt.to_torch takes none with it")
+        return model._source.get_declared_function(), model
+    if not isinstance(model, Function):
+        raise ModelError(f"xrt.to_torch takes a Function or an XRTModule; got a {type(model).__name__}")
+    engines = add_torch_engine(engine or choose_default_engines(), model, is_strict=bool(options.get("strict")))
+    return model, XRTModule(model, engines, **options)
+
+
+def _share_constant(constant: Constant) -> torch.Tensor:
+    if is_mapped(constant.array) or constant.array.dtype.isbuiltin != 1:
+        return share_tensor(constant.array)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of PyTorch, of memory that is not writable
+        return torch.from_numpy(constant.array)
+
+
+# ---------------------------------------------------------------------- the operator that a capture sees
+
+_LIBRARY = torch.library.Library("xrt", "DEF")
+_LIBRARY.define("run_function(Tensor[] inputs, int number) -> Tensor[]")
+
+
+def _run(inputs: Sequence[torch.Tensor], number: int) -> list[torch.Tensor]:
+    results = _find(number)._xrt_module(*map(share_array, inputs))
+    return list(map(share_tensor, results if isinstance(results, tuple) else (results,)))
+
+
+def _make_fakes(inputs: Sequence[torch.Tensor], number: int) -> list[torch.Tensor]:
+    """Return results of the declared types; an extent that no input tells is one that only the run shows."""
+    function = _find(number)._function
+    known: dict[Any, Any] = {}
+    for value, tensor in zip(function.inputs, inputs, strict=True):
+        known.update(zip(value.type.shape or (), tensor.shape, strict=False))  # type: ignore[union-attr]  # tensors alone
+    fakes = []
+    for value in function.outputs:
+        type_: Any = value.type
+        if type_ is None or type_.shape is None:
+            raise ModelError(f"the rank of output {value.name!r} is not known, so no capture can hold it")
+        sizes = [size if isinstance(size, int) else known.get(size) for size in type_.shape]
+        sizes = [torch.library.get_ctx().new_dynamic_size() if size is None else size for size in sizes]
+        fakes.append(torch.empty(sizes, dtype=to_torch_dtype(type_.dtype)))
+    return fakes
+
+
+def _find(number: int) -> FunctionModule:
+    if number not in _MODULES:
+        raise ModelError("the module of a Function that this graph calls is gone; keep it as long as the graph is used")
+    return _MODULES[number]
+
+
+_LIBRARY.impl("run_function", _run, "CPU")
+torch.library.register_fake("xrt::run_function", _make_fakes, lib=_LIBRARY)
+RULES["xrt.run_function.default"] = lambda _, inputs, number: list(current("a Function").inline(_find(number)._function, *inputs))

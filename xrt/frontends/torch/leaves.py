@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import struct
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from xrt.errors import InputError
 from xrt.frontends.torch.dtypes import share_array, share_tensor
+from xrt.frontends.torch.export import register_dataclasses
 
 if TYPE_CHECKING:
     from xrt.frontends.torch.capture import Capture
@@ -35,10 +35,8 @@ __all__ = [
 def flatten(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any, list[Any]]:
     """Return the leaves of the inputs, arrays as tensors, their structure, and the leaves as they were given."""
     leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
-    for leaf in leaves:
-        if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            torch.export.register_dataclass(type(leaf))
-            return flatten(args, kwargs)
+    if register_dataclasses(leaves):
+        return flatten(args, kwargs)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         raise InputError("an input requires a gradient, and only the forward pass is computed; pass x.detach()")

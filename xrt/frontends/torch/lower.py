@@ -13,7 +13,7 @@ import torch
 from xrt.builder import Builder, Tensor
 from xrt.builder.record_op import emit
 from xrt.builder.symbol import current
-from xrt.errors import ModelError
+from xrt.errors import InputError, ModelError
 from xrt.frontends.torch.checks import CHECKS
 from xrt.frontends.torch.control_flow import lower_control_flow
 from xrt.frontends.torch.dtypes import from_torch_dtype, share_array
@@ -199,6 +199,8 @@ class Lowering:
 
     def _lowered(self, call: Call, name: str, args: Any, kwargs: Any, fake: Any) -> Any:
         rule = RULES.get(name)
+        if name in _ONE_TYPE:
+            self._check_one_type(name, args)
         try:
             if rule is None:
                 raise Unsupported("the operator has no ONNX form here")
@@ -212,6 +214,19 @@ class Lowering:
             return result
         self.declined.setdefault(call.target, reason)
         return self._opaque(call, args, kwargs, fake, reason)
+
+    def _check_one_type(self, name: str, args: Any) -> None:
+        """Raise InputError for operands of two float types, which PyTorch itself refuses when it runs, naming the input."""
+        operands = [one for one in args if isinstance(one, Tensor) and one.dtype.is_float]
+        other = next((one for one in operands if one.dtype is not operands[-1].dtype), None)
+        if other is None:
+            return
+        known = next((one for one in self._root.inputs if one.type and one.dtype is other.dtype), other)
+        second = next(one for one in operands if one.dtype is not other.dtype)
+        raise InputError(
+            f"input {known.name!r} is {other.dtype}, and {second.name!r} is {second.dtype}: {name.split('.')[1]} of "
+            f"PyTorch takes one element type; convert the input, or the module"
+        )
 
     def _opaque(self, call: Call, args: Any, kwargs: Any, fake: Any, reason: str) -> Any:
         schema = call.target._schema
@@ -255,6 +270,11 @@ class Lowering:
         return result
 
 
+_ONE_TYPE = frozenset(
+    f"aten.{name}"
+    for name in ("linear.default", "matmul.default", "mm.default", "bmm.default", "conv1d.default", "conv2d.default")
+)
+"""Operators that `torch.export` captures with operands of two types and that then fail."""
 _NO_AXES = np.zeros(0, np.int64)
 _PYTHON = frozenset({"getitem"})
 """Python's own functions that work on the results of operators; the others work on numbers, which are known."""
@@ -270,11 +290,14 @@ def _check_types(fake: Any, call: Call) -> None:
         raise Unsupported("as_strided of a tensor that is not contiguous")
 
 
-_PATH = re.compile(r"^L\['self'\]\.?|_modules\[['\"]?|['\"]\]|^L__self___?|\['|\(.*")
+_PATH = re.compile(r"^[LG]\[['\"]\w+['\"]\]\.?|_modules\[['\"]?|['\"]\]|^L__self___?|\['|\(.*")
 
 
 def _find_path(call: Call) -> str:
-    """Return the module that a call was made in, by its name in the whole: ``encoder.layer.3.output``."""
+    """Return the module that a call was made in, by its name in the whole: ``encoder.layer.3.output``.
+
+    Dynamo puts the variable of Python that the whole is in before it.
+    """
     stack: Iterable[Any] = (call.meta.get("nn_module_stack") or {}).values()
     path = ""
     for entry in stack:

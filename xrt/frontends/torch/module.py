@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 import torch
 from torch.utils import _pytree as pytree
 
+from xrt.cache import open_cache
 from xrt.errors import InputError, ModelError
 from xrt.frontends.torch.capture import Capture, capture
 from xrt.frontends.torch.dtypes import is_shared, share_array
-from xrt.frontends.torch.engines import add_torch_engine, make_own_cache
+from xrt.frontends.torch.engines import add_torch_engine
 from xrt.frontends.torch.leaves import (
     describe,
     find_varying_axes,
@@ -30,7 +31,7 @@ from xrt.frontends.torch.leaves import (
 )
 from xrt.frontends.torch.state import ModuleState
 from xrt.module.module import XRTModule
-from xrt.module.options import parse_options, warn_of_signatures
+from xrt.module.options import make_engine_list, parse_options, warn_of_signatures
 from xrt.module.tracebacks import shorten_tracebacks
 from xrt.verify.progress import ignore_progress
 
@@ -115,7 +116,9 @@ class TorchModule(XRTModule):
         cache: CompileCache | str | os.PathLike[str] | None = None,
         **options: Unpack[ModuleKeywords],
     ) -> None:
-        self._most = parse_options(options).max_signatures
+        settings = parse_options(options)
+        make_engine_list(engine, device, settings, cache=open_cache(cache))  # raises for an engine that is not there
+        self._most = settings.max_signatures
         self.model = model
         self._arguments: dict[str, Any] = {"engine": engine, "device": device, "cache": cache, **options}
         self._captures: dict[object, list[_Compiled]] = {}
@@ -210,8 +213,7 @@ class TorchModule(XRTModule):
     def _compile(self, found: Capture, state: ModuleState) -> _Compiled:
         is_strict = bool(self._arguments.get("strict"))
         engine = add_torch_engine(self._arguments["engine"], found.function, is_strict=is_strict)
-        cache = make_own_cache(self._arguments["cache"])
-        return _Compiled(found, XRTModule(found.function, **{**self._arguments, "engine": engine, "cache": cache}), state)
+        return _Compiled(found, XRTModule(found.function, **{**self._arguments, "engine": engine}), state)
 
     def recapture(self) -> None:
         """Forget every capture: the next call sees the module's parameters and code as they are then."""

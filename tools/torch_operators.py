@@ -1,0 +1,259 @@
+"""Run PyTorch's own samples of its operators through `xrt.from_torch`, and write what came out.
+
+The samples are those of `torch.testing._internal` (``op_db``, with which PyTorch tests its operators); each becomes a module that
+calls the operator. ``python tools/torch_operators.py`` writes docs/pytorch-operators.json and docs/reference/pytorch-operators.md
+in about 20 minutes of two processors; with names it runs these operators again, and ``--page`` writes the page alone. It needs
+``expecttest``, as PyTorch's own tests do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from importlib import metadata
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+TOP = Path(__file__).parents[1]
+sys.path.insert(0, str(TOP))  # a script sees its own folder only
+
+import torch  # noqa: E402
+from torch.utils import _pytree as pytree  # noqa: E402
+
+import xrt  # noqa: E402
+from xrt.cache import CompileCache  # noqa: E402
+from xrt.errors import ModelError, PlanError  # noqa: E402
+from xrt.frontends.torch.capture import Capture, capture  # noqa: E402
+from xrt.frontends.torch.leaves import make_feed, make_output  # noqa: E402
+
+RECORD = TOP / "docs" / "pytorch-operators.json"
+PAGE = TOP / "docs" / "reference" / "pytorch-operators.md"
+ENGINES = ("toy", "ort", "torch")
+SAMPLES = {torch.float32: 2, torch.int64: 1, torch.bool: 1}
+"""How many samples of each element type, spread over the first 40."""
+TIES = frozenset(
+    {"sort", "msort", "argsort", "topk", "kthvalue", "mode", "median", "nanmedian", "max", "min", "cummax", "cummin"}
+)
+"""Operators with indices that PyTorch leaves open where elements are equal; their values are compared."""
+PASSED, FAILED, DECLINED = "passed", "failed", "declined"
+
+Outcome = tuple[str, str]
+"""The word, and why it is not ``passed``."""
+
+
+class Sample(torch.nn.Module):  # type: ignore[misc]  # PyTorch is not seen by the type checker
+    """A call of an operator on tensors; its other arguments are fixed."""
+
+    def __init__(self, operator: Any, sample: Any) -> None:
+        super().__init__()
+        self.operator = operator
+        self.leaves, self.spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+        self.places = [index for index, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Copies of the tensors."""
+        return tuple(self.leaves[index].clone() for index in self.places)
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        leaves = list(self.leaves)
+        for index, tensor in zip(self.places, tensors, strict=True):
+            leaves[index] = tensor
+        first, args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return self.operator(first, *args, **kwargs)
+
+
+def list_samples(operator: Any) -> Iterator[Sample]:
+    """Yield a bounded number of samples that PyTorch itself computes."""
+    for dtype, count in SAMPLES.items():
+        if dtype in operator.dtypes:
+            found = list(itertools.islice(operator.sample_inputs("cpu", dtype, requires_grad=False), 40))
+            yield from (Sample(operator, one) for one in found[:: max(1, len(found) // count)][:count])
+
+
+def run_sample(sample: Sample, name: str) -> tuple[dict[str, Outcome], Mapping[str, str]] | None:
+    """Return the outcome by engine, and the opaque operators with their reasons; None for what PyTorch itself does not run."""
+    try:
+        expected = _run_eager(sample, 0)
+        is_open = "empty" in name or not _agree(_run_eager(sample, 1), expected, name)
+    except Exception:  # noqa: BLE001  # whatever it is, it is PyTorch's
+        return None
+    try:
+        found = capture(sample, sample.tensors)
+    except ModelError as error:
+        return dict.fromkeys(ENGINES, (DECLINED, str(error))), {}
+    except Exception as error:  # noqa: BLE001  # counted as a failure
+        return dict.fromkeys(ENGINES, (FAILED, repr(error))), {}
+    is_open = is_open or any(map(_is_random, found.declined))
+    return {engine: _run_engine(engine, sample, found, expected, name, is_open) for engine in ENGINES}, found.declined
+
+
+def _is_random(operator: str) -> bool:
+    """Whether an operator, named as in ``aten.rand.default``, draws random numbers."""
+    found: Any = torch.ops
+    for part in operator.split("."):
+        found = getattr(found, part)
+    return torch.Tag.nondeterministic_seeded in found.tags
+
+
+def _run_eager(sample: Sample, seed: int) -> list[Any]:
+    torch.manual_seed(seed)
+    return [leaf for leaf in pytree.tree_leaves(sample(*sample.tensors)) if leaf is not None]
+
+
+def _run_engine(engine: str, sample: Sample, found: Capture, expected: list[Any], name: str, is_open: bool) -> Outcome:
+    engines = list(dict.fromkeys([engine, *(["torch"] if found.declined else []), "toy"]))
+    leaves = list(sample.tensors)
+    try:
+        module = xrt.XRTModule(found.function, engine=engines, strict=True, cache=CompileCache())
+        results = module(*make_feed(found, leaves, []))
+        results = results if isinstance(results, tuple) else (results,)
+        outputs = [made for leaf in found.leaves if (made := make_output(leaf, results, leaves)) is not None]
+    except PlanError as error:
+        return DECLINED, str(error)
+    except Exception as error:  # noqa: BLE001  # counted as a failure
+        return FAILED, repr(error)
+    if _agree(outputs, expected, name, is_open=is_open):
+        return PASSED, ""
+    return FAILED, "other numbers than PyTorch's"
+
+
+def _agree(outputs: list[Any], expected: list[Any], name: str, *, is_open: bool = False) -> bool:
+    """Whether results are equal within float32's tolerance; of open ones only types and shapes count."""
+    if len(outputs) != len(expected):
+        return False
+    for output, wanted in zip(outputs, expected, strict=True):
+        if not isinstance(wanted, torch.Tensor):
+            if not is_open and output != wanted:
+                return False
+            continue
+        if output.dtype != wanted.dtype or output.shape != wanted.shape:
+            return False
+        index = name.partition(".")[0] in TIES and wanted.dtype is torch.int64
+        if not (is_open or index or torch.allclose(output, wanted, rtol=2e-4, atol=2e-5, equal_nan=True)):
+            return False
+    return True
+
+
+def run_operator(index: int) -> tuple[str, dict[str, Any]]:
+    """Return the name and the entry of an operator by its place in ``op_db``; runs in a process of a pool."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    operator = op_db[index]
+    name = f"{operator.name}.{operator.variant_test_name}".strip(".")
+    outcomes: dict[str, Any] = {engine: Counter() for engine in ENGINES}
+    entry: dict[str, Any] = {"samples": 0, "opaque": {}, "why": {}}
+    for result in (run_sample(sample, name) for sample in list_samples(operator)):
+        if result is None:
+            continue
+        entry["samples"] += 1
+        entry["opaque"].update({name: why.partition("\n")[0][:160] for name, why in result[1].items()})
+        for engine, (word, why) in result[0].items():
+            outcomes[engine][word] += 1
+            if why:
+                entry["why"].setdefault(f"{engine} {word}", why.partition("\n")[0][:160])
+    return name, {**entry, **outcomes}
+
+
+# ---------------------------------------------------------------------- the page
+
+_TOP = """\
+# Operators of PyTorch
+
+Generated by `python tools/torch_operators.py`; a test compares the page with its record.
+
+PyTorch tests its operators with samples of its own (`op_db`). Of each operator, up to two samples
+of float32, one of int64 and one of bool are captured by `xrt.from_torch` and run on an engine list
+that begins with the engine named. Results are compared with PyTorch's, of random operators only
+types and shapes. {libraries}
+
+| engine | passed | failed | declined |
+| --- | --- | --- | --- |
+{counts}
+
+{samples} samples of {operators} operators. {lowered} operators became nodes of ONNX alone; {opaque}
+have opaque nodes, which only the engine `torch` supports. Declined are what `torch.export` does not
+capture, types without an ONNX form (sparse tensors) and what the engine `torch` refuses to call.
+
+## Failures and declined samples
+
+| operator | engine and outcome | reason |
+| --- | --- | --- |
+{why}
+
+## Opaque operators
+
+| operator of ATen | reason |
+| --- | --- |
+{reasons}
+"""
+
+
+def make_page(record: Mapping[str, Any]) -> str:
+    """Return the text of the page."""
+    operators = record["operators"]
+    counts = []
+    for engine in ENGINES:
+        words = Counter[str]()
+        for entry in operators.values():
+            words.update(entry[engine])
+        counts.append(f"| `{engine}` | {words[PASSED]:,} | {words[FAILED]:,} | {words[DECLINED]:,} |")
+    cases: dict[tuple[str, str, str], list[str]] = {}
+    for name, entry in sorted(operators.items()):
+        for case, text in entry["why"].items():
+            engine, _, word = case.partition(" ")
+            cases.setdefault((name, word, _list_engines(text)), []).append(engine)
+    why = [f"| `{name}` | {word} on {', '.join(engines)} | {_escape(text)} |" for (name, word, text), engines in cases.items()]
+    reasons: dict[str, str] = {}
+    for entry in operators.values():
+        reasons.update(entry["opaque"])
+    return _TOP.format(
+        libraries=" ".join(f"{name} {version}." for name, version in record["libraries"].items()),
+        counts="\n".join(counts),
+        samples=f"{sum(entry['samples'] for entry in operators.values()):,}",
+        operators=len(operators),
+        lowered=sum(not entry["opaque"] for entry in operators.values()),
+        opaque=sum(bool(entry["opaque"]) for entry in operators.values()),
+        why="\n".join(why),
+        reasons="\n".join(f"| `{name}` | {_escape(reason)} |" for name, reason in sorted(reasons.items())),
+    )
+
+
+def _list_engines(reason: str) -> str:
+    """Return a reason without the list of engines, which differs."""
+    return re.sub(r"no engine of the list \(.*", "no engine supports a node of it", reason)
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def main(arguments: list[str]) -> None:
+    """Run the operators, or write the page alone."""
+    if arguments != ["--page"]:
+        from torch.testing._internal.common_methods_invocations import op_db
+
+        with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+            found = json.loads(RECORD.read_text(encoding="utf-8"))["operators"] if arguments else {}
+            indices = [index for index, operator in enumerate(op_db) if not arguments or operator.name in arguments]
+            for name, entry in pool.map(run_operator, indices, chunksize=4):
+                print(name, {engine: dict(entry[engine]) for engine in ENGINES}, flush=True)
+                found[name] = entry
+        libraries = {name: metadata.version(name) for name in ("torch", "onnxruntime")}
+        record = {"libraries": libraries, "operators": dict(sorted(found.items()))}
+        RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(make_page(json.loads(RECORD.read_text(encoding="utf-8"))), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
