@@ -253,5 +253,5 @@ def test_a_sample_of_the_tests_of_onnx() -> None:
     for case, f in sample():
         groups[tuple(sorted(f.opsets.items()))].append((case, f))
     parts = [cases[i : i + AT_ONCE] for cases in groups.values() for i in range(0, len(cases), AT_ONCE)]
-    assert sum(map(len, parts)) >= 200
+    assert sum(map(len, parts)) >= 170
     assert [wrong for part in parts for wrong in find_wrong(part)] == []
