@@ -10,6 +10,7 @@ from xrt.engines.openvino.decompositions import decompose_node
 from xrt.engines.toolkit import node_rewrite
 from xrt.engines.toolkit.learned_models import ML, find_learned_definition
 from xrt.engines.toolkit.node_rewrite import as_function, rename_part
+from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.errors import ModelError
 from xrt.formats.onnx import expand
 from xrt.graph import Function, Node
@@ -44,7 +45,7 @@ def _meaning(one: Function) -> Function | None:
         meaning = decompose_node(one) or expand(one)
         if meaning is None or meaning.opset() != one.opset():
             return None
-        folded = passes.fold_constants(passes.infer_shapes(meaning), passes.evaluate)
+        folded = passes.fold_constants(passes.infer_shapes(meaning), evaluate)
     except ModelError:
         return None
     return _with_constants_passed_on(passes.drop_dead_nodes(passes.infer_shapes(folded)))
