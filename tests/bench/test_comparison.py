@@ -190,7 +190,7 @@ def test_the_page_is_of_the_run_and_says_what_made_it(capsys: pytest.CaptureFixt
 def test_a_page_that_cannot_be_written_is_told_before_anything_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = xrt(capsys, "bench", TINY, "-e", "ort", "--html", "no/such/folder/report.html")
     assert (code, out) == (2, "")
-    assert err == "error: --html: there is no folder 'no/such/folder' to write report.html to\n"
+    assert err == "error: cannot write no/such/folder/report.html: there is no folder no/such/folder\n"
 
 
 def test_off_a_terminal_it_is_plain_text(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 
+from xrt.engines.toolkit.reference_evaluator import evaluate
 from xrt.engines.toolkit.shared_values import read_function
 from xrt.engines.torch.inductor.examples import ProgramModule, SizeHints
 from xrt.engines.torch.program import make_program
 from xrt.errors import CompileRefused
 from xrt.graph import Function, TensorType, Type
+from xrt.passes import fold_constants, infer_shapes
 from xrt.processes.ipc import Message
 from xrt.processes.server import Request, serve
 
@@ -40,6 +42,7 @@ SETTINGS: dict[str, Any] = {
 
 def compile_library(function: Function, threads: int, folder: Path) -> Path:
     """Return the library that computes a Function, in the folder; raises what torch raises."""
+    function = fold_constants(infer_shapes(function), evaluate)
     hints = SizeHints()
     dims: dict[str, Any] = {}
     examples = tuple(hints.make_example(value.type) for value in function.inputs)
