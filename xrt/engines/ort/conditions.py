@@ -124,6 +124,12 @@ def reduces_nothing_from_the_end(node: Node, scope: Scope) -> bool:
     return (has_input(node, 1) and axes is None) or min([node.attr("axis", 0), *given, *(axes.array.flat if axes else ())]) < 0
 
 
+def wraps_nothing(node: Node, scope: Scope) -> bool:
+    """Whether the edges of a Pad continue at the other end of a tensor that has no elements, or may have none."""
+    shape = scope.shape(node, 0)
+    return node.attr("mode", "constant") == "wrap" and (shape is None or 0 in shape or _is_sized_by_data(node, 0, scope))
+
+
 def is_fused_with_relu(node: Node, scope: Scope) -> bool:
     """Whether what is clipped comes from a Relu and is of a type that their fusion has not."""
     maker = scope.function.producer(node.inputs[0])

@@ -80,6 +80,12 @@ GAPS: tuple[OrtKnownIssue, ...] = (
         ),
     ),
     OrtKnownIssue(
+        ("Pad",),
+        when.wraps_nothing,
+        "fails to pad a tensor without elements from its other end, which this may be",
+        ("wrapped_around_nothing of the corpus: refused when run",),
+    ),
+    OrtKnownIssue(
         ("Clip",),
         when.is_fused_with_relu,
         "fails to fuse a Clip of this type with the Relu before it",
