@@ -24,6 +24,7 @@ NO_FIGURES = {
     "compare_engines": "prints a page of its own",
     "cuda": "runs in make cuda-check, whose results are a section of their own",
     "memory_model": "a part of memory.py",
+    "pytorch_models": "a part of pytorch.py",
     "region_pairs": "a part of regions.py",
     "second_module": "needs models of benchmarks/zoo, and prints a table of its own",
     "first_result": "takes processes of its own for every figure, and prints a table of its own",
