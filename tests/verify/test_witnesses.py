@@ -13,6 +13,7 @@ import xrt
 from tests.verify.wrong import Wrong, long_model, numbers
 from xrt.engines import CompileContext, ExecutionOptions, GraphCompiler
 from xrt.engines.contract import registry
+from xrt.engines.toolkit import reference_evaluator
 from xrt.errors import FallbackWarning, ReferenceWarning
 from xrt.graph import Function
 from xrt.module import output_checks
@@ -29,7 +30,12 @@ ALONE = "the reference alone differs at node 'n3' (Atan); openvino and xla agree
 @pytest.fixture
 def wrong_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the reference wrong at Atan; it folds nothing here."""
-    monkeypatch.setattr(reference, "_engine", lambda: Wrong(native="off"))
+    make_wrong(monkeypatch)
+
+
+def make_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (reference, reference_evaluator):
+        monkeypatch.setattr(module, "get_reference_engine", lambda: Wrong(native="off"))
 
 
 @pytest.fixture
@@ -88,7 +94,7 @@ def test_a_checked_call_keeps_the_engines_result(present: Any) -> None:
 def test_another_fault_in_the_same_region_is_still_told(present: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference is wrong at Atan, as two witnesses show; the engine at Cos, which nobody else computes so."""
     present("openvino", "xla")
-    monkeypatch.setattr(reference, "_engine", lambda: Wrong(native="off"))
+    make_wrong(monkeypatch)
     engine = AlsoWrong(native="off")
     with xrt.XRTModule(long_model(count=8, at=3), engine=engine, strict=True) as module:
         found = module.verify(numbers(), inner=False)
