@@ -80,7 +80,6 @@ def _numpy(result: Any) -> Any:
 
 def _inductor_frozen(name: str, is_image: bool) -> Callable[[], Any]:
     import torch
-    from torch._inductor import config
 
     from benchmarks.pytorch_models import make_model
 
@@ -88,11 +87,7 @@ def _inductor_frozen(name: str, is_image: bool) -> Callable[[], Any]:
     if is_image:
         module = module.to(memory_format=torch.channels_last)
         inputs = tuple(x.to(memory_format=torch.channels_last) for x in inputs)
-    with config.patch(freezing=True):
-        torch._dynamo.reset()
-        frozen = torch.compile(module)
-        frozen(*inputs)
-    return partial(frozen, *inputs)
+    return partial(torch.compile(module, options={"freezing": True}), *inputs)
 
 
 def _onnxruntime(module: Any, inputs: Any, threads: int) -> Callable[[], Any]:
@@ -129,7 +124,6 @@ def _xrt(module: Any, inputs: Any, threads: int, budget: float) -> Callable[[], 
 def _backend(module: Any, inputs: Any, threads: int, budget: float) -> Callable[[], Any]:
     import torch
 
-    torch._dynamo.reset()
     options = {"engine": "auto", "threads": threads, "budget": budget, "freeze": True}
     return partial(torch.compile(module, backend="xrt", options=options), *inputs)
 
@@ -185,20 +179,13 @@ def measure_dispatch(threads: int, rounds: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     module, x = torch.nn.Linear(3, 3).eval().requires_grad_(False), torch.randn(1, 3)
 
-    def compiled(**options: Any) -> Callable[[], Any]:
-        torch._dynamo.reset()
-        call = partial(torch.compile(module, **options), x)
-        call()
-        return call
-
     calls = {"eager": partial(module, x)}
     for way, options in {
         "Dynamo alone": {"backend": "eager"},
         "inductor": {},
         "torch.compile": {"backend": "xrt", "options": {"engine": "ort", "threads": threads, "freeze": True}},
     }.items():
-        calls[way] = compiled(**options)
-        calls[way]()
+        calls[way] = partial(torch.compile(module, **options), x)
     calls["xrt"] = partial(xrt.XRTModule(module, engine="ort", threads=threads), x)
     with torch.no_grad():
         for call in calls.values():
@@ -353,7 +340,7 @@ def report(found: dict[str, Any]) -> str:
 
 
 def describe(rows: Mapping[str, Any], way: str) -> str:
-    """Return one of XRT's ways beside eager and beside the best of the others."""
+    """Return one of XRT's ways against eager and against the best of the others."""
     name, best = find_worst(rows, way)
     return f"{mean_over_eager(rows, way):.2f} x eager (geometric mean); at least {best:.2f} x the best other ({name})"
 
@@ -364,7 +351,7 @@ def mean_over_eager(rows: Mapping[str, Any], way: str) -> float:
 
 
 def find_worst(rows: Mapping[str, Any], way: str) -> tuple[str, float]:
-    """Return the model where the best other way is quickest beside this one, and how many times as long that takes."""
+    """Return the model where the best other way is quickest against this one, and how many times as long that takes."""
     best = {name: min(row[way][other]["median"] for other in OTHERS if other in row[way]) for name, row in rows.items()}
     return min(best.items(), key=lambda found: found[1])
 

@@ -32,7 +32,7 @@ import xrt  # noqa: E402
 from xrt.cache import CompileCache  # noqa: E402
 from xrt.errors import ModelError, PlanError  # noqa: E402
 from xrt.frontends.torch.capture import Capture, capture  # noqa: E402
-from xrt.frontends.torch.leaves import make_feed, make_output  # noqa: E402
+from xrt.frontends.torch.leaves import collect_arrays, make_output  # noqa: E402
 
 RECORD = TOP / "docs" / "pytorch-operators.json"
 PAGE = TOP / "docs" / "reference" / "pytorch-operators.md"
@@ -114,7 +114,7 @@ def _run_engine(engine: str, sample: Sample, found: Capture, expected: list[Any]
     leaves = list(sample.tensors)
     try:
         module = xrt.XRTModule(found.function, engine=engines, strict=True, cache=CompileCache())
-        results = module(*make_feed(found, leaves, []))
+        results = module(*collect_arrays(found, leaves, []))
         results = results if isinstance(results, tuple) else (results,)
         outputs = [made for leaf in found.leaves if (made := make_output(leaf, results, leaves)) is not None]
     except PlanError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -30,7 +29,6 @@ from xrt.testing import batches
 from xrt.testing.cases import ConformanceCase, node_cases
 
 INDUCTOR = Torch("inductor")
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler is at hand")
 
 
 def why(f: Function) -> str:
@@ -45,7 +43,6 @@ def test_the_mode_is_an_option() -> None:
         Torch("inducter")  # type: ignore[arg-type]
 
 
-@needs_compiler
 @pytest.mark.parametrize(
     ("f", "reason"),
     [
@@ -143,7 +140,7 @@ def check(executable: Executable, x: Array) -> None:
 
 
 Compiled = tuple[Executable, CompileContext]
-whole = [needs_compiler, pytest.mark.slow, pytest.mark.proof("engine torch", share=0)]
+whole = [pytest.mark.slow, pytest.mark.proof("engine torch", share=0)]
 
 
 class TestCompiled:
@@ -245,7 +242,6 @@ def find_wrong(cases: Sequence[tuple[ConformanceCase, Function]]) -> list[str]:
     return wrong
 
 
-@needs_compiler
 @pytest.mark.slow
 @pytest.mark.proof("engine torch", share=0)
 def test_a_sample_of_the_tests_of_onnx() -> None:

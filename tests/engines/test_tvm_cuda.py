@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -261,12 +260,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return run_child(tmp_path_factory.mktemp("cuda"))
 
 
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler is at hand")
-
-
 @pytest.mark.slow
 @pytest.mark.proof("engine tvm", share=4)
-@needs_compiler
 class TestEmulated:
     @pytest.mark.parametrize("name", MODELS)
     def test_the_kernels_compute_what_the_reference_does(self, found: dict[str, Any], name: str) -> None:

@@ -15,7 +15,7 @@ from xrt.cli.options import (
     check_writable,
     input_options,
     isolation_options,
-    load_sized,
+    load_with_sizes,
     module_keywords,
     module_options,
 )
@@ -51,7 +51,7 @@ def command(model: str, files: tuple[str, ...], seed: int, target: str | None, *
     if is_bundle(model):
         function, made = open_bundle(model, click.get_current_context())
     else:
-        function = load_sized(model, given)
+        function = load_with_sizes(model, given)
         check_engine_named()
         made = XRTModule(function, **module_keywords(given))
     values = all_inputs(files, function, seed)

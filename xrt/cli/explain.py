@@ -16,7 +16,7 @@ from xrt.cli.options import (
     check_writable,
     input_options,
     isolation_options,
-    load_sized,
+    load_with_sizes,
     module_keywords,
     module_options,
 )
@@ -56,7 +56,7 @@ def command(
     if is_bundle(model):
         module = open_bundle(model, click.get_current_context())[1]
     else:
-        function, keywords = load_sized(model, given), module_keywords(given)
+        function, keywords = load_with_sizes(model, given), module_keywords(given)
         if AUTO in keywords["engine"]:
             check_sizes(set_shapes(function, from_files(files, function)))
         module = XRTModule(function, **keywords)

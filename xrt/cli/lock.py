@@ -15,7 +15,7 @@ from xrt.cli.options import (
     check_writable,
     input_options,
     isolation_options,
-    load_sized,
+    load_with_sizes,
     module_keywords,
     parse_seconds,
 )
@@ -61,7 +61,7 @@ def command(
     """
     path = Path(target) if target else Path(f"{Path(model).stem}.lock")
     check_writable(path)
-    function = load_sized(model, given)
+    function = load_with_sizes(model, given)
     check_sizes(set_shapes(function, from_files(files, function)))
     values = all_inputs(files, function, seed)
     given_by = {name: _relate(file, path) for name, file in list_input_files(files, function).items()}

@@ -41,8 +41,8 @@ __all__ = [
     "isolation_keywords",
     "isolation_options",
     "list_dims",
-    "load_sized",
     "load_with_options",
+    "load_with_sizes",
     "module_keywords",
     "module_options",
     "parse_check",
@@ -72,7 +72,7 @@ def load_with_options(text: str) -> Function:
     return function
 
 
-def load_sized(model: str, given: Mapping[str, Any]) -> Function:
+def load_with_sizes(model: str, given: Mapping[str, Any]) -> Function:
     """Return the model with the sizes of ``--dim``, and for the other dims those of the lockfile of ``--lock``.
 
     Raises OptionError where both give a size to a dim, and not the same.

@@ -18,7 +18,7 @@ from xrt.cli.options import (
     check_writable,
     input_options,
     isolation_options,
-    load_sized,
+    load_with_sizes,
     module_keywords,
     module_options,
     parse_check,
@@ -96,7 +96,7 @@ def command(
 def _opened(model: str, given: Mapping[str, Any], status: Status) -> tuple[Function, XRTModule]:
     if is_bundle(model):
         return open_bundle(model, click.get_current_context())
-    function = load_sized(model, given)
+    function = load_with_sizes(model, given)
     progress = lambda done, count: status.update(f"compiling {done}/{count}")  # noqa: E731  # called once per region
     return function, XRTModule(function, **module_keywords(given), progress=progress, report=status.update)
 

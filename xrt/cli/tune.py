@@ -20,7 +20,7 @@ from xrt.cli.options import (
     check_sizes,
     input_options,
     isolation_options,
-    load_sized,
+    load_with_sizes,
     module_keywords,
     parse_seconds,
 )
@@ -59,7 +59,7 @@ def command(model: str, files: tuple[str, ...], seed: int, budget: float, as_jso
     measuring, or engine=["ort", "xla", "auto"] after --engines ort,xla. Ctrl-C ends the search with the best plan so far, and
     exit code 130. The exit code is 1 when nothing could be measured.
     """
-    function = load_sized(model, given)
+    function = load_with_sizes(model, given)
     keywords = module_keywords(given)
     if keywords["engine"] != ["auto"]:
         keywords["engine"] = [*keywords["engine"], "auto"]

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from xrt.frontends.torch.capture import Capture
 
 __all__ = [
+    "collect_arrays",
     "describe",
     "find_varying_axes",
     "flatten",
     "gives_arrays",
     "list_shapes",
-    "list_updated",
+    "list_written_tensors",
     "make_dynamic_shapes",
-    "make_feed",
     "make_output",
 ]
 
@@ -53,7 +53,7 @@ def list_shapes(leaves: Sequence[Any]) -> list[tuple[int, ...] | None]:
     return [tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
 
 
-def list_updated(found: Capture, buffers: list[torch.Tensor], leaves: list[Any]) -> list[torch.Tensor]:
+def list_written_tensors(found: Capture, buffers: list[torch.Tensor], leaves: list[Any]) -> list[torch.Tensor]:
     """Return the tensors that a call has written to, which PyTorch has not seen."""
     return [*buffers, *(leaves[index] for index in found.updated)]
 
@@ -85,7 +85,7 @@ class _Same:
         return id(self.held)
 
 
-def make_feed(found: Capture, leaves: list[Any], buffers: list[torch.Tensor]) -> list[Any]:
+def collect_arrays(found: Capture, leaves: list[Any], buffers: list[torch.Tensor]) -> list[Any]:
     """Return the arrays that a capture runs on."""
     given = [leaves[index] for index in found.inputs]
     arrays = [share_array(one) if isinstance(one, torch.Tensor) else np.asarray(one) for one in given]

@@ -19,14 +19,14 @@ from xrt.frontends.torch.capture import Capture, capture
 from xrt.frontends.torch.dtypes import is_shared, share_array
 from xrt.frontends.torch.engines import add_torch_engine
 from xrt.frontends.torch.leaves import (
+    collect_arrays,
     describe,
     find_varying_axes,
     flatten,
     gives_arrays,
     list_shapes,
-    list_updated,
+    list_written_tensors,
     make_dynamic_shapes,
-    make_feed,
     make_output,
 )
 from xrt.frontends.torch.state import ModuleState
@@ -135,7 +135,7 @@ class TorchModule(XRTModule):
         self._check_keywords(kwargs)
         compiled, buffers, results = self._run(leaves, spec, given)
         results = results if isinstance(results, tuple) else (results,)
-        torch.autograd.graph.increment_version(list_updated(compiled.capture, buffers, leaves))
+        torch.autograd.graph.increment_version(list_written_tensors(compiled.capture, buffers, leaves))
         outputs = [make_output(leaf, results, leaves) for leaf in compiled.capture.leaves]
         if gives_arrays(given):
             outputs = [share_array(one) if isinstance(one, torch.Tensor) else one for one in outputs]
@@ -151,7 +151,7 @@ class TorchModule(XRTModule):
                         "or is a conjugate or negative view; pass a copy of it"
                     )
             try:
-                return compiled, buffers, compiled.module(*make_feed(compiled.capture, leaves, buffers))
+                return compiled, buffers, compiled.module(*collect_arrays(compiled.capture, leaves, buffers))
             except InputError:
                 if self._is_closed or not compiled.module._closed:  # else another thread has dropped the capture meanwhile
                     raise
@@ -258,7 +258,7 @@ class TorchModule(XRTModule):
     def _prepare(self, args: Any, named: Any) -> tuple[_Compiled, list[Any]]:
         leaves, spec, _ = flatten(args, named)
         compiled, buffers = self._find(leaves, spec)
-        return compiled, make_feed(compiled.capture, leaves, buffers)
+        return compiled, collect_arrays(compiled.capture, leaves, buffers)
 
     def tune(self, *args: Any, budget: float | None = None, progress: Any = None, **named: Any) -> TuningResult:
         """Search again for the fastest placement for such inputs; see `XRTModule.tune`."""
