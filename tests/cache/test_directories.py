@@ -140,16 +140,16 @@ def test_the_environment_says_where_how_large_and_whether(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "told"),
+    ("variable", "value", "shown"),
     [
         ("XRT_CACHE", "maybe", "XRT_CACHE must be on or off; got 'maybe', so the disk cache is on"),
         ("XRT_CACHE_SIZE", "big", "XRT_CACHE_SIZE must be a size such as 500MB or 20GB; got 'big', so it is 5GB"),
     ],
 )
-def test_an_impossible_value_is_told(variable: str, value: str, told: str, tmp_path: Path) -> None:
+def test_an_impossible_value_is_reported(variable: str, value: str, shown: str, tmp_path: Path) -> None:
     with pytest.warns(CacheWarning) as caught:
         tier = open_disk_tier({variable: value, "XRT_CACHE_DIR": str(tmp_path)})
-    assert str(caught[0].message) == told
+    assert str(caught[0].message) == shown
     assert tier is not None and tier.limit == DEFAULT_LIMIT
 
 

@@ -116,7 +116,7 @@ def test_an_argument_is_a_type_of_torch_and_nothing_else_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "declared", "told"),
+    ("call", "declared", "shown"),
     [
         (OpaqueCall("aten::to.dtype", (X, Tagged("dtype", "float64"))), tensor(2), r"float64\[2\]"),
         (OpaqueCall("aten::unsqueeze.default", (X, 0)), tensor(2), r"float32\[1,2\]"),
@@ -127,8 +127,8 @@ def test_an_argument_is_a_type_of_torch_and_nothing_else_of_it() -> None:
     ],
     ids=lambda value: value.operator if isinstance(value, OpaqueCall) else "",
 )
-def test_a_result_of_another_type_than_declared_fails(call: OpaqueCall, declared: TensorType, told: str) -> None:
-    with pytest.raises(RunFailed, match=f"result 0 of {call.operator} is {told}"):
+def test_a_result_of_another_type_than_declared_fails(call: OpaqueCall, declared: TensorType, shown: str) -> None:
+    with pytest.raises(RunFailed, match=f"result 0 of {call.operator} is {shown}"):
         run(opaque(call, tensor(2), outputs=(declared,)), np.ones(2, np.float32))
 
 

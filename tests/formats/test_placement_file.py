@@ -149,15 +149,17 @@ WRONG_COSTS = [
 
 
 @pytest.mark.parametrize(
-    ("document", "change", "position", "told"),
+    ("document", "change", "position", "shown"),
     [*((LOCK, *row) for row in WRONG_LOCKS), *((COSTS, *row) for row in WRONG_COSTS)],
-    ids=[told for _, _, told in (*WRONG_LOCKS, *WRONG_COSTS)],
+    ids=[shown for _, _, shown in (*WRONG_LOCKS, *WRONG_COSTS)],
 )
-def test_a_defect_is_named(document: PlacementFile, change: Callable[[dict[str, Any]], object], position: str, told: str) -> None:
+def test_a_defect_is_named(
+    document: PlacementFile, change: Callable[[dict[str, Any]], object], position: str, shown: str
+) -> None:
     with pytest.raises(PlacementFileError) as caught:
         loads(alter(document, change))
     assert caught.value.position == position
-    assert str(caught.value).removeprefix(f"{position}: ").startswith(told)
+    assert str(caught.value).removeprefix(f"{position}: ").startswith(shown)
 
 
 TORN = [
@@ -179,11 +181,11 @@ TORN = [
 ]
 
 
-@pytest.mark.parametrize(("text", "told"), TORN, ids=[told[:30] for _, told in TORN])
-def test_what_is_torn_is_refused(text: str | bytes, told: str) -> None:
+@pytest.mark.parametrize(("text", "shown"), TORN, ids=[shown[:30] for _, shown in TORN])
+def test_what_is_torn_is_refused(text: str | bytes, shown: str) -> None:
     with pytest.raises(PlacementFileError) as caught:
         loads(text)
-    assert told in str(caught.value)
+    assert shown in str(caught.value)
 
 
 def test_a_name_that_is_there_twice_is_found_among_many() -> None:
@@ -212,13 +214,13 @@ UNREADABLE = [
 ]
 
 
-@pytest.mark.parametrize(("document", "position", "told"), UNREADABLE, ids=[told for _, _, told in UNREADABLE])
-def test_what_could_not_be_read_again_is_not_written(document: PlacementFile, position: str, told: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("document", "position", "shown"), UNREADABLE, ids=[shown for _, _, shown in UNREADABLE])
+def test_what_could_not_be_read_again_is_not_written(document: PlacementFile, position: str, shown: str, tmp_path: Path) -> None:
     path = tmp_path / "net.lock"
     with pytest.raises(PlacementFileError) as caught:
         write_placement(document, path)
     assert (caught.value.file, caught.value.position) == (str(path), position)
-    assert str(caught.value).startswith(f"cannot write '{path}': {position}: {told}")
+    assert str(caught.value).startswith(f"cannot write '{path}': {position}: {shown}")
     assert not path.exists()
 
 

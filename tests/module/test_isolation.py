@@ -145,8 +145,8 @@ def test_it_computes_the_same_in_a_worker(runs: bool) -> None:
             buffer = np.empty((rows, 1000), np.float32)
             assert m(x, out=buffer) is buffer
             np.testing.assert_allclose(buffer, 2 * (x @ weights.array), rtol=1e-4, atol=1e-5)
-        told = "compiles and runs" if runs else "compiles"
-        assert f"  {told} in a process of its own" in str(m.explain()).splitlines()
+        shown = "compiles and runs" if runs else "compiles"
+        assert f"  {shown} in a process of its own" in str(m.explain()).splitlines()
 
 
 def test_a_compiled_form_that_comes_back_is_that_of_an_engine_that_is_not_isolated() -> None:
@@ -166,12 +166,12 @@ def test_tvm_works_in_a_worker(runs: bool) -> None:
 def passed(values: list[Any]) -> list[Any]:
     """Return what comes out of the memory that two processes share."""
     buffer = SharedBuffer()
-    told = json.loads(json.dumps(put_values(buffer, values)))
+    shown = json.loads(json.dumps(put_values(buffer, values)))
     memory = bytearray(buffer.size)
     handle = buffer.memory()
     os.preadv(handle, [memory], 0)
     os.close(handle)
-    return read_values(memoryview(memory), told)
+    return read_values(memoryview(memory), shown)
 
 
 @pytest.mark.parametrize(

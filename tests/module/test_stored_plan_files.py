@@ -164,7 +164,7 @@ def test_a_damaged_plan_counts_as_none_and_is_told_once(path: Path, at: int) -> 
     with pytest.warns(CacheWarning, match="could not serve") as caught:
         np.testing.assert_array_equal(module(path)(*inputs()), expected)
     assert len(caught) == 1
-    assert uses_plan(module(path))  # it has been written anew
+    assert uses_plan(module(path))  # it has been written again
 
 
 def test_a_plan_without_its_executable_is_compiled_again(path: Path) -> None:

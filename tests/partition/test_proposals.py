@@ -130,7 +130,7 @@ def test_an_empty_function_is_one_plan_of_nothing() -> None:
 
 
 @pytest.mark.parametrize("field", ["pieces", "rounds", "plans", "grain", "starts", "width", "changes", "effort"])
-def test_a_bound_below_one_is_told(field: str) -> None:
+def test_a_bound_below_one_is_reported(field: str) -> None:
     with pytest.raises(OptionError, match=rf"^{field} must be an integer of at least 1; got 0$"):
         SearchOptions(**{field: 0})
 
@@ -143,9 +143,9 @@ def test_what_would_unlock_a_model_is_told_with_what_it_saves() -> None:
     whole = chain("RRRWRRR")
     engines = [engine("quick", "Red", "Green"), engine("slow")]
     found = run_search(whole, engines, lambda p: MeasuredCost.exactly(len(p.nodes) * (1e-5 if p.spec == "quick" else 1e-4)))
-    told = rank_missing_support(whole, engines, found.table)
-    assert [(one.operator, one.engine, one.nodes) for one in told] == [("White", "quick", 1)]
-    assert told[0].seconds > 5e-5
+    shown = rank_missing_support(whole, engines, found.table)
+    assert [(one.operator, one.engine, one.nodes) for one in shown] == [("White", "quick", 1)]
+    assert shown[0].seconds > 5e-5
 
 
 def test_what_saves_nothing_is_left_out() -> None:

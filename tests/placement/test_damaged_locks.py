@@ -86,7 +86,7 @@ def test_a_link_to_nowhere_is_no_lock(tmp_path: Path) -> None:
 
 
 def test_a_lock_chooses_no_code(tmp_path: Path) -> None:
-    """An engine with a library of kernels is taken of a lock only where whoever calls has named it too."""
+    """An engine with a library of kernels is taken of a lock only where the caller has named it too."""
     library = "toy{libraries=(nowhere.so)}"
     lock = locked().replace(plan=tuple(run.replace(engine=library) for run in locked().plan))
     assert LockedPlacement(lock, "").engines([]) is None

@@ -73,9 +73,9 @@ def ticking() -> Callable[[], float]:
 
 
 def test_the_whole_is_run_at_once_where_the_budget_is_small() -> None:
-    told: list[str] = []
-    found = tuned(PAIR, TOY, SLOW_EXP, budget=5.0, clock=ticking(), progress=lambda x: told.append(x.stage))
-    assert told[:3] == ["asking the engines", "running toy", "racing 1 plans, round 1"]
+    shown: list[str] = []
+    found = tuned(PAIR, TOY, SLOW_EXP, budget=5.0, clock=ticking(), progress=lambda x: shown.append(x.stage))
+    assert shown[:3] == ["asking the engines", "running toy", "racing 1 plans, round 1"]
     assert found.how == "measured"
 
 
@@ -119,9 +119,9 @@ def test_an_engine_that_does_not_come_back_is_left_for_the_next() -> None:
     found = tuned(PAIR, Stuck(), TOY, budget=2.0, clock=ticking(), bounds=TuningBudget(calibration=0.0, limit=0.01))
     assert {launch.engine for launch in found.plan.launches} == {"toy"}
     assert found.how == "measured"
-    told = str(found).splitlines()
-    assert told[0] == "placed by measurement: toy"
-    (line,) = (line for line in told if "measured on stuck" in line or "failed: stuck" in line)
+    shown = str(found).splitlines()
+    assert shown[0] == "placed by measurement: toy"
+    (line,) = (line for line in shown if "measured on stuck" in line or "failed: stuck" in line)
     assert "gave no answer within" in line or "it was not ready to be called within" in line
 
 
@@ -243,8 +243,8 @@ def test_a_provisional_decision_is_measured_again_and_kept_after_three(tmp_path:
 def test_one_is_told_in_the_singular() -> None:
     plan = tuned(chain("Exp"), TOY, budget=1e-6, clock=ticking()).plan
     race = CandidateComparison((CandidateResult(plan, "won", 0.001),), 1, 0)
-    told = str(TuningResult(plan, race=race, budget=3.0, spent=1.0, measurements=1))
-    assert told.splitlines()[1] == "  1 measurement of regions, 1 round, 1.0 of 3 s"
+    shown = str(TuningResult(plan, race=race, budget=3.0, spent=1.0, measurements=1))
+    assert shown.splitlines()[1] == "  1 measurement of regions, 1 round, 1.0 of 3 s"
 
 
 def test_the_advice_is_a_larger_budget() -> None:
