@@ -40,7 +40,7 @@ class _Closer:
         while (close := self.queue.get()) is not None:
             try:
                 close()
-            except Exception:  # noqa: BLE001  # a library may raise anything; nobody waits for the result
+            except Exception:  # noqa: BLE001  # a library may raise anything: no call waits for the result
                 _log.warning("an executable could not be closed", exc_info=True)
             del close  # the next one may be long in coming
 

@@ -342,6 +342,6 @@ class Specialization:
         return memory(self.plan, self._original if complete is None else complete._original, self._program)
 
     def close_in_background(self) -> None:
-        """Have the program closed once no call uses it, which waits for nobody."""
+        """Have the program closed once no call uses it."""
         if self._program is not None:
             self._program.close_in_background()

@@ -162,7 +162,7 @@ class SpecializationCache:
         close_in_background(partial(_ignore, entry))  # freeing a large graph takes a while, too
 
     def clear(self) -> None:
-        """Drop all, which are closed by whoever used them last."""
+        """Drop all; the last user of each closes it."""
         with self._lock:
             self._entries.clear()
             self._prepared.clear()

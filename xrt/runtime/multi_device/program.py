@@ -369,7 +369,7 @@ class MultiDeviceProgram(Program):
         super().close()
 
     def close_in_background(self) -> None:
-        """Leave the executables to whoever frees the program, which waits for the device first."""
+        """Do nothing: what frees the program waits for the device, and then releases the executables."""
 
 
 def _settled(under_way: deque[tuple[Device, Event, list[object]]], streams: Streams, devices: Sequence[Device]) -> None:
