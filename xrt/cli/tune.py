@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import click
 from rich.progress import BarColumn, SpinnerColumn, TextColumn
 from rich.progress import Progress as Bar
 
+from xrt.bench.targets import DIGITS
 from xrt.cache import DiskTier, default_cache
 from xrt.cli.inputs import all_inputs, from_files, set_shapes
 from xrt.cli.options import (
@@ -20,16 +22,21 @@ from xrt.cli.options import (
     check_sizes,
     input_options,
     isolation_options,
+    list_dims,
     load_with_sizes,
     module_keywords,
     parse_seconds,
+    set_dims,
 )
 from xrt.cli.screen import err, out, show_table
+from xrt.errors import OptionError, did_you_mean
 from xrt.formats.bundle import is_bundle
 from xrt.module import XRTModule
 from xrt.placement.result import format_count
+from xrt.placement.size_ranges import format_sizes, parse_sizes
 
 if TYPE_CHECKING:
+    from xrt.graph import Function
     from xrt.placement import CandidateResult, Progress, ProgressCallback, TuningResult
 
 __all__ = ["INTERRUPTED", "command", "format_result"]
@@ -51,38 +58,82 @@ PAUSE = 1.0
 @click.option(
     "--budget", default="60s", show_default=True, callback=parse_seconds, metavar="TIME", help="Time of the search: 60s, 2m"
 )
+@click.option(
+    "--sizes",
+    multiple=True,
+    metavar="NAME=SIZE,...",
+    help="Search at each of these sizes of a symbolic dim, which stays symbolic: s=16,128,512",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
-def command(model: str, files: tuple[str, ...], seed: int, budget: float, as_json: bool, **given: Any) -> int:
+def command(
+    model: str, files: tuple[str, ...], seed: int, budget: float, sizes: tuple[str, ...], as_json: bool, **given: Any
+) -> int:
     """Find the fastest engine, or mixture of engines, for MODEL: an ONNX file or a shipped model.
 
     The result is stored for the listed engines, the threads and the shapes: XRTModule(MODEL, engine="auto") uses it without
-    measuring, or engine=["ort", "xla", "auto"] after --engines ort,xla. Ctrl-C ends the search with the best plan so far, and
+    measuring, or engine=["ort", "xla", "auto"] after --engines ort,xla. With --sizes the results are for ranges of sizes, and
+    the time is that of each search. Ctrl-C ends the search with the best plan so far, and
     exit code 130. The exit code is 1 when nothing could be measured.
     """
     function = load_with_sizes(model, given)
     keywords = module_keywords(given)
     if keywords["engine"] != ["auto"]:
         keywords["engine"] = [*keywords["engine"], "auto"]
-    check_sizes(set_shapes(function, from_files(files, function)))
-    values = all_inputs(files, function, seed)
+    chosen = parse_sizes(parse_several(sizes))
+    examples = [
+        dict(zip(chosen, one, strict=True)) for one in product(*chosen.values())
+    ]  # one without sizes, where none is given
+    check_dims(function, chosen)
+    for one in examples:
+        check_sizes(set_shapes(set_dims(function, one), from_files(files, set_dims(function, one))))
     began = time.time() - COARSE
-    with XRTModule(function, **keywords, budget=budget) as module, format_result(budget) as report:
-        tuned = module.tune(**values, progress=report)
+    found: list[TuningResult] = []
+    facts: list[dict[str, Any]] = []
+    with XRTModule(function, **keywords, budget=budget, sizes=chosen) as module:
+        for one in examples:
+            with format_result(budget) as report:
+                tuned = module.tune(**all_inputs(files, set_dims(function, one), seed), progress=report)
+            found.append(tuned)
+            facts.append({"model": model, "threads": module.threads, **({"sizes": one} if one else {}), **tuned.to_dict()})
+            if one and not as_json:
+                out.print(f"for {format_sizes(one)}:", markup=False)
+            if not as_json:
+                _show(tuned, module.threads)
+            if tuned.how == "interrupted":
+                break
     if as_json:
-        out.print_json(json.dumps({"model": model, "threads": module.threads, **tuned.to_dict()}))
-    else:
-        _show(tuned, module.threads)
-        disk = default_cache().disk
-        if tuned.how == "measured" and isinstance(disk, DiskTier):
-            call = _spell_call(model, {**keywords, "threads": module.threads})
-            is_stored = any(file.stat().st_mtime >= began for file in (disk.store.root / "decisions").glob("*.json"))
-            out.print(
-                f"stored: {call} uses it for these shapes, whatever its budget"
-                if is_stored
-                else f"not stored in {disk.store.root}; `xrt lock` writes a placement to a file",
-                markup=False,
-            )
-    return {"interrupted": INTERRUPTED, "priority": 1}.get(tuned.how, 0)
+        out.print_json(json.dumps(facts if chosen else facts[0]))
+    disk = default_cache().disk
+    if not as_json and any(tuned.how == "measured" for tuned in found) and isinstance(disk, DiskTier):
+        call = _spell_call(model, {**keywords, "threads": module.threads, "sizes": dict(chosen)})
+        is_stored = any(file.stat().st_mtime >= began for file in (disk.store.root / "decisions").glob("*.json"))
+        out.print(
+            f"stored: {call} uses it for {'sizes near these' if chosen else 'these shapes'}, whatever its budget"
+            if is_stored
+            else f"not stored in {disk.store.root}; `xrt lock` writes a placement to a file",
+            markup=False,
+        )
+    return max({"interrupted": INTERRUPTED, "priority": 1}.get(tuned.how, 0) for tuned in found)
+
+
+def check_dims(function: Function, sizes: Mapping[str, object]) -> None:
+    """Raise OptionError for a size of what is no symbolic dim of the inputs."""
+    dims = list_dims(function)
+    for name in sizes:
+        if name not in dims:
+            raise OptionError(f"--sizes names {name!r}, which is no symbolic dim of the inputs.{did_you_mean(name, dims)}")
+
+
+def parse_several(given: tuple[str, ...]) -> dict[str, list[int]]:
+    """Return the sizes by name from texts such as ``s=16,128``; raises OptionError for another form."""
+    found: dict[str, list[int]] = {}
+    for text in given:
+        name, equals, several = text.partition("=")
+        numbers = several.split(",")
+        if not equals or not all(one.isdecimal() and len(one) <= DIGITS for one in numbers):
+            raise OptionError(f"--sizes takes NAME=SIZE,SIZE,..., such as s=16,128,512; got {text!r}")
+        found.setdefault(name, []).extend(map(int, numbers))
+    return found
 
 
 def _spell_call(model: str, keywords: dict[str, Any]) -> str:

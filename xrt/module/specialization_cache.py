@@ -96,6 +96,13 @@ class SpecializationCache:
             self._shrink(build)
         self._warn()
 
+    def remove(self, build: Specialization) -> None:
+        """Drop a specialization if it is kept."""
+        with self._lock:
+            entry = self._entries.get(build.key)
+            if entry is not None and entry.build is build:
+                self._drop(build.key)
+
     def to_dict(self) -> dict[Any, Specialization]:
         """Return all specializations by their keys."""
         with self._lock:
