@@ -16,8 +16,10 @@ from tests.module.small_models import relu
 from xrt.cache import CompileCache
 from xrt.engines import CompileContext, Executable, GraphCompiler
 from xrt.engines.contract import registry
-from xrt.errors import FallbackWarning, InputError, OptionError
+from xrt.errors import FallbackWarning, InputError, LockError, OptionError
+from xrt.formats.placement_file import PlacementFile, dumps, loads
 from xrt.graph import DType, Function, Node, TensorType, Value
+from xrt.module.lockfile import lock_module
 from xrt.module.options import REFERENCE
 from xrt.partition.explicit import map_nodes_to_engines, plan_from_assignment
 from xrt.placement import TuningResult
@@ -345,6 +347,12 @@ TRACED = type("Traced", (xrt.Graph,), {"build": lambda self, x: xrt.ops.Relu(x)}
             "sizes gives 65 combinations, each of which is measured; at most 64",
         ),
         (MODEL, ["toy", "auto"], {"background": 1}, "background must be True or False; got 1"),
+        (
+            MODEL,
+            ["toy", "auto"],
+            {"background": True, "lock": PlacementFile()},
+            "background=True measures, and lock= gives a plan without measuring",
+        ),
         (MODEL, "toy", {"first": "soon"}, "first must be 'wanted', 'quickest' or None; got 'soon'"),
         (
             TRACED(),
@@ -357,3 +365,35 @@ TRACED = type("Traced", (xrt.Graph,), {"build": lambda self, x: xrt.ops.Relu(x)}
 def test_options_that_mean_nothing(model: Any, engine: Any, options: Any, text: str) -> None:
     with pytest.raises(OptionError, match=text):
         xrt.XRTModule(model, engine, **options)
+
+
+# ---------------------------------------------------------------------- locks
+
+
+def test_a_lock_holds_ranges(searches: Searches, tmp_path: Path) -> None:
+    values = np.ones((5, 3), "float32")
+    with make(sizes={"N": [4, 64]}) as module:
+        written = lock_module(module, [values], {}, 0.1)
+    assert [(dict(one.sizes), [run.engine for run in one.plan]) for one in written.ranges] == [
+        ({"N": 4}, [SMALL.spec]),
+        ({"N": 64}, [LARGE.spec]),
+    ]
+    assert loads(dumps(written)) == written
+    searches.rows.clear()
+    with make(lock=written) as module:
+        assert {rows: call(module, rows) for rows in (3, 4, 17, 64, 900)} == {
+            **dict.fromkeys((3, 4), SMALL.spec),
+            **dict.fromkeys((17, 64, 900), LARGE.spec),
+        }
+        assert module.tuned is not None
+        assert (module.tuned.how, module.tuned.notes) == ("locked", ("placed as it was measured for N=64",))
+    assert searches.rows == []
+
+
+def test_a_lock_of_another_model_does_not_hold(searches: Searches) -> None:
+    with make(sizes={"N": [4, 64]}) as module:
+        written = lock_module(module, [np.ones((5, 3), "float32")], {}, 0.1)
+    other = Function(MODEL.inputs, (Value("y"),), (Node("Relu", ("x",), ("z",)), Node("Relu", ("z",), ("y",))), opsets={"": 14})
+    module = xrt.XRTModule(other, [SMALL, LARGE, "auto"], cache=CompileCache(), first="wanted", lock=written, strict=True)
+    with module, pytest.raises(LockError, match=r"does not hold: .*the number of nodes was 1 and is 2"):
+        module(np.ones((5, 3), "float32"))

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from xrt.graph import Function
     from xrt.placement import CandidateResult, Progress, ProgressCallback, TuningResult
 
-__all__ = ["INTERRUPTED", "command", "format_result"]
+__all__ = ["INTERRUPTED", "command", "format_result", "list_examples", "sizes_option"]
 
 COLUMNS = ("verdict", "plan", "regions", "ms", "x baseline", "note")
 NUMBERS = ("regions", "ms", "x baseline")
@@ -50,6 +50,14 @@ PAUSE = 1.0
 """Seconds between two lines of progress off a terminal."""
 
 
+sizes_option = click.option(
+    "--sizes",
+    multiple=True,
+    metavar="NAME=SIZE,...",
+    help="Search at each of these sizes of a symbolic dim, which stays symbolic: s=16,128,512",
+)
+
+
 @click.command("tune")
 @click.argument("model")
 @add_tuning_options
@@ -58,12 +66,7 @@ PAUSE = 1.0
 @click.option(
     "--budget", default="60s", show_default=True, callback=parse_seconds, metavar="TIME", help="Time of the search: 60s, 2m"
 )
-@click.option(
-    "--sizes",
-    multiple=True,
-    metavar="NAME=SIZE,...",
-    help="Search at each of these sizes of a symbolic dim, which stays symbolic: s=16,128,512",
-)
+@sizes_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON")
 def command(
     model: str, files: tuple[str, ...], seed: int, budget: float, sizes: tuple[str, ...], as_json: bool, **given: Any
@@ -79,13 +82,7 @@ def command(
     keywords = module_keywords(given)
     if keywords["engine"] != ["auto"]:
         keywords["engine"] = [*keywords["engine"], "auto"]
-    chosen = parse_sizes(parse_several(sizes))
-    examples = [
-        dict(zip(chosen, one, strict=True)) for one in product(*chosen.values())
-    ]  # one without sizes, where none is given
-    check_dims(function, chosen)
-    for one in examples:
-        check_sizes(set_shapes(set_dims(function, one), from_files(files, set_dims(function, one))))
+    chosen, examples = list_examples(function, sizes, files)
     began = time.time() - COARSE
     found: list[TuningResult] = []
     facts: list[dict[str, Any]] = []
@@ -116,12 +113,22 @@ def command(
     return max({"interrupted": INTERRUPTED, "priority": 1}.get(tuned.how, 0) for tuned in found)
 
 
-def check_dims(function: Function, sizes: Mapping[str, object]) -> None:
-    """Raise OptionError for a size of what is no symbolic dim of the inputs."""
-    dims = list_dims(function)
-    for name in sizes:
+def list_examples(
+    function: Function, given: tuple[str, ...], files: tuple[str, ...]
+) -> tuple[Mapping[str, tuple[int, ...]], list[dict[str, int]]]:
+    """Return the sizes of each name, and their combinations to search at: one without sizes where none is given.
+
+    Raises OptionError for a size of what is no symbolic dim of the inputs, and for a dim that is left open.
+    """
+    chosen, dims = parse_sizes(parse_several(given)), list_dims(function)
+    for name in chosen:
         if name not in dims:
             raise OptionError(f"--sizes names {name!r}, which is no symbolic dim of the inputs.{did_you_mean(name, dims)}")
+    examples = [dict(zip(chosen, one, strict=True)) for one in product(*chosen.values())]
+    for one in examples:
+        sized = set_dims(function, one)
+        check_sizes(set_shapes(sized, from_files(files, sized)))
+    return chosen, examples
 
 
 def parse_several(given: tuple[str, ...]) -> dict[str, list[int]]:

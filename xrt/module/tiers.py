@@ -6,7 +6,7 @@ import logging
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.errors import InputError, OptionError, XRTError, did_you_mean
-from xrt.graph import FrozenDict
 from xrt.module.options import IMPLICIT
 from xrt.module.specialization import Specialization, optimize
 from xrt.placement.background import BackgroundWork
@@ -49,6 +48,8 @@ def check_size_options(settings: ModuleOptions, source: ModelSource, engines: En
             raise OptionError(f"{option}= is of placement by measurement; pass engine='auto', or a list with 'auto' in it")
         if not names:
             raise OptionError(f"{option}= is of symbolic dims, and the inputs of the model have none")
+    if settings.background and settings.lock is not None:
+        raise OptionError("background=True measures, and lock= gives a plan without measuring; leave one of them out")
     on_host = engines.context.device == "cpu" and not engines.devices
     if settings.first == "quickest" and (source.is_traced or not on_host):
         why = "runs on a device" if not on_host else "is an xrt.Graph, which is traced for its inputs"
@@ -261,13 +262,9 @@ def adopt(module: XRTModule, sizes: Sizes) -> None:
         if number >= MOST_ADOPTED or not old.is_compiled or found is None:
             module._specializations.remove(old)
             continue
-        new = old.copy(partial(_adapt, automatic, found, old.sizes))
+        new = old.copy(partial(automatic.adapt, found, old.sizes))
         if new.plan == old.plan:
             old.tuned = new.tuned
         else:
             new.program()
             module._replace(old, new)
-
-
-def _adapt(automatic: Any, found: Any, sizes: Mapping[str, int], function: Function) -> Any:
-    return automatic.ranged.adapt(automatic, found, function, FrozenDict(sizes))

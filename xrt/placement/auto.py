@@ -26,6 +26,7 @@ from xrt.placement.report import make_report
 from xrt.placement.request import PlacementRequest, unwrap
 from xrt.placement.result import CandidateComparison
 from xrt.placement.session import ProgressCallback
+from xrt.placement.size_ranges import format_sizes
 from xrt.progress import show_progress
 from xrt.runtime import on_device, parse_device_kind
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from xrt.partition.device_map import DeviceMap
     from xrt.placement.engine_list import EngineList
     from xrt.placement.ranged import RangedPlacement
-    from xrt.placement.size_ranges import Sizes
+    from xrt.placement.size_ranges import SizeRange, Sizes
 
 __all__ = [
     "AutoPlacement",
@@ -189,7 +190,7 @@ class AutoPlacement:
     cache: CompileCache
     everything: Callable[[], EngineList]
     """Gives all engines that were asked for."""
-    load_locked: Callable[[Function, EngineList], TuningResult | None] | None = None
+    load_locked: Callable[[Function, EngineList, Sizes, RangedPlacement | None], SizeRange | None] | None = None
     """Gives the placement that a lock has for a Function, None where it does not hold; None without a lock."""
     clock: Clock = time.perf_counter
     ranged: RangedPlacement | None = None
@@ -215,14 +216,20 @@ class AutoPlacement:
         if not self.engines.is_auto:
             return self.engines, place
         if place is None and base is None and self.load_locked is not None:
-            tuned = self.load_locked(function, self.engines)
-            if tuned is not None:
-                return self.engines, lambda function: tuned
+            found = self.load_locked(function, self.engines, sizes, self.ranged)
+            if found is not None:
+                return self.engines, partial(self.adapt, found, sizes)
         if base is None and self.load_locked is not None and not self._is_whole:
             self.engines, self._is_whole = self.everything(), True
         if place is None and base is None and sizes and values is not None and self.ranged is not None:
             return self.engines, partial(self._place_in_range, self.ranged, sizes, values, began, progress)
         return self.engines, place or self.make_placer(values, base, began=began)
+
+    def adapt(self, found: SizeRange, sizes: Sizes, function: Function) -> TuningResult:
+        """Return a placement of a range for a Function of other sizes."""
+        if found.sizes == sizes:
+            return found.tuned
+        return self.like(found.tuned, function, f"placed as it was measured for {format_sizes(found.sizes)}")
 
     def _place_in_range(
         self,

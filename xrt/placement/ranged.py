@@ -10,7 +10,7 @@ from xrt.formats.placement_file import PlacementFile, SizeRecord
 from xrt.graph import FrozenDict
 from xrt.placement.autotune import load_decision
 from xrt.placement.decision_store import make_decision_key
-from xrt.placement.size_ranges import SizeRange, SizeRanges, Sizes, format_sizes, resize_values, sort_by_distance
+from xrt.placement.size_ranges import SizeRanges, Sizes, resize_values, sort_by_distance
 from xrt.runtime import to_host
 
 if TYPE_CHECKING:
@@ -59,13 +59,7 @@ class RangedPlacement:
             self._search(automatic, function, sizes, values, began, progress)
         found = self.ranges.find(sizes)
         assert found is not None  # the search has added it
-        return self.adapt(automatic, found, function, sizes)
-
-    def adapt(self, automatic: AutoPlacement, found: SizeRange, function: Function, sizes: Sizes) -> TuningResult:
-        """Return the placement of a range for a Function of other sizes."""
-        if found.sizes == sizes:
-            return found.tuned
-        return automatic.like(found.tuned, function, f"placed as it was measured for {format_sizes(found.sizes)}")
+        return automatic.adapt(found, sizes, function)
 
     def measure(
         self, automatic: AutoPlacement, sizes: Sizes, values: Sequence[Any], progress: ProgressCallback | bool | None
