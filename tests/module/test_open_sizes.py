@@ -221,7 +221,7 @@ def test_decisions_are_found_by_later_modules(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_first_calls_do_not_wait_for_the_search(searches: Searches) -> None:
-    """A size has a program of its own from its second call on; the slow reference engine is not waited for as long."""
+    """A size has a program of its own from its second call on: one that is met once is not worth a compile."""
     searches.may_end.clear()
     with make(SMALL, LARGE, "ort", first=None) as module:
         assert {call(module, rows) for rows in (5, 5, 6, 40)} == {"ort"}
@@ -243,11 +243,16 @@ def test_the_first_calls_do_not_wait_for_the_search(searches: Searches) -> None:
 def test_engines_of_a_list_compile_in_the_background() -> None:
     Static.may_compile.clear()
     with xrt.XRTModule(MODEL, [SMALL], first="quickest", cache=CompileCache()) as module:
-        assert {call(module, rows) for rows in (5, 6)} == {"toy"}
+        assert {call(module, rows) for rows in (5, 6, 6, 7)} == {"toy"}
         Static.may_compile.set()
         module.settle(PATIENCE)
-        assert {call(module, rows) for rows in (5, 6)} == {SMALL.spec}
-        assert call(module, 7) == "toy"
+        assert [call(module, rows) for rows in (5, 6, 7)] == [SMALL.spec, SMALL.spec, "toy"]
+
+
+def test_engines_with_symbolic_dims_have_no_tiers() -> None:
+    with xrt.XRTModule(MODEL, ["ort", "toy"], first="quickest", cache=CompileCache()) as module:
+        assert {call(module, rows) for rows in (5, 6)} == {"ort"}
+        assert module.profile().stand_in_calls == 0
 
 
 def test_a_model_of_fixed_sizes_can_have_tiers_too() -> None:

@@ -81,8 +81,8 @@ class ModuleOptions:
     an octave each or those of ``sizes``, one at a time, within ``budget`` and ``threads`` each. Programs change between calls."""
     first: First = None
     """What serves a call whose program is not compiled yet: ``"wanted"`` waits for it; ``"quickest"`` computes with one program
-    for all sizes, on the first engine that keeps symbolic dims, while the wanted one is made in the background. None is
-    ``"quickest"`` for ``engine="auto"`` with symbolic dims."""
+    for all sizes, on the first engine that keeps symbolic dims, while the wanted one is made in the background: for the first
+    size at once, for others from their second call on. None is ``"quickest"`` for ``engine="auto"`` with symbolic dims."""
     dump_subgraph_dir: Path | None = None
     """Directory for the graph before and after each stage, as text, ONNX and DOT; None writes nothing."""
     report: Callable[[str], object] | None = None

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xrt.errors import InputError, OptionError, XRTError, did_you_mean
-from xrt.module.options import IMPLICIT
 from xrt.module.specialization import Specialization, optimize
 from xrt.placement.background import BackgroundWork
 from xrt.placement.ranged import RangedPlacement
@@ -84,7 +83,7 @@ class Tiers:
         """The stand-in is made on first use, so nothing is compiled here."""
         self._module = weakref.ref(module)
         wanted = settings.first == "quickest" or (settings.first is None and engines.is_auto)
-        self._is_on = wanted and engines.context.device == "cpu" and not engines.devices
+        self._is_on = wanted and not engines.are_dynamic and engines.context.device == "cpu" and not engines.devices
         self._stand_in: Specialization | None = None
         self._was_tried = False
         self._lock = threading.Lock()
@@ -115,13 +114,9 @@ class Tiers:
             count = self._met[key] = self._met.pop(key, 0) + 1
             while len(self._met) > MOST_MET:
                 self._met.popitem(last=False)
-        if count > 1 or is_first or self._is_reference(stand_in):
+        if count > 1 or is_first:  # a size that is met once is not worth a compile
             self.work.add(key, partial(_prepare, self._module, key, _copy(values)))
         return stand_in
-
-    def _is_reference(self, stand_in: Specialization) -> bool:
-        """Whether the reference engine computes a part: it is so much slower that each size is worth a compile."""
-        return any(spec.partition("{")[0] == IMPLICIT for spec in self._list_engines(stand_in))
 
     def _list_engines(self, stand_in: Specialization) -> set[str]:
         return {launch.engine for launch in stand_in.plan.launches}
