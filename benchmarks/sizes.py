@@ -135,14 +135,12 @@ def main() -> None:
             for first in ("wanted", "quickest")
         ]
     if asked.json:
-        print(
-            json.dumps({"machine": machine(), "load": os.getloadavg()[0], "sizes": len(set(lengths)), "results": found}, indent=1)
-        )
+        facts = {"machine": machine(), "load": os.getloadavg()[0], "sizes": len(set(lengths)), "results": found}
+        print(json.dumps(facts, indent=1))
         return
     print(f"{asked.calls} calls of {len(set(lengths))} lengths up to {asked.longest}; load {os.getloadavg()[0]:.1f}")
-    print(
-        f"{'engine':10} {'first':9} {'first call':>10} {'longest':>9} {'median':>9} {'>20 ms':>6} {'tier 1':>6} {'difference':>10}"
-    )
+    columns = f"{'first call':>10}{'longest':>10}{'median':>10} {'>20 ms':>6} {'tier 1':>6} {'difference':>10}"
+    print(f"{'engine':10} {'first':9} {columns}")
     for one in found:
         ms = "".join(f" {one[name]:9.1f}" for name in ("first_call_ms", "longest_pause_ms", "median_pause_ms"))
         rest = f"{one['above_limit']:6d} {one['served_by_the_first_tier']:6d} {one['largest_difference']:10.1e}"

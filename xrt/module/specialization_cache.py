@@ -24,8 +24,9 @@ __all__ = ["SpecializationCache", "warn_of_signatures"]
 def warn_of_signatures(limit: int) -> None:
     """Issue the SignatureWarning of a module that drops what it has compiled."""
     warn(
-        f"what this module has compiled for its signatures holds more than max_specialization_bytes={limit}, or {THREADS} threads, "
-        f"and it drops the least recently used; give inputs of fewer shapes, engines that keep symbolic dims, or a higher limit",
+        f"what this module has compiled for its signatures holds more than max_specialization_bytes={limit}, or {THREADS} "
+        f"threads, and it drops the least recently used; give inputs of fewer shapes, or engines that keep symbolic dims, or "
+        f"raise the limit",
         SignatureWarning,
     )
 
