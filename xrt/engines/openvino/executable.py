@@ -44,6 +44,7 @@ class OpenVinoExecutable(Executable):
     """Runs one compiled model, with an infer request for each concurrent call."""
 
     outputs_are_fresh: ClassVar[bool] = True
+    updates_inputs: ClassVar[bool] = False
 
     def __init__(
         self,
