@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xrt.graph import TensorType
+
 if TYPE_CHECKING:
+    from xrt.graph import Type
     from xrt.runtime.memory_plan import Step, ValueTable
 
 __all__ = ["Update", "UpdateCopy", "find_updates", "may_overlap"]
@@ -75,18 +78,21 @@ def _why_copied(table: ValueTable, source: int, target: int, number: int | None)
     step, last = table.steps[number], table.last.get(target, -1)
     if last > number or (target in step.reads and not step.executable.outputs_are_fresh):
         return f"{table.steps[max(last, number)].launch.name} may read it after {step.launch.name} has written it"
-    mine = step.writes.index(source)
-    if target in step.reads and not any((step.reads[i], o) == (target, mine) for i, o in step.executable.inplace_pairs()):
-        return f"engine {step.launch.engine!r} cannot write it in place in {step.launch.name}"
-    return "" if _fills(step, mine) else f"engine {step.launch.engine!r} writes to arrays of its own in {step.launch.name}"
+    mine, engine = step.writes.index(source), step.launch.engine
+    if target not in step.reads:
+        return "" if _fills(step, mine, table.types.get(source)) else f"engine {engine!r} writes {step.launch.name} elsewhere"
+    pairs = step.executable.inplace_pairs()
+    if step.reads.count(target) == 1 and (step.reads.index(target), mine) in pairs:
+        return ""
+    return f"engine {engine!r} cannot write it in place in {step.launch.name}"
 
 
-def _fills(step: Step, place: int) -> bool:
+def _fills(step: Step, place: int, type_: Type | None) -> bool:
     """Whether the launch's engine computes that output into an array that it is given."""
-    if step.executable.supports_io_binding():
-        return True
     thresholds = step.executable.output_buffer_threshold()
-    return place < len(thresholds) and thresholds[place] is not None
+    least = thresholds[place] if place < len(thresholds) else None
+    nbytes = type_.nbytes if isinstance(type_, TensorType) else None
+    return least is not None and (nbytes is None or nbytes >= least)
 
 
 def may_overlap(targets: Iterable[int], inputs: Sequence[Any]) -> bool:
