@@ -13,6 +13,7 @@ from tests.laws.laws import bounded, doubles, living, on_toy, pins
 from xrt.comparison import BIT_EQUAL, compare_all, tolerance_for
 from xrt.engines.contract import registry
 from xrt.graph import Function, State, declare_states, list_states
+from xrt.module.options import REFERENCE
 from xrt.module.state import StatefulFunction
 from xrt.testing.running import make_module
 from xrt.testing.strategies import Form, make_random_inputs
@@ -77,7 +78,7 @@ def closely(function: Function) -> Any:
 @settings(bounded)
 @given(function=recurrent(), seed=st.integers(0, 3))
 def test_a_session_on_toy_equals_the_functional_form(function, seed):
-    with make_module(function, ["toy"]) as module:
+    with make_module(function, [REFERENCE]) as module:
         run_both(module, function, seed, to_the_bit)
 
 
