@@ -53,7 +53,7 @@ class InterpretedExecutable(Executable):
         return self._pairs
 
     @cached_property
-    def _pairs(self) -> tuple[tuple[int, int], ...]:
+    def _pairs(self) -> list[tuple[int, int]]:
         """The pairs in which only the kernel that writes the output reads that input, element by element.
 
         An earlier kernel that read it may have made a view of it, which is read later.
@@ -61,7 +61,7 @@ class InterpretedExecutable(Executable):
         inputs = self._tape.inputs
         readers = Counter(slot for step in self._tape.steps for slot in set(step.arguments))
         pairs = ((slot, place) for place, step in enumerate(self._filled) if step for slot in step.reusable)
-        return tuple((inputs.index(slot), place) for slot, place in pairs if slot in inputs and readers[slot] == 1)
+        return [(inputs.index(slot), place) for slot, place in pairs if slot in inputs and readers[slot] == 1]
 
     def _buffers(self, tape: Tape, out: Sequence[Any]) -> dict[int, Any]:
         """Return the caller's buffers by the slot of the output, where a kernel can write to them and they fit."""
