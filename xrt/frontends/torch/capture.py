@@ -21,7 +21,7 @@ from xrt.frontends.torch.checks import CHECKS
 from xrt.frontends.torch.export import export
 from xrt.frontends.torch.lower import Lowering
 from xrt.frontends.torch.rules import RULES
-from xrt.frontends.torch.state import ModuleState
+from xrt.frontends.torch.state import check_tensors
 from xrt.frontends.torch.symbols import Symbols
 from xrt.graph import Function
 from xrt.passes import drop_dead_nodes
@@ -83,7 +83,7 @@ def capture(
     Raises ModelError where PyTorch cannot export it, or where it restricts sizes that are to be free, unless ``allow_guards``.
     """
     if isinstance(module, torch.nn.Module):
-        ModuleState.of(module)  # refuses what cannot be exported
+        check_tensors(module)
     with _EXPORT, warnings.catch_warnings():
         for category in (DeprecationWarning, FutureWarning):
             warnings.simplefilter("ignore", category)  # of PyTorch about itself
