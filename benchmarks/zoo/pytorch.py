@@ -197,9 +197,9 @@ def main(arguments: Sequence[str]) -> None:
         return
     names = [name for name in asked.models.split(",") if name] or [one.name for one in list_modules()]
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.zoo.pytorch", "--lists", asked.lists, "--child"]
-    for found in try_all(command, names, asked.limit):
-        name = found.pop("model")
-        lost, reason = found.pop("verdict"), found.pop("reason", "")
+    for outcome in try_all(command, names, asked.limit):
+        name, lost, reason = outcome["model"], outcome["verdict"], outcome.get("reason", "")
+        found = {key: value for key, value in outcome.items() if key not in ("model", "verdict", "reason")}
         if lost:
             found.update((each, {way: {"verdict": lost, "reason": reason} for way in WAYS}) for each in lists)
         with changed_record() as record:

@@ -91,6 +91,9 @@ def capture(
 
 
 def _capture(module: torch.nn.Module, args: tuple[Any, ...], named: dict[str, Any], shapes: Any, allow_guards: bool) -> Capture:
+    _check_arguments(module, args, named)
+    if shapes:  # PyTorch marks the tensors whose sizes are symbolic, and these are the user's
+        args, named = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, named))
     try:
         with torch.no_grad():
             program = export(module, args, named, _replace_names(shapes))
@@ -110,6 +113,15 @@ def _capture(module: torch.nn.Module, args: tuple[Any, ...], named: dict[str, An
     if again and (decomposed := _decompose(program, again)) is not None:
         found = _lower(_simplify(decomposed)[0], names, type(module).__name__)
     return dataclasses.replace(found[0], guards=guards)
+
+
+def _check_arguments(module: torch.nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    """Raise InputError for arguments that forward does not take."""
+    signature = inspect.signature(module.forward)
+    try:
+        signature.bind(*args, **named)
+    except TypeError as error:
+        raise InputError(f"forward of {type(module).__name__} is called as {signature}: {error}") from None
 
 
 _ON_DATA = "; write it with torch.cond, or run it by torch.compile(module, backend='xrt'), which splits the module there"

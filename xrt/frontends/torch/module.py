@@ -336,6 +336,11 @@ class TorchModule(XRTModule):
         self.recapture()
         self._is_closed = True
 
+    def __getattr__(self, name: str) -> Any:
+        """Raise AttributeError, with where the module of PyTorch is if that has such an attribute."""
+        where = f"; its module of PyTorch has one: .model.{name}" if hasattr(self.__dict__.get("model"), name) else ""
+        raise AttributeError(f"an XRTModule of {type(self.__dict__.get('model')).__name__} has no attribute {name!r}{where}")
+
     # ------------------------------------------------------------------ copies
 
     def __reduce__(self) -> tuple[Any, ...]:
