@@ -25,7 +25,7 @@
     ├── PlacementWarning                   a placement was not measured, or not as requested
     ├── NativeWarning                      XRT's native kernels are not available; NumPy computes
     ├── ReferenceWarning                   other engines agree with an engine against the reference
-    └── SignatureWarning                   a module has met too many signatures
+    └── SignatureWarning                   a module drops what it has compiled
 
 A message states the request, the fact and the remedy; it names the object and the most similar names.
 """
@@ -332,9 +332,9 @@ class ReferenceWarning(XRTWarning):
 
 
 class SignatureWarning(XRTWarning):
-    """A module has met more than ``max_signatures`` signatures, and drops the oldest: it compiles more than it runs.
+    """What a module has compiled for its signatures exceeds ``max_specialization_bytes``, and it drops the least recently used.
 
-    Remedy: pad inputs to a few shapes, use engines that support symbolic dims, or raise ``max_signatures``.
+    Remedy: pad inputs to a few shapes, use engines that support symbolic dims, or raise ``max_specialization_bytes``.
     """
 
 

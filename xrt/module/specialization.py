@@ -106,6 +106,8 @@ class Specialization:
     ) -> None:
 
         self.function = function
+        self.key: object = None
+        """What its module finds it by."""
         self.remarks: Mapping[str, str] = saved.remarks if saved else {}
         self._saved = saved
         self._original = original
@@ -339,8 +341,7 @@ class Specialization:
         complete = self._completed()
         return memory(self.plan, self._original if complete is None else complete._original, self._program)
 
-    def close(self) -> None:
-        with self._lock:
-            program, self._program = self._program, None
-        if program is not None:
-            program.close()
+    def close_in_background(self) -> None:
+        """Have the program closed once no call uses it."""
+        if self._program is not None:
+            self._program.close_in_background()

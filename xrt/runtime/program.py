@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xrt.cache.closing import close_with
 from xrt.engines import Executable, RunOptions
 from xrt.engines.contract.graph_compiler import fill
 from xrt.errors import InputError, RunFailed
@@ -258,8 +259,16 @@ class Program:
     def close(self) -> None:
         """Release the executables; the program cannot run afterwards."""
         self._idle.clear()
-        for lease in self._leases:
-            lease.release()
+        _release(self._leases)
+
+    def close_in_background(self) -> None:
+        """Have the executables released by another thread once the program is freed: calls under way use it until then."""
+        close_with(self, partial(_release, self._leases))
+
+
+def _release(leases: Sequence[Lease]) -> None:
+    for lease in leases:
+        lease.release()
 
 
 def _rearranged(

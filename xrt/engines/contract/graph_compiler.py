@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -255,7 +256,9 @@ def fill(buffer: np.ndarray[Any, Any], result: Any) -> None:
     np.copyto(buffer, result)
 
 
+@cache
 def _distribution_version(module: str) -> str:
+    """Return the version of the distribution that has a module; a look at all that is installed, which every compile needs."""
     from importlib import metadata
 
     package = module.partition(".")[0]

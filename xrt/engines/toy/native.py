@@ -27,7 +27,7 @@ __all__ = ["ByShapes", "Segments", "alone", "with_segments"]
 SEGMENT = Node("Segment", (), (), domain=DOMAIN)
 """What a run of native nodes is folded to; its kernel is the run's tape."""
 MOST_SHAPES = 16
-"""Sets of input shapes that one executable keeps tapes for; the same number of signatures that a module keeps programs for."""
+"""Sets of input shapes that one executable keeps tapes for; the a set takes memory for good."""
 
 
 class Segments:

@@ -14,6 +14,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from xrt.cache import open_cache
+from xrt.cache.closing import close_in_background
+from xrt.cache.memory import LEAST_BYTES
 from xrt.errors import InputError, ModelError
 from xrt.frontends.torch.capture import Capture, capture
 from xrt.frontends.torch.dtypes import is_shared, share_array
@@ -32,7 +34,8 @@ from xrt.frontends.torch.leaves import (
 )
 from xrt.frontends.torch.state import ModuleState, list_tensor_names
 from xrt.module.module import XRTModule
-from xrt.module.options import make_engine_list, parse_options, warn_of_signatures
+from xrt.module.options import make_engine_list, parse_options
+from xrt.module.specialization_cache import warn_of_signatures
 from xrt.module.tracebacks import shorten_tracebacks
 from xrt.verify.progress import ignore_progress
 
@@ -105,7 +108,7 @@ class TorchModule(XRTModule):
     again with these sizes symbolic, so that a third size needs no capture unless the module's code branches on it. A parameter,
     buffer or sub-module that was replaced or written to is noticed in the next call, which captures the module again. PyTorch
     does not count writes through ``.data`` or NumPy, and Python attributes are not looked at: call `recapture` after these.
-    There are at most ``max_signatures`` captures. The module must not run elsewhere while a call captures it.
+    Together, captures hold at most ``max_specialization_bytes``. The module must not run elsewhere while a call captures it.
 
     Raises InputError for tensors on another device or that require a gradient, ModelError where PyTorch cannot export the module.
     """
@@ -121,7 +124,7 @@ class TorchModule(XRTModule):
     ) -> None:
         settings = parse_options(options)
         make_engine_list(engine, device, settings, cache=open_cache(cache))  # raises for an engine that is not there
-        self._most = settings.max_signatures
+        self._max_bytes = settings.max_specialization_bytes
         self.model = model
         self._arguments: dict[str, Any] = {"engine": engine, "device": device, "cache": cache, **options}
         self._captures: dict[object, list[_Compiled]] = {}
@@ -193,15 +196,20 @@ class TorchModule(XRTModule):
             return found, [state.tensors[index] for index in found.buffers]
 
     def _evict(self) -> None:
-        """Drop the capture that was not used for longest beyond the limit."""
-        every = [(key, one) for key, some in self._captures.items() for one in some]
-        if len(every) > self._most:
-            key, oldest = min(every, key=lambda entry: entry[1].used)
+        """Drop the captures that were not used for longest beyond the limit; never the last one."""
+        every = sorted(((key, one) for key, some in self._captures.items() for one in some), key=lambda entry: entry[1].used)
+        sizes = [max(LEAST_BYTES, one.module._specializations.nbytes) for _, one in every]
+        surplus, dropped = sum(sizes) - self._max_bytes, False
+        for (key, oldest), size in zip(every[:-1], sizes, strict=False):
+            if surplus <= 0:
+                break
+            surplus, dropped = surplus - size, True
             self._captures[key].remove(oldest)
             if not self._captures[key]:
                 del self._captures[key]
-            oldest.module.close()
-            warn_of_signatures(self._most)
+            close_in_background(oldest.module.close)
+        if dropped:
+            warn_of_signatures(self._max_bytes)
 
     def _capture(self, leaves: list[Any], structure: Any, known: list[_Compiled], state: ModuleState) -> _Compiled:
         args, kwargs = unflatten(leaves, structure)
