@@ -1,7 +1,7 @@
 """From a graph of AOTAutograd to a Function, and from its results to outputs with the strides and shared memory of PyTorch's.
 
 Compiled code that runs after the graph knows the strides that PyTorch has traced, and which outputs are views of one memory. A
-view is made anew in each call, of the tensor whose memory it shows; a tensor whose axes are in another order in memory is
+view is made in each call, of the tensor whose memory it shows; a tensor whose axes are in another order in memory is
 transposed by the Function, so that nothing is copied.
 """
 
