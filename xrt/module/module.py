@@ -23,6 +23,7 @@ from xrt.module.output_checks import OutputChecks
 from xrt.module.specializable import Specializable
 from xrt.module.specialization import Specialization, list_value_names
 from xrt.module.specialization_cache import SpecializationCache
+from xrt.module.state import StatefulModule
 from xrt.module.stored_plans import find_stored_plans
 from xrt.module.tracebacks import shorten_tracebacks
 from xrt.module.verification import Verifiable
@@ -43,7 +44,7 @@ __all__ = ["XRTModule"]
 
 @add_keywords
 @shorten_tracebacks
-class XRTModule(Copyable, Specializable, Verifiable):
+class XRTModule(Copyable, Specializable, Verifiable, StatefulModule):
     """A model on a list of engines, compiled on the first call of each signature and called like a function.
 
     ``model`` is an `xrt.Graph`, a Function, ONNX as a path, bytes or ModelProto, or a `torch.nn.Module`. ``engine`` is a name, a
@@ -166,6 +167,7 @@ class XRTModule(Copyable, Specializable, Verifiable):
             account=self._automatic.make_cost_report(build.plan, build.tuned, build.function),
             checks=str(self._checks),
             graph=build.graph_remark,
+            updates=build.updates,
         )
 
     def profile(self) -> Profile:
