@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -50,7 +50,12 @@ PAUSE = 1.0
 """Seconds between two lines of progress off a terminal."""
 
 
-sizes_option = click.option(
+def sizes_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the option that gives symbolic dims several sizes: ``sizes``."""
+    return _SIZES(command)
+
+
+_SIZES = click.option(
     "--sizes",
     multiple=True,
     metavar="NAME=SIZE,...",
