@@ -7,6 +7,7 @@ from functools import cached_property
 from threading import RLock
 from typing import TYPE_CHECKING, Any, cast
 
+from xrt.graph import FrozenDict
 from xrt.module.dispatch import NOTHING, FastPath
 from xrt.module.specialization import Specialization, add_outputs, optimize
 
@@ -119,9 +120,9 @@ class Specializable:
         function = self._source.get_declared_function() if values is None else self._source.function(values, dynamic)
         function = add_outputs(function, fetch)
         simple = optimize(function, fold=self._settings.fold_constants, threads=self._engines.context.threads)
-        sizes: Mapping[str, int] = {}
+        sizes: Mapping[str, int] = FrozenDict()
         if self._engines.is_auto:
-            sizes = self._tiers.read_sizes(self._source.inputs, values) if self._tiers and values is not None else {}
+            sizes = self._tiers.read_sizes(self._source.inputs, values) if self._tiers and values is not None else sizes
             terms = base.tuned if base else None, place, began, sizes, progress
             self._engines, place = self._automatic.choose(simple, values, *terms)
         build = Specialization(simple, self._engines, self._settings, self._cache, original=function, place=place)
