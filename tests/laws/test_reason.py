@@ -69,4 +69,4 @@ def test_strictly_the_error_lists_every_node_and_why():
         module(*make_random_inputs(function, 0))
     for node in function.nodes:
         assert repr(node.name) in str(caught.value)
-    assert "it was told to take none" in str(caught.value)
+    assert "it is set to take none" in str(caught.value)

@@ -128,7 +128,7 @@ def test_what_fails_everywhere_is_not_held_against_an_engine() -> None:
 
 
 def test_without_another_engine_the_error_names_region_and_engine() -> None:
-    text = r"^engine 'faulty' failed to run xrt_faulty_0: RuntimeError: the faulty engine was told to fail in run$"
+    text = r"^engine 'faulty' failed to run xrt_faulty_0: RuntimeError: the faulty engine is set to fail in run$"
     with module(FaultyEngine(), strict=True) as m, pytest.raises(RunFailed, match=text):
         m(X)
     with module("toy", function=chain("Abs")) as m, pytest.raises(InputError):
